@@ -1,0 +1,56 @@
+"""What a run leaves behind and how it looks after itself: validation, checkpoints, trackers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from roll.config.base import Config
+from roll.config.data import SourceConfig
+from roll.config.sampling import SamplingConfig
+
+
+class ValidationConfig(Config):
+    """Held-out evaluation by the same rewards."""
+
+    sets: dict[str, SourceConfig] = {}
+    """Name -> source; no sets, no validation."""
+    every: int = Field(default=10, ge=1)
+    """Steps between validations; the last step is always validated."""
+    at_start: bool = True
+    """Also before the first step."""
+    samples_per_prompt: int = Field(default=1, ge=1)
+    """k of mean@k, pass@k and maj@k."""
+    sampling: SamplingConfig | None = None
+    """Left out: the training `sampling`."""
+    pass_score: float = 1.0
+    """A sample passes when its reward is at least this."""
+
+
+class CheckpointConfig(Config):
+    every: int | None = Field(default=None, ge=1)
+    """Steps between checkpoints; left out: none but the last."""
+    keep_last: int = Field(default=2, ge=1)
+    """Newest checkpoints kept."""
+    keep_best: int = Field(default=0, ge=0)
+    """Best checkpoints kept besides, by `best_metric`."""
+    best_metric: str | None = None
+    """For example `val/test/mean@1`."""
+    higher_is_better: bool = True
+    export_hf: bool = True
+    """Write the final weights as a Hugging Face folder `hf/`."""
+
+
+class TrackConfig(Config):
+    """Where metrics go, besides the terminal and metrics.jsonl."""
+
+    tensorboard: bool = True
+    wandb_project: str | None = None
+    """W&B project; needs `pip install wandb`."""
+    rollouts_every: int | None = Field(default=10, ge=1)
+    """Steps between rollout dumps; null: never."""
+    rollouts_samples: int = Field(default=64, ge=1)
+    """Samples in one dump."""
+    verify_weights: Literal["never", "first", "always"] = "first"
+    """Compare checksums of trained and received weights: after the first sync, or after each."""

@@ -1,0 +1,58 @@
+"""Machines, device pools, and which devices each role borrows."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from roll.config.base import Config
+
+
+def parse_devices(text: str) -> tuple[int, ...]:
+    """`"0-3,6"` -> (0, 1, 2, 3, 6).
+
+    Raises:
+        ValueError: another form, a range that runs backwards, or a device named twice.
+    """
+    devices: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", part)
+        if match is None:
+            raise ValueError(f"{part.strip()!r} is no device list; write it like '0-3' or '0,2,4-7'")
+        first = int(match[1])
+        last = int(match[2]) if match[2] else first
+        if last < first:
+            raise ValueError(f"device range {part.strip()!r} runs backwards")
+        devices += range(first, last + 1)
+    if len(set(devices)) != len(devices):
+        raise ValueError(f"{text!r} names a device twice")
+    return tuple(devices)
+
+
+def _check_devices(text: str) -> str:
+    parse_devices(text)
+    return text
+
+
+DeviceList = Annotated[str, AfterValidator(_check_devices)]
+
+
+class ClusterConfig(Config):
+    """The machines of the job. A device is a GPU, or a share of the cores where there are none."""
+
+    platform: Literal["auto", "cpu", "cuda"] = "auto"
+    """`auto` takes GPUs where there are any."""
+    nodes: int = Field(default=1, ge=1)
+    """Number of machines; job-wide device d is device d % devices_per_node of node d // devices_per_node."""
+    devices_per_node: int | None = Field(default=None, ge=1)
+    """Devices of each machine. Left out: its GPUs; without GPUs as many slots as the pools name,
+    each with an equal share of the cores."""
+    address: str | None = None
+    """Ray cluster to join, `host:port`. Left out: RAY_ADDRESS if set, else a local one is started
+    and stopped with the run."""
+    start_timeout_s: float = Field(default=300, gt=0)
+    """How long workers, engines and missing nodes may take to come up."""
+    call_timeout_s: float = Field(default=3600, gt=0)
+    """How long one call to a worker may take."""

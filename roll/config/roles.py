@@ -1,0 +1,11 @@
+"""The roles a cluster of workers can play."""
+
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    ACTOR_TRAIN = "actor_train"
+    ACTOR_INFER = "actor_infer"
+    REFERENCE = "reference"
+    CRITIC = "critic"
+    REWARD = "reward"

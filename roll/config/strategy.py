@@ -1,0 +1,60 @@
+"""Backends, one class each; a role names one by `kind`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from roll.config.base import Config
+
+
+class HfScoreConfig(Config):
+    """Plain Hugging Face forward passes: the numbers every other backend is tested against."""
+
+    kind: Literal["hf"] = "hf"
+
+
+class Fsdp2Config(Config):
+    """PyTorch FSDP2: parameters, gradients and optimizer state sharded over the ranks."""
+
+    kind: Literal["fsdp2"] = "fsdp2"
+    reshard_after_forward: bool = True
+    """Free gathered parameters after the forward pass: less memory, one more gather."""
+    activation_checkpointing: bool = False
+    """Recompute each layer's activations in the backward pass."""
+    cpu_offload: bool = False
+    """Keep parameters, gradients and optimizer state in host memory."""
+    reduce_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the gradient reduction across ranks."""
+
+
+class HfEngineConfig(Config):
+    """Hugging Face generate inside the worker: slow, exact and always there."""
+
+    kind: Literal["hf"] = "hf"
+
+
+class VllmConfig(Config):
+    """vLLM, asynchronous engine."""
+
+    kind: Literal["vllm"] = "vllm"
+    tp: int = Field(default=1, ge=1)
+    """Tensor-parallel size of one replica."""
+    max_model_len: int | None = Field(default=None, ge=1)
+    """Longest prompt plus response; left out: data.max_prompt_tokens + sampling.max_new_tokens."""
+    gpu_memory_utilization: float = Field(default=0.85, gt=0, lt=1)
+    """Share of each GPU for weights and KV cache."""
+    kv_cache_gb: float | None = Field(default=None, gt=0)
+    """KV cache in GiB, instead of a share; without a GPU 0.0625 unless set."""
+    max_num_seqs: int = Field(default=256, ge=1)
+    """Sequences decoded at once."""
+    enforce_eager: bool = False
+    """No CUDA graphs; always so without a GPU."""
+    prefix_caching: bool = True
+    """Share the KV cache of equal prompt prefixes."""
+
+
+TrainStrategyConfig = Fsdp2Config
+ScoreStrategyConfig = Annotated[HfScoreConfig | Fsdp2Config, Field(discriminator="kind")]
+EngineConfig = Annotated[HfEngineConfig | VllmConfig, Field(discriminator="kind")]

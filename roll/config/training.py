@@ -1,0 +1,84 @@
+"""Optimizer, schedule, batch sizes, and the roles that hold a model."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from roll.config.base import Config
+from roll.config.model import ModelConfig
+from roll.config.strategy import (
+    EngineConfig,
+    HfScoreConfig,
+    ScoreStrategyConfig,
+    TrainStrategyConfig,
+    Fsdp2Config,
+    VllmConfig,
+)
+
+
+class OptimizerConfig(Config):
+    """AdamW and its learning-rate schedule; steps are optimizer steps."""
+
+    lr: float = Field(default=1e-6, gt=0)
+    """Peak learning rate."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled; on matrices only, never on norms and biases."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(default=1e-8, gt=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients are scaled down to this global norm."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up: stay, or decay to `min_lr_ratio` of the peak at the last step."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Linear from zero."""
+    min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
+
+
+class TrainRole(Config):
+    """A role that trains a model."""
+
+    pool: str
+    """Name of a pool; one worker per device."""
+    strategy: TrainStrategyConfig = Fsdp2Config()
+    model: ModelConfig | None = None
+    """Left out: the top-level `model`."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    samples_per_update: int | None = Field(default=None, ge=1)
+    """Samples per optimizer step, over all ranks; left out: all samples of the step."""
+    epochs: int = Field(default=1, ge=1)
+    """Passes over the samples of a step."""
+    max_tokens_per_microbatch: int = Field(default=16384, ge=1)
+    """Padded tokens in one forward and backward pass of one device."""
+    logprob_chunk_tokens: int = Field(default=1024, ge=1)
+    """Tokens whose logits exist at once when log-probs and entropy are computed."""
+
+
+class ScoreRole(Config):
+    """A role that only computes log-probs."""
+
+    pool: str
+    strategy: ScoreStrategyConfig = HfScoreConfig()
+    model: ModelConfig | None = None
+    """Left out: the top-level `model`."""
+    max_tokens_per_microbatch: int = Field(default=16384, ge=1)
+    """Padded tokens in one forward pass of one device."""
+    logprob_chunk_tokens: int = Field(default=1024, ge=1)
+    """Tokens whose logits exist at once."""
+
+
+class InferRole(Config):
+    """A role that generates."""
+
+    pool: str
+    """Name of a pool; one replica per `strategy.tp` devices."""
+    strategy: EngineConfig = VllmConfig()
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Of the engine's weights; left out: the model's."""
+
+    @property
+    def devices_per_worker(self) -> int:
+        return self.strategy.tp if isinstance(self.strategy, VllmConfig) else 1
+
+

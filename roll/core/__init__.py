@@ -1,0 +1,1 @@
+"""Shared nouns: samples, batches, metrics, errors."""

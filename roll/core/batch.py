@@ -1,0 +1,144 @@
+"""`Batch`: samples along axis B, with the axes of every tensor declared on its field.
+
+Generic code (split, concat, select) reads the declared axes; nothing is keyed by a string, so a
+typo is a type error and a reader sees what exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import Field, dataclass, field, fields, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+
+def tensor(axes: str, *, pad: float = 0, required: bool = False) -> Any:
+    """Declare a tensor field and its axes: B = sample, T = token. Only T may differ between parts.
+
+    Args:
+        axes: one letter per dimension, beginning with B.
+        pad: what fills axis T where a part is shorter.
+        required: without it the field may stay `None` until a step sets it.
+    """
+    meta = {"axes": axes, "pad": pad}
+    return field(metadata=meta) if required else field(default=None, metadata=meta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Samples along axis B. Subclasses declare tensors with `tensor(...)` and lists per sample."""
+
+    def __len__(self) -> int:
+        first = getattr(self, fields(self)[0].name)
+        return len(first)
+
+    def __post_init__(self) -> None:
+        size = len(self)
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            if value is None:
+                continue
+            axes = spec.metadata.get("axes")
+            if len(value) != size or (axes and value.dim() != len(axes)):
+                shape = tuple(value.shape) if axes else len(value)
+                raise ValueError(
+                    f"{type(self).__name__}.{spec.name} has shape {shape}; expected axes "
+                    f"{axes or 'B'} with B = {size}"
+                )
+
+    def select(self, index: Sequence[int] | Tensor) -> Self:
+        """The rows `index`, in that order; a row may be taken more than once."""
+        rows = torch.as_tensor(index, dtype=torch.long)
+        positions = rows.tolist()
+
+        def take(spec: Field[Any], value: Any) -> Any:
+            return value[rows.to(value.device)] if _axes(spec) else [value[i] for i in positions]
+
+        return self._map(take)
+
+    def split(self, parts: int) -> list[Self]:
+        """Equal consecutive parts.
+
+        Raises:
+            ValueError: the rows do not divide into `parts`.
+        """
+        size, rest = divmod(len(self), parts)
+        if rest:
+            raise ValueError(
+                f"{len(self)} samples do not divide into {parts} equal parts; "
+                f"{len(self) - rest} or {len(self) - rest + parts} do"
+            )
+        return [self.select(range(i * size, (i + 1) * size)) for i in range(parts)]
+
+    @classmethod
+    def concat(cls, parts: Sequence[Self]) -> Self:
+        """All rows, in order. Axis T is padded to the longest with each field's own pad value.
+
+        Raises:
+            ValueError: a field is set in some parts and missing in others.
+        """
+        if not parts:
+            raise ValueError(f"{cls.__name__}.concat needs at least one part")
+        columns: dict[str, Any] = {}
+        for spec in fields(cls):
+            values = [getattr(part, spec.name) for part in parts]
+            missing = sum(value is None for value in values)
+            if missing == len(values):
+                columns[spec.name] = None
+            elif missing:
+                raise ValueError(
+                    f"{cls.__name__}.{spec.name} is missing in {missing} of {len(values)} parts"
+                )
+            elif _axes(spec):
+                columns[spec.name] = _concat_tensors(spec, values)
+            else:
+                columns[spec.name] = [item for value in values for item in value]
+        return cls(**columns)
+
+    def trim(self, length: int) -> Self:
+        """Cut axis T of every tensor to `length`; the caller knows that only padding goes."""
+
+        def cut(spec: Field[Any], value: Any) -> Any:
+            return value[:, :length] if "T" in _axes(spec) else value
+
+        return self._map(cut)
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same batch with every tensor on `device`."""
+        return self._map(lambda spec, value: value.to(device) if _axes(spec) else value)
+
+    def require(self, name: str, *, made_by: str) -> Tensor:
+        """The tensor `name`, or a clear error that names the step that makes it."""
+        value = getattr(self, name)
+        if value is None:
+            raise ValueError(f"{type(self).__name__}.{name} is not set; run {made_by} first")
+        assert isinstance(value, Tensor)
+        return value
+
+    def _map(self, change: Any) -> Self:
+        columns = {}
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            columns[spec.name] = None if value is None else change(spec, value)
+        return replace(self, **columns)
+
+
+def _axes(spec: Field[Any]) -> str:
+    axes = spec.metadata.get("axes", "")
+    assert isinstance(axes, str)
+    return axes
+
+
+def _concat_tensors(spec: Field[Any], values: list[Tensor]) -> Tensor:
+    axis = _axes(spec).find("T")
+    if axis >= 0:
+        length = max(value.shape[axis] for value in values)
+        after = len(_axes(spec)) - 1 - axis
+        fill = spec.metadata["pad"]
+        values = [
+            pad(v, [0, 0] * after + [0, length - v.shape[axis]], value=fill) for v in values
+        ]
+    return torch.cat(values)

@@ -1,0 +1,61 @@
+"""The batches of this framework; one class per kind of training sample.
+
+All `BT` tensors are aligned to `tokens`: position t describes token t. The shift by one between
+logits and tokens happens once, in `algorithms/logprobs.py`, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from roll.core.batch import Batch, tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenBatch(Batch):
+    """What every forward pass needs: right-padded tokens and their number per row."""
+
+    tokens: Tensor = tensor("BT", required=True)
+    """Int64; positions at or after `lengths` hold padding of any value."""
+    lengths: Tensor = tensor("B", required=True)
+    """Int64; real tokens of each row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutBatch(TokenBatch):
+    """Generated samples on their way through reward, scoring, advantage and training.
+
+    Frozen: a step returns `dataclasses.replace(batch, advantages=...)`, so what each step adds is
+    visible at its call.
+
+    Example: two siblings of one prompt with tokens [2, 2] of prompt and [3, 1] of response:
+        tokens [[5, 6, 7, 8, 1], [5, 6, 1, 0, 0]], lengths [5, 3],
+        loss_mask [[0, 0, 1, 1, 1], [0, 0, 1, 0, 0]], group_ids [0, 0]
+    """
+
+    sample_ids: list[str]
+    """`<group>/<sibling>`."""
+    tags: list[str]
+    """Where each prompt came from; routes rewards and groups metrics."""
+    group_ids: Tensor = tensor("B", required=True)
+    """Int64; siblings of one prompt share an id."""
+    loss_mask: Tensor = tensor("BT", required=True)
+    """Bool; True where the policy produced the token."""
+    rewards: Tensor | None = tensor("B")
+    """Float32; the total reward of each sample."""
+    rollout_logprobs: Tensor | None = tensor("BT")
+    """Float32; as reported by the engine, zero outside `loss_mask`."""
+    versions: Tensor | None = tensor("BT", pad=-1)
+    """Int64; version of the weights that produced each token, -1 outside `loss_mask`."""
+    old_logprobs: Tensor | None = tensor("BT")
+    """Float32; the trainer's own, before the first update of the step."""
+    ref_logprobs: Tensor | None = tensor("BT")
+    """Float32; the frozen reference model's."""
+    values: Tensor | None = tensor("BT")
+    """Float32; the critic's."""
+    advantages: Tensor | None = tensor("BT")
+    """Float32; zero outside `loss_mask`."""
+    token_weights: Tensor | None = tensor("BT")
+    """Float32; what turns a sum over all ranks and micro-batches into the configured mean."""

@@ -1,0 +1,72 @@
+"""Names to things: registries for what is built in, import paths for what users bring."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+from roll.core.errors import ConfigError
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Built-in things of one kind, by name. Duplicates raise; unknown names list the choices."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._things: dict[str, T] = {}
+
+    def register(self, name: str) -> Callable[[T], T]:
+        def add(thing: T) -> T:
+            if name in self._things:
+                raise ValueError(f"{self.kind} {name!r} is registered twice")
+            self._things[name] = thing
+            return thing
+
+        return add
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._things:
+            close = difflib.get_close_matches(name, self._things, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ConfigError(
+                f"unknown {self.kind} {name!r}{hint} (known: {', '.join(sorted(self._things))})"
+            )
+        return self._things[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._things))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._things
+
+
+def load_object(path: str) -> Any:
+    """Import `package.module:name`.
+
+    Raises:
+        ConfigError: the path has another form, or the module or the name does not exist.
+    """
+    module_name, colon, name = path.partition(":")
+    if not (colon and module_name and name):
+        raise ConfigError(f"import path {path!r} must read 'package.module:name'")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or module_name
+        if module_name != missing and not module_name.startswith(missing + "."):
+            raise ConfigError(f"{path!r}: importing {module_name} needs {missing!r}") from error
+        raise ConfigError(
+            f"{path!r}: no module named {missing!r}; is its folder on PYTHONPATH or beside the "
+            "YAML file?"
+        ) from error
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        public = [n for n in vars(module) if not n.startswith("_")]
+        close = difflib.get_close_matches(name, public, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(f"{path!r}: {module_name} has no {name!r}{hint}") from None

@@ -1,0 +1,121 @@
+"""What a backend can do. Three small protocols and no base class: backends share functions.
+
+Training and scoring methods are collective: every rank of a cluster calls them with its own share
+of the batch. Engines are asynchronous: one event loop drives all requests of a replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from roll.algorithms.api import Loss, PolicyTerms
+from roll.core.batches import RolloutBatch, TokenBatch
+from roll.core.metrics import Metrics
+from roll.core.types import Completion, GenerateRequest, RankInfo
+from roll.weight_sync.channel import Channel
+
+
+class ScoreStrategy(Protocol):
+    """Forward passes only."""
+
+    @property
+    def rank_info(self) -> RankInfo: ...
+
+    def score(self, batch: TokenBatch, *, entropy: bool = False) -> PolicyTerms:
+        """Log-probs `[B, T]` (and entropy) on the CPU, without gradients, rows in the given order."""
+        ...
+
+    def offload(self) -> None:
+        """Move parameters and optimizer state off the device; a no-op on CPUs."""
+        ...
+
+    def onload(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TrainStrategy(ScoreStrategy, Protocol):
+    """A model that learns."""
+
+    def train(self, batch: RolloutBatch, loss: Loss) -> Metrics:
+        """One optimizer step on the rows of all ranks. `batch.token_weights` must be set."""
+        ...
+
+    def export_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Full tensors under Hugging Face names, one at a time. All ranks must exhaust it together."""
+        ...
+
+    def save(self, path: Path) -> None:
+        """Model, optimizer, schedule and RNG states into the folder `path`."""
+        ...
+
+    def load(self, path: Path) -> None:
+        """What `save` wrote, on any number of ranks.
+
+        Raises:
+            CheckpointError: files are missing or belong to another model.
+        """
+        ...
+
+    def save_hf(self, path: Path) -> None:
+        """A folder that `AutoModelForCausalLM.from_pretrained` loads, tokenizer included."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What an engine says after new weights."""
+
+    version: int
+    num_tensors: int
+    num_bytes: int
+    checksum: str | None
+    """Of the received tensors, when asked for; equals the sender's `SendReport.checksum`."""
+
+
+class InferenceStrategy(Protocol):
+    """One engine replica. All methods run on one event loop."""
+
+    async def start(self) -> None:
+        """Load the model; returns when the engine can serve.
+
+        Raises:
+            EngineMissingError: not installed or not in the supported range; says what to install.
+        """
+        ...
+
+    async def generate(self, request: GenerateRequest) -> list[Completion]:
+        """`request.n` completions, in sibling order. After `abort` they end with ABORT.
+
+        Raises:
+            EngineError: the engine died.
+        """
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """End a running request; unknown ids are fine."""
+        ...
+
+    async def load_weights(self, channel: Channel, version: int, *, verify: bool) -> LoadReport:
+        """Replace all weights by those that arrive on `channel`; later tokens carry `version`.
+
+        Raises:
+            WeightSyncError: a name is unknown, missing or duplicate, or a shape differs; checked
+                before the first byte, the old weights stay in use.
+        """
+        ...
+
+    async def sleep(self) -> None:
+        """Free device memory between rollouts; a no-op on CPUs."""
+        ...
+
+    async def wake(self) -> None: ...
+
+    async def close(self) -> None:
+        """Stop the engine and every process it started."""
+        ...

@@ -1,0 +1,85 @@
+"""Tiny random models, a character tokenizer and batches, made in milliseconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from roll.core.batches import RolloutBatch
+
+ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz +-*/=<>:;.,?!()[]{}\\$|_\n"
+SPECIAL = ["<pad>", "<eos>", "<user>", "<assistant>"]
+
+
+def char_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per character, with a chat template."""
+    vocab = {piece: i for i, piece in enumerate([*SPECIAL, *ALPHABET])}
+    backend = Tokenizer(models.WordLevel(vocab, unk_token="<pad>"))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<pad>",
+        additional_special_tokens=["<user>", "<assistant>"],
+        chat_template=(
+            "{% for m in messages %}{% if m.role == 'user' %}<user>{% elif m.role == 'assistant' %}"
+            "<assistant>{% endif %}{{ m.content }}{% endfor %}"
+            "{% if add_generation_prompt %}<assistant>{% endif %}"
+        ),
+    )
+
+
+def tiny_qwen3(*, tied: bool = True, layers: int = 2, hidden: int = 64) -> Qwen3ForCausalLM:
+    config = Qwen3Config(
+        vocab_size=len(SPECIAL) + len(ALPHABET),
+        hidden_size=hidden,
+        intermediate_size=hidden * 2,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=512,
+        tie_word_embeddings=tied,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+        dtype="float32",
+    )
+    return Qwen3ForCausalLM(config).eval()
+
+
+def save_tiny_model(path: Path, *, seed: int = 0, tied: bool = True) -> Path:
+    """A Hugging Face folder with weights and tokenizer."""
+    torch.manual_seed(seed)
+    tiny_qwen3(tied=tied).save_pretrained(path)
+    char_tokenizer().save_pretrained(path)
+    return path
+
+
+def rollout_batch(
+    rows: int = 8, *, prompt: int = 5, longest: int = 12, vocab: int = 60, seed: int = 0
+) -> RolloutBatch:
+    """Random rows of different lengths, two siblings a group, rewards and engine log-probs set."""
+    g = torch.Generator().manual_seed(seed)
+    responses = torch.randint(1, longest + 1, (rows,), generator=g)
+    width = prompt + longest
+    positions = torch.arange(width)[None]
+    lengths = prompt + responses
+    mask = (positions >= prompt) & (positions < lengths[:, None])
+    tokens = torch.randint(4, vocab, (rows, width), generator=g)
+    tokens = tokens.masked_fill(positions >= lengths[:, None], 0)
+    return RolloutBatch(
+        sample_ids=[f"0/p{i // 2}/{i % 2}" for i in range(rows)],
+        tags=["default"] * rows,
+        group_ids=torch.arange(rows) // 2,
+        tokens=tokens,
+        lengths=lengths,
+        loss_mask=mask,
+        rewards=torch.rand(rows, generator=g),
+        rollout_logprobs=-torch.rand(rows, width, generator=g) * mask,
+    )
