@@ -8,11 +8,13 @@ from pydantic import Field, model_validator
 
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.base import Config
+from roll.config.checks import check_rlvr
 from roll.config.data import DataConfig
 from roll.config.lifecycle import CheckpointConfig, TrackConfig, ValidationConfig
 from roll.config.model import ModelConfig
-from roll.config.placement import ClusterConfig, DeviceList
+from roll.config.placement import ClusterConfig, DeviceList, parse_devices
 from roll.config.reward import RewardConfig
+from roll.config.roles import Role
 from roll.config.rollout import RolloutConfig
 from roll.config.sampling import SamplingConfig
 from roll.config.training import InferRole, ScoreRole, TrainRole
@@ -54,10 +56,64 @@ class RlvrConfig(RunConfig):
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
-        from roll.config.checks import check_rlvr
-
         check_rlvr(self)
         return self
+
+    @property
+    def role_pools(self) -> dict[Role, str]:
+        """The pool of every role that holds devices."""
+        pools = {
+            Role.ACTOR_TRAIN: self.actor_train.pool,
+            Role.ACTOR_INFER: self.actor_infer.pool,
+        }
+        if self.reference is not None:
+            pools[Role.REFERENCE] = self.reference.pool
+        return pools
+
+    def num_devices(self, role: Role) -> int:
+        """Devices of the role's pool; for training and scoring also its number of ranks."""
+        return len(parse_devices(self.pools[self.role_pools[role]]))
+
+    @property
+    def num_replicas(self) -> int:
+        """Inference engines."""
+        return self.num_devices(Role.ACTOR_INFER) // self.actor_infer.devices_per_worker
+
+    @property
+    def samples_per_step(self) -> int:
+        return self.data.prompts_per_step * self.data.samples_per_prompt
+
+    @property
+    def samples_per_update(self) -> int:
+        """Samples of one optimizer step, over all ranks."""
+        return self.actor_train.samples_per_update or self.samples_per_step
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer steps of one step."""
+        return self.samples_per_step // self.samples_per_update * self.actor_train.epochs
+
+    @property
+    def validation_sampling(self) -> SamplingConfig:
+        return self.validation.sampling or self.sampling
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Longest prompt plus longest response, training and validation."""
+        longest = self.sampling.max_new_tokens
+        if self.validation.sets:
+            longest = max(longest, self.validation_sampling.max_new_tokens)
+        return self.data.max_prompt_tokens + longest
+
+    @property
+    def train_model(self) -> ModelConfig:
+        return self.actor_train.model or self.model
+
+    @property
+    def reference_model(self) -> ModelConfig:
+        """The reference's own model, or the one that training starts from."""
+        own = self.reference.model if self.reference else None
+        return own or self.train_model
 
 
 PIPELINES: dict[str, type[RlvrConfig]] = {"rlvr": RlvrConfig}

@@ -30,6 +30,8 @@ class RewardConfig(Config):
     """False runs the function in child processes: for heavy or hostile work that must be killable."""
     workers: int = Field(default=1, ge=1)
     """Number of reward workers."""
+    pool: str | None = None
+    """Pool on whose devices the workers live, in turn; left out: that of actor_infer."""
     max_error_rate: float = Field(default=0.1, ge=0, le=1)
     """Failures (exception, timeout, NaN) above this share of a step's samples stop the run."""
     on_error: float = 0.0

@@ -33,6 +33,8 @@ class HfEngineConfig(Config):
     """Hugging Face generate inside the worker: slow, exact and always there."""
 
     kind: Literal["hf"] = "hf"
+    max_num_seqs: int = Field(default=64, ge=1)
+    """Sequences that the scheduler sends at once; more wait in the engine."""
 
 
 class VllmConfig(Config):

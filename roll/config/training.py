@@ -81,4 +81,9 @@ class InferRole(Config):
     def devices_per_worker(self) -> int:
         return self.strategy.tp if isinstance(self.strategy, VllmConfig) else 1
 
+    @property
+    def capacity(self) -> int:
+        """Sequences that one replica decodes at once."""
+        return self.strategy.max_num_seqs
+
 

@@ -6,20 +6,31 @@ survive pickling, because they cross process boundaries.
 """
 
 
-class RollError(Exception):
-    """Something broke: a worker, an engine, a disk."""
+from roll.config.errors import ConfigError, RollError, UserError
 
-
-class UserError(RollError, ValueError):
-    """Something the user wrote is wrong; nothing was started or lost."""
-
-
-class ConfigError(UserError):
-    """A YAML file, an override or a value in it."""
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "ConversionError",
+    "DataError",
+    "EngineError",
+    "EngineMissingError",
+    "NotMadeYetError",
+    "RewardError",
+    "RollError",
+    "UserError",
+    "WaitTimeoutError",
+    "WeightSyncError",
+    "WorkerError",
+]
 
 
 class DataError(UserError):
     """A data file, a row or a column."""
+
+
+class NotMadeYetError(DataError):
+    """A data file that a named command makes, and that command has not run yet."""
 
 
 class CheckpointError(UserError):

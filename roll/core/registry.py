@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
-from roll.core.errors import ConfigError
+from roll.config.errors import ConfigError, nearest
 
 T = TypeVar("T")
 
@@ -30,10 +29,9 @@ class Registry(Generic[T]):
 
     def __getitem__(self, name: str) -> T:
         if name not in self._things:
-            close = difflib.get_close_matches(name, self._things, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
             raise ConfigError(
-                f"unknown {self.kind} {name!r}{hint} (known: {', '.join(sorted(self._things))})"
+                f"unknown {self.kind} {name!r}{nearest(name, self._things)} "
+                f"(known: {', '.join(sorted(self._things))})"
             )
         return self._things[name]
 
@@ -67,6 +65,6 @@ def load_object(path: str) -> Any:
         return getattr(module, name)
     except AttributeError:
         public = [n for n in vars(module) if not n.startswith("_")]
-        close = difflib.get_close_matches(name, public, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ConfigError(f"{path!r}: {module_name} has no {name!r}{hint}") from None
+        raise ConfigError(
+            f"{path!r}: {module_name} has no {name!r}{nearest(name, public)}"
+        ) from None

@@ -26,6 +26,10 @@ class Timers:
     def add(self, phase: str, seconds: float) -> None:
         self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
 
+    def seconds(self, phase: str) -> float:
+        """The phase's duration so far."""
+        return self._seconds.get(phase, 0.0)
+
     def take(self) -> Metrics:
         """The durations since the last call, as `time/<phase>_s`; starts anew."""
         taken = Metrics({f"time/{name}_s": Sum(s) for name, s in self._seconds.items()})

@@ -52,6 +52,8 @@ class WorkerSpec:
     seed: int
     platform: str
     """`cpu` or `cuda`."""
+    host: str = "127.0.0.1"
+    """Name or number under which other nodes reach this one."""
 
     @property
     def name(self) -> str:

