@@ -1,1 +1,1 @@
-"""TODO"""
+"""Pipelines: one file reads like the algorithm box of a paper."""

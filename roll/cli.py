@@ -1,0 +1,156 @@
+"""The command line: `roll run|check|show|doctor`. Importing this loads nothing heavy."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from roll.config.compose import LoadedConfig, load_config
+from roll.config.errors import RollError, UserError
+
+app = typer.Typer(
+    help="Post-train language models with reinforcement learning.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+_out = Console(highlight=False, soft_wrap=True)
+_err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+File = Annotated[Path, typer.Argument(help="The YAML run file.", metavar="FILE")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="Values that win over the file.", metavar="[KEY=VALUE]...")
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")]
+
+EXIT_BROKEN, EXIT_USER = 1, 2
+
+
+@contextmanager
+def reported(debug: bool) -> Iterator[None]:
+    """Errors as a few lines and an exit code: 2 for what the user wrote, 1 for what broke."""
+    try:
+        yield
+    except UserError as error:
+        _report(error, debug)
+        raise typer.Exit(EXIT_USER) from None
+    except RollError as error:
+        _report(error, debug)
+        raise typer.Exit(EXIT_BROKEN) from None
+    except KeyboardInterrupt as error:
+        _err.print(f"[bold]stopped[/bold]: {error or 'Ctrl-C'}", markup=True)
+        raise typer.Exit(128 + getattr(error, "signum", 2)) from None
+
+
+def _report(error: Exception, debug: bool) -> None:
+    if debug:
+        traceback.print_exception(error)
+    kind = type(error).__name__
+    _err.print(f"{kind}: {error}", markup=False, style="red")
+    if not debug and not isinstance(error, UserError):
+        _err.print("(--debug shows the traceback)", markup=False)
+
+
+@app.command()
+def run(file: File, overrides: Overrides = None, debug: Debug = False) -> None:
+    """Run a pipeline; goes on from the newest checkpoint in its output_dir."""
+    with reported(debug):
+        loaded = load_config(file, overrides or ())
+        from roll.pipeline.preflight import inspect
+
+        for finding in inspect(loaded):
+            raise finding.error
+        from roll.pipeline.launch import launch
+
+        launch(loaded)
+
+
+@app.command()
+def check(file: File, overrides: Overrides = None, debug: Debug = False) -> None:
+    """Validate a run file and its data; print the device map and the batch arithmetic."""
+    with reported(debug):
+        loaded = load_config(file, overrides or ())
+        from roll.pipeline.preflight import inspect
+
+        _print_plan(loaded)
+        findings = inspect(loaded)
+        for finding in findings:
+            if finding.only_here:
+                _out.print(f"not here: {finding.error}", markup=False, style="yellow")
+        wrong = [str(finding.error) for finding in findings if not finding.only_here]
+        if wrong:
+            raise UserError("\n".join(wrong))
+        _out.print("ok", style="green")
+
+
+@app.command()
+def show(file: File, overrides: Overrides = None, debug: Debug = False) -> None:
+    """Print the fully resolved config; it can be run as it is."""
+    import json
+
+    import yaml
+
+    with reported(debug):
+        config = load_config(file, overrides or ()).config
+        text = yaml.safe_dump(json.loads(config.model_dump_json()), sort_keys=False)
+        sys.stdout.write(text)
+
+
+@app.command()
+def doctor(debug: Debug = False) -> None:
+    """Show what this machine has, which backends can be used, and what to install."""
+    with reported(debug):
+        from roll.pipeline.doctor import examine
+
+        table = Table("", "found", "supported", "")
+        healthy = True
+        for line in examine():
+            healthy = healthy and line.ok
+            mark = "[green]ok[/green]" if line.ok else "[red]missing[/red]"
+            table.add_row(line.what, line.found, line.supported, line.advice or mark)
+        _out.print(table)
+        if not healthy:
+            raise typer.Exit(EXIT_BROKEN)
+
+
+def _print_plan(loaded: LoadedConfig) -> None:
+    from roll.config.plan import BatchPlan, device_map
+
+    _out.print(f"{loaded.path}: pipeline {loaded.config.pipeline}", markup=False)
+    table = Table("pool (devices)", "roles")
+    for pool, roles in device_map(loaded.config).items():
+        table.add_row(pool, ", ".join(roles).replace("[", r"\["))
+    _out.print(table)
+    for line in BatchPlan.of(loaded.config).lines():
+        _out.print(f"  {line}", markup=False)
+
+
+def start_pipeline(pipeline: str) -> Callable[[], None]:
+    """The command of `examples/start_<pipeline>_pipeline.py`."""
+
+    def start(
+        config_path: Annotated[Path, typer.Option("--config_path", help="Folder of the run file.")],
+        config_name: Annotated[str, typer.Option("--config_name", help="Its name, without .yaml.")],
+        overrides: Overrides = None,
+        debug: Debug = False,
+    ) -> None:
+        run(config_path / f"{config_name}.yaml", [f"pipeline={pipeline}", *(overrides or ())], debug)
+
+    return lambda: typer.run(start)
+
+
+def main() -> None:
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Checkpoints: complete or absent, kept by age and by merit.
+
+`checkpoints/step_000010/` holds the state after 10 steps. It is written as `.writing_step_000010`
+and renamed when everything is on disk, so a killed run leaves nothing that looks finished.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from roll.config.lifecycle import CheckpointConfig
+from roll.core.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+STATE = "state.json"
+_NAME = re.compile(r"step_(\d{6,})")
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """What the driver must remember; the workers save their own."""
+
+    step: int
+    """Steps done."""
+    sampler: dict[str, Any]
+    """Position in the data."""
+    carried: dict[str, float] = field(default_factory=dict)
+    """Validation of this step, to be reported with the next record."""
+
+
+class Checkpoints:
+    """The checkpoints of one run."""
+
+    def __init__(self, folder: Path, config: CheckpointConfig) -> None:
+        self.folder = folder
+        self.config = config
+
+    @contextmanager
+    def writing(self, state: RunState) -> Iterator[Path]:
+        """A folder to write into; complete when the block ends without an error."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for torn in self.folder.glob(".*"):
+            shutil.rmtree(torn)
+        aside = self.folder / f".writing_step_{state.step:06d}"
+        aside.mkdir()
+        try:
+            yield aside
+            (aside / STATE).write_text(json.dumps(asdict(state), indent=2), encoding="utf-8")
+            _flush(aside)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+        final = self.folder / f"step_{state.step:06d}"
+        if final.exists():  # a later run with `resume: never` writes the same step again
+            final.rename(self.folder / f".old_step_{state.step:06d}")
+        aside.rename(final)
+        self._prune()
+
+    def complete(self) -> list[tuple[int, Path]]:
+        """(steps done, folder) of every complete checkpoint, oldest first."""
+        found = []
+        for path in self.folder.glob("step_*"):
+            match = _NAME.fullmatch(path.name)
+            if match and (path / STATE).is_file():
+                found.append((int(match[1]), path))
+        return sorted(found)
+
+    def find(self, resume: str) -> Path | None:
+        """The checkpoint that `resume` (auto, never, or a path) means.
+
+        Raises:
+            CheckpointError: a path that is no complete checkpoint.
+        """
+        if resume == "never":
+            return None
+        if resume == "auto":
+            complete = self.complete()
+            return complete[-1][1] if complete else None
+        path = Path(resume)
+        if not (path / STATE).is_file():
+            raise CheckpointError(
+                f"resume: {resume} is no complete checkpoint ({STATE} is missing); complete here: "
+                f"{', '.join(str(p) for _, p in self.complete()) or 'none'}"
+            )
+        return path
+
+    def _prune(self) -> None:
+        """Keep the newest `keep_last` and the best `keep_best`."""
+        complete = self.complete()
+        keep = {step for step, _ in complete[-self.config.keep_last :]}
+        metric = self.config.best_metric
+        if metric is not None and self.config.keep_best:
+            scored = [(s.carried[metric], s.step) for s in self._states() if metric in s.carried]
+            # Of equals the newer one is kept.
+            scored.sort(key=lambda it: (it[0] if self.config.higher_is_better else -it[0], it[1]))
+            keep |= {step for _, step in scored[-self.config.keep_best :]}
+        for step, path in complete:
+            if step not in keep:
+                doomed = path.with_name(f".old_{path.name}")
+                path.rename(doomed)
+                shutil.rmtree(doomed)
+        for old in self.folder.glob(".old_*"):
+            shutil.rmtree(old)
+
+    def _states(self) -> Iterator[RunState]:
+        for _, path in self.complete():
+            yield load_state(path)
+
+
+def load_state(path: Path) -> RunState:
+    """The driver's state in a complete checkpoint.
+
+    Raises:
+        CheckpointError: the file is not what this version writes.
+    """
+    try:
+        return RunState(**json.loads((path / STATE).read_text(encoding="utf-8")))
+    except (json.JSONDecodeError, TypeError) as error:
+        raise CheckpointError(f"{path / STATE}: not a checkpoint of this version: {error}") from None
+
+
+def _flush(folder: Path) -> None:
+    """Force every file below `folder` to disk, so that the rename comes after its content."""
+    for root, _, files in os.walk(folder):
+        for name in [*files, "."]:
+            handle = os.open(os.path.join(root, name), os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+
+def write_folder(final: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a folder aside, then put it in place of `final`."""
+    aside = final.with_name(f".writing_{final.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    write(aside)
+    _flush(aside)
+    if final.exists():
+        shutil.rmtree(final)
+    aside.rename(final)

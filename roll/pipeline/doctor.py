@@ -1,0 +1,82 @@
+"""What this machine has and what it lacks, a line of advice for each thing missing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from dataclasses import dataclass
+from importlib import metadata
+
+from roll.platform.machine import this_machine
+from roll.strategy.available import REQUIREMENTS, status
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    what: str
+    found: str
+    supported: str
+    ok: bool
+    advice: str = ""
+
+
+def examine() -> list[Line]:
+    """Python, machine, Ray and every backend; imports none of them."""
+    return [
+        _python(),
+        *_machine(),
+        _ray(),
+        *_backends(),
+        *_small_things(),
+    ]
+
+
+def _python() -> Line:
+    found = platform.python_version()
+    ok = tuple(int(part) for part in found.split(".")[:2]) >= (3, 11)
+    return Line("python", found, ">=3.11", ok, "" if ok else "install Python 3.11 or newer")
+
+
+def _machine() -> list[Line]:
+    machine = this_machine()
+    shared = shutil.disk_usage("/dev/shm") if os.path.isdir("/dev/shm") else None
+    shared_gb = shared.free / 2**30 if shared else 0.0
+    enough = shared_gb >= 0.5
+    return [
+        Line("GPUs", str(machine.gpus), "", True, "" if machine.gpus else "none: runs use the CPU"),
+        Line("cores", str(len(machine.cores)), ">=1", True),
+        Line("memory", f"{machine.memory_gb:.1f} GiB", "", True),
+        Line(
+            "/dev/shm",
+            f"{shared_gb:.1f} GiB free",
+            ">=0.5 GiB",
+            enough,
+            "" if enough else "weights travel through it: enlarge it (docker: --shm-size=4g)",
+        ),
+    ]
+
+
+def _ray() -> Line:
+    address = os.environ.get("RAY_ADDRESS")
+    where = f", joins {address}" if address else ", starts a local one"
+    try:
+        return Line("ray", metadata.version("ray") + where, ">=2.60,<2.61", True)
+    except metadata.PackageNotFoundError:
+        return Line("ray", "-", ">=2.60,<2.61", False, "pip install -r requirements/base.txt")
+
+
+def _backends() -> list[Line]:
+    lines = []
+    for kind in REQUIREMENTS:
+        found = status(kind)
+        lines.append(
+            Line(f"backend {kind}", found.installed or "-", found.supported, found.ok, found.advice)
+        )
+    return lines
+
+
+def _small_things() -> list[Line]:
+    lscpu = shutil.which("lscpu")
+    advice = "" if lscpu else "vLLM on CPUs calls it: install util-linux"
+    return [Line("lscpu", lscpu or "-", "", lscpu is not None, advice)]

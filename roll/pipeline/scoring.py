@@ -1,0 +1,96 @@
+"""Samples to their rewards: routed by tag, weighted, added up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import count
+
+from roll.config.reward import RewardConfig
+from roll.core.errors import DataError
+from roll.core.metrics import Metrics
+from roll.core.types import Sample
+from roll.distributed.cluster import Cluster
+from roll.rewards.pool import Scored
+from roll.rollout.types import ScoredSample
+from roll.workers.reward import RewardWorker
+
+
+@dataclass(frozen=True, slots=True)
+class HostedReward:
+    """A reward and the workers that compute it."""
+
+    config: RewardConfig
+    cluster: Cluster[RewardWorker]
+
+
+@dataclass
+class Scorer:
+    """Sends each sample to the rewards of its tag; groups go to a reward's workers in turn."""
+
+    rewards: Mapping[str, HostedReward]
+    _turn: count[int] = field(default_factory=count)
+
+    def begin_step(self, expected_samples: int) -> None:
+        """New failure budgets: each worker sees its share of about this many samples."""
+        pending = [
+            hosted.cluster.submit(
+                RewardWorker.begin_step, -(-expected_samples // hosted.cluster.world_size)
+            )
+            for hosted in self.rewards.values()
+        ]
+        for answer in pending:
+            answer.result()
+
+    async def score(self, samples: list[Sample]) -> list[ScoredSample]:
+        """The weighted total of every sample, in order; what the scheduler calls for each group.
+
+        Raises:
+            RewardError: a reward failed more often than its budget allows.
+        """
+        turn = next(self._turn)
+        names = [
+            name
+            for name, hosted in self.rewards.items()
+            if any(sample.tag in hosted.config.tags for sample in samples)
+        ]
+        columns = await asyncio.gather(*(self._ask(name, turn, samples) for name in names))
+        verdicts = dict(zip(names, columns, strict=True))
+        return [self._total(i, sample, verdicts) for i, sample in enumerate(samples)]
+
+    async def _ask(self, name: str, turn: int, samples: list[Sample]) -> dict[int, Scored]:
+        hosted = self.rewards[name]
+        wanted = [i for i, sample in enumerate(samples) if sample.tag in hosted.config.tags]
+        scored = await hosted.cluster.ask(
+            turn % hosted.cluster.world_size,
+            RewardWorker.score_samples,
+            [samples[i] for i in wanted],
+        )
+        return dict(zip(wanted, scored, strict=True))
+
+    def _total(
+        self, row: int, sample: Sample, verdicts: Mapping[str, Mapping[int, Scored]]
+    ) -> ScoredSample:
+        mine = {name: column[row].reward for name, column in verdicts.items() if row in column}
+        if not mine:
+            raise DataError(
+                f"sample {sample.id} has the tag {sample.tag!r}, which no reward takes; add it to "
+                "the `tags` of a reward"
+            )
+        return ScoredSample(
+            sample=sample,
+            reward=sum(r.score * self.rewards[name].config.weight for name, r in mine.items()),
+            parts={f"{name}/{part}": v for name, r in mine.items() for part, v in r.parts.items()},
+            by_name={name: r.score for name, r in mine.items()},
+        )
+
+    def take_rates(self) -> Metrics:
+        """`reward/<name>/error_rate` and `/timeout_rate` since the last call."""
+        taken = [
+            Metrics.concat(hosted.cluster.call_each(RewardWorker.take_metrics))
+            for hosted in self.rewards.values()
+        ]
+        return Metrics(
+            {name: m for metrics in taken for name, m in metrics.items() if name.endswith("_rate")}
+        )

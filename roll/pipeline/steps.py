@@ -1,0 +1,65 @@
+"""Steps that pipelines share: advantages, updates, rollout dumps. What they need is in the arguments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from roll.algorithms.api import AdvantageEstimator
+from roll.algorithms.weights import token_weights
+from roll.config.algorithm import Aggregation
+from roll.core.batches import RolloutBatch
+from roll.data.balance import balanced_order
+from roll.rollout.types import Group
+
+
+def add_advantages(batch: RolloutBatch, estimator: AdvantageEstimator) -> RolloutBatch:
+    return replace(batch, advantages=estimator(batch))
+
+
+def updates(
+    batch: RolloutBatch,
+    *,
+    num_updates: int,
+    ranks: int,
+    aggregation: Aggregation,
+    aggregation_tokens: int,
+) -> Iterator[RolloutBatch]:
+    """The batches of one pass over a step's samples, one per optimizer step.
+
+    Each carries the token weights of its own rows, taken over all ranks, and its rows are ordered
+    so that the ranks' equal shares hold about equally many tokens.
+    """
+    for update in batch.split(num_updates):
+        weights_BT = token_weights(update.loss_mask, aggregation, max_tokens=aggregation_tokens)
+        update = replace(update, token_weights=weights_BT)
+        yield update.select(balanced_order(update.lengths.tolist(), ranks))
+
+
+def dump_rollouts(path: Path, groups: Sequence[Group], *, limit: int) -> None:
+    """The first `limit` samples as JSONL, for reading."""
+    rows = []
+    for scored in [scored for group in groups for scored in group.samples][:limit]:
+        sample = scored.sample
+        versions = sample.completion.versions
+        rows.append(
+            {
+                "id": sample.id,
+                "tag": sample.tag,
+                "prompt": sample.prompt.text,
+                "response": sample.response_text,
+                "ground_truth": sample.answer,
+                "reward": scored.reward,
+                "rewards": scored.by_name,
+                "parts": scored.parts,
+                "weight_version": [min(versions), max(versions)] if versions else None,
+                "finish_reason": sample.completion.finish.value,
+                "prompt_tokens": len(sample.prompt.tokens),
+                "response_tokens": sample.num_response_tokens,
+            }
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    path.write_text(text, encoding="utf-8")

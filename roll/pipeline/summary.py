@@ -1,0 +1,52 @@
+"""`summary.json`: a run in one small object, made from its records."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+FIRST = ("reward/mean", "loss/policy", "kl/ref", "ratio/mean", "clip_fraction", "entropy")
+WORST = ("mismatch/logprob_abs_max", "mismatch/logprob_abs_mean", "staleness/max")
+
+
+def summarize(records: Sequence[dict[str, Any]], *, status: str, wall_s: float) -> dict[str, Any]:
+    """Start, end and best of what matters.
+
+    `first` holds the first training step (before any update the policy is the reference: ratio 1,
+    clip fraction 0, KL 0); `max` the largest value over all steps.
+    """
+    training = [r for r in records if "reward/mean" in r]
+    validated: dict[str, dict[str, Any]] = {}
+    for name in sorted({key for r in records for key in r if key.startswith("val/")}):
+        points = [(r["step"], r[name]) for r in records if name in r]
+        best = max(points, key=lambda point: point[1])
+        validated[name] = {
+            "first": points[0][1],
+            "last": points[-1][1],
+            "best": best[1],
+            "best_step": best[0],
+        }
+    return {
+        "status": status,
+        "steps": len(training),
+        "wall_s": round(wall_s, 2),
+        "median_step_s": statistics.median(r["time/step_s"] for r in training) if training else None,
+        "first": {key: training[0][key] for key in FIRST if training and key in training[0]},
+        "last": {key: training[-1][key] for key in FIRST if training and key in training[-1]},
+        "max": {
+            key: max(r[key] for r in training if key in r)
+            for key in WORST
+            if any(key in r for r in training)
+        },
+        "validation": validated,
+    }
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write aside, then rename, so that a reader never sees half a file."""
+    aside = path.with_name(path.name + ".tmp")
+    aside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    aside.replace(path)

@@ -1,0 +1,188 @@
+"""Trackers: where the numbers of a run go. A tracker that fails is switched off; the run goes on."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from roll.config.lifecycle import TrackConfig
+from roll.core.errors import EngineMissingError
+
+logger = logging.getLogger(__name__)
+
+Record = Mapping[str, float]
+
+
+class Tracker(Protocol):
+    """Receives one record per step."""
+
+    def log(self, step: int, record: Record) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonlTracker:
+    """`metrics.jsonl`: one object per step, on disk before the next step begins."""
+
+    def __init__(self, path: Path, *, first_step: int) -> None:
+        """Opens for appending; records at or after `first_step` belong to work that is redone."""
+        kept = [r for r in read_records(path) if r["step"] < first_step]
+        path.write_text("".join(json.dumps(r) + "\n" for r in kept), encoding="utf-8")
+        self._file: TextIO = path.open("a", encoding="utf-8")
+
+    def log(self, step: int, record: Record) -> None:
+        self._file.write(json.dumps({"step": step, **record}) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The records of a metrics.jsonl; a last line that was cut off by a kill is left out."""
+    if not path.exists():
+        return []
+    records = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        with suppress(json.JSONDecodeError):
+            records.append(json.loads(line))
+    return records
+
+
+class TensorBoardTracker:
+    def __init__(self, folder: Path, *, first_step: int) -> None:
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(folder), purge_step=first_step)  # type: ignore[no-untyped-call]
+
+    def log(self, step: int, record: Record) -> None:
+        for name, value in record.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbTracker:
+    def __init__(self, project: str, output_dir: Path, config: Mapping[str, Any]) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise EngineMissingError(
+                "track.wandb_project is set, but W&B is not installed: `pip install wandb`"
+            ) from None
+        self._run = wandb.init(project=project, dir=output_dir, config=dict(config))
+
+    def log(self, step: int, record: Record) -> None:
+        self._run.log(dict(record), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class ConsoleTracker:
+    """One line per step above a progress bar; plain lines where there is no terminal."""
+
+    def __init__(self, *, first_step: int, max_steps: int, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self._max_steps = max_steps
+        self._task = self._progress.add_task("training", total=max_steps, completed=first_step)
+        self._progress.start()
+
+    def log(self, step: int, record: Record) -> None:
+        self.console.print(step_line(step, self._max_steps, record), highlight=False, soft_wrap=True)
+        self._progress.update(self._task, completed=min(step + 1, self._max_steps))
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+_COLUMNS: Sequence[tuple[str, str, str]] = (
+    ("reward/mean", "reward", ".3f"),
+    ("loss/total", "loss", "+.4f"),
+    ("kl/ref", "kl", ".4f"),
+    ("entropy", "entropy", ".3f"),
+    ("grad_norm", "grad", ".2f"),
+    ("response_tokens/mean", "tokens", ".1f"),
+    ("mismatch/logprob_abs_max", "mismatch", ".1e"),
+    ("time/step_s", "seconds", ".2f"),
+)
+
+
+def step_line(step: int, max_steps: int, record: Record) -> str:
+    """The step in one line: what a person watches.
+
+    Example: step   3/60  reward 0.612  loss -0.0031  kl 0.0004 ...
+    """
+    parts = [f"step {step:>3}/{max_steps}"]
+    parts += [f"{label} {record[name]:{form}}" for name, label, form in _COLUMNS if name in record]
+    parts += [
+        f"[bold]{name} {value:.3f}[/bold]"
+        for name, value in record.items()
+        if name.startswith("val/") and "@" in name
+    ]
+    return "  ".join(parts)
+
+
+class Trackers:
+    """All trackers of a run, behind one `log`."""
+
+    def __init__(self, trackers: Sequence[Tracker]) -> None:
+        self._trackers = list(trackers)
+
+    def log(self, step: int, record: Record) -> None:
+        self._each(lambda tracker: tracker.log(step, record))
+
+    def _each(self, act: Callable[[Tracker], None]) -> None:
+        for tracker in list(self._trackers):
+            try:
+                act(tracker)
+            except Exception:  # noqa: BLE001 - a full disk or a lost W&B must not end the run
+                logger.exception("%s failed and is switched off", type(tracker).__name__)
+                self._trackers.remove(tracker)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._each(lambda tracker: tracker.close())
+
+
+def open_trackers(
+    config: TrackConfig,
+    output_dir: Path,
+    *,
+    first_step: int,
+    max_steps: int,
+    resolved: Mapping[str, Any],
+) -> Trackers:
+    """The trackers that `config` names; steps before `first_step` are kept, later ones redone."""
+    trackers: list[Tracker] = [JsonlTracker(output_dir / "metrics.jsonl", first_step=first_step)]
+    if config.tensorboard:
+        trackers.append(TensorBoardTracker(output_dir / "tensorboard", first_step=first_step))
+    if config.wandb_project is not None:
+        trackers.append(WandbTracker(config.wandb_project, output_dir, resolved))
+    trackers.append(ConsoleTracker(first_step=first_step, max_steps=max_steps))
+    return Trackers(trackers)

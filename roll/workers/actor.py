@@ -1,0 +1,92 @@
+"""`ActorWorker`: trains the policy and hands its weights to the engines."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+
+from roll.algorithms.compose import build_loss
+from roll.config.algorithm import AlgorithmConfig
+from roll.config.model import ModelConfig
+from roll.config.training import TrainRole
+from roll.core.batches import RolloutBatch
+from roll.core.metrics import Metrics
+from roll.core.types import RankInfo, WorkerSpec
+from roll.distributed.dispatch import BROADCAST, SHARD_BATCH, dispatch
+from roll.distributed.worker import Worker
+from roll.strategy.build import build_train
+from roll.weight_sync.channel import Channel
+from roll.weight_sync.plan import Place
+from roll.weight_sync.transfer import SendReport, send
+
+
+class ActorWorker(Worker):
+    """One rank of `actor_train`."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        role: TrainRole,
+        model: ModelConfig,
+        algorithm: AlgorithmConfig,
+        temperature: float,
+        total_updates: int,
+    ) -> None:
+        super().__init__(spec)
+        self.strategy = build_train(
+            role, model, spec, temperature=temperature, total_steps=total_updates
+        )
+        self.loss = build_loss(algorithm)
+
+    @property
+    def rank_info(self) -> RankInfo:
+        return self.strategy.rank_info
+
+    @dispatch(SHARD_BATCH)
+    def add_old_logprobs(self, batch: RolloutBatch) -> RolloutBatch:
+        """The policy's own log-probs before the first update of the step."""
+        return replace(batch, old_logprobs=self.strategy.score(batch).logprobs_BT)
+
+    @dispatch(SHARD_BATCH)
+    def train(self, batch: RolloutBatch) -> Metrics:
+        """One optimizer step on the rows of all ranks."""
+        return self.strategy.train(batch, self.loss)
+
+    @dispatch(BROADCAST)
+    def place(self) -> Place:
+        """Where the leader, which sends the weights, runs."""
+        return Place(self.spec.node, self.spec.devices[0], self.spec.host)
+
+    @dispatch(BROADCAST)
+    def push_weights(self, channel: Channel, verify: bool) -> SendReport | None:
+        """Send the weights to every engine; the leader sends, the others help to gather."""
+        weights = self.strategy.export_weights()
+        if self.rank_info.rank == 0:
+            return send(channel, weights, self.strategy.weight_manifest(), verify=verify)
+        deque(weights, maxlen=0)
+        return None
+
+    @dispatch(BROADCAST)
+    def save(self, path: Path) -> None:
+        self.strategy.save(path)
+
+    @dispatch(BROADCAST)
+    def load(self, path: Path) -> None:
+        self.strategy.load(path)
+
+    @dispatch(BROADCAST)
+    def save_hf(self, path: Path) -> None:
+        self.strategy.save_hf(path)
+
+    @dispatch(BROADCAST)
+    def offload(self) -> None:
+        self.strategy.offload()
+
+    @dispatch(BROADCAST)
+    def onload(self) -> None:
+        self.strategy.onload()
+
+    def close(self) -> None:
+        self.strategy.close()
+        super().close()

@@ -1,0 +1,49 @@
+"""`InferWorker`: one inference engine and the requests it serves."""
+
+from __future__ import annotations
+
+from roll.config.model import ModelConfig
+from roll.config.training import InferRole
+from roll.core.types import Completion, GenerateRequest, WorkerSpec
+from roll.distributed.worker import Worker
+from roll.strategy.api import LoadReport
+from roll.strategy.build import build_engine
+from roll.weight_sync.channel import Channel
+from roll.weight_sync.plan import Place
+
+
+class InferWorker(Worker):
+    """One replica of `actor_infer`. All methods share one event loop, so requests interleave."""
+
+    def __init__(
+        self, spec: WorkerSpec, role: InferRole, model: ModelConfig, max_model_len: int
+    ) -> None:
+        super().__init__(spec)
+        self.engine = build_engine(role, model, spec, max_model_len=max_model_len)
+
+    async def start(self) -> None:
+        """Load the model; returns when the engine can serve."""
+        await self.engine.start()
+
+    async def generate(self, request: GenerateRequest) -> list[Completion]:
+        return await self.engine.generate(request)
+
+    async def abort(self, request_id: str) -> None:
+        await self.engine.abort(request_id)
+
+    async def places(self) -> list[Place]:
+        """Where this replica's processes run, in the order in which they receive weights."""
+        return [Place(self.spec.node, device, self.spec.host) for device in self.spec.devices]
+
+    async def load_weights(self, channel: Channel, version: int, verify: bool) -> LoadReport:
+        return await self.engine.load_weights(channel, version, verify=verify)
+
+    async def sleep(self) -> None:
+        await self.engine.sleep()
+
+    async def wake(self) -> None:
+        await self.engine.wake()
+
+    async def stop(self) -> None:
+        """Stop the engine and every process it started."""
+        await self.engine.close()

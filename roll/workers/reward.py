@@ -1,0 +1,113 @@
+"""`RewardWorker`: what scores samples. Users subclass it when a reward owns something."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable
+from typing import Any
+
+from roll.config.reward import RewardConfig
+from roll.core.errors import ConfigError
+from roll.core.metrics import Metrics
+from roll.core.registry import load_object
+from roll.core.types import Sample, WorkerSpec
+from roll.distributed.worker import Worker
+from roll.rewards.api import Reward, RewardContext
+from roll.rewards.loading import BoundReward
+from roll.rewards.pool import RewardPool, Scored
+
+
+class RewardWorker(Worker):
+    """A reward that owns something: a model, a connection, a table.
+
+    Subclasses override `setup` (once, with the config's `kwargs`), `score` (once per sample, plain
+    or async) and, if need be, `teardown`. Concurrency, timeouts and failure budget are the
+    framework's. Named in the config as `worker: my_module:MyReward`.
+    """
+
+    def __init__(self, spec: WorkerSpec, name: str, config: RewardConfig) -> None:
+        super().__init__(spec)
+        self.config = config
+        self.ctx = RewardContext(name=name, seed=spec.seed)
+        self._pool: RewardPool | None = None
+
+    async def setup(self, ctx: RewardContext, **kwargs: Any) -> None:
+        """Acquire what the reward needs; runs once, before the first sample."""
+        if kwargs:
+            raise ConfigError(
+                f"rewards.{ctx.name}.kwargs: {type(self).__name__}.setup takes none of "
+                f"{', '.join(kwargs)}"
+            )
+
+    def score(
+        self, sample: Sample, ctx: RewardContext
+    ) -> Reward | float | Awaitable[Reward | float]:
+        """The verdict on one sample. Declare it `async def` or plain; plain ones run in threads."""
+        raise TypeError(f"{type(self).__name__} must define `score(self, sample, ctx)`")
+
+    async def teardown(self) -> None:
+        """Release what `setup` acquired."""
+
+    def make_pool(self) -> RewardPool:
+        """Where the samples are scored; not for users to override."""
+        bound = BoundReward(
+            lambda sample: self.score(sample, self.ctx),
+            is_async=inspect.iscoroutinefunction(self.score),
+        )
+        return RewardPool.from_bound(self.ctx.name, self.config, bound)
+
+    @property
+    def pool(self) -> RewardPool:
+        if self._pool is None:
+            raise ValueError(f"reward {self.ctx.name!r}: call start first")
+        return self._pool
+
+    async def start(self) -> None:
+        """Set up; called once by the pipeline."""
+        await self.setup(self.ctx, **self.config.kwargs)
+        self._pool = self.make_pool()
+
+    async def begin_step(self, expected_samples: int) -> None:
+        """A new failure budget, for about this many samples."""
+        self.pool.begin_step(expected_samples)
+
+    async def score_samples(self, samples: list[Sample]) -> list[Scored]:
+        return await self.pool.score(samples)
+
+    async def take_metrics(self) -> Metrics:
+        return self.pool.take_metrics()
+
+    async def stop(self) -> None:
+        """Tear down; called once by the pipeline."""
+        if self._pool is not None:
+            self._pool.close()
+            await self.teardown()
+
+
+class FunctionReward(RewardWorker):
+    """Hosts a plain reward function (`fn` in the config)."""
+
+    async def setup(self, ctx: RewardContext, **kwargs: Any) -> None:
+        """Nothing to own: the pool binds `kwargs` to the function."""
+
+    def make_pool(self) -> RewardPool:
+        return RewardPool.from_config(self.ctx.name, self.config, seed=self.ctx.seed)
+
+
+def reward_worker_class(name: str, config: RewardConfig) -> type[RewardWorker]:
+    """The class that hosts a configured reward.
+
+    Raises:
+        ConfigError: `worker` is not a RewardWorker with a `score` of its own.
+    """
+    if config.worker is None:
+        return FunctionReward
+    found = load_object(config.worker)
+    if not (isinstance(found, type) and issubclass(found, RewardWorker)):
+        raise ConfigError(
+            f"rewards.{name}.worker: {config.worker!r} is not a subclass of "
+            "roll.workers.reward.RewardWorker"
+        )
+    if found.score is RewardWorker.score:
+        raise ConfigError(f"rewards.{name}.worker: {config.worker!r} does not define `score`")
+    return found
