@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,7 +11,7 @@ from roll.config.placement import parse_devices
 from roll.config.roles import Role
 from roll.config.sampling import SamplingConfig
 from roll.core.errors import CheckpointError, DataError, WeightSyncError
-from roll.core.types import Prompt, SamplingParams
+from roll.core.types import Completion, GenerateRequest, Prompt, SamplingParams
 from roll.data.datasets import PromptDataset
 from roll.data.mixing import PromptSampler
 from roll.distributed.cluster import Cluster, Launcher, Placement
@@ -88,10 +88,13 @@ def open_cast(config: RlvrConfig, launcher: Launcher, *, platform: str) -> Cast:
     held_out = PromptDataset.load(config.validation.sets, config.data, tokenizer)
     _check_tags(config, dataset, held_out)
     scorer = Scorer(_start_rewards(config, launcher))
-    infer, replicas = _start_infer(config, launcher)
+    infer = _start_infer(config, launcher)
+    serving = infer.submit(InferWorker.start)  # engines load while the trainer does
     actor = _start_actor(config, launcher)
     reference = _start_reference(config, launcher)
-    engines = Engines(replicas, Sticky())
+    serving.result(config.cluster.start_timeout_s)
+    capacity = config.actor_infer.capacity
+    engines = Engines([_replica(infer, i, capacity) for i in range(infer.world_size)], Sticky())
 
     def decode(tokens: object) -> str:
         return str(tokenizer.decode(tokens, skip_special_tokens=True))
@@ -178,11 +181,9 @@ def _start_rewards(config: RlvrConfig, launcher: Launcher) -> dict[str, HostedRe
     return hosted
 
 
-def _start_infer(
-    config: RlvrConfig, launcher: Launcher
-) -> tuple[Cluster[InferWorker], list[Replica]]:
+def _start_infer(config: RlvrConfig, launcher: Launcher) -> Cluster[InferWorker]:
     role = config.actor_infer
-    cluster = launcher.start(
+    return launcher.start(
         InferWorker,
         Placement(
             Role.ACTOR_INFER,
@@ -194,17 +195,16 @@ def _start_infer(
         config.train_model,
         config.max_sequence_tokens,
     )
-    cluster.call(InferWorker.start)
-    replicas = [
-        Replica(
-            index=rank,
-            generate=partial(cluster.ask, rank, InferWorker.generate),
-            abort=partial(cluster.ask, rank, InferWorker.abort),
-            capacity=role.capacity,
-        )
-        for rank in range(cluster.world_size)
-    ]
-    return cluster, replicas
+
+
+def _replica(cluster: Cluster[InferWorker], rank: int, capacity: int) -> Replica:
+    def generate(request: GenerateRequest) -> Awaitable[list[Completion]]:
+        return cluster.ask(rank, InferWorker.generate, request)
+
+    def abort(request_id: str) -> Awaitable[None]:
+        return cluster.ask(rank, InferWorker.abort, request_id)
+
+    return Replica(rank, generate, abort, capacity)
 
 
 def _start_actor(config: RlvrConfig, launcher: Launcher) -> Cluster[ActorWorker]:

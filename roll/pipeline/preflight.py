@@ -9,6 +9,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from roll.config.compose import LoadedConfig
@@ -33,13 +34,13 @@ class Finding:
 def inspect(loaded: LoadedConfig) -> list[Finding]:
     """Everything wrong with the files, models, engines, devices and import paths of a config."""
     config = loaded.config
+    sources = [*config.data.sources, *config.validation.sets.values()]
     checks: list[tuple[Callable[[], object], bool]] = [
-        *((lambda s=s: check_source(s), False) for s in config.data.sources),
-        *((lambda s=s: check_source(s), False) for s in config.validation.sets.values()),
-        *((lambda p=p: _check_import_path(*p), False) for p in _import_paths(loaded)),
-        *((lambda m=m: _check_model(m), False) for m in _models(config)),
-        *((lambda k=k: check_engine(k), True) for k in _backends(config)),
-        (lambda: _check_devices(config), True),
+        *((partial(check_source, source), False) for source in sources),
+        *((partial(_check_import_path, *named), False) for named in _import_paths(loaded)),
+        *((partial(_check_model, *named), False) for named in _models(config)),
+        *((partial(check_engine, kind), True) for kind in sorted(_backends(config))),
+        (partial(_check_devices, config), True),
     ]
     found = []
     for check, only_here in checks:
@@ -70,8 +71,7 @@ def _models(config: RlvrConfig) -> Iterator[tuple[str, str, str | None]]:
             yield f"{key}.tokenizer", model.tokenizer, None
 
 
-def _check_model(named: tuple[str, str, str | None]) -> None:
-    key, name, made_by = named
+def _check_model(key: str, name: str, made_by: str | None) -> None:
     path = Path(name).expanduser()
     if path.is_dir():
         known = ("config.json", "tokenizer.json", "tokenizer_config.json")
@@ -97,9 +97,8 @@ def _import_paths(loaded: LoadedConfig) -> Iterator[tuple[str, str, Path]]:
                 yield f"rewards.{name}.{kind}", path, user_folder(loaded)
 
 
-def _check_import_path(named: tuple[str, str, Path]) -> None:
+def _check_import_path(key: str, path: str, folder: Path) -> None:
     """Find the module without running it."""
-    key, path, folder = named
     module, _, attribute = path.partition(":")
     if not module or not attribute.isidentifier():
         raise ConfigError(f"{key}: {path!r} must read 'package.module:name'")

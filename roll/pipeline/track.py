@@ -61,7 +61,7 @@ class TensorBoardTracker:
     def __init__(self, folder: Path, *, first_step: int) -> None:
         from torch.utils.tensorboard.writer import SummaryWriter
 
-        self._writer: Any = SummaryWriter(str(folder), purge_step=first_step)  # type: ignore[no-untyped-call]
+        self._writer: Any = SummaryWriter(str(folder), purge_step=first_step)
 
     def log(self, step: int, record: Record) -> None:
         for name, value in record.items():

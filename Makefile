@@ -1,0 +1,54 @@
+# One command each: `make quickstart` installs and runs the main job, `make test` installs and tests.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# CUDA builds where there is an NVIDIA GPU, CPU builds everywhere else.
+PLATFORM ?= $(if $(shell command -v nvidia-smi 2>/dev/null),cuda,cpu)
+# Where a folder of wheels is configured for pip, uv must be told; elsewhere uv finds PyTorch's
+# build for this platform by itself.
+ifdef PIP_FIND_LINKS
+TORCH := --find-links "$(PIP_FIND_LINKS)"
+else
+TORCH := --torch-backend=$(if $(filter cuda,$(PLATFORM)),auto,cpu)
+endif
+
+.PHONY: quickstart setup lint type test test-fast test-gpu bench clean
+
+quickstart: setup  ## Install, make a tiny model, train it by RL.
+	$(BIN)/python examples/rlvr_quickstart/prepare.py
+	$(BIN)/roll run examples/rlvr_quickstart/run.yaml
+
+setup: $(STAMP)  ## A virtual environment with everything in it.
+
+$(STAMP): setup.py mcore_adapter/pyproject.toml $(wildcard requirements/*.txt)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "roll needs Python 3.11 or newer, $(PYTHON) is %d.%d; say make PYTHON=python3.11" % sys.version_info[:2])'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet "uv>=0.9"
+	$(BIN)/uv pip install --python $(BIN)/python $(TORCH) \
+		-r requirements/$(PLATFORM).txt -r requirements/dev.txt -e . -e mcore_adapter
+	touch $@
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	PYTHONPATH=. $(BIN)/lint-imports
+
+type: setup
+	$(BIN)/mypy
+
+test: setup  ## Everything that runs on this machine.
+	$(BIN)/python -m pytest
+
+test-fast: setup  ## Without the slow ones.
+	$(BIN)/python -m pytest -m "not slow"
+
+test-gpu: setup
+	$(BIN)/python -m pytest tests/gpu
+
+bench: setup  ## The figures that the documentation quotes.
+	$(BIN)/python benchmarks/overhead.py
+
+clean:
+	rm -rf $(VENV) outputs .pytest_cache .mypy_cache .ruff_cache

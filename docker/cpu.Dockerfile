@@ -1,0 +1,11 @@
+# A machine without an accelerator: docker build -f docker/cpu.Dockerfile -t roll:cpu .
+FROM python:3.11-slim
+RUN apt-get update && apt-get install -y --no-install-recommends g++ make util-linux \
+    && rm -rf /var/lib/apt/lists/*
+WORKDIR /roll
+COPY . .
+RUN make setup PLATFORM=cpu
+ENV PATH="/roll/.venv/bin:$PATH"
+RUN for run in examples/*/run.yaml; do roll check "$run"; done && pytest tests/repo
+# Weights travel through shared memory: docker run --shm-size=4g
+CMD ["make", "quickstart"]
