@@ -16,7 +16,7 @@ from roll.core.batches import RolloutBatch
 
 @dataclass(frozen=True, slots=True)
 class PolicyTerms:
-    """What a forward pass gives. Aligned to tokens: position t describes token t, position 0 is 0."""
+    """What a forward pass gives. Position t describes token t; position 0 is 0."""
 
     logprobs_BT: Tensor
     """Natural log of the probability of token t given the tokens before it."""

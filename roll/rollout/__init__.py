@@ -1,1 +1,1 @@
-"""TODO"""
+"""Prompts to finished, scored samples: plain asyncio, no Ray."""

@@ -1,0 +1,78 @@
+"""From `algorithm:` in the config to one loss and one advantage estimator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from roll.algorithms.api import AdvantageEstimator, Loss, PolicyTerms, TokenLoss
+from roll.algorithms.kl import k3
+from roll.algorithms.registries import ADVANTAGES, LOSSES, LossTerm
+from roll.config.algorithm import AlgorithmConfig
+from roll.core.batches import RolloutBatch
+
+
+@dataclass(frozen=True)
+class SumLoss:
+    """A sum of terms, each with its coefficient: `((1.0, PpoClip()), (0.001, KlToReference()))`.
+
+    Raises:
+        ValueError: no terms, or two that report the same part.
+    """
+
+    terms: tuple[tuple[float, LossTerm], ...]
+
+    def __post_init__(self) -> None:
+        parts = [term.part for _, term in self.terms]
+        if not parts or len(set(parts)) != len(parts):
+            raise ValueError(
+                f"a loss needs at least one term and each part once; got {parts or 'none'}"
+            )
+
+    @property
+    def needs_entropy(self) -> bool:
+        return any(term.needs_entropy for _, term in self.terms)
+
+    def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
+        """The parts, coefficient included, add up to the loss; parts and metrics are detached."""
+        shares_BT: dict[str, Tensor] = {}
+        metrics_BT = _observed(terms, batch)
+        for coef, term in self.terms:
+            result = term(terms, batch)
+            shares_BT[term.part] = coef * result.loss_BT
+            metrics_BT.update(result.metrics_BT)
+        first, *rest = shares_BT.values()
+        return TokenLoss(
+            loss_BT=sum(rest, start=first),
+            parts_BT={name: share_BT.detach() for name, share_BT in shares_BT.items()},
+            metrics_BT=metrics_BT,
+        )
+
+
+def build_loss(config: AlgorithmConfig) -> Loss:
+    """The sum of the config's loss terms."""
+    terms = []
+    for term in config.loss:
+        options = term.model_dump(exclude={"kind", "coef"})
+        terms.append((term.coef, LOSSES[term.kind](**options)))
+    return SumLoss(tuple(terms))
+
+
+def build_advantage(config: AlgorithmConfig) -> AdvantageEstimator:
+    """The config's advantage estimator; give it the batch of a whole step."""
+    options = config.advantage.model_dump(exclude={"kind"})
+    return ADVANTAGES[config.advantage.kind](**options)
+
+
+def _observed(terms: PolicyTerms, batch: RolloutBatch) -> dict[str, Tensor]:
+    """What is worth a curve whether or not it is trained on.
+
+    `kl/ref` is k3 with every estimator in the loss, so that curves of different runs compare.
+    """
+    seen_BT: dict[str, Tensor] = {}
+    if terms.entropy_BT is not None:
+        seen_BT["entropy"] = terms.entropy_BT.detach()
+    if batch.ref_logprobs is not None:
+        seen_BT["kl/ref"] = k3(terms.logprobs_BT.detach(), batch.ref_logprobs)
+    return seen_BT

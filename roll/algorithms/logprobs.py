@@ -1,0 +1,145 @@
+"""Token log-probs and entropy, in chunks of tokens, so that full `[B, T, V]` logits never exist.
+
+This file alone knows that the logits at position t - 1 describe token t: everything outside is
+aligned to tokens. N counts the tokens that are asked for, D is the hidden size, V the vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
+
+from roll.algorithms.api import PolicyTerms
+
+
+def positions(needed_BT: Tensor) -> Tensor:
+    """Flat indices of the needed tokens, ascending, `[N]` int64; position 0 has no log-prob.
+
+    Take them on the host and move them: on an accelerator, counting them would wait for it.
+    """
+    flat = needed_BT.clone()
+    flat[:, 0] = False
+    return flat.flatten().nonzero().flatten()
+
+
+def from_hidden(
+    hidden_BTD: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    tokens_BT: Tensor,
+    positions_N: Tensor,
+    *,
+    temperature: float,
+    chunk_tokens: int,
+    entropy: bool = False,
+) -> PolicyTerms:
+    """Log-probs and entropy of the tokens at `positions_N` (see `positions`); zero elsewhere.
+
+    At most `chunk_tokens * V` float32 logits exist at once, in the backward pass too, where they
+    are computed again. Both results are float32 `[B, T]`; the softmax is float32 for any input.
+
+    Args:
+        temperature: divides the logits, as the engine's sampling does; above zero.
+    """
+    logprobs_N, entropy_N = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden_BTD.flatten(0, 1)[positions_N - 1],
+        weight_VD,
+        bias_V,
+        tokens_BT.flatten()[positions_N],
+        temperature,
+        chunk_tokens,
+        entropy,
+    )
+    shape = tokens_BT.shape
+    return PolicyTerms(
+        logprobs_BT=_scatter(logprobs_N, positions_N, shape),
+        entropy_BT=_scatter(entropy_N, positions_N, shape) if entropy else None,
+    )
+
+
+def from_logits(
+    logits_BTV: Tensor, tokens_BT: Tensor, *, temperature: float, entropy: bool = False
+) -> PolicyTerms:
+    """The same from whole logits; every position but 0 is filled. For tests and small models."""
+    logits = logits_BTV[:, :-1].float() / temperature
+    logp = logits.log_softmax(-1)
+    chosen = logp.gather(-1, tokens_BT[:, 1:, None]).squeeze(-1)
+    nats = -(logp.exp() * logp).sum(-1) if entropy else None
+    pad = torch.nn.functional.pad
+    return PolicyTerms(
+        logprobs_BT=pad(chosen, [1, 0]),
+        entropy_BT=None if nats is None else pad(nats, [1, 0]),
+    )
+
+
+def _scatter(values_N: Tensor, positions_N: Tensor, shape: torch.Size) -> Tensor:
+    flat = values_N.new_zeros(shape.numel())
+    return flat.index_put((positions_N,), values_N).view(shape)
+
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    """Saves the hidden states and one float32 per token; the backward pass redoes the logits."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        targets_N: Tensor,
+        temperature: float,
+        chunk_tokens: int,
+        entropy: bool,
+    ) -> tuple[Tensor, Tensor]:
+        size = len(targets_N)
+        logprobs_N = hidden_ND.new_empty(size, dtype=torch.float32)
+        lse_N = torch.empty_like(logprobs_N)
+        entropy_N = torch.empty_like(logprobs_N) if entropy else logprobs_N.new_zeros(size)
+        for i in range(0, size, chunk_tokens):
+            part = slice(i, i + chunk_tokens)
+            logits = linear(hidden_ND[part], weight_VD, bias_V).float().div_(temperature)
+            lse = logits.logsumexp(-1)
+            lse_N[part] = lse
+            logprobs_N[part] = logits.gather(-1, targets_N[part, None]).squeeze(-1) - lse
+            if entropy:
+                probs = (logits - lse[:, None]).exp_()
+                entropy_N[part] = lse - probs.mul_(logits).sum(-1)
+        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, targets_N, lse_N, entropy_N)
+        ctx.temperature, ctx.chunk_tokens, ctx.entropy = temperature, chunk_tokens, entropy
+        return logprobs_N, entropy_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad_logprobs_N, grad_entropy_N = grads
+        hidden_ND, weight_VD, bias_V, targets_N, lse_N, entropy_N = ctx.saved_tensors
+        grad_hidden_ND = torch.empty_like(hidden_ND)
+        # Sums over many chunks lose bits in bfloat16, so they are kept in float32.
+        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
+        grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
+        for i in range(0, len(targets_N), ctx.chunk_tokens):
+            part = slice(i, i + ctx.chunk_tokens)
+            hidden = hidden_ND[part]
+            logits = linear(hidden, weight_VD, bias_V).float().div_(ctx.temperature)
+            logp = logits.sub_(lse_N[part, None])
+            probs = logp.exp()
+            factor = grad_logprobs_N[part, None]
+            if ctx.entropy:
+                # d entropy / d logit = -p (log p + entropy); d logprob / d logit = onehot - p
+                surprise = logp.add_(entropy_N[part, None])
+                grad = probs.mul_(surprise.mul_(-grad_entropy_N[part, None]).sub_(factor))
+            else:
+                grad = probs.mul_(-factor)
+            grad.scatter_add_(-1, targets_N[part, None], factor)
+            grad = grad.div_(ctx.temperature).to(hidden.dtype)
+            grad_hidden_ND[part] = grad @ weight_VD
+            grad_weight_VD += grad.T @ hidden
+            if grad_bias_V is not None:
+                grad_bias_V += grad.sum(0)
+        bias = None if grad_bias_V is None else grad_bias_V.to(weight_VD.dtype)
+        weight = grad_weight_VD.to(weight_VD.dtype)
+        return grad_hidden_ND, weight, bias, None, None, None, None

@@ -1,0 +1,1 @@
+"""Per-token loss terms, one file per idea."""

@@ -1,0 +1,35 @@
+"""Entropy bonus as a loss term."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from roll.algorithms.api import PolicyTerms, TokenLoss
+from roll.algorithms.registries import LOSSES
+from roll.core.batches import RolloutBatch
+
+
+@LOSSES.register("entropy")
+@dataclass(frozen=True, kw_only=True)
+class EntropyBonus:
+    """Minus the policy's entropy, so that a positive coefficient rewards exploration.
+
+    Listed with coefficient 0 it still has the entropy computed, for its metric.
+    """
+
+    part: ClassVar[str] = "entropy"
+    needs_entropy: ClassVar[bool] = True
+
+    def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
+        """Needs `terms.entropy_BT`.
+
+        Raises:
+            ValueError: the forward pass did not compute it.
+        """
+        if terms.entropy_BT is None:
+            raise ValueError(
+                "the entropy bonus got no entropy; the strategy computes it when "
+                "loss.needs_entropy is true"
+            )
+        return TokenLoss(loss_BT=-terms.entropy_BT)

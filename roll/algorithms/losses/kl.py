@@ -1,0 +1,29 @@
+"""Divergence from the frozen reference model as a loss term."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from roll.algorithms.api import PolicyTerms, TokenLoss
+from roll.algorithms.registries import KL_ESTIMATORS, LOSSES
+from roll.core.batches import RolloutBatch
+
+
+@LOSSES.register("kl")
+@dataclass(frozen=True, kw_only=True)
+class KlToReference:
+    """KL(policy || reference) per token by one of the estimators of `roll.algorithms.kl`.
+
+    The metric `kl/ref` comes from `SumLoss`, which reports it whenever a reference was scored.
+    """
+
+    estimator: str = "k3"
+
+    part: ClassVar[str] = "kl"
+    needs_entropy: ClassVar[bool] = False
+
+    def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
+        """Needs `ref_logprobs`."""
+        ref_BT = batch.require("ref_logprobs", made_by="add_ref_logprobs")
+        return TokenLoss(loss_BT=KL_ESTIMATORS[self.estimator](terms.logprobs_BT, ref_BT))

@@ -1,0 +1,60 @@
+"""Clipped policy-gradient surrogate (PPO), with clip-higher and dual clip."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from roll.algorithms.api import PolicyTerms, TokenLoss
+from roll.algorithms.kl import k3
+from roll.algorithms.registries import LOSSES
+from roll.core.batches import RolloutBatch
+
+LOG_RATIO_LIMIT = 20.0
+"""Of log(new / old) before exp, so that no ratio overflows; beyond it the gradient is zero."""
+
+
+@LOSSES.register("ppo_clip")
+@dataclass(frozen=True, kw_only=True)
+class PpoClip:
+    """-min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A) per token (arXiv 1707.06347).
+
+    `clip_high > clip_low` is DAPO's clip-higher (arXiv 2503.14476). `dual_clip` = c bounds the loss
+    of tokens with a negative advantage by -c * A, however large the ratio (arXiv 1912.09729).
+    At ratio 1 the loss is -A and its gradient -A per log-prob, whatever the bounds.
+    """
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = None
+
+    part: ClassVar[str] = "policy"
+    needs_entropy: ClassVar[bool] = False
+
+    def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
+        """Needs `advantages` and `old_logprobs`.
+
+        Metrics: `ratio/mean`; `clip_fraction`, tokens whose gradient the clip cuts off;
+        `approx_kl`, k3 of KL(old || new); `dual_clip_fraction` where dual clip is on.
+        """
+        advantages_BT = batch.require("advantages", made_by="add_advantages")
+        old_BT = batch.require("old_logprobs", made_by="add_old_logprobs")
+        log_ratio_BT = (terms.logprobs_BT - old_BT).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        ratio_BT = log_ratio_BT.exp()
+        plain_BT = -ratio_BT * advantages_BT
+        clipped_BT = -ratio_BT.clamp(1 - self.clip_low, 1 + self.clip_high) * advantages_BT
+        loss_BT = torch.maximum(plain_BT, clipped_BT)
+        metrics_BT: dict[str, Tensor] = {
+            "ratio/mean": ratio_BT.detach(),
+            "clip_fraction": (clipped_BT > plain_BT).to(ratio_BT.dtype),
+            "approx_kl": k3(old_BT, terms.logprobs_BT.detach()),
+        }
+        if self.dual_clip is not None:
+            # Where A >= 0 the bound is infinite, so that one `minimum` serves both signs.
+            bound_BT = (-self.dual_clip * advantages_BT).masked_fill(advantages_BT >= 0, torch.inf)
+            metrics_BT["dual_clip_fraction"] = (loss_BT > bound_BT).to(ratio_BT.dtype)
+            loss_BT = torch.minimum(loss_BT, bound_BT)
+        return TokenLoss(loss_BT=loss_BT, metrics_BT=metrics_BT)

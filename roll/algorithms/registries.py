@@ -1,0 +1,29 @@
+"""Names in the config to maths: each registry is keyed by the `kind` of its config class.
+
+A config field of the same name becomes a keyword argument of the registered thing, so a new
+advantage or loss is one config class and one registered dataclass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from torch import Tensor
+
+from roll.algorithms.api import AdvantageEstimator, Loss
+from roll.core.registry import Registry
+
+
+class LossTerm(Loss, Protocol):
+    """One summand of a loss; its coefficient belongs to `SumLoss`."""
+
+    @property
+    def part(self) -> str:
+        """Name of its share of the loss: `loss/<part>` in the metrics."""
+        ...
+
+
+ADVANTAGES: Registry[Callable[..., AdvantageEstimator]] = Registry("advantage estimator")
+LOSSES: Registry[Callable[..., LossTerm]] = Registry("loss term")
+KL_ESTIMATORS: Registry[Callable[[Tensor, Tensor], Tensor]] = Registry("KL estimator")

@@ -1,0 +1,132 @@
+"""Scored groups to the batch that is trained on, and to the numbers that describe them."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from roll.core.batches import RolloutBatch
+from roll.core.metrics import Last, Max, Mean, Metric, Metrics
+from roll.rollout.types import Group, ScoredSample
+
+
+def assemble(groups: Sequence[Group]) -> RolloutBatch:
+    """Rows in the order of groups and siblings; prompt, then response, then padding with 0.
+
+    `group_ids` are the positions of the groups, so they are unique in this batch and mean nothing
+    outside of it. A response without tokens gives a row without trained tokens.
+
+    Raises:
+        ValueError: no groups, or a completion whose lists differ in length.
+    """
+    rows = [scored for group in groups for scored in group.samples]
+    if not rows:
+        raise ValueError("assemble got no samples; a step needs at least one group")
+    for scored in rows:
+        _check_lengths(scored)
+    prompts = [scored.sample.prompt.tokens for scored in rows]
+    completions = [scored.sample.completion for scored in rows]
+    starts = [len(prompt) for prompt in prompts]
+    lengths = [start + len(c.tokens) for start, c in zip(starts, completions, strict=True)]
+    width = max(lengths)
+    positions_1T = torch.arange(width)[None]
+    starts_B1, lengths_B = torch.tensor(starts)[:, None], torch.tensor(lengths)
+    whole = [(*prompt, *c.tokens) for prompt, c in zip(prompts, completions, strict=True)]
+    return RolloutBatch(
+        tokens=_padded(whole, [0] * len(rows), width, fill=0, dtype=torch.int64),
+        lengths=lengths_B,
+        sample_ids=[scored.sample.id for scored in rows],
+        tags=[scored.sample.tag for scored in rows],
+        group_ids=torch.tensor([i for i, group in enumerate(groups) for _ in group.samples]),
+        loss_mask=(positions_1T >= starts_B1) & (positions_1T < lengths_B[:, None]),
+        rewards=torch.tensor([scored.reward for scored in rows], dtype=torch.float32),
+        rollout_logprobs=_padded(
+            [c.logprobs for c in completions], starts, width, fill=0, dtype=torch.float32
+        ),
+        versions=_padded(
+            [c.versions for c in completions], starts, width, fill=-1, dtype=torch.int64
+        ),
+    )
+
+
+def rollout_metrics(groups: Sequence[Group], *, current_version: int) -> Metrics:
+    """Rewards, lengths and staleness of the groups that are trained on.
+
+    Args:
+        groups: at least one.
+        current_version: of the trainer's weights; staleness is how far tokens lag behind it.
+    """
+    rows = [scored for group in groups for scored in group.samples]
+    samples = [scored.sample for scored in rows]
+    response_tokens = [sample.num_response_tokens for sample in samples]
+    lags = [current_version - v for sample in samples for v in sample.completion.versions]
+    metrics: dict[str, Metric] = {
+        "response_tokens/mean": _mean(response_tokens),
+        "response_tokens/max": Max(max(response_tokens)),
+        "prompt_tokens/mean": _mean(len(sample.prompt.tokens) for sample in samples),
+        "truncated_fraction": _mean(sample.truncated for sample in samples),
+        "groups/equal_rewards_fraction": _mean(group.equal_rewards for group in groups),
+        "staleness/max": Max(max(lags, default=0)),
+    }
+    return reward_metrics(rows) | metrics
+
+
+def reward_metrics(rows: Sequence[ScoredSample]) -> Metrics:
+    """Total reward (`reward/mean`, `reward/std` over all samples, n in the denominator), each
+    reward before its weight (`reward/<name>/mean`), its parts (`reward/<name>/<part>`), and the
+    total per tag (`reward/tag/<tag>/mean`) where there are several tags."""
+    totals = [scored.reward for scored in rows]
+    mean = math.fsum(totals) / len(totals)
+    variance = math.fsum((total - mean) ** 2 for total in totals) / len(totals)
+    named: dict[str, list[float]] = defaultdict(list)
+    by_tag: dict[str, list[float]] = defaultdict(list)
+    for scored in rows:
+        by_tag[scored.sample.tag].append(scored.reward)
+        for name, score in scored.by_name.items():
+            named[f"reward/{name}/mean"].append(score)
+        for name, part in scored.parts.items():
+            named[f"reward/{name}"].append(part)
+    if len(by_tag) > 1:
+        named.update({f"reward/tag/{tag}/mean": scores for tag, scores in by_tag.items()})
+    return Metrics(
+        {
+            **{name: _mean(values) for name, values in named.items()},
+            "reward/mean": _mean(totals),
+            "reward/std": Last(math.sqrt(variance)),
+        }
+    )
+
+
+def _mean(values: Iterable[float]) -> Mean:
+    numbers = list(values)
+    return Mean(math.fsum(numbers), len(numbers))
+
+
+def _check_lengths(scored: ScoredSample) -> None:
+    completion = scored.sample.completion
+    sizes = {len(completion.tokens), len(completion.logprobs), len(completion.versions)}
+    if len(sizes) != 1:
+        raise ValueError(
+            f"completion of {scored.sample.id} has {len(completion.tokens)} tokens, "
+            f"{len(completion.logprobs)} log-probs and {len(completion.versions)} versions; "
+            "expected one of each per token"
+        )
+
+
+def _padded(
+    rows: Sequence[Sequence[float]],
+    starts: Sequence[int],
+    width: int,
+    *,
+    fill: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """`[B, width]` with each row's values from its start on and `fill` elsewhere."""
+    padded = torch.full((len(rows), width), fill, dtype=dtype)
+    for i, (values, start) in enumerate(zip(rows, starts, strict=True)):
+        padded[i, start : start + len(values)] = torch.tensor(values, dtype=dtype)
+    return padded

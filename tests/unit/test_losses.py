@@ -1,0 +1,228 @@
+"""Loss terms against numbers worked by hand, finite differences and their invariances."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from roll.algorithms import EntropyBonus, KlToReference, PpoClip, SumLoss, build_loss, token_weights
+from roll.algorithms.api import PolicyTerms
+from roll.config.algorithm import (
+    Aggregation,
+    AlgorithmConfig,
+    EntropyConfig,
+    KlConfig,
+    PpoClipConfig,
+)
+from roll.core.batches import RolloutBatch
+from tests.tiny import rollout_batch
+
+
+def one_token(*, ratio: float, advantage: float) -> tuple[PolicyTerms, RolloutBatch]:
+    old = torch.tensor([[-1.0]], dtype=torch.float64)
+    batch = RolloutBatch(
+        tokens=torch.zeros(1, 1, dtype=torch.int64),
+        lengths=torch.tensor([1]),
+        sample_ids=["0/a/0"],
+        tags=["x"],
+        group_ids=torch.tensor([0]),
+        loss_mask=torch.ones(1, 1, dtype=torch.bool),
+        old_logprobs=old,
+        advantages=torch.tensor([[advantage]], dtype=torch.float64),
+    )
+    return PolicyTerms((old + math.log(ratio)).requires_grad_()), batch
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "clipped", "has_gradient"),
+    [
+        (1.0, 2.0, -2.0, 0, True),
+        (1.1, 2.0, -2.2, 0, True),
+        (1.5, 2.0, -2.56, 1, False),  # clipped above at 1.28
+        (0.5, 2.0, -1.0, 0, True),  # below, but raising the ratio still helps
+        (0.5, -2.0, 1.6, 1, False),  # clipped below at 0.8
+        (1.5, -2.0, 3.0, 0, True),
+        (5.0, -2.0, 6.0, 0, False),  # dual clip at 3 times
+    ],
+)
+def test_ppo_clip_gives_the_hand_worked_loss(
+    ratio: float, advantage: float, loss: float, clipped: int, has_gradient: bool
+) -> None:
+    terms, batch = one_token(ratio=ratio, advantage=advantage)
+    result = PpoClip(clip_low=0.2, clip_high=0.28, dual_clip=3.0)(terms, batch)
+    result.loss_BT.sum().backward()
+    assert terms.logprobs_BT.grad is not None
+    assert result.loss_BT.item() == pytest.approx(loss)
+    assert result.metrics_BT["clip_fraction"].item() == clipped
+    assert result.metrics_BT["ratio/mean"].item() == pytest.approx(ratio)
+    expected = -ratio * advantage if has_gradient else 0
+    assert terms.logprobs_BT.grad.item() == pytest.approx(expected)
+
+
+def test_dual_clip_is_off_unless_it_is_set_and_counts_its_tokens() -> None:
+    terms, batch = one_token(ratio=5, advantage=-2)
+    plain = PpoClip()(terms, batch)
+    assert plain.loss_BT.item() == pytest.approx(10)
+    assert "dual_clip_fraction" not in plain.metrics_BT
+    assert PpoClip(dual_clip=3)(terms, batch).metrics_BT["dual_clip_fraction"].item() == 1
+
+
+def test_an_enormous_ratio_stays_finite() -> None:
+    terms, batch = one_token(ratio=1, advantage=-1)
+    far = PolicyTerms((terms.logprobs_BT.detach() + 500).float())
+    result = PpoClip()(far, batch)
+    assert result.loss_BT.item() == pytest.approx(math.exp(20), rel=1e-6)
+
+
+def full_batch(seed: int = 0) -> tuple[PolicyTerms, RolloutBatch]:
+    batch = rollout_batch(seed=seed)
+    g = torch.Generator().manual_seed(seed)
+
+    def draw() -> Tensor:
+        return torch.randn(batch.tokens.shape, generator=g, dtype=torch.float64)
+
+    old_BT = -draw().abs() - 0.1
+    batch = replace(
+        batch,
+        old_logprobs=old_BT,
+        ref_logprobs=old_BT + 0.3 * draw(),
+        advantages=draw() * batch.loss_mask,
+        token_weights=token_weights(batch.loss_mask, Aggregation.SEQUENCE_MEAN),
+    )
+    return PolicyTerms(old_BT + 0.3 * draw(), draw().abs()), batch
+
+
+def weighted(loss: SumLoss, terms: PolicyTerms, batch: RolloutBatch) -> Tensor:
+    assert batch.token_weights is not None
+    return (loss(terms, batch).loss_BT * batch.token_weights).sum()
+
+
+@pytest.mark.parametrize("dual_clip", [None, 3.0])
+def test_at_ratio_one_the_loss_is_minus_the_mean_advantage(dual_clip: float | None) -> None:
+    _, batch = full_batch()
+    assert batch.old_logprobs is not None
+    assert batch.advantages is not None
+    assert batch.token_weights is not None
+    logprobs_BT = batch.old_logprobs.clone().requires_grad_()
+    result = PpoClip(dual_clip=dual_clip)(PolicyTerms(logprobs_BT), batch)
+    loss = (result.loss_BT * batch.token_weights).sum()
+    loss.backward()
+    assert logprobs_BT.grad is not None
+    assert torch.equal(loss, -(batch.advantages * batch.token_weights).sum())
+    assert torch.equal(logprobs_BT.grad, -(batch.advantages * batch.token_weights))
+    assert (result.metrics_BT["ratio/mean"] == 1).all()
+    assert (result.metrics_BT["clip_fraction"] == 0).all()
+    assert (result.metrics_BT["approx_kl"] == 0).all()
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_the_gradient_matches_finite_differences(estimator: str) -> None:
+    terms, batch = full_batch()
+    assert terms.entropy_BT is not None
+    loss = SumLoss(
+        (
+            (1.0, PpoClip(clip_high=0.28, dual_clip=3.0)),
+            (0.1, KlToReference(estimator=estimator)),
+            (0.01, EntropyBonus()),
+        )
+    )
+
+    def total(logprobs_BT: Tensor, entropy_BT: Tensor) -> Tensor:
+        return weighted(loss, PolicyTerms(logprobs_BT, entropy_BT), batch)
+
+    inputs = (
+        terms.logprobs_BT.clone().requires_grad_(),
+        terms.entropy_BT.clone().requires_grad_(),
+    )
+    assert torch.autograd.gradcheck(total, inputs)
+
+
+def test_padding_does_not_change_the_loss() -> None:
+    terms, batch = full_batch()
+    assert terms.entropy_BT is not None
+    loss = SumLoss(((1.0, PpoClip()), (0.1, KlToReference()), (0.01, EntropyBonus())))
+    other = rollout_batch(rows=2, longest=40)
+    zeros = torch.zeros(other.tokens.shape)
+    other = replace(other, old_logprobs=zeros, ref_logprobs=zeros)
+    other = replace(other, advantages=zeros, token_weights=zeros)
+    both = RolloutBatch.concat([batch, other])
+
+    def longer(values_BT: Tensor) -> Tensor:
+        padded_BT = torch.randn(both.tokens.shape, dtype=torch.float64)
+        padded_BT[: values_BT.shape[0], : values_BT.shape[1]] = values_BT
+        return padded_BT
+
+    padded = PolicyTerms(longer(terms.logprobs_BT), longer(terms.entropy_BT))
+    torch.testing.assert_close(
+        weighted(loss, padded, both), weighted(loss, terms, batch), rtol=1e-12, atol=1e-12
+    )
+
+
+def test_the_config_makes_the_terms_with_their_coefficients() -> None:
+    config = AlgorithmConfig(
+        loss=(
+            PpoClipConfig(clip_high=0.3, dual_clip=4.0, coef=2.0),
+            KlConfig(coef=0.5, estimator="k2"),
+            EntropyConfig(coef=0.25),
+        )
+    )
+    terms, batch = full_batch()
+    assert terms.entropy_BT is not None
+    loss = build_loss(config)
+    result = loss(terms, batch)
+    expected = {
+        "policy": 2 * PpoClip(clip_high=0.3, dual_clip=4.0)(terms, batch).loss_BT,
+        "kl": 0.5 * KlToReference(estimator="k2")(terms, batch).loss_BT,
+        "entropy": -0.25 * terms.entropy_BT,
+    }
+    assert loss.needs_entropy
+    assert result.parts_BT.keys() == expected.keys()
+    for name, share_BT in expected.items():
+        torch.testing.assert_close(result.parts_BT[name], share_BT)
+    torch.testing.assert_close(result.loss_BT, sum(result.parts_BT.values()))
+    assert pickle.loads(pickle.dumps(loss)) == loss
+
+
+def test_metrics_have_the_names_of_the_run_and_carry_no_gradient() -> None:
+    terms, batch = full_batch()
+    attached = PolicyTerms(terms.logprobs_BT.requires_grad_(), terms.entropy_BT)
+    result = build_loss(AlgorithmConfig())(attached, batch)
+    assert set(result.metrics_BT) == {
+        "ratio/mean",
+        "clip_fraction",
+        "approx_kl",
+        "kl/ref",
+        "entropy",
+    }
+    reported = [*result.metrics_BT.values(), *result.parts_BT.values()]
+    assert not any(value_BT.requires_grad for value_BT in reported)
+    assert result.loss_BT.requires_grad
+
+
+def test_without_an_entropy_term_no_entropy_is_asked_for() -> None:
+    terms, batch = full_batch()
+    loss = build_loss(AlgorithmConfig())
+    assert not loss.needs_entropy
+    result = loss(PolicyTerms(terms.logprobs_BT), replace(batch, ref_logprobs=None))
+    assert "entropy" not in result.metrics_BT
+    assert "kl/ref" not in result.metrics_BT
+
+
+def test_missing_inputs_name_what_makes_them() -> None:
+    terms, batch = full_batch()
+    with pytest.raises(ValueError, match="run add_ref_logprobs"):
+        KlToReference()(terms, replace(batch, ref_logprobs=None))
+    with pytest.raises(ValueError, match="run add_advantages"):
+        PpoClip()(terms, replace(batch, advantages=None))
+    with pytest.raises(ValueError, match="needs_entropy"):
+        EntropyBonus()(PolicyTerms(terms.logprobs_BT), batch)
+
+
+def test_two_terms_of_one_part_are_refused() -> None:
+    with pytest.raises(ValueError, match="each part once"):
+        SumLoss(((1.0, PpoClip()), (1.0, PpoClip(clip_high=0.3))))
