@@ -34,13 +34,12 @@ class TokenLoss:
     """Named shares of the loss, reduced with the same weights (`loss/policy`)."""
     metrics_BT: dict[str, Tensor] = field(default_factory=dict)
     """Reported as means over trained tokens (`clip_fraction`); detached."""
+    maxima_BT: dict[str, Tensor] = field(default_factory=dict)
+    """Reported as the largest value of any trained token; detached."""
 
 
 class Loss(Protocol):
     """A per-token loss of one forward pass."""
-
-    @property
-    def needs_entropy(self) -> bool: ...
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss: ...
 

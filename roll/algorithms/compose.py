@@ -8,6 +8,7 @@ from torch import Tensor
 
 from roll.algorithms.api import AdvantageEstimator, Loss, PolicyTerms, TokenLoss
 from roll.algorithms.kl import k3
+from roll.algorithms.mismatch import token_mismatch
 from roll.algorithms.registries import ADVANTAGES, LOSSES, LossTerm
 from roll.config.algorithm import AlgorithmConfig
 from roll.core.batches import RolloutBatch
@@ -30,14 +31,10 @@ class SumLoss:
                 f"a loss needs at least one term and each part once; got {parts or 'none'}"
             )
 
-    @property
-    def needs_entropy(self) -> bool:
-        return any(term.needs_entropy for _, term in self.terms)
-
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
         """The parts, coefficient included, add up to the loss; parts and metrics are detached."""
         shares_BT: dict[str, Tensor] = {}
-        metrics_BT = _observed(terms, batch)
+        metrics_BT, maxima_BT = _observed(terms, batch)
         for coef, term in self.terms:
             result = term(terms, batch)
             shares_BT[term.part] = coef * result.loss_BT
@@ -47,6 +44,7 @@ class SumLoss:
             loss_BT=sum(rest, start=first),
             parts_BT={name: share_BT.detach() for name, share_BT in shares_BT.items()},
             metrics_BT=metrics_BT,
+            maxima_BT=maxima_BT,
         )
 
 
@@ -65,14 +63,22 @@ def build_advantage(config: AlgorithmConfig) -> AdvantageEstimator:
     return ADVANTAGES[config.advantage.kind](**options)
 
 
-def _observed(terms: PolicyTerms, batch: RolloutBatch) -> dict[str, Tensor]:
-    """What is worth a curve whether or not it is trained on.
+def _observed(
+    terms: PolicyTerms, batch: RolloutBatch
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What is worth a curve whether or not it is trained on: means and maxima.
 
     `kl/ref` is k3 with every estimator in the loss, so that curves of different runs compare.
+    Without `old_logprobs` this forward pass is the first with the weights that generated, so it
+    also shows the mismatch with the engine.
     """
     seen_BT: dict[str, Tensor] = {}
+    maxima_BT: dict[str, Tensor] = {}
+    if batch.old_logprobs is None and batch.rollout_logprobs is not None:
+        seen_BT |= token_mismatch(terms.logprobs_BT.detach(), batch.rollout_logprobs)
+        maxima_BT["mismatch/logprob_abs_max"] = seen_BT["mismatch/logprob_abs_mean"]
     if terms.entropy_BT is not None:
         seen_BT["entropy"] = terms.entropy_BT.detach()
     if batch.ref_logprobs is not None:
         seen_BT["kl/ref"] = k3(terms.logprobs_BT.detach(), batch.ref_logprobs)
-    return seen_BT
+    return seen_BT, maxima_BT

@@ -77,8 +77,8 @@ def from_logits(
 
 
 def _scatter(values_N: Tensor, positions_N: Tensor, shape: torch.Size) -> Tensor:
-    flat = values_N.new_zeros(shape.numel())
-    return flat.index_put((positions_N,), values_N).view(shape)
+    # Not a view: FSDP hangs its hooks on the result.
+    return values_N.new_zeros(shape).put(positions_N, values_N)
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -106,17 +106,22 @@ class _ChunkedLogprobs(torch.autograd.Function):
             lse_N[part] = lse
             logprobs_N[part] = logits.gather(-1, targets_N[part, None]).squeeze(-1) - lse
             if entropy:
-                probs = (logits - lse[:, None]).exp_()
-                entropy_N[part] = lse - probs.mul_(logits).sum(-1)
+                # Not lse - E[logits]: that loses a small entropy to cancellation.
+                logp = logits.sub_(lse[:, None])
+                entropy_N[part] = -logp.exp().mul_(logp).sum(-1)
         ctx.save_for_backward(hidden_ND, weight_VD, bias_V, targets_N, lse_N, entropy_N)
-        ctx.temperature, ctx.chunk_tokens, ctx.entropy = temperature, chunk_tokens, entropy
+        ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
+        # An entropy that is only looked at costs nothing in the backward pass.
+        ctx.set_materialize_grads(False)
         return logprobs_N, entropy_N
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         grad_logprobs_N, grad_entropy_N = grads
         hidden_ND, weight_VD, bias_V, targets_N, lse_N, entropy_N = ctx.saved_tensors
+        if grad_logprobs_N is None:
+            grad_logprobs_N = torch.zeros_like(lse_N)
         grad_hidden_ND = torch.empty_like(hidden_ND)
         # Sums over many chunks lose bits in bfloat16, so they are kept in float32.
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
@@ -128,7 +133,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             logp = logits.sub_(lse_N[part, None])
             probs = logp.exp()
             factor = grad_logprobs_N[part, None]
-            if ctx.entropy:
+            if grad_entropy_N is not None:
                 # d entropy / d logit = -p (log p + entropy); d logprob / d logit = onehot - p
                 surprise = logp.add_(entropy_N[part, None])
                 grad = probs.mul_(surprise.mul_(-grad_entropy_N[part, None]).sub_(factor))

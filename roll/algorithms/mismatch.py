@@ -16,11 +16,24 @@ FACTOR_LIMIT = 20.0
 """Of |difference| before exp, so that one token cannot make the mean infinite."""
 
 
+def token_mismatch(trainer: Tensor, engine: Tensor) -> dict[str, Tensor]:
+    """Per token, of any shape; each is to be averaged, and the first also has a maximum.
+
+    `mismatch/logprob_abs_mean` is in nats, `mismatch/kl` is k3 of KL(engine || trainer),
+    `mismatch/probability_factor` is exp |difference|.
+    """
+    gap = (trainer - engine).abs()
+    return {
+        "mismatch/logprob_abs_mean": gap,
+        "mismatch/kl": k3(engine, trainer),
+        "mismatch/probability_factor": gap.clamp(max=FACTOR_LIMIT).exp(),
+    }
+
+
 def mismatch_metrics(batch: RolloutBatch) -> Metrics:
     """Over the tokens of `loss_mask`; empty without engine log-probs or without tokens.
 
-    `mismatch/logprob_abs_mean` and `_max` are in nats, `mismatch/kl` is k3 of
-    KL(engine || trainer), `mismatch/probability_factor` is the mean of exp |difference|.
+    The means of `token_mismatch`, and `mismatch/logprob_abs_max`.
 
     Raises:
         ValueError: the trainer's log-probs are not set.
@@ -32,16 +45,7 @@ def mismatch_metrics(batch: RolloutBatch) -> Metrics:
     count = engine.numel()
     if count == 0:
         return Metrics()
-    gap = (trainer - engine).abs()
-
-    def mean(values: Tensor) -> Mean:
-        return Mean(values.sum().item(), count)
-
-    return Metrics(
-        {
-            "mismatch/logprob_abs_mean": mean(gap),
-            "mismatch/logprob_abs_max": Max(gap.max().item()),
-            "mismatch/kl": mean(k3(engine, trainer)),
-            "mismatch/probability_factor": mean(gap.clamp(max=FACTOR_LIMIT).exp()),
-        }
-    )
+    per_token = token_mismatch(trainer, engine)
+    means = {name: Mean(values.sum().item(), count) for name, values in per_token.items()}
+    largest = Max(per_token["mismatch/logprob_abs_mean"].max().item())
+    return Metrics({**means, "mismatch/logprob_abs_max": largest})

@@ -84,6 +84,9 @@ class AlgorithmConfig(Config):
     loss: tuple[LossTermConfig, ...] = Field(default=(PpoClipConfig(),), min_length=1)
     """Terms that are added up, each with its coefficient."""
     aggregation: Aggregation = Aggregation.TOKEN_MEAN
+    old_logprobs: Literal["auto", "recompute"] = "auto"
+    """The trainer's log-probs before the first update of a step. `auto` skips the extra forward
+    pass where a step is one update, because the update's own forward pass gives the same numbers."""
     aggregation_tokens: int | None = Field(default=None, ge=1)
     """Divisor of `constant` aggregation; left out: sampling.max_new_tokens."""
 

@@ -42,7 +42,7 @@ def describe(
     error: ValidationError, model: type[BaseModel], data: Mapping[str, Any], origins: Origins
 ) -> str:
     """All problems of a config, one line each, the first ones first."""
-    items = [dict(item) for item in error.errors(include_url=False)]
+    items: list[dict[str, Any]] = [dict(item) for item in error.errors(include_url=False)]
     places = [item["loc"] for item in items]
     lines: list[str] = []
     for item in items:

@@ -94,6 +94,11 @@ class RlvrConfig(RunConfig):
         return self.samples_per_step // self.samples_per_update * self.actor_train.epochs
 
     @property
+    def scores_old_logprobs(self) -> bool:
+        """Whether a forward pass of its own computes `old_logprobs`."""
+        return self.updates_per_step > 1 or self.algorithm.old_logprobs == "recompute"
+
+    @property
     def validation_sampling(self) -> SamplingConfig:
         return self.validation.sampling or self.sampling
 

@@ -44,7 +44,9 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         batch, metrics = self.collect_rollouts(step)
         batch = self.add_logprobs(batch)
         batch = add_advantages(batch, self.advantage)
-        metrics = metrics | mismatch_metrics(batch) | self.train(batch)
+        if batch.old_logprobs is not None:
+            metrics = metrics | mismatch_metrics(batch)
+        metrics = metrics | self.train(batch)
         self.sync_weights(step + 1, verify=self.config.track.verify_weights == "always")
         return metrics | self.cast.scorer.take_rates() | self.memory()
 
@@ -66,16 +68,18 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         return assemble(result.groups), metrics | {"perf/generated_tokens_per_s": Last(rate)}
 
     def add_logprobs(self, batch: RolloutBatch) -> RolloutBatch:
-        """The reference's and the policy's own, both without gradients."""
+        """The reference's and, where updates need it, the policy's own; without gradients."""
         cast = self.cast
         with self.timers.timed("logprob"):
             if cast.reference is not None:
                 with cast.colocation.use(Role.REFERENCE):
                     scored = cast.reference.call(ReferenceWorker.add_ref_logprobs, batch)
                 batch = replace(batch, ref_logprobs=scored.ref_logprobs)
-            with cast.colocation.use(Role.ACTOR_TRAIN):
-                scored = cast.actor.call(ActorWorker.add_old_logprobs, batch)
-            return replace(batch, old_logprobs=scored.old_logprobs)
+            if self.config.scores_old_logprobs:
+                with cast.colocation.use(Role.ACTOR_TRAIN):
+                    scored = cast.actor.call(ActorWorker.add_old_logprobs, batch)
+                batch = replace(batch, old_logprobs=scored.old_logprobs)
+        return batch
 
     def train(self, batch: RolloutBatch) -> Metrics:
         """All optimizer steps on the samples of a step."""

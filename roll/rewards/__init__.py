@@ -1,1 +1,1 @@
-"""TODO"""
+"""Rewards: what users write, how it is run within bounds, and the built-in ones."""

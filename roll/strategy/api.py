@@ -18,6 +18,7 @@ from roll.core.batches import RolloutBatch, TokenBatch
 from roll.core.metrics import Metrics
 from roll.core.types import Completion, GenerateRequest, RankInfo
 from roll.weight_sync.channel import Channel
+from roll.weight_sync.manifest import Manifest
 
 
 class ScoreStrategy(Protocol):
@@ -44,6 +45,10 @@ class TrainStrategy(ScoreStrategy, Protocol):
 
     def train(self, batch: RolloutBatch, loss: Loss) -> Metrics:
         """One optimizer step on the rows of all ranks. `batch.token_weights` must be set."""
+        ...
+
+    def weight_manifest(self) -> Manifest:
+        """Names, shapes and dtypes of what `export_weights` yields, in its order; not collective."""
         ...
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:

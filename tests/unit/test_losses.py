@@ -180,7 +180,6 @@ def test_the_config_makes_the_terms_with_their_coefficients() -> None:
         "kl": 0.5 * KlToReference(estimator="k2")(terms, batch).loss_BT,
         "entropy": -0.25 * terms.entropy_BT,
     }
-    assert loss.needs_entropy
     assert result.parts_BT.keys() == expected.keys()
     for name, share_BT in expected.items():
         torch.testing.assert_close(result.parts_BT[name], share_BT)
@@ -204,11 +203,9 @@ def test_metrics_have_the_names_of_the_run_and_carry_no_gradient() -> None:
     assert result.loss_BT.requires_grad
 
 
-def test_without_an_entropy_term_no_entropy_is_asked_for() -> None:
+def test_what_was_not_computed_is_not_reported() -> None:
     terms, batch = full_batch()
-    loss = build_loss(AlgorithmConfig())
-    assert not loss.needs_entropy
-    result = loss(PolicyTerms(terms.logprobs_BT), replace(batch, ref_logprobs=None))
+    result = build_loss(AlgorithmConfig())(PolicyTerms(terms.logprobs_BT), replace(batch, ref_logprobs=None))
     assert "entropy" not in result.metrics_BT
     assert "kl/ref" not in result.metrics_BT
 
@@ -219,8 +216,19 @@ def test_missing_inputs_name_what_makes_them() -> None:
         KlToReference()(terms, replace(batch, ref_logprobs=None))
     with pytest.raises(ValueError, match="run add_advantages"):
         PpoClip()(terms, replace(batch, advantages=None))
-    with pytest.raises(ValueError, match="needs_entropy"):
+    with pytest.raises(ValueError, match="got no entropy"):
         EntropyBonus()(PolicyTerms(terms.logprobs_BT), batch)
+
+
+def test_without_old_logprobs_the_ratio_is_one_and_the_mismatch_is_seen_in_training() -> None:
+    terms, batch = full_batch()
+    attached = PolicyTerms(terms.logprobs_BT.requires_grad_(), terms.entropy_BT)
+    fresh = replace(batch, old_logprobs=None)
+    result = build_loss(AlgorithmConfig())(attached, fresh)
+    assert (result.metrics_BT["ratio/mean"] == 1).all()
+    torch.testing.assert_close(result.loss_BT, -fresh.require("advantages", made_by="test"))
+    gap_BT = (terms.logprobs_BT - fresh.require("rollout_logprobs", made_by="test")).abs()
+    torch.testing.assert_close(result.maxima_BT["mismatch/logprob_abs_max"], gap_BT.detach())
 
 
 def test_two_terms_of_one_part_are_refused() -> None:

@@ -13,13 +13,9 @@ from roll.core.batches import RolloutBatch
 @LOSSES.register("entropy")
 @dataclass(frozen=True, kw_only=True)
 class EntropyBonus:
-    """Minus the policy's entropy, so that a positive coefficient rewards exploration.
-
-    Listed with coefficient 0 it still has the entropy computed, for its metric.
-    """
+    """Minus the policy's entropy, so that a positive coefficient rewards exploration."""
 
     part: ClassVar[str] = "entropy"
-    needs_entropy: ClassVar[bool] = True
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
         """Needs `terms.entropy_BT`.
@@ -28,8 +24,5 @@ class EntropyBonus:
             ValueError: the forward pass did not compute it.
         """
         if terms.entropy_BT is None:
-            raise ValueError(
-                "the entropy bonus got no entropy; the strategy computes it when "
-                "loss.needs_entropy is true"
-            )
+            raise ValueError("the entropy bonus got no entropy from the forward pass")
         return TokenLoss(loss_BT=-terms.entropy_BT)

@@ -21,7 +21,6 @@ class KlToReference:
     estimator: str = "k3"
 
     part: ClassVar[str] = "kl"
-    needs_entropy: ClassVar[bool] = False
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
         """Needs `ref_logprobs`."""

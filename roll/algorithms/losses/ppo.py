@@ -32,16 +32,17 @@ class PpoClip:
     dual_clip: float | None = None
 
     part: ClassVar[str] = "policy"
-    needs_entropy: ClassVar[bool] = False
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
-        """Needs `advantages` and `old_logprobs`.
+        """Needs `advantages`. Without `old_logprobs` the policy is its own past: ratio 1.
 
         Metrics: `ratio/mean`; `clip_fraction`, tokens whose gradient the clip cuts off;
         `approx_kl`, k3 of KL(old || new); `dual_clip_fraction` where dual clip is on.
         """
         advantages_BT = batch.require("advantages", made_by="add_advantages")
-        old_BT = batch.require("old_logprobs", made_by="add_old_logprobs")
+        old_BT = batch.old_logprobs
+        if old_BT is None:
+            old_BT = terms.logprobs_BT.detach()
         log_ratio_BT = (terms.logprobs_BT - old_BT).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
         ratio_BT = log_ratio_BT.exp()
         plain_BT = -ratio_BT * advantages_BT

@@ -1,0 +1,220 @@
+"""What the framework costs on top of its parts, measured in one run.
+
+For two cases (a 4 M parameter model, 64 samples of 128 tokens; the quickstart's model and batch) it
+runs the real pipeline and, before and after it, the bare parts: the same vLLM engine answering the
+same requests, and a plain PyTorch loop doing forward, backward and AdamW on the same number of
+tokens (and the reference's forward, where the run has a reference). Medians; the first steps are
+left out.
+
+    python benchmarks/overhead.py [--steps 12] [--case large|quickstart]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+SKIP = 2
+LIMITS = {"large": 1.15, "quickstart": 1.5}
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    model: Path
+    run: dict[str, Any]
+    reference: bool
+
+
+def make_cases(folder: Path) -> list[Case]:
+    quick = folder / "quickstart"
+    prepare = [sys.executable, "examples/rlvr_quickstart/prepare.py", "--out", str(quick)]
+    subprocess.run(prepare, cwd=ROOT, check=True)
+    run = yaml.safe_load((ROOT / "examples/rlvr_quickstart/run.yaml").read_text())
+    run["model"] = {"path": str(quick / "model")}
+    run["data"]["sources"] = [{"path": str(quick / "train.jsonl"), "tag": "sort"}]
+    run |= {"validation": {}, "checkpoint": {"export_hf": False}}
+    cases = [Case("quickstart", quick / "model", run, reference=True)]
+    large = dict(run)
+    large["model"] = {"path": str(make_large_model(folder / "large", quick / "model"))}
+    large.pop("reference")
+    large["algorithm"] = {"advantage": {"kind": "grpo"}}
+    large["data"] = run["data"] | {"prompts_per_step": 8, "samples_per_prompt": 8}
+    large["sampling"] = {"max_new_tokens": 128, "ignore_eos": True}
+    large["actor_train"] = run["actor_train"] | {"optimizer": {"lr": 1e-6}}
+    cases.append(Case("large", Path(large["model"]["path"]), large, reference=False))
+    return cases
+
+
+def make_large_model(path: Path, tokenizer_from: Path) -> Path:
+    """Qwen3 architecture, about 4 M parameters, random weights."""
+    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_from)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=256, intermediate_size=1024, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=64, max_position_embeddings=256,
+        tie_word_embeddings=True, pad_token_id=0, eos_token_id=1, bos_token_id=None,
+        dtype="float32",
+    )  # fmt: skip
+    model = Qwen3ForCausalLM(config)
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    print(f"large: {model.num_parameters() / 1e6:.1f} M parameters")
+    return path
+
+
+def framework_step_s(case: Case, folder: Path, steps: int) -> tuple[list[float], list[dict]]:
+    """Step times of the real pipeline, in a process of its own."""
+    run = case.run | {
+        "output_dir": str(folder / "out"),
+        "max_steps": steps,
+        "track": {"rollouts_every": None, "verify_weights": "never"},
+    }
+    file = folder / "run.yaml"
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write_text(yaml.safe_dump(run))
+    subprocess.run([sys.executable, "-m", "roll.cli", "run", str(file)], cwd=ROOT, check=True)
+    lines = (folder / "out" / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines][SKIP:]
+    return [record["time/step_s"] for record in records], records
+
+
+def bare_engine_s(case: Case, repeats: int, queue: Any) -> None:
+    """Seconds in which a bare engine answers the requests of a step."""
+    from roll.config import load_config
+    from roll.core.types import GenerateRequest, SamplingParams, WorkerSpec
+    from roll.config.roles import Role
+    from roll.platform.machine import cores
+    from roll.strategy.vllm.engine import VllmEngine
+
+    config = load_config_of(case, load_config)
+    spec = WorkerSpec(Role.ACTOR_INFER, 0, 1, (0,), cores(), 0, "127.0.0.1:1", 0, "cpu")
+    engine = VllmEngine(
+        config.actor_infer.strategy, spec=spec, model=config.train_model, dtype="float32",
+        max_model_len=config.max_sequence_tokens,
+    )  # fmt: skip
+    sampling = SamplingParams(**config.sampling.model_dump())
+
+    async def measure() -> list[float]:
+        await engine.start()
+        times = []
+        for repeat in range(repeats + SKIP):
+            requests = [
+                GenerateRequest(
+                    f"{repeat}-{i}", (2, *prompt, 3), sampling, config.data.samples_per_prompt,
+                    seed=1000 * repeat + i,
+                )
+                for i, prompt in enumerate(random_prompts(repeat, config.data.prompts_per_step))
+            ]  # fmt: skip
+            begun = time.perf_counter()
+            await asyncio.gather(*(engine.generate(request) for request in requests))
+            times.append(time.perf_counter() - begun)
+        await engine.close()
+        return times[SKIP:]
+
+    queue.put(asyncio.run(measure()))
+
+
+def random_prompts(seed: int, count: int) -> list[list[int]]:
+    """Five digit tokens each (4 to 13 in the quickstart's vocabulary)."""
+    import random
+
+    rng = random.Random(seed)
+    return [[rng.randrange(4, 14) for _ in range(5)] for _ in range(count)]
+
+
+def load_config_of(case: Case, load_config: Any) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "run.yaml"
+        file.write_text(yaml.safe_dump(case.run | {"output_dir": "unused"}))
+        return load_config(file).config
+
+
+def bare_trainer_s(case: Case, tokens_per_row: int, repeats: int, queue: Any) -> None:
+    """Seconds of forward, loss, backward, clipping and AdamW in a plain loop."""
+    import torch
+    from roll.config import load_config
+    from transformers import AutoModelForCausalLM
+
+    config = load_config_of(case, load_config)
+    model = AutoModelForCausalLM.from_pretrained(case.model)
+    frozen = AutoModelForCausalLM.from_pretrained(case.model).requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+    rows = config.samples_per_step
+    budget = max(1, config.actor_train.max_tokens_per_microbatch // tokens_per_row)
+    times = []
+    for _ in range(repeats + SKIP):
+        tokens = torch.randint(4, 14, (rows, tokens_per_row))
+        begun = time.perf_counter()
+        if case.reference:
+            with torch.no_grad():
+                for part in tokens.split(budget):
+                    frozen(part).logits[:, :-1].log_softmax(-1).gather(-1, part[:, 1:, None])
+        for part in tokens.split(budget):
+            logprobs = model(part).logits[:, :-1].log_softmax(-1)
+            loss = -logprobs.gather(-1, part[:, 1:, None]).sum() / tokens.numel()
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        times.append(time.perf_counter() - begun)
+    queue.put(times[SKIP:])
+
+
+def in_process(target: Any, *args: Any) -> list[float]:
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=target, args=(*args, queue))
+    process.start()
+    times: list[float] = queue.get(timeout=600)
+    process.join(60)
+    return times
+
+
+def measure(case: Case, folder: Path, steps: int) -> bool:
+    """Print the table of one case; whether it is within its limit."""
+    engine = in_process(bare_engine_s, case, steps)
+    step_s, records = framework_step_s(case, folder / case.name, steps + SKIP)
+    width = round(
+        statistics.median(r["prompt_tokens/mean"] + r["response_tokens/mean"] for r in records)
+    )
+    trainer = in_process(bare_trainer_s, case, width, steps)
+    engine += in_process(bare_engine_s, case, steps)
+    step, bare = statistics.median(step_s), [statistics.median(engine), statistics.median(trainer)]
+    ratio = step / sum(bare)
+    print(f"\n{case.name}: {len(step_s)} steps, rows of {width} tokens")
+    print(f"  bare engine   {bare[0]:.3f} s")
+    print(f"  bare trainer  {bare[1]:.3f} s")
+    print(f"  step          {step:.3f} s = {ratio:.2f} x the sum (limit {LIMITS[case.name]})")
+    for phase in ("rollout", "generate", "reward", "logprob", "train", "weight_sync"):
+        print(f"    {phase:12}{statistics.median(r[f'time/{phase}_s'] for r in records):.3f} s")
+    return ratio <= LIMITS[case.name]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--case", choices=LIMITS, help="only this one")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        cases = [c for c in make_cases(Path(folder)) if args.case in (None, c.name)]
+        within = [measure(case, Path(folder), args.steps) for case in cases]
+    sys.exit(0 if all(within) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Rows as they lie in a file -> `PromptRow`s with known fields; every complaint names the place."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from roll.config.data import ColumnsConfig, SourceConfig
+from roll.config.errors import nearest
+from roll.core.errors import DataError
+from roll.core.types import Message
+
+
+@dataclass(frozen=True, slots=True)
+class RawRow:
+    """One row as it was read.
+
+    Example: RawRow(place="data/train.jsonl:17", values={"prompt": "1+1", "answer": "2"})
+    """
+
+    place: str
+    """File and line (or row), for messages."""
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRow:
+    """One row with its columns mapped; exactly one of `prompt` and `messages` is set."""
+
+    place: str
+    prompt: str | None
+    messages: tuple[Message, ...] | None
+    answer: str
+    """Empty where the source has no answer column."""
+    tag: str
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """All columns that are not mapped."""
+
+
+def map_row(row: RawRow, source: SourceConfig) -> PromptRow:
+    """Pick the configured columns of one row.
+
+    Raises:
+        DataError: a column is missing or holds the wrong type.
+    """
+    columns = source.columns
+    used = _used_columns(columns)
+    require_columns(row.values, source, row.place)
+    values = row.values
+    prompt = None if columns.prompt is None else _text(values, columns.prompt, row.place)
+    messages = None
+    if columns.messages is not None:
+        messages = _messages(values[columns.messages], f"{row.place}: column {columns.messages!r}")
+    return PromptRow(
+        place=row.place,
+        prompt=prompt,
+        messages=messages,
+        answer="" if columns.answer is None else _answer(values, columns.answer, row.place),
+        tag=source.tag if columns.tag is None else _text(values, columns.tag, row.place),
+        extra={name: value for name, value in values.items() if name not in used},
+    )
+
+
+def require_columns(found: Iterable[str], source: SourceConfig, place: str) -> None:
+    """Check that every configured column exists.
+
+    Raises:
+        DataError: naming the missing column and the nearest existing one.
+    """
+    have = list(found)
+    for name in _used_columns(source.columns):
+        if name not in have:
+            raise DataError(
+                f"{place}: no column {name!r}{nearest(name, have)} (columns: "
+                f"{', '.join(sorted(have)) or 'none'}); set `columns` of this source"
+            )
+
+
+def _used_columns(columns: ColumnsConfig) -> list[str]:
+    names = (columns.prompt, columns.messages, columns.answer, columns.tag)
+    return [name for name in names if name is not None]
+
+
+def _text(values: Mapping[str, Any], name: str, place: str) -> str:
+    value = values[name]
+    if not isinstance(value, str):
+        raise DataError(f"{place}: column {name!r} must be text, found {_show(value)}")
+    if not value.strip():
+        raise DataError(f"{place}: column {name!r} is empty; give it a text or remove the row")
+    return value
+
+
+def _answer(values: Mapping[str, Any], name: str, place: str) -> str:
+    value = values[name]
+    # Parquet files that pandas wrote hold NaN where an answer is missing.
+    missing = isinstance(value, float) and math.isnan(value)
+    if isinstance(value, (str, bool, int, float)) and not missing:
+        return str(value)
+    raise DataError(
+        f"{place}: column {name!r} must be text or a number, found {_show(value)}; where a source "
+        "has no answers, set `columns.answer: null`"
+    )
+
+
+def _messages(value: Any, where: str) -> tuple[Message, ...]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{where} is text but not JSON: {error.msg}") from None
+    if not isinstance(value, Sequence) or not value or isinstance(value, str):
+        raise DataError(f"{where} must be a list of {{role, content}}, found {_show(value)}")
+    messages = []
+    for number, item in enumerate(value):
+        if not isinstance(item, Mapping):
+            raise DataError(f"{where}[{number}] must be {{role, content}}, found {_show(item)}")
+        for key in ("role", "content"):
+            if not isinstance(item.get(key), str):
+                raise DataError(
+                    f"{where}[{number}].{key} must be text, found {_show(item.get(key))}"
+                )
+        messages.append(Message(role=item["role"], content=item["content"]))
+    return tuple(messages)
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    short = text if len(text) <= 60 else text[:57] + "..."
+    return "nothing (null)" if value is None else f"{type(value).__name__} {short}"

@@ -1,0 +1,178 @@
+"""One reader per file format: a path -> raw rows, each with the place it came from.
+
+Every reader is a generator, so that a quick check can look at the first row alone. `datasets` and
+`pyarrow` are imported by the reader that needs them: `roll check` must stay light.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from roll.config.data import SourceConfig
+from roll.config.errors import nearest
+from roll.core.errors import DataError
+from roll.data.columns import RawRow
+
+CSV_FIELD_LIMIT = 2**31 - 1
+"""Characters of one CSV field; the module's own limit of 128 KiB is below a long document."""
+
+
+def read_jsonl(path: Path) -> Iterator[RawRow]:
+    """One JSON object per line; blank lines are passed over."""
+    number = 0
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, start=1):
+            place = f"{path}:{number}"
+            try:
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+            except UnicodeDecodeError as error:
+                raise DataError(
+                    f"{place}: not UTF-8 at byte {error.start} of the line; save the file as UTF-8"
+                ) from None
+            if line:
+                yield RawRow(place, _object(_parse(line, place), place))
+
+
+def read_json(path: Path) -> Iterator[RawRow]:
+    """One JSON list of objects."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        rows = json.loads(text)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
+    except (json.JSONDecodeError, RecursionError) as error:
+        hint = "; if it holds one object per line, set `format: jsonl`"
+        raise DataError(f"{path}: not valid JSON: {error}{hint}") from None
+    if not isinstance(rows, list):
+        raise DataError(
+            f"{path}: must hold a list of objects, found {type(rows).__name__}; "
+            "if it holds one object per line, set `format: jsonl`"
+        )
+    for number, row in enumerate(rows):
+        place = f"{path}: row {number}"
+        yield RawRow(place, _object(row, place))
+
+
+def read_csv(path: Path) -> Iterator[RawRow]:
+    """Comma-separated values with a header line; every value is text."""
+    csv.field_size_limit(CSV_FIELD_LIMIT)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, strict=True)
+        row_number = 0
+        try:
+            for row_number, row in enumerate(reader):
+                place = f"{path}: row {row_number} (line {reader.line_num})"
+                width = len(reader.fieldnames or ())
+                if None in row or None in row.values():
+                    raise DataError(f"{place}: the header has {width} columns, this row has not")
+                yield RawRow(place, row)
+        except UnicodeDecodeError:
+            raise DataError(f"{path}: not UTF-8 after row {row_number}; save it as UTF-8") from None
+        except csv.Error as error:
+            raise DataError(f"{path}: line {reader.line_num}: {error}") from None
+
+
+def read_parquet(path: Path) -> Iterator[RawRow]:
+    """A Parquet file, batch by batch."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        number = 0
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                for row in batch.to_pylist():
+                    yield RawRow(f"{path}: row {number}", row)
+                    number += 1
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not a readable Parquet file: {error}") from None
+
+
+def parquet_columns(path: Path) -> tuple[list[str], int]:
+    """Names of the columns and the number of rows, from the footer alone."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            return list(file.schema_arrow.names), file.metadata.num_rows
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not a readable Parquet file: {error}") from None
+
+
+def read_disk(path: Path, split: str) -> Iterator[RawRow]:
+    """A folder written by `datasets.save_to_disk`: one dataset, or a dict of splits."""
+    import datasets
+
+    try:
+        loaded = datasets.load_from_disk(str(path))
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{path}: not a folder written by `datasets.save_to_disk`: {error}"
+        ) from None
+    if isinstance(loaded, datasets.DatasetDict):
+        if split not in loaded:
+            have = sorted(loaded)
+            raise DataError(
+                f"{path}: no split {split!r}{nearest(split, have)} (splits: {', '.join(have)})"
+            )
+        loaded = loaded[split]
+    for number, row in enumerate(loaded):
+        yield RawRow(f"{path}: row {number}", row)
+
+
+def read_hub(source: SourceConfig) -> Iterator[RawRow]:
+    """A dataset of the Hugging Face hub, downloaded or from the local cache."""
+    import datasets
+
+    name = source.path + (f" ({source.subset})" if source.subset else "")
+    try:
+        loaded = datasets.load_dataset(source.path, source.subset, split=source.split)
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"hub dataset {name}, split {source.split!r}: cannot be loaded "
+            f"({type(error).__name__}: {_first_line(error)}); check the name, `subset`, `split` "
+            "and the network, or download it before and give the path of a file or folder"
+        ) from error
+    for number, row in enumerate(loaded):
+        yield RawRow(f"hub dataset {name}: row {number}", row)
+
+
+FILE_READERS: dict[str, Callable[[Path], Iterator[RawRow]]] = {
+    "jsonl": read_jsonl,
+    "json": read_json,
+    "csv": read_csv,
+    "parquet": read_parquet,
+}
+
+
+def _parse(line: str, place: str) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{place}: not valid JSON: {error.msg} at column {error.colno}: {_around(line, error)}"
+        ) from None
+    except RecursionError:
+        raise DataError(f"{place}: JSON nested too deeply") from None
+
+
+def _object(value: Any, place: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise DataError(
+            f'{place}: expected an object like {{"prompt": ...}}, found {type(value).__name__}'
+        )
+    return value
+
+
+def _around(line: str, error: json.JSONDecodeError) -> str:
+    start = max(0, error.pos - 20)
+    return repr(line[start : error.pos + 20])
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["no details"])[0]

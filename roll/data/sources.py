@@ -1,0 +1,145 @@
+"""A `SourceConfig` -> its rows, or one message that names the file, the line and what to do.
+
+`check_source` looks at as little as possible (existence, first row, columns) and imports neither
+torch nor datasets, so that `roll check` answers at once; `read_source` reads everything.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from roll.config.data import SourceConfig
+from roll.config.errors import nearest
+from roll.core.errors import DataError, NotMadeYetError
+from roll.data.columns import PromptRow, RawRow, map_row, require_columns
+from roll.data.readers import FILE_READERS, parquet_columns, read_disk, read_hub
+
+ENDINGS = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".parquet": "parquet",
+    ".csv": "csv",
+}
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+def read_source(source: SourceConfig, base_dir: Path | None = None) -> list[PromptRow]:
+    """All rows of a source (the first `limit`), in file order.
+
+    Args:
+        source: what to read.
+        base_dir: where relative paths begin; the working directory when left out.
+
+    Raises:
+        NotMadeYetError: the file does not exist, and `made_by` names the command that makes it.
+        DataError: anything else that is wrong with the file, a row or a column.
+    """
+    rows = [map_row(row, source) for row in _limited(source, base_dir)]
+    if not rows:
+        raise DataError(f"{source.path}: no rows; a source needs at least one")
+    return rows
+
+
+def check_source(source: SourceConfig, base_dir: Path | None = None) -> None:
+    """Look whether a source can be read: it exists and its first row has the columns.
+
+    Hub datasets are only checked by the form of their name. Raises like `read_source`.
+    """
+    form = resolve_format(source, base_dir)
+    path = _local(source, base_dir)
+    if form == "hub":
+        return
+    if form == "disk":
+        _check_disk(path, source.split)
+        return
+    if form == "parquet":
+        names, num_rows = parquet_columns(path)
+        require_columns(names, source, str(path))
+        if num_rows:
+            return
+    else:
+        for row in itertools.islice(FILE_READERS[form](path), 1):
+            map_row(row, source)
+            return
+    raise DataError(f"{source.path}: no rows; a source needs at least one")
+
+
+def resolve_format(source: SourceConfig, base_dir: Path | None = None) -> str:
+    """The format of a source, `auto` resolved; also checks that what is local exists.
+
+    Raises:
+        NotMadeYetError, DataError: as `read_source`.
+    """
+    path = _local(source, base_dir)
+    form: str = source.format
+    if form == "hub" or (form == "auto" and not path.exists() and _names_hub(source)):
+        if not _HUB_NAME.fullmatch(source.path):
+            raise DataError(f"{source.path!r} is no hub dataset; its form is `org/name`")
+        return "hub"
+    if not path.exists():
+        raise _missing(source, path)
+    if form == "auto":
+        form = "disk" if path.is_dir() else ENDINGS.get(path.suffix.lower(), "auto")
+    if form == "auto":
+        raise DataError(
+            f"{source.path}: unknown ending {path.suffix!r} (known: {', '.join(ENDINGS)}); "
+            "set `format` of this source"
+        )
+    if path.is_dir() != (form == "disk"):
+        kind = "folder" if path.is_dir() else "file"
+        raise DataError(f"{source.path}: is a {kind}, but `format: {form}` expects the other")
+    return form
+
+
+def _limited(source: SourceConfig, base_dir: Path | None) -> Iterator[RawRow]:
+    form = resolve_format(source, base_dir)
+    path = _local(source, base_dir)
+    if form == "hub":
+        rows = read_hub(source)
+    elif form == "disk":
+        rows = read_disk(path, source.split)
+    else:
+        rows = FILE_READERS[form](path)
+    return itertools.islice(rows, source.limit)
+
+
+def _local(source: SourceConfig, base_dir: Path | None) -> Path:
+    path = Path(source.path).expanduser()
+    return path if base_dir is None else base_dir / path
+
+
+def _names_hub(source: SourceConfig) -> bool:
+    """`org/name` without a known ending; `made_by` says that it is a local file to come."""
+    is_name = _HUB_NAME.fullmatch(source.path) is not None
+    return is_name and Path(source.path).suffix.lower() not in ENDINGS and source.made_by is None
+
+
+def _missing(source: SourceConfig, path: Path) -> DataError:
+    if source.made_by is not None:
+        return NotMadeYetError(
+            f"{source.path}: no such file or folder yet; make it with: {source.made_by}"
+        )
+    siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+    where = f" in {path.parent.absolute()}" if siblings else f"; {path.parent} does not exist"
+    if not siblings and path.parent.is_dir():
+        where = f"; {path.parent.absolute()} is empty"
+    return DataError(f"{source.path}: no such file or folder{where}{nearest(path.name, siblings)}")
+
+
+def _check_disk(path: Path, split: str) -> None:
+    """Judge a `save_to_disk` folder by the files it always has."""
+    if (path / "dataset_dict.json").exists():
+        if not (path / split).is_dir():
+            have = sorted(p.name for p in path.iterdir() if p.is_dir())
+            raise DataError(
+                f"{path}: no split {split!r}{nearest(split, have)} (splits: {', '.join(have)})"
+            )
+    elif not (path / "dataset_info.json").exists():
+        raise DataError(
+            f"{path}: not a folder written by `datasets.save_to_disk` (no dataset_info.json); "
+            "give the path of a file"
+        )

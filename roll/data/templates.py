@@ -1,0 +1,98 @@
+"""Rows -> text -> tokens, through the tokenizer's chat template or as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from roll.config.data import DataConfig
+from roll.core.errors import DataError
+from roll.core.types import Message
+from roll.data.columns import PromptRow
+
+
+class PromptTokenizer(Protocol):
+    """What is used of a Hugging Face tokenizer."""
+
+    chat_template: Any
+
+    def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> Any: ...
+
+    def __call__(self, text: list[str], **kwargs: Any) -> Any: ...
+
+
+def render_prompts(
+    rows: Sequence[PromptRow], tokenizer: PromptTokenizer, data: DataConfig, system: str | None
+) -> list[str]:
+    """The text of each prompt, ready to be tokenized.
+
+    Raises:
+        DataError: the tokenizer has no chat template, a template refuses a row, or a source of
+            messages (or with a system message) is to be taken as plain text.
+    """
+    if data.chat_template:
+        if not tokenizer.chat_template:
+            raise DataError(
+                "the tokenizer has no chat template; set `data.chat_template: false` to take the "
+                "prompt text as it is, or use an instruction-tuned model"
+            )
+        return [_render(row, tokenizer, data, system) for row in rows]
+    if system is not None:
+        raise DataError(
+            "`system` needs a chat template; remove it or set `data.chat_template: true`"
+        )
+    return [_plain(row) for row in rows]
+
+
+def tokenize_prompts(
+    texts: Sequence[str], tokenizer: PromptTokenizer, data: DataConfig
+) -> list[tuple[int, ...]]:
+    """Tokens of each text.
+
+    A rendered template already holds its special tokens; plain text gets those that the tokenizer
+    puts around any input (a beginning-of-sequence token where the model expects one).
+    """
+    if not texts:
+        return []
+    encoded = tokenizer(list(texts), add_special_tokens=not data.chat_template)
+    return [tuple(ids) for ids in encoded["input_ids"]]
+
+
+def conversation_of(row: PromptRow, system: str | None) -> list[dict[str, str]]:
+    """The messages of a row, the system message of its source first."""
+    turns = row.messages or (Message(role="user", content=row.prompt or ""),)
+    if system is not None:
+        if turns[0].role == "system":
+            raise DataError(
+                f"{row.place}: begins with a system message, and its source sets `system`; "
+                "keep one of the two"
+            )
+        turns = (Message(role="system", content=system), *turns)
+    return [{"role": turn.role, "content": turn.content} for turn in turns]
+
+
+def _render(
+    row: PromptRow, tokenizer: PromptTokenizer, data: DataConfig, system: str | None
+) -> str:
+    from jinja2 import TemplateError
+
+    try:
+        text = tokenizer.apply_chat_template(
+            conversation_of(row, system),
+            tokenize=False,
+            add_generation_prompt=True,
+            **data.chat_template_kwargs,
+        )
+    except TemplateError as error:
+        raise DataError(f"{row.place}: the chat template refuses this row: {error}") from None
+    assert isinstance(text, str)
+    return text
+
+
+def _plain(row: PromptRow) -> str:
+    if row.prompt is None:
+        raise DataError(
+            f"{row.place}: messages need a chat template; set `data.chat_template: true` or use a "
+            "`prompt` column"
+        )
+    return row.prompt

@@ -1,0 +1,91 @@
+"""The one place that builds the environment of actors, and of Ray before it starts."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+
+from roll.distributed.reaper import start_reaper
+
+WORKER_TOKEN = "ROLL_WORKER_TOKEN"
+"""Marks a worker and all its children; the reaper finds them by it."""
+
+RUN_TOKEN = "ROLL_RUN_TOKEN"
+"""Marks all that a driver starts on its machine, Ray included."""
+
+PASSED_THROUGH = (
+    "CUDA_DEVICE_ORDER",
+    "GLOO_SOCKET_IFNAME",
+    "HF_DATASETS_OFFLINE",
+    "HF_ENDPOINT",
+    "HF_HOME",
+    "HF_HUB_OFFLINE",
+    "HF_TOKEN",
+    "NCCL_DEBUG",
+    "NCCL_SOCKET_IFNAME",
+    "TORCHDYNAMO_DISABLE",
+    "TRANSFORMERS_OFFLINE",
+    "VLLM_CPU_OMP_THREADS_BIND",
+    "VLLM_LOGGING_LEVEL",
+)
+"""Variables of the driver that actors on other nodes must see too."""
+
+RAY_VARIABLES = {
+    # A local Ray listens on this machine only and lives as long as the run.
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+def actor_env(
+    *,
+    platform: str,
+    devices: Sequence[int],
+    cores: Sequence[int],
+    token: str,
+    python_path: Sequence[str] = (),
+    driver_environ: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The variables of one actor, on top of those of its node.
+
+    Args:
+        devices: real device numbers on the actor's node.
+        cores: CPU cores it may keep busy.
+        python_path: folders with user code (beside the YAML file), searched first.
+    """
+    driver = os.environ if driver_environ is None else driver_environ
+    env = {name: driver[name] for name in PASSED_THROUGH if name in driver}
+    threads = str(len(cores))
+    env |= {
+        WORKER_TOKEN: token,
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        # The tokenizer's own threads would compete with the worker's and warn after a fork.
+        "TOKENIZERS_PARALLELISM": "false",
+        # Roles borrow slots and ask Ray for no device, and Ray would hide all devices from them.
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
+    }
+    folders = [*python_path, *driver.get("PYTHONPATH", "").split(os.pathsep)]
+    joined = os.pathsep.join(dict.fromkeys(folder for folder in folders if folder))
+    if joined:
+        env["PYTHONPATH"] = joined
+    if platform == "cuda":
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(str(device) for device in devices)
+    return env
+
+
+def prepare_ray() -> None:
+    """Set what Ray reads when it starts on this machine; what the user set stays.
+
+    Also marks everything this process starts from now on, and sets a reaper on the mark: should the
+    driver be killed, Ray's own helpers would otherwise live on for a minute.
+    """
+    for name, value in RAY_VARIABLES.items():
+        os.environ.setdefault(name, value)
+    # The process number tells an own mark from one inherited from a driver that started this one.
+    own = f"{os.getpid()}-"
+    if not os.environ.get(RUN_TOKEN, "").startswith(own):
+        os.environ[RUN_TOKEN] = own + uuid.uuid4().hex
+        start_reaper(f"{RUN_TOKEN}={os.environ[RUN_TOKEN]}")

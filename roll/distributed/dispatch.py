@@ -1,0 +1,107 @@
+"""How a call fans out over ranks and how the results fold back.
+
+A dispatch is a value on the method. `gather` returns the type that the method returns, so a call
+through a cluster has the method's own type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self, TypeVar, runtime_checkable
+
+from roll.core.batch import Batch
+from roll.core.types import RankInfo
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The arguments of one rank."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Concatenable(Protocol):
+    """A result that knows how to join its parts: a `Batch`, `Metrics`."""
+
+    @classmethod
+    def concat(cls, parts: Sequence[Self]) -> Self: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    name: str
+    scatter: Callable[[Sequence[RankInfo], Call], list[Call]]
+    """Ranks in order and the driver's call -> one call per rank."""
+    gather: Callable[[Sequence[RankInfo], list[Any]], Any]
+    """Ranks and results in rank order -> one value of the method's own return type."""
+
+
+def _same_call(ranks: Sequence[RankInfo], call: Call) -> list[Call]:
+    return [call] * len(ranks)
+
+
+def _first_result(ranks: Sequence[RankInfo], results: list[Any]) -> Any:
+    return results[0]
+
+
+def _shard_batches(ranks: Sequence[RankInfo], call: Call) -> list[Call]:
+    parts = ranks[0].dp_size
+
+    def shards(value: Any) -> list[Any]:
+        return list(value.split(parts)) if isinstance(value, Batch) else [value] * parts
+
+    args = [shards(value) for value in call.args]
+    kwargs = {name: shards(value) for name, value in call.kwargs.items()}
+    return [
+        Call(
+            tuple(each[info.dp_rank] for each in args),
+            {name: each[info.dp_rank] for name, each in kwargs.items()},
+        )
+        for info in ranks
+    ]
+
+
+def _concat_leaders(ranks: Sequence[RankInfo], results: list[Any]) -> Any:
+    leaders = sorted((i for i in ranks if i.is_dp_leader), key=lambda info: info.dp_rank)
+    parts = [results[info.rank] for info in leaders]
+    if all(part is None for part in parts):
+        return None
+    kinds = {type(part) for part in parts}
+    if len(kinds) > 1 or not isinstance(parts[0], Concatenable):
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise TypeError(
+            f"a method dispatched with SHARD_BATCH returned {names}; it must return one type with "
+            "a classmethod `concat` (like Batch or Metrics), or None, on every data-parallel leader"
+        )
+    return kinds.pop().concat(parts)
+
+
+BROADCAST = Dispatch("broadcast", _same_call, _first_result)
+"""Every rank gets the same arguments; the result is rank 0's. What an unmarked method does."""
+
+SHARD_BATCH = Dispatch("shard_batch", _shard_batches, _concat_leaders)
+"""Batches are split over data-parallel ranks, other arguments go to all; leaders' results join."""
+
+_ATTRIBUTE = "__roll_dispatch__"
+
+
+def dispatch(mode: Dispatch) -> Callable[[F], F]:
+    """Attach a mode to a worker method, which can still be called directly."""
+
+    def mark(method: F) -> F:
+        setattr(method, _ATTRIBUTE, mode)
+        return method
+
+    return mark
+
+
+def dispatch_of(method: Callable[..., Any]) -> Dispatch:
+    """The mode `dispatch` attached; BROADCAST for an unmarked method."""
+    mode = getattr(method, _ATTRIBUTE, BROADCAST)
+    assert isinstance(mode, Dispatch)
+    return mode

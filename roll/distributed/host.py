@@ -1,0 +1,107 @@
+"""The Ray actor around a worker. It is built first and empty, so that errors of a worker's
+constructor travel like those of any other method, and its death can be watched from the start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from roll.core.logs import setup_logging
+from roll.core.types import RankInfo, WorkerSpec
+from roll.distributed.actor_env import WORKER_TOKEN
+from roll.distributed.reaper import start_reaper
+from roll.distributed.worker import Worker
+from roll.platform.machine import free_port
+
+WATCH_GROUP = "watch"
+"""Concurrency group of the never-ending call, so that it takes no thread from the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostInfo:
+    """Where an actor lives."""
+
+    pid: int
+    address: str
+    """IP of its node."""
+    log: str
+    """File that holds its standard error; empty when it is no file."""
+
+
+class _Room:
+    """What both hosts do."""
+
+    def __init__(self) -> None:
+        start_reaper(f"{WORKER_TOKEN}={os.environ[WORKER_TOKEN]}")
+        self._worker: Worker | None = None
+
+    def _about(self) -> HostInfo:
+        log = os.readlink("/proc/self/fd/2") if os.path.exists("/proc/self/fd/2") else ""
+        return HostInfo(os.getpid(), ray.util.get_node_ip_address(), log)
+
+    def _build(
+        self,
+        worker_cls: Callable[..., Worker],
+        spec: WorkerSpec,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> RankInfo:
+        setup_logging(spec.name)
+        worker = worker_cls(spec, *args, **kwargs)
+        worker.platform.set_threads(len(spec.cores))
+        self._worker = worker
+        return worker.rank_info
+
+    def _method(self, name: str) -> Callable[..., Any]:
+        assert self._worker is not None, "build comes first"
+        method: Callable[..., Any] = getattr(self._worker, name)
+        return method
+
+
+class SyncHost(_Room):
+    """One call at a time, in one thread."""
+
+    def about(self) -> HostInfo:
+        return self._about()
+
+    def free_port(self) -> int:
+        return free_port()
+
+    def build(self, *given: Any) -> RankInfo:
+        return self._build(*given)
+
+    def run(self, method: str, kwargs: Mapping[str, Any], *args: Any) -> Any:
+        return self._method(method)(*args, **kwargs)
+
+    def watch(self) -> None:
+        """Never returns; runs in `WATCH_GROUP`."""
+        threading.Event().wait()
+
+
+class AsyncHost(_Room):
+    """Calls share one event loop; the worker is built on it too, so it may start tasks."""
+
+    async def about(self) -> HostInfo:
+        return self._about()
+
+    async def free_port(self) -> int:
+        return free_port()
+
+    async def build(self, *given: Any) -> RankInfo:
+        return self._build(*given)
+
+    async def run(self, method: str, kwargs: Mapping[str, Any], *args: Any) -> Any:
+        result = self._method(method)(*args, **kwargs)
+        return await result if inspect.isawaitable(result) else result
+
+    async def watch(self) -> None:
+        """Never returns; runs in `WATCH_GROUP`."""
+        await asyncio.Event().wait()

@@ -1,0 +1,78 @@
+"""Ends what a killed process leaves behind: a tiny process that outlives it and kills its children.
+
+A worker that is killed cannot clean up, and Ray kills direct children only; an engine's
+processes are grandchildren. Every one of them inherits the worker's token in its environment. The
+reaper leaves the worker's tree at once (Ray kills that), sleeps until the worker is gone, kills
+whatever carries the token, and exits. The driver has one too, for Ray itself. Run as a file with
+`python -I -S`: it imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+
+def start_reaper(token: str) -> None:
+    """Watch over this process; the reaper itself carries no token."""
+    command = [sys.executable, "-I", "-S", os.path.abspath(__file__), str(os.getpid()), token]
+    # The first process only forks and exits, so this wait is short.
+    subprocess.run(command, env={}, stdin=subprocess.DEVNULL, check=True, timeout=60)
+
+
+def kill_marked(token: str) -> int:
+    """Kill every process whose environment holds `token`; returns how many there were."""
+    mark = token.encode()
+    found = 0
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{name}/environ", "rb") as environ:
+                if mark not in environ.read():
+                    continue
+            os.kill(int(name), signal.SIGKILL)
+        except OSError:  # gone, or not ours
+            continue
+        found += 1
+    return found
+
+
+def _wait_for_exit(pid: int) -> None:
+    if hasattr(os, "pidfd_open"):
+        try:
+            poll = select.poll()
+            poll.register(os.pidfd_open(pid), select.POLLIN)
+        except OSError:
+            return
+        poll.poll()
+        return
+    while True:
+        try:
+            os.kill(pid, 0)
+        except OSError:
+            return
+        time.sleep(0.5)
+
+
+def _main(pid: int, token: str) -> None:
+    if os.fork():
+        return
+    os.setsid()
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):  # else a test's or a shell's pipe would stay open
+        os.dup2(null, descriptor)
+    _wait_for_exit(pid)
+    # A process may be born while the list is read; three empty-handed looks are enough.
+    empty = 0
+    while empty < 3:
+        empty = 0 if kill_marked(token) else empty + 1
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    _main(int(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,190 @@
+"""`ResourceManager`: owns every device of the job on Ray and starts clusters on them.
+
+One placement group per node, one bundle per device. Roles do not own devices: they borrow slots, so
+two roles given the same pool are colocated.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Concatenate
+
+import ray
+
+from roll.config.placement import ClusterConfig
+from roll.core.errors import ConfigError
+from roll.core.types import WorkerSpec
+from roll.distributed.actor_env import prepare_ray
+from roll.distributed.cluster import P, Placement, W
+from roll.distributed.layout import Layout, plan_layout
+from roll.distributed.nodes import Node, claim_devices, usable_nodes, wait_for_nodes
+from roll.distributed.ray_cluster import ActorSettings, RayCluster, Recipe, Slot
+from roll.distributed.watchdog import Watchdog
+from roll.platform.machine import Machine, this_machine
+
+
+class ResourceManager:
+    """Starts or joins Ray, claims the devices, starts clusters; `close` undoes all of it."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        pools: Mapping[str, str],
+        *,
+        python_path: Sequence[str] = (),
+        log_to_driver: bool = False,
+    ) -> None:
+        """Claim what the pools need.
+
+        Args:
+            pools: name -> device list like "0-3".
+            python_path: folders with user code that workers must be able to import.
+            log_to_driver: copy the workers' output to this terminal.
+
+        Raises:
+            ConfigError: the machine is smaller than the pools; raised before anything starts.
+            WaitTimeoutError: nodes or devices did not come up in `config.start_timeout_s`.
+        """
+        self._undo = ExitStack()
+        self._clusters: list[RayCluster[Any]] = []
+        address = config.address or os.environ.get("RAY_ADDRESS")
+        joined = bool(address) or ray.is_initialized()
+        try:
+            if joined:
+                self._connect(address, log_to_driver)
+                nodes = wait_for_nodes(config.nodes, config.start_timeout_s)
+                machine = _smallest(nodes)
+                self.layout = plan_layout(config, pools, machine, joined=True)
+                nodes = usable_nodes(nodes, self.layout)
+            else:
+                machine = this_machine()
+                self.layout = plan_layout(config, pools, machine, joined=False)
+                self._start_ray(machine, self.layout, log_to_driver)
+                nodes = wait_for_nodes(1, config.start_timeout_s)
+            self._watchdog = Watchdog()
+            self._undo.callback(self._watchdog.close)
+            self._slots = claim_devices(nodes, self.layout, config.start_timeout_s, self._undo)
+        except BaseException:
+            self.close(graceful=False)
+            raise
+        self._settings = ActorSettings(
+            platform=self.layout.platform,
+            single_node=self.layout.nodes == 1 and not joined,
+            python_path=tuple(os.path.abspath(folder) for folder in python_path),
+            start_timeout_s=config.start_timeout_s,
+            call_timeout_s=config.call_timeout_s,
+        )
+
+    @property
+    def platform(self) -> str:
+        """`cpu` or `cuda`."""
+        return self.layout.platform
+
+    def slots(self, pool: str, per_worker: int = 1) -> list[tuple[Slot, ...]]:
+        """The pool's devices, one tuple per worker.
+
+        Raises:
+            ConfigError: no such pool, it does not divide, or a worker would span two nodes.
+        """
+        if pool not in self.layout.pools:
+            known = ", ".join(sorted(self.layout.pools))
+            raise ConfigError(f"no pool is called {pool!r} (pools: {known})")
+        found = [self._slots[number] for number in self.layout.pools[pool]]
+        if len(found) % per_worker:
+            raise ConfigError(
+                f"pools.{pool} has {len(found)} devices, which do not divide into workers "
+                f"of {per_worker}"
+            )
+        groups = [tuple(found[i : i + per_worker]) for i in range(0, len(found), per_worker)]
+        for group in groups:
+            if len({slot.node for slot in group}) > 1:
+                numbers = ", ".join(str(slot.number) for slot in group)
+                raise ConfigError(
+                    f"pools.{pool}: devices {numbers} belong to one worker but to several nodes "
+                    f"(each has {self.layout.devices_per_node})"
+                )
+        return groups
+
+    def start(
+        self,
+        worker_cls: Callable[Concatenate[WorkerSpec, P], W],
+        placement: Placement,
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> RayCluster[W]:
+        """See `Launcher.start`."""
+        recipe = Recipe(worker_cls, placement.role, placement.seed, args, kwargs)
+        slots = self.slots(placement.pool, placement.per_worker)
+        if placement.workers is not None:
+            slots = [slots[i % len(slots)] for i in range(placement.workers)]
+        cluster: RayCluster[W] = RayCluster(recipe, slots, self._settings, self._watchdog)
+        self._clusters.append(cluster)
+        return cluster
+
+    def check(self) -> None:
+        """For loops that wait on something else than a cluster.
+
+        Raises:
+            WorkerError: a worker of the run died.
+        """
+        self._watchdog.check()
+
+    def close(self, *, graceful: bool = True) -> None:
+        """End clusters, newest first, give the devices back, and end Ray if it was started here."""
+        with self._undo as undo:
+            for cluster in self._clusters:
+                undo.callback(cluster.close, graceful=graceful)
+            self._clusters = []
+
+    def __enter__(self) -> ResourceManager:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self.close(graceful=kind is None)
+
+    def _start_ray(self, machine: Machine, layout: Layout, log_to_driver: bool) -> None:
+        prepare_ray()
+        self._undo.callback(ray.shutdown)
+        _init_ray(
+            address="local",
+            num_cpus=len(machine.cores),
+            num_gpus=machine.gpus if layout.platform == "cuda" else 0,
+            include_dashboard=False,
+            log_to_driver=log_to_driver,
+        )
+
+    def _connect(self, address: str | None, log_to_driver: bool) -> None:
+        if ray.is_initialized():
+            return
+        self._undo.callback(ray.shutdown)
+        try:
+            _init_ray(address=address, log_to_driver=log_to_driver)
+        except ConnectionError as error:
+            raise ConfigError(
+                f"no Ray cluster answers at {address!r} (cluster.address or RAY_ADDRESS): {error}"
+            ) from error
+
+
+def _init_ray(**options: Any) -> None:
+    main = threading.current_thread() is threading.main_thread()
+    previous = signal.getsignal(signal.SIGTERM)
+    ray.init(logging_level=logging.ERROR, **options)
+    if main:
+        # Ray puts its own handler in place, which exits at once, past all cleanups.
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _smallest(nodes: Sequence[Node]) -> Machine:
+    """A machine as large as the nodes' smallest, or smallest with GPUs where any has some."""
+    with_gpus = [node for node in nodes if node.gpus] or list(nodes)
+    return Machine(
+        gpus=min(node.gpus for node in with_gpus),
+        cores=tuple(range(min(node.cpus for node in with_gpus))),
+        memory_gb=0.0,
+    )

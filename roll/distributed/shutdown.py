@@ -1,0 +1,60 @@
+"""One way out: Ctrl-C, SIGTERM, an exception and a normal end all run the same cleanups, once.
+
+with orderly_end() as cleanups:
+    resources = cleanups.enter_context(ResourceManager(...))
+    ...
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import Any, NoReturn
+
+LOGGER = logging.getLogger(__name__)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Terminated(KeyboardInterrupt):
+    """A signal asked the run to end; `signum` says which, and 128 + signum is the exit code."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"ended by {signal.Signals(signum).name}")
+        self.signum = signum
+
+
+@contextmanager
+def orderly_end() -> Iterator[ExitStack]:
+    """Turn SIGINT, SIGTERM and SIGHUP into `Terminated`; run the yielded stack's cleanups at exit.
+
+    While cleanups run, further signals are noted and ignored: each cleanup has its own time limit,
+    and half a cleanup leaves processes behind. Outside the main thread signals stay as they are.
+    """
+    previous = _install(_raise_terminated)
+    try:
+        with ExitStack() as cleanups:
+            try:
+                yield cleanups
+            finally:
+                _install(_note_signal)
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+
+
+def _install(handler: Any) -> dict[signal.Signals, Any]:
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    return {signum: signal.signal(signum, handler) for signum in SIGNALS}
+
+
+def _raise_terminated(signum: int, frame: FrameType | None) -> NoReturn:
+    raise Terminated(signum)
+
+
+def _note_signal(signum: int, frame: FrameType | None) -> None:
+    LOGGER.warning("%s: already ending, workers are being stopped", signal.Signals(signum).name)

@@ -1,0 +1,155 @@
+"""Tokenizers and causal language models from a folder or the hub, with errors a user can act on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from roll.config.model import ModelConfig
+from roll.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The last layer of a language model: `logits = (linear(hidden) + bias) / divisor`."""
+
+    module: nn.Module
+    divisor: float
+
+    @property
+    def weight_VD(self) -> Tensor:
+        weight = self.module.weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+    @property
+    def bias_V(self) -> Tensor | None:
+        bias = getattr(self.module, "bias", None)
+        return bias if isinstance(bias, Tensor) else None
+
+
+def load_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer of `model`.
+
+    Raises:
+        ConfigError: the folder does not exist or holds no tokenizer, or the hub cannot be reached.
+    """
+    path = model.tokenizer or model.path
+    _check_folder(path, model)
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=model.trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(_what_failed("tokenizer", path, error)) from error
+
+
+def load_config(model: ModelConfig) -> PreTrainedConfig:
+    """The model's own configuration.
+
+    Dropout is off, because the probability ratio of two passes must not depend on chance.
+
+    Raises:
+        ConfigError: as `load_causal_lm`.
+    """
+    _check_folder(model.path, model)
+    try:
+        config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(_what_failed("model", model.path, error)) from error
+    for name, value in config.to_dict().items():
+        if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
+            setattr(config, name, 0.0)
+    return config
+
+
+def load_causal_lm(model: ModelConfig, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """The model on the CPU, in evaluation mode and without dropout.
+
+    Args:
+        dtype: of the parameters; left out: `model.dtype`. Training loads float32 masters.
+
+    Raises:
+        ConfigError: the folder does not exist, is no checkpoint or lacks tensors, or the hub
+            cannot be reached.
+    """
+    config = load_config(model)
+    try:
+        loaded, info = AutoModelForCausalLM.from_pretrained(
+            model.path,
+            config=config,
+            dtype=dtype or getattr(torch, model.dtype),
+            attn_implementation=model.attention,
+            trust_remote_code=model.trust_remote_code,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ConfigError(_what_failed("model", model.path, error)) from error
+    if info["missing_keys"]:
+        missing = sorted(info["missing_keys"])
+        raise ConfigError(
+            f"model {model.path!r} lacks {len(missing)} tensors, e.g. {missing[0]!r}; they would "
+            "start from random values. Is the checkpoint complete?"
+        )
+    loaded.eval()
+    return loaded
+
+
+def split_head(model: PreTrainedModel) -> tuple[nn.Module, Head]:
+    """Backbone (token ids to hidden states) and head (hidden states to logits) of a causal LM.
+
+    Raises:
+        ConfigError: the model bends its logits in a way the chunked log-probs do not know.
+    """
+    backbone = model.base_model
+    module = model.get_output_embeddings()
+    kind = model.config.model_type
+    if backbone is model or module is None:
+        raise ConfigError(f"model type {kind!r} has no separate output head; use another model")
+    divisor = 1.0
+    for name, value in model.config.get_text_config().to_dict().items():
+        if value is None or (isinstance(value, float | int) and value in (0, 1)):
+            continue
+        if name in ("final_logit_softcapping", "output_multiplier_scale", "lm_head_multiplier"):
+            raise ConfigError(f"model type {kind!r} sets {name}: {value}, which is not supported")
+        if name == "logit_scale":
+            divisor /= value
+        if name == "logits_scaling":
+            divisor *= value
+    if not math.isfinite(divisor) or divisor <= 0:
+        raise ConfigError(f"model type {kind!r} scales its logits by 1/{divisor}; expected above 0")
+    return backbone, Head(module, divisor)
+
+
+def _check_folder(path: str, model: ModelConfig) -> None:
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return
+    if folder.exists():
+        raise ConfigError(f"model path {path!r} is a file; expected a Hugging Face folder")
+    # `org/name` may be a hub name; anything else can only be a folder.
+    is_hub_name = path.count("/") <= 1 and not path.startswith((".", "/", "~")) and path[-1] != "/"
+    if model.made_by is not None or not is_hub_name:
+        hint = f"; make it with: {model.made_by}" if model.made_by else ""
+        raise ConfigError(f"model path {path!r} does not exist (looked in {Path.cwd()}){hint}")
+
+
+def _what_failed(what: str, path: str, error: Any) -> str:
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if Path(path).expanduser().is_dir():
+        return f"{path!r} is not a Hugging Face checkpoint with a {what}: {reason}"
+    return (
+        f"no {what} {path!r}: it is no folder in {Path.cwd()} and could not be taken from the hub "
+        f"({reason})"
+    )

@@ -1,0 +1,104 @@
+"""What every reward must hold to, as a function that users call from their own test.
+
+from my_rewards import brief_and_right
+from roll.rewards.contract import check_reward
+
+def test_my_reward_keeps_the_contract():
+    check_reward(brief_and_right, answer="42")
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from roll.core.types import Completion, FinishReason, Prompt, Sample
+from roll.rewards.api import Reward, RewardContext
+from roll.rewards.loading import BoundReward, bind_reward, normalise
+
+RESPONSES: Mapping[str, str] = {
+    "an empty response": "",
+    "white space": " \n\t ",
+    "a plain sentence": "The answer is 42.",
+    "a boxed answer": "<think>6 * 7</think> So it is \\boxed{42}.",
+    "thinking that never ends": "<think> wait, wait, wait",
+    "a box that never ends": "\\boxed{" * 50,
+    "a very long response": "so it goes on and on " * 20_000,
+    "odd unicode": "\u202e\u0000\ufffd\U0001f9ee \u0661\u0662 \u00bd \u200b e\u0301",
+    "a huge power": "\\boxed{9^{9^{9^{9^9}}}}",
+    "deep nesting": "\\boxed{" + "(" * 5000 + ")" * 5000 + "}",
+    "code and quotes": '\'; import os; """ {} %s {0} \\',
+}
+"""What a policy in training really writes, and worse."""
+
+
+def check_reward(
+    fn: Any,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    answer: str = "42",
+    extra: Mapping[str, Any] | None = None,
+    responses: Sequence[str] = (),
+    deterministic: bool = True,
+) -> None:
+    """Raise AssertionError with the response at hand where a reward breaks its contract.
+
+    A reward returns a finite score for any response, also without an answer to compare to, says
+    the same twice, and its verdict can be pickled.
+
+    Args:
+        fn: the function, as `fn` of the config would find it.
+        kwargs: as in the config.
+        answer: a ground truth that the reward understands.
+        extra: further columns that it needs.
+        responses: more responses to try.
+        deterministic: False for a judge that samples.
+    """
+    ctx = RewardContext(name="contract", seed=0)
+    bound = bind_reward(fn, kwargs or {}, ctx, label="the reward")
+    cases = [*RESPONSES.items(), *((f"your response {i}", r) for i, r in enumerate(responses))]
+    for what, response in cases:
+        for truth in dict.fromkeys((answer, "")):
+            sample = sample_of(response, answer=truth, extra=extra)
+            case = f"{what}, answer {truth!r}"
+            verdict = _verdict(bound, sample, case)
+            if pickle.loads(pickle.dumps(verdict)) != verdict:
+                raise AssertionError(f"{case}: {verdict} changes when pickled")
+            if deterministic and (again := _verdict(bound, sample, case)) != verdict:
+                raise AssertionError(f"{case}: first {verdict}, then {again}")
+
+
+def sample_of(response: str, *, answer: str, extra: Mapping[str, Any] | None = None) -> Sample:
+    """A finished sample with this response, for tests of rewards."""
+    prompt = Prompt(
+        id="contract:0",
+        tokens=(1,),
+        text="What is 6 * 7?",
+        answer=answer,
+        tag="default",
+        extra=extra or {},
+    )
+    num_tokens = len(response.split())
+    completion = Completion(
+        tokens=(1,) * num_tokens,
+        logprobs=(-0.5,) * num_tokens,
+        versions=(0,) * num_tokens,
+        finish=FinishReason.STOP,
+    )
+    return Sample("0/contract:0/0", "0/contract:0", prompt, completion, response)
+
+
+def _verdict(bound: BoundReward, sample: Sample, case: str) -> Reward:
+    try:
+        value = bound.call(sample)
+        if bound.is_async:
+            value = asyncio.run(_wait(value))
+        return normalise(value)
+    except Exception as error:
+        raise AssertionError(f"{case}: {type(error).__name__}: {error}") from error
+
+
+async def _wait(value: Any) -> Any:
+    return await value

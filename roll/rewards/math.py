@@ -1,0 +1,96 @@
+"""The `math` reward: is the final answer equivalent to the ground truth?
+
+Text and plain numbers are compared here, in microseconds. The rest goes through math-verify in
+child processes with a limit on time and memory: an answer such as 9^9^9^9 then costs its sample a
+verdict of "wrong" (and shows up as the part `timeout`), and never hangs or crashes the run.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+
+from roll.core.types import Sample
+from roll.rewards.answers import find_answer, find_truth
+from roll.rewards.api import Reward
+from roll.rewards.child import ChildDiedError, ChildRaisedError, ChildSpec
+from roll.rewards.child_pool import ChildPool, NoChildFreeError
+from roll.rewards.plain_math import plainly_equal
+
+log = logging.getLogger(__name__)
+
+MAX_ANSWER_CHARS = 2000
+"""A longer answer is wrong without a look, unless the ground truth is as long."""
+MEMORY_BYTES = 2**30
+MAX_PROCESSES = 4
+CHECK_TIMEOUT_S = 3.0
+QUEUE_TIMEOUT_S = 5.0
+"""With the limit above it stays below the default `timeout_s`, so the pool sees a verdict."""
+
+
+def math_reward(sample: Sample) -> Reward:
+    """1 where the answer is right, else 0.
+
+    Parts: `right`; `formatted`, 1 where the answer was boxed; `timeout`, 1 where the check of an
+    answer ran out of time or memory, which counts as wrong.
+    """
+    found = find_answer(sample.response_text)
+    truth = find_truth(sample.answer)
+    right, timed_out = False, False
+    if found.text is not None and truth:
+        too_long = len(found.text) > max(MAX_ANSWER_CHARS, len(truth))
+        verdict = False if too_long else plainly_equal(truth, found.text)
+        if verdict is None:
+            try:
+                verdict = _equivalent(truth, found.text)
+            except NoChildFreeError:
+                log.warning("math: no verdict on %r, all checkers are busy", found.text[:80])
+            timed_out = verdict is None
+        right = bool(verdict)
+    return Reward(
+        score=float(right),
+        parts={
+            "right": float(right),
+            "formatted": float(found.boxed),
+            "timeout": float(timed_out),
+        },
+    )
+
+
+def start_checkers() -> None:
+    """Wait for the first child (seconds), so that the first sample need not."""
+    _checkers().warm_up()
+
+
+@functools.lru_cache(maxsize=4096)
+def _equivalent(truth: str, answer: str) -> bool | None:
+    """The child's verdict; None where it gave none. Siblings often give the same answer: cached.
+
+    Raises:
+        NoChildFreeError: says nothing about the answer, and must not be cached.
+    """
+    try:
+        verdict = _checkers().call(
+            (truth, answer), CHECK_TIMEOUT_S, queue_timeout_s=QUEUE_TIMEOUT_S
+        )
+    except NoChildFreeError:
+        raise
+    except (TimeoutError, ChildDiedError) as error:
+        log.warning("math: no verdict on %r against %r: %s", answer[:80], truth[:80], error)
+        return None
+    except ChildRaisedError as error:
+        # math-verify gives up on what it cannot read; memory and recursion limits end here too.
+        reason = str(error).rstrip().rpartition("\n")[2]
+        log.warning("math: %r against %r: %s", answer[:80], truth[:80], reason)
+        return None if reason.startswith(("MemoryError", "RecursionError")) else False
+    assert isinstance(verdict, bool)
+    return verdict
+
+
+@functools.cache
+def _checkers() -> ChildPool:
+    """One pool for this process; its children end with it."""
+    cores = len(os.sched_getaffinity(0))
+    spec = ChildSpec("roll.rewards.equivalence:make_checker", (), MEMORY_BYTES, fork=True)
+    return ChildPool(spec, min(MAX_PROCESSES, cores))

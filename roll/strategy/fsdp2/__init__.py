@@ -1,0 +1,1 @@
+"""PyTorch FSDP2: training and scoring, sharded over ranks."""

@@ -1,0 +1,209 @@
+"""What leaves and enters a sharded model: checkpoints, full weights, Hugging Face folders.
+
+A checkpoint is one folder: the shards that every rank writes (torch.distributed.checkpoint),
+`rng_<rank>.pt`, and last of all `meta.json`, which says which model and optimizer step it is.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from roll.core.errors import CheckpointError
+from roll.weight_sync.manifest import Manifest
+
+FORMAT = 1
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def save(path: Path, model: PreTrainedModel, optimizer: Optimizer, updates: int) -> None:
+    """Write the checkpoint; collective. `updates` counts optimizer steps, skipped ones included."""
+    rank = dist.get_rank()
+    path.mkdir(parents=True, exist_ok=True)
+    tensors = _model_tensors(model)
+    stepped = any(optimizer.state.values())
+    if stepped:
+        tensors |= _optimizer_tensors(model, optimizer)
+    dcp_save(tensors, checkpoint_id=path)
+    torch.save(_rng_states(), path / f"rng_{rank:05d}.pt")
+    dist.barrier()
+    if rank == 0:
+        meta = {
+            "format": FORMAT,
+            "updates": updates,
+            "optimizer_state": stepped,
+            "world_size": dist.get_world_size(),
+            **_identity(model),
+        }
+        (path / "meta.json").write_text(json.dumps(meta, indent=1))
+    dist.barrier()
+
+
+def load(path: Path, model: PreTrainedModel, optimizer: Optimizer) -> int:
+    """Read what `save` wrote, on any number of ranks; returns its `updates`. Collective.
+
+    A rank that the saving run did not have keeps its random state.
+
+    Raises:
+        CheckpointError: files are missing or belong to another model, which is found out before
+            anything changes; a damaged shard only in the middle.
+    """
+    try:
+        meta = json.loads((path / "meta.json").read_text())
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"no complete checkpoint in {path}: {error.filename} is missing"
+        ) from error
+    _check_identity(path, meta, _identity(model))
+    optimizer.state.clear()
+    tensors = _model_tensors(model)
+    if meta["optimizer_state"]:
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                optimizer.state[p] = {
+                    "step": torch.zeros((), dtype=torch.float32, device=p.device),
+                    **{name: torch.zeros_like(p) for name in _MOMENTS},
+                }
+        tensors |= _optimizer_tensors(model, optimizer)
+    try:
+        dcp_load(tensors, checkpoint_id=path)
+    except (FileNotFoundError, CheckpointException) as error:
+        raise CheckpointError(f"checkpoint {path} is incomplete: {error}") from error
+    rng = path / f"rng_{dist.get_rank():05d}.pt"
+    if rng.exists():
+        _set_rng_states(torch.load(rng, weights_only=False))
+    dist.barrier()
+    return int(meta["updates"])
+
+
+def full_weights(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Names and full tensors as in the Hugging Face checkpoint, one at a time; collective.
+
+    Parameters come in `dtype`, the one the forward pass computes in. A tensor that goes by two
+    names (tied embeddings) comes once, under its first name, as `save_pretrained` writes it. The
+    tensors may share memory with the model: use them before the next update.
+    """
+    for name, value in _distinct(model):
+        tensor = value.detach()
+        if isinstance(value, torch.nn.Parameter):
+            tensor = tensor.to(dtype)
+        yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def manifest(model: PreTrainedModel, dtype: torch.dtype) -> Manifest:
+    """What `full_weights` will yield, in its order; reads no values and is not collective."""
+    rows = []
+    for name, value in _distinct(model):
+        kind = dtype if isinstance(value, torch.nn.Parameter) else value.dtype
+        rows.append((name, torch.empty(value.shape, dtype=kind, device="meta")))
+    return Manifest.of(rows)
+
+
+def _distinct(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Saved tensors, each under its first name only."""
+    seen: set[int] = set()
+    for name, value in model.state_dict(keep_vars=True).items():
+        if id(value) not in seen:
+            seen.add(id(value))
+            yield name, value
+
+
+def save_hf(
+    path: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    dtype: torch.dtype,
+) -> None:
+    """A folder for `from_pretrained`, with the values of `full_weights`. Rank 0 writes."""
+    is_writer = dist.get_rank() == 0
+    weights: dict[str, Tensor] = {}
+    for name, tensor in full_weights(model, dtype):
+        if is_writer:
+            weights[name] = tensor.cpu()
+    if is_writer:
+        path.mkdir(parents=True, exist_ok=True)
+        model.save_pretrained(path, state_dict=weights)
+        # `save_pretrained` notes the dtype of the masters; what it wrote is `dtype`.
+        config = copy.deepcopy(model.config)
+        config.dtype = dtype
+        config.save_pretrained(path)
+        tokenizer.save_pretrained(path)
+    dist.barrier()
+
+
+def _model_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    named = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
+    return named | {f"model.{name}": b for name, b in _saved_buffers(model).items()}
+
+
+def _saved_buffers(model: PreTrainedModel) -> dict[str, Tensor]:
+    state = model.state_dict()
+    return {name: buffer for name, buffer in model.named_buffers() if name in state}
+
+
+def _optimizer_tensors(model: PreTrainedModel, optimizer: Optimizer) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for name, p in model.named_parameters():
+        for key, value in optimizer.state[p].items():
+            tensors[f"optimizer.{name}.{key}"] = value
+    return tensors
+
+
+def _identity(model: PreTrainedModel) -> dict[str, Any]:
+    shapes = {name: list(tensor.shape) for name, tensor in _model_tensors(model).items()}
+    return {"model_type": model.config.model_type, "tensors": shapes}
+
+
+def _check_identity(path: Path, found: dict[str, Any], expected: dict[str, Any]) -> None:
+    def fail(what: str) -> None:
+        raise CheckpointError(
+            f"checkpoint {path} belongs to another model: {what}; set `model.path` to the model "
+            "it was trained from, or `resume: never`"
+        )
+
+    if found["format"] != FORMAT:
+        raise CheckpointError(f"checkpoint {path} has format {found['format']}; expected {FORMAT}")
+    if found["model_type"] != expected["model_type"]:
+        fail(f"it has model type {found['model_type']!r}, this run {expected['model_type']!r}")
+    theirs, ours = found["tensors"], expected["tensors"]
+    for name in [*ours, *theirs]:
+        if name not in theirs:
+            fail(f"it has no {name!r}")
+        if name not in ours:
+            fail(f"it has {name!r}, this run's model does not")
+        if theirs[name] != ours[name]:
+            fail(f"its {name!r} has shape {theirs[name]}, this run's {ours[name]}")
+
+
+def _rng_states() -> dict[str, Any]:
+    states: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+    }
+    if torch.cuda.is_initialized():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def _set_rng_states(states: dict[str, Any]) -> None:
+    torch.set_rng_state(states["torch"])
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    if "cuda" in states and torch.cuda.is_initialized():
+        torch.cuda.set_rng_state(states["cuda"])

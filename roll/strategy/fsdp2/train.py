@@ -1,0 +1,242 @@
+"""Training and scoring on PyTorch FSDP2: parameters, gradients and optimizer sharded over ranks.
+
+Every method is collective: all ranks of the cluster call it, each with its own rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from roll.algorithms.api import Loss, PolicyTerms
+from roll.config.model import ModelConfig
+from roll.config.strategy import Fsdp2Config
+from roll.config.training import OptimizerConfig
+from roll.core.batches import RolloutBatch, TokenBatch
+from roll.core.errors import ConfigError
+from roll.core.metrics import Last, Metrics, Sum
+from roll.core.types import RankInfo, WorkerSpec
+from roll.models.load import load_tokenizer
+from roll.platform import get_platform
+from roll.strategy import forward, microbatch
+from roll.strategy.fsdp2 import state
+from roll.strategy.fsdp2.shard import build_policy
+from roll.strategy.reduce import LossMetrics, max_over_ranks, weighted_sum
+from roll.strategy.schedule import lr_at
+from roll.weight_sync.manifest import Manifest
+
+_GROUP_TIMEOUT_S = 1800.0
+"""For one collective, the wait for a slower rank included; dead workers are noticed sooner."""
+
+
+class Fsdp2Strategy:
+    """A `TrainStrategy`; without an optimizer a `ScoreStrategy`.
+
+    Args:
+        spec: this rank; it joins the process group at `spec.rendezvous` unless one exists.
+        temperature: divides the logits in every log-prob.
+        max_tokens_per_microbatch: padded tokens of one forward and backward pass.
+        optimizer: None for a frozen model.
+        total_steps: optimizer steps of the whole run; needed by decaying schedules.
+    """
+
+    def __init__(
+        self,
+        config: Fsdp2Config,
+        *,
+        spec: WorkerSpec,
+        model: ModelConfig,
+        temperature: float,
+        max_tokens_per_microbatch: int,
+        logprob_chunk_tokens: int,
+        optimizer: OptimizerConfig | None,
+        total_steps: int | None,
+    ) -> None:
+        self._platform = get_platform(spec.platform)
+        self._owns_group = not dist.is_initialized()
+        if self._owns_group:
+            self._platform.init_process_group(spec, timeout_s=_GROUP_TIMEOUT_S)
+        self._device = self._platform.device(spec)
+        self._model_config = model
+        self._dtype: torch.dtype = getattr(torch, model.dtype)
+        self._max_tokens = max_tokens_per_microbatch
+        self._moves = self._device.type != "cpu" and not config.cpu_offload
+        self._rank_info = RankInfo(spec.rank, spec.rank, spec.world_size, is_dp_leader=True)
+        self._policy = build_policy(
+            config,
+            model,
+            device=self._device,
+            world_size=spec.world_size,
+            trainable=optimizer is not None,
+            temperature=temperature,
+            chunk_tokens=logprob_chunk_tokens,
+        )
+        self._update = None if optimizer is None else Update(self._policy, optimizer, total_steps)
+
+    @property
+    def rank_info(self) -> RankInfo:
+        return self._rank_info
+
+    def score(self, batch: TokenBatch, *, entropy: bool = False) -> PolicyTerms:
+        self._policy.eval()
+        terms = forward.score(
+            self._policy,
+            batch,
+            device=self._device,
+            max_tokens=self._max_tokens,
+            entropy=entropy,
+            agree=lambda passes: max_over_ranks(passes, self._device),
+        )
+        # Without a backward pass the root stays gathered and would miss the next update.
+        _root(self._policy).reshard()
+        return terms
+
+    def train(self, batch: RolloutBatch, loss: Loss) -> Metrics:
+        """One optimizer step on the rows of all ranks; see `Update.apply` for bad gradients.
+
+        The metrics are this rank's share: merging those of all ranks gives the update's.
+        """
+        update = self._require_update()
+        batch.require("token_weights", made_by="token_weights")
+        info = self._rank_info
+        metrics = LossMetrics(len(batch), info.dp_size)
+        parts = microbatch.plan(batch.lengths.tolist(), self._max_tokens)
+        passes = max_over_ranks(len(parts), self._device)
+        self._policy.train()
+        root = _root(self._policy)
+        for i in range(passes):
+            if passes > 1 and i in (0, passes - 1):
+                root.set_requires_gradient_sync(i == passes - 1)
+            if i < len(parts):
+                total = self._micro_loss(microbatch.take(batch, parts[i]), loss, metrics)
+            else:
+                total = forward.empty_pass(self._policy, self._device)
+            total.backward()
+        grad_norm, lr, applied = update.apply()
+        skipped = 0.0 if applied or info.rank else 1.0
+        return metrics.take() | {
+            "grad_norm": Last(grad_norm),
+            "lr": Last(lr),
+            "skipped_steps": Sum(skipped),
+        }
+
+    def weight_manifest(self) -> Manifest:
+        return state.manifest(self._policy.model, self._dtype)
+
+    def export_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """As `state.full_weights`, in `model.dtype`: what the forward pass computes with."""
+        return state.full_weights(self._policy.model, self._dtype)
+
+    def save(self, path: Path) -> None:
+        update = self._require_update()
+        state.save(path, self._policy.model, update.optimizer, update.updates)
+
+    def load(self, path: Path) -> None:
+        update = self._require_update()
+        update.updates = state.load(path, self._policy.model, update.optimizer)
+
+    def save_hf(self, path: Path) -> None:
+        tokenizer = load_tokenizer(self._model_config)
+        state.save_hf(path, self._policy.model, tokenizer, self._dtype)
+
+    def offload(self) -> None:
+        if self._moves:
+            self._move(torch.device("cpu"))
+            torch.cuda.empty_cache()
+
+    def onload(self) -> None:
+        if self._moves:
+            self._move(self._device)
+
+    def close(self) -> None:
+        """Leave the process group, if this strategy joined it."""
+        if self._owns_group:
+            self._platform.destroy()
+            self._owns_group = False
+
+    def _micro_loss(self, micro: RolloutBatch, loss: Loss, metrics: LossMetrics) -> Tensor:
+        weights_BT = micro.require("token_weights", made_by="token_weights")
+        needed_BT = micro.loss_mask | (weights_BT != 0)
+        terms = forward.policy_terms(self._policy, micro, needed_BT, self._device, entropy=True)
+        micro = micro.to(self._device)
+        weights_BT = weights_BT.to(self._device)
+        token_loss = loss(terms, micro)
+        total = weighted_sum(token_loss.loss_BT, weights_BT)
+        metrics.add(token_loss, weights_BT, micro.loss_mask, total)
+        return total
+
+    def _move(self, device: torch.device) -> None:
+        self._policy.to(device)
+        if self._update is None:
+            return
+        for values in self._update.optimizer.state.values():
+            for name, value in values.items():
+                values[name] = value.to(device)
+
+    def _require_update(self) -> Update:
+        if self._update is None:
+            raise ConfigError("this model is frozen: it was built without an optimizer")
+        return self._update
+
+
+class Update:
+    """Clipping, AdamW and the schedule: everything after the backward pass."""
+
+    def __init__(
+        self, policy: forward.PolicyModel, config: OptimizerConfig, total_steps: int | None
+    ) -> None:
+        self._config = config
+        self._total_steps = total_steps
+        self._params = list(policy.parameters())
+        self.updates = 0
+        """Optimizer steps so far, skipped ones included."""
+        # Decay pulls weights to zero; on norms and biases that only hurts.
+        groups: list[dict[str, Any]] = [
+            {"params": [p for p in self._params if p.dim() >= 2]},
+            {"params": [p for p in self._params if p.dim() < 2], "weight_decay": 0.0},
+        ]
+        self.optimizer = torch.optim.AdamW(
+            groups,
+            lr=config.lr,
+            betas=config.betas,
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+        lr_at(config.warmup_steps, config, total_steps)  # a schedule without its end fails here
+
+    def apply(self) -> tuple[float, float, bool]:
+        """Clip, step and clear the gradients; returns (grad norm, learning rate, applied).
+
+        A gradient that is not finite leaves weights and optimizer state as they are. The schedule
+        still moves on, so that it ends with the run.
+        """
+        lr = lr_at(self.updates, self._config, self._total_steps)
+        self.updates += 1
+        grads = [p.grad for p in self._params if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(grads)
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
+        grad_norm = float(norm)
+        applied = math.isfinite(grad_norm)
+        if applied:
+            if grad_norm > self._config.max_grad_norm:
+                torch.nn.utils.clip_grads_with_norm_(self._params, self._config.max_grad_norm, norm)
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        return grad_norm, lr, applied
+
+
+def _root(policy: forward.PolicyModel) -> FSDPModule:
+    assert isinstance(policy, FSDPModule)
+    return policy

@@ -1,0 +1,1 @@
+"""Plain Hugging Face: scoring, and generation without an engine."""

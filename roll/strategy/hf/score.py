@@ -1,0 +1,61 @@
+"""Scoring by plain Hugging Face forward passes: what every other backend is tested against."""
+
+from __future__ import annotations
+
+import torch
+
+from roll.algorithms.api import PolicyTerms
+from roll.config.model import ModelConfig
+from roll.config.strategy import HfScoreConfig
+from roll.core.batches import TokenBatch
+from roll.core.types import RankInfo, WorkerSpec
+from roll.models.load import load_causal_lm
+from roll.platform import get_platform
+from roll.strategy import forward
+
+
+class HfScore:
+    """A `ScoreStrategy`; every rank holds the whole model and scores its own rows."""
+
+    def __init__(
+        self,
+        config: HfScoreConfig,
+        *,
+        spec: WorkerSpec,
+        model: ModelConfig,
+        temperature: float,
+        max_tokens_per_microbatch: int,
+        logprob_chunk_tokens: int,
+    ) -> None:
+        self._device = get_platform(spec.platform).device(spec)
+        self._max_tokens = max_tokens_per_microbatch
+        self._policy = forward.PolicyModel(
+            load_causal_lm(model), temperature=temperature, chunk_tokens=logprob_chunk_tokens
+        )
+        self._policy.eval().requires_grad_(False).to(self._device)
+        self._rank_info = RankInfo(spec.rank, spec.rank, spec.world_size, is_dp_leader=True)
+
+    @property
+    def rank_info(self) -> RankInfo:
+        return self._rank_info
+
+    def score(self, batch: TokenBatch, *, entropy: bool = False) -> PolicyTerms:
+        return forward.score(
+            self._policy,
+            batch,
+            device=self._device,
+            max_tokens=self._max_tokens,
+            entropy=entropy,
+            agree=lambda passes: passes,
+        )
+
+    def offload(self) -> None:
+        self._policy.to("cpu")
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def onload(self) -> None:
+        self._policy.to(self._device)
+
+    def close(self) -> None:
+        """Nothing to stop: no process group, no threads."""

@@ -1,0 +1,43 @@
+"""Micro-batches by token budget: which rows go through the model together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+
+from roll.core.batches import TokenBatch
+
+B = TypeVar("B", bound=TokenBatch)
+
+
+def plan(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Row indices of each micro-batch, every row once, longest rows first.
+
+    Rows of like length go together, so that little padding is computed. Rows times the longest of
+    them is at most `max_tokens`; a longer row goes alone. Equal lengths keep their order, so the
+    plan depends on nothing but its arguments. The largest micro-batch comes first: a budget that
+    does not fit into memory fails at once.
+    """
+    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    parts: list[list[int]] = []
+    for row in order:
+        longest = lengths[parts[-1][0]] if parts else 0
+        if parts and (len(parts[-1]) + 1) * longest <= max_tokens:
+            parts[-1].append(row)
+        else:
+            parts.append([row])
+    return parts
+
+
+def take(batch: B, rows: Sequence[int]) -> B:
+    """These rows, cut to the longest of them; tokens in the padding become 0.
+
+    Padding may hold any value, but an embedding accepts only token ids.
+    """
+    part = batch.select(rows)
+    part = part.trim(int(part.lengths.max()))
+    at = torch.arange(part.tokens.shape[1])
+    part.tokens.masked_fill_(at >= part.lengths[:, None], 0)  # `select` copied them
+    return part

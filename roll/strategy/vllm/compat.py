@@ -1,0 +1,65 @@
+"""Where vLLM 0.32 needs help: each difference or workaround is a function that says why.
+
+The supported version range itself stands in `roll/strategy/available.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+DEFAULT_CPU_KV_CACHE_BYTES = 64 << 20
+
+
+def engine_environment(
+    platform: str, cores: Sequence[int], tp: int, have: Mapping[str, str]
+) -> dict[str, str]:
+    """Variables vLLM reads only from the environment; what the user has set stays, cores aside."""
+    wanted = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+    if platform == "cpu":
+        # Even in eager mode vLLM compiles its sampler with g++ at the first batch (8-15 s); the
+        # compiled code is no faster.
+        wanted["TORCHDYNAMO_DISABLE"] = "1"
+    wanted = {name: value for name, value in wanted.items() if name not in have}
+    if platform == "cpu":
+        wanted["VLLM_CPU_OMP_THREADS_BIND"] = thread_binding(cores, tp)
+    return wanted
+
+
+def thread_binding(cores: Sequence[int], tp: int) -> str:
+    """An equal share of the cores for each rank; by itself vLLM wants one NUMA node per rank."""
+    if len(cores) < tp:
+        return "|".join([",".join(map(str, cores)) or "0"] * tp)
+    share = len(cores) // tp
+    return "|".join(",".join(map(str, cores[i * share : (i + 1) * share])) for i in range(tp))
+
+
+def cpu_arguments(kv_cache_gb: float | None, max_model_len: int) -> dict[str, Any]:
+    """Engine arguments that only CPUs need.
+
+    - Without an explicit KV cache size vLLM takes most of the machine's memory, and then also runs
+      a warm-up.
+    - Prompts are not cut into chunks: a chunk of a *seeded* request makes vLLM rewind its random
+      generator, which CPU generators cannot do ("CPU Generator does not use offset"), and that
+      error kills the engine. A prompt must then fit into one batch.
+    """
+    size = DEFAULT_CPU_KV_CACHE_BYTES if kv_cache_gb is None else int(kv_cache_gb * (1 << 30))
+    return {
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": size,
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(8192, max_model_len),
+    }
+
+
+def repack_tied_heads(model: Any) -> None:
+    """Make the output head follow the embedding it is tied to, after a reload on a CPU.
+
+    The head shares the embedding's weight, so vLLM's reload sees nothing to load for it; but its
+    CPU kernel works on a packed copy, which would stay that of the old weights.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead):
+            module.quant_method.process_weights_after_loading(module)

@@ -1,0 +1,113 @@
+"""What runs inside vLLM's worker processes: loads pushed weights, and dies with its owner.
+
+vLLM mixes the class into its worker (`worker_extension_cls`); the engine calls the methods through
+`collective_rpc`. Arguments and results are plain JSON, and failures are results: an exception
+would lose its type on the way.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from roll.core.errors import WeightSyncError
+from roll.strategy.vllm.compat import repack_tied_heads
+from roll.strategy.vllm.readback import Probes, read_back
+from roll.weight_sync.channel import Channel
+from roll.weight_sync.manifest import Manifest, check_shapes
+from roll.weight_sync.transfer import Incoming, receive
+
+
+class WeightLoader:
+    """Mixed into vLLM's worker; `rank` and `model_runner` are the worker's."""
+
+    rank: int
+    model_runner: Any
+
+    def roll_load_weights(
+        self,
+        channel: dict[str, Any],
+        first_index: int,
+        expected: dict[str, list[int]],
+        optional: list[str],
+    ) -> dict[str, Any]:
+        """Replace all weights by a push.
+
+        Args:
+            channel: `Channel` as a dict.
+            first_index: receiver index of this replica's rank 0.
+            expected: shape of every tensor of the checkpoint.
+            optional: names that may stay away.
+
+        Returns:
+            Numbers of a `LoadReport`, or `error` and whether the weights in use are still `intact`.
+        """
+
+        def check(manifest: Manifest) -> None:
+            shapes = {name: tuple(shape) for name, shape in expected.items()}
+            check_shapes(manifest, shapes, optional=frozenset(optional))
+
+        intact = True
+        try:
+            with receive(Channel(**channel), first_index + self.rank, check=check) as incoming:
+                intact = False
+                self._roll_reload(incoming)
+                manifest = incoming.manifest
+                report = {
+                    "num_tensors": len(manifest.tensors),
+                    "num_bytes": manifest.num_bytes,
+                    "checksum": incoming.checksum,
+                }
+            return report
+        except WeightSyncError as error:
+            return {"error": str(error), "intact": intact}
+
+    def roll_die_with(self, owner: int) -> None:
+        """Kill this process and the engine's core as soon as process `owner` ends.
+
+        vLLM's core does not notice when the process that started it is killed.
+        """
+        core = os.getppid()
+        handle = os.pidfd_open(owner)
+
+        def watch() -> None:
+            select.select([handle], [], [])
+            if os.getppid() == core:
+                os.kill(core, signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        threading.Thread(target=watch, name="die-with-owner", daemon=True).start()
+
+    def _roll_reload(self, incoming: Incoming) -> None:
+        """Through vLLM's layer-wise reload: it un-packs, loads and re-packs layer by layer.
+
+        Loading into the packed layers directly fails on CPUs, where they are kept in oneDNN's
+        layout.
+        """
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        probes = Probes() if incoming.verify else None
+        try:
+            self.model_runner.reload_weights(weights_iterator=_watched(incoming, probes))
+        except WeightSyncError:
+            # Layers that wait for their tensors would hang at the next forward pass; put back
+            # what they had. The model is then a mixture, which the engine refuses to use.
+            finalize_layerwise_reload(self.model_runner.get_model(), self.model_runner.model_config)
+            raise
+        finally:
+            repack_tied_heads(self.model_runner.get_model())
+        if probes is not None:
+            read_back(self.model_runner.get_model(), probes)
+
+
+def _watched(incoming: Incoming, probes: Probes | None) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in incoming.tensors():
+        if probes is not None:
+            probes.add(name, tensor)
+        yield name, tensor

@@ -1,0 +1,120 @@
+"""Proves that a vLLM model computes with the weights it was sent.
+
+Checksums prove what arrived; they cannot see the model's own copies, which vLLM fuses (q, k and v
+in one matrix) and packs in layouts it does not undo. What can be asked of any layout is the
+product with a vector: a random probe of each matrix, taken as it comes in, must equal the layer's
+own answer to the same probe (Freivalds' check; a wrong element goes unseen with probability zero
+up to rounding). Vectors are compared as they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from roll.core.errors import WeightSyncError
+
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
+"""Of the largest entry; the layer computes in this precision."""
+
+
+class Probes:
+    """Each received tensor's answer to its probe: `[out]` for a matrix, itself for a vector."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Tensor] = {}
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        if tensor.dim() == 2:
+            self.answers[name] = tensor.float() @ probe(tensor.shape[1], tensor.device)
+        elif tensor.dim() == 1:
+            self.answers[name] = tensor.float().clone()
+
+
+def probe(size: int, device: torch.device) -> Tensor:
+    """The same vector for the same size, everywhere: entries +1 and -1, exact in any dtype."""
+    generator = torch.Generator().manual_seed(size)
+    return (torch.randint(0, 2, (size,), generator=generator) * 2.0 - 1.0).to(device)
+
+
+@torch.inference_mode()
+def read_back(model: nn.Module, probes: Probes) -> int:
+    """Compare every layer that lets itself be asked; the number of received tensors compared.
+
+    With tensor parallelism a rank holds a part of most matrices; only whole ones are compared.
+
+    Raises:
+        WeightSyncError: a layer answers with other weights than were sent.
+    """
+    from vllm.model_executor.layers.linear import LinearBase
+    from vllm.model_executor.layers.vocab_parallel_embedding import (
+        ParallelLMHead,
+        VocabParallelEmbedding,
+    )
+
+    compared = 0
+    for path, module in model.named_modules():
+        if isinstance(module, LinearBase):
+            names = _source_names(model, path)
+            answer = _ask_linear(module)
+        elif isinstance(module, VocabParallelEmbedding):
+            names = [f"{path}.weight"]
+            if isinstance(module, ParallelLMHead):
+                if names[0] not in probes.answers:  # tied
+                    names = ["model.embed_tokens.weight"]
+                # By its kernel: it keeps a packed copy beside the weight it shares.
+                answer = _ask(module, probe(module.embedding_dim, module.weight.device))
+            else:
+                weight: Tensor = module.weight
+                answer = weight.float() @ probe(weight.shape[1], weight.device)
+        elif isinstance(weight := module._parameters.get("weight"), Tensor) and weight.dim() == 1:
+            names, answer = [f"{path}.weight"], weight.float()
+        else:
+            continue
+        if not all(name in probes.answers for name in names):
+            continue
+        expected = torch.cat([probes.answers[name] for name in names]).to(answer.device)
+        if isinstance(module, VocabParallelEmbedding):
+            answer = answer[: len(expected)]  # rows beyond the vocabulary are padding
+        if answer.shape != expected.shape:
+            continue
+        _compare(path, answer, expected, next(model.parameters()).dtype)
+        compared += len(names)
+    return compared
+
+
+def _source_names(model: Any, path: str) -> list[str]:
+    """Names in the checkpoint of what a linear layer of vLLM holds."""
+    parent, _, leaf = path.rpartition(".")
+    parts = model.packed_modules_mapping.get(leaf, [leaf])
+    return [f"{parent}.{part}.weight" for part in parts]
+
+
+def _ask_linear(module: Any) -> Tensor:
+    """The layer's product with a probe, by its own kernel, without bias."""
+    size: int = module.input_size_per_partition if _splits_input(module) else module.input_size
+    return _ask(module, probe(size, next(module.parameters()).device))
+
+
+def _ask(module: Any, vector: Tensor) -> Tensor:
+    dtype: torch.dtype = next(module.parameters()).dtype
+    answer: Tensor = module.quant_method.apply(module, vector.to(dtype)[None], None)
+    return answer[0].float()
+
+
+def _splits_input(module: Any) -> bool:
+    from vllm.model_executor.layers.linear import RowParallelLinear
+
+    return isinstance(module, RowParallelLinear)
+
+
+def _compare(path: str, answer: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    scale = expected.abs().max().item() if expected.numel() else 0.0
+    worst = (answer - expected).abs().max().item() if expected.numel() else 0.0
+    if not worst <= _TOLERANCE[dtype] * max(scale, 1e-6):
+        raise WeightSyncError(
+            f"layer {path!r} does not hold what was sent: its answers differ by {worst:.3g} where "
+            f"the largest is {scale:.3g}"
+        )

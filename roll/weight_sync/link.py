@@ -1,0 +1,183 @@
+"""Messages between one sender and its receivers on one host, over a Unix domain socket.
+
+The socket lives in Linux's abstract namespace and the memory travels as a file descriptor, so
+neither leaves a name in any file system: whatever dies, the kernel frees both. Waiting blocks in
+the kernel and costs nothing; a peer that dies closes its end and is noticed at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from roll.core.errors import WeightSyncError
+
+_HEADER = struct.Struct("!I")
+
+
+class Link:
+    """One connected end; `peer` names the other side in errors."""
+
+    def __init__(self, connection: socket.socket, peer: str, timeout_s: float) -> None:
+        self._socket = connection
+        self._timeout_s = timeout_s
+        self.peer = peer
+        connection.settimeout(timeout_s)
+
+    def put(self, message: dict[str, Any], *, fds: tuple[int, ...] = ()) -> None:
+        """Send one message; with it, file descriptors the other side gets its own copies of."""
+        body = json.dumps(message).encode()
+        try:
+            if fds:  # they ride on the first bytes
+                sent = socket.send_fds(self._socket, [_HEADER.pack(len(body)) + body], list(fds))
+                self._socket.sendall((_HEADER.pack(len(body)) + body)[sent:])
+            else:
+                self._socket.sendall(_HEADER.pack(len(body)) + body)
+        except OSError as error:
+            raise self._broken("send to", error) from error
+
+    def get(self, doing: str, *, max_fds: int = 0) -> tuple[dict[str, Any], list[int]]:
+        """The next message and its descriptors.
+
+        Raises:
+            WeightSyncError: the other side died, or sent nothing for `timeout_s`.
+        """
+        fds: list[int] = []
+        try:
+            header = b""
+            while len(header) < _HEADER.size:
+                part, new_fds, _, _ = socket.recv_fds(
+                    self._socket, _HEADER.size - len(header), max_fds
+                )
+                fds += new_fds
+                if not part:
+                    raise ConnectionResetError("connection closed")
+                header += part
+            message: dict[str, Any] = json.loads(self._read(_HEADER.unpack(header)[0]))
+        except OSError as error:
+            for fd in fds:
+                os.close(fd)
+            raise self._broken(f"{doing}: wait for", error) from error
+        return message, fds
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _read(self, size: int) -> bytes:
+        parts = bytearray()
+        while len(parts) < size:
+            part = self._socket.recv(min(size - len(parts), 1 << 20))
+            if not part:
+                raise ConnectionResetError("connection closed")
+            parts += part
+        return bytes(parts)
+
+    def _broken(self, doing: str, error: OSError) -> WeightSyncError:
+        if isinstance(error, TimeoutError):
+            return WeightSyncError(
+                f"weight transfer: could not {doing} {self.peer} within {self._timeout_s:g} s; "
+                "it may hang or be overloaded"
+            )
+        return WeightSyncError(
+            f"weight transfer: could not {doing} {self.peer}: {error}; its process probably died"
+        )
+
+
+class Listener:
+    """The sender's end: waits for all receivers."""
+
+    def __init__(self, address: str, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.bind(b"\0" + address.encode())
+        self._socket.listen(1024)
+
+    def accept_all(self, count: int) -> list[Link]:
+        """`count` links, by receiver index.
+
+        Raises:
+            WeightSyncError: names the receivers that did not come in time.
+        """
+        links: dict[int, Link] = {}
+        deadline = time.monotonic() + self._timeout_s
+        try:
+            while len(links) < count:
+                link = self._accept(deadline, sorted(set(range(count)) - links.keys()))
+                index = link.get("handshake")[0]["index"]
+                if index not in range(count) or index in links:
+                    link.close()
+                    raise WeightSyncError(
+                        f"receiver index {index} is out of range or taken; each of the {count} "
+                        "receivers needs its own index"
+                    )
+                link.peer = f"receiver {index}"
+                links[index] = link
+        except BaseException:
+            for link in links.values():
+                link.close()
+            raise
+        return [links[index] for index in range(count)]
+
+    def _accept(self, deadline: float, missing: list[int]) -> Link:
+        while True:
+            self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
+            try:
+                connection, _ = self._socket.accept()
+            except TimeoutError as error:
+                raise WeightSyncError(
+                    f"weight transfer: receivers {missing} did not connect within "
+                    f"{self._timeout_s:g} s"
+                ) from error
+            if _same_user(connection):
+                return Link(connection, "a receiver", self._timeout_s)
+            connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._socket.close()
+
+
+def connect(address: str, index: int, timeout_s: float) -> Link:
+    """The receiver's end; the sender may start later.
+
+    Raises:
+        WeightSyncError: no sender listens on `address` within `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+    pause_s = 0.0002
+    while True:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(b"\0" + address.encode())
+        except (ConnectionRefusedError, BlockingIOError) as error:
+            connection.close()
+            if time.monotonic() > deadline:
+                raise WeightSyncError(
+                    f"weight transfer: receiver {index} waited {timeout_s:g} s for a sender "
+                    f"at {address}"
+                ) from error
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, 0.02)
+            continue
+        link = Link(connection, "the sender", timeout_s)
+        link.put({"index": index})
+        return link
+
+
+def _same_user(connection: socket.socket) -> bool:
+    """Abstract sockets have no file permissions, so look at who is calling."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    _, user, _ = struct.unpack("3i", credentials)
+    return bool(user == os.getuid())

@@ -1,0 +1,66 @@
+"""Which way weights travel, decided from where sender and receivers stand."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from roll.weight_sync.channel import Channel, Collective, TransportKind
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one process of a transfer runs."""
+
+    node: int
+    device: int
+    """Device number on its node."""
+    host: str = "127.0.0.1"
+    """Name or number under which other nodes reach this one."""
+
+
+def choose_transport(platform: str, sender: Place, receivers: Sequence[Place]) -> TransportKind:
+    """The cheapest way that reaches every receiver.
+
+    Within one host shared memory always works. CUDA IPC saves the trip through host memory, but
+    needs the sender's GPU to be visible to the receiver: only colocated processes are sure of it.
+
+    Args:
+        platform: `cpu` or `cuda`, as in `WorkerSpec.platform`.
+    """
+    if any(place.node != sender.node for place in receivers):
+        return "broadcast"
+    if platform == "cuda" and all(place == sender for place in receivers):
+        return "cuda_ipc"
+    return "shared_memory"
+
+
+def new_channel(
+    kind: TransportKind,
+    *,
+    num_receivers: int,
+    bucket_bytes: int = 256 << 20,
+    timeout_s: float = 300.0,
+    host: str = "127.0.0.1",
+    collective: Collective = "gloo",
+) -> Channel:
+    """A fresh channel for one push. Call it on the sender's host: a broadcast takes a port there.
+
+    Args:
+        host: name or number under which receivers reach the sender's host; broadcast only.
+    """
+    if kind == "broadcast":
+        address = f"{host}:{free_port()}"
+    else:
+        address = f"roll-weights-{os.getpid()}-{secrets.token_hex(8)}"
+    return Channel(kind, address, num_receivers, bucket_bytes, timeout_s, collective)
+
+
+def free_port() -> int:
+    """A port that nobody listens on just now."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

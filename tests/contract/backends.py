@@ -1,0 +1,82 @@
+"""The backends of the contract suites. A new backend joins by one line in a list here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from roll.config.model import ModelConfig
+from roll.config.strategy import Fsdp2Config, HfScoreConfig
+from roll.config.training import OptimizerConfig, ScoreRole, TrainRole
+from roll.core.types import WorkerSpec
+from roll.strategy.api import ScoreStrategy, TrainStrategy
+from roll.strategy.build import build_score, build_train
+
+PLAIN_STEP = OptimizerConfig(lr=1e6, eps=1e3, max_grad_norm=1e9)
+"""An optimizer whose step shows the gradient; see `gradient_of_step`."""
+
+
+def gradient_of_step(step: Tensor) -> Tensor:
+    """Gradient g behind the first AdamW step, lr * g / (|g| + eps) from fresh moments."""
+    return PLAIN_STEP.eps * step / (PLAIN_STEP.lr - step.abs())
+
+
+@dataclass(frozen=True)
+class TrainBackend:
+    """A backend under test: `strategy` is its config class, `options` its variants by name."""
+
+    name: str
+    strategy: type[Fsdp2Config]
+    options: tuple[str, ...]
+    """Boolean options that change memory and speed, and no number."""
+
+    def build(
+        self,
+        spec: WorkerSpec,
+        model: ModelConfig,
+        *,
+        budget: int = 16384,
+        chunk: int = 1024,
+        temperature: float = 1.0,
+        optimizer: OptimizerConfig = PLAIN_STEP,
+        total_steps: int | None = None,
+        **options: Any,
+    ) -> TrainStrategy:
+        role = TrainRole(
+            pool="p",
+            strategy=self.strategy(**options),
+            optimizer=optimizer,
+            max_tokens_per_microbatch=budget,
+            logprob_chunk_tokens=chunk,
+        )
+        return build_train(role, model, spec, temperature=temperature, total_steps=total_steps)
+
+
+TRAIN_BACKENDS = [
+    TrainBackend("fsdp2", Fsdp2Config, ("activation_checkpointing", "cpu_offload")),
+]
+
+SCORE_BACKENDS: dict[str, type[HfScoreConfig] | type[Fsdp2Config]] = {
+    "hf": HfScoreConfig,
+    "fsdp2": Fsdp2Config,
+}
+
+
+def build_scorer(
+    name: str,
+    spec: WorkerSpec,
+    model: ModelConfig,
+    *,
+    budget: int = 16384,
+    chunk: int = 1024,
+    temperature: float = 1.0,
+) -> ScoreStrategy:
+    role = ScoreRole(
+        pool="p",
+        strategy=SCORE_BACKENDS[name](),
+        max_tokens_per_microbatch=budget,
+        logprob_chunk_tokens=chunk,
+    )
+    return build_score(role, model, spec, temperature=temperature)

@@ -1,0 +1,83 @@
+"""Run a function on several ranks, each a fresh process, and collect what they return."""
+
+from __future__ import annotations
+
+import multiprocessing.connection
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+
+from roll.config.roles import Role
+from roll.core.types import WorkerSpec
+
+Job = Callable[[WorkerSpec, Path], dict[str, Any]]
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    assert isinstance(port, int)
+    return port
+
+
+def make_spec(rank: int, world_size: int, port: int) -> WorkerSpec:
+    return WorkerSpec(
+        role=Role.ACTOR_TRAIN,
+        rank=rank,
+        world_size=world_size,
+        devices=(rank,),
+        cores=(rank,),
+        node=0,
+        host="127.0.0.1",
+        rendezvous=f"127.0.0.1:{port}",
+        seed=0,
+        platform="cpu",
+    )
+
+
+def run_ranks(world_size: int, job: Job, folder: Path, *, timeout_s: float) -> list[dict[str, Any]]:
+    """What `job(spec, folder)` returns on each rank; through files, so no pipe can fill up."""
+    port = free_port()
+    context = mp.get_context("spawn")
+    folder.mkdir(parents=True, exist_ok=True)
+    processes = [
+        context.Process(target=_main, args=(job, make_spec(rank, world_size, port), folder))
+        for rank in range(world_size)
+    ]
+    for process in processes:
+        process.start()
+    deadline = time.monotonic() + timeout_s
+    while any(process.is_alive() for process in processes) and time.monotonic() < deadline:
+        if any(process.exitcode for process in processes):
+            break  # the others wait in vain for one that failed
+        alive = [process.sentinel for process in processes if process.is_alive()]
+        multiprocessing.connection.wait(alive, 1)
+    for process in processes:
+        if process.is_alive():
+            process.kill()
+            process.join(10)
+    results = []
+    for rank in range(world_size):
+        error = folder / f"error_{rank}.txt"
+        assert not error.exists(), error.read_text()
+        result = folder / f"result_{rank}.pt"
+        assert result.exists(), f"rank {rank} of {world_size} gave no result in {timeout_s} s"
+        results.append(torch.load(result, weights_only=False))
+    return results
+
+
+def _main(job: Job, spec: WorkerSpec, folder: Path) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(spec.seed + spec.rank)
+    try:
+        torch.save(job(spec, folder), folder / f"result_{spec.rank}.pt")
+    except BaseException:
+        (folder / f"error_{spec.rank}.txt").write_text(traceback.format_exc())
+        raise

@@ -1,0 +1,48 @@
+"""Every built-in reward keeps the contract that users can check for their own."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from roll.core.types import Sample
+from roll.rewards.contract import check_reward
+from roll.rewards.loading import REWARDS
+
+
+@pytest.mark.parametrize("name", list(REWARDS))
+def test_built_in_rewards_keep_the_contract(name: str) -> None:
+    check_reward(REWARDS[name])
+
+
+def test_an_async_reward_with_arguments_can_be_checked() -> None:
+    async def brief(sample: Sample, *, limit: int) -> float:
+        return float(len(sample.response_text) <= limit)
+
+    check_reward(brief, kwargs={"limit": 100})
+
+
+def _divides(sample: Sample) -> float:
+    return 1 / len(sample.response_text)
+
+
+def _random(sample: Sample) -> float:
+    return random.random()
+
+
+def _nothing(sample: Sample) -> None:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("fn", "says"),
+    [
+        (_divides, "an empty response, answer '42': ZeroDivisionError"),
+        (_random, "first Reward"),
+        (_nothing, "score must be a number, found NoneType"),
+    ],
+)
+def test_a_reward_that_breaks_the_contract_is_told_how(fn: Callable[..., Any], says: str) -> None:
+    with pytest.raises(AssertionError, match=says):
+        check_reward(fn)

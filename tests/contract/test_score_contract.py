@@ -1,0 +1,101 @@
+"""What every scoring backend must do: the log-probs of Hugging Face, on one rank and on two."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from roll.config.model import ModelConfig
+from roll.core.batches import RolloutBatch
+from roll.core.types import WorkerSpec
+from tests.contract.backends import SCORE_BACKENDS, build_scorer
+from tests.contract.ranks import run_ranks
+from tests.tiny import rollout_batch, save_tiny_model
+
+TEMPERATURE = 0.7
+
+
+def score_batch() -> RolloutBatch:
+    batch = rollout_batch(6, seed=5)
+    return batch.select(batch.lengths.argsort(descending=True))  # uneven work for two ranks
+
+
+def job(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
+    rows = score_batch().split(spec.world_size)[spec.rank]
+    at = torch.arange(rows.tokens.shape[1])
+    dirty = replace(rows, tokens=rows.tokens.masked_fill(at >= rows.lengths[:, None], 10**6))
+    model = ModelConfig(path=str(folder.parent / "model"))
+    results: dict[str, Any] = {}
+    for name in SCORE_BACKENDS:
+        build = partial(build_scorer, name, spec, model, temperature=TEMPERATURE)
+        whole, small = build(), build(budget=20, chunk=3)
+        bf16 = build_scorer(name, spec, model.model_copy(update={"dtype": "bfloat16"}))
+        whole.offload()
+        whole.onload()
+        results[name] = {
+            "whole": whole.score(rows, entropy=True),
+            "small": small.score(rows, entropy=True),
+            "dirty padding": small.score(dirty, entropy=True),
+            "bf16": bf16.score(rows).logprobs_BT,
+            "no entropy": whole.score(rows).entropy_BT,
+            "dp_size": whole.rank_info.dp_size,
+        }
+        for strategy in (small, bf16, whole):
+            strategy.close()
+    return results
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("score")
+    save_tiny_model(folder / "model")
+    return folder
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def ranks(request: pytest.FixtureRequest, folder: Path) -> list[dict[str, Any]]:
+    return run_ranks(request.param, job, folder / str(request.param), timeout_s=120)
+
+
+@pytest.mark.parametrize("backend", SCORE_BACKENDS)
+def test_scores_equal_hf_row_by_row(
+    ranks: list[dict[str, Any]], folder: Path, backend: str
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    for result, part in zip(ranks, score_batch().split(len(ranks)), strict=True):
+        for how in ("whole", "small", "dirty padding"):
+            terms = result[backend][how]
+            want_BT, entropy_BT = torch.zeros(2, *part.tokens.shape)
+            for row, length in enumerate(part.lengths.tolist()):
+                tokens = part.tokens[row, :length]
+                with torch.no_grad():
+                    logits = model(tokens[None]).logits[0, :-1] / TEMPERATURE
+                logp = logits.log_softmax(-1)
+                want_BT[row, 1:length] = logp[torch.arange(length - 1), tokens[1:]]
+                entropy_BT[row, 1:length] = -(logp.exp() * logp).sum(-1)
+            torch.testing.assert_close(terms.logprobs_BT, want_BT, atol=1e-5, rtol=0)
+            torch.testing.assert_close(terms.entropy_BT, entropy_BT, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("backend", SCORE_BACKENDS)
+def test_scores_have_no_entropy_unless_asked_and_know_their_ranks(
+    ranks: list[dict[str, Any]], backend: str
+) -> None:
+    for result in ranks:
+        assert result[backend]["no entropy"] is None
+        assert result[backend]["dp_size"] == len(ranks)
+
+
+@pytest.mark.parametrize("backend", SCORE_BACKENDS)
+def test_bf16_scores_are_near(ranks: list[dict[str, Any]], backend: str) -> None:
+    for result in ranks:
+        got = result[backend]["bf16"]
+        assert got.dtype == torch.float32
+        assert torch.isfinite(got).all()
+        torch.testing.assert_close(got, result["hf"]["bf16"], atol=0.02, rtol=0.02)

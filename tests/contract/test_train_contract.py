@@ -1,0 +1,205 @@
+"""What every training backend must do, on one rank and on two."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from roll.core.batches import RolloutBatch
+from roll.core.metrics import Metrics
+from tests.contract.backends import TRAIN_BACKENDS, gradient_of_step
+from tests.contract.ranks import run_ranks
+from tests.contract.train_job import JOBS, train_batch
+from tests.tiny import save_tiny_model
+
+WORLD_SIZES = (2, 1)  # two first: one rank then resumes its checkpoint
+Results = dict[int, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module", params=[backend.name for backend in TRAIN_BACKENDS])
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    folder = tmp_path_factory.mktemp("train")
+    save_tiny_model(folder / "tied", tied=True)
+    save_tiny_model(folder / "untied", tied=False, seed=1)
+    job = JOBS[request.param]
+    results: Results = {
+        world: run_ranks(world, job, folder / str(world), timeout_s=200) for world in WORLD_SIZES
+    }
+    results[0] = [{"folder": folder}]
+    return results
+
+
+def folder_of(runs: Results) -> Path:
+    folder = runs[0][0]["folder"]
+    assert isinstance(folder, Path)
+    return folder
+
+
+def reference_gradient(model_path: Path, batch: RolloutBatch) -> tuple[dict[str, Tensor], float]:
+    """Plain autograd on whole logits, one row at a time, without padding: an independent oracle."""
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    assert batch.advantages is not None
+    assert batch.token_weights is not None
+    total = torch.zeros(())
+    for row, length in enumerate(batch.lengths.tolist()):
+        tokens = batch.tokens[row, :length]
+        logp = model(tokens[None]).logits[0, :-1].log_softmax(-1)
+        chosen = logp[torch.arange(length - 1), tokens[1:]]
+        entropy = -(logp.exp() * logp).sum(-1)
+        advantages = batch.advantages[row, 1:length]
+        loss = -chosen * advantages - 0.1 * entropy
+        total = total + (loss * batch.token_weights[row, 1:length]).sum()
+    total.backward()
+    gradient = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return gradient, float(total.detach())
+
+
+def gradient(run: dict[str, Any], start: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: gradient_of_step(start[name] - w) for name, w in run["weights"].items()}
+
+
+def relative_distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    assert a.keys() == b.keys()
+    scale = max(float(x.abs().max()) for x in b.values())
+    return max(float((a[name] - b[name]).abs().max()) for name in a) / scale
+
+
+def merged(ranks: list[dict[str, Any]], *path: str) -> dict[str, float]:
+    parts: list[Metrics] = []
+    for result in ranks:
+        for key in path:
+            result = result[key]
+        parts.append(result["metrics"])
+    return Metrics.concat(parts).values_by_name()
+
+
+def assert_same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        assert a[name].dtype == b[name].dtype
+        assert torch.equal(a[name], b[name]), name
+
+
+@pytest.mark.parametrize("world", WORLD_SIZES)
+def test_gradient_and_loss_equal_plain_autograd(runs: Results, world: int) -> None:
+    want, loss = reference_gradient(folder_of(runs) / "untied", train_batch())
+    result = runs[world][0]
+    got = gradient(result["steps"]["whole"], result["export"])
+    assert relative_distance(got, want) < 5e-6
+    metrics = merged(runs[world], "steps", "whole")
+    assert metrics["loss/total"] == pytest.approx(loss, rel=1e-5)
+    assert metrics["loss/policy"] + metrics["loss/entropy"] == pytest.approx(loss, rel=1e-5)
+    norm = math.sqrt(sum(float(g.double().square().sum()) for g in want.values()))
+    assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-5)
+
+
+@pytest.mark.parametrize("world", WORLD_SIZES)
+def test_no_split_of_the_work_changes_the_gradient(runs: Results, world: int) -> None:
+    start = runs[1][0]["export"]
+    want = gradient(runs[1][0]["steps"]["whole"], start)
+    want_metrics = merged(runs[1], "steps", "whole")
+    for name, run in runs[world][0]["steps"].items():
+        assert relative_distance(gradient(run, start), want) < 1e-6, name
+        metrics = merged(runs[world], "steps", name)
+        for key in ("loss/total", "loss/policy", "entropy", "grad_norm", "trained_tokens"):
+            assert metrics[key] == pytest.approx(want_metrics[key], rel=1e-6), (name, key)
+
+
+@pytest.mark.parametrize("world", WORLD_SIZES)
+def test_scores_follow_the_update_and_agree_with_hf(runs: Results, world: int) -> None:
+    path = folder_of(runs) / "untied"
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    for weights, key in ((None, "before"), (runs[world][0]["steps"]["whole"]["weights"], "after")):
+        if weights is not None:
+            model.load_state_dict(weights)
+        for rank, part in enumerate(train_batch().split(world)):
+            got = runs[world][rank]["steps"]["whole"][key]
+            got_BT = got if isinstance(got, Tensor) else got.logprobs_BT
+            for row, length in enumerate(part.lengths.tolist()):
+                tokens = part.tokens[row, :length]
+                with torch.no_grad():
+                    logp = model(tokens[None]).logits[0, :-1].log_softmax(-1)
+                want = logp[torch.arange(length - 1), tokens[1:]]
+                torch.testing.assert_close(got_BT[row, 1:length], want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("world", WORLD_SIZES)
+def test_every_rank_exports_the_state_dict_exactly(runs: Results, world: int) -> None:
+    for tied, key in ((False, "export"), (True, "export_tied")):
+        path = folder_of(runs) / ("tied" if tied else "untied")
+        want = dict(AutoModelForCausalLM.from_pretrained(path).state_dict())
+        if tied:
+            del want["lm_head.weight"]  # as in the safetensors file that save_pretrained writes
+        for result in runs[world]:
+            assert_same_bits(result[key], want)
+
+
+@pytest.mark.parametrize("world", WORLD_SIZES)
+def test_saved_hf_folder_and_offloading_keep_every_bit(runs: Results, world: int) -> None:
+    for result in runs[world]:
+        assert_same_bits(result["saved_hf"], result["export"])
+        assert_same_bits(result["onloaded"], result["export"])
+    assert (folder_of(runs) / str(world) / "hf" / "tokenizer.json").exists()
+
+
+@pytest.mark.parametrize("world", WORLD_SIZES)
+def test_save_load_train_equals_train_to_the_bit(runs: Results, world: int) -> None:
+    for result in runs[world]:
+        checkpoint = result["checkpoint"]
+        assert checkpoint["resumed_draws"] == checkpoint["straight_draws"]
+        assert checkpoint["resumed_metrics"] == checkpoint["straight_metrics"]
+        assert_same_bits(checkpoint["resumed"], checkpoint["straight"])
+        changed = checkpoint["straight"]["model.norm.weight"]
+        assert not torch.equal(changed, checkpoint["saved"]["model.norm.weight"])
+
+
+def test_checkpoint_of_two_ranks_loads_on_one(runs: Results) -> None:
+    assert_same_bits(runs[1][0]["checkpoint"]["from_two_ranks"], runs[2][0]["checkpoint"]["saved"])
+
+
+@pytest.mark.parametrize("world", WORLD_SIZES)
+def test_checkpoint_of_another_model_names_the_difference(runs: Results, world: int) -> None:
+    for result in runs[world]:
+        other, missing = result["other_model"]
+        assert "another model" in other
+        assert "lm_head.weight" in other
+        assert "meta.json" in missing
+
+
+@pytest.mark.parametrize("world", WORLD_SIZES)
+def test_gradient_that_is_not_finite_skips_the_update(runs: Results, world: int) -> None:
+    skipped = [result["skipped"] for result in runs[world]]
+    bad = Metrics.concat([s["bad"] for s in skipped]).values_by_name()
+    good = Metrics.concat([s["good"] for s in skipped]).values_by_name()
+    assert bad["skipped_steps"] == 1
+    assert not math.isfinite(bad["grad_norm"])
+    assert good["skipped_steps"] == 0
+    assert good["lr"] > bad["lr"]  # the warm-up moves on
+    for s in skipped:
+        assert_same_bits(s["unchanged"], s["before"])
+        assert not torch.equal(s["changed"]["lm_head.weight"], s["before"]["lm_head.weight"])
+
+
+@pytest.mark.parametrize("world", WORLD_SIZES)
+def test_bf16_computes_in_bf16_and_keeps_float32_masters(runs: Results, world: int) -> None:
+    exact = runs[1][0]["steps"]["whole"]
+    for result in runs[world]:
+        run = result["bf16"]
+        assert {w.dtype for w in run["weights"].values()} == {torch.bfloat16}
+        assert not torch.equal(run["before"], result["steps"]["whole"]["before"])
+        torch.testing.assert_close(
+            run["before"], result["steps"]["whole"]["before"], atol=0.05, rtol=0.05
+        )
+    norm = merged(runs[world], "bf16")["grad_norm"]
+    assert norm == pytest.approx(exact["metrics"].values_by_name()["grad_norm"], rel=0.05)
+
+
+@pytest.mark.parametrize("world", WORLD_SIZES)
+def test_close_leaves_the_process_group(runs: Results, world: int) -> None:
+    assert all(result["group_left"] for result in runs[world])

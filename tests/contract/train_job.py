@@ -1,0 +1,215 @@
+"""What every rank of a training backend is put through; the tests compare the results.
+
+One group of processes runs all of it, because starting one costs seconds.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from roll.algorithms.api import PolicyTerms, TokenLoss
+from roll.config.model import ModelConfig
+from roll.config.training import OptimizerConfig
+from roll.core.batches import RolloutBatch
+from roll.core.errors import CheckpointError
+from roll.core.types import WorkerSpec
+from roll.strategy.api import TrainStrategy
+from tests.contract.backends import TRAIN_BACKENDS, TrainBackend
+from tests.tiny import rollout_batch
+
+ROWS = 8
+SMALL_BUDGET = 40
+ADAM = OptimizerConfig(lr=1e-3, weight_decay=0.1, schedule="linear", warmup_steps=1)
+
+
+class EntropyBonusLoss:
+    """REINFORCE with an entropy bonus; `scale` infinite gives a gradient that is not finite."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self.scale = scale
+
+    def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
+        advantages_BT = batch.require("advantages", made_by="train_batch")
+        assert terms.entropy_BT is not None
+        policy_BT = -terms.logprobs_BT * advantages_BT * self.scale
+        entropy_BT = -0.1 * terms.entropy_BT
+        return TokenLoss(
+            loss_BT=policy_BT + entropy_BT,
+            parts_BT={"policy": policy_BT, "entropy": entropy_BT},
+            metrics_BT={"entropy": terms.entropy_BT.detach()},
+        )
+
+
+def train_batch() -> RolloutBatch:
+    batch = rollout_batch(ROWS, seed=3)
+    g = torch.Generator().manual_seed(4)
+    advantages = torch.randn(batch.tokens.shape, generator=g) * batch.loss_mask
+    weights = batch.loss_mask.float() / batch.loss_mask.sum()
+    return replace(batch, advantages=advantages, token_weights=weights)
+
+
+def repadded(batch: RolloutBatch) -> RolloutBatch:
+    """Five more columns, and padding of values that are no token ids."""
+    wide = RolloutBatch.concat([batch, batch.select([0])])
+    extra = torch.nn.functional.pad
+
+    def widen(x: Tensor | None) -> Tensor | None:
+        return None if x is None else extra(x[:ROWS], [0, 5])
+
+    at = torch.arange(batch.tokens.shape[1] + 5)
+    tokens = extra(wide.tokens[:ROWS], [0, 5]).masked_fill(at >= batch.lengths[:, None], 10**6)
+    return replace(
+        batch,
+        tokens=tokens,
+        loss_mask=extra(batch.loss_mask, [0, 5]),
+        rollout_logprobs=widen(batch.rollout_logprobs),
+        advantages=widen(batch.advantages),
+        token_weights=widen(batch.token_weights),
+    )
+
+
+def exported(strategy: TrainStrategy) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in strategy.export_weights()}
+
+
+def job(spec: WorkerSpec, folder: Path, backend_name: str) -> dict[str, Any]:
+    backend = next(b for b in TRAIN_BACKENDS if b.name == backend_name)
+    tied = ModelConfig(path=str(folder.parent / "tied"))
+    untied = ModelConfig(path=str(folder.parent / "untied"))
+    # Kept for its process group, which the strategies built after it share.
+    first = backend.build(spec, untied)
+    results: dict[str, Any] = {
+        "export": exported(first),
+        "export_tied": exported(backend.build(spec, tied)),
+        "steps": _steps(backend, spec, untied),
+        "bf16": _one_step(backend, spec, untied.model_copy(update={"dtype": "bfloat16"})),
+        "checkpoint": _checkpoint(backend, spec, untied, folder),
+        "other_model": _error_of_other_model(backend, spec, tied, folder),
+        "skipped": _skipped(backend, spec, untied),
+    }
+    first.offload()
+    first.onload()
+    results["onloaded"] = exported(first)
+    first.save_hf(folder / "hf")
+    saved = AutoModelForCausalLM.from_pretrained(folder / "hf", dtype="auto")
+    results["saved_hf"] = dict(saved.state_dict())
+    first.close()
+    results["group_left"] = not dist.is_initialized()
+    return results
+
+
+def job_fsdp2(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
+    return job(spec, folder, "fsdp2")
+
+
+JOBS = {"fsdp2": job_fsdp2}
+
+
+def _one_step(
+    backend: TrainBackend,
+    spec: WorkerSpec,
+    model: ModelConfig,
+    batch: RolloutBatch | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    strategy = backend.build(spec, model, **options)
+    rows = (batch or train_batch()).split(spec.world_size)[spec.rank]
+    # A score before the update must leave nothing behind, and one after it must see it.
+    before = strategy.score(rows).logprobs_BT
+    metrics = strategy.train(rows, EntropyBonusLoss())
+    return {
+        "before": before,
+        "after": strategy.score(rows, entropy=True),
+        "metrics": metrics,
+        "weights": exported(strategy),
+    }
+
+
+def _steps(backend: TrainBackend, spec: WorkerSpec, model: ModelConfig) -> dict[str, Any]:
+    batch = train_batch()
+    shuffled = batch.select([5, 2, 7, 0, 3, 6, 1, 4])
+    by_length = batch.select(batch.lengths.argsort(descending=True))
+    runs = {
+        "whole": _one_step(backend, spec, model),
+        "small micro-batches": _one_step(backend, spec, model, budget=SMALL_BUDGET, chunk=7),
+        "one row each": _one_step(backend, spec, model, budget=1),
+        "shuffled": _one_step(backend, spec, model, shuffled, budget=SMALL_BUDGET),
+        # The first rank has the long rows, so the ranks need different numbers of passes.
+        "uneven": _one_step(backend, spec, model, by_length, budget=SMALL_BUDGET),
+        "padded": _one_step(backend, spec, model, repadded(batch)),
+    }
+    for option in backend.options:
+        runs[option] = _one_step(backend, spec, model, budget=SMALL_BUDGET, **{option: True})
+    return runs
+
+
+def _checkpoint(
+    backend: TrainBackend, spec: WorkerSpec, model: ModelConfig, folder: Path
+) -> dict[str, Any]:
+    rows = train_batch().split(spec.world_size)[spec.rank]
+    loss = EntropyBonusLoss()
+    straight = backend.build(spec, model, optimizer=ADAM, total_steps=4)
+    straight.train(rows, loss)
+    straight.train(rows, loss)
+    straight.save(folder / "checkpoint")
+    straight_draws = _draws()
+    saved = exported(straight)
+    straight_metrics = straight.train(rows, loss)
+    resumed = backend.build(spec, model, optimizer=ADAM, total_steps=4)
+    resumed.load(folder / "checkpoint")
+    resumed_draws = _draws()
+    results: dict[str, Any] = {
+        "straight_draws": straight_draws,
+        "resumed_draws": resumed_draws,
+        "saved": saved,
+        "straight_metrics": straight_metrics.values_by_name(),
+        "resumed_metrics": resumed.train(rows, loss).values_by_name(),
+        "straight": exported(straight),
+        "resumed": exported(resumed),
+    }
+    elsewhere = folder.parent / "2" / "checkpoint"
+    if spec.world_size == 1 and elsewhere.exists():
+        resumed.load(elsewhere)
+        results["from_two_ranks"] = exported(resumed)
+    return results
+
+
+def _draws() -> tuple[float, float]:
+    return float(torch.rand(())), random.random()
+
+
+def _error_of_other_model(
+    backend: TrainBackend, spec: WorkerSpec, other: ModelConfig, folder: Path
+) -> list[str]:
+    strategy = backend.build(spec, other, optimizer=ADAM, total_steps=4)
+    messages = []
+    for path in (folder / "checkpoint", folder / "nothing"):
+        try:
+            strategy.load(path)
+        except CheckpointError as error:
+            messages.append(str(error))
+    return messages
+
+
+def _skipped(backend: TrainBackend, spec: WorkerSpec, model: ModelConfig) -> dict[str, Any]:
+    strategy = backend.build(spec, model, optimizer=ADAM, total_steps=4)
+    before = exported(strategy)
+    rows = train_batch().split(spec.world_size)[spec.rank]
+    bad = strategy.train(rows, EntropyBonusLoss(scale=float("inf")))
+    unchanged = exported(strategy)
+    good = strategy.train(rows, EntropyBonusLoss())
+    return {
+        "before": before,
+        "unchanged": unchanged,
+        "bad": bad,
+        "good": good,
+        "changed": exported(strategy),
+    }

@@ -1,0 +1,21 @@
+"""One Ray for the whole folder: starting it takes seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from roll.config.placement import ClusterConfig
+from roll.distributed.resources import ResourceManager
+
+
+@pytest.fixture(scope="session")
+def manager() -> Iterator[ResourceManager]:
+    """Four slots on however many cores there are; `pair` and `other` overlap in slot 1."""
+    cluster = ClusterConfig(platform="cpu", devices_per_node=4, start_timeout_s=120)
+    pools = {"one": "0", "pair": "0-1", "other": "1,3", "all": "0-3"}
+    here = str(Path(__file__).parent)
+    with ResourceManager(cluster, pools, python_path=[here]) as resources:
+        yield resources

@@ -1,0 +1,120 @@
+"""Small workers that the tests start on Ray and in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from roll.core.batches import TokenBatch
+from roll.core.errors import DataError
+from roll.core.metrics import Mean, Metrics
+from roll.core.types import RankInfo, WorkerSpec
+from roll.distributed.dispatch import SHARD_BATCH, dispatch
+from roll.distributed.worker import Worker
+
+GRANDCHILD = "import time; time.sleep(600)"
+
+
+class Adder(Worker):
+    """Runs one call at a time."""
+
+    def __init__(self, spec: WorkerSpec, offset: int, *, fail: str = "") -> None:
+        super().__init__(spec)
+        self.offset = offset
+        if fail == "user":
+            raise DataError("no such file: prompts.jsonl")
+        if fail == "bug":
+            raise KeyError("offset")
+
+    @dispatch(SHARD_BATCH)
+    def add(self, batch: TokenBatch) -> TokenBatch:
+        return replace(batch, tokens=batch.tokens + self.offset + 100 * self.spec.rank)
+
+    @dispatch(SHARD_BATCH)
+    def mean_length(self, batch: TokenBatch) -> Metrics:
+        return Metrics({"length": Mean(float(batch.lengths.sum()), len(batch))})
+
+    def where(self) -> tuple[int, WorkerSpec, dict[str, str]]:
+        return os.getpid(), self.spec, dict(os.environ)
+
+    def threads(self) -> int:
+        return torch.get_num_threads()
+
+    def summed_rank(self) -> float:
+        """A collective over all ranks."""
+        self.platform.init_process_group(self.spec, timeout_s=60)
+        value = torch.tensor(float(self.spec.rank + 1))
+        dist.all_reduce(value)
+        return float(value)
+
+    def sleep(self, seconds_by_rank: tuple[float, ...]) -> int:
+        time.sleep(seconds_by_rank[self.spec.rank])
+        return self.spec.rank
+
+    def raise_user_error(self) -> None:
+        raise DataError("prompts.jsonl:3: no column 'answer'")
+
+    def raise_bug_on_last_rank(self) -> None:
+        if self.spec.rank == self.spec.world_size - 1:
+            raise ZeroDivisionError("no tokens in this batch")
+        time.sleep(600)
+
+    def say_last_words(self) -> None:
+        sys.stderr.write("the last words of this worker\n")
+        sys.stderr.flush()
+
+    def spawn_grandchild(self) -> int:
+        """A child in a session of its own, whose parent ends at once: nobody's child."""
+        code = (
+            "import subprocess, sys; print(subprocess.Popen("
+            f"[sys.executable, '-c', {GRANDCHILD!r}], start_new_session=True, "
+            "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid)"
+        )
+        told = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+        return int(told.stdout)
+
+
+class HalfAdder(Adder):
+    """Two ranks share each data-parallel part; only the second one's result counts."""
+
+    @property
+    def rank_info(self) -> RankInfo:
+        rank, world = self.spec.rank, self.spec.world_size
+        return RankInfo(rank, rank // 2, world // 2, is_dp_leader=rank % 2 == 1)
+
+
+class Echo(Worker):
+    """Asynchronous, like an engine."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        super().__init__(spec)
+        self.loop = asyncio.get_running_loop()
+        self.gate = asyncio.Event()
+
+    async def echo(self, text: str) -> str:
+        return f"{self.spec.name}: {text}"
+
+    async def wait_for_gate(self) -> str:
+        await self.gate.wait()
+        return "open"
+
+    async def open_gate(self) -> None:
+        self.gate.set()
+
+    async def fail(self, kind: str) -> None:
+        if kind == "user":
+            raise DataError("bad row")
+        raise ValueError("bad luck")
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)

@@ -1,0 +1,98 @@
+"""What only real processes show: slots, colocation, collectives, errors of one rank of several."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+import torch
+from small_workers import Adder, HalfAdder
+
+from roll.config.placement import ClusterConfig
+from roll.config.roles import Role
+from roll.core.batches import TokenBatch
+from roll.core.errors import ConfigError, WaitTimeoutError, WorkerError
+from roll.distributed.cluster import Placement
+from roll.distributed.resources import ResourceManager
+from roll.platform.machine import cores
+
+
+def test_each_rank_is_told_its_place_and_has_a_process_of_its_own(
+    manager: ResourceManager,
+) -> None:
+    cluster = manager.start(Adder, Placement(Role.CRITIC, pool="other", seed=11), 0)
+    told = cluster.call_each(Adder.where)
+    assert len({os.getpid(), *(pid for pid, _, _ in told)}) == 3
+    specs = [spec for _, spec, _ in told]
+    assert [spec.devices for spec in specs] == [(1,), (3,)]
+    assert [spec.rank for spec in specs] == [0, 1]
+    assert {(spec.role, spec.world_size, spec.seed, spec.node) for spec in specs} == {
+        (Role.CRITIC, 2, 11, 0)
+    }
+    share = max(1, len(cores()) // 4)
+    assert [len(spec.cores) for spec in specs] == [share, share]
+    assert all(env["OMP_NUM_THREADS"] == str(share) for _, _, env in told)
+    assert cluster.call_each(Adder.threads) == [share, share]
+    assert [info.pid for info in cluster.infos] == [pid for pid, _, _ in told]
+    assert all(gb > 0.05 for gb in cluster.call_each(Adder.memory_gb))
+    cluster.close()
+
+
+def test_two_roles_share_a_pool_and_ranks_of_one_role_talk_to_each_other(
+    manager: ResourceManager,
+) -> None:
+    first = manager.start(Adder, Placement(Role.ACTOR_TRAIN, pool="pair"), 0)
+    second = manager.start(Adder, Placement(Role.REFERENCE, pool="pair"), 0)
+    assert [s.devices for _, s, _ in first.call_each(Adder.where)] == [(0,), (1,)]
+    assert [s.devices for _, s, _ in second.call_each(Adder.where)] == [(0,), (1,)]
+    sums = [first.submit(Adder.summed_rank), second.submit(Adder.summed_rank)]
+    assert [each.result() for each in sums] == [3.0, 3.0]
+    first.close()
+    second.close()
+    first.close()  # a second time does nothing
+
+
+def test_results_come_from_the_leaders_of_each_part(manager: ResourceManager) -> None:
+    cluster = manager.start(HalfAdder, Placement(Role.ACTOR_TRAIN, pool="all"), 0)
+    batch = TokenBatch(tokens=torch.zeros(2, 1, dtype=torch.long), lengths=torch.ones(2))
+    assert cluster.dp_size == 2
+    assert cluster.call(HalfAdder.add, batch).tokens.tolist() == [[100], [300]]
+    cluster.close()
+
+
+def test_one_rank_that_raises_ends_the_wait_for_the_others(manager: ResourceManager) -> None:
+    cluster = manager.start(Adder, Placement(Role.ACTOR_TRAIN, pool="pair"), 0)
+    start = time.monotonic()
+    with pytest.raises(WorkerError, match="no tokens in this batch") as caught:
+        cluster.call(Adder.raise_bug_on_last_rank)
+    assert time.monotonic() - start < 10
+    assert "actor_train[1].raise_bug_on_last_rank raised ZeroDivisionError" in str(caught.value)
+    assert "small_workers.py" in str(caught.value)  # the remote traceback
+    cluster.close(graceful=False)
+
+
+def test_a_wait_names_the_ranks_that_have_not_answered(manager: ResourceManager) -> None:
+    cluster = manager.start(Adder, Placement(Role.ACTOR_TRAIN, pool="pair"), 0)
+    pending = cluster.submit(Adder.sleep, (0.0, 3.0))
+    with pytest.raises(WaitTimeoutError) as caught:
+        pending.result(timeout_s=1)
+    told = "waited 1 s for actor_train[0..1].sleep (rank 1 has not answered)"
+    assert str(caught.value).startswith(told)
+    assert pending.result() == 0
+    cluster.close()
+
+
+def test_slots_that_do_not_divide_or_do_not_exist_are_refused(manager: ResourceManager) -> None:
+    assert [[s.number for s in own] for own in manager.slots("all", 2)] == [[0, 1], [2, 3]]
+    with pytest.raises(ConfigError, match="no pool is called 'trian'"):
+        manager.slots("trian")
+    with pytest.raises(ConfigError, match="2 devices, which do not divide into workers of 3"):
+        manager.slots("pair", 3)
+
+
+def test_a_pool_larger_than_the_machine_is_refused_at_once() -> None:
+    start = time.monotonic()
+    with pytest.raises(ConfigError, match=r"pools.big names device 9, but there are 2 CPU slots"):
+        ResourceManager(ClusterConfig(platform="cpu", devices_per_node=2), {"big": "0-9"})
+    assert time.monotonic() - start < 5

@@ -1,0 +1,69 @@
+"""Rewards for the tests of the pool, importable by child processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+
+from roll.core.types import Sample
+from roll.rewards.api import Reward, RewardContext
+
+RELEASE = threading.Event()
+"""Set by a test that wants its hung threads back."""
+
+
+def length(sample: Sample, *, factor: float = 1.0) -> float:
+    return len(sample.response_text) * factor
+
+
+async def length_async(sample: Sample, ctx: RewardContext) -> Reward:
+    await asyncio.sleep(0)
+    return Reward(float(len(sample.response_text)), {"seed": float(ctx.seed)})
+
+
+def process_id(sample: Sample) -> Reward:
+    return Reward(0.0, {"pid": float(os.getpid())})
+
+
+def obey(sample: Sample) -> object:
+    """Do what the response says."""
+    match sample.response_text:
+        case "raise":
+            raise KeyError("no such column")
+        case "nan":
+            return float("nan")
+        case "text":
+            return "good"
+        case "hang":
+            time.sleep(600)
+        case "wait":
+            RELEASE.wait(30)
+        case "spin":
+            return 9**9**9
+        case "exit":
+            os._exit(3)
+        case "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        case "quit":
+            raise SystemExit(1)
+        case "print":
+            os.write(1, b"not a message of the protocol\n")
+    return 1.0
+
+
+async def obey_async(sample: Sample) -> object:
+    if sample.response_text == "hang":
+        await asyncio.sleep(600)
+    return obey(sample)
+
+
+class Stateful:
+    def __call__(self, sample: Sample) -> bool:
+        return True
+
+
+stateful = Stateful()
+not_a_function = 3

@@ -1,0 +1,89 @@
+"""Loading models and tokenizers, and what is said when that fails."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, GPT2Config
+
+from roll.config.model import ModelConfig
+from roll.core.errors import ConfigError
+from roll.models.load import load_causal_lm, load_config, load_tokenizer, split_head
+from tests.tiny import save_tiny_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def test_model_and_tokenizer_load_as_saved(folder: Path) -> None:
+    model = load_causal_lm(ModelConfig(path=str(folder), dtype="bfloat16"))
+    assert model.dtype == torch.bfloat16
+    assert not model.training
+    assert load_causal_lm(ModelConfig(path=str(folder)), dtype=torch.float32).dtype == torch.float32
+    tokenizer = load_tokenizer(ModelConfig(path=str(folder)))
+    assert tokenizer.decode(tokenizer("1+1=2")["input_ids"]) == "1+1=2"
+
+
+def test_backbone_and_head_give_the_models_logits(folder: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    backbone, head = split_head(model)
+    tokens = torch.tensor([[5, 6, 7]])
+    hidden = backbone(input_ids=tokens).last_hidden_state
+    assert torch.equal(hidden @ head.weight_VD.T, model(tokens).logits)
+    assert head.bias_V is None
+    assert head.divisor == 1
+
+
+def test_missing_folder_is_named_with_the_command_that_makes_it() -> None:
+    config = ModelConfig(path="examples/nothing/model", made_by="python make_model.py")
+    for load in (load_causal_lm, load_tokenizer):
+        with pytest.raises(ConfigError, match=r"nothing/model' does not exist.*make_model"):
+            load(config)
+    with pytest.raises(ConfigError, match="'/nothing' does not exist"):
+        load_causal_lm(ModelConfig(path="/nothing"))
+
+
+def test_folder_without_a_checkpoint_is_named(tmp_path: Path) -> None:
+    for load in (load_causal_lm, load_tokenizer):
+        with pytest.raises(ConfigError, match="is not a Hugging Face checkpoint"):
+            load(ModelConfig(path=str(tmp_path)))
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="is a file"):
+        load_causal_lm(ModelConfig(path=str(tmp_path / "file")))
+
+
+def test_hub_name_that_cannot_be_fetched_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"no model 'no-such-org/no-such-model'.*hub"):
+        load_causal_lm(ModelConfig(path="no-such-org/no-such-model"))
+
+
+def test_checkpoint_that_lacks_a_tensor_is_refused(folder: Path, tmp_path: Path) -> None:
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"lacks 1 tensors, e.g. 'model.norm.weight'"):
+        load_causal_lm(ModelConfig(path=str(tmp_path)))
+
+
+def test_dropout_is_off_in_every_form(tmp_path: Path) -> None:
+    GPT2Config(n_layer=1, n_embd=8, n_head=1).save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["attn_pdrop"] == 0.1
+    config = load_config(ModelConfig(path=str(tmp_path)))
+    assert config.attn_pdrop == config.resid_pdrop == config.embd_pdrop == 0.0
+
+
+def test_bent_logits_are_refused_instead_of_ignored() -> None:
+    config = Gemma2Config(
+        vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+        num_attention_heads=1, num_key_value_heads=1, head_dim=8,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="final_logit_softcapping"):
+        split_head(Gemma2ForCausalLM(config))

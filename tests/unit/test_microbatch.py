@@ -1,0 +1,60 @@
+"""Micro-batches by token budget."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roll.strategy.microbatch import plan, take
+from tests.tiny import rollout_batch
+
+lengths_lists = st.lists(st.integers(1, 40), max_size=60)
+
+
+@given(lengths_lists, st.integers(1, 200))
+def test_every_row_comes_once_and_padded_tokens_stay_within_the_budget(
+    lengths: list[int], budget: int
+) -> None:
+    parts = plan(lengths, budget)
+    assert sorted(row for part in parts for row in part) == list(range(len(lengths)))
+    for part in parts:
+        longest = max(lengths[row] for row in part)
+        assert len(part) == 1 or len(part) * longest <= budget
+
+
+@given(lengths_lists, st.integers(1, 200))
+def test_rows_come_by_falling_length_and_equal_ones_in_order(
+    lengths: list[int], budget: int
+) -> None:
+    order = [row for part in plan(lengths, budget) for row in part]
+    assert order == sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+
+
+@given(lengths_lists, st.integers(1, 200))
+def test_no_two_neighbours_would_fit_together(lengths: list[int], budget: int) -> None:
+    parts = plan(lengths, budget)
+    for part, following in pairwise(parts):
+        assert (len(part) + 1) * lengths[part[0]] > budget
+        assert following
+
+
+def test_taken_rows_are_cut_to_the_longest_and_their_padding_is_a_token_id() -> None:
+    batch = rollout_batch(6)
+    at = torch.arange(batch.tokens.shape[1])
+    dirty = batch.tokens.masked_fill(at >= batch.lengths[:, None], -100)
+    batch = replace(batch, tokens=dirty)
+    rows = [4, 1]
+    part = take(batch, rows)
+    longest = int(batch.lengths[rows].max())
+    assert part.tokens.shape == (2, longest)
+    assert part.loss_mask.shape == (2, longest)
+    assert part.sample_ids == [batch.sample_ids[4], batch.sample_ids[1]]
+    for i, row in enumerate(rows):
+        length = int(batch.lengths[row])
+        assert torch.equal(part.tokens[i, :length], batch.tokens[row, :length])
+        assert bool((part.tokens[i, length:] == 0).all())
+    assert torch.equal(batch.tokens, dirty)  # the caller's batch stays as it was

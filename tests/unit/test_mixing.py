@@ -1,0 +1,106 @@
+"""The prompt sampler: shares, epochs, and a position that survives a restart."""
+
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roll.core.errors import CheckpointError
+from roll.core.types import Prompt
+from roll.data.datasets import PromptDataset, PromptSource
+from roll.data.mixing import PromptSampler
+
+
+def _dataset(sizes: list[int], weights: list[float], fingerprint: str = "f") -> PromptDataset:
+    sources = tuple(
+        PromptSource(
+            name=f"s{i}",
+            weight=weight,
+            prompts=tuple(
+                Prompt(id=f"s{i}:{row}", tokens=(1,), text="", answer="", tag="t")
+                for row in range(size)
+            ),
+        )
+        for i, (size, weight) in enumerate(zip(sizes, weights, strict=True))
+    )
+    return PromptDataset(sources, (), fingerprint)
+
+
+SOURCES = st.lists(
+    st.tuples(st.integers(1, 7), st.sampled_from([0.1, 0.25, 1.0, 2.0, 3.0])),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(SOURCES, st.integers(0, 60), st.booleans(), st.integers(0, 5))
+@settings(max_examples=60, deadline=None)
+def test_a_restored_sampler_goes_on_exactly(
+    sources: list[tuple[int, float]], split: int, shuffle: bool, seed: int
+) -> None:
+    dataset = _dataset([s for s, _ in sources], [w for _, w in sources])
+    straight = [p.id for p in PromptSampler(dataset, seed=seed, shuffle=shuffle).take(80)]
+    first = PromptSampler(dataset, seed=seed, shuffle=shuffle)
+    head = [p.id for p in first.take(split)]
+    second = PromptSampler(dataset, seed=seed, shuffle=shuffle)
+    second.restore(json.loads(json.dumps(first.state())))
+    assert head + [p.id for p in second.take(80 - split)] == straight
+
+
+@given(SOURCES, st.integers(1, 200))
+@settings(max_examples=60, deadline=None)
+def test_shares_follow_the_weights_at_every_moment(
+    sources: list[tuple[int, float]], draws: int
+) -> None:
+    dataset = _dataset([s for s, _ in sources], [w for _, w in sources])
+    counts = Counter(p.id.split(":")[0] for p in PromptSampler(dataset, seed=0).take(draws))
+    total = sum(w for _, w in sources)
+    for i, (_, weight) in enumerate(sources):
+        assert abs(counts[f"s{i}"] - draws * weight / total) < len(sources)
+
+
+def test_long_run_shares_are_exact() -> None:
+    sampler = PromptSampler(_dataset([3, 5, 7], [0.1, 0.2, 0.7]), seed=1)
+    counts = Counter(p.id.split(":")[0] for p in sampler.take(1000))
+    assert counts == {"s0": 100, "s1": 200, "s2": 700}
+
+
+def test_each_epoch_holds_every_prompt_once_in_a_new_order() -> None:
+    sampler = PromptSampler(_dataset([20], [1.0]), seed=3)
+    first, second = ([p.id for p in sampler.take(20)] for _ in range(2))
+    assert sorted(first) == sorted(second) == sorted(f"s0:{i}" for i in range(20))
+    assert first != second
+    assert sampler.epochs == {"s0": 2.0}
+
+
+def test_without_shuffling_the_file_order_is_kept() -> None:
+    sampler = PromptSampler(_dataset([3], [1.0]), seed=3, shuffle=False)
+    assert [p.id for p in sampler.take(4)] == ["s0:0", "s0:1", "s0:2", "s0:0"]
+
+
+def test_another_seed_gives_another_order() -> None:
+    dataset = _dataset([30], [1.0])
+    orders = {tuple(p.id for p in PromptSampler(dataset, seed=s).take(30)) for s in range(4)}
+    assert len(orders) == 4
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        (PromptSampler(_dataset([3], [1.0], "g"), seed=0), "content of the data files"),
+        (PromptSampler(_dataset([3], [2.0]), seed=0), "source weights"),
+        (PromptSampler(_dataset([3], [1.0]), seed=1), "another seed"),
+        (PromptSampler(_dataset([3], [1.0]), seed=0, shuffle=False), "data.shuffle"),
+    ],
+)
+def test_a_state_of_something_else_is_refused(other: PromptSampler, says: str) -> None:
+    sampler = PromptSampler(_dataset([3], [1.0]), seed=0)
+    with pytest.raises(CheckpointError, match=says):
+        sampler.restore(other.state())
+
+
+def test_a_state_that_is_none_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="not the state of a prompt sampler"):
+        PromptSampler(_dataset([3], [1.0]), seed=0).restore({"step": 3})

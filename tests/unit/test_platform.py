@@ -1,0 +1,169 @@
+"""What the machine has, how pools are laid out on it, and what a platform gives a worker."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roll.config.placement import ClusterConfig
+from roll.config.roles import Role
+from roll.core.errors import ConfigError
+from roll.core.types import WorkerSpec
+from roll.distributed.actor_env import WORKER_TOKEN, actor_env
+from roll.distributed.layout import plan_layout, share_cores
+from roll.platform import get_platform
+from roll.platform.machine import Machine, count_gpus, free_port, this_machine
+from roll.platform.processes import descendants, tree_rss_bytes
+
+CPU_MACHINE = Machine(gpus=0, cores=(0, 1, 2, 3), memory_gb=8)
+GPU_MACHINE = Machine(gpus=4, cores=tuple(range(16)), memory_gb=128)
+
+
+def test_a_platform_of_another_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown platform 'tpu'"):
+        get_platform("tpu")
+
+
+def test_two_ranks_add_their_numbers_through_the_cpu_platform() -> None:
+    code = (
+        "import sys, torch; from types import SimpleNamespace as N;"
+        "from roll.platform import get_platform; p = get_platform('cpu');"
+        "place = N(rank=int(sys.argv[1]), world_size=2, devices=(0,), rendezvous=sys.argv[2]);"
+        "p.init_process_group(place, timeout_s=60); x = torch.tensor(place.rank + 1.0);"
+        "torch.distributed.all_reduce(x); p.destroy(); sys.exit(int(x))"
+    )
+    address = f"127.0.0.1:{free_port()}"
+    ranks = [subprocess.Popen([sys.executable, "-c", code, str(rank), address]) for rank in (0, 1)]
+    assert [rank.wait(timeout=60) for rank in ranks] == [3, 3]
+
+
+def test_the_cpu_platform_reports_memory_that_grows_with_what_is_held() -> None:
+    platform = get_platform("cpu")
+    before = platform.memory().used_gb
+    held = torch.ones(64 * 1024 * 1024, dtype=torch.float32)  # 0.25 GiB
+    after = platform.memory()
+    assert 0.2 < after.used_gb - before < 0.4
+    assert after.peak_gb >= after.used_gb - 0.01
+    assert after.total_gb > after.used_gb
+    assert held.numel()
+
+
+def test_a_worker_on_the_cpu_has_the_cpu_as_its_device() -> None:
+    spec = WorkerSpec(Role.CRITIC, 0, 1, (3,), (0,), 0, "127.0.0.1:1", 0, "cpu")
+    assert get_platform("cpu").device(spec) == torch.device("cpu")
+    assert get_platform("cuda").device(spec) == torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [(None, 3), ("0,2", 2), ("", 0), ("-1", 0), ("1", 1), ("0,9,1", 1), ("GPU-ab,GPU-cd", 2)],
+)
+def test_gpus_are_counted_as_cuda_would_show_them(
+    tmp_path: Path, visible: str | None, expected: int
+) -> None:
+    for name in ("0000:01", "0000:02", "0000:03"):
+        (tmp_path / name).mkdir()
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert count_gpus(environ, tmp_path) == expected
+
+
+def test_cores_are_those_this_process_may_use() -> None:
+    assert set(this_machine().cores) == os.sched_getaffinity(0)
+
+
+def test_looking_at_the_machine_and_planning_pools_imports_neither_torch_nor_ray() -> None:
+    code = (
+        "import sys; import roll.platform.machine, roll.distributed.layout;"
+        "roll.platform.machine.this_machine();"
+        "sys.exit(', '.join({'torch', 'ray'} & set(sys.modules)) or 0)"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert told.returncode == 0, told.stderr
+
+
+def test_a_child_of_a_child_counts_as_a_descendant_and_its_memory_too() -> None:
+    inner = "import time; x = bytearray(60_000_000); print('up', flush=True); time.sleep(60)"
+    outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
+    with subprocess.Popen([sys.executable, "-c", outer], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"up\n"
+        below = descendants(child.pid)
+        assert len(below) == 1
+        assert tree_rss_bytes(child.pid) > 60_000_000
+        os.kill(below[0], 9)
+
+
+def test_pools_on_a_cpu_machine_make_as_many_slots_as_they_name() -> None:
+    layout = plan_layout(ClusterConfig(), {"a": "0-1", "b": "2"}, CPU_MACHINE, joined=False)
+    assert (layout.platform, layout.nodes, layout.devices_per_node) == ("cpu", 1, 3)
+    assert layout.pools == {"a": (0, 1), "b": (2,)}
+
+
+def test_pools_on_a_gpu_machine_use_its_gpus() -> None:
+    layout = plan_layout(ClusterConfig(), {"a": "3"}, GPU_MACHINE, joined=False)
+    assert (layout.platform, layout.devices_per_node) == ("cuda", 4)
+    on_cpu = plan_layout(ClusterConfig(platform="cpu"), {"a": "0"}, GPU_MACHINE, joined=False)
+    assert (on_cpu.platform, on_cpu.devices_per_node) == ("cpu", 1)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "pools", "machine", "message"),
+    [
+        (ClusterConfig(), {"a": "0-4"}, CPU_MACHINE, r"5 CPU slots .* has 4 core"),
+        (ClusterConfig(), {"a": "0-4"}, GPU_MACHINE, r"pools.a names device 4, .* 4 GPUs"),
+        (ClusterConfig(devices_per_node=2), {"a": "0-2"}, CPU_MACHINE, r"pools.a .* 2 CPU slots"),
+        (ClusterConfig(devices_per_node=8), {"a": "0"}, GPU_MACHINE, r"is 8 but a node has 4"),
+        (ClusterConfig(platform="cuda"), {"a": "0"}, CPU_MACHINE, "no NVIDIA GPU was found"),
+        (ClusterConfig(nodes=2), {"a": "0"}, CPU_MACHINE, "no Ray cluster to join"),
+    ],
+)
+def test_a_pool_larger_than_the_machine_is_refused_with_both_numbers(
+    cluster: ClusterConfig, pools: dict[str, str], machine: Machine, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan_layout(cluster, pools, machine, joined=False)
+
+
+def test_slots_may_outnumber_the_cores_when_the_file_says_so() -> None:
+    cluster = ClusterConfig(devices_per_node=6)
+    assert plan_layout(cluster, {"a": "0-5"}, CPU_MACHINE, joined=False).devices_per_node == 6
+
+
+def test_pools_over_two_joined_nodes_divide_their_slots() -> None:
+    layout = plan_layout(ClusterConfig(nodes=2), {"a": "0-4"}, CPU_MACHINE, joined=True)
+    assert (layout.nodes, layout.devices_per_node) == (2, 3)
+
+
+@given(cores=st.integers(1, 64), slots=st.integers(1, 80))
+def test_core_shares_are_equal_and_disjoint_while_there_are_enough(cores: int, slots: int) -> None:
+    shares = share_cores(tuple(range(cores)), slots)
+    assert {len(share) for share in shares} == {max(1, cores // slots)}
+    given_out = [core for share in shares for core in share]
+    assert set(given_out) <= set(range(cores))
+    if slots <= cores:
+        assert len(set(given_out)) == len(given_out)
+
+
+def test_an_actor_sees_its_gpus_its_threads_and_the_users_folder() -> None:
+    driver = {"HF_HUB_OFFLINE": "1", "SECRET": "x", "PYTHONPATH": "/b:/c"}
+    env = actor_env(
+        platform="cuda",
+        devices=(2, 3),
+        cores=(4, 5, 6),
+        token="t",
+        python_path=["/a", "/b"],
+        driver_environ=driver,
+    )
+    assert env["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert env["OMP_NUM_THREADS"] == "3"
+    assert env["PYTHONPATH"] == "/a:/b:/c"
+    assert env["HF_HUB_OFFLINE"] == "1"
+    assert env[WORKER_TOKEN] == "t"
+    assert "SECRET" not in env
