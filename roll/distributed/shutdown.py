@@ -34,11 +34,22 @@ def orderly_end() -> Iterator[ExitStack]:
     While cleanups run, further signals are noted and ignored: each cleanup has its own time limit,
     and half a cleanup leaves processes behind. Outside the main thread signals stay as they are.
     """
-    previous = _install(_raise_terminated)
+    received: list[int] = []
+
+    def end_run(signum: int, frame: FrameType | None) -> NoReturn:
+        received.append(signum)
+        raise Terminated(signum)
+
+    previous = _install(end_run)
     try:
         with ExitStack() as cleanups:
             try:
                 yield cleanups
+            except KeyboardInterrupt as interrupt:
+                # A wait inside Ray replaces the handler's exception by a plain KeyboardInterrupt.
+                if received and not isinstance(interrupt, Terminated):
+                    raise Terminated(received[0]) from None
+                raise
             finally:
                 _install(_note_signal)
     finally:
@@ -50,10 +61,6 @@ def _install(handler: Any) -> dict[signal.Signals, Any]:
     if threading.current_thread() is not threading.main_thread():
         return {}
     return {signum: signal.signal(signum, handler) for signum in SIGNALS}
-
-
-def _raise_terminated(signum: int, frame: FrameType | None) -> NoReturn:
-    raise Terminated(signum)
 
 
 def _note_signal(signum: int, frame: FrameType | None) -> None:

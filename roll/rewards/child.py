@@ -148,8 +148,9 @@ class Child:
 
 
 def _reason(code: int | None) -> str:
-    by_signal = code is not None and code < 0
-    return signal.Signals(-code).name if by_signal else f"exit code {code}"
+    if code is not None and code < 0:
+        return signal.Signals(-code).name
+    return f"exit code {code}"
 
 
 def _has_fileno() -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 import pytest
 import torch
 from torch import Tensor
@@ -121,7 +121,8 @@ def rescore(
 ) -> Tensor:
     logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].double()
     logprobs = (logits / temperature).log_softmax(-1)
-    return logprobs.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+    chosen: Tensor = logprobs.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+    return chosen
 
 
 def assert_agrees(completion: Completion, oracle: PreTrainedModel, temperature: float = 1) -> None:

@@ -123,6 +123,23 @@ def test_a_child_is_limited_in_memory_and_lives_on_after_an_error() -> None:
         child.close()
 
 
+def test_a_forked_child_is_back_at_once_after_a_timeout() -> None:
+    spec = ChildSpec("tests.faults.test_hostile_rewards:make_sleeper", (), 2**26, fork=True)
+    child = Child(spec)
+    try:
+        pid = child.call("pid", 10)
+        with pytest.raises(ChildTimeoutError):
+            child.call("spin", 0.3)
+        assert child.is_running
+        assert child.call("pid", 10) not in (pid, os.getpid())
+        with pytest.raises(ChildDiedError, match="exit code 5"):
+            child.call("exit", 10)
+        assert not child.is_running
+        assert child.call("pid", 10) != pid
+    finally:
+        child.close()
+
+
 def test_a_factory_that_cannot_be_imported_says_so() -> None:
     with pytest.raises(ChildRaisedError, match="no module named 'no_such'"):
         Child(ChildSpec("no_such:thing")).call(1, 1)

@@ -70,7 +70,7 @@ def child(channel: Channel, index: int, behaviour: str, pipe: Connection) -> Non
                 os._exit(9)
             if behaviour == "hang":
                 next(tensors)
-                time.sleep(60)
+                time.sleep(channel.timeout_s + 1)
             got = {
                 name: tensor.numpy(force=True)
                 if tensor.dtype != torch.bfloat16
@@ -148,16 +148,16 @@ def test_one_refusal_stops_the_push_for_all_before_the_first_byte(kind: Transpor
 @BOTH
 def test_a_receiver_that_dies_is_an_error_in_time(kind: TransportKind) -> None:
     start = time.monotonic()
-    result, _ = push_to_children(kind, ["die"], timeout_s=4)
+    result, _ = push_to_children(kind, ["die"], timeout_s=8)
     assert isinstance(result, WeightSyncError)
     assert "died" in str(result)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 30
 
 
 def test_a_receiver_that_hangs_ends_in_a_timeout_that_names_it() -> None:
-    result, _ = push_to_children("shared_memory", ["hang"], timeout_s=1)
+    result, _ = push_to_children("shared_memory", ["hang"], timeout_s=4)
     assert isinstance(result, WeightSyncError)
-    assert "receiver 0 within 1 s" in str(result)
+    assert "receiver 0 within 4 s" in str(result)
 
 
 @BOTH

@@ -151,9 +151,7 @@ class HfEngine:
         while not aborted.is_set():
             logprobs_NV = scaled_logprobs(logits_NV, request.sampling)
             generators = [siblings[index].generator for index in live]
-            tokens = sample_tokens(
-                logprobs_NV, generators, greedy=request.sampling.temperature == 0
-            )
+            tokens = sample_tokens(logprobs_NV, generators, greedy=greedy)
             chosen = logprobs_NV.gather(1, tokens.to(device)[:, None])[:, 0].tolist()
             for index, token, logprob in zip(live, tokens.tolist(), chosen, strict=True):
                 siblings[index].add(token, logprob)

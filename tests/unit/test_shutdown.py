@@ -1,0 +1,50 @@
+"""Signals end a run through its cleanups, once and in order."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from roll.distributed.shutdown import Terminated, orderly_end
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_runs_the_cleanups_in_reverse_and_says_which_it_was(
+    signum: signal.Signals,
+) -> None:
+    before = signal.getsignal(signum)
+    done: list[str] = []
+    with pytest.raises(Terminated, match=signum.name) as caught, orderly_end() as cleanups:
+        cleanups.callback(done.append, "first")
+        cleanups.callback(done.append, "second")
+        os.kill(os.getpid(), signum)
+    assert done == ["second", "first"]
+    assert caught.value.signum == signum
+    assert signal.getsignal(signum) is before
+
+
+def test_a_signal_during_cleanup_does_not_cut_it_short() -> None:
+    done: list[str] = []
+    with orderly_end() as cleanups:
+        cleanups.callback(done.append, "after the signal")
+        cleanups.callback(os.kill, os.getpid(), signal.SIGTERM)
+    assert done == ["after the signal"]
+
+
+def test_an_interrupt_that_lost_its_signal_on_the_way_gets_it_back() -> None:
+    with pytest.raises(Terminated) as caught, orderly_end():
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt from None  # as Ray does inside a wait
+    assert caught.value.signum == signal.SIGTERM
+
+
+def test_an_exception_passes_through_after_the_cleanups() -> None:
+    done: list[str] = []
+    with pytest.raises(RuntimeError, match="broken"), orderly_end() as cleanups:
+        cleanups.callback(done.append, "cleaned")
+        raise RuntimeError("broken")
+    assert done == ["cleaned"]
