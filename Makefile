@@ -26,7 +26,7 @@ $(STAMP): setup.py mcore_adapter/pyproject.toml $(wildcard requirements/*.txt)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "roll needs Python 3.11 or newer, $(PYTHON) is %d.%d; say make PYTHON=python3.11" % sys.version_info[:2])'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet "uv>=0.9"
-	$(BIN)/uv pip install --python $(BIN)/python $(TORCH) \
+	$(BIN)/uv pip install --compile-bytecode --python $(BIN)/python $(TORCH) \
 		-r requirements/$(PLATFORM).txt -r requirements/dev.txt -e . -e mcore_adapter
 	touch $@
 

@@ -50,9 +50,9 @@ class Status:
     """What to do; empty when all is well."""
 
 
-def status(kind: str) -> Status:
-    """What is installed for a backend of this kind."""
-    need = REQUIREMENTS[kind]
+def status(kind: str, need: Requirement | None = None) -> Status:
+    """What is installed for a backend of this kind; `need` instead of the known requirement."""
+    need = need or REQUIREMENTS[kind]
     for name in need.distributions:
         try:
             version = metadata.version(name)
@@ -65,11 +65,12 @@ def status(kind: str) -> Status:
     return Status(kind, None, str(need.supported), False, f"{names} is missing: {need.install}")
 
 
-def check_engine(kind: str) -> None:
-    """
+def check_engine(kind: str, need: Requirement | None = None) -> None:
+    """Make sure of a backend before anything is started.
+
     Raises:
-        EngineMissingError: the backend is not installed or not in the supported version.
+        EngineMissingError: it is not installed or not in the supported version; says what to do.
     """
-    found = status(kind)
+    found = status(kind, need)
     if not found.ok:
         raise EngineMissingError(f"backend {kind!r} cannot be used: {found.advice}")

@@ -4,22 +4,38 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 
 import pytest
 
 from roll.distributed.shutdown import Terminated, orderly_end
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_runs_the_cleanups_in_reverse_and_says_which_it_was(
-    signum: signal.Signals,
-) -> None:
-    before = signal.getsignal(signum)
-    done: list[str] = []
-    with pytest.raises(Terminated, match=signum.name) as caught, orderly_end() as cleanups:
+def run_until(end: Callable[[], None], done: list[str]) -> None:
+    with orderly_end() as cleanups:
         cleanups.callback(done.append, "first")
         cleanups.callback(done.append, "second")
-        os.kill(os.getpid(), signum)
+        end()
+
+
+def break_down() -> None:
+    raise RuntimeError("broken")
+
+
+def lose_the_signal() -> None:
+    """As a wait inside Ray does."""
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt from None
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_runs_the_cleanups_in_reverse_and_is_named(signum: signal.Signals) -> None:
+    before = signal.getsignal(signum)
+    done: list[str] = []
+    with pytest.raises(Terminated, match=signum.name) as caught:
+        run_until(lambda: os.kill(os.getpid(), signum), done)
     assert done == ["second", "first"]
     assert caught.value.signum == signum
     assert signal.getsignal(signum) is before
@@ -34,17 +50,13 @@ def test_a_signal_during_cleanup_does_not_cut_it_short() -> None:
 
 
 def test_an_interrupt_that_lost_its_signal_on_the_way_gets_it_back() -> None:
-    with pytest.raises(Terminated) as caught, orderly_end():
-        try:
-            os.kill(os.getpid(), signal.SIGTERM)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt from None  # as Ray does inside a wait
+    with pytest.raises(Terminated) as caught:
+        run_until(lose_the_signal, [])
     assert caught.value.signum == signal.SIGTERM
 
 
 def test_an_exception_passes_through_after_the_cleanups() -> None:
     done: list[str] = []
-    with pytest.raises(RuntimeError, match="broken"), orderly_end() as cleanups:
-        cleanups.callback(done.append, "cleaned")
-        raise RuntimeError("broken")
-    assert done == ["cleaned"]
+    with pytest.raises(RuntimeError, match="broken"):
+        run_until(break_down, done)
+    assert done == ["second", "first"]

@@ -1,0 +1,112 @@
+"""Runs as a user starts them: killed, interrupted, broken; what they say and what they leave."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from roll.pipeline.track import read_records
+from tests.runs import Command, write_task
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+def wait_for(what: Callable[[], object], timeout_s: float, why: str) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not what():
+        assert time.monotonic() < deadline, why
+        time.sleep(0.1)
+
+
+def steps_done(folder: Path) -> int:
+    return sum("reward/mean" in record for record in read_records(folder / "out/metrics.jsonl"))
+
+
+def started(folder: Path, *overrides: str, steps: int = 1) -> Command:
+    """A run that has finished `steps` steps and would go on for long."""
+    path = write_task(folder, max_steps=1000, checkpoint={"every": 2}, validation={})
+    command = Command("run", str(path), *overrides)
+    wait_for(
+        lambda: steps_done(folder) >= steps or command.process.poll() is not None,
+        180,
+        f"no step {steps} in 180 s",
+    )
+    assert command.process.poll() is None, command.wait()
+    return command
+
+
+def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
+    first = started(tmp_path, steps=3)
+    first.process.kill()
+    first.wait()
+    wait_for(lambda: not first.alive(), 30, f"left behind: {first.alive()}")
+    saved = max(p.name for p in (tmp_path / "out/checkpoints").glob("step_*"))
+    last = int(saved.removeprefix("step_"))
+    second = Command("run", str(tmp_path / "run.yaml"), f"max_steps={last + 2}")
+    code, output = second.wait()
+    assert code == 0, output
+    assert f"step {last} of {last + 2}" in output
+    assert [r["step"] for r in read_records(tmp_path / "out/metrics.jsonl")][: last + 2] == list(
+        range(last + 2)
+    )
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_everything(tmp_path: Path, signum: signal.Signals) -> None:
+    command = started(tmp_path)
+    command.process.send_signal(signum)
+    code, output = command.wait(60)
+    assert code == 128 + signum, output
+    assert "Traceback" not in output
+    wait_for(lambda: not command.alive(), 15, f"left behind: {command.alive()}")
+
+
+@pytest.mark.parametrize("role", ["actor_train", "actor_infer"])
+def test_a_killed_worker_is_named_within_seconds(tmp_path: Path, role: str) -> None:
+    command = started(tmp_path)
+    name = {"actor_train": "ActorWorker", "actor_infer": "InferWorker"}[role]
+    victims = [pid for pid, text in command.alive().items() if role in text or name in text]
+    assert victims, command.alive()
+    begun = time.monotonic()
+    os.kill(victims[0], signal.SIGKILL)
+    code, output = command.wait(60)
+    assert time.monotonic() - begun < 30
+    assert code == 1
+    assert f"{role}[0]" in output
+    wait_for(lambda: not command.alive(), 15, f"left behind: {command.alive()}")
+
+
+@pytest.mark.parametrize(
+    ("reward", "says"),
+    [
+        ({"fn": "test_run_rewards:raising"}, "the grader is broken"),
+        ({"fn": "test_run_rewards:nan"}, "finite"),
+        ({"fn": "test_run_rewards:hanging", "timeout_s": 1, "in_process": False}, "timeout"),
+    ],
+)
+def test_a_broken_reward_ends_the_run_with_its_reason(
+    tmp_path: Path, reward: dict[str, object], says: str
+) -> None:
+    path = write_task(tmp_path, rewards={"broken": reward}, validation={})
+    command = Command("run", str(path))
+    code, output = command.wait()
+    assert code == 1, output
+    assert "reward 'broken' failed" in output
+    assert says in output
+    wait_for(lambda: not command.alive(), 15, f"left behind: {command.alive()}")
+
+
+def test_a_killed_engine_process_is_named(tmp_path: Path) -> None:
+    command = started(tmp_path, "actor_infer.strategy.kind=vllm")
+    cores = [pid for pid, text in command.alive().items() if "EngineCore" in text]
+    assert cores, command.alive()
+    os.kill(cores[0], signal.SIGKILL)
+    code, output = command.wait(60)
+    assert code == 1
+    assert "vLLM of actor_infer[0] died" in output
+    wait_for(lambda: not command.alive(), 15, f"left behind: {command.alive()}")

@@ -1,0 +1,162 @@
+"""The RLVR pipeline end to end on the `hf` engine, in this process: files, identities, resume."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from roll.config import load_config
+from roll.core.errors import CheckpointError, DataError
+from tests.runs import run_local, without_times, write_task
+from tests.tiny import save_tiny_model
+
+KEYS = (
+    "step reward/mean reward/std reward/digits/mean loss/policy kl/ref ratio/mean clip_fraction "
+    "grad_norm entropy lr response_tokens/mean response_tokens/max truncated_fraction "
+    "mismatch/logprob_abs_mean mismatch/logprob_abs_max staleness/max time/step_s time/rollout_s "
+    "time/reward_s time/logprob_s time/train_s time/weight_sync_s perf/generated_tokens_per_s "
+    "perf/trained_tokens_per_s memory/rss_gb_max"
+).split()
+
+
+def test_a_run_leaves_the_files_and_keys_it_promises(tmp_path: Path) -> None:
+    path = write_task(tmp_path, track={"tensorboard": True, "rollouts_every": 2})
+    records = run_local(path)
+    assert [r["step"] for r in records] == [0, 1, 2, 3, 4]
+    for record in records[:-1]:
+        assert not set(KEYS) - set(record)
+    assert [("val/held_out/mean@1" in r) for r in records] == [True, False, True, False, True]
+    out = tmp_path / "out"
+    assert {p.name for p in (out / "checkpoints").iterdir()} == {"step_000002", "step_000004"}
+    assert list((out / "tensorboard").iterdir())
+    assert load_config(out / "config.yaml").config == load_config(path).config
+    rollouts = [json.loads(line) for line in (out / "rollouts/step_000002.jsonl").open()]
+    assert len(rollouts) == 16
+    assert rollouts[0]["weight_version"] == [2, 2]
+    assert {"prompt", "response", "ground_truth", "reward", "parts", "finish_reason"} <= set(
+        rollouts[0]
+    )
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["status"] == "finished"
+    assert summary["steps"] == 4
+    AutoTokenizer.from_pretrained(out / "hf")
+    exported = AutoModelForCausalLM.from_pretrained(out / "hf").state_dict()
+    before = AutoModelForCausalLM.from_pretrained(tmp_path / "model").state_dict()
+    assert exported.keys() == before.keys()
+    assert any(not torch.equal(exported[name], before[name]) for name in before)
+
+
+def test_the_first_update_is_on_policy(tmp_path: Path) -> None:
+    path = write_task(tmp_path, validation={}, max_steps=1)
+    for mode in ("auto", "recompute"):
+        overrides = [f"algorithm.old_logprobs={mode}", f"output_dir={tmp_path / mode}"]
+        (record, *_) = run_local(path, overrides)
+        assert record["ratio/mean"] == pytest.approx(1, abs=1e-6)
+        assert record["clip_fraction"] == 0
+        assert record["kl/ref"] == pytest.approx(0, abs=1e-9)
+        assert record["mismatch/logprob_abs_max"] < 1e-5
+        assert record["staleness/max"] == 0
+
+
+def test_ten_steps_equal_five_a_resume_and_five(tmp_path: Path) -> None:
+    path = write_task(tmp_path, max_steps=10, checkpoint={"every": 5, "export_hf": False})
+    schedule = "actor_train.optimizer.schedule=linear"
+    straight = run_local(path, [schedule, f"output_dir={tmp_path / 'straight'}"])
+    # The first half is a ten-step run that ends early, as a killed one does.
+    first = tmp_path / "halves"
+    run_local(path, [schedule, f"output_dir={first}"])
+    for late in first.glob("checkpoints/step_000010"):
+        late.rename(tmp_path / "gone")
+    resumed = run_local(path, [schedule, f"output_dir={first}"])
+    assert [r["step"] for r in resumed] == list(range(11))
+    for one, other in zip(straight, resumed, strict=True):
+        assert without_times(one) == without_times(other)
+
+
+def test_several_updates_and_epochs_move_the_ratio(tmp_path: Path) -> None:
+    path = write_task(tmp_path, validation={}, max_steps=1)
+    (record, *_) = run_local(
+        path, ["actor_train.samples_per_update=8", "actor_train.epochs=2"]
+    )
+    assert record["ratio/mean"] != 1
+    assert record["approx_kl"] > 0
+    assert record["trained_tokens"] == 2 * 16 * record["response_tokens/mean"]
+
+
+def test_a_tiny_model_learns_to_write_digits(tmp_path: Path) -> None:
+    path = write_task(
+        tmp_path, validation={}, max_steps=12, checkpoint={"export_hf": False}, reference=None,
+        algorithm={"advantage": {"kind": "grpo"}},
+    )  # fmt: skip
+    overrides = ["data.prompts_per_step=8", "data.samples_per_prompt=8"]
+    records = run_local(path, overrides)
+    rewards = [r["reward/mean"] for r in records if "reward/mean" in r]
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.2, rewards
+
+
+def test_dynamic_sampling_replaces_groups_without_contrast(tmp_path: Path) -> None:
+    path = write_task(
+        tmp_path,
+        validation={},
+        max_steps=2,
+        rollout={"drop_equal_rewards": True, "max_prompts_factor": 20},
+        rewards={"exact": {"fn": "test_run_rewards:slow", "concurrency": 64}},
+    )
+    records = run_local(path)
+    for record in records[:-1]:
+        assert record["groups/equal_rewards_fraction"] == 0
+        started = record["rollout/started_groups"] - record["rollout/rejected_groups"]
+        assert started == 4
+
+
+def test_a_reward_worker_and_a_function_add_up_by_weight(tmp_path: Path) -> None:
+    rewards = {
+        "digits": {"fn": "test_run_rewards:digits"},
+        "owner": {"worker": "test_run_rewards:Owner", "kwargs": {"base": 1.0}, "weight": 0.5,
+                  "workers": 2},
+    }  # fmt: skip
+    path = write_task(tmp_path, validation={}, max_steps=1, rewards=rewards)
+    (record, *_) = run_local(path)
+    total = record["reward/digits/mean"] + 0.5 * record["reward/owner/mean"]
+    assert record["reward/mean"] == pytest.approx(total)
+    assert record["reward/owner/mean"] > 1
+    assert record["reward/owner/error_rate"] == 0
+
+
+def test_a_finished_run_says_so_and_goes_on_with_more_steps(tmp_path: Path) -> None:
+    path = write_task(tmp_path, max_steps=2)
+    assert len(run_local(path)) == 3
+    assert len(run_local(path)) == 3
+    longer = run_local(path, ["max_steps=3"])
+    assert [r["step"] for r in longer] == [0, 1, 2, 3]
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    path = write_task(tmp_path, max_steps=2)
+    run_local(path)
+    save_tiny_model(tmp_path / "other", tied=False)
+    with pytest.raises(CheckpointError, match="another model"):
+        run_local(path, ["max_steps=3", f"model.path={tmp_path / 'other'}"])
+
+
+def test_changed_data_is_refused_on_resume(tmp_path: Path) -> None:
+    path = write_task(tmp_path, max_steps=2)
+    run_local(path)
+    with (tmp_path / "train.jsonl").open("a") as file:
+        file.write('{"prompt": "9 + 9 =", "answer": "18"}\n')
+    with pytest.raises(CheckpointError, match="data files"):
+        run_local(path, ["max_steps=3"])
+
+
+def test_a_tag_from_a_column_without_a_reward_is_refused(tmp_path: Path) -> None:
+    path = write_task(tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "train.jsonl").open()]
+    rows[3]["kind"] = "proof"
+    text = "".join(json.dumps({"kind": "default", **row}) + "\n" for row in rows)
+    (tmp_path / "train.jsonl").write_text(text)
+    with pytest.raises(DataError, match=r"'proof', which no reward takes"):
+        run_local(path, ["data.sources.0.columns.tag=kind"])

@@ -1,0 +1,151 @@
+"""Small complete runs: a tiny model, a few rows, a run file; in this process or as a user starts it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from roll.config import load_config
+from roll.distributed.local import LocalLauncher
+from roll.pipeline.rlvr import RlvrPipeline
+from roll.pipeline.track import read_records
+from tests.tiny import save_tiny_model
+
+ROOT = Path(__file__).parents[1]
+MARK = "ROLL_TEST_MARK"
+
+REWARDS = '''
+"""Rewards of the tests."""
+import os, time
+from roll.rewards.api import Reward
+from roll.workers.reward import RewardWorker
+
+def digits(sample):
+    text = sample.response_text
+    share = sum(c.isdigit() for c in text) / max(1, len(text))
+    return Reward(share, {"length": float(len(text))})
+
+def raising(sample):
+    raise RuntimeError("the grader is broken")
+
+def nan(sample):
+    return float("nan")
+
+def hanging(sample):
+    time.sleep(3600)
+
+def slow(sample):
+    time.sleep(0.2)
+    return float(len(sample.response_text) % 2)
+
+class Owner(RewardWorker):
+    async def setup(self, ctx, base):
+        self.base = base
+    async def score(self, sample, ctx):
+        return Reward(self.base + sample.num_response_tokens / 100)
+'''
+
+
+def write_task(folder: Path, **changes: Any) -> Path:
+    """A folder with model, data, rewards and `run.yaml`; `changes` replace top-level keys."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_tiny_model(folder / "model")
+    rows = [{"prompt": f"{i} + {i + 1} =", "answer": str(2 * i + 1)} for i in range(24)]
+    for name, part in (("train", rows[:16]), ("held_out", rows[16:])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in part))
+    (folder / "test_run_rewards.py").write_text(REWARDS)
+    config: dict[str, Any] = {
+        "pipeline": "rlvr",
+        "output_dir": str(folder / "out"),
+        "max_steps": 4,
+        "model": {"path": str(folder / "model")},
+        "pools": {"all": "0"},
+        "actor_train": {"pool": "all", "optimizer": {"lr": 1e-3, "warmup_steps": 2}},
+        "actor_infer": {"pool": "all", "strategy": {"kind": "hf"}},
+        "reference": {"pool": "all"},
+        "data": {
+            "sources": [{"path": str(folder / "train.jsonl")}],
+            "prompts_per_step": 4,
+            "samples_per_prompt": 4,
+            "max_prompt_tokens": 32,
+        },
+        "sampling": {"max_new_tokens": 12},
+        "rewards": {"digits": {"fn": "test_run_rewards:digits"}},
+        "algorithm": {"loss": [{"kind": "ppo_clip"}, {"kind": "kl", "coef": 0.001}]},
+        "validation": {
+            "every": 2,
+            "sets": {"held_out": {"path": str(folder / "held_out.jsonl")}},
+        },
+        "checkpoint": {"every": 2},
+        "track": {"tensorboard": False, "rollouts_every": 2},
+    }
+    config |= changes
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def run_local(path: Path, overrides: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Run in this process, without Ray; returns the records of metrics.jsonl."""
+    config = load_config(path, overrides).config
+    sys.path.insert(0, str(path.parent))
+    try:
+        with asyncio.Runner() as runner, LocalLauncher() as launcher:
+            RlvrPipeline(config, launcher, runner, platform="cpu").run()
+    finally:
+        sys.path.remove(str(path.parent))
+        sys.modules.pop("test_run_rewards", None)
+    return read_records(Path(config.output_dir) / "metrics.jsonl")
+
+
+def without_times(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What must be reproducible: all but clocks and memory."""
+    moving = ("time/", "perf/", "memory/")
+    return {name: value for name, value in record.items() if not name.startswith(moving)}
+
+
+class Command:
+    """`roll ...` in a process of its own; every process it starts carries a mark."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.mark = uuid.uuid4().hex
+        env = os.environ | {MARK: self.mark, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "roll.cli", *arguments],
+            cwd=ROOT,
+            env=env,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def wait(self, timeout_s: float = 240) -> tuple[int, str]:
+        """Exit code and output."""
+        output, _ = self.process.communicate(timeout=timeout_s)
+        return self.process.returncode, output
+
+    def alive(self) -> dict[int, str]:
+        """Processes that carry the mark: pid to command line, the command itself left out."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit() or int(entry.name) == self.process.pid:
+                continue
+            try:
+                environ = (entry / "environ").read_bytes()
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+            if self.mark.encode() in environ and command:
+                found[int(entry.name)] = command
+        return found
