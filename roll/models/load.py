@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,11 @@ from transformers import (
 
 from roll.config.model import ModelConfig
 from roll.core.errors import ConfigError
+
+
+_LOADING = threading.Lock()
+"""transformers changes global state while it loads; two loads in one process (an engine and a
+trainer in `LocalCluster`) then find tied weights missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +92,15 @@ def load_causal_lm(model: ModelConfig, *, dtype: torch.dtype | None = None) -> P
     """
     config = load_config(model)
     try:
-        loaded, info = AutoModelForCausalLM.from_pretrained(
-            model.path,
-            config=config,
-            dtype=dtype or getattr(torch, model.dtype),
-            attn_implementation=model.attention,
-            trust_remote_code=model.trust_remote_code,
-            output_loading_info=True,
-        )
+        with _LOADING:
+            loaded, info = AutoModelForCausalLM.from_pretrained(
+                model.path,
+                config=config,
+                dtype=dtype or getattr(torch, model.dtype),
+                attn_implementation=model.attention,
+                trust_remote_code=model.trust_remote_code,
+                output_loading_info=True,
+            )
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ConfigError(_what_failed("model", model.path, error)) from error
     if info["missing_keys"]:

@@ -95,7 +95,7 @@ def test_a_tiny_model_learns_to_write_digits(tmp_path: Path) -> None:
     overrides = ["data.prompts_per_step=8", "data.samples_per_prompt=8"]
     records = run_local(path, overrides)
     rewards = [r["reward/mean"] for r in records if "reward/mean" in r]
-    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.2, rewards
+    assert sum(rewards[-3:]) > 1.5 * sum(rewards[:3]), rewards
 
 
 def test_dynamic_sampling_replaces_groups_without_contrast(tmp_path: Path) -> None:
