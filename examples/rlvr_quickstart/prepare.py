@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 DIGITS = 5
 HELD_OUT_SETS = 256
 TRAIN_PROBLEMS = 2048
-STEPS, BATCH, LR = 300, 128, 2e-3
+STEPS, BATCH, LR = 300, 96, 2e-3
 SPECIAL = ["<pad>", "<eos>", "<user>", "<assistant>"]
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ '<user>' if m.role == 'user' else '<assistant>' }}{{ m.content }}"
@@ -52,7 +52,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=128,
-        intermediate_size=512,
+        intermediate_size=256,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,

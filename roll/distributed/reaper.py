@@ -16,6 +16,9 @@ import subprocess
 import sys
 import time
 
+GIVE_UP_S = 60.0
+"""After the worker's end; what lives longer hangs in the kernel."""
+
 
 def start_reaper(token: str) -> None:
     """Watch over this process; the reaper itself carries no token."""
@@ -69,7 +72,8 @@ def _main(pid: int, token: str) -> None:
     _wait_for_exit(pid)
     # A process may be born while the list is read; three empty-handed looks are enough.
     empty = 0
-    while empty < 3:
+    give_up = time.monotonic() + GIVE_UP_S
+    while empty < 3 and time.monotonic() < give_up:
         empty = 0 if kill_marked(token) else empty + 1
         time.sleep(0.05)
 
