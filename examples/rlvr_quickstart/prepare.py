@@ -22,9 +22,9 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 DIGITS = 5
-HELD_OUT_SETS = 256
+HELD_OUT = 256
 TRAIN_PROBLEMS = 2048
-STEPS, BATCH, LR = 300, 96, 2e-3
+STEPS, BATCH, LR = 400, 96, 4e-3
 SPECIAL = ["<pad>", "<eos>", "<user>", "<assistant>"]
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ '<user>' if m.role == 'user' else '<assistant>' }}{{ m.content }}"
@@ -67,22 +67,20 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config)
 
 
-def make_problems(rng: random.Random) -> tuple[list[str], list[str]]:
-    """Problems to train on and held-out ones, whose sets of digits are disjoint."""
+def split_sets(rng: random.Random) -> tuple[list[str], list[str]]:
+    """All sets of five digits, in two parts that share none: to train on, and held out."""
     sets = ["".join(s) for s in itertools.combinations_with_replacement("0123456789", DIGITS)]
     sets = [s for s in sets if len(set(s)) > 1]  # up and down must differ
     rng.shuffle(sets)
+    return sets[HELD_OUT:], sets[:HELD_OUT]
 
-    def shuffled(digits: str) -> str:
-        return "".join(rng.sample(digits, DIGITS))
 
-    held_out = [shuffled(s) for s in sets[:HELD_OUT_SETS]]
-    train = {shuffled(rng.choice(sets[HELD_OUT_SETS:])) for _ in range(2 * TRAIN_PROBLEMS)}
-    return sorted(train), held_out
+def shuffled(digits: str, rng: random.Random) -> str:
+    return "".join(rng.sample(digits, len(digits)))
 
 
 def warm_start(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, train: list[str], rng: random.Random
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, sets: list[str], rng: random.Random
 ) -> float:
     """Supervised steps on a teacher that sorts up or down at random; returns the last loss."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.01)
@@ -91,9 +89,9 @@ def warm_start(
     loss = torch.zeros(())
     for _ in range(STEPS):
         texts = []
-        for problem in rng.choices(train, k=BATCH):
-            answer = "".join(sorted(problem, reverse=rng.random() < 0.5))
-            texts.append(f"<user>{problem}<assistant>{answer}<eos>")
+        for digits in rng.choices(sets, k=BATCH):
+            answer = "".join(sorted(digits, reverse=rng.random() < 0.5))
+            texts.append(f"<user>{shuffled(digits, rng)}<assistant>{answer}<eos>")
         tokens = torch.tensor(tokenizer(texts)["input_ids"])
         logits = model(tokens[:, :-1]).logits[:, prompt_tokens - 1 :]
         loss = cross_entropy(logits.flatten(0, 1), tokens[:, prompt_tokens:].flatten())
@@ -122,16 +120,17 @@ def main() -> None:
     torch.manual_seed(args.seed)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer)
-    train, held_out = make_problems(rng)
+    train, held_out = split_sets(rng)
     loss = warm_start(model, tokenizer, train, rng)
+    problems = [shuffled(rng.choice(train), rng) for _ in range(TRAIN_PROBLEMS)]
     args.out.mkdir(parents=True, exist_ok=True)
-    write_jsonl(args.out / "train.jsonl", rng.sample(train, TRAIN_PROBLEMS))
-    write_jsonl(args.out / "held_out.jsonl", held_out)
+    write_jsonl(args.out / "train.jsonl", problems)
+    write_jsonl(args.out / "held_out.jsonl", [shuffled(digits, rng) for digits in held_out])
     tokenizer.save_pretrained(args.out / "model")
     model.save_pretrained(args.out / "model")  # config.json last: its presence means complete
     print(
         f"{args.out}: {model.num_parameters() / 1e6:.2f} M parameters, {TRAIN_PROBLEMS} training "
-        f"and {HELD_OUT_SETS} held-out problems, loss {loss:.3f}, "
+        f"and {HELD_OUT} held-out problems, loss {loss:.3f}, "
         f"{time.perf_counter() - start:.0f} s"
     )
 

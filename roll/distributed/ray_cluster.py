@@ -83,7 +83,10 @@ class RayCluster(Cluster[W], Generic[W]):
         self._closed = False
         self.infos: tuple[HostInfo, ...] = ()
         """Process and node of each rank."""
-        self._actors = [_start_actor(recipe, own, settings) for own in slots]
+        self._actors = [
+            _start_actor(name, recipe, own, settings)
+            for name, own in zip(self._names, slots, strict=True)
+        ]
         try:
             self.ranks = tuple(self._build(recipe, slots, settings))
         except BaseException:
@@ -218,7 +221,9 @@ def _cores(slots: Sequence[Slot]) -> tuple[int, ...]:
     return tuple(sorted({core for slot in slots for core in slot.cores}))
 
 
-def _start_actor(recipe: Recipe, own: tuple[Slot, ...], settings: ActorSettings) -> Any:
+def _start_actor(
+    name: str, recipe: Recipe, own: tuple[Slot, ...], settings: ActorSettings
+) -> Any:
     env = actor_env(
         platform=settings.platform,
         devices=[slot.device for slot in own],
@@ -238,4 +243,6 @@ def _start_actor(recipe: Recipe, own: tuple[Slot, ...], settings: ActorSettings)
     if is_async(recipe.worker_cls):
         host = AsyncHost
         options["max_concurrency"] = MAX_CONCURRENT_CALLS
-    return ray.remote(concurrency_groups={WATCH_GROUP: 1})(host).options(**options).remote()
+    # Ray shows the class in the process title, so that `ps` tells roles and ranks apart.
+    named = type(name, (host,), {})
+    return ray.remote(concurrency_groups={WATCH_GROUP: 1})(named).options(**options).remote()

@@ -118,7 +118,8 @@ class Pipeline(ABC, Generic[C]):
             if done == last or (every is not None and done % every == 0):
                 with self.timers.timed("checkpoint"):
                     self._checkpoint(done, carried)
-        trackers.log(last, carried)
+        if carried:
+            trackers.log(last, carried)
 
     def _checkpoint(self, done: int, carried: dict[str, float]) -> None:
         state = RunState(step=done, sampler=self.sampler_state(), carried=carried)

@@ -69,8 +69,7 @@ def test_a_signal_stops_everything(tmp_path: Path, signum: signal.Signals) -> No
 @pytest.mark.parametrize("role", ["actor_train", "actor_infer"])
 def test_a_killed_worker_is_named_within_seconds(tmp_path: Path, role: str) -> None:
     command = started(tmp_path)
-    name = {"actor_train": "ActorWorker", "actor_infer": "InferWorker"}[role]
-    victims = [pid for pid, text in command.alive().items() if role in text or name in text]
+    victims = [pid for pid, text in command.alive().items() if f"ray::{role}[0]" in text]
     assert victims, command.alive()
     begun = time.monotonic()
     os.kill(victims[0], signal.SIGKILL)
