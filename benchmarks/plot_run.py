@@ -1,6 +1,6 @@
 """Draw the curves of one or more runs: the picture in the README.
 
-    python benchmarks/plot_run.py docs/quickstart.png outputs/quickstart/run [more runs ...]
+python benchmarks/plot_run.py docs/quickstart.png outputs/quickstart/run [more runs ...]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Run an RLVR pipeline: the same as `roll run DIR/NAME.yaml [key=value ...]`.
 
-    python examples/start_rlvr_pipeline.py --config_path DIR --config_name NAME [key=value ...]
+python examples/start_rlvr_pipeline.py --config_path DIR --config_name NAME [key=value ...]
 """
 
 from roll.cli import start_pipeline

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -28,7 +27,8 @@ _err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 File = Annotated[Path, typer.Argument(help="The YAML run file.", metavar="FILE")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(help="Values that win over the file.", metavar="[KEY=VALUE]...")
+    list[str] | None,
+    typer.Argument(help="Values that win over the file.", metavar="[KEY=VALUE]..."),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")]
 
@@ -49,13 +49,19 @@ def reported(debug: bool) -> Iterator[None]:
     except KeyboardInterrupt as error:
         _err.print(f"[bold]stopped[/bold]: {error or 'Ctrl-C'}", markup=True)
         raise typer.Exit(128 + getattr(error, "signum", 2)) from None
+    except (typer.Exit, typer.Abort):
+        raise
+    except Exception as error:  # noqa: BLE001 - the last boundary: a full disk, or a bug of ours
+        _report(error, debug)
+        raise typer.Exit(EXIT_BROKEN) from None
 
 
 def _report(error: Exception, debug: bool) -> None:
     if debug:
         traceback.print_exception(error)
     kind = type(error).__name__
-    _err.print(f"{kind}: {error}", markup=False, style="red")
+    told = " ".join(str(error).splitlines()) if not isinstance(error, RollError) else str(error)
+    _err.print(f"{kind}: {told}", markup=False, style="red")
     if not debug and not isinstance(error, UserError):
         _err.print("(--debug shows the traceback)", markup=False)
 
@@ -143,7 +149,9 @@ def start_pipeline(pipeline: str) -> Callable[[], None]:
         overrides: Overrides = None,
         debug: Debug = False,
     ) -> None:
-        run(config_path / f"{config_name}.yaml", [f"pipeline={pipeline}", *(overrides or ())], debug)
+        run(
+            config_path / f"{config_name}.yaml", [f"pipeline={pipeline}", *(overrides or ())], debug
+        )
 
     return lambda: typer.run(start)
 

@@ -1,4 +1,4 @@
-"""Small complete runs: a tiny model, a few rows, a run file; in this process or as a user starts it."""
+"""Small complete runs: a tiny model, a few rows, a run file; here or as a user starts it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import yaml
 
 from roll.config import load_config
 from roll.distributed.local import LocalLauncher
+from roll.pipeline.data import load_data
 from roll.pipeline.rlvr import RlvrPipeline
 from roll.pipeline.track import read_records
 from tests.tiny import save_tiny_model
@@ -100,7 +101,8 @@ def run_local(path: Path, overrides: Sequence[str] = ()) -> list[dict[str, Any]]
     sys.path.insert(0, str(path.parent))
     try:
         with asyncio.Runner() as runner, LocalLauncher() as launcher:
-            RlvrPipeline(config, launcher, runner, platform="cpu").run()
+            data = load_data(config)
+            RlvrPipeline(config, launcher, runner, platform="cpu", data=data).run()
     finally:
         sys.path.remove(str(path.parent))
         sys.modules.pop("test_run_rewards", None)

@@ -21,11 +21,17 @@ def sorted_digits(sample: Sample, partial_credit: float = 0.2) -> Reward:
     )
 
 
-class ForbiddenDigits(RewardWorker):
-    """-1 for each digit of the response that is on a list; the list is read once per worker."""
+class DigitsInPlace(RewardWorker):
+    """Credit for every digit that stands where it belongs: the first ones weigh most.
 
-    async def setup(self, ctx: RewardContext, list_file: str) -> None:
-        self.forbidden = set(json.loads(Path(list_file).read_text(encoding="utf-8")))
+    The weights lie in a file beside this one, which is read once per worker.
+    """
+
+    async def setup(self, ctx: RewardContext, table: str) -> None:
+        # Beside this module, wherever the run was started and the worker lives.
+        file = Path(__file__).with_name(table)
+        self.weights: list[float] = json.loads(file.read_text(encoding="utf-8"))
 
     async def score(self, sample: Sample, ctx: RewardContext) -> Reward:
-        return Reward(score=-float(sum(c in self.forbidden for c in sample.response_text)))
+        places = zip(self.weights, sample.response_text.strip(), sample.answer, strict=False)
+        return Reward(score=sum(weight for weight, digit, right in places if digit == right))

@@ -20,7 +20,7 @@ class Aggregation(StrEnum):
     SEQUENCE_SUM = "sequence_sum"
     """Mean over sequences of the sum over tokens."""
     CONSTANT = "constant"
-    """Mean over sequences of the sum over tokens divided by a constant (Dr.GRPO, arXiv 2503.20783)."""
+    """Mean over sequences of the sum of tokens over a constant (Dr.GRPO, arXiv 2503.20783)."""
 
 
 class GrpoConfig(Config):
@@ -71,7 +71,7 @@ class EntropyConfig(Config):
     """Entropy bonus: subtracts `coef` times the policy's entropy."""
 
     kind: Literal["entropy"] = "entropy"
-    coef: float = Field(default=0.0, ge=0)
+    coef: float = Field(ge=0)
 
 
 LossTermConfig = Annotated[PpoClipConfig | KlConfig | EntropyConfig, Field(discriminator="kind")]
@@ -86,9 +86,9 @@ class AlgorithmConfig(Config):
     aggregation: Aggregation = Aggregation.TOKEN_MEAN
     old_logprobs: Literal["auto", "recompute"] = "auto"
     """The trainer's log-probs before the first update of a step. `auto` skips the extra forward
-    pass where a step is one update, because the update's own forward pass gives the same numbers."""
+    pass where a step is one update, since the update's own forward pass gives the same numbers."""
     aggregation_tokens: int | None = Field(default=None, ge=1)
-    """Divisor of `constant` aggregation; left out: sampling.max_new_tokens."""
+    """Divisor of `constant` aggregation, and of no other; left out: sampling.max_new_tokens."""
 
     @model_validator(mode="after")
     def _each_term_once(self) -> AlgorithmConfig:

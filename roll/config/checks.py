@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from roll.config.algorithm import Aggregation
 from roll.config.errors import nearest
 from roll.config.placement import parse_devices
 from roll.config.roles import Role
-from roll.config.strategy import VllmConfig
+from roll.config.strategy import Fsdp2Config, VllmConfig
 
 if TYPE_CHECKING:
     from roll.config.pipelines import RlvrConfig
@@ -18,11 +20,14 @@ def check_rlvr(config: RlvrConfig) -> None:
     """Raise one ValueError with every problem found."""
     problems = [
         *_pools(config),
+        *_groups(config),
         *_batch(config),
+        *_schedule(config),
         *_algorithm(config),
         *_tags(config),
         *_engine(config),
         *_checkpoint(config),
+        *_without_effect(config),
     ]
     if problems:
         raise ValueError("\n".join(problems))
@@ -49,13 +54,31 @@ def _pools(config: RlvrConfig) -> Iterator[str]:
                     f"pools.{name}: names device {largest}, but the cluster has {total} devices "
                     f"({config.cluster.nodes} nodes x {per_node}), 0 to {total - 1}"
                 )
+
+
+def _groups(config: RlvrConfig) -> Iterator[str]:
+    """Each engine takes consecutive devices of its pool, all on one node."""
     infer = config.actor_infer
-    if infer.pool in config.pools:
-        devices = len(parse_devices(config.pools[infer.pool]))
-        if devices % infer.devices_per_worker:
+    if infer.pool not in config.pools:
+        return
+    devices = parse_devices(config.pools[infer.pool])
+    size = infer.devices_per_worker
+    if len(devices) % size:
+        yield (
+            f"actor_infer.strategy.tp: {size} does not divide the {len(devices)} devices of pool "
+            f"{infer.pool!r}"
+        )
+        return
+    per_node = config.cluster.devices_per_node
+    if per_node is None:
+        return
+    for start in range(0, len(devices), size):
+        group = devices[start : start + size]
+        if len({device // per_node for device in group}) > 1:
             yield (
-                f"actor_infer.strategy.tp: {infer.devices_per_worker} does not divide the "
-                f"{devices} devices of pool {infer.pool!r}"
+                f"actor_infer.strategy.tp: devices {', '.join(map(str, group))} of pool "
+                f"{infer.pool!r} make one engine but lie on several nodes of {per_node} devices; "
+                "name them so that each group is on one node, or use a smaller tp"
             )
 
 
@@ -63,35 +86,52 @@ def _batch(config: RlvrConfig) -> Iterator[str]:
     if any(pool not in config.pools for pool in config.role_pools.values()):
         return
     samples = config.samples_per_step
-    update = config.actor_train.samples_per_update or samples
+    update = config.actor_train.samples_per_update
     ranks = config.num_devices(Role.ACTOR_TRAIN)
-    if samples % update:
+    pool = config.actor_train.pool
+    of_a_step = (
+        f"{samples} samples of a step ({config.data.prompts_per_step} prompts x "
+        f"{config.data.samples_per_prompt} samples)"
+    )
+    if samples % ranks:
+        # No size of an update could help.
         yield (
-            f"actor_train.samples_per_update: {update} does not divide the {samples} samples of a "
-            f"step ({config.data.prompts_per_step} prompts x {config.data.samples_per_prompt} "
-            f"samples); nearest that do: {_nearest_divisors(samples, update)}"
+            f"data.prompts_per_step: the {of_a_step} do not divide over the {ranks} devices of "
+            f"pool {pool!r}; nearest that do: {_nearest_prompts(config, ranks)}"
         )
-    elif update % ranks:
-        key = "actor_train.samples_per_update"
-        if config.actor_train.samples_per_update is None:
-            key = "data.prompts_per_step"
-        yield (
-            f"{key}: {update} samples per optimizer step do not divide over the {ranks} devices "
-            f"of pool {config.actor_train.pool!r}; nearest that do: "
-            f"{update - update % ranks or ranks} and {update - update % ranks + ranks}"
+    elif update is not None and (samples % update or update % ranks):
+        known = [n for n in range(ranks, samples + 1, ranks) if samples % n == 0]
+        why = (
+            f"does not divide the {of_a_step}"
+            if samples % update
+            else f"does not divide over the {ranks} devices of pool {pool!r}"
+        )
+        yield f"actor_train.samples_per_update: {update} {why}; nearest that do: " + _nearest(
+            update, known
         )
     if config.reference is not None and samples % config.num_devices(Role.REFERENCE):
+        devices = config.num_devices(Role.REFERENCE)
+        divisors = [n for n in range(1, samples + 1) if samples % n == 0]
         yield (
-            f"reference.pool: {samples} samples of a step do not divide over the "
-            f"{config.num_devices(Role.REFERENCE)} devices of pool {config.reference.pool!r}"
+            f"reference.pool: the {of_a_step} do not divide over the {devices} devices of pool "
+            f"{config.reference.pool!r}; nearest numbers of devices that do: "
+            f"{_nearest(devices, divisors)}"
         )
 
 
-def _nearest_divisors(total: int, wanted: int) -> str:
-    divisors = [d for d in range(1, total + 1) if total % d == 0]
-    below = max((d for d in divisors if d < wanted), default=None)
-    above = min((d for d in divisors if d > wanted), default=None)
-    return " and ".join(str(d) for d in (below, above) if d is not None)
+def _nearest_prompts(config: RlvrConfig, ranks: int) -> str:
+    """Values of `prompts_per_step` whose samples divide over the ranks."""
+    unit = ranks // math.gcd(ranks, config.data.samples_per_prompt)
+    wanted = config.data.prompts_per_step
+    return _nearest(wanted, range(unit, wanted + 2 * unit, unit))
+
+
+def _nearest(wanted: int, known: Iterable[int]) -> str:
+    """The next one below and above."""
+    sorted_known = sorted(known)
+    below = [n for n in sorted_known if n < wanted][-1:]
+    above = [n for n in sorted_known if n > wanted][:1]
+    return " and ".join(str(n) for n in below + above)
 
 
 def _algorithm(config: RlvrConfig) -> Iterator[str]:
@@ -155,15 +195,52 @@ def _checkpoint(config: RlvrConfig) -> Iterator[str]:
     if checkpoint.keep_best and checkpoint.best_metric is None:
         yield "checkpoint.best_metric: must be set when keep_best is above 0"
     metric = checkpoint.best_metric
-    if metric is not None:
-        n = config.validation.samples_per_prompt
-        known = [
-            f"val/{name}/{kind}@{n}"
-            for name in config.validation.sets
-            for kind in (["mean"] if n == 1 else ["mean", "pass", "maj"])
-        ]
-        if metric not in known:
+    known = config.validation.metrics
+    if metric is not None and metric not in known:
+        yield (
+            f"checkpoint.best_metric: no validation makes {metric!r}{nearest(metric, known)} "
+            f"(known: {', '.join(known) or 'none, validation.sets is empty'})"
+        )
+    every, validated = checkpoint.every, config.validation.every
+    if checkpoint.keep_best and every is not None and every < config.max_steps:
+        meet = math.lcm(every, validated)
+        if meet > config.max_steps:
             yield (
-                f"checkpoint.best_metric: no validation makes {metric!r}{nearest(metric, known)} "
-                f"(known: {', '.join(known) or 'none, validation.sets is empty'})"
+                f"checkpoint.keep_best: only checkpoints that are validated can be best, and a "
+                f"checkpoint every {every} steps and a validation every {validated} meet first "
+                f"at step {meet}, after max_steps = {config.max_steps}; make checkpoint.every a "
+                "multiple of validation.every"
             )
+
+
+def _schedule(config: RlvrConfig) -> Iterator[str]:
+    optimizer = config.actor_train.optimizer
+    total = config.max_steps * max(config.updates_per_step, 1)
+    if optimizer.schedule != "constant" and optimizer.warmup_steps >= total:
+        yield (
+            f"actor_train.optimizer.warmup_steps: {optimizer.warmup_steps} steps of warm-up leave "
+            f"none of the run's {total} optimizer steps for the {optimizer.schedule} decay; use "
+            f"at most {total - 1}, or schedule=constant"
+        )
+
+
+def _without_effect(config: RlvrConfig) -> Iterator[str]:
+    """Keys that were set and would change nothing."""
+    algorithm, reference = config.algorithm, config.reference
+    if (
+        algorithm.aggregation_tokens is not None
+        and algorithm.aggregation is not Aggregation.CONSTANT
+    ):
+        yield (
+            "algorithm.aggregation_tokens: only `constant` aggregation divides by it, "
+            f"algorithm.aggregation is {algorithm.aggregation.value}; drop one or change the other"
+        )
+    # Compared with the defaults, because a resolved config, which sets every key, must reload.
+    if reference is not None and isinstance(reference.strategy, Fsdp2Config):
+        defaults = Fsdp2Config()
+        for name in ("activation_checkpointing", "reduce_dtype"):
+            if getattr(reference.strategy, name) != getattr(defaults, name):
+                yield (
+                    f"reference.strategy.{name}: concerns the backward pass, which a frozen "
+                    "reference does not have; drop it"
+                )

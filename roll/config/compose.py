@@ -167,7 +167,7 @@ def _parse_override(text: str) -> tuple[list[str], Any]:
 
 
 def _set(data: dict[str, Any], keys: list[str], value: Any, override: str) -> None:
-    """Set `data[keys] = value`; list items by their number, a changed `kind` empties its mapping."""
+    """Set `data[keys] = value`; list items by number, a changed `kind` empties its mapping."""
     node: Any = data
     for depth, key in enumerate(keys):
         last = depth == len(keys) - 1
@@ -188,7 +188,9 @@ def _set(data: dict[str, Any], keys: list[str], value: Any, override: str) -> No
         elif key == "kind" and isinstance(node, dict) and node.get("kind") != value:
             node.clear()
             node["kind"] = value
-        elif isinstance(node, dict) and isinstance(value, dict) and isinstance(node.get(index), dict):
+        elif (
+            isinstance(node, dict) and isinstance(value, dict) and isinstance(node.get(index), dict)
+        ):
             node[index] = _merge(node[index], value)
         else:
             node[index] = value

@@ -32,7 +32,8 @@ class SourceConfig(Config):
     """One file, folder or hub dataset."""
 
     path: str
-    """JSONL, JSON, Parquet or CSV file; a folder written by `datasets.save_to_disk`; or `org/name` on the hub."""
+    """JSONL, JSON, Parquet or CSV file; a folder written by `datasets.save_to_disk`; or `org/name`
+    on the hub."""
     format: Literal["auto", "jsonl", "json", "parquet", "csv", "disk", "hub"] = "auto"
     """`auto` goes by the ending; a folder is `disk`, `org/name` without such a file is `hub`."""
     subset: str | None = None

@@ -22,5 +22,3 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?`, or nothing when nothing is near."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else ""
-
-

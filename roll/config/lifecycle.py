@@ -11,6 +11,18 @@ from roll.config.data import SourceConfig
 from roll.config.sampling import SamplingConfig
 
 
+def pass_ks(num_samples: int) -> list[int]:
+    """The k of pass@k: 1, 2, 4, ... up to the number of samples, and that number."""
+    powers = {2**i for i in range(num_samples.bit_length())}
+    return sorted(powers | {num_samples})
+
+
+def score_names(num_samples: int) -> list[str]:
+    """What is told of a validation set with this many samples of each prompt."""
+    means = dict.fromkeys(["mean@1", f"mean@{num_samples}"])
+    return [*means, *(f"pass@{k}" for k in pass_ks(num_samples)), f"maj@{num_samples}"]
+
+
 class ValidationConfig(Config):
     """Held-out evaluation by the same rewards."""
 
@@ -21,11 +33,20 @@ class ValidationConfig(Config):
     at_start: bool = True
     """Also before the first step."""
     samples_per_prompt: int = Field(default=1, ge=1)
-    """k of mean@k, pass@k and maj@k."""
+    """n of mean@n, maj@n and pass@k for k = 1, 2, 4, ... and n."""
     sampling: SamplingConfig | None = None
     """Left out: the training `sampling`."""
     pass_score: float = 1.0
     """A sample passes when its reward is at least this."""
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of everything that validation reports."""
+        return [
+            f"val/{name}/{score}"
+            for name in self.sets
+            for score in score_names(self.samples_per_prompt)
+        ]
 
 
 class CheckpointConfig(Config):

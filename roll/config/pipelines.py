@@ -23,7 +23,7 @@ from roll.config.training import InferRole, ScoreRole, TrainRole
 class RunConfig(Config):
     """What every pipeline has."""
 
-    output_dir: str
+    output_dir: str = Field(min_length=1)
     """Folder of everything the run writes."""
     seed: int = 0
     max_steps: int = Field(ge=1)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from roll.config.base import Config
 
@@ -20,7 +20,9 @@ def parse_devices(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*", part)
         if match is None:
-            raise ValueError(f"{part.strip()!r} is no device list; write it like '0-3' or '0,2,4-7'")
+            raise ValueError(
+                f"{part.strip()!r} is no device list; write it like '0-3' or '0,2,4-7'"
+            )
         first = int(match[1])
         last = int(match[2]) if match[2] else first
         if last < first:
@@ -36,7 +38,13 @@ def _check_devices(text: str) -> str:
     return text
 
 
-DeviceList = Annotated[str, AfterValidator(_check_devices)]
+def _one_device(value: Any) -> Any:
+    """`0`, which YAML and the command line read as a number, means "0"."""
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return str(value) if is_number and value >= 0 else value
+
+
+DeviceList = Annotated[str, BeforeValidator(_one_device), AfterValidator(_check_devices)]
 
 
 class ClusterConfig(Config):
@@ -45,7 +53,8 @@ class ClusterConfig(Config):
     platform: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` takes GPUs where there are any."""
     nodes: int = Field(default=1, ge=1)
-    """Number of machines; job-wide device d is device d % devices_per_node of node d // devices_per_node."""
+    """Number of machines; job-wide device d is device d % devices_per_node of node
+    d // devices_per_node."""
     devices_per_node: int | None = Field(default=None, ge=1)
     """Devices of each machine. Left out: its GPUs; without GPUs as many slots as the pools name,
     each with an equal share of the cores."""

@@ -18,7 +18,7 @@ class RewardConfig(Config):
     """`package.module:Class`, a RewardWorker that sets itself up once."""
     kwargs: dict[str, Any] = {}
     """Keyword arguments for the function or the class."""
-    tags: tuple[str, ...] = ("default",)
+    tags: tuple[str, ...] = Field(default=("default",), min_length=1)
     """Samples with these tags are scored; several rewards of one tag add up by weight."""
     weight: float = 1.0
     """Factor of this reward in the total."""
@@ -27,13 +27,15 @@ class RewardConfig(Config):
     concurrency: int = Field(default=64, ge=1)
     """Samples scored at once by one worker."""
     in_process: bool = True
-    """False runs the function in child processes: for heavy or hostile work that must be killable."""
+    """False runs the function in child processes: for heavy or hostile work that must be killable.
+    Only for `fn`: a `worker` holds what it owns in its own process."""
     workers: int = Field(default=1, ge=1)
     """Number of reward workers."""
     pool: str | None = None
     """Pool on whose devices the workers live, in turn; left out: that of actor_infer."""
     max_error_rate: float = Field(default=0.1, ge=0, le=1)
-    """Failures (exception, timeout, NaN) above this share of a step's samples stop the run."""
+    """Failures (exception, timeout, NaN) above this share of the samples that the reward scores
+    in a step stop the run."""
     on_error: float = 0.0
     """Score of a failed sample."""
 
@@ -41,4 +43,9 @@ class RewardConfig(Config):
     def _one_of_fn_and_worker(self) -> RewardConfig:
         if (self.fn is None) == (self.worker is None):
             raise ValueError("set exactly one of `fn` (a function) and `worker` (a class)")
+        if self.worker is not None and not self.in_process:
+            raise ValueError(
+                "`in_process: false` works for a function (`fn`) only; a `worker` runs in its own "
+                "process and can start killable children itself. Drop `in_process`"
+            )
         return self

@@ -34,7 +34,7 @@ class HfEngineConfig(Config):
 
     kind: Literal["hf"] = "hf"
     max_num_seqs: int = Field(default=64, ge=1)
-    """Sequences that the scheduler sends at once; more wait in the engine."""
+    """Sequences generated at once; requests beyond it wait on the driver."""
 
 
 class VllmConfig(Config):
@@ -50,7 +50,7 @@ class VllmConfig(Config):
     kv_cache_gb: float | None = Field(default=None, gt=0)
     """KV cache in GiB, instead of a share; without a GPU 0.0625 unless set."""
     max_num_seqs: int = Field(default=256, ge=1)
-    """Sequences decoded at once."""
+    """Sequences decoded at once; requests beyond it wait on the driver."""
     enforce_eager: bool = False
     """No CUDA graphs; always so without a GPU."""
     prefix_caching: bool = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -10,12 +10,14 @@ from roll.config.base import Config
 from roll.config.model import ModelConfig
 from roll.config.strategy import (
     EngineConfig,
+    Fsdp2Config,
     HfScoreConfig,
     ScoreStrategyConfig,
     TrainStrategyConfig,
-    Fsdp2Config,
     VllmConfig,
 )
+
+Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerConfig(Config):
@@ -25,7 +27,8 @@ class OptimizerConfig(Config):
     """Peak learning rate."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled; on matrices only, never on norms and biases."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Share, Share] = (0.9, 0.95)
+    """Decay of the running means of the gradient and of its square."""
     eps: float = Field(default=1e-8, gt=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients are scaled down to this global norm."""
@@ -61,7 +64,7 @@ class ScoreRole(Config):
     pool: str
     strategy: ScoreStrategyConfig = HfScoreConfig()
     model: ModelConfig | None = None
-    """Left out: the top-level `model`."""
+    """Left out: the model that training starts from, actor_train.model or the top-level `model`."""
     max_tokens_per_microbatch: int = Field(default=16384, ge=1)
     """Padded tokens in one forward pass of one device."""
     logprob_chunk_tokens: int = Field(default=1024, ge=1)
@@ -85,5 +88,3 @@ class InferRole(Config):
     def capacity(self) -> int:
         """Sequences that one replica decodes at once."""
         return self.strategy.max_num_seqs
-
-

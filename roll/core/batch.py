@@ -138,7 +138,5 @@ def _concat_tensors(spec: Field[Any], values: list[Tensor]) -> Tensor:
         length = max(value.shape[axis] for value in values)
         after = len(_axes(spec)) - 1 - axis
         fill = spec.metadata["pad"]
-        values = [
-            pad(v, [0, 0] * after + [0, length - v.shape[axis]], value=fill) for v in values
-        ]
+        values = [pad(v, [0, 0] * after + [0, length - v.shape[axis]], value=fill) for v in values]
     return torch.cat(values)

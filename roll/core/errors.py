@@ -5,13 +5,11 @@ broke (exit code 1). Messages say what was found, what was expected and what to 
 survive pickling, because they cross process boundaries.
 """
 
-
 from roll.config.errors import ConfigError, RollError, UserError
 
 __all__ = [
     "CheckpointError",
     "ConfigError",
-    "ConversionError",
     "DataError",
     "EngineError",
     "EngineMissingError",
@@ -39,10 +37,6 @@ class CheckpointError(UserError):
 
 class EngineMissingError(UserError):
     """An engine that the config names is not installed, or not in the supported version."""
-
-
-class ConversionError(UserError):
-    """A tensor without a rule, or a rule without a tensor."""
 
 
 class RewardError(RollError):

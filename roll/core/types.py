@@ -35,6 +35,11 @@ class RankInfo:
     """True for the one rank of each data-parallel group whose result counts."""
 
 
+def worker_name(role: Role, label: str = "") -> str:
+    """What a role's workers are called, without their rank: `actor_train`, `reward:math`."""
+    return f"{role.value}:{label}" if label else role.value
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
     """All that a worker is told about its place; nothing is read from the environment."""
@@ -54,10 +59,12 @@ class WorkerSpec:
     """`cpu` or `cuda`."""
     host: str = "127.0.0.1"
     """Name or number under which other nodes reach this one."""
+    label: str = ""
+    """Tells clusters of one role apart."""
 
     @property
     def name(self) -> str:
-        return f"{self.role.value}[{self.rank}]"
+        return f"{worker_name(self.role, self.label)}[{self.rank}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +79,7 @@ class Message:
 class Prompt:
     """One question, ready for the engine.
 
-    Example: Prompt(id="gsm8k:17", tokens=(5, 9, 3), text="Sort 3 1 2:", answer="1 2 3", tag="gsm8k")
+    Example: Prompt(id="gsm8k:17", tokens=(5, 9, 3), text="Sort 3 1 2:", answer="1 2 3", tag="x")
     """
 
     id: str
@@ -129,7 +136,8 @@ class Completion:
 class Sample:
     """One finished attempt at a prompt; what a reward function sees.
 
-    Example: Sample(id="3/gsm8k:17/0", group="3/gsm8k:17", prompt=..., completion=..., response_text="1 2 3")
+    Example: Sample(id="3/gsm8k:17/0", group="3/gsm8k:17", prompt=..., completion=...,
+        response_text="1 2 3")
     """
 
     id: str

@@ -60,11 +60,6 @@ class PromptDataset:
         """All prompts, source after source."""
         return [prompt for source in self.sources for prompt in source.prompts]
 
-    @property
-    def tags(self) -> frozenset[str]:
-        """Every tag that occurs; each needs a reward."""
-        return frozenset(prompt.tag for source in self.sources for prompt in source.prompts)
-
     @classmethod
     def load(
         cls,

@@ -42,18 +42,6 @@ class PromptSampler(Iterator[Prompt]):
         self._counts[index] += 1
         return source.prompts[self._order(index, epoch)[position]]
 
-    def take(self, count: int) -> list[Prompt]:
-        """The next `count` prompts."""
-        return [next(self) for _ in range(count)]
-
-    @property
-    def epochs(self) -> dict[str, float]:
-        """How many times each source has been gone through."""
-        return {
-            source.name: count / len(source.prompts)
-            for source, count in zip(self._sources, self._counts, strict=True)
-        }
-
     def state(self) -> dict[str, Any]:
         """The position, as plain JSON."""
         return {"identity": dict(self._identity), "counts": list(self._counts)}

@@ -7,13 +7,13 @@ torch nor datasets, so that `roll check` answers at once; `read_source` reads ev
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from roll.config.data import SourceConfig
 from roll.config.errors import nearest
 from roll.core.errors import DataError, NotMadeYetError
+from roll.core.hub import has_hub_form, may_be_on_hub
 from roll.data.columns import PromptRow, RawRow, map_row, require_columns
 from roll.data.readers import FILE_READERS, parquet_columns, read_disk, read_hub
 
@@ -24,7 +24,6 @@ ENDINGS = {
     ".parquet": "parquet",
     ".csv": "csv",
 }
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 def read_source(source: SourceConfig, base_dir: Path | None = None) -> list[PromptRow]:
@@ -77,7 +76,7 @@ def resolve_format(source: SourceConfig, base_dir: Path | None = None) -> str:
     path = _local(source, base_dir)
     form: str = source.format
     if form == "hub" or (form == "auto" and not path.exists() and _names_hub(source)):
-        if not _HUB_NAME.fullmatch(source.path):
+        if not ("/" in source.path and has_hub_form(source.path)):
             raise DataError(f"{source.path!r} is no hub dataset; its form is `org/name`")
         return "hub"
     if not path.exists():
@@ -114,7 +113,7 @@ def _local(source: SourceConfig, base_dir: Path | None) -> Path:
 
 def _names_hub(source: SourceConfig) -> bool:
     """`org/name` without a known ending; `made_by` says that it is a local file to come."""
-    is_name = _HUB_NAME.fullmatch(source.path) is not None
+    is_name = "/" in source.path and may_be_on_hub(source.path)
     return is_name and Path(source.path).suffix.lower() not in ENDINGS and source.made_by is None
 
 

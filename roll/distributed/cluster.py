@@ -6,13 +6,15 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from roll.config.roles import Role
-from roll.core.types import RankInfo, WorkerSpec
+from roll.core.errors import WaitTimeoutError
+from roll.core.types import RankInfo, WorkerSpec, worker_name
 from roll.distributed.dispatch import Call, dispatch_of
 from roll.distributed.worker import Worker
 
@@ -20,6 +22,10 @@ W = TypeVar("W", bound=Worker)
 W_contra = TypeVar("W_contra", bound=Worker, contravariant=True)
 P = ParamSpec("P")
 R = TypeVar("R")
+S = TypeVar("S")
+
+SLICE_S = 0.2
+"""How long `both` looks at one call before it looks at the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,13 @@ class Placement:
     """Number of workers that own no device and live on the pool's devices in turn; left out: one
     per `per_worker` devices."""
     seed: int = 0
+    label: str = ""
+    """Tells clusters of one role apart in messages: `reward:math[0]`."""
+
+    @property
+    def name(self) -> str:
+        """What the workers are called, without their rank."""
+        return worker_name(self.role, self.label)
 
 
 class Launcher(Protocol):
@@ -67,6 +80,14 @@ class Answers(Protocol):
         """Wait for all; raises what a rank raised as soon as it did."""
         ...
 
+    def poll(self, timeout_s: float) -> bool:
+        """Wait for all at most this long; whether all are there. Raises what a rank raised."""
+        ...
+
+    def overdue(self, timeout_s: float) -> WaitTimeoutError:
+        """The error that names who has not answered."""
+        ...
+
     def done(self) -> bool: ...
 
 
@@ -94,12 +115,47 @@ class Pending(Generic[R]):
         """Whether `result` returns without waiting."""
         return self._answers.done()
 
+    def poll(self, timeout_s: float) -> bool:
+        """Wait at most this long; whether `result` returns without waiting. Raises like it."""
+        return self._answers.poll(timeout_s)
+
+    @property
+    def limit_s(self) -> float:
+        """How long `result` waits when it is not told."""
+        return self._default_timeout_s
+
+    def overdue(self, timeout_s: float) -> WaitTimeoutError:
+        """The error of a wait that ran out."""
+        return self._answers.overdue(timeout_s)
+
+
+def both(one: Pending[R], other: Pending[S]) -> tuple[R, S]:
+    """The results of two calls that wait for each other.
+
+    When one of them fails, the other may never end: the first failure is raised at once.
+
+    Raises:
+        WorkerError: as `Pending.result`, of either.
+        WaitTimeoutError: one has not answered within its limit.
+    """
+    begun = time.monotonic()
+    waiting: list[Pending[Any]] = [one, other]
+    while waiting:
+        waiting = [pending for pending in waiting if not pending.poll(SLICE_S)]
+        for pending in waiting:
+            if time.monotonic() - begun > pending.limit_s:
+                raise pending.overdue(pending.limit_s)
+    return one.result(), other.result()
+
 
 class Cluster(ABC, Generic[W]):
     """All workers of one role."""
 
-    def __init__(self, role: Role, ranks: Sequence[RankInfo], call_timeout_s: float) -> None:
+    def __init__(
+        self, role: Role, ranks: Sequence[RankInfo], call_timeout_s: float, label: str = ""
+    ) -> None:
         self.role = role
+        self.label = label
         self.ranks = tuple(ranks)
         self.call_timeout_s = call_timeout_s
 
@@ -107,7 +163,7 @@ class Cluster(ABC, Generic[W]):
     def name(self) -> str:
         """Role and ranks, like `actor_train[0..1]`."""
         last = len(self.ranks) - 1
-        return f"{self.role.value}[0..{last}]" if last else f"{self.role.value}[0]"
+        return worker_name(self.role, self.label) + (f"[0..{last}]" if last else "[0]")
 
     @property
     def world_size(self) -> int:

@@ -1,13 +1,13 @@
 """Who is on the devices now: roles that share devices take turns.
 
 `with colocation.use(Role.ACTOR_TRAIN):` loads the role and first moves off whoever shares a device
-with it. A role stays until another one needs its place. Where memory is not scarce (CPUs) nothing
-moves.
+with it. A role stays until another one needs its place. Where nobody shares, or memory is not
+scarce (CPUs), nothing moves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -21,30 +21,70 @@ class Resident:
     devices: frozenset[int]
     onload: Callable[[], object]
     offload: Callable[[], object]
+    onload_weights: Callable[[], object] | None = None
+    """Brings only what a weight push writes to; `onload` then brings the rest. Only receivers of
+    pushes have it."""
 
 
 @dataclass
 class Colocation:
-    """Takes turns between the residents of shared devices."""
+    """Takes turns between the residents of shared devices. Roles are added as they start."""
 
-    residents: Mapping[Role, Resident]
     enabled: bool
+    residents: dict[Role, Resident] = field(default_factory=dict)
     loaded: set[Role] = field(default_factory=set)
+    """Roles that are on their devices with all they have."""
+    holding_weights: set[Role] = field(default_factory=set)
+    """Roles that are on their devices with their weights alone."""
 
-    def __post_init__(self) -> None:
-        self.loaded = set(self.residents)  # everybody starts out loaded
+    def add(self, role: Role, resident: Resident) -> None:
+        """Take on a role that has just started; the next to start finds its devices free."""
+        self.residents[role] = resident
+        self.loaded.add(role)
+        if self.enabled:
+            self._clear(resident.devices, keep=set())
 
     @contextmanager
-    def use(self, *roles: Role) -> Iterator[None]:
-        """Have all `roles` on their devices inside the block."""
+    def use(self, role: Role) -> Iterator[None]:
+        """Have `role` on its devices inside the block, and nobody else."""
         if self.enabled:
-            needed = frozenset().union(*(self.residents[role].devices for role in roles))
-            for role in sorted(self.loaded - set(roles)):
-                if self.residents[role].devices & needed:
-                    self.residents[role].offload()
-                    self.loaded.discard(role)
-            for role in roles:
-                if role not in self.loaded:
-                    self.residents[role].onload()
-                    self.loaded.add(role)
+            self._clear(self.residents[role].devices, keep={role})
+            self._enter(role)
         yield
+
+    @contextmanager
+    def push(self, sender: Role, receiver: Role) -> Iterator[None]:
+        """Have `sender` on its devices inside the block, and at least the weights of `receiver`.
+
+        Where the two share devices they fit side by side because the receiver brings its weights
+        alone: an engine's caches take most of a GPU.
+        """
+        if self.enabled:
+            sending, receiving = self.residents[sender], self.residents[receiver]
+            self._clear(sending.devices | receiving.devices, keep={sender, receiver})
+            if receiver in self.loaded:
+                self._clear(sending.devices, keep={sender})
+            self._enter(sender)
+            if receiver not in self.loaded | self.holding_weights:
+                self._enter_with_weights(receiver)
+        yield
+
+    def _clear(self, devices: frozenset[int], *, keep: set[Role]) -> None:
+        for role in sorted((self.loaded | self.holding_weights) - keep):
+            if self.residents[role].devices & devices:
+                self.residents[role].offload()
+                self.loaded.discard(role)
+                self.holding_weights.discard(role)
+
+    def _enter(self, role: Role) -> None:
+        if role not in self.loaded:
+            self.residents[role].onload()
+            self.holding_weights.discard(role)
+            self.loaded.add(role)
+
+    def _enter_with_weights(self, role: Role) -> None:
+        onload_weights = self.residents[role].onload_weights
+        if onload_weights is None:
+            raise ValueError(f"{role} receives weights, so it needs `onload_weights`")
+        onload_weights()
+        self.holding_weights.add(role)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
@@ -24,6 +25,12 @@ class Layout:
     devices_per_node: int
     pools: Mapping[str, tuple[int, ...]]
     """Job-wide device numbers; d is device d % devices_per_node of node d // devices_per_node."""
+
+
+def address_to_join(cluster: ClusterConfig, environ: Mapping[str, str] = os.environ) -> str | None:
+    """The Ray cluster that the run joins; None where it starts one here."""
+    address = cluster.address or environ.get("RAY_ADDRESS")
+    return None if address in ("", "local") else address
 
 
 def plan_layout(

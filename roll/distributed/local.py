@@ -12,6 +12,7 @@ import inspect
 import threading
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, Concatenate, Generic, NoReturn
 
@@ -56,6 +57,7 @@ class LocalLauncher:
                 rendezvous=rendezvous,
                 seed=placement.seed,
                 platform=self._platform,
+                label=placement.label,
             )
             for rank in range(world_size)
         ]
@@ -67,9 +69,10 @@ class LocalLauncher:
         return cluster
 
     def close(self, *, graceful: bool = True) -> None:
-        for cluster in reversed(self._clusters):
-            cluster.close(graceful=graceful)
-        self._clusters.clear()
+        with ExitStack() as undo:  # newest first; one that fails does not keep the others open
+            for cluster in self._clusters:
+                undo.callback(cluster.close, graceful=graceful)
+            self._clusters = []
 
     def __enter__(self) -> LocalLauncher:
         return self
@@ -99,9 +102,20 @@ class _LoopThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def close(self) -> None:
+        # A task may block the loop; the thread is a daemon and is then left behind.
+        with suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result(timeout=5)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=5)
         self._loop.close()
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    if others:
+        await asyncio.wait(others, timeout=4)
 
 
 class LocalCluster(Cluster[W], Generic[W]):
@@ -114,7 +128,8 @@ class LocalCluster(Cluster[W], Generic[W]):
         loop: _LoopThread | None,
         call_timeout_s: float,
     ) -> None:
-        super().__init__(placement.role, [worker.rank_info for worker in workers], call_timeout_s)
+        ranks = [worker.rank_info for worker in workers]
+        super().__init__(placement.role, ranks, call_timeout_s, placement.label)
         self.workers = tuple(workers)
         """The workers themselves, for a debugger or a test."""
         self._loop = loop
@@ -177,7 +192,7 @@ class LocalAnswers:
     def done(self) -> bool:
         return all(future.done() for future in self._futures)
 
-    def collect(self, timeout_s: float) -> list[Any]:
+    def poll(self, timeout_s: float) -> bool:
         finished = concurrent.futures.wait(
             self._futures, timeout_s, return_when=concurrent.futures.FIRST_EXCEPTION
         ).done
@@ -185,8 +200,14 @@ class LocalAnswers:
             error = future.exception() if future in finished else None
             if isinstance(error, Exception):
                 raise_as_worker_error(error, f"{name}.{self._method}")
-        if len(finished) < len(self._futures):
-            raise WaitTimeoutError(f"waited {timeout_s:g} s for {self._cluster}.{self._method}")
+        return len(finished) == len(self._futures)
+
+    def overdue(self, timeout_s: float) -> WaitTimeoutError:
+        return WaitTimeoutError(f"waited {timeout_s:g} s for {self._cluster}.{self._method}")
+
+    def collect(self, timeout_s: float) -> list[Any]:
+        if not self.poll(timeout_s):
+            raise self.overdue(timeout_s)
         return [future.result() for future in self._futures]
 
 

@@ -4,6 +4,7 @@ nothing and are told their devices by environment and `WorkerSpec`."""
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -14,11 +15,10 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from roll.config.roles import Role
 from roll.core.errors import WaitTimeoutError
 from roll.core.types import RankInfo, WorkerSpec
 from roll.distributed.actor_env import actor_env
-from roll.distributed.cluster import Answers, Cluster, W
+from roll.distributed.cluster import Answers, Cluster, Placement, W
 from roll.distributed.dispatch import Call
 from roll.distributed.failures import raise_failure
 from roll.distributed.host import WATCH_GROUP, AsyncHost, HostInfo, SyncHost
@@ -60,8 +60,7 @@ class Recipe:
     """How to make one cluster's workers."""
 
     worker_cls: Callable[..., Any]
-    role: Role
-    seed: int
+    placement: Placement
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
@@ -76,9 +75,10 @@ class RayCluster(Cluster[W], Generic[W]):
         settings: ActorSettings,
         watchdog: Watchdog,
     ) -> None:
-        super().__init__(recipe.role, [], settings.call_timeout_s)
+        place = recipe.placement
+        super().__init__(place.role, [], settings.call_timeout_s, place.label)
         self._watchdog = watchdog
-        self._names = [f"{recipe.role.value}[{rank}]" for rank in range(len(slots))]
+        self._names = [f"{place.name}[{rank}]" for rank in range(len(slots))]
         self._watching: list[Any] = []
         self._closed = False
         self.infos: tuple[HostInfo, ...] = ()
@@ -112,16 +112,17 @@ class RayCluster(Cluster[W], Generic[W]):
         refs = []
         for rank, (actor, own) in enumerate(zip(self._actors, slots, strict=True)):
             spec = WorkerSpec(
-                role=recipe.role,
+                role=recipe.placement.role,
                 rank=rank,
                 world_size=len(slots),
                 devices=tuple(slot.device for slot in own),
                 cores=_cores(own),
                 node=own[0].node,
                 rendezvous=rendezvous,
-                seed=recipe.seed,
+                seed=recipe.placement.seed,
                 platform=settings.platform,
                 host=hosts[rank],
+                label=recipe.placement.label,
             )
             refs.append(actor.build.remote(recipe.worker_cls, spec, recipe.args, recipe.kwargs))
         return all_ranks("__init__", refs)
@@ -184,7 +185,7 @@ class RayAnswers:
         waiting = [ref for rank, ref in enumerate(self._refs) if rank not in self._results]
         return not waiting or not ray.wait(waiting, num_returns=len(waiting), timeout=0)[1]
 
-    def collect(self, timeout_s: float) -> list[Any]:
+    def poll(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
         ranks = {ref: rank for rank, ref in enumerate(self._refs) if rank not in self._results}
         while ranks:
@@ -196,7 +197,12 @@ class RayAnswers:
             if not ready:
                 self._watchdog.check()
                 if left_s <= 0:
-                    raise self._timed_out(timeout_s, sorted(ranks.values()))
+                    return False
+        return True
+
+    def collect(self, timeout_s: float) -> list[Any]:
+        if not self.poll(timeout_s):
+            raise self.overdue(timeout_s)
         return [self._results[rank] for rank in range(len(self._refs))]
 
     def _fetch(self, rank: int, ref: Any) -> Any:
@@ -205,7 +211,8 @@ class RayAnswers:
         except ray.exceptions.RayError as error:
             raise_failure(error, self._names[rank], self._method, self._watchdog)
 
-    def _timed_out(self, timeout_s: float, missing: list[int]) -> WaitTimeoutError:
+    def overdue(self, timeout_s: float) -> WaitTimeoutError:
+        missing = [rank for rank in range(len(self._refs)) if rank not in self._results]
         who = self._names[0]
         if len(self._refs) > 1:
             who = f"{who[:-2]}0..{len(self._refs) - 1}]"
@@ -221,9 +228,7 @@ def _cores(slots: Sequence[Slot]) -> tuple[int, ...]:
     return tuple(sorted({core for slot in slots for core in slot.cores}))
 
 
-def _start_actor(
-    name: str, recipe: Recipe, own: tuple[Slot, ...], settings: ActorSettings
-) -> Any:
+def _start_actor(name: str, recipe: Recipe, own: tuple[Slot, ...], settings: ActorSettings) -> Any:
     env = actor_env(
         platform=settings.platform,
         devices=[slot.device for slot in own],
@@ -244,5 +249,5 @@ def _start_actor(
         host = AsyncHost
         options["max_concurrency"] = MAX_CONCURRENT_CALLS
     # Ray shows the class in the process title, so that `ps` tells roles and ranks apart.
-    named = type(name, (host,), {})
+    named = type(re.sub(r"[^\w\[\]]", "_", name), (host,), {})
     return ray.remote(concurrency_groups={WATCH_GROUP: 1})(named).options(**options).remote()

@@ -21,7 +21,7 @@ from roll.core.errors import ConfigError
 from roll.core.types import WorkerSpec
 from roll.distributed.actor_env import prepare_ray
 from roll.distributed.cluster import P, Placement, W
-from roll.distributed.layout import Layout, plan_layout
+from roll.distributed.layout import Layout, address_to_join, plan_layout
 from roll.distributed.nodes import Node, claim_devices, usable_nodes, wait_for_nodes
 from roll.distributed.ray_cluster import ActorSettings, RayCluster, Recipe, Slot
 from roll.distributed.watchdog import Watchdog
@@ -52,7 +52,7 @@ class ResourceManager:
         """
         self._undo = ExitStack()
         self._clusters: list[RayCluster[Any]] = []
-        address = config.address or os.environ.get("RAY_ADDRESS")
+        address = address_to_join(config)
         joined = bool(address) or ray.is_initialized()
         try:
             if joined:
@@ -119,7 +119,7 @@ class ResourceManager:
         **kwargs: P.kwargs,
     ) -> RayCluster[W]:
         """See `Launcher.start`."""
-        recipe = Recipe(worker_cls, placement.role, placement.seed, args, kwargs)
+        recipe = Recipe(worker_cls, placement, args, kwargs)
         slots = self.slots(placement.pool, placement.per_worker)
         if placement.workers is not None:
             slots = [slots[i % len(slots)] for i in range(placement.workers)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Awaitable
 
 from roll.core.types import RankInfo, WorkerSpec
 from roll.platform import get_platform
@@ -36,12 +37,14 @@ class Worker:
         """Resident memory of this process and its children, in GiB."""
         return tree_rss_bytes(os.getpid()) / GIB
 
-    def close(self) -> None:
+    def close(self) -> Awaitable[None] | None:
         """Let go of engines, files and process groups; called once, at a normal end.
 
+        Asynchronous workers may declare it `async def`; whoever calls it awaits what it returns.
         After a failure the process is simply killed, and its children with it.
         """
         self.platform.destroy()
+        return None
 
 
 def is_async(worker_cls: type) -> bool:

@@ -21,7 +21,7 @@ from transformers import (
 
 from roll.config.model import ModelConfig
 from roll.core.errors import ConfigError
-
+from roll.core.hub import may_be_on_hub
 
 _LOADING = threading.Lock()
 """transformers changes global state while it loads; two loads in one process (an engine and a
@@ -145,9 +145,7 @@ def _check_folder(path: str, model: ModelConfig) -> None:
         return
     if folder.exists():
         raise ConfigError(f"model path {path!r} is a file; expected a Hugging Face folder")
-    # `org/name` may be a hub name; anything else can only be a folder.
-    is_hub_name = path.count("/") <= 1 and not path.startswith((".", "/", "~")) and path[-1] != "/"
-    if model.made_by is not None or not is_hub_name:
+    if model.made_by is not None or not may_be_on_hub(path):
         hint = f"; make it with: {model.made_by}" if model.made_by else ""
         raise ConfigError(f"model path {path!r} does not exist (looked in {Path.cwd()}){hint}")
 

@@ -15,9 +15,10 @@ from roll.config.pipelines import RunConfig
 from roll.core.metrics import Metrics
 from roll.core.timing import Timers
 from roll.distributed.cluster import Launcher
-from roll.pipeline.checkpoint import Checkpoints, RunState, load_state
-from roll.pipeline.summary import summarize, write_json
-from roll.pipeline.track import Trackers, open_trackers, read_records
+from roll.pipeline.checkpoint import Checkpoints, RunState
+from roll.pipeline.folder import Start, find_start, finished_summary
+from roll.pipeline.summary import read_summary, write_summary
+from roll.pipeline.track import Trackers, open_trackers
 
 logger = logging.getLogger(__name__)
 
@@ -31,16 +32,24 @@ class Pipeline(ABC, Generic[C]):
     done, and carries the validation of the policy it begins with.
     """
 
-    def __init__(self, config: C, launcher: Launcher) -> None:
+    def __init__(self, config: C, launcher: Launcher, *, written: C) -> None:
+        """
+        Args:
+            written: `config` as the user wrote it, which is what config.yaml keeps.
+        """
         self.config = config
+        self.written = written
         self.launcher = launcher
         self.output_dir = Path(config.output_dir)
         self.checkpoints = Checkpoints(self.output_dir / "checkpoints", config.checkpoint)
         self.timers = Timers()
+        self._begun = time.perf_counter()
+        self._earlier_s = 0.0
+        self._under_way = False
 
     @abstractmethod
     def open(self) -> None:
-        """Load data, start clusters."""
+        """Start clusters."""
 
     @abstractmethod
     def restore(self, checkpoint: Path | None, state: RunState | None) -> None:
@@ -59,8 +68,8 @@ class Pipeline(ABC, Generic[C]):
         """What the workers must remember, into `folder`."""
 
     @abstractmethod
-    def export(self) -> None:
-        """The final weights for others to use."""
+    def export(self, step: int) -> None:
+        """The final weights, those after `step` steps, for others to use."""
 
     @abstractmethod
     def sampler_state(self) -> dict[str, Any]:
@@ -71,39 +80,46 @@ class Pipeline(ABC, Generic[C]):
 
         The launcher is not closed here: who opened it closes it, also after an error.
         """
-        begun = time.perf_counter()
-        config = self.config
-        checkpoint = self.checkpoints.find(config.resume)
-        state = load_state(checkpoint) if checkpoint else None
-        if state and state.step >= config.max_steps:
-            logger.info(
-                "%s is complete (%d of %d steps); raise max_steps to go on, or set resume=never to "
-                "start anew",
-                config.output_dir,
-                state.step,
-                config.max_steps,
-            )
-            return self.summary("finished", begun)
+        done = finished_summary(self.config)
+        if done is not None:
+            return done
+        self._begun = time.perf_counter()
         self.output_dir.mkdir(parents=True, exist_ok=True)
-        resolved = json.loads(config.model_dump_json())
-        text = yaml.safe_dump(resolved, sort_keys=False)
-        (self.output_dir / "config.yaml").write_text(text, encoding="utf-8")
+        start = find_start(self.config)
+        try:
+            self._run(start)
+        except KeyboardInterrupt as stop:
+            self._note_end("stopped", stop)
+            raise
+        except Exception as error:
+            self._note_end("failed", error)
+            raise
+        return write_summary(self.output_dir, status="finished", wall_s=self._wall_s())
+
+    def _run(self, start: Start) -> None:
+        config, state = self.config, start.state
+        self._earlier_s = state.wall_s if state else 0.0
         self.open()
-        self.restore(checkpoint, state)
-        first = state.step if state else 0
-        if state:
-            logger.info("resuming from %s, step %d of %d", checkpoint, first, config.max_steps)
-        with open_trackers(
-            config.track,
-            self.output_dir,
-            first_step=first,
-            max_steps=config.max_steps,
-            resolved=resolved,
-        ) as trackers:
-            self._loop(first, state.carried if state else self.validate(0), trackers)
+        self.restore(start.checkpoint, state)
+        self._under_way = True
+        if start.step < config.max_steps:
+            self.checkpoints.abandon_newer(start.step)
+            self._write_config()
+            if state:
+                logger.info(
+                    "resuming from %s, step %d of %d",
+                    start.checkpoint,
+                    start.step,
+                    config.max_steps,
+                )
+            with self._trackers(start.step) as trackers:
+                self._loop(start.step, state.carried if state else self.validate(0), trackers)
+        elif state and not start.recorded:
+            logger.info("the steps are done; their last validation was not recorded yet")
+            with self._trackers(start.step) as trackers:
+                trackers.log(start.step, state.carried)
         if config.checkpoint.export_hf:
-            self.export()
-        return self.summary("finished", begun)
+            self.export(max(start.step, config.max_steps))
 
     def _loop(self, first: int, carried: dict[str, float], trackers: Trackers) -> None:
         last = self.config.max_steps
@@ -122,15 +138,41 @@ class Pipeline(ABC, Generic[C]):
             trackers.log(last, carried)
 
     def _checkpoint(self, done: int, carried: dict[str, float]) -> None:
-        state = RunState(step=done, sampler=self.sampler_state(), carried=carried)
+        state = RunState(
+            step=done, sampler=self.sampler_state(), carried=carried, wall_s=self._wall_s()
+        )
         with self.checkpoints.writing(state) as folder:
             self.save(folder)
             source = self.output_dir / "config.yaml"
             (folder / "config.yaml").write_bytes(source.read_bytes())
 
-    def summary(self, status: str, begun: float) -> dict[str, Any]:
-        """Write and return `summary.json`, made from the records on disk."""
-        records = read_records(self.output_dir / "metrics.jsonl")
-        summary = summarize(records, status=status, wall_s=time.perf_counter() - begun)
-        write_json(self.output_dir / "summary.json", summary)
-        return summary
+    def _trackers(self, first_step: int) -> Trackers:
+        return open_trackers(
+            self.config.track,
+            self.output_dir,
+            first_step=first_step,
+            max_steps=self.config.max_steps,
+            resolved=json.loads(self.written.model_dump_json()),
+        )
+
+    def _write_config(self) -> None:
+        """Only when the run goes on: one that is refused leaves the earlier file as it is."""
+        resolved = json.loads(self.written.model_dump_json())
+        aside = self.output_dir / "config.yaml.tmp"
+        aside.write_text(yaml.safe_dump(resolved, sort_keys=False), encoding="utf-8")
+        aside.replace(self.output_dir / "config.yaml")
+
+    def _wall_s(self) -> float:
+        """Of all sessions up to now."""
+        return self._earlier_s + time.perf_counter() - self._begun
+
+    def _note_end(self, status: str, error: BaseException) -> None:
+        """Say in summary.json how the run ended; one that was refused says nothing."""
+        if not self._under_way and read_summary(self.output_dir) is not None:
+            return
+        first_line = (str(error).splitlines() or [""])[0]
+        line = f"{type(error).__name__}: {first_line}"
+        try:
+            write_summary(self.output_dir, status=status, wall_s=self._wall_s(), error=line)
+        except OSError as unwritable:
+            logger.warning("summary.json could not be written: %s", unwritable)

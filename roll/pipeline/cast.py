@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,23 +10,21 @@ from roll.config.pipelines import RlvrConfig
 from roll.config.placement import parse_devices
 from roll.config.roles import Role
 from roll.config.sampling import SamplingConfig
-from roll.core.errors import CheckpointError, DataError, WeightSyncError
+from roll.core.errors import CheckpointError, WeightSyncError
 from roll.core.types import Completion, GenerateRequest, Prompt, SamplingParams
-from roll.data.datasets import PromptDataset
 from roll.data.mixing import PromptSampler
-from roll.distributed.cluster import Cluster, Launcher, Placement
+from roll.distributed.cluster import Cluster, Launcher, Placement, both
 from roll.distributed.colocation import Colocation, Resident
 from roll.distributed.worker import Worker
-from roll.models.load import load_tokenizer
+from roll.pipeline.data import RunData, tag_shares
 from roll.pipeline.scoring import HostedReward, Scorer
-from roll.pipeline.validate import Validator
-from roll.rewards.answers import find_answer
+from roll.pipeline.validate import Validator, answer_key
 from roll.rollout.engines import Replica
 from roll.rollout.filters import drop_equal_rewards
 from roll.rollout.routing import Engines, Sticky
 from roll.rollout.scheduler import GenerateScheduler
 from roll.rollout.single_turn import SingleTurn
-from roll.weight_sync.plan import choose_transport, new_channel
+from roll.weight_sync.plan import choose_transport
 from roll.workers.actor import ActorWorker
 from roll.workers.infer import InferWorker
 from roll.workers.reference import ReferenceWorker
@@ -49,6 +47,8 @@ class Cast:
     validator: Validator
     colocation: Colocation
     find_prompt: Callable[[str], Prompt]
+    tag_shares: Mapping[str, float]
+    """Tag -> share of the training prompts."""
     platform: str
 
     def push_weights(self, version: int, *, verify: bool) -> None:
@@ -59,19 +59,17 @@ class Cast:
         """
         sender = self.actor.call(ActorWorker.place)
         receivers = [p for places in self.infer.call_each(InferWorker.places) for p in places]
-        kind = choose_transport(self.platform, sender, receivers)
-        channel = new_channel(
-            kind,
-            num_receivers=len(receivers),
-            timeout_s=SYNC_TIMEOUT_S,
-            host=sender.host,
-            collective="nccl" if self.platform == "cuda" else "gloo",
+        route = choose_transport(self.platform, sender, receivers)
+        channel = self.actor.call(
+            ActorWorker.open_channel, route, len(receivers), timeout_s=SYNC_TIMEOUT_S
         )
         loading = self.infer.submit(InferWorker.load_weights, channel, version, verify)
-        sent = self.actor.call(ActorWorker.push_weights, channel, verify)
-        loading.result()
+        sending = self.actor.submit(ActorWorker.push_weights, channel, verify)
+        sent, _ = both(sending, loading)
         if verify and (sent is None or sent.checksum is None):
-            raise WeightSyncError(f"weight version {version}: no checksum came back from the sender")
+            raise WeightSyncError(
+                f"weight version {version}: no checksum came back from the sender"
+            )
 
     def memory_gb(self) -> float:
         """Resident memory, GiB, of the worker that has the most, its children included."""
@@ -81,18 +79,11 @@ class Cast:
         return max(sizes)
 
 
-def open_cast(config: RlvrConfig, launcher: Launcher, *, platform: str) -> Cast:
-    """Load the data, then start everybody; data errors come before anything expensive."""
-    tokenizer = load_tokenizer(config.train_model)
-    dataset = PromptDataset.load(config.data.sources, config.data, tokenizer)
-    held_out = PromptDataset.load(config.validation.sets, config.data, tokenizer)
-    _check_tags(config, dataset, held_out)
+def open_cast(config: RlvrConfig, launcher: Launcher, data: RunData, *, platform: str) -> Cast:
+    """Start everybody."""
+    tokenizer, dataset, held_out = data.tokenizer, data.train, data.held_out
     scorer = Scorer(_start_rewards(config, launcher))
-    infer = _start_infer(config, launcher)
-    serving = infer.submit(InferWorker.start)  # engines load while the trainer does
-    actor = _start_actor(config, launcher)
-    reference = _start_reference(config, launcher)
-    serving.result(config.cluster.start_timeout_s)
+    infer, actor, reference, colocation = start_models(config, launcher, platform)
     capacity = config.actor_infer.capacity
     engines = Engines([_replica(infer, i, capacity) for i in range(infer.world_size)], Sticky())
 
@@ -139,31 +130,18 @@ def open_cast(config: RlvrConfig, launcher: Launcher, *, platform: str) -> Cast:
                 config.validation_sampling, config.validation.samples_per_prompt
             ),
             scorer=scorer,
-            extract=_answer_key,
+            extract=partial(answer_key, math_tags=_math_tags(config)),
             max_in_flight=config.rollout.max_in_flight_groups,
         ),
-        colocation=_colocation(config, platform, actor, infer, reference),
+        colocation=colocation,
         find_prompt=find_prompt,
+        tag_shares=tag_shares(dataset),
         platform=platform,
     )
 
 
-def _answer_key(response: str) -> str | None:
-    """What the majority vote compares: the final answer, or the whole text where there is none."""
-    return find_answer(response).text or response.strip() or None
-
-
-def _check_tags(config: RlvrConfig, *datasets: PromptDataset) -> None:
-    """Tags that come from a column are known only now."""
-    rewarded = {tag for reward in config.rewards.values() for tag in reward.tags}
-    for dataset in datasets:
-        for source in dataset.sources:
-            for prompt in source.prompts:
-                if prompt.tag not in rewarded:
-                    raise DataError(
-                        f"prompt {prompt.id} has the tag {prompt.tag!r}, which no reward takes "
-                        f"(tags with a reward: {', '.join(sorted(rewarded))})"
-                    )
+def _math_tags(config: RlvrConfig) -> frozenset[str]:
+    return frozenset(t for r in config.rewards.values() if r.fn == "math" for t in r.tags)
 
 
 def _start_rewards(config: RlvrConfig, launcher: Launcher) -> dict[str, HostedReward]:
@@ -174,11 +152,64 @@ def _start_rewards(config: RlvrConfig, launcher: Launcher) -> dict[str, HostedRe
             pool=reward.pool or config.actor_infer.pool,
             workers=reward.workers,
             seed=config.seed,
+            label=name,
         )
         cluster = launcher.start(reward_worker_class(name, reward), place, name, reward)
         cluster.call(RewardWorker.start)
         hosted[name] = HostedReward(reward, cluster)
     return hosted
+
+
+def start_models(
+    config: RlvrConfig, launcher: Launcher, platform: str
+) -> tuple[Cluster[InferWorker], Cluster[ActorWorker], Cluster[ReferenceWorker] | None, Colocation]:
+    """Start what computes with the model; where they share GPUs, one after the other.
+
+    Engines go first: vLLM wants its share of a GPU that nobody else is on.
+    """
+    devices = {
+        role: frozenset(parse_devices(config.pools[pool]))
+        for role, pool in config.role_pools.items()
+    }
+    colocation = Colocation(enabled=platform == "cuda" and _any_shared(devices))
+    infer = _start_infer(config, launcher)
+    serving = infer.submit(InferWorker.start)
+    if colocation.enabled:
+        serving.result(config.cluster.start_timeout_s)
+    colocation.add(
+        Role.ACTOR_INFER,
+        Resident(
+            devices[Role.ACTOR_INFER],
+            onload=partial(infer.call, InferWorker.wake),
+            offload=partial(infer.call, InferWorker.sleep),
+            onload_weights=partial(infer.call, InferWorker.wake, weights_only=True),
+        ),
+    )
+    actor = _start_actor(config, launcher)
+    colocation.add(
+        Role.ACTOR_TRAIN,
+        Resident(
+            devices[Role.ACTOR_TRAIN],
+            onload=partial(actor.call, ActorWorker.onload),
+            offload=partial(actor.call, ActorWorker.offload),
+        ),
+    )
+    reference = _start_reference(config, launcher)
+    if reference is not None:
+        colocation.add(
+            Role.REFERENCE,
+            Resident(
+                devices[Role.REFERENCE],
+                onload=partial(reference.call, ReferenceWorker.onload),
+                offload=partial(reference.call, ReferenceWorker.offload),
+            ),
+        )
+    serving.result(config.cluster.start_timeout_s)
+    return infer, actor, reference, colocation
+
+
+def _any_shared(devices: Mapping[Role, frozenset[int]]) -> bool:
+    return len(frozenset().union(*devices.values())) < sum(map(len, devices.values()))
 
 
 def _start_infer(config: RlvrConfig, launcher: Launcher) -> Cluster[InferWorker]:
@@ -229,36 +260,3 @@ def _start_reference(config: RlvrConfig, launcher: Launcher) -> Cluster[Referenc
         config.reference_model,
         config.sampling.temperature,
     )
-
-
-def _colocation(
-    config: RlvrConfig,
-    platform: str,
-    actor: Cluster[ActorWorker],
-    infer: Cluster[InferWorker],
-    reference: Cluster[ReferenceWorker] | None,
-) -> Colocation:
-    """Devices change hands only where roles share GPUs; on CPUs everybody fits."""
-
-    def devices(role: Role) -> frozenset[int]:
-        return frozenset(parse_devices(config.pools[config.role_pools[role]]))
-
-    residents = {
-        Role.ACTOR_TRAIN: Resident(
-            devices(Role.ACTOR_TRAIN),
-            partial(actor.call, ActorWorker.onload),
-            partial(actor.call, ActorWorker.offload),
-        ),
-        Role.ACTOR_INFER: Resident(
-            devices(Role.ACTOR_INFER),
-            partial(infer.call, InferWorker.wake),
-            partial(infer.call, InferWorker.sleep),
-        ),
-    }
-    if reference is not None:
-        residents[Role.REFERENCE] = Resident(
-            devices(Role.REFERENCE),
-            partial(reference.call, ReferenceWorker.onload),
-            partial(reference.call, ReferenceWorker.offload),
-        )
-    return Colocation(residents, enabled=platform == "cuda")

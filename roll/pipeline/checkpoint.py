@@ -36,6 +36,8 @@ class RunState:
     """Position in the data."""
     carried: dict[str, float] = field(default_factory=dict)
     """Validation of this step, to be reported with the next record."""
+    wall_s: float = 0.0
+    """Time spent on the steps so far, over all sessions."""
 
 
 class Checkpoints:
@@ -49,8 +51,7 @@ class Checkpoints:
     def writing(self, state: RunState) -> Iterator[Path]:
         """A folder to write into; complete when the block ends without an error."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        for torn in self.folder.glob(".*"):
-            shutil.rmtree(torn)
+        self.tidy()
         aside = self.folder / f".writing_step_{state.step:06d}"
         aside.mkdir()
         try:
@@ -64,7 +65,33 @@ class Checkpoints:
         if final.exists():  # a later run with `resume: never` writes the same step again
             final.rename(self.folder / f".old_step_{state.step:06d}")
         aside.rename(final)
-        self._prune()
+        _flush_names(self.folder)
+        self._prune(written=state.step)
+
+    def tidy(self) -> None:
+        """Undo what a kill left half done: torn folders go, a replaced one without its
+        replacement comes back."""
+        for torn in self.folder.glob(".writing_step_*"):
+            shutil.rmtree(torn)
+        for old in self.folder.glob(".old_step_*"):
+            final = self.folder / old.name.removeprefix(".old_")
+            if final.exists():
+                shutil.rmtree(old)
+            else:
+                old.rename(final)
+
+    def abandon_newer(self, step: int) -> None:
+        """Set checkpoints after `step` aside: the run that goes on from there is another one."""
+        for newer, path in self.complete():
+            if newer <= step:
+                continue
+            aside = path.with_name(f"abandoned_{path.name}")
+            number = 1
+            while aside.exists():
+                number += 1
+                aside = path.with_name(f"abandoned_{path.name}.{number}")
+            path.rename(aside)
+            logger.warning("going on from step %d: %s is now %s", step, path.name, aside)
 
     def complete(self) -> list[tuple[int, Path]]:
         """(steps done, folder) of every complete checkpoint, oldest first."""
@@ -83,6 +110,7 @@ class Checkpoints:
         """
         if resume == "never":
             return None
+        self.tidy()
         if resume == "auto":
             complete = self.complete()
             return complete[-1][1] if complete else None
@@ -94,10 +122,10 @@ class Checkpoints:
             )
         return path
 
-    def _prune(self) -> None:
-        """Keep the newest `keep_last` and the best `keep_best`."""
+    def _prune(self, *, written: int) -> None:
+        """Keep the newest `keep_last`, the best `keep_best`, and in any case `written`."""
         complete = self.complete()
-        keep = {step for step, _ in complete[-self.config.keep_last :]}
+        keep = {step for step, _ in complete[-self.config.keep_last :]} | {written}
         metric = self.config.best_metric
         if metric is not None and self.config.keep_best:
             scored = [(s.carried[metric], s.step) for s in self._states() if metric in s.carried]
@@ -106,11 +134,11 @@ class Checkpoints:
             keep |= {step for _, step in scored[-self.config.keep_best :]}
         for step, path in complete:
             if step not in keep:
-                doomed = path.with_name(f".old_{path.name}")
+                # Renamed first, so that a kill in between leaves nothing that looks complete.
+                doomed = path.with_name(f".writing_{path.name}")
                 path.rename(doomed)
                 shutil.rmtree(doomed)
-        for old in self.folder.glob(".old_*"):
-            shutil.rmtree(old)
+        self.tidy()
 
     def _states(self) -> Iterator[RunState]:
         for _, path in self.complete():
@@ -126,7 +154,22 @@ def load_state(path: Path) -> RunState:
     try:
         return RunState(**json.loads((path / STATE).read_text(encoding="utf-8")))
     except (json.JSONDecodeError, TypeError) as error:
-        raise CheckpointError(f"{path / STATE}: not a checkpoint of this version: {error}") from None
+        raise CheckpointError(
+            f"{path / STATE}: not a checkpoint of this version: {error}"
+        ) from None
+
+
+def require_written(file: Path) -> None:
+    """Look whether what a worker wrote is visible here.
+
+    Raises:
+        CheckpointError: it is not, so `output_dir` is another folder on the worker's node.
+    """
+    if not file.is_file():
+        raise CheckpointError(
+            f"a worker has written {file}, but it is not here; output_dir must be a folder that "
+            "all nodes share"
+        )
 
 
 def _flush(folder: Path) -> None:
@@ -140,6 +183,15 @@ def _flush(folder: Path) -> None:
                 os.close(handle)
 
 
+def _flush_names(folder: Path) -> None:
+    """Force renames inside `folder` to disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def write_folder(final: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a folder aside, then put it in place of `final`."""
     aside = final.with_name(f".writing_{final.name}")
@@ -150,3 +202,4 @@ def write_folder(final: Path, write: Callable[[Path], object]) -> None:
     if final.exists():
         shutil.rmtree(final)
     aside.rename(final)
+    _flush_names(final.parent)

@@ -6,10 +6,15 @@ import os
 import platform
 import shutil
 from dataclasses import dataclass
-from importlib import metadata
 
+from packaging.specifiers import SpecifierSet
+
+from roll.config.placement import ClusterConfig
+from roll.distributed.layout import address_to_join
 from roll.platform.machine import this_machine
-from roll.strategy.available import REQUIREMENTS, status
+from roll.strategy.available import REQUIREMENTS, Requirement, status
+
+RAY = Requirement(("ray",), SpecifierSet(">=2.60,<2.61"), "pip install -r requirements/base.txt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +31,7 @@ def examine() -> list[Line]:
     return [
         _python(),
         *_machine(),
-        _ray(),
+        examine_ray(RAY),
         *_backends(),
         *_small_things(),
     ]
@@ -52,18 +57,18 @@ def _machine() -> list[Line]:
             f"{shared_gb:.1f} GiB free",
             ">=0.5 GiB",
             enough,
-            "" if enough else "weights travel through it: enlarge it (docker: --shm-size=4g)",
+            "" if enough else "Ray keeps its objects in it: enlarge it (docker: --shm-size=4g)",
         ),
     ]
 
 
-def _ray() -> Line:
-    address = os.environ.get("RAY_ADDRESS")
+def examine_ray(need: Requirement) -> Line:
+    """Ray in the supported version, and which cluster a run would use."""
+    address = address_to_join(ClusterConfig())
     where = f", joins {address}" if address else ", starts a local one"
-    try:
-        return Line("ray", metadata.version("ray") + where, ">=2.60,<2.61", True)
-    except metadata.PackageNotFoundError:
-        return Line("ray", "-", ">=2.60,<2.61", False, "pip install -r requirements/base.txt")
+    found = status("ray", need)
+    shown = found.installed + where if found.installed else "-"
+    return Line("ray", shown, found.supported, found.ok, found.advice)
 
 
 def _backends() -> list[Line]:

@@ -14,8 +14,11 @@ from roll.config.compose import LoadedConfig
 from roll.core.logs import setup_logging
 from roll.distributed.resources import ResourceManager
 from roll.distributed.shutdown import orderly_end
+from roll.pipeline.data import load_data
+from roll.pipeline.folder import finished_summary, make_writable, set_aside
 from roll.pipeline.preflight import user_folder
 from roll.pipeline.rlvr import RlvrPipeline
+from roll.pipeline.track import check_trackers
 
 logger = logging.getLogger(__name__)
 
@@ -23,36 +26,37 @@ logger = logging.getLogger(__name__)
 def launch(loaded: LoadedConfig) -> dict[str, Any]:
     """Run the pipeline to its end; returns its summary.
 
-    Whatever ends it (the last step, an error, Ctrl-C, SIGTERM), workers, engines and a Ray that
-    was started here are stopped.
+    What can fail on the driver (the checkpoint to go on from, the data, the output folder) fails
+    before Ray is started. Whatever ends the run (the last step, an error, Ctrl-C, SIGTERM),
+    workers, engines and a Ray that was started here are stopped.
     """
     setup_logging("driver")
     config = loaded.config
+    output_dir = Path(config.output_dir).expanduser().absolute()
+    summary = finished_summary(config.model_copy(update={"output_dir": str(output_dir)}))
+    if summary is None:
+        summary = _launch(loaded, output_dir)
+    _print_end(Path(config.output_dir), summary)
+    return summary
+
+
+def _launch(loaded: LoadedConfig, output_dir: Path) -> dict[str, Any]:
+    config = loaded.config
     folder = user_folder(loaded)
     sys.path.insert(0, str(folder))
+    check_trackers(config.track)
+    data = load_data(config)
     if config.resume == "never":
-        _set_aside(Path(config.output_dir))
+        set_aside(output_dir)
+    make_writable(output_dir)
     with orderly_end() as cleanups:
         runner = cleanups.enter_context(asyncio.Runner())
         logger.info("starting Ray and the workers")
         resources = cleanups.enter_context(
             ResourceManager(config.cluster, config.pools, python_path=[str(folder)])
         )
-        pipeline = RlvrPipeline(config, resources, runner, platform=resources.platform)
-        summary = pipeline.run()
-    _print_end(Path(config.output_dir), summary)
-    return summary
-
-
-def _set_aside(output_dir: Path) -> None:
-    """`resume: never` begins in an empty folder; what is there is renamed, never deleted."""
-    if not output_dir.exists() or not any(output_dir.iterdir()):
-        return
-    number = 1
-    while (aside := output_dir.with_name(f"{output_dir.name}.{number}")).exists():
-        number += 1
-    output_dir.rename(aside)
-    logger.info("resume is never: the earlier run is kept in %s", aside)
+        pipeline = RlvrPipeline(config, resources, runner, platform=resources.platform, data=data)
+        return pipeline.run()
 
 
 def _print_end(output_dir: Path, summary: dict[str, Any]) -> None:

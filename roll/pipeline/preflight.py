@@ -5,20 +5,23 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from roll.config.compose import LoadedConfig
-from roll.config.errors import ConfigError, UserError
+from roll.config.errors import ConfigError, UserError, nearest
 from roll.config.pipelines import RlvrConfig
 from roll.core.errors import NotMadeYetError
+from roll.core.hub import may_be_on_hub
 from roll.data.sources import check_source
-from roll.distributed.layout import plan_layout
+from roll.distributed.layout import address_to_join, plan_layout
+from roll.pipeline.import_paths import check_import_path
+from roll.pipeline.track import check_trackers
 from roll.platform.machine import this_machine
+from roll.rewards.names import BUILT_IN
 from roll.strategy.available import check_engine
 
 
@@ -31,16 +34,17 @@ class Finding:
     """The config is fine; what is missing is on this machine (an engine, a GPU, a made file)."""
 
 
-def inspect(loaded: LoadedConfig) -> list[Finding]:
+def inspect(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> list[Finding]:
     """Everything wrong with the files, models, engines, devices and import paths of a config."""
     config = loaded.config
     sources = [*config.data.sources, *config.validation.sets.values()]
     checks: list[tuple[Callable[[], object], bool]] = [
         *((partial(check_source, source), False) for source in sources),
-        *((partial(_check_import_path, *named), False) for named in _import_paths(loaded)),
+        *((check, False) for check in _check_rewards(loaded)),
         *((partial(_check_model, *named), False) for named in _models(config)),
         *((partial(check_engine, kind), True) for kind in sorted(_backends(config))),
-        (partial(_check_devices, config), True),
+        (partial(_check_devices, config, environ), True),
+        (partial(check_trackers, config.track), True),
     ]
     found = []
     for check, only_here in checks:
@@ -78,41 +82,34 @@ def _check_model(key: str, name: str, made_by: str | None) -> None:
         if not any((path / file).exists() for file in known):
             raise ConfigError(f"{key}: {name} is no Hugging Face checkpoint: no config.json in it")
         return
-    looks_local = name.startswith((".", "/", "~")) or name.count("/") != 1 or path.parent.is_dir()
     if path.exists():
         raise ConfigError(f"{key}: {name} is a file; expected the folder of a checkpoint")
     if made_by is not None:
         raise NotMadeYetError(f"{key}: {name} does not exist yet; make it with: {made_by}")
-    if looks_local:
+    if not may_be_on_hub(name):
         raise ConfigError(
             f"{key}: {name} does not exist; give the folder of a Hugging Face checkpoint, or "
             "`org/name` on the hub"
         )
 
 
-def _import_paths(loaded: LoadedConfig) -> Iterator[tuple[str, str, Path]]:
+def _check_rewards(loaded: LoadedConfig) -> Iterator[Callable[[], object]]:
     for name, reward in loaded.config.rewards.items():
         for kind, path in (("fn", reward.fn), ("worker", reward.worker)):
-            if path is not None and ":" in path:
-                yield f"rewards.{name}.{kind}", path, user_folder(loaded)
+            if path is None:
+                continue
+            key = f"rewards.{name}.{kind}"
+            if kind == "worker" or ":" in path:
+                yield partial(check_import_path, key, path, user_folder(loaded))
+            else:
+                yield partial(_check_built_in, key, path)
 
 
-def _check_import_path(key: str, path: str, folder: Path) -> None:
-    """Find the module without running it."""
-    module, _, attribute = path.partition(":")
-    if not module or not attribute.isidentifier():
-        raise ConfigError(f"{key}: {path!r} must read 'package.module:name'")
-    sys.path.insert(0, str(folder))
-    try:
-        found = importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        found = False
-    finally:
-        sys.path.remove(str(folder))
-    if not found:
+def _check_built_in(key: str, name: str) -> None:
+    if name not in BUILT_IN:
         raise ConfigError(
-            f"{key}: no module named {module!r}; looked beside the YAML file ({folder}) and on "
-            "PYTHONPATH"
+            f"{key}: unknown reward {name!r}{nearest(name, BUILT_IN)} (built in: "
+            f"{', '.join(BUILT_IN)}; a function of your own reads 'package.module:function')"
         )
 
 
@@ -121,6 +118,7 @@ def _backends(config: RlvrConfig) -> set[str]:
     return kinds | ({config.reference.strategy.kind} if config.reference else set())
 
 
-def _check_devices(config: RlvrConfig) -> None:
-    if config.cluster.address is None:
+def _check_devices(config: RlvrConfig, environ: Mapping[str, str]) -> None:
+    # The machines of a cluster that is joined are known only when Ray runs.
+    if address_to_join(config.cluster, environ) is None:
         plan_layout(config.cluster, config.pools, this_machine(), joined=False)

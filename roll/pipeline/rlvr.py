@@ -15,8 +15,11 @@ from roll.core.batches import RolloutBatch
 from roll.core.metrics import Last, Max, Metrics
 from roll.distributed.cluster import Launcher
 from roll.pipeline.base import Pipeline
-from roll.pipeline.checkpoint import RunState, write_folder
 from roll.pipeline.cast import Cast, open_cast
+from roll.pipeline.checkpoint import RunState, require_written, write_folder
+from roll.pipeline.data import RunData, samples_by_tag
+from roll.pipeline.folder import mark_export
+from roll.pipeline.paths import absolute_paths
 from roll.pipeline.steps import add_advantages, dump_rollouts, updates
 from roll.rollout.assemble import assemble, rollout_metrics
 from roll.workers.actor import ActorWorker
@@ -29,16 +32,23 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
     cast: Cast
 
     def __init__(
-        self, config: RlvrConfig, launcher: Launcher, runner: asyncio.Runner, *, platform: str
+        self,
+        config: RlvrConfig,
+        launcher: Launcher,
+        runner: asyncio.Runner,
+        *,
+        platform: str,
+        data: RunData,
     ) -> None:
-        super().__init__(config, launcher)
+        super().__init__(absolute_paths(config), launcher, written=config)
         self.runner = runner
         self.platform = platform
+        self.data = data
         self.advantage = build_advantage(config.algorithm)
         self.version = 0
 
     def open(self) -> None:
-        self.cast = open_cast(self.config, self.launcher, platform=self.platform)
+        self.cast = open_cast(self.config, self.launcher, self.data, platform=self.platform)
 
     def step(self, step: int) -> Metrics:
         batch, metrics = self.collect_rollouts(step)
@@ -53,9 +63,11 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
     def collect_rollouts(self, step: int) -> tuple[RolloutBatch, Metrics]:
         """Generate and reward a step's groups, on the engines' current weights."""
         config, cast = self.config, self.cast
-        cast.scorer.begin_step(config.samples_per_step)
+        cast.scorer.begin_step(samples_by_tag(cast.tag_shares, config.samples_per_step))
         with cast.colocation.use(Role.ACTOR_INFER), self.timers.timed("rollout"):
-            result = self.runner.run(cast.scheduler.collect(config.data.prompts_per_step, step=step))
+            result = self.runner.run(
+                cast.scheduler.collect(config.data.prompts_per_step, step=step)
+            )
         self.timers.add("generate", result.stats.generate_s)
         self.timers.add("reward", result.stats.reward_s)
         every = config.track.rollouts_every
@@ -104,7 +116,7 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
     def sync_weights(self, version: int, *, verify: bool) -> None:
         """Trained weights to every engine; tokens from now on carry `version`."""
         with (
-            self.cast.colocation.use(Role.ACTOR_TRAIN, Role.ACTOR_INFER),
+            self.cast.colocation.push(Role.ACTOR_TRAIN, Role.ACTOR_INFER),
             self.timers.timed("weight_sync"),
         ):
             self.cast.push_weights(version, verify=verify)
@@ -136,14 +148,16 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
     def save(self, folder: Path) -> None:
         with self.cast.colocation.use(Role.ACTOR_TRAIN):
             self.cast.actor.call(ActorWorker.save, folder / "actor_train")
+        require_written(folder / "actor_train" / "meta.json")
 
-    def export(self) -> None:
+    def export(self, step: int) -> None:
+        def write(path: Path) -> None:
+            self.cast.actor.call(ActorWorker.save_hf, path)
+            require_written(path / "config.json")
+            mark_export(path, step)
+
         with self.cast.colocation.use(Role.ACTOR_TRAIN):
-            write_folder(
-                self.output_dir / "hf", lambda path: self.cast.actor.call(ActorWorker.save_hf, path)
-            )
+            write_folder(self.output_dir / "hf", write)
 
     def sampler_state(self) -> dict[str, Any]:
         return {"position": self.cast.prompts.state(), "scheduler": self.cast.scheduler.state()}
-
-

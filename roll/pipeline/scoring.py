@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
@@ -30,16 +32,20 @@ class Scorer:
     """Sends each sample to the rewards of its tag; groups go to a reward's workers in turn."""
 
     rewards: Mapping[str, HostedReward]
-    _turn: count[int] = field(default_factory=count)
+    _turns: dict[str, count[int]] = field(default_factory=lambda: defaultdict(count))
 
-    def begin_step(self, expected_samples: int) -> None:
-        """New failure budgets: each worker sees its share of about this many samples."""
-        pending = [
-            hosted.cluster.submit(
-                RewardWorker.begin_step, -(-expected_samples // hosted.cluster.world_size)
-            )
-            for hosted in self.rewards.values()
-        ]
+    def begin_step(self, samples_by_tag: Mapping[str, float]) -> None:
+        """New failure budgets.
+
+        Args:
+            samples_by_tag: how many samples of each tag will come, about. A reward's budget is of
+                those that are routed to it, and each of its workers sees a share of them.
+        """
+        pending = []
+        for hosted in self.rewards.values():
+            routed = sum(samples_by_tag.get(tag, 0.0) for tag in set(hosted.config.tags))
+            expected = max(1, math.ceil(round(routed / hosted.cluster.world_size, 6)))
+            pending.append(hosted.cluster.submit(RewardWorker.begin_step, expected))
         for answer in pending:
             answer.result()
 
@@ -49,18 +55,18 @@ class Scorer:
         Raises:
             RewardError: a reward failed more often than its budget allows.
         """
-        turn = next(self._turn)
         names = [
             name
             for name, hosted in self.rewards.items()
             if any(sample.tag in hosted.config.tags for sample in samples)
         ]
-        columns = await asyncio.gather(*(self._ask(name, turn, samples) for name in names))
+        columns = await asyncio.gather(*(self._ask(name, samples) for name in names))
         verdicts = dict(zip(names, columns, strict=True))
         return [self._total(i, sample, verdicts) for i, sample in enumerate(samples)]
 
-    async def _ask(self, name: str, turn: int, samples: list[Sample]) -> dict[int, Scored]:
+    async def _ask(self, name: str, samples: list[Sample]) -> dict[int, Scored]:
         hosted = self.rewards[name]
+        turn = next(self._turns[name])
         wanted = [i for i, sample in enumerate(samples) if sample.tag in hosted.config.tags]
         scored = await hosted.cluster.ask(
             turn % hosted.cluster.world_size,

@@ -1,4 +1,4 @@
-"""Steps that pipelines share: advantages, updates, rollout dumps. What they need is in the arguments."""
+"""Steps that pipelines share: advantages, updates, rollout dumps. All they need are arguments."""
 
 from __future__ import annotations
 

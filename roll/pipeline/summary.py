@@ -8,8 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from roll.pipeline.track import read_records
+
 FIRST = ("reward/mean", "loss/policy", "kl/ref", "ratio/mean", "clip_fraction", "entropy")
 WORST = ("mismatch/logprob_abs_max", "mismatch/logprob_abs_mean", "staleness/max")
+
+
+FILE = "summary.json"
 
 
 def summarize(records: Sequence[dict[str, Any]], *, status: str, wall_s: float) -> dict[str, Any]:
@@ -33,7 +38,9 @@ def summarize(records: Sequence[dict[str, Any]], *, status: str, wall_s: float) 
         "status": status,
         "steps": len(training),
         "wall_s": round(wall_s, 2),
-        "median_step_s": statistics.median(r["time/step_s"] for r in training) if training else None,
+        "median_step_s": statistics.median(r["time/step_s"] for r in training)
+        if training
+        else None,
         "first": {key: training[0][key] for key in FIRST if training and key in training[0]},
         "last": {key: training[-1][key] for key in FIRST if training and key in training[-1]},
         "max": {
@@ -43,6 +50,33 @@ def summarize(records: Sequence[dict[str, Any]], *, status: str, wall_s: float) 
         },
         "validation": validated,
     }
+
+
+def write_summary(
+    output_dir: Path, *, status: str, wall_s: float, error: str | None = None
+) -> dict[str, Any]:
+    """Make `summary.json` from the records on disk, and return it.
+
+    Args:
+        status: `finished`, `stopped` (by a person or a signal) or `failed`.
+        wall_s: of all sessions of the run; work that a kill undid is not counted.
+        error: one line, of a run that ended early.
+    """
+    records = read_records(output_dir / "metrics.jsonl")
+    summary = summarize(records, status=status, wall_s=wall_s)
+    if error is not None:
+        summary["error"] = error
+    write_json(output_dir / FILE, summary)
+    return summary
+
+
+def read_summary(output_dir: Path) -> dict[str, Any] | None:
+    """What `write_summary` wrote, if it did."""
+    path = output_dir / FILE
+    if not path.is_file():
+        return None
+    summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return summary
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

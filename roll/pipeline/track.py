@@ -1,7 +1,8 @@
-"""Trackers: where the numbers of a run go. A tracker that fails is switched off; the run goes on."""
+"""Trackers: where the numbers of a run go. One that fails is switched off; the run goes on."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,8 @@ from roll.core.errors import EngineMissingError
 logger = logging.getLogger(__name__)
 
 Record = Mapping[str, float]
+
+_NO_WANDB = "track.wandb_project is set, but W&B is not installed: `pip install wandb`"
 
 
 class Tracker(Protocol):
@@ -77,9 +80,7 @@ class WandbTracker:
         try:
             import wandb
         except ImportError:
-            raise EngineMissingError(
-                "track.wandb_project is set, but W&B is not installed: `pip install wandb`"
-            ) from None
+            raise EngineMissingError(_NO_WANDB) from None
         self._run = wandb.init(project=project, dir=output_dir, config=dict(config))
 
     def log(self, step: int, record: Record) -> None:
@@ -107,7 +108,9 @@ class ConsoleTracker:
         self._progress.start()
 
     def log(self, step: int, record: Record) -> None:
-        self.console.print(step_line(step, self._max_steps, record), highlight=False, soft_wrap=True)
+        self.console.print(
+            step_line(step, self._max_steps, record), highlight=False, soft_wrap=True
+        )
         self._progress.update(self._task, completed=min(step + 1, self._max_steps))
 
     def close(self) -> None:
@@ -154,7 +157,7 @@ class Trackers:
         for tracker in list(self._trackers):
             try:
                 act(tracker)
-            except Exception:  # noqa: BLE001 - a full disk or a lost W&B must not end the run
+            except Exception:  # a full disk or a lost W&B must not end the run
                 logger.exception("%s failed and is switched off", type(tracker).__name__)
                 self._trackers.remove(tracker)
 
@@ -168,6 +171,16 @@ class Trackers:
         trace: TracebackType | None,
     ) -> None:
         self._each(lambda tracker: tracker.close())
+
+
+def check_trackers(config: TrackConfig) -> None:
+    """Look whether the trackers that `config` names are installed.
+
+    Raises:
+        EngineMissingError: W&B is wanted and not here.
+    """
+    if config.wandb_project is not None and importlib.util.find_spec("wandb") is None:
+        raise EngineMissingError(_NO_WANDB)
 
 
 def open_trackers(

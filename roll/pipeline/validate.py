@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from roll.config.lifecycle import ValidationConfig
-from roll.core.types import Prompt
+from roll.core.types import Prompt, Sample
 from roll.pipeline.scoring import Scorer
+from roll.rewards.answers import find_answer
 from roll.rollout.evaluate import evaluate
 from roll.rollout.single_turn import SingleTurn
 from roll.rollout.types import Group, GroupTask
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -22,8 +27,8 @@ class Validator:
     sets: Mapping[str, tuple[Prompt, ...]]
     single_turn: SingleTurn
     scorer: Scorer
-    extract: Callable[[str], str | None]
-    """Response to a normalised answer, for the majority vote."""
+    extract: Callable[[Sample], str | None]
+    """Sample to a normalised answer, for the majority vote."""
     max_in_flight: int
 
     def due(self, step: int, *, last: int) -> bool:
@@ -36,15 +41,14 @@ class Validator:
 
     async def run(self, step: int) -> dict[str, float]:
         """`val/<set>/mean@k`, `pass@k`, `maj@k` of the current weights."""
-        total = sum(len(prompts) for prompts in self.sets.values())
-        self.scorer.begin_step(total * self.config.samples_per_prompt)
+        tags = Counter(prompt.tag for prompts in self.sets.values() for prompt in prompts)
+        self.scorer.begin_step({tag: n * self.config.samples_per_prompt for tag, n in tags.items()})
         room = asyncio.Semaphore(self.max_in_flight)
         results: dict[str, float] = {}
         for name, prompts in self.sets.items():
-            async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(self._one(room, p, step)) for p in prompts]
+            groups = await _all_or_first_error([self._one(room, p, step) for p in prompts])
             scores = evaluate(
-                [task.result() for task in running],
+                groups,
                 pass_score=self.config.pass_score,
                 extract=self.extract,
             )
@@ -54,3 +58,28 @@ class Validator:
     async def _one(self, room: asyncio.Semaphore, prompt: Prompt, step: int) -> Group:
         async with room:
             return await self.single_turn.run(GroupTask(prompt, step))
+
+
+def answer_key(sample: Sample, *, math_tags: Collection[str]) -> str | None:
+    """What the majority vote compares: the response, or in mathematics its final answer.
+
+    Args:
+        math_tags: what the built-in `math` reward scores; only there is a final answer defined.
+    """
+    text = sample.response_text.strip()
+    found = find_answer(text).text if sample.tag in math_tags else None
+    return found or text or None
+
+
+async def _all_or_first_error(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """All results; after a failure the others are stopped, and it is raised as itself.
+
+    A TaskGroup would wrap it, and the reason of the run's end would no longer be a `RollError`.
+    """
+    running = [asyncio.create_task(each) for each in work]
+    try:
+        return list(await asyncio.gather(*running))
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)

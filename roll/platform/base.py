@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
 
@@ -23,16 +22,6 @@ class Place(Protocol):
     def rendezvous(self) -> str: ...
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryStats:
-    """Memory of one device, in GiB."""
-
-    used_gb: float
-    peak_gb: float
-    """Since `reset_peak`, where the platform can tell; else since the process began."""
-    total_gb: float
-
-
 class Platform(Protocol):
     """One kind of device."""
 
@@ -44,22 +33,9 @@ class Platform(Protocol):
         """What `torch.distributed` calls the way ranks talk."""
         ...
 
-    @property
-    def visible_devices_variable(self) -> str | None:
-        """Environment variable that hides devices from a process; None where there is none."""
-        ...
-
-    def count_devices(self) -> int:
-        """Devices this process may use."""
-        ...
-
     def device(self, place: Place) -> torch.device:
         """Where this worker's tensors live; a process sees only its own devices."""
         ...
-
-    def memory(self) -> MemoryStats: ...
-
-    def reset_peak(self) -> None: ...
 
     def set_threads(self, num_threads: int) -> None:
         """Threads of one tensor operation on the CPU."""

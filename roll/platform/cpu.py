@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from roll.platform.base import MemoryStats, Place, join_group, leave_group
-from roll.platform.machine import GIB, cores, memory_gb
-from roll.platform.processes import peak_rss_bytes, rss_bytes
+from roll.platform.base import Place, join_group, leave_group
 
 
 class CpuPlatform:
@@ -18,21 +16,8 @@ class CpuPlatform:
     def collective_backend(self) -> str:
         return "gloo"
 
-    @property
-    def visible_devices_variable(self) -> str | None:
-        return None
-
-    def count_devices(self) -> int:
-        return len(cores())
-
     def device(self, place: Place) -> torch.device:
         return torch.device("cpu")
-
-    def memory(self) -> MemoryStats:
-        return MemoryStats(rss_bytes() / GIB, peak_rss_bytes() / GIB, memory_gb())
-
-    def reset_peak(self) -> None:
-        """Nothing to do: the kernel keeps one peak for the life of a process."""
 
     def set_threads(self, num_threads: int) -> None:
         torch.set_num_threads(num_threads)

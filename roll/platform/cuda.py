@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from roll.platform.base import MemoryStats, Place, join_group, leave_group
-from roll.platform.machine import GIB
+from roll.platform.base import Place, join_group, leave_group
 
 
 class CudaPlatform:
@@ -18,24 +17,8 @@ class CudaPlatform:
         # Both: weights on the CPU (offloaded, or on their way to a checkpoint) are gathered too.
         return "cpu:gloo,cuda:nccl"
 
-    @property
-    def visible_devices_variable(self) -> str | None:
-        return "CUDA_VISIBLE_DEVICES"
-
-    def count_devices(self) -> int:
-        return torch.cuda.device_count()
-
     def device(self, place: Place) -> torch.device:
         return torch.device("cuda", 0)
-
-    def memory(self) -> MemoryStats:
-        free, total = torch.cuda.mem_get_info()
-        return MemoryStats(
-            (total - free) / GIB, torch.cuda.max_memory_allocated() / GIB, total / GIB
-        )
-
-    def reset_peak(self) -> None:
-        torch.cuda.reset_peak_memory_stats()
 
     def set_threads(self, num_threads: int) -> None:
         torch.set_num_threads(num_threads)

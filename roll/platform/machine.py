@@ -12,6 +12,8 @@ from pathlib import Path
 
 GIB = 1024**3
 PROC_GPUS = Path("/proc/driver/nvidia/gpus")
+PROC_CGROUP = Path("/proc/self/cgroup")
+CGROUPS = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class Machine:
     cores: tuple[int, ...]
     """Numbers of the CPU cores."""
     memory_gb: float
-    """Main memory in GiB."""
+    """Main memory in GiB, within the limit of the container."""
 
 
 def this_machine() -> Machine:
@@ -70,7 +72,33 @@ def cores() -> tuple[int, ...]:
 
 
 def memory_gb() -> float:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+    """Main memory that this process may use: the machine's, or its container's limit if lower."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([physical, *memory_limits()]) / GIB
+
+
+def memory_limits(own: Path = PROC_CGROUP, mounted: Path = CGROUPS) -> list[int]:
+    """Limits in bytes that control groups put on this process, one for each group around it.
+
+    Args:
+        own: the file that says which groups this process is in.
+        mounted: where the groups' own files are.
+    """
+    limits = []
+    for line in own.read_text().splitlines() if own.is_file() else []:
+        _, controllers, group = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top = mounted / "memory" if controllers else mounted
+        name = "memory.limit_in_bytes" if controllers else "memory.max"
+        # Inside a container the named folder may not be there, and its content lies at the top.
+        inner = top / group.lstrip("/")
+        around = [folder for folder in inner.parents if folder.is_relative_to(top)]
+        for file in (folder / name for folder in (inner, *around)):
+            text = file.read_text().strip() if file.is_file() else "max"
+            if text.isdigit():
+                limits.append(int(text))
+    return limits
 
 
 def free_port() -> int:

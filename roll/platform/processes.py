@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 from collections import defaultdict
 from pathlib import Path
 
@@ -40,11 +39,6 @@ def rss_bytes(pid: int | None = None) -> int:
 def tree_rss_bytes(pid: int) -> int:
     """Resident memory of a process and all below it; shared pages count once per process."""
     return sum(rss_bytes(each) for each in [pid, *descendants(pid)])
-
-
-def peak_rss_bytes() -> int:
-    """The most this process ever held."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _numbers(folder: Path) -> list[int]:

@@ -2,7 +2,8 @@
 
 Text and plain numbers are compared here, in microseconds. The rest goes through math-verify in
 child processes with a limit on time and memory: an answer such as 9^9^9^9 then costs its sample a
-verdict of "wrong" (and shows up as the part `timeout`), and never hangs or crashes the run.
+verdict of "wrong" (and shows up as the part `timeout`), and never hangs or crashes the run. A
+sample for which no child is free fails visibly.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+from collections.abc import Callable
 
 from roll.core.types import Sample
 from roll.rewards.answers import find_answer, find_truth
@@ -34,7 +36,17 @@ def math_reward(sample: Sample) -> Reward:
 
     Parts: `right`; `formatted`, 1 where the answer was boxed; `timeout`, 1 where the check of an
     answer ran out of time or memory, which counts as wrong.
+
+    Raises:
+        TimeoutError: all checkers were busy. That says nothing about the answer, so it counts as a
+            failure of the reward and not as a wrong answer.
     """
+    return judge(sample, _equivalent)
+
+
+def judge(sample: Sample, equivalent: Callable[[str, str], bool | None]) -> Reward:
+    """The verdict of `math_reward`; `equivalent(truth, answer)` decides where text and plain
+    numbers do not, with None for a check that ran out of time or memory."""
     found = find_answer(sample.response_text)
     truth = find_truth(sample.answer)
     right, timed_out = False, False
@@ -42,10 +54,7 @@ def math_reward(sample: Sample) -> Reward:
         too_long = len(found.text) > max(MAX_ANSWER_CHARS, len(truth))
         verdict = False if too_long else plainly_equal(truth, found.text)
         if verdict is None:
-            try:
-                verdict = _equivalent(truth, found.text)
-            except NoChildFreeError:
-                log.warning("math: no verdict on %r, all checkers are busy", found.text[:80])
+            verdict = equivalent(truth, found.text)
             timed_out = verdict is None
         right = bool(verdict)
     return Reward(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from roll.config.reward import RewardConfig
@@ -106,7 +106,7 @@ class RewardPool:
         """The pool of a function at hand, such as the `score` method of a worker."""
         width, timeout_s = config.concurrency, config.timeout_s
         if bound.is_async:
-            return cls(name, config, LoopRunner(bound, width=width, timeout_s=timeout_s))
+            return cls(name, config, LoopRunner(name, bound, width=width, timeout_s=timeout_s))
         return cls(name, config, ThreadRunner(name, bound, width=width, timeout_s=timeout_s))
 
     def begin_step(self, expected_samples: int) -> None:
@@ -148,6 +148,16 @@ class RewardPool:
         self._totals = {}
         return Metrics(taken)
 
+    async def host(
+        self, make: Callable[[], Awaitable[None]], *, timeout_s: float | None = None
+    ) -> None:
+        """Await `make()` where an `async` reward runs, to open or close what that works with.
+
+        Raises:
+            TimeoutError: it took longer.
+        """
+        await self._runner.host(make, timeout_s)
+
     def close(self) -> None:
         """Let threads end and kill child processes."""
         self._runner.close()
@@ -160,8 +170,9 @@ class RewardPool:
                 scored = Scored(await self._runner.run(sample))
             except RewardError:
                 raise
-            except TimeoutError:
+            except TimeoutError as error:
                 text = f"TimeoutError: no result within timeout_s = {self._config.timeout_s:g}"
+                text += f" ({error})" if str(error) else ""
                 scored = self._failed(sample, text, text, timed_out=True)
             except Exception as error:  # noqa: BLE001 - the fault boundary of rewards
                 line = _last_line(error)

@@ -1,4 +1,4 @@
-"""Three places where a reward function can run: the event loop, a thread, a child process.
+"""Three places where a reward function can run: an event loop, a thread, a child process.
 
 All have the same face: `run(sample)` within a time limit, at most `width` at once. They raise what
 the function raises, or TimeoutError; the pool counts.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from roll.core.errors import RewardError
@@ -17,6 +17,7 @@ from roll.rewards.api import Reward, RewardContext
 from roll.rewards.child import ChildSpec
 from roll.rewards.child_pool import ChildPool
 from roll.rewards.loading import BoundReward, load_reward, normalise
+from roll.rewards.loop_thread import BlockedLoopError, LoopThread
 from roll.rewards.threads import DaemonThreads, TooManyHungError
 
 MAX_HUNG_THREADS = 8
@@ -31,22 +32,51 @@ class Runner(Protocol):
 
     async def run(self, sample: Sample) -> Reward: ...
 
+    async def host(self, make: Callable[[], Awaitable[None]], timeout_s: float | None) -> None:
+        """Await `make()` on the loop of the function, if it has one: clients that are opened there
+        belong to that loop."""
+        ...
+
     def close(self) -> None: ...
 
 
 class LoopRunner:
-    """An `async` function, on the caller's event loop. It must await, never block."""
+    """An `async` function, on an event loop of its own. It must await, never block.
 
-    def __init__(self, bound: BoundReward, *, width: int, timeout_s: float) -> None:
+    All samples share the loop, so a single call that blocks it for good stops the run.
+    """
+
+    def __init__(self, name: str, bound: BoundReward, *, width: int, timeout_s: float) -> None:
+        self._name = name
         self._bound = bound
         self.width = width
         self._timeout_s = timeout_s
+        self._loop = LoopThread(f"reward-{name}")
 
     async def run(self, sample: Sample) -> Reward:
-        return normalise(await asyncio.wait_for(self._bound.call(sample), self._timeout_s))
+        """See `Runner`.
+
+        Raises:
+            RewardError: a call blocks the loop, and no time limit can reach it; the run must stop.
+        """
+        try:
+            return normalise(
+                await self._loop.run(lambda: self._bound.call(sample), self._timeout_s)
+            )
+        except BlockedLoopError as error:
+            raise RewardError(
+                f"reward {self._name!r} is `async` but blocks: sample {sample.id} ran out of its "
+                f"{self._timeout_s:g} s, and {error}. Await what takes time, wrap a blocking call "
+                "in `asyncio.to_thread`, or make the function a plain `def`; what may hang for "
+                f"good needs rewards.{self._name}.in_process: false (child processes that can be "
+                "killed)"
+            ) from None
+
+    async def host(self, make: Callable[[], Awaitable[None]], timeout_s: float | None) -> None:
+        await self._loop.run(make, timeout_s)
 
     def close(self) -> None:
-        """Nothing is held."""
+        self._loop.close()
 
 
 class ThreadRunner:
@@ -74,6 +104,9 @@ class ThreadRunner:
                 "it in child processes that can be killed"
             ) from None
         return normalise(value)
+
+    async def host(self, make: Callable[[], Awaitable[None]], timeout_s: float | None) -> None:
+        await asyncio.wait_for(make(), timeout_s)
 
     def close(self) -> None:
         self._threads.close()
@@ -105,6 +138,9 @@ class ProcessRunner:
         )
         assert isinstance(value, Reward)
         return value
+
+    async def host(self, make: Callable[[], Awaitable[None]], timeout_s: float | None) -> None:
+        await asyncio.wait_for(make(), timeout_s)
 
     def close(self) -> None:
         self._threads.close()

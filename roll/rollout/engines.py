@@ -1,4 +1,4 @@
-"""Handles to inference replicas: one request at a time goes in, its end is always accounted for."""
+"""Handles to inference replicas: requests go in as there is room, their end is accounted for."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from roll.core.errors import WaitTimeoutError
 from roll.core.types import Completion, GenerateRequest
+from roll.rollout.turnstile import Turnstile
 
 logger = logging.getLogger(__name__)
 
@@ -25,13 +26,17 @@ class Replica:
     abort: Callable[[str], Awaitable[None]]
     """Ends a request by id; its `generate` then returns."""
     capacity: int = 256
-    """Sequences it decodes at once; more than that wait in the engine."""
+    """Sequences it decodes at once; requests beyond wait here, first come first served. One that
+    is larger by itself is sent alone."""
     abort_timeout_s: float = 30.0
     """How long an aborted request may take to end."""
     in_flight_tokens: int = field(default=0, init=False)
-    """Prompt tokens plus the most that may still be written, over all requests under way."""
+    """Prompt tokens plus the most that may still be written, over all requests sent or waiting."""
     in_flight_sequences: int = field(default=0, init=False)
-    in_flight_requests: int = field(default=0, init=False)
+    _turnstile: Turnstile = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._turnstile = Turnstile(self.capacity)
 
     @property
     def has_room(self) -> bool:
@@ -40,11 +45,21 @@ class Replica:
     async def run(self, request: GenerateRequest, *, timeout_s: float) -> list[Completion]:
         """The request's completions. However this ends, the engine does not work on it any more.
 
+        The clock starts when the request is sent. The wait before that ends by itself: each of
+        those ahead has `timeout_s`, too.
+
         Raises:
             WaitTimeoutError: no answer within `timeout_s`; names request and replica.
         """
-        call = asyncio.ensure_future(self.generate(request))
         self._count(request, 1)
+        try:
+            async with self._turnstile.inside(request.n):
+                return await self._send(request, timeout_s)
+        finally:
+            self._count(request, -1)
+
+    async def _send(self, request: GenerateRequest, timeout_s: float) -> list[Completion]:
+        call = asyncio.ensure_future(self.generate(request))
         try:
             await asyncio.wait([call], timeout=timeout_s)
             if not call.done():
@@ -58,7 +73,6 @@ class Replica:
         finally:
             if not call.done():
                 await self._stop(request, call)
-            self._count(request, -1)
 
     async def _stop(self, request: GenerateRequest, call: asyncio.Future[list[Completion]]) -> None:
         """Abort, and wait until the engine says that the request is over.
@@ -94,4 +108,3 @@ class Replica:
         tokens = len(request.prompt_tokens) + request.n * request.sampling.max_new_tokens
         self.in_flight_tokens += sign * tokens
         self.in_flight_sequences += sign * request.n
-        self.in_flight_requests += sign

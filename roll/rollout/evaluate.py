@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from roll.config.lifecycle import pass_ks
+from roll.core.types import Sample
 from roll.rollout.types import Group
 
 
@@ -46,7 +48,7 @@ def majority_vote(answers: Sequence[str | None], passed: Sequence[bool]) -> floa
 
 
 def evaluate(
-    groups: Sequence[Group], *, pass_score: float, extract: Callable[[str], str | None]
+    groups: Sequence[Group], *, pass_score: float, extract: Callable[[Sample], str | None]
 ) -> dict[str, float]:
     """Means over prompts, for groups of n samples each.
 
@@ -56,7 +58,7 @@ def evaluate(
     Args:
         groups: at least one; all of the same size n.
         pass_score: a sample passes when its reward is at least this.
-        extract: response text to a normalised answer, or None where there is none.
+        extract: sample to a normalised answer, or None where there is none.
 
     Raises:
         ValueError: no groups, or groups of different sizes.
@@ -66,18 +68,13 @@ def evaluate(
         raise ValueError(f"evaluate needs groups of one size; got sizes {sorted(sizes)}")
     (n,) = sizes
     passed = [[reward >= pass_score for reward in group.rewards] for group in groups]
-    answers = [[extract(one.sample.response_text) for one in group.samples] for group in groups]
+    answers = [[extract(one.sample) for one in group.samples] for group in groups]
 
     def mean(values: Sequence[float]) -> float:
         return math.fsum(values) / len(values)
 
-    scores = {f"pass@{k}": mean([pass_at_k(n, sum(p), k) for p in passed]) for k in _ks(n)}
+    scores = {f"pass@{k}": mean([pass_at_k(n, sum(p), k) for p in passed]) for k in pass_ks(n)}
     scores["mean@1"] = mean([mean(group.rewards) for group in groups])
     scores[f"mean@{n}"] = scores["mean@1"]
     scores[f"maj@{n}"] = mean([majority_vote(a, p) for a, p in zip(answers, passed, strict=True)])
     return scores
-
-
-def _ks(n: int) -> list[int]:
-    """1, 2, 4, ... up to n, and n."""
-    return sorted({2**i for i in range(n.bit_length()) if 2**i <= n} | {n})

@@ -28,7 +28,7 @@ class ScoreStrategy(Protocol):
     def rank_info(self) -> RankInfo: ...
 
     def score(self, batch: TokenBatch, *, entropy: bool = False) -> PolicyTerms:
-        """Log-probs `[B, T]` (and entropy) on the CPU, without gradients, rows in the given order."""
+        """Log-probs `[B, T]` (and entropy) on the CPU, without gradients, rows in given order."""
         ...
 
     def offload(self) -> None:
@@ -48,11 +48,11 @@ class TrainStrategy(ScoreStrategy, Protocol):
         ...
 
     def weight_manifest(self) -> Manifest:
-        """Names, shapes and dtypes of what `export_weights` yields, in its order; not collective."""
+        """Names, shapes and dtypes of what `export_weights` yields, in order; not collective."""
         ...
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Full tensors under Hugging Face names, one at a time. All ranks must exhaust it together."""
+        """Full tensors under Hugging Face names, one at a time. All ranks exhaust it together."""
         ...
 
     def save(self, path: Path) -> None:
@@ -119,7 +119,9 @@ class InferenceStrategy(Protocol):
         """Free device memory between rollouts; a no-op on CPUs."""
         ...
 
-    async def wake(self) -> None: ...
+    async def wake(self, *, weights_only: bool = False) -> None:
+        """Take the memory back; `weights_only` does for `load_weights`, but not for `generate`."""
+        ...
 
     async def close(self) -> None:
         """Stop the engine and every process it started."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import assert_never
+
 from roll.config.model import ModelConfig
 from roll.config.strategy import Fsdp2Config, HfEngineConfig
 from roll.config.training import InferRole, ScoreRole, TrainRole
@@ -20,21 +22,24 @@ def build_train(
     """The backend that trains; every rank of the cluster builds its own at the same time.
 
     Args:
-        model: of the run; the role's own goes first.
+        model: what the role trains; `RlvrConfig.train_model` says which.
         total_steps: optimizer steps of the whole run.
     """
-    from roll.strategy.fsdp2.train import Fsdp2Strategy
+    match role.strategy:
+        case Fsdp2Config():
+            from roll.strategy.fsdp2.train import Fsdp2Strategy
 
-    return Fsdp2Strategy(
-        role.strategy,
-        spec=spec,
-        model=role.model or model,
-        temperature=temperature,
-        max_tokens_per_microbatch=role.max_tokens_per_microbatch,
-        logprob_chunk_tokens=role.logprob_chunk_tokens,
-        optimizer=role.optimizer,
-        total_steps=total_steps,
-    )
+            return Fsdp2Strategy(
+                role.strategy,
+                spec=spec,
+                model=model,
+                temperature=temperature,
+                max_tokens_per_microbatch=role.max_tokens_per_microbatch,
+                logprob_chunk_tokens=role.logprob_chunk_tokens,
+                optimizer=role.optimizer,
+                total_steps=total_steps,
+            )
+    assert_never(role.strategy)
 
 
 def build_score(
@@ -47,7 +52,7 @@ def build_score(
         return Fsdp2Strategy(
             role.strategy,
             spec=spec,
-            model=role.model or model,
+            model=model,
             temperature=temperature,
             max_tokens_per_microbatch=role.max_tokens_per_microbatch,
             logprob_chunk_tokens=role.logprob_chunk_tokens,
@@ -59,7 +64,7 @@ def build_score(
     return HfScore(
         role.strategy,
         spec=spec,
-        model=role.model or model,
+        model=model,
         temperature=temperature,
         max_tokens_per_microbatch=role.max_tokens_per_microbatch,
         logprob_chunk_tokens=role.logprob_chunk_tokens,

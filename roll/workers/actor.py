@@ -17,7 +17,7 @@ from roll.distributed.dispatch import BROADCAST, SHARD_BATCH, dispatch
 from roll.distributed.worker import Worker
 from roll.strategy.build import build_train
 from roll.weight_sync.channel import Channel
-from roll.weight_sync.plan import Place
+from roll.weight_sync.plan import Place, Route, new_channel
 from roll.weight_sync.transfer import SendReport, send
 
 
@@ -57,6 +57,17 @@ class ActorWorker(Worker):
     def place(self) -> Place:
         """Where the leader, which sends the weights, runs."""
         return Place(self.spec.node, self.spec.devices[0], self.spec.host)
+
+    @dispatch(BROADCAST)
+    def open_channel(self, route: Route, num_receivers: int, timeout_s: float) -> Channel:
+        """A channel for one push, opened where the sender runs: the leader's is the one to use."""
+        return new_channel(
+            route.kind,
+            num_receivers=num_receivers,
+            timeout_s=timeout_s,
+            host=self.spec.host,
+            collective=route.collective,
+        )
 
     @dispatch(BROADCAST)
     def push_weights(self, channel: Channel, verify: bool) -> SendReport | None:

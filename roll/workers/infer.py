@@ -41,9 +41,10 @@ class InferWorker(Worker):
     async def sleep(self) -> None:
         await self.engine.sleep()
 
-    async def wake(self) -> None:
-        await self.engine.wake()
+    async def wake(self, weights_only: bool = False) -> None:
+        await self.engine.wake(weights_only=weights_only)
 
-    async def stop(self) -> None:
+    async def close(self) -> None:
         """Stop the engine and every process it started."""
         await self.engine.close()
+        super().close()

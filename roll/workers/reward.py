@@ -16,6 +16,8 @@ from roll.rewards.api import Reward, RewardContext
 from roll.rewards.loading import BoundReward
 from roll.rewards.pool import RewardPool, Scored
 
+TEARDOWN_TIMEOUT_S = 30.0
+
 
 class RewardWorker(Worker):
     """A reward that owns something: a model, a connection, a table.
@@ -64,8 +66,10 @@ class RewardWorker(Worker):
 
     async def start(self) -> None:
         """Set up; called once by the pipeline."""
-        await self.setup(self.ctx, **self.config.kwargs)
-        self._pool = self.make_pool()
+        pool = self.make_pool()
+        # An `async` score runs on a loop of its own, and so must what it works with.
+        await pool.host(lambda: self.setup(self.ctx, **self.config.kwargs))
+        self._pool = pool
 
     async def begin_step(self, expected_samples: int) -> None:
         """A new failure budget, for about this many samples."""
@@ -77,11 +81,14 @@ class RewardWorker(Worker):
     async def take_metrics(self) -> Metrics:
         return self.pool.take_metrics()
 
-    async def stop(self) -> None:
-        """Tear down; called once by the pipeline."""
+    async def close(self) -> None:
+        """Tear down what `start` set up."""
         if self._pool is not None:
-            self._pool.close()
-            await self.teardown()
+            try:
+                await self._pool.host(self.teardown, timeout_s=TEARDOWN_TIMEOUT_S)
+            finally:
+                self._pool.close()
+        super().close()
 
 
 class FunctionReward(RewardWorker):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing.connection
-import socket
 import time
 import traceback
 from collections.abc import Callable
@@ -15,16 +14,9 @@ import torch.multiprocessing as mp
 
 from roll.config.roles import Role
 from roll.core.types import WorkerSpec
+from roll.platform.machine import free_port
 
 Job = Callable[[WorkerSpec, Path], dict[str, Any]]
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    assert isinstance(port, int)
-    return port
 
 
 def make_spec(rank: int, world_size: int, port: int) -> WorkerSpec:

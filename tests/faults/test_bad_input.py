@@ -99,6 +99,28 @@ def test_a_reward_module_that_does_not_exist(task: Path) -> None:
     assert "no module named 'my_rewards'" in answer(task, "rewards.digits.fn=my_rewards:f")
 
 
+def test_a_built_in_reward_that_does_not_exist_fails_the_check(task: Path) -> None:
+    message = answer(task, "rewards.digits.fn=maths", command="check")
+    assert "unknown reward 'maths'; did you mean 'math'?" in message
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        ("{fn: 'test_run_rewards:digit'}", "has no 'digit'; did you mean 'digits'?"),
+        ("{fn: null, worker: 'test_run_rewards:Owners'}", "did you mean 'Owner'?"),
+        ("{fn: 'test_run_rewards.more:f'}", "no module named 'test_run_rewards.more'"),
+        ("{fn: 'broken:f'}", "is not valid Python"),
+        ("{fn: null, worker: Owner}", "must read 'package.module:name'"),
+    ],
+)
+def test_a_reward_that_is_not_in_its_module_fails_the_check(
+    task: Path, reward: str, message: str
+) -> None:
+    (task.parent / "broken.py").write_text("def f(:\n")
+    assert message in answer(task, f"rewards.digits={reward}", command="check")
+
+
 def test_a_resume_path_that_is_no_checkpoint(task: Path) -> None:
     assert "no complete checkpoint" in answer(task, "resume=/nowhere")
 

@@ -14,13 +14,34 @@ from roll.core.errors import CheckpointError, DataError
 from tests.runs import run_local, without_times, write_task
 from tests.tiny import save_tiny_model
 
-KEYS = (
-    "step reward/mean reward/std reward/digits/mean loss/policy kl/ref ratio/mean clip_fraction "
-    "grad_norm entropy lr response_tokens/mean response_tokens/max truncated_fraction "
-    "mismatch/logprob_abs_mean mismatch/logprob_abs_max staleness/max time/step_s time/rollout_s "
-    "time/reward_s time/logprob_s time/train_s time/weight_sync_s perf/generated_tokens_per_s "
-    "perf/trained_tokens_per_s memory/rss_gb_max"
-).split()
+KEYS = [
+    "step",
+    "reward/mean",
+    "reward/std",
+    "reward/digits/mean",
+    "loss/policy",
+    "kl/ref",
+    "ratio/mean",
+    "clip_fraction",
+    "grad_norm",
+    "entropy",
+    "lr",
+    "response_tokens/mean",
+    "response_tokens/max",
+    "truncated_fraction",
+    "mismatch/logprob_abs_mean",
+    "mismatch/logprob_abs_max",
+    "staleness/max",
+    "time/step_s",
+    "time/rollout_s",
+    "time/reward_s",
+    "time/logprob_s",
+    "time/train_s",
+    "time/weight_sync_s",
+    "perf/generated_tokens_per_s",
+    "perf/trained_tokens_per_s",
+    "memory/rss_gb_max",
+]
 
 
 def test_a_run_leaves_the_files_and_keys_it_promises(tmp_path: Path) -> None:
@@ -79,9 +100,7 @@ def test_ten_steps_equal_five_a_resume_and_five(tmp_path: Path) -> None:
 
 def test_several_updates_and_epochs_move_the_ratio(tmp_path: Path) -> None:
     path = write_task(tmp_path, validation={}, max_steps=1)
-    (record, *_) = run_local(
-        path, ["actor_train.samples_per_update=8", "actor_train.epochs=2"]
-    )
+    (record, *_) = run_local(path, ["actor_train.samples_per_update=8", "actor_train.epochs=2"])
     assert record["ratio/mean"] != 1
     assert record["approx_kl"] > 0
     assert record["trained_tokens"] == 2 * 16 * record["response_tokens/mean"]

@@ -98,9 +98,9 @@ def test_no_imported_module_is_patched() -> None:
                 root = target
                 while isinstance(root, ast.Attribute):
                     root = root.value
-                if isinstance(target, ast.Attribute) and isinstance(root, ast.Name):
-                    if root.id in modules:
-                        found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+                is_attribute = isinstance(target, ast.Attribute) and isinstance(root, ast.Name)
+                if is_attribute and root.id in modules:
+                    found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert not found, "\n".join(found)
 
 

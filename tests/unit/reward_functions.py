@@ -60,6 +60,12 @@ async def obey_async(sample: Sample) -> object:
     return obey(sample)
 
 
+async def blocking_async(sample: Sample) -> float:
+    if sample.response_text == "block":
+        time.sleep(1.0)
+    return 1.0
+
+
 class Stateful:
     def __call__(self, sample: Sample) -> bool:
         return True

@@ -9,8 +9,9 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from roll.config import load_config
+from roll.config import RlvrConfig, load_config
 from roll.config.errors import ConfigError
 from roll.config.placement import parse_devices
 from roll.config.plan import BatchPlan
@@ -79,6 +80,32 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
         ("cluster.devices_per_node=1|pools.all=0-3", ["names device 3", "has 1 devices"]),
         ("checkpoint.best_metric=val/x/mean@1", ["no validation makes"]),
         ("reference=null|algorithm.loss=[{kind: kl}]", ["needs a `reference`"]),
+        (
+            "rewards.sort={fn: null, worker: 'a:B', tags: [sort], in_process: false}",
+            ["works for a function (`fn`) only"],
+        ),
+        ("rewards.sort.tags=[]", ["rewards.sort.tags", "at least 1"]),
+        ("actor_train.optimizer.betas=[0.9, 1.0]", ["betas.1 = 1.0", "less than 1"]),
+        ("output_dir=''", ["output_dir", "at least 1 character"]),
+        ("pools.all=-1", ["pools.all = -1", "valid string"]),
+        ("algorithm.loss=[{kind: entropy}]", ["algorithm.loss.0.coef: missing"]),
+        (
+            "actor_train.optimizer={schedule: cosine, warmup_steps: 10}",
+            ["warmup_steps: 10 steps of warm-up", "10 optimizer steps", "at most 9"],
+        ),
+        (
+            "cluster={nodes: 2, devices_per_node: 3}|pools.all=0-3|actor_infer.strategy.tp=2",
+            ["actor_infer.strategy.tp: devices 2, 3", "several nodes of 3"],
+        ),
+        (
+            "reference.strategy={kind: fsdp2, activation_checkpointing: true}",
+            ["reference.strategy.activation_checkpointing", "backward pass"],
+        ),
+        (
+            "reference.strategy={kind: fsdp2, reduce_dtype: bfloat16}",
+            ["reference.strategy.reduce_dtype", "backward pass"],
+        ),
+        ("algorithm.aggregation_tokens=8", ["only `constant` aggregation", "token_mean"]),
     ],
 )
 def test_a_mistake_is_named_with_key_value_and_advice(
@@ -103,8 +130,9 @@ def test_a_batch_that_does_not_divide_names_the_nearest_that_do(run_file: Path) 
 
 def test_ranks_that_do_not_divide_an_update_are_refused(run_file: Path) -> None:
     message = error(run_file, "pools.all=0-2")
-    assert "256 samples per optimizer step do not divide over the 3 devices" in message
-    assert "255 and 258" in message
+    assert "data.prompts_per_step: the 256 samples of a step" in message
+    assert "do not divide over the 3 devices" in message
+    assert "nearest that do: 30 and 33" in message
 
 
 def test_defaults_merge_left_to_right_and_the_file_wins(tmp_path: Path, run_file: Path) -> None:
@@ -161,3 +189,73 @@ def test_the_batch_plan_is_the_arithmetic_of_the_config(run_file: Path) -> None:
     assert plan.replicas == 2
 
 
+HELD_OUT = "validation.sets={test: {path: b.jsonl, tag: sort}}"
+
+
+@pytest.mark.parametrize(
+    "kind", ["mean@1", "mean@6", "pass@1", "pass@2", "pass@4", "pass@6", "maj@6"]
+)
+def test_every_metric_of_a_validation_can_choose_the_best_checkpoint(
+    run_file: Path, kind: str
+) -> None:
+    many = [HELD_OUT, "validation.samples_per_prompt=6"]
+    best = [f"checkpoint.best_metric=val/test/{kind}", "checkpoint.keep_best=1"]
+    assert load_config(run_file, [*many, *best]).config.checkpoint.keep_best == 1
+    message = error(run_file, *many, "checkpoint.best_metric=val/test/pass@3")
+    assert "no validation makes 'val/test/pass@3'; did you mean" in message
+
+
+def test_checkpoints_that_no_validation_meets_cannot_be_best(run_file: Path) -> None:
+    best = ["checkpoint.keep_best=1", "checkpoint.best_metric=val/test/mean@1", HELD_OUT]
+    message = error(run_file, *best, "checkpoint.every=4", "validation.every=3")
+    assert "checkpoint.keep_best" in message
+    assert "meet first at step 12" in message
+    load_config(run_file, [*best, "checkpoint.every=4", "validation.every=2"])
+
+
+@pytest.mark.parametrize(("value", "devices"), [("0", (0,)), ("3", (3,)), ("0-1,4", (0, 1, 4))])
+def test_a_pool_of_one_device_can_be_named_by_its_number(
+    run_file: Path, value: str, devices: tuple[int, ...]
+) -> None:
+    config = load_config(run_file, [f"pools.all={value}", "data.prompts_per_step=30"]).config
+    assert parse_devices(config.pools["all"]) == devices
+
+
+@given(
+    prompts=st.integers(1, 40),
+    samples=st.integers(2, 12),
+    update=st.none() | st.integers(1, 60),
+    ranks=st.integers(1, 7),
+)
+def test_what_a_refused_batch_suggests_is_accepted(
+    prompts: int, samples: int, update: int | None, ranks: int
+) -> None:
+    batch = {"prompts_per_step": prompts, "samples_per_prompt": samples}
+    found = batch_problem(batch, update, ranks)
+    if found is None:
+        return
+    key, suggested = found
+    for number in suggested:
+        if key == "data.prompts_per_step":
+            again = batch_problem(batch | {"prompts_per_step": number}, None, ranks)
+        else:
+            again = batch_problem(batch, number, ranks)
+        assert again is None, (key, number)
+
+
+def batch_problem(
+    batch: dict[str, int], update: int | None, ranks: int
+) -> tuple[str, list[int]] | None:
+    """The key that is refused and the values suggested for it, if the batch does not divide."""
+    run = yaml.safe_load(RUN)
+    del run["reference"]
+    run["pools"] = {"all": f"0-{ranks - 1}"}
+    run["data"] |= batch
+    run["actor_train"] = {"pool": "all", "samples_per_update": update}
+    try:
+        RlvrConfig.model_validate_json(json.dumps(run))
+    except ValidationError as caught:
+        (line,) = str(caught.errors()[0]["ctx"]["error"]).splitlines()
+        numbers = [int(n) for n in line.rpartition("nearest that do: ")[2].split(" and ")]
+        return line.split(":")[0], numbers
+    return None

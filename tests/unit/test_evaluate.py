@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from roll.config.lifecycle import score_names
+from roll.core.types import Sample
 from roll.rollout.evaluate import evaluate, majority_vote, pass_at_k
 from tests.fakes import group
 
@@ -41,8 +43,8 @@ def test_equal_answers_of_which_one_failed_count_in_part() -> None:
     assert majority_vote(["a", "a", "b"], [True, False, True]) == 0.5
 
 
-def extract(text: str) -> str | None:
-    return text.strip() or None
+def extract(sample: Sample) -> str | None:
+    return sample.response_text.strip() or None
 
 
 def test_means_over_prompts_match_hand_worked_numbers() -> None:
@@ -69,3 +71,9 @@ def test_one_sample_per_prompt_gives_one_number_of_each_kind() -> None:
 def test_groups_of_different_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"sizes \[1, 2\]"):
         evaluate([group("a", [1]), group("b", [0, 1])], pass_score=1, extract=extract)
+
+
+@given(st.integers(1, 20))
+def test_the_config_knows_the_name_of_every_score(samples: int) -> None:
+    scores = evaluate([group("a", [1.0] * samples)], pass_score=1, extract=extract)
+    assert set(score_names(samples)) == set(scores)

@@ -205,7 +205,9 @@ def test_metrics_have_the_names_of_the_run_and_carry_no_gradient() -> None:
 
 def test_what_was_not_computed_is_not_reported() -> None:
     terms, batch = full_batch()
-    result = build_loss(AlgorithmConfig())(PolicyTerms(terms.logprobs_BT), replace(batch, ref_logprobs=None))
+    result = build_loss(AlgorithmConfig())(
+        PolicyTerms(terms.logprobs_BT), replace(batch, ref_logprobs=None)
+    )
     assert "entropy" not in result.metrics_BT
     assert "kl/ref" not in result.metrics_BT
 

@@ -19,7 +19,7 @@ from roll.core.types import WorkerSpec
 from roll.distributed.actor_env import WORKER_TOKEN, actor_env
 from roll.distributed.layout import plan_layout, share_cores
 from roll.platform import get_platform
-from roll.platform.machine import Machine, count_gpus, free_port, this_machine
+from roll.platform.machine import Machine, count_gpus, free_port, memory_limits, this_machine
 from roll.platform.processes import descendants, tree_rss_bytes
 
 CPU_MACHINE = Machine(gpus=0, cores=(0, 1, 2, 3), memory_gb=8)
@@ -44,17 +44,6 @@ def test_two_ranks_add_their_numbers_through_the_cpu_platform() -> None:
     assert [rank.wait(timeout=60) for rank in ranks] == [3, 3]
 
 
-def test_the_cpu_platform_reports_memory_that_grows_with_what_is_held() -> None:
-    platform = get_platform("cpu")
-    before = platform.memory().used_gb
-    held = torch.ones(64 * 1024 * 1024, dtype=torch.float32)  # 0.25 GiB
-    after = platform.memory()
-    assert 0.2 < after.used_gb - before < 0.4
-    assert after.peak_gb >= after.used_gb - 0.01
-    assert after.total_gb > after.used_gb
-    assert held.numel()
-
-
 def test_a_worker_on_the_cpu_has_the_cpu_as_its_device() -> None:
     spec = WorkerSpec(Role.CRITIC, 0, 1, (3,), (0,), 0, "127.0.0.1:1", 0, "cpu")
     assert get_platform("cpu").device(spec) == torch.device("cpu")
@@ -72,6 +61,20 @@ def test_gpus_are_counted_as_cuda_would_show_them(
         (tmp_path / name).mkdir()
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert count_gpus(environ, tmp_path) == expected
+
+
+def test_the_memory_of_a_container_is_its_limit(tmp_path: Path) -> None:
+    own, groups = tmp_path / "cgroup", tmp_path / "groups"
+    (groups / "job").mkdir(parents=True)
+    (groups / "memory").mkdir()
+    (groups / "memory.max").write_text("5000\n")
+    (groups / "job" / "memory.max").write_text("max\n")
+    (groups / "memory" / "memory.limit_in_bytes").write_text("7000\n")
+    own.write_text("0::/job\n")
+    assert memory_limits(own, groups) == [5000]
+    own.write_text("4:cpu,memory:/not/mounted/here\n3:cpuset:/\n")
+    assert memory_limits(own, groups) == [7000]
+    assert memory_limits(tmp_path / "no_such_file", groups) == []
 
 
 def test_cores_are_those_this_process_may_use() -> None:

@@ -1,6 +1,7 @@
 """The pool's bounds: concurrency, time, failures; and what it reports."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 from roll.config.reward import RewardConfig
 from roll.core.errors import RewardError
 from roll.core.types import Sample
-from roll.rewards.api import RewardContext
+from roll.rewards.api import Reward, RewardContext
+from roll.rewards.child_pool import NoChildFreeError
 from roll.rewards.contract import sample_of
 from roll.rewards.loading import bind_reward
+from roll.rewards.math import judge
 from roll.rewards.pool import ErrorBudget, RewardPool, Scored
 
 HERE = "tests.unit.reward_functions"
@@ -104,6 +107,74 @@ def test_a_hanging_sample_times_out_and_the_others_are_scored(fn: str) -> None:
     assert metrics["reward/r/error_rate"] == 0
 
 
+def test_an_async_reward_that_blocks_stops_the_run_and_the_callers_loop_goes_on() -> None:
+    async def steps() -> tuple[str, int]:
+        config = _config(f"{HERE}:blocking_async", timeout_s=0.1, max_error_rate=1.0)
+        pool = RewardPool.from_config("judge", config, seed=0)
+        pool.begin_step(2)
+        scoring = asyncio.ensure_future(
+            pool.score([sample_of(response, answer="") for response in ("block", "ok")])
+        )
+        turns = 0
+        while not scoring.done():
+            await asyncio.sleep(0.01)
+            turns += 1
+        pool.close()
+        with pytest.raises(RewardError) as raised:
+            await scoring
+        return str(raised.value), turns
+
+    begun = time.monotonic()
+    message, turns = asyncio.run(steps())
+    assert time.monotonic() - begun < 0.9  # before the sleep is over
+    assert "'judge' is `async` but blocks" in message
+    assert "rewards.judge.in_process: false" in message
+    assert turns >= 5
+
+
+def test_a_short_block_only_costs_time() -> None:
+    config = _config(f"{HERE}:blocking_async", timeout_s=5.0)
+    scored, metrics = _score(config, "ok", "block", "ok")
+    assert [s.reward.score for s in scored] == [1, 1, 1]
+    assert metrics["reward/r/timeout_rate"] == 0
+
+
+def test_all_calls_and_what_is_hosted_share_one_loop() -> None:
+    loops = set()
+
+    async def note(sample: Sample) -> float:
+        loops.add(asyncio.get_running_loop())
+        return 0.0
+
+    async def steps() -> None:
+        bound = bind_reward(note, {}, RewardContext("r", 0), label="fn")
+        pool = RewardPool.from_bound("r", _config(), bound)
+        pool.begin_step(2)
+
+        async def setup() -> None:
+            loops.add(asyncio.get_running_loop())
+
+        await pool.host(setup)
+        await pool.score([sample_of("a", answer=""), sample_of("b", answer="")])
+        pool.close()
+        assert asyncio.get_running_loop() not in loops
+
+    asyncio.run(steps())
+    assert len(loops) == 1
+
+
+def test_busy_math_checkers_are_a_timeout_of_the_reward_and_not_a_wrong_answer() -> None:
+    def busy(truth: str, answer: str) -> bool | None:
+        raise NoChildFreeError("no child free within 5 s")
+
+    def reward(sample: Sample) -> Reward:
+        return judge(sample, busy)
+
+    [scored] = _run_bound(reward, [r"\boxed{x + 1}"], answer="1 + x", max_error_rate=1.0)
+    assert scored.timed_out
+    assert "no child free" in str(scored.failure)
+
+
 def test_no_more_than_concurrency_run_at_once() -> None:
     running, most = 0, 0
 
@@ -133,8 +204,13 @@ def test_scoring_before_a_step_begins_is_refused() -> None:
         asyncio.run(pool.score([]))
 
 
-def _run_bound(fn: Callable[..., Any], responses: list[str], **settings: Any) -> list[Scored]:
+def _run_bound(
+    fn: Callable[..., Any], responses: list[str], answer: str = "", **settings: Any
+) -> list[Scored]:
     bound = bind_reward(fn, {}, RewardContext("r", 0), label="fn")
     pool = RewardPool.from_bound("r", _config(**settings), bound)
     pool.begin_step(len(responses))
-    return asyncio.run(pool.score([sample_of(r, answer="") for r in responses]))
+    try:
+        return asyncio.run(pool.score([sample_of(r, answer=answer) for r in responses]))
+    finally:
+        pool.close()

@@ -109,7 +109,7 @@ def test_a_replica_counts_what_is_under_way_and_forgets_it_at_the_end() -> None:
         assert (replica.in_flight_tokens, replica.in_flight_sequences) == (3 + 2 * 8, 2)
         assert not replica.has_room
         await running
-        assert replica.in_flight_tokens == replica.in_flight_requests == 0
+        assert replica.in_flight_tokens == replica.in_flight_sequences == 0
         assert replica.has_room
 
     asyncio.run(look_inside())
@@ -132,7 +132,7 @@ def test_an_abort_that_overtakes_its_request_is_repeated() -> None:
     with pytest.raises(WaitTimeoutError):
         asyncio.run(replica.run(REQUEST, timeout_s=0.01))
     assert aborts == ["4/p0", "4/p0"]
-    assert replica.in_flight_requests == 0
+    assert replica.in_flight_sequences == 0
 
 
 def test_a_failing_abort_does_not_hide_the_error(caplog: pytest.LogCaptureFixture) -> None:

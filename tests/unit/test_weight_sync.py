@@ -23,7 +23,7 @@ from roll.weight_sync.buckets import layout, used_bytes
 from roll.weight_sync.channel import Channel, TransportKind
 from roll.weight_sync.checksum import Checksum
 from roll.weight_sync.manifest import Manifest, check_shapes
-from roll.weight_sync.plan import Place, choose_transport, new_channel
+from roll.weight_sync.plan import Place, Route, choose_transport, new_channel
 from roll.weight_sync.transfer import SendReport, receive, send
 
 KINDS: list[TransportKind] = ["shared_memory", "broadcast"]
@@ -340,7 +340,14 @@ def test_the_checksum_sees_names_shapes_dtypes_and_bits_but_no_order() -> None:
 
 def test_the_transport_follows_from_the_places() -> None:
     here, beside, there = Place(0, 0), Place(0, 1), Place(1, 0)
-    assert choose_transport("cpu", here, [here, beside]) == "shared_memory"
-    assert choose_transport("cuda", here, [here]) == "cuda_ipc"
-    assert choose_transport("cuda", here, [here, beside]) == "shared_memory"
-    assert choose_transport("cpu", here, [beside, there]) == "broadcast"
+    assert choose_transport("cpu", here, [here, beside]).kind == "shared_memory"
+    assert choose_transport("cuda", here, [here]).kind == "cuda_ipc"
+    assert choose_transport("cuda", here, [here, beside]).kind == "shared_memory"
+    assert choose_transport("cpu", here, [beside, there]) == Route("broadcast", "gloo")
+
+
+def test_nccl_carries_a_broadcast_only_where_every_process_has_a_gpu_of_its_own() -> None:
+    here, beside, there = Place(0, 0), Place(0, 1), Place(1, 0)
+    assert choose_transport("cuda", here, [beside, there]) == Route("broadcast", "nccl")
+    assert choose_transport("cuda", here, [here, there]) == Route("broadcast", "gloo")
+    assert choose_transport("cuda", here, [there, there]) == Route("broadcast", "gloo")

@@ -105,8 +105,8 @@ class HfEngine:
         if self._spec.platform == "cuda":
             await self._run(self._move, "cpu")
 
-    async def wake(self) -> None:
-        """Take the memory back."""
+    async def wake(self, *, weights_only: bool = False) -> None:
+        """Take the memory back. Caches come with each request: weights are all there is."""
         if self._spec.platform == "cuda":
             await self._run(self._move, "cuda")
 

@@ -5,10 +5,14 @@ The supported version range itself stands in `roll/strategy/available.py`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 DEFAULT_CPU_KV_CACHE_BYTES = 64 << 20
+YIELDS_CORES = "ROLL_VLLM_YIELDS_CORES"
+"""Set to 1 in the environment of engines that share their cores with a trainer."""
+BUSY_LOOP_S = 0.0005
 
 
 def engine_environment(
@@ -20,10 +24,28 @@ def engine_environment(
         # Even in eager mode vLLM compiles its sampler with g++ at the first batch (8-15 s); the
         # compiled code is no faster.
         wanted["TORCHDYNAMO_DISABLE"] = "1"
+        # Idle OpenMP threads sleep instead of spinning on the trainer's cores.
+        wanted["OMP_WAIT_POLICY"] = "passive"
+        wanted[YIELDS_CORES] = "1"
     wanted = {name: value for name, value in wanted.items() if name not in have}
     if platform == "cpu":
         wanted["VLLM_CPU_OMP_THREADS_BIND"] = thread_binding(cores, tp)
     return wanted
+
+
+def yield_cores() -> None:
+    """Let vLLM's processes sleep between messages instead of spinning for a second after each.
+
+    vLLM loads this in all of its processes by its own plug-in point (`vllm.general_plugins` in
+    setup.py); it acts only in engines that `engine_environment` marks. Without it, the worker
+    occupies a core while the trainer on the same cores waits for it: vLLM has no setting for the
+    time its readers spin. To be deleted when it gets one.
+    """
+    if os.environ.get(YIELDS_CORES) != "1":
+        return
+    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+
+    SpinCondition.__init__.__defaults__ = (BUSY_LOOP_S,)
 
 
 def thread_binding(cores: Sequence[int], tp: int) -> str:

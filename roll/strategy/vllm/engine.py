@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -23,9 +24,12 @@ from roll.strategy.api import LoadReport
 from roll.strategy.available import check_engine
 from roll.strategy.checkpoint import Checkpoint, read_checkpoint
 from roll.strategy.vllm.compat import cpu_arguments, engine_environment
+from roll.strategy.vllm.processes import is_dead, new_children
 from roll.weight_sync.channel import Channel
 
 _SHUTDOWN_S = 5.0
+_ALL_TAGS = frozenset({"weights", "kv_cache"})
+"""What vLLM calls the two kinds of memory that sleep gives back."""
 
 
 class VllmEngine:
@@ -59,7 +63,8 @@ class VllmEngine:
         self._open = asyncio.Event()
         """Cleared while weights are replaced: requests wait, so none starts on a mixture."""
         self._broken: str | None = None
-        self._asleep = False
+        self._asleep: frozenset[str] = frozenset()
+        """Those of `_ALL_TAGS` whose memory is given back."""
 
     async def start(self) -> None:
         """Load the model; returns when the engine can serve.
@@ -76,10 +81,10 @@ class VllmEngine:
             await self._engine.collective_rpc("roll_die_with", args=(os.getpid(),))
             await self._engine.update_weight_version("0")
         except Exception as error:
-            self._processes = _new_children(before)
+            self._processes = new_children(before)
             await self.close()
             raise EngineError(f"vLLM of {self._spec.name} could not start: {error}") from error
-        self._processes = _new_children(before)
+        self._processes = new_children(before)
         self._open.set()
 
     async def generate(self, request: GenerateRequest) -> list[Completion]:
@@ -129,21 +134,26 @@ class VllmEngine:
 
     async def sleep(self) -> None:
         """Free device memory between rollouts; a no-op on CPUs."""
-        if self._spec.platform == "cuda" and not self._asleep:
+        if self._spec.platform == "cuda" and self._asleep != _ALL_TAGS:
             await self._engine.sleep(level=1)
-            self._asleep = True
+            self._asleep = _ALL_TAGS
 
-    async def wake(self) -> None:
-        """Take the memory back."""
-        if self._asleep:
-            await self._engine.wake_up()
-            self._asleep = False
+    async def wake(self, *, weights_only: bool = False) -> None:
+        """Take the memory back; `weights_only` leaves the KV cache, most of it, where it is."""
+        tags = self._asleep & {"weights"} if weights_only else self._asleep
+        if tags:
+            await self._engine.wake_up(tags=sorted(tags))
+            self._asleep -= tags
 
     async def close(self) -> None:
         """Stop the engine and every process it started."""
         engine, self._engine = self._engine, None
         if engine is not None:
             await asyncio.to_thread(engine.shutdown, _SHUTDOWN_S)
+            # Its `__del__` uses modules, which an exiting interpreter has already emptied; the
+            # cycles that it is part of would keep it until then.
+            del engine
+            gc.collect()
         for process in self._processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -263,7 +273,7 @@ class VllmEngine:
         try:
             yield
         except EngineDeadError as error:
-            dead = ", ".join(name for process, name in self._processes.items() if _is_dead(process))
+            dead = ", ".join(name for process, name in self._processes.items() if is_dead(process))
             raise EngineError(
                 f"vLLM of {self._spec.name} died: {dead or 'its core raised'}; its own log has "
                 "the reason"
@@ -286,21 +296,3 @@ def _completion(output: Any) -> Completion:
         versions=tuple(versions),
         finish=finish,
     )
-
-
-def _new_children(before: set[psutil.Process]) -> dict[psutil.Process, str]:
-    """Processes below this one that were not there before; Python's own tracker aside, which
-    ends by itself and serves others too."""
-    found = {}
-    for child in set(psutil.Process().children(recursive=True)) - before:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if "resource_tracker" not in " ".join(child.cmdline()):
-                found[child] = f"process {child.pid} ({child.name()})"
-    return found
-
-
-def _is_dead(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True

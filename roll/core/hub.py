@@ -1,0 +1,19 @@
+"""Whether a name can be one on the Hugging Face hub, or only a path on this machine."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
+
+
+def has_hub_form(name: str) -> bool:
+    """`org/name`, or a bare `name` such as gpt2."""
+    return _HUB_NAME.fullmatch(name) is not None
+
+
+def may_be_on_hub(name: str) -> bool:
+    """Of the hub's form, and not inside a folder that exists here: `outputs/model` is a path."""
+    inside_a_folder = "/" in name and Path(name).parent.is_dir()
+    return has_hub_form(name) and not inside_a_folder

@@ -1,0 +1,66 @@
+"""The data of a run, read and checked by the driver before anything expensive is started."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from roll.config.pipelines import RlvrConfig
+from roll.core.errors import DataError
+from roll.data.datasets import PromptDataset
+from roll.models.load import load_tokenizer
+
+
+@dataclass(frozen=True)
+class RunData:
+    """Prompts to train on and to validate on."""
+
+    tokenizer: PreTrainedTokenizerBase
+    train: PromptDataset
+    held_out: PromptDataset
+
+
+def load_data(config: RlvrConfig) -> RunData:
+    """Read and tokenize everything.
+
+    Raises:
+        ConfigError: no tokenizer.
+        DataError: a source cannot be read, or a prompt has a tag that no reward takes.
+    """
+    tokenizer = load_tokenizer(config.train_model)
+    train = PromptDataset.load(config.data.sources, config.data, tokenizer)
+    held_out = PromptDataset.load(config.validation.sets, config.data, tokenizer)
+    _check_tags(config, train, held_out)
+    return RunData(tokenizer, train, held_out)
+
+
+def tag_shares(dataset: PromptDataset) -> dict[str, float]:
+    """Tag -> share of the prompts that are drawn, by the weights of the sources; sums to 1."""
+    total = sum(source.weight for source in dataset.sources)
+    shares: dict[str, float] = {}
+    for source in dataset.sources:
+        for tag, count in Counter(prompt.tag for prompt in source.prompts).items():
+            part = source.weight / total * count / len(source.prompts)
+            shares[tag] = shares.get(tag, 0.0) + part
+    return shares
+
+
+def samples_by_tag(shares: Mapping[str, float], samples: int) -> dict[str, float]:
+    """Expected samples of each tag among `samples`."""
+    return {tag: share * samples for tag, share in shares.items()}
+
+
+def _check_tags(config: RlvrConfig, *datasets: PromptDataset) -> None:
+    """Tags that come from a column are known only now."""
+    rewarded = {tag for reward in config.rewards.values() for tag in reward.tags}
+    for dataset in datasets:
+        for source in dataset.sources:
+            for prompt in source.prompts:
+                if prompt.tag not in rewarded:
+                    raise DataError(
+                        f"prompt {prompt.id} has the tag {prompt.tag!r}, which no reward takes "
+                        f"(tags with a reward: {', '.join(sorted(rewarded))})"
+                    )

@@ -1,0 +1,95 @@
+"""Whether `package.module:name` exists, found out by reading files: nothing is imported or run."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+from roll.config.errors import ConfigError, nearest
+
+
+def check_import_path(key: str, path: str, folder: Path) -> None:
+    """Refuse an import path that cannot work; where that is not certain, let it pass.
+
+    Args:
+        key: where the path was written, for the message.
+        folder: the user's folder, which comes before everything else.
+
+    Raises:
+        ConfigError: another form, no such module, a syntax error in it, or no such name.
+    """
+    module, _, name = path.partition(":")
+    if not all(part.isidentifier() for part in module.split(".")) or not name.isidentifier():
+        raise ConfigError(f"{key}: {path!r} must read 'package.module:name'")
+    try:
+        spec = _find(module, folder)
+    except KeyError:  # below a nested namespace package, which only an import can resolve
+        return
+    if spec is None:
+        raise ConfigError(
+            f"{key}: no module named {module!r}; looked beside the YAML file ({folder}) and on "
+            "PYTHONPATH"
+        )
+    if spec.origin is None or not spec.origin.endswith(".py"):
+        return
+    names = _names_in(Path(spec.origin), key)
+    if names is not None and name not in names:
+        public = sorted(n for n in names if not n.startswith("_"))
+        raise ConfigError(f"{key}: {spec.origin} has no {name!r}{nearest(name, public)}")
+
+
+def _find(module: str, folder: Path) -> ModuleSpec | None:
+    """What `importlib.util.find_spec` does, but without importing the parent packages."""
+    importlib.invalidate_caches()
+    parts = module.split(".")
+    search: list[str] | None = None
+    spec = None
+    sys.path.insert(0, str(folder))
+    try:
+        for end in range(1, len(parts) + 1):
+            spec = _ask_finders(".".join(parts[:end]), search)
+            if spec is None:
+                return None
+            search = list(spec.submodule_search_locations or [])
+    finally:
+        sys.path.remove(str(folder))
+    return spec
+
+
+def _ask_finders(name: str, search: list[str] | None) -> ModuleSpec | None:
+    found = (finder.find_spec(name, search) for finder in sys.meta_path)
+    return next((spec for spec in found if spec is not None), None)
+
+
+def _names_in(file: Path, key: str) -> set[str] | None:
+    """Names at the top level of a module; None where they can also come from elsewhere."""
+    try:
+        tree = ast.parse(file.read_bytes(), str(file))
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError(f"{key}: {file} is not valid Python: {error}") from None
+    names: set[str] = set()
+    for node in _outside_functions(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.alias):
+            names.add((node.asname or node.name).split(".")[0])
+    called = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Global):
+            names.update(node.names)
+    open_ended = {"*", "__getattr__"} & names or {"globals", "exec", "vars", "setattr"} & called
+    return None if open_ended else names
+
+
+def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes of a module that are not inside a function or a class."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield from _outside_functions(child)

@@ -1,0 +1,44 @@
+"""Paths as workers must see them: an actor has another working directory than the driver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from roll.config.model import ModelConfig
+from roll.config.pipelines import RlvrConfig
+
+
+def absolute_paths(config: RlvrConfig) -> RlvrConfig:
+    """The same config, with the paths that workers open made absolute.
+
+    These are `output_dir` and the folders of models and tokenizers; a model that is no folder here
+    is a name on the hub and stays. Data are read by the driver, and `kwargs` of rewards are the
+    user's own: neither is touched. The saved config.yaml keeps what the user wrote.
+    """
+    changes: dict[str, Any] = {
+        "output_dir": str(_absolute(config.output_dir)),
+        "model": _model(config.model),
+    }
+    train, reference = config.actor_train, config.reference
+    if train.model is not None:
+        changes["actor_train"] = train.model_copy(update={"model": _model(train.model)})
+    if reference is not None and reference.model is not None:
+        changes["reference"] = reference.model_copy(update={"model": _model(reference.model)})
+    return config.model_copy(update=changes)
+
+
+def _model(model: ModelConfig) -> ModelConfig:
+    paths = {"path": _if_here(model.path)}
+    if model.tokenizer is not None:
+        paths["tokenizer"] = _if_here(model.tokenizer)
+    return model.model_copy(update=paths)
+
+
+def _if_here(name: str) -> str:
+    path = _absolute(name)
+    return str(path) if path.exists() else name
+
+
+def _absolute(name: str) -> Path:
+    return Path(name).expanduser().absolute()

@@ -1,0 +1,92 @@
+"""How runs end and go on: refused, failed, killed late, taken back to an older checkpoint."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from roll.cli import reported
+from roll.config import load_config
+from roll.core.errors import CheckpointError, RewardError
+from roll.pipeline.launch import launch
+from tests.runs import run_local, write_task
+from tests.tiny import save_tiny_model
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "out/summary.json").read_text())
+    return content
+
+
+def test_a_broken_reward_in_validation_is_itself_and_noted(tmp_path: Path) -> None:
+    path = write_task(tmp_path, rewards={"broken": {"fn": "test_run_rewards:raising"}})
+    with pytest.raises(RewardError, match="the grader is broken"):
+        run_local(path)
+    summary = summary_of(tmp_path)
+    assert summary["status"] == "failed"
+    assert summary["error"].startswith("RewardError: reward 'broken' failed")
+
+
+def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_task(tmp_path, max_steps=2)
+    run_local(path)
+    out = tmp_path / "out"
+    before = {name: (out / name).read_bytes() for name in ("config.yaml", "summary.json")}
+    save_tiny_model(tmp_path / "other", tied=False)
+    overrides = ["max_steps=3", f"model.path={tmp_path / 'other'}"]
+    with pytest.raises(typer.Exit) as ended, reported(debug=False):
+        run_local(path, overrides)
+    assert ended.value.exit_code == 2
+    assert "CheckpointError: " in (shown := capsys.readouterr().err)
+    assert "another model" in shown
+    assert before == {name: (out / name).read_bytes() for name in before}
+
+
+def test_what_a_late_kill_left_out_is_made_up_for(tmp_path: Path) -> None:
+    path = write_task(tmp_path, max_steps=2)
+    whole = run_local(path)
+    out = tmp_path / "out"
+    weights = (out / "hf/model.safetensors").read_bytes()
+    # Killed after the last checkpoint: no last record, no export, no summary.
+    lines = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (out / "metrics.jsonl").write_text("".join(lines[:-1]))
+    shutil.rmtree(out / "hf")
+    (out / "summary.json").unlink()
+    assert run_local(path) == whole
+    assert (out / "hf/model.safetensors").read_bytes() == weights
+    assert summary_of(tmp_path)["status"] == "finished"
+
+
+def test_wall_time_adds_up_and_a_finished_run_starts_nothing(tmp_path: Path) -> None:
+    path = write_task(tmp_path, max_steps=1, validation={}, checkpoint={"export_hf": False})
+    run_local(path)
+    first = summary_of(tmp_path)
+    assert first["wall_s"] > 0
+    begun = time.monotonic()
+    assert launch(load_config(path)) == first
+    assert time.monotonic() - begun < 1  # neither Ray nor workers
+    assert summary_of(tmp_path) == first
+    run_local(path, ["max_steps=2"])
+    second = summary_of(tmp_path)
+    assert second["wall_s"] > first["wall_s"]
+
+
+def test_going_back_to_an_older_checkpoint_keeps_the_newer_ones(tmp_path: Path) -> None:
+    path = write_task(
+        tmp_path, max_steps=4, validation={}, checkpoint={"every": 2, "export_hf": False}
+    )
+    run_local(path)
+    folder = tmp_path / "out/checkpoints"
+    run_local(path, [f"resume={folder}/step_000002", "checkpoint.keep_last=1", "max_steps=3"])
+    names = {entry.name for entry in folder.iterdir()}
+    assert names == {"step_000003", "abandoned_step_000004"}
+    with pytest.raises(CheckpointError, match="step_000002 is no complete checkpoint"):
+        run_local(path, [f"resume={folder}/step_000002"])

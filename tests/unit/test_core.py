@@ -1,0 +1,196 @@
+"""Nouns of the lowest layer: batches, metrics, registries, timers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from roll.config.errors import ConfigError
+from roll.core.batch import Batch, tensor
+from roll.core.metrics import Last, Max, Mean, Metrics, Sum
+from roll.core.registry import Registry, load_object
+from roll.core.timing import Timers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Small(Batch):
+    tokens: Tensor = tensor("BT", required=True)
+    names: list[str]
+    versions: Tensor | None = tensor("BT", pad=-1)
+    score: Tensor | None = tensor("B")
+
+
+def make(rows: int, length: int, *, first: int = 0, optional: bool = True) -> Small:
+    """Rows whose every value says which row and position it was."""
+    row = torch.arange(first, first + rows)
+    tokens = row[:, None] * 100 + torch.arange(length)[None] + 1
+    return Small(
+        tokens=tokens,
+        names=[str(r) for r in row.tolist()],
+        versions=tokens * 2 if optional else None,
+        score=row / 2 if optional else None,
+    )
+
+
+def same(left: Batch, right: Batch) -> bool:
+    for spec in fields(left):
+        a, b = getattr(left, spec.name), getattr(right, spec.name)
+        equal = torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else a == b
+        if not equal:
+            return False
+    return True
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 6), st.booleans())
+def test_splitting_and_joining_again_changes_nothing(
+    parts: int, each: int, length: int, optional: bool
+) -> None:
+    batch = make(parts * each, length, optional=optional)
+    pieces = batch.split(parts)
+    assert [len(piece) for piece in pieces] == [each] * parts
+    assert same(Small.concat(pieces), batch)
+
+
+def test_a_batch_that_does_not_divide_names_sizes_that_do() -> None:
+    with pytest.raises(ValueError, match="7 samples do not divide into 3 equal parts; 6 or 9 do"):
+        make(7, 2).split(3)
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 6)), min_size=1, max_size=4))
+def test_joining_pads_the_token_axis_with_the_value_of_each_field(
+    shapes: list[tuple[int, int]],
+) -> None:
+    parts = [make(rows, length, first=10 * i) for i, (rows, length) in enumerate(shapes)]
+    joined = Small.concat(parts)
+    longest = max(length for _, length in shapes)
+    expected_tokens: list[list[int]] = []
+    expected_versions: list[list[int]] = []
+    for part in parts:
+        assert part.versions is not None
+        for row in part.tokens.tolist():
+            expected_tokens.append(row + [0] * (longest - len(row)))
+        for row in part.versions.tolist():
+            expected_versions.append(row + [-1] * (longest - len(row)))
+    assert joined.tokens.tolist() == expected_tokens
+    assert joined.versions is not None
+    assert joined.versions.tolist() == expected_versions
+    assert joined.names == [name for part in parts for name in part.names]
+
+
+@given(st.lists(st.integers(0, 5), max_size=8))
+def test_selected_rows_are_those_named_in_that_order(index: list[int]) -> None:
+    batch = make(6, 3)
+    chosen = batch.select(index)
+    assert chosen.names == [batch.names[i] for i in index]
+    assert chosen.tokens.tolist() == [batch.tokens[i].tolist() for i in index]
+
+
+@given(st.integers(1, 4), st.integers(1, 6), st.integers(1, 6))
+def test_trimming_cuts_the_token_axis_and_no_other(rows: int, length: int, kept: int) -> None:
+    batch = make(rows, length)
+    trimmed = batch.trim(kept)
+    assert batch.versions is not None
+    assert trimmed.versions is not None
+    assert torch.equal(trimmed.tokens, batch.tokens[:, :kept])
+    assert torch.equal(trimmed.versions, batch.versions[:, :kept])
+    assert trimmed.names == batch.names
+    assert trimmed.score is batch.score
+
+
+def test_mistakes_in_a_batch_name_the_field() -> None:
+    with pytest.raises(ValueError, match=r"Small.names has shape 1; expected axes B with B = 2"):
+        Small(tokens=torch.zeros(2, 3), names=["a"])
+    with pytest.raises(ValueError, match=r"Small.score has shape \(2, 1\); expected axes B"):
+        Small(tokens=torch.zeros(2, 3), names=["a", "b"], score=torch.zeros(2, 1))
+    with pytest.raises(ValueError, match=r"Small\.versions is missing in 1 of 2 parts"):
+        Small.concat([make(1, 2), make(1, 2, optional=False)])
+    with pytest.raises(ValueError, match="at least one part"):
+        Small.concat([])
+    with pytest.raises(ValueError, match=r"Small\.score is not set; run the judge first"):
+        make(1, 2, optional=False).require("score", made_by="the judge")
+
+
+NUMBERS = st.integers(-1000, 1000).map(float)
+METRICS = st.one_of(
+    st.lists(st.builds(Mean, NUMBERS, NUMBERS.map(abs)), min_size=3, max_size=3),
+    st.lists(st.builds(Sum, NUMBERS), min_size=3, max_size=3),
+    st.lists(st.builds(Max, NUMBERS), min_size=3, max_size=3),
+    st.lists(st.builds(Last, NUMBERS), min_size=3, max_size=3),
+)
+
+
+@given(METRICS)
+def test_it_does_not_matter_in_which_groups_metrics_are_merged(three: list[Any]) -> None:
+    a, b, c = (Metrics({"x": metric}) for metric in three)
+    at_once = Metrics.concat([a, b, c])["x"]
+    assert at_once == Metrics.concat([Metrics.concat([a, b]), c])["x"]
+    assert at_once == Metrics.concat([a, Metrics.concat([b, c])])["x"]
+
+
+@given(st.lists(st.tuples(NUMBERS, st.integers(0, 9)), min_size=1, max_size=6))
+def test_a_merged_mean_is_the_mean_of_everything(parts: list[tuple[float, int]]) -> None:
+    merged = Metrics.concat([Metrics({"x": Mean(value * n, n)}) for value, n in parts])
+    every = [value for value, n in parts for _ in range(n)]
+    expected = math.fsum(every) / len(every) if every else 0.0
+    assert merged.values_by_name() == {"x": pytest.approx(expected)}
+
+
+def test_each_kind_of_metric_merges_in_its_own_way() -> None:
+    one = Metrics({"sum": Sum(1), "max": Max(5), "last": Last(1)})
+    two = Metrics({"sum": Sum(2), "max": Max(3), "last": Last(2), "only": Sum(7)})
+    merged = Metrics.concat([one, two]).values_by_name()
+    assert merged == {"last": 2, "max": 5, "only": 7, "sum": 3}
+    assert list(merged) == sorted(merged)
+
+
+def test_joining_metrics_of_the_same_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="named twice: x"):
+        Metrics({"x": Sum(1)}) | Metrics({"x": Sum(2), "y": Sum(3)})
+
+
+def test_a_registry_lists_what_it_knows_and_refuses_duplicates() -> None:
+    things: Registry[int] = Registry("thing")
+    things.register("first")(1)
+    things.register("second")(2)
+    assert (things["first"], list(things), "third" in things) == (1, ["first", "second"], False)
+    with pytest.raises(
+        ConfigError, match=r"unknown thing 'frist'; did you mean 'first'\? \(known: first, second\)"
+    ):
+        things["frist"]
+    with pytest.raises(ValueError, match="thing 'first' is registered twice"):
+        things.register("first")(3)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("no_colon", "must read 'package.module:name'"),
+        ("roll.nowhere:f", "no module named 'roll.nowhere'"),
+        ("math:sqr", r"math has no 'sqr'; did you mean 'sqrt'\?"),
+    ],
+)
+def test_an_import_path_that_leads_nowhere_says_why(path: str, message: str) -> None:
+    assert load_object("math:sqrt") is math.sqrt
+    with pytest.raises(ConfigError, match=message):
+        load_object(path)
+
+
+def test_timers_add_up_and_start_anew_when_taken() -> None:
+    timers = Timers()
+    timers.add("rollout", 1.5)
+    timers.add("rollout", 0.5)
+    with pytest.raises(KeyError), timers.timed("train"):
+        raise KeyError
+    assert timers.seconds("train") > 0  # also when the phase failed
+    taken = timers.take().values_by_name()
+    assert taken["time/rollout_s"] == 2.0
+    assert set(taken) == {"time/rollout_s", "time/train_s"}
+    assert dict(timers.take()) == {}
+    assert timers.seconds("rollout") == 0.0

@@ -1,0 +1,121 @@
+"""The output folder: writable or a clear error; finished or what is missing; paths for workers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from roll.cli import reported
+from roll.config import load_config
+from roll.config.lifecycle import TrackConfig
+from roll.core.errors import ConfigError, DataError, EngineMissingError
+from roll.pipeline.checkpoint import Checkpoints, RunState
+from roll.pipeline.folder import finished_summary, make_writable, mark_export, set_aside
+from roll.pipeline.paths import absolute_paths
+from roll.pipeline.summary import read_summary
+from roll.pipeline.track import check_trackers
+from tests.runs import write_task
+
+
+@pytest.mark.parametrize("below", ["", "/below"])
+def test_an_output_dir_that_is_a_file_is_refused(tmp_path: Path, below: str) -> None:
+    (tmp_path / "out").write_text("x")
+    with pytest.raises(ConfigError, match=r"output_dir: .* cannot be written"):
+        make_writable(Path(f"{tmp_path}/out{below}"))
+
+
+def test_an_output_dir_is_made_and_left_empty(tmp_path: Path) -> None:
+    make_writable(tmp_path / "a" / "b")
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+def test_never_sets_the_earlier_run_aside(tmp_path: Path) -> None:
+    for content in ("first", "second"):
+        set_aside(tmp_path / "out")
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "file").write_text(content)
+    assert (tmp_path / "out.1" / "file").read_text() == "first"
+
+
+def test_a_run_is_finished_when_nothing_is_missing(tmp_path: Path) -> None:
+    config = load_config(write_task(tmp_path, max_steps=2)).config
+    out = Path(config.output_dir)
+    assert finished_summary(config) is None
+    state = RunState(step=2, sampler={}, carried={"val/t/mean@1": 0.5}, wall_s=7.0)
+    with Checkpoints(out / "checkpoints", config.checkpoint).writing(state):
+        pass
+    assert finished_summary(config) is None  # neither the record nor hf/
+    records = [{"step": 0, "reward/mean": 0.0, "time/step_s": 1.0}, {"step": 2, **state.carried}]
+    (out / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    assert finished_summary(config) is None  # no hf/
+    (out / "hf").mkdir()
+    mark_export(out / "hf", 1)
+    assert finished_summary(config) is None  # the weights of another step
+    mark_export(out / "hf", 2)
+    summary = finished_summary(config)
+    assert summary is not None
+    assert (summary["status"], summary["wall_s"]) == ("finished", 7.0)
+    assert read_summary(out) == summary
+
+
+@pytest.fixture
+def inside(tmp_path: Path) -> Iterator[Path]:
+    """A working directory of its own."""
+    with contextlib.chdir(tmp_path):
+        yield tmp_path
+
+
+def test_workers_get_absolute_paths_and_hub_names_stay(inside: Path) -> None:
+    path = write_task(inside)
+    written = load_config(
+        path,
+        ["output_dir=runs/a", "model.path=model", "actor_train.model.path=org/name",
+         "reference.model.path=./model", "reference.model.tokenizer=model"],
+    ).config  # fmt: skip
+    config = absolute_paths(written)
+    assert config.output_dir == str(inside / "runs/a")
+    assert config.model.path == str(inside / "model")
+    assert config.train_model.path == "org/name"
+    assert config.reference_model.path == str(inside / "model")
+    assert config.reference_model.tokenizer == str(inside / "model")
+    assert written.output_dir == "runs/a"
+
+
+def test_a_tracker_that_is_not_installed_is_named() -> None:
+    check_trackers(TrackConfig())
+    with pytest.raises(EngineMissingError, match="pip install wandb"):
+        check_trackers(TrackConfig(wandb_project="p"))
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (
+            OSError(28, "No space left on device", "/runs/a"),
+            1,
+            "No space left on device: '/runs/a'",
+        ),
+        (ValueError("one\ntwo"), 1, "ValueError: one two"),
+        (DataError("bad row"), 2, "DataError: bad row"),
+    ],
+)
+def test_every_error_is_a_line_and_an_exit_code(
+    error: Exception, code: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as ended, reported(debug=False):
+        raise error
+    assert ended.value.exit_code == code
+    shown = capsys.readouterr().err
+    assert says in shown
+    assert "Traceback" not in shown
+
+
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit), reported(debug=True):
+        raise OSError("broken")
+    assert "Traceback" in capsys.readouterr().err

@@ -1,0 +1,149 @@
+"""What can be known before anything starts: import paths, hub names, machines, versions."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.specifiers import SpecifierSet
+
+from roll.config import load_config
+from roll.config.placement import ClusterConfig
+from roll.core.errors import ConfigError
+from roll.core.hub import may_be_on_hub
+from roll.distributed.layout import address_to_join
+from roll.pipeline.doctor import RAY, examine_ray
+from roll.pipeline.import_paths import check_import_path
+from roll.pipeline.preflight import inspect
+from roll.rewards.loading import REWARDS
+from roll.rewards.names import BUILT_IN
+from roll.strategy.available import Requirement
+from tests.runs import write_task
+
+PLAIN = """\
+import math as maths
+from os import path, sep as separator
+if True:
+    def inside(): hidden = 1
+else:
+    other = 1
+first, (second, *rest) = 1, (2, 3)
+annotated: int = 1
+class Class:
+    method = 1
+"""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "maths",
+        "path",
+        "separator",
+        "inside",
+        "other",
+        "first",
+        "second",
+        "rest",
+        "annotated",
+        "Class",
+    ],
+)
+def test_names_that_a_module_defines_are_accepted(tmp_path: Path, name: str) -> None:
+    (tmp_path / "plain_names.py").write_text(PLAIN)
+    check_import_path("fn", f"plain_names:{name}", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["hidden", "method", "sep", "nothing"])
+def test_names_that_a_module_does_not_define_are_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "plain_names.py").write_text(PLAIN)
+    with pytest.raises(ConfigError, match=f"has no '{name}'"):
+        check_import_path("fn", f"plain_names:{name}", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from os import *",
+        "def __getattr__(name): return 1",
+        "globals()['late'] = 1",
+        "def f():\n    global late\n    late = 1",
+    ],
+)
+def test_where_a_name_may_come_from_elsewhere_it_is_accepted(tmp_path: Path, text: str) -> None:
+    (tmp_path / "open_names.py").write_text(text)
+    check_import_path("fn", "open_names:late", tmp_path)
+
+
+def test_looking_into_a_package_runs_none_of_it(tmp_path: Path) -> None:
+    package = tmp_path / "unrun" / "deep"
+    package.mkdir(parents=True)
+    (tmp_path / "unrun" / "__init__.py").write_text("raise SystemExit('imported')")
+    (package / "__init__.py").write_text("raise SystemExit('imported')")
+    (package / "rewards.py").write_text("raise SystemExit('imported')\ndef f(): ...")
+    check_import_path("fn", "unrun.deep.rewards:f", tmp_path)
+    with pytest.raises(ConfigError, match="no module named"):
+        check_import_path("fn", "unrun.deep.reward:f", tmp_path)
+    assert "unrun" not in sys.modules
+    assert str(tmp_path) not in sys.path
+
+
+def test_modules_without_a_source_file_are_left_to_the_import(tmp_path: Path) -> None:
+    check_import_path("fn", "math:whatever", tmp_path)
+    (tmp_path / "spaces" / "deep").mkdir(parents=True)
+    (tmp_path / "spaces" / "deep" / "mod.py").write_text("f = 1")
+    check_import_path("fn", "spaces.deep.mod:f", tmp_path)
+
+
+def test_the_names_of_built_in_rewards_are_those_that_exist() -> None:
+    assert set(BUILT_IN) == set(REWARDS)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("gpt2", True),
+        ("Qwen/Qwen3-1.7B", True),
+        ("./gpt2", False),
+        ("/models/gpt2", False),
+        ("~/gpt2", False),
+        ("a/b/c", False),
+        ("org/", False),
+        ("examples/nothing", False),  # a folder of this repository
+    ],
+)
+def test_a_hub_name_is_told_from_a_path(name: str, expected: bool) -> None:
+    assert may_be_on_hub(name) is expected
+
+
+def test_a_model_of_the_hub_without_an_organisation_passes_the_check(tmp_path: Path) -> None:
+    path = write_task(tmp_path)
+    assert inspect(load_config(path, ["model.path=gpt2"])) == []
+    (finding,) = inspect(load_config(path, ["model.path=examples/nothing"]))
+    assert "does not exist" in str(finding.error)
+
+
+def test_ray_is_joined_where_the_config_or_the_environment_names_it() -> None:
+    here, named = ClusterConfig(), ClusterConfig(address="a:1")
+    assert address_to_join(here, {}) is None
+    assert address_to_join(here, {"RAY_ADDRESS": "b:2"}) == "b:2"
+    assert address_to_join(named, {"RAY_ADDRESS": "b:2"}) == "a:1"
+    assert address_to_join(here, {"RAY_ADDRESS": "local"}) is None
+
+
+def test_the_pools_of_a_joined_cluster_are_not_judged_by_this_machine(tmp_path: Path) -> None:
+    path = write_task(tmp_path)
+    many = ["pools.all=0-511", "data.prompts_per_step=512"]
+    loaded = load_config(path, many)
+    assert [f.only_here for f in inspect(loaded, {})] == [True]
+    assert inspect(loaded, {"RAY_ADDRESS": "head:6379"}) == []
+
+
+def test_doctor_compares_the_version_of_ray() -> None:
+    assert examine_ray(RAY).ok
+    old = examine_ray(Requirement(("ray",), SpecifierSet(">=1000"), "pip install ray"))
+    assert not old.ok
+    assert "outside >=1000" in old.advice
+    missing = examine_ray(Requirement(("no-such-ray",), SpecifierSet(">=1"), "pip install it"))
+    assert (missing.ok, missing.found) == (False, "-")

@@ -1,0 +1,65 @@
+"""Validation over scripted engines: bounded, stopped by the first error, which stays itself."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from roll.config.lifecycle import ValidationConfig
+from roll.core.errors import EngineError
+from roll.pipeline.scoring import Scorer
+from roll.pipeline.validate import Validator, answer_key
+from tests.fakes import ScriptedEngine, group, prompt, single_turn
+
+
+def validator(engine: ScriptedEngine, *, prompts: int, max_in_flight: int) -> Validator:
+    return Validator(
+        config=ValidationConfig(samples_per_prompt=2),
+        sets={"held_out": tuple(prompt(f"p{i}") for i in range(prompts))},
+        single_turn=single_turn(engine),
+        scorer=Scorer({}),
+        extract=lambda sample: sample.response_text,
+        max_in_flight=max_in_flight,
+    )
+
+
+def test_no_more_groups_run_at_once_than_allowed() -> None:
+    engine = ScriptedEngine(turns=lambda request: 5)
+    scores = asyncio.run(validator(engine, prompts=20, max_in_flight=3).run(0))
+    assert engine.peak == 3
+    assert len(engine.seen) == 20
+    assert 0 <= scores["val/held_out/mean@1"] <= 1
+
+
+def test_the_first_error_is_raised_as_itself_and_ends_the_rest() -> None:
+    engine = ScriptedEngine(
+        turns=lambda request: 3 if "/p2" in request.id else None,
+        fails=lambda request: "/p2" in request.id,
+    )
+
+    async def run() -> set[object]:
+        with pytest.raises(EngineError, match=r"engine died on .*/p2"):
+            async with asyncio.timeout(10):
+                await validator(engine, prompts=20, max_in_flight=4).run(0)
+        return set(asyncio.all_tasks() - {asyncio.current_task()})
+
+    assert asyncio.run(run()) == set()
+    assert len(engine.seen) <= 5  # the failed one made room for one more
+    assert not engine.running
+
+
+@pytest.mark.parametrize(
+    ("tag", "response", "key"),
+    [
+        ("math", "so it is 3 or \\boxed{7}", "7"),
+        ("math", " I do not know ", "I do not know"),
+        ("code", " print(7) # not 8 ", "print(7) # not 8"),
+        ("code", "  ", None),
+    ],
+)
+def test_only_mathematics_has_a_final_answer_to_vote_on(
+    tag: str, response: str, key: str | None
+) -> None:
+    [one] = group("a", [1.0], texts=[response], tag=tag).samples
+    assert answer_key(one.sample, math_tags={"math"}) == key
