@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import count
+from functools import partial
+from itertools import cycle
 
 from roll.config.reward import RewardConfig
 from roll.core.errors import DataError
@@ -15,6 +15,7 @@ from roll.core.metrics import Metrics
 from roll.core.types import Sample
 from roll.distributed.cluster import Cluster
 from roll.rewards.pool import Scored
+from roll.rollout.joined import JoinedCalls
 from roll.rollout.types import ScoredSample
 from roll.workers.reward import RewardWorker
 
@@ -32,7 +33,11 @@ class Scorer:
     """Sends each sample to the rewards of its tag; groups go to a reward's workers in turn."""
 
     rewards: Mapping[str, HostedReward]
-    _turns: dict[str, count[int]] = field(default_factory=lambda: defaultdict(count))
+    _lanes: dict[str, Iterator[JoinedCalls[Sample, Scored]]] = field(init=False)
+    """Of each reward: its workers, each behind one lane, again and again."""
+
+    def __post_init__(self) -> None:
+        self._lanes = {name: cycle(_lanes(hosted)) for name, hosted in self.rewards.items()}
 
     def begin_step(self, samples_by_tag: Mapping[str, float]) -> None:
         """New failure budgets.
@@ -66,13 +71,9 @@ class Scorer:
 
     async def _ask(self, name: str, samples: list[Sample]) -> dict[int, Scored]:
         hosted = self.rewards[name]
-        turn = next(self._turns[name])
+        lane = next(self._lanes[name])
         wanted = [i for i, sample in enumerate(samples) if sample.tag in hosted.config.tags]
-        scored = await hosted.cluster.ask(
-            turn % hosted.cluster.world_size,
-            RewardWorker.score_samples,
-            [samples[i] for i in wanted],
-        )
+        scored = await lane.ask([samples[i] for i in wanted])
         return dict(zip(wanted, scored, strict=True))
 
     def _total(
@@ -100,3 +101,10 @@ class Scorer:
         return Metrics(
             {name: m for metrics in taken for name, m in metrics.items() if name.endswith("_rate")}
         )
+
+
+def _lanes(hosted: HostedReward) -> list[JoinedCalls[Sample, Scored]]:
+    def ask(rank: int, samples: list[Sample]) -> Awaitable[list[Scored]]:
+        return hosted.cluster.ask(rank, RewardWorker.score_samples, samples)
+
+    return [JoinedCalls(partial(ask, rank)) for rank in range(hosted.cluster.world_size)]

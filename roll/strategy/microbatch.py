@@ -11,23 +11,29 @@ from roll.core.batches import TokenBatch
 
 B = TypeVar("B", bound=TokenBatch)
 
+PASS_COST = 1 / 32
+"""What one more pass costs, as a share of the token budget."""
+
 
 def plan(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     """Row indices of each micro-batch, every row once, longest rows first.
 
     Rows of like length go together, so that little padding is computed. Rows times the longest of
-    them is at most `max_tokens`; a longer row goes alone. Equal lengths keep their order, so the
-    plan depends on nothing but its arguments. The largest micro-batch comes first: a budget that
-    does not fit into memory fails at once.
+    them is at most `max_tokens`; a longer row goes alone. A micro-batch also ends where the padding
+    that its further rows would need costs more than another pass. Equal lengths keep their order,
+    so the plan depends on nothing but its arguments.
     """
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     parts: list[list[int]] = []
-    for row in order:
-        longest = lengths[parts[-1][0]] if parts else 0
-        if parts and (len(parts[-1]) + 1) * longest <= max_tokens:
-            parts[-1].append(row)
-        else:
-            parts.append([row])
+    for done, row in enumerate(order):
+        if parts:
+            longest = lengths[parts[-1][0]]
+            room = max_tokens // longest - len(parts[-1])
+            padding = min(room, len(order) - done) * (longest - lengths[row])
+            if room > 0 and padding <= max_tokens * PASS_COST:
+                parts[-1].append(row)
+                continue
+        parts.append([row])
     return parts
 
 

@@ -35,11 +35,22 @@ def test_rows_come_by_falling_length_and_equal_ones_in_order(
 
 
 @given(lengths_lists, st.integers(1, 200))
-def test_no_two_neighbours_would_fit_together(lengths: list[int], budget: int) -> None:
+def test_a_part_ends_only_where_it_is_full_or_padding_would_cost_more(
+    lengths: list[int], budget: int
+) -> None:
     parts = plan(lengths, budget)
-    for part, following in pairwise(parts):
-        assert (len(part) + 1) * lengths[part[0]] > budget
-        assert following
+    for i, (part, following) in enumerate(pairwise(parts)):
+        longest = lengths[part[0]]
+        room = budget // longest - len(part)
+        later = sum(len(rest) for rest in parts[i + 1 :])
+        padding = min(room, later) * (longest - lengths[following[0]])
+        assert room <= 0 or padding > budget / 32
+
+
+def test_a_few_long_rows_do_not_pad_the_many_short_ones() -> None:
+    parts = plan([15, *[13] * 500, 15, 14], 16384)
+    assert [len(part) for part in parts] == [3, 500]
+    assert plan([15, *[13] * 50], 16384) == [list(range(51))]
 
 
 def test_taken_rows_are_cut_to_the_longest_and_their_padding_is_a_token_id() -> None:

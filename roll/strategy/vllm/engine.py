@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -150,10 +149,6 @@ class VllmEngine:
         engine, self._engine = self._engine, None
         if engine is not None:
             await asyncio.to_thread(engine.shutdown, _SHUTDOWN_S)
-            # Its `__del__` uses modules, which an exiting interpreter has already emptied; the
-            # cycles that it is part of would keep it until then.
-            del engine
-            gc.collect()
         for process in self._processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
