@@ -1,6 +1,6 @@
 """Make the quickstart's model and data: about twenty seconds on two cores.
 
-The task is to sort five digits. The model (Qwen3 architecture, 0.30 M parameters, one token per
+The task is to sort five digits. The model (Qwen3 architecture, 0.5 M parameters, one token per
 character) is warm-started on a teacher that sorts up or down at random; the reward will pay for
 up only. Held-out problems use sets of digits that occur in no training problem, in no order.
 
