@@ -14,7 +14,7 @@ YIELDS_CORES = "ROLL_VLLM_YIELDS_CORES"
 """Set to 1 in the environment of engines that share their cores with a trainer."""
 BUSY_LOOP_S = 0.05
 """Seconds. With 0.0005 a generation once hung with all processes asleep; probably the writer's
-queue of one still held the last wake-up, and ZeroMQ dropped the next. This gives it time to drain."""
+queue of one still held the last wake-up, and ZeroMQ dropped the next. This gives it time."""
 
 
 def engine_environment(
