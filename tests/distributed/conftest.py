@@ -1,4 +1,4 @@
-"""One Ray for the whole folder: starting it takes seconds."""
+"""One Ray per module: starting it takes seconds, and it holds all cores until it is closed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from roll.config.placement import ClusterConfig
 from roll.distributed.resources import ResourceManager
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def manager() -> Iterator[ResourceManager]:
     """Four slots on however many cores there are; `pair` and `other` overlap in slot 1."""
     cluster = ClusterConfig(platform="cpu", devices_per_node=4, start_timeout_s=120)
