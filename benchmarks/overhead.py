@@ -1,12 +1,13 @@
 """What the framework costs on top of its parts, measured in one run.
 
 For two cases (a 4 M parameter model, 64 samples of 128 tokens; the quickstart's model and batch) it
-runs the real pipeline and, before and after it, the bare parts: the same vLLM engine answering the
-same requests, and a plain PyTorch loop doing forward, backward and AdamW on the same number of
-tokens (and the reference's forward, where the run has a reference). Medians; the first steps are
-left out.
+runs the real pipeline and, between its runs, the bare parts: the same vLLM engine answering the
+same requests, and a plain PyTorch loop doing forward, backward, clipping and AdamW on the same
+number of tokens (and the reference's forward, where the run has a reference). Parts and runs take
+turns, because a shared machine changes its speed within minutes. Medians over all rounds; the first
+steps of each are left out.
 
-    python benchmarks/overhead.py [--steps 12] [--case large|quickstart]
+    python benchmarks/overhead.py [--steps 8] [--rounds 3] [--case large|quickstart]
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ def make_large_model(path: Path, tokenizer_from: Path) -> Path:
     return path
 
 
-def framework_step_s(case: Case, folder: Path, steps: int) -> tuple[list[float], list[dict]]:
-    """Step times of the real pipeline, in a process of its own."""
+def framework_steps(case: Case, folder: Path, steps: int) -> list[dict[str, float]]:
+    """Metrics of the steps of the real pipeline, in a process of its own."""
     run = case.run | {
         "output_dir": str(folder / "out"),
         "max_steps": steps,
@@ -89,8 +90,7 @@ def framework_step_s(case: Case, folder: Path, steps: int) -> tuple[list[float],
     file.write_text(yaml.safe_dump(run))
     subprocess.run([sys.executable, "-m", "roll.cli", "run", str(file)], cwd=ROOT, check=True)
     lines = (folder / "out" / "metrics.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines][SKIP:]
-    return [record["time/step_s"] for record in records], records
+    return [json.loads(line) for line in lines][SKIP:]
 
 
 def bare_engine_s(case: Case, repeats: int, queue: Any) -> None:
@@ -186,34 +186,41 @@ def in_process(target: Any, *args: Any) -> list[float]:
     return times
 
 
-def measure(case: Case, folder: Path, steps: int) -> bool:
+def measure(case: Case, folder: Path, steps: int, rounds: int) -> bool:
     """Print the table of one case; whether it is within its limit."""
-    engine = in_process(bare_engine_s, case, steps)
-    step_s, records = framework_step_s(case, folder / case.name, steps + SKIP)
-    width = round(
-        statistics.median(r["prompt_tokens/mean"] + r["response_tokens/mean"] for r in records)
-    )
-    trainer = in_process(bare_trainer_s, case, width, steps)
+    engine, trainer, records = [], [], []
+    for number in range(rounds):
+        engine += in_process(bare_engine_s, case, steps)
+        records += framework_steps(case, folder / f"{case.name}-{number}", steps + SKIP)
+        width = round(median(records, "prompt_tokens/mean", "response_tokens/mean"))
+        trainer += in_process(bare_trainer_s, case, width, steps)
     engine += in_process(bare_engine_s, case, steps)
-    step, bare = statistics.median(step_s), [statistics.median(engine), statistics.median(trainer)]
+    step = median(records, "time/step_s")
+    bare = [statistics.median(times) for times in (engine, trainer)]
     ratio = step / sum(bare)
-    print(f"\n{case.name}: {len(step_s)} steps, rows of {width} tokens")
+    print(f"\n{case.name}: {len(records)} steps, rows of {width} tokens")
     print(f"  bare engine   {bare[0]:.3f} s")
     print(f"  bare trainer  {bare[1]:.3f} s")
     print(f"  step          {step:.3f} s = {ratio:.2f} x the sum (limit {LIMITS[case.name]})")
     for phase in ("rollout", "generate", "reward", "logprob", "train", "weight_sync"):
-        print(f"    {phase:12}{statistics.median(r[f'time/{phase}_s'] for r in records):.3f} s")
+        print(f"    {phase:12}{median(records, f'time/{phase}_s'):.3f} s")
     return ratio <= LIMITS[case.name]
+
+
+def median(records: list[dict[str, float]], *names: str) -> float:
+    """Of the sum of the named metrics."""
+    return statistics.median(sum(record[name] for name in names) for record in records)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=8, help="of each round")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--case", choices=LIMITS, help="only this one")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         cases = [c for c in make_cases(Path(folder)) if args.case in (None, c.name)]
-        within = [measure(case, Path(folder), args.steps) for case in cases]
+        within = [measure(case, Path(folder), args.steps, args.rounds) for case in cases]
     sys.exit(0 if all(within) else 1)
 
 

@@ -31,6 +31,16 @@ PASSED_THROUGH = (
 )
 """Variables of the driver that actors on other nodes must see too."""
 
+KEEP_FREED_MEMORY = {
+    # glibc hands large blocks back to the kernel when they are freed, and takes new ones, page
+    # fault by page fault, in the next micro-batch: a third of a training step in the threads of an
+    # actor (benchmarks/overhead.py). One heap that never shrinks has no faults after step two.
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+}
+"""For workers that compute with torch on the CPU; what the user sets wins."""
+
 RAY_VARIABLES = {
     # A local Ray listens on this machine only and lives as long as the run.
     "RAY_AUTH_MODE": "disabled",
@@ -45,6 +55,7 @@ def actor_env(
     cores: Sequence[int],
     token: str,
     python_path: Sequence[str] = (),
+    keep_memory: bool = False,
     driver_environ: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """The variables of one actor, on top of those of its node.
@@ -53,6 +64,7 @@ def actor_env(
         devices: real device numbers on the actor's node.
         cores: CPU cores it may keep busy.
         python_path: folders with user code (beside the YAML file), searched first.
+        keep_memory: set `KEEP_FREED_MEMORY`.
     """
     driver = os.environ if driver_environ is None else driver_environ
     env = {name: driver[name] for name in PASSED_THROUGH if name in driver}
@@ -67,6 +79,8 @@ def actor_env(
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
     }
+    if keep_memory:
+        env |= {name: driver.get(name, value) for name, value in KEEP_FREED_MEMORY.items()}
     folders = [*python_path, *driver.get("PYTHONPATH", "").split(os.pathsep)]
     joined = os.pathsep.join(dict.fromkeys(folder for folder in folders if folder))
     if joined:

@@ -229,12 +229,16 @@ def _cores(slots: Sequence[Slot]) -> tuple[int, ...]:
 
 
 def _start_actor(name: str, recipe: Recipe, own: tuple[Slot, ...], settings: ActorSettings) -> Any:
+    assert isinstance(recipe.worker_cls, type)
+    asynchronous = is_async(recipe.worker_cls)
     env = actor_env(
         platform=settings.platform,
         devices=[slot.device for slot in own],
         cores=_cores(own),
         token=uuid.uuid4().hex,
         python_path=settings.python_path,
+        # Asynchronous workers (engines, rewards) compute elsewhere, and gained nothing from it.
+        keep_memory=settings.platform == "cpu" and not asynchronous,
     )
     options: dict[str, Any] = {
         "num_cpus": 0,
@@ -243,9 +247,8 @@ def _start_actor(name: str, recipe: Recipe, own: tuple[Slot, ...], settings: Act
         "runtime_env": {"env_vars": env},
         "scheduling_strategy": PlacementGroupSchedulingStrategy(own[0].group, own[0].bundle),
     }
-    assert isinstance(recipe.worker_cls, type)
     host: type[AsyncHost | SyncHost] = SyncHost
-    if is_async(recipe.worker_cls):
+    if asynchronous:
         host = AsyncHost
         options["max_concurrency"] = MAX_CONCURRENT_CALLS
     # Ray shows the class in the process title, so that `ps` tells roles and ranks apart.

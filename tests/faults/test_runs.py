@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from roll.pipeline.track import read_records
-from tests.runs import Command, write_task
+from tests.runs import Command, without_times, write_task
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -56,6 +56,25 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
     )
 
 
+def test_ten_steps_equal_five_a_resume_and_five_through_ray(tmp_path: Path) -> None:
+    options = {"validation": {}, "checkpoint": {"every": 5, "keep_last": None}}
+    straight = write_task(tmp_path / "straight", max_steps=10, **options)
+    parted = write_task(tmp_path / "parted", max_steps=10, **options)
+    for command in (
+        Command("run", str(straight)),
+        Command("run", str(parted), "max_steps=5"),
+        Command("run", str(parted)),
+    ):
+        code, output = command.wait()
+        assert code == 0, output
+    expected, found = (
+        [without_times(record) for record in read_records(tmp_path / name / "out/metrics.jsonl")]
+        for name in ("straight", "parted")
+    )
+    assert len(expected) == 10
+    assert found == expected
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_everything(tmp_path: Path, signum: signal.Signals) -> None:
     command = started(tmp_path)
@@ -66,7 +85,9 @@ def test_a_signal_stops_everything(tmp_path: Path, signum: signal.Signals) -> No
     wait_for(lambda: not command.alive(), 15, f"left behind: {command.alive()}")
 
 
-@pytest.mark.parametrize("role", ["actor_train", "actor_infer"])
+@pytest.mark.parametrize(
+    "role", ["actor_train", "actor_infer", "reference", "reward_digits"]
+)
 def test_a_killed_worker_is_named_within_seconds(tmp_path: Path, role: str) -> None:
     command = started(tmp_path)
     victims = [pid for pid, text in command.alive().items() if f"ray::{role}[0]" in text]
