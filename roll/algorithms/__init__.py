@@ -3,22 +3,88 @@
 Importing the package imports every built-in, so the registries are full whoever asks first.
 """
 
-from roll.algorithms.advantages.group import Grpo
+from roll.algorithms.advantages.distill import Distill
+from roll.algorithms.advantages.gae import Gae
+from roll.algorithms.advantages.gdpo import Gdpo
+from roll.algorithms.advantages.group import Grpo, Rloo
+from roll.algorithms.advantages.opo import Opo
+from roll.algorithms.advantages.pass_k import PassK
 from roll.algorithms.advantages.reinforce import Reinforce
-from roll.algorithms.compose import SumLoss, build_advantage, build_loss
+from roll.algorithms.advantages.reinforce_pp import ReinforcePp
+from roll.algorithms.advantages.remax import Remax
+from roll.algorithms.compose import SumLoss, build_advantage, build_loss, build_value_loss
+from roll.algorithms.correction import correct, use_engine_logprobs
+from roll.algorithms.losses.cispo import Cispo
+from roll.algorithms.losses.clip_cov import ClipCov
+from roll.algorithms.losses.dro import Dro
 from roll.algorithms.losses.entropy import EntropyBonus
+from roll.algorithms.losses.gmpo import Gmpo
+from roll.algorithms.losses.gspo import Gspo
+from roll.algorithms.losses.kimi import Kimi
 from roll.algorithms.losses.kl import KlToReference
+from roll.algorithms.losses.kl_cov import KlCov
+from roll.algorithms.losses.nll import PositiveNll
+from roll.algorithms.losses.pg import PolicyGradient
 from roll.algorithms.losses.ppo import PpoClip
+from roll.algorithms.losses.sapo import Sapo
+from roll.algorithms.losses.topr import Topr
+from roll.algorithms.losses.value import ClippedValueLoss, explained_variance
+from roll.algorithms.shaping.advantages import ClipAdvantage, WhitenAdvantage
+from roll.algorithms.shaping.compose import Shaping, build_shaping
+from roll.algorithms.shaping.difficulty import DifficultyMask, DifficultyWeight
+from roll.algorithms.shaping.kl_in_reward import KlInReward
+from roll.algorithms.shaping.length import LengthPenalty, LengthWeight
+from roll.algorithms.shaping.normalize import NormalizeReward
+from roll.algorithms.shaping.overlong import OverlongMask, OverlongPenalty
+from roll.algorithms.shaping.pointwise import ClipReward, ScaleReward
 from roll.algorithms.weights import token_weights
 
 __all__ = [
+    "Cispo",
+    "ClipAdvantage",
+    "ClipCov",
+    "ClipReward",
+    "ClippedValueLoss",
+    "DifficultyMask",
+    "DifficultyWeight",
+    "Distill",
+    "Dro",
     "EntropyBonus",
+    "Gae",
+    "Gdpo",
+    "Gmpo",
     "Grpo",
+    "Gspo",
+    "Kimi",
+    "KlCov",
+    "KlInReward",
     "KlToReference",
+    "LengthPenalty",
+    "LengthWeight",
+    "NormalizeReward",
+    "Opo",
+    "OverlongMask",
+    "OverlongPenalty",
+    "PassK",
+    "PolicyGradient",
+    "PositiveNll",
     "PpoClip",
     "Reinforce",
+    "ReinforcePp",
+    "Remax",
+    "Rloo",
+    "Sapo",
+    "ScaleReward",
+    "Shaping",
     "SumLoss",
+    "Topr",
+    "WhitenAdvantage",
     "build_advantage",
     "build_loss",
+    "build_shaping",
+    "build_value_loss",
+    "correct",
+    "explained_variance",
     "token_weights",
+    "use_engine_logprobs",
 ]

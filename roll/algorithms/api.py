@@ -7,7 +7,7 @@ with `RolloutBatch.token_weights`, so no split over micro-batches, ranks or pack
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
@@ -25,6 +25,14 @@ class PolicyTerms:
 
 
 @dataclass(frozen=True, slots=True)
+class ValueTerms:
+    """What a critic's forward pass gives."""
+
+    values_BT: Tensor
+    """Expected return before token t is written, given the tokens before it; 0 at position 0."""
+
+
+@dataclass(frozen=True, slots=True)
 class TokenLoss:
     """A loss before its reduction."""
 
@@ -38,13 +46,31 @@ class TokenLoss:
     """Reported as the largest value of any trained token; detached."""
 
 
-class Loss(Protocol):
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+class TermsLoss(Protocol[T_contra]):
     """A per-token loss of one forward pass."""
 
-    def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss: ...
+    def __call__(self, terms: T_contra, batch: RolloutBatch) -> TokenLoss: ...
+
+
+Loss = TermsLoss[PolicyTerms]
+"""Of a policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What an advantage estimator finds."""
+
+    advantages_BT: Tensor
+    """Float32; zero outside the loss mask."""
+    returns_BT: Tensor | None = None
+    """Float32; what the critic is trained towards, zero outside the loss mask. Estimators without
+    a critic have none."""
 
 
 class AdvantageEstimator(Protocol):
-    """Rewards to advantages `[B, T]`, zero outside the loss mask; sees the whole step's batch."""
+    """Rewards to advantages; sees the whole step's batch."""
 
-    def __call__(self, batch: RolloutBatch) -> Tensor: ...
+    def __call__(self, batch: RolloutBatch) -> Estimate: ...

@@ -6,17 +6,22 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from roll.algorithms.api import AdvantageEstimator, Loss, PolicyTerms, TokenLoss
+from roll.algorithms.api import AdvantageEstimator, PolicyTerms, TermsLoss, TokenLoss, ValueTerms
 from roll.algorithms.kl import k3
+from roll.algorithms.losses.value import ClippedValueLoss
 from roll.algorithms.mismatch import token_mismatch
-from roll.algorithms.registries import ADVANTAGES, LOSSES, LossTerm
-from roll.config.algorithm import AlgorithmConfig
+from roll.algorithms.registries import ADVANTAGES, LOSSES, LossTerm, PreparedTerm
+from roll.config.algorithm import AlgorithmConfig, ValueLossConfig
 from roll.core.batches import RolloutBatch
 
 
 @dataclass(frozen=True)
 class SumLoss:
     """A sum of terms, each with its coefficient: `((1.0, PpoClip()), (0.001, KlToReference()))`.
+
+    `importance_weights`, where the batch has them, multiply the terms that ask for it: they correct
+    the policy gradient for samples of an engine that is not quite the policy. A penalty such as the
+    KL keeps its strength.
 
     Raises:
         ValueError: no terms, or two that report the same part.
@@ -31,13 +36,25 @@ class SumLoss:
                 f"a loss needs at least one term and each part once; got {parts or 'none'}"
             )
 
+    def prepare(self, batch: RolloutBatch) -> RolloutBatch:
+        """What its terms need from the whole update; on the driver, once per update, after
+        advantages and old log-probs and before the split over ranks."""
+        for _, term in self.terms:
+            if isinstance(term, PreparedTerm):
+                batch = term.prepare(batch)
+        return batch
+
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
         """The parts, coefficient included, add up to the loss; parts and metrics are detached."""
         shares_BT: dict[str, Tensor] = {}
         metrics_BT, maxima_BT = _observed(terms, batch)
+        masked = _masked(terms, batch.loss_mask)
         for coef, term in self.terms:
-            result = term(terms, batch)
-            shares_BT[term.part] = coef * result.loss_BT
+            result = term(masked, batch)
+            share_BT = coef * result.loss_BT
+            if term.importance_weighted and batch.importance_weights is not None:
+                share_BT = share_BT * batch.importance_weights
+            shares_BT[term.part] = share_BT
             metrics_BT.update(result.metrics_BT)
         first, *rest = shares_BT.values()
         return TokenLoss(
@@ -48,7 +65,7 @@ class SumLoss:
         )
 
 
-def build_loss(config: AlgorithmConfig) -> Loss:
+def build_loss(config: AlgorithmConfig) -> SumLoss:
     """The sum of the config's loss terms."""
     terms = []
     for term in config.loss:
@@ -57,10 +74,25 @@ def build_loss(config: AlgorithmConfig) -> Loss:
     return SumLoss(tuple(terms))
 
 
+def build_value_loss(config: ValueLossConfig) -> TermsLoss[ValueTerms]:
+    """The critic's loss."""
+    return ClippedValueLoss(**config.model_dump())
+
+
 def build_advantage(config: AlgorithmConfig) -> AdvantageEstimator:
     """The config's advantage estimator; give it the batch of a whole step."""
     options = config.advantage.model_dump(exclude={"kind"})
     return ADVANTAGES[config.advantage.kind](**options)
+
+
+def _masked(terms: PolicyTerms, mask_BT: Tensor) -> PolicyTerms:
+    """Zero, and cut off from the gradient, outside the mask. Weights of zero are not enough there:
+    zero times the gradient of a NaN is NaN."""
+    entropy_BT = terms.entropy_BT
+    return PolicyTerms(
+        logprobs_BT=terms.logprobs_BT.masked_fill(~mask_BT, 0.0),
+        entropy_BT=None if entropy_BT is None else entropy_BT.masked_fill(~mask_BT, 0.0),
+    )
 
 
 def _observed(

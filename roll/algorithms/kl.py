@@ -14,8 +14,11 @@ the gradient of their value:
     k3  1 - exp(-d)    on average the gradient of KL(reference || policy), on-policy; bounded by 1
                        from above, large where the reference likes the token and the policy does not
 
+`k3_k2grad` has the value of k3 and the gradient of k2 (others write `k3+`).
+
 k3 grows exponentially, so one token can blow up a step: -d is clamped to +-20 and the value to
-+-10 (the upper bound is met at d = -2.6). Where a clamp is active the gradient is zero.
++-10 (the upper bound is met at d = -2.6). Where a clamp is active the gradient of k3 is zero,
+that of k3_k2grad still d.
 """
 
 from __future__ import annotations
@@ -53,3 +56,12 @@ def k3(logprobs_BT: Tensor, ref_logprobs_BT: Tensor) -> Tensor:
     )
     value_BT = torch.expm1(log_ratio_BT) - log_ratio_BT
     return value_BT.clamp(-K3_OUTPUT_LIMIT, K3_OUTPUT_LIMIT).to(logprobs_BT.dtype)
+
+
+@KL_ESTIMATORS.register("k3_k2grad")
+def k3_k2grad(logprobs_BT: Tensor, ref_logprobs_BT: Tensor) -> Tensor:
+    """`[B, T]`, nats: the value of k3, never negative, with the gradient of k2, which on average is
+    the gradient of KL(policy || reference) on-policy (arXiv 2506.09477)."""
+    carrier_BT = k2(logprobs_BT, ref_logprobs_BT)
+    value_BT = k3(logprobs_BT.detach(), ref_logprobs_BT)
+    return value_BT + (carrier_BT - carrier_BT.detach())

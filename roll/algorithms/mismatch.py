@@ -6,6 +6,7 @@ bug or a sampling option that the trainer does not know (`top_p`, `top_k`).
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from roll.algorithms.kl import k3
@@ -49,3 +50,85 @@ def mismatch_metrics(batch: RolloutBatch) -> Metrics:
     means = {name: Mean(values.sum().item(), count) for name, values in per_token.items()}
     largest = Max(per_token["mismatch/logprob_abs_mean"].max().item())
     return Metrics({**means, "mismatch/logprob_abs_max": largest})
+
+
+def correction_metrics(
+    gap_BT: Tensor, engine_BT: Tensor, mask_BT: Tensor, kept_BT: Tensor
+) -> Metrics:
+    """What a correction found, over the trained tokens; empty without any.
+
+    `correction/kl_engine_trainer` and `correction/kl_trainer_engine` are k3 of the divergence each
+    way, their `_k1` the plain estimates; the second pair weights the engine's tokens by the ratio.
+    `correction/log_perplexity_gap` is the mean over samples of the trainer's log-perplexity minus
+    the engine's, `_abs` that of its size. `correction/rejected_tokens` and `_sequences` are
+    fractions, `correction/ratio_max` is the largest of a token, and
+    `correction/effective_sample_size` is that of the tokens' plain ratios.
+
+    Args:
+        gap_BT: float64, log p_trainer - log p_engine; zero outside the mask.
+        engine_BT: float64, log p_engine.
+        mask_BT: the trained tokens before rejection.
+        kept_BT: those after.
+    """
+    count = int(mask_BT.sum())
+    if count == 0:
+        return Metrics()
+    gap_N = gap_BT[mask_BT].clamp(-FACTOR_LIMIT, FACTOR_LIMIT)
+    ratio_N = gap_N.exp()
+    per_token = {
+        "correction/kl_engine_trainer": torch.expm1(gap_N) - gap_N,
+        "correction/kl_engine_trainer_k1": -gap_N,
+        "correction/kl_trainer_engine": ratio_N * gap_N - torch.expm1(gap_N),
+        "correction/kl_trainer_engine_k1": ratio_N * gap_N,
+        "correction/rejected_tokens": (~kept_BT)[mask_BT].double(),
+    }
+    means = {name: Mean(values_N.sum().item(), count) for name, values_N in per_token.items()}
+    return _sequence_metrics(gap_BT, engine_BT, mask_BT, kept_BT) | {
+        **means,
+        "correction/ratio_max": Max(ratio_N.max().item()),
+        "correction/effective_sample_size": Mean(effective_sample_size(ratio_N)),
+    }
+
+
+def weight_metrics(weights_N: Tensor, bounded_N: Tensor) -> Metrics:
+    """Of the importance weights in use, one per trained token; empty without any: their mean,
+    `correction/weight_effective_sample_size`, and the fraction that met a bound."""
+    count = weights_N.numel()
+    if count == 0:
+        return Metrics()
+    size = effective_sample_size(weights_N)
+    return Metrics(
+        {
+            "correction/weight": Mean(weights_N.sum().item(), count),
+            "correction/bounded_weights": Mean(bounded_N.sum().item(), count),
+            "correction/weight_effective_sample_size": Mean(size),
+        }
+    )
+
+
+def effective_sample_size(weights_N: Tensor) -> float:
+    """(sum w)**2 / (n * sum w**2): 1 where all weights are equal, 1 / n where one has it all, 0
+    where all are 0."""
+    squares = weights_N.square().sum().item()
+    return weights_N.sum().item() ** 2 / (weights_N.numel() * squares) if squares else 0.0
+
+
+def _sequence_metrics(
+    gap_BT: Tensor, engine_BT: Tensor, mask_BT: Tensor, kept_BT: Tensor
+) -> Metrics:
+    """Means over the samples with trained tokens."""
+    tokens_B = mask_BT.sum(1)
+    trained_B = tokens_B > 0
+    count = int(trained_B.sum())
+    sizes_B = tokens_B[trained_B]
+    engine_B = -engine_BT.masked_fill(~mask_BT, 0.0).sum(1)[trained_B] / sizes_B
+    gap_B = -gap_BT.sum(1)[trained_B] / sizes_B
+    per_sample = {
+        "correction/log_perplexity_engine": engine_B,
+        "correction/log_perplexity_trainer": engine_B + gap_B,
+        "correction/log_perplexity_gap": gap_B,
+        "correction/log_perplexity_gap_abs": gap_B.abs(),
+        "correction/rejected_sequences": (kept_BT.sum(1)[trained_B] == 0).double(),
+    }
+    means = {name: Mean(values_B.sum().item(), count) for name, values_B in per_sample.items()}
+    return Metrics(means)

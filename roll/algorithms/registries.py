@@ -7,11 +7,12 @@ advantage or loss is one config class and one registered dataclass.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from roll.algorithms.api import AdvantageEstimator, Loss
+from roll.core.batches import RolloutBatch
 from roll.core.registry import Registry
 
 
@@ -21,6 +22,21 @@ class LossTerm(Loss, Protocol):
     @property
     def part(self) -> str:
         """Name of its share of the loss: `loss/<part>` in the metrics."""
+        ...
+
+    @property
+    def importance_weighted(self) -> bool:
+        """Whether `RolloutBatch.importance_weights` multiply its loss: True for what estimates the
+        policy gradient from samples of the engine, False for penalties and imitation."""
+        ...
+
+
+@runtime_checkable
+class PreparedTerm(LossTerm, Protocol):
+    """A term that must see the whole update before it is split over ranks and micro-batches."""
+
+    def prepare(self, batch: RolloutBatch) -> RolloutBatch:
+        """The update's batch with what the term needs; run once, on the driver."""
         ...
 
 

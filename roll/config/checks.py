@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from roll.config.algorithm import Aggregation
+from roll.config.algorithm import Aggregation, Need, PassKConfig
 from roll.config.errors import nearest
 from roll.config.placement import parse_devices
 from roll.config.roles import Role
+from roll.config.shaping_checks import shaping_problems
 from roll.config.strategy import Fsdp2Config, VllmConfig
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ def check_rlvr(config: RlvrConfig) -> None:
         *_batch(config),
         *_schedule(config),
         *_algorithm(config),
+        *shaping_problems(config),
+        *_advantage(config),
+        *_separate_rewards(config),
         *_tags(config),
         *_engine(config),
         *_checkpoint(config),
@@ -86,29 +90,28 @@ def _batch(config: RlvrConfig) -> Iterator[str]:
     if any(pool not in config.pools for pool in config.role_pools.values()):
         return
     samples = config.samples_per_step
-    update = config.actor_train.samples_per_update
-    ranks = config.num_devices(Role.ACTOR_TRAIN)
-    pool = config.actor_train.pool
     of_a_step = (
         f"{samples} samples of a step ({config.data.prompts_per_step} prompts x "
         f"{config.data.samples_per_prompt} samples)"
     )
-    if samples % ranks:
-        # No size of an update could help.
-        yield (
-            f"data.prompts_per_step: the {of_a_step} do not divide over the {ranks} devices of "
-            f"pool {pool!r}; nearest that do: {_nearest_prompts(config, ranks)}"
-        )
-    elif update is not None and (samples % update or update % ranks):
-        known = [n for n in range(ranks, samples + 1, ranks) if samples % n == 0]
-        why = (
-            f"does not divide the {of_a_step}"
-            if samples % update
-            else f"does not divide over the {ranks} devices of pool {pool!r}"
-        )
-        yield f"actor_train.samples_per_update: {update} {why}; nearest that do: " + _nearest(
-            update, known
-        )
+    for name, role in config.trained.items():
+        update, ranks = role.samples_per_update, config.num_devices(name)
+        if samples % ranks:
+            # No size of an update could help.
+            yield (
+                f"data.prompts_per_step: the {of_a_step} do not divide over the {ranks} devices of "
+                f"pool {role.pool!r}; nearest that do: {_nearest_prompts(config, ranks)}"
+            )
+        elif update is not None and (samples % update or update % ranks):
+            known = [n for n in range(ranks, samples + 1, ranks) if samples % n == 0]
+            why = (
+                f"does not divide the {of_a_step}"
+                if samples % update
+                else f"does not divide over the {ranks} devices of pool {role.pool!r}"
+            )
+            yield f"{name}.samples_per_update: {update} {why}; nearest that do: " + _nearest(
+                update, known
+            )
     if config.reference is not None and samples % config.num_devices(Role.REFERENCE):
         devices = config.num_devices(Role.REFERENCE)
         divisors = [n for n in range(1, samples + 1) if samples % n == 0]
@@ -136,17 +139,30 @@ def _nearest(wanted: int, known: Iterable[int]) -> str:
 
 def _algorithm(config: RlvrConfig) -> Iterator[str]:
     algorithm = config.algorithm
-    if algorithm.needs_reference and config.reference is None:
-        yield "algorithm.loss: the `kl` term needs a `reference` role; add one or drop the term"
-    if algorithm.advantage.kind == "grpo" and config.data.samples_per_prompt < 2:
+    needs = algorithm.needs
+    if Need.REFERENCE in needs and config.reference is None:
+        yield f"reference: {_who(needs, Need.REFERENCE)} needs a `reference` role; add one"
+    if Need.SIBLINGS in needs and config.data.samples_per_prompt < 2:
         yield (
-            "data.samples_per_prompt: grpo compares the samples of one prompt and needs at least "
-            "2; with 1 use algorithm.advantage.kind=reinforce"
+            f"data.samples_per_prompt: {_who(needs, Need.SIBLINGS)} compares the samples of one "
+            "prompt and needs at least 2; with 1 use algorithm.advantage.kind=reinforce"
         )
-    if config.rollout.drop_equal_rewards and config.data.samples_per_prompt < 2:
+    if Need.CRITIC in needs and config.critic is None:
+        yield f"critic: {_who(needs, Need.CRITIC)} needs a `critic` role; add one"
+    if Need.TEACHER in needs:
         yield (
-            "rollout.drop_equal_rewards: a group of 1 always has equal rewards; set "
-            "data.samples_per_prompt to at least 2"
+            f"algorithm.advantage: {_who(needs, Need.TEACHER)} needs the log-probs of a teacher, "
+            "and the rlvr pipeline has no role that gives them; choose another advantage"
+        )
+    if config.critic is not None and Need.CRITIC not in needs:
+        yield (
+            f"critic: nothing uses its values; algorithm.advantage.kind is "
+            f"{algorithm.advantage.kind}, which has another baseline; drop the role or use gae"
+        )
+    if config.critic is not None and config.critic.warmup_steps >= config.max_steps:
+        yield (
+            f"critic.warmup_steps: {config.critic.warmup_steps} leaves the policy none of the "
+            f"{config.max_steps} steps"
         )
     if config.sampling.temperature == 0:
         yield "sampling.temperature: 0 makes all samples of a prompt equal; training needs more"
@@ -156,6 +172,38 @@ def _algorithm(config: RlvrConfig) -> Iterator[str]:
             "validation.samples_per_prompt: greedy sampling gives the same sample "
             f"{config.validation.samples_per_prompt} times; use 1 or a temperature above 0"
         )
+
+
+def _advantage(config: RlvrConfig) -> Iterator[str]:
+    """Options of the advantage that must fit the data."""
+    advantage = config.algorithm.advantage
+    samples = config.data.samples_per_prompt
+    if isinstance(advantage, PassKConfig) and advantage.k >= samples >= 2:
+        yield (
+            f"algorithm.advantage.k: {advantage.k} of {samples} samples per prompt can be drawn in "
+            "one way only, which leaves nothing to compare; use a k below "
+            "data.samples_per_prompt"
+        )
+
+
+def _separate_rewards(config: RlvrConfig) -> Iterator[str]:
+    """What changes the total reward, or pays tokens, would be lost on `gdpo`."""
+    algorithm = config.algorithm
+    if algorithm.advantage.kind != "gdpo":
+        return
+    for key, there in (
+        ("reward_shaping", bool(algorithm.reward_shaping)),
+        ("kl_in_reward", algorithm.kl_in_reward is not None),
+    ):
+        if there:
+            yield (
+                f"algorithm.{key}: gdpo normalises each reward by itself and never sees their "
+                "total; drop it, or use another advantage"
+            )
+
+
+def _who(needs: Mapping[Need, list[str]], need: Need) -> str:
+    return " and ".join(needs[need])
 
 
 def _tags(config: RlvrConfig) -> Iterator[str]:
@@ -214,14 +262,14 @@ def _checkpoint(config: RlvrConfig) -> Iterator[str]:
 
 
 def _schedule(config: RlvrConfig) -> Iterator[str]:
-    optimizer = config.actor_train.optimizer
-    total = config.max_steps * max(config.updates_per_step, 1)
-    if optimizer.schedule != "constant" and optimizer.warmup_steps >= total:
-        yield (
-            f"actor_train.optimizer.warmup_steps: {optimizer.warmup_steps} steps of warm-up leave "
-            f"none of the run's {total} optimizer steps for the {optimizer.schedule} decay; use "
-            f"at most {total - 1}, or schedule=constant"
-        )
+    for name, role in config.trained.items():
+        optimizer, total = role.optimizer, max(config.total_updates(name), 1)
+        if optimizer.schedule != "constant" and optimizer.warmup_steps >= total:
+            yield (
+                f"{name}.optimizer.warmup_steps: {optimizer.warmup_steps} steps of warm-up leave "
+                f"none of the run's {total} optimizer steps for the {optimizer.schedule} decay; "
+                f"use at most {total - 1}, or schedule=constant"
+            )
 
 
 def _without_effect(config: RlvrConfig) -> Iterator[str]:

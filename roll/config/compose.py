@@ -2,7 +2,10 @@
 
 Rules: `defaults: [a.yaml, ../b.yaml]` lists files, left to right, relative to the file that names
 them; the file itself wins. Mappings merge, lists and scalars replace. A mapping whose `kind`
-changes is replaced whole, so one backend never inherits another's options. `${a.b}` interpolates.
+changes (or a reward that turns from `fn` to `worker`) is replaced whole, so one backend never
+inherits another's options. `name: null` drops an inherited reward, pool or validation set.
+`${a.b}` interpolates.
+`algorithm.preset` lays a file of the package under all of it.
 `key.sub=value` overrides win over everything.
 """
 
@@ -23,6 +26,10 @@ from roll.config.errors import ConfigError, nearest
 from roll.config.explain import Origins, describe
 from roll.config.pipelines import PIPELINES, RlvrConfig
 
+PRESETS = Path(__file__).parent / "presets"
+"""One YAML file per preset: what lies under a run file whose `algorithm.preset` names it."""
+NAMED = (("rewards",), ("pools",), ("validation", "sets"))
+"""Mappings from names that the user chooses."""
 COMMAND_LINE = "command line"
 
 
@@ -61,14 +68,21 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> LoadedConfig
 def compose(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Origins]:
     """The merged, interpolated but unvalidated mapping, and where each key was set."""
     origins = Origins(path)
+    files = list(_files(path, ()))
+    changes = [(*_parse_override(override), override) for override in overrides]
+    preset = _named_preset(
+        [content for _, content, _ in files] + [_nested(keys, value) for keys, value, _ in changes]
+    )
+    if preset is not None:
+        files.insert(0, _read_preset(preset))
     data: dict[str, Any] = {}
-    for file, content, lines in _files(path, ()):
+    for file, content, lines in files:
         data = _merge(data, content)
         origins.add_file(file, lines)
-    for override in overrides:
-        keys, value = _parse_override(override)
+    for keys, value, override in changes:
         _set(data, keys, value, override)
         origins.add(".".join(keys), COMMAND_LINE)
+    _drop_nulls(data)
     try:
         resolved = OmegaConf.to_container(OmegaConf.create(data), resolve=True)
     except OmegaConfBaseException as error:
@@ -77,6 +91,33 @@ def compose(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Origi
         raise ConfigError(f"{origins.where(key)}: {key}: {message}") from None
     assert isinstance(resolved, dict)
     return {str(key): value for key, value in resolved.items()}, origins
+
+
+def _named_preset(parts: Sequence[Mapping[str, Any]]) -> str | None:
+    """`algorithm.preset`, from the last of the parts that sets it."""
+    named = None
+    for part in parts:
+        algorithm = part.get("algorithm")
+        if isinstance(algorithm, dict) and "preset" in algorithm:
+            named = algorithm["preset"]
+    return named if isinstance(named, str) else None
+
+
+def _nested(keys: Sequence[str], value: Any) -> dict[str, Any]:
+    for key in reversed(keys):
+        value = {key: value}
+    assert isinstance(value, dict)
+    return value
+
+
+def _read_preset(name: str) -> tuple[Path, dict[str, Any], dict[str, int]]:
+    known = {file.stem: file for file in sorted(PRESETS.glob("*.yaml"))}
+    if name not in known:
+        raise ConfigError(
+            f"algorithm.preset = {name!r}: unknown{nearest(name, known)} (known: "
+            f"{', '.join(known)})"
+        )
+    return known[name], *_read(known[name], named_by=None)
 
 
 def _files(
@@ -139,8 +180,21 @@ def _collect_lines(node: yaml.Node | None, prefix: str, lines: dict[str, int], p
             _collect_lines(item, f"{prefix}{index}.", lines, path)
 
 
+def _drop_nulls(data: Mapping[str, Any]) -> None:
+    """Take out what `name: null` drops from mappings whose keys are the user's own."""
+    for path in NAMED:
+        node: Any = data
+        for key in path:
+            node = node.get(key) if isinstance(node, dict) else None
+        if isinstance(node, dict):
+            for name in [name for name, value in node.items() if value is None]:
+                del node[name]
+
+
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     if "kind" in over and "kind" in base and over["kind"] != base["kind"]:
+        return dict(over)
+    if any(one in over and other in base for one, other in (("fn", "worker"), ("worker", "fn"))):
         return dict(over)
     merged = dict(base)
     for key, value in over.items():

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from roll.config.algorithm import AlgorithmConfig
+from roll.config.algorithm import AlgorithmConfig, Need
 from roll.config.base import Config
 from roll.config.checks import check_rlvr
 from roll.config.data import DataConfig
@@ -17,7 +17,7 @@ from roll.config.reward import RewardConfig
 from roll.config.roles import Role
 from roll.config.rollout import RolloutConfig
 from roll.config.sampling import SamplingConfig
-from roll.config.training import InferRole, ScoreRole, TrainRole
+from roll.config.training import CriticRole, InferRole, ScoreRole, TrainRole
 
 
 class RunConfig(Config):
@@ -46,6 +46,8 @@ class RlvrConfig(RunConfig):
     actor_infer: InferRole
     reference: ScoreRole | None = None
     """Frozen copy of the start model; needed by a `kl` loss term."""
+    critic: CriticRole | None = None
+    """Needed by the `gae` advantage."""
     data: DataConfig
     sampling: SamplingConfig = SamplingConfig()
     rollout: RolloutConfig = RolloutConfig()
@@ -68,7 +70,17 @@ class RlvrConfig(RunConfig):
         }
         if self.reference is not None:
             pools[Role.REFERENCE] = self.reference.pool
+        if self.critic is not None:
+            pools[Role.CRITIC] = self.critic.pool
         return pools
+
+    @property
+    def trained(self) -> dict[Role, TrainRole]:
+        """The roles whose models learn."""
+        roles = {Role.ACTOR_TRAIN: self.actor_train}
+        if self.critic is not None:
+            roles[Role.CRITIC] = self.critic
+        return roles
 
     def num_devices(self, role: Role) -> int:
         """Devices of the role's pool; for training and scoring also its number of ranks."""
@@ -83,20 +95,34 @@ class RlvrConfig(RunConfig):
     def samples_per_step(self) -> int:
         return self.data.prompts_per_step * self.data.samples_per_prompt
 
-    @property
-    def samples_per_update(self) -> int:
-        """Samples of one optimizer step, over all ranks."""
-        return self.actor_train.samples_per_update or self.samples_per_step
+    def samples_per_update(self, role: Role = Role.ACTOR_TRAIN) -> int:
+        """Samples of one optimizer step of the role, over all ranks."""
+        return self.trained[role].samples_per_update or self.samples_per_step
 
-    @property
-    def updates_per_step(self) -> int:
+    def updates_per_pass(self, role: Role = Role.ACTOR_TRAIN) -> int:
+        """Optimizer steps of one pass over the samples of a step."""
+        return self.samples_per_step // self.samples_per_update(role)
+
+    def updates_per_step(self, role: Role = Role.ACTOR_TRAIN) -> int:
         """Optimizer steps of one step."""
-        return self.samples_per_step // self.samples_per_update * self.actor_train.epochs
+        return self.updates_per_pass(role) * self.trained[role].epochs
+
+    def total_updates(self, role: Role = Role.ACTOR_TRAIN) -> int:
+        """Optimizer steps of the whole run; the actor has none while the critic warms up."""
+        waits = self.critic.warmup_steps if self.critic and role is Role.ACTOR_TRAIN else 0
+        return max(self.max_steps - waits, 0) * self.updates_per_step(role)
 
     @property
     def scores_old_logprobs(self) -> bool:
         """Whether a forward pass of its own computes `old_logprobs`."""
-        return self.updates_per_step > 1 or self.algorithm.old_logprobs == "recompute"
+        algorithm = self.algorithm
+        if algorithm.old_logprobs == "rollout":
+            return False
+        return (
+            self.updates_per_step() > 1
+            or algorithm.old_logprobs == "recompute"
+            or Need.OLD_LOGPROBS in algorithm.needs
+        )
 
     @property
     def validation_sampling(self) -> SamplingConfig:
@@ -118,6 +144,12 @@ class RlvrConfig(RunConfig):
     def reference_model(self) -> ModelConfig:
         """The reference's own model, or the one that training starts from."""
         own = self.reference.model if self.reference else None
+        return own or self.train_model
+
+    @property
+    def critic_model(self) -> ModelConfig:
+        """The critic's own model, or the one that the policy starts from."""
+        own = self.critic.model if self.critic else None
         return own or self.train_model
 
 

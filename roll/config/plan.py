@@ -27,14 +27,14 @@ class BatchPlan:
     @classmethod
     def of(cls, config: RlvrConfig) -> BatchPlan:
         ranks = config.num_devices(Role.ACTOR_TRAIN)
-        per_rank = config.samples_per_update // ranks
+        per_rank = config.samples_per_update() // ranks
         row = config.data.max_prompt_tokens + config.sampling.max_new_tokens
         rows_at_once = max(1, config.actor_train.max_tokens_per_microbatch // row)
         return cls(
             prompts=config.data.prompts_per_step,
             samples=config.samples_per_step,
-            updates=config.updates_per_step,
-            samples_per_update=config.samples_per_update,
+            updates=config.updates_per_step(),
+            samples_per_update=config.samples_per_update(),
             samples_per_update_and_rank=per_rank,
             train_ranks=ranks,
             replicas=config.num_replicas,
@@ -62,6 +62,8 @@ def device_map(config: RlvrConfig) -> dict[str, list[str]]:
     }
     if config.reference is not None:
         backends[Role.REFERENCE] = config.reference.strategy.kind
+    if config.critic is not None:
+        backends[Role.CRITIC] = config.critic.strategy.kind
     return {
         f"{pool} ({', '.join(str(d) for d in parse_devices(devices))})": [
             f"{role} [{backends[role]}]" for role, name in config.role_pools.items() if name == pool

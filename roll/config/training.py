@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from roll.config.algorithm.losses import ValueLossConfig
 from roll.config.base import Config
 from roll.config.model import ModelConfig
 from roll.config.strategy import (
@@ -56,6 +57,15 @@ class TrainRole(Config):
     """Padded tokens in one forward and backward pass of one device."""
     logprob_chunk_tokens: int = Field(default=1024, ge=1)
     """Tokens whose logits exist at once when log-probs and entropy are computed."""
+
+
+class CriticRole(TrainRole):
+    """A role that learns what states are worth. Its model is a language model, which gets a new
+    head, or a token classifier with one label, which brings its own."""
+
+    loss: ValueLossConfig = ValueLossConfig()
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps at the start in which only the critic learns."""
 
 
 class ScoreRole(Config):

@@ -16,7 +16,9 @@ from torch.nn.functional import pad
 
 
 def tensor(axes: str, *, pad: float = 0, required: bool = False) -> Any:
-    """Declare a tensor field and its axes: B = sample, T = token. Only T may differ between parts.
+    """Declare a tensor field and its axes: B = sample, T = token, R = reward.
+
+    Only T may differ between parts.
 
     Args:
         axes: one letter per dimension, beginning with B.

@@ -45,6 +45,20 @@ class RolloutBatch(TokenBatch):
     """Bool; True where the policy produced the token."""
     rewards: Tensor | None = tensor("B")
     """Float32; the total reward of each sample."""
+    named_rewards: Tensor | None = tensor("BR")
+    """Float32; the score of each reward before its weight, in the order of the config; 0 where the
+    sample's tag is not one of the reward's."""
+    reward_weights: Tensor | None = tensor("BR")
+    """Float32; the weight of each of `named_rewards`, 0 where the sample's tag is not one of the
+    reward's. Their products add up to `rewards`, as long as nothing shapes it."""
+    baseline_rewards: Tensor | None = tensor("B")
+    """Float32; the total reward of a greedy response to the same prompt."""
+    token_rewards: Tensor | None = tensor("BT")
+    """Float32; paid per token, on top of `rewards`: a KL penalty, the reward of a step."""
+    sample_weights: Tensor | None = tensor("B")
+    """Float32, above zero; how much the sample counts in the loss, compared with the others."""
+    truncated: Tensor | None = tensor("B")
+    """Bool; the response hit the length limit."""
     rollout_logprobs: Tensor | None = tensor("BT")
     """Float32; as reported by the engine, zero outside `loss_mask`."""
     versions: Tensor | None = tensor("BT", pad=-1)
@@ -53,9 +67,18 @@ class RolloutBatch(TokenBatch):
     """Float32; the trainer's own, before the first update of the step."""
     ref_logprobs: Tensor | None = tensor("BT")
     """Float32; the frozen reference model's."""
+    teacher_logprobs: Tensor | None = tensor("BT")
+    """Float32; those of the teacher that the sample's tag names."""
     values: Tensor | None = tensor("BT")
     """Float32; the critic's."""
     advantages: Tensor | None = tensor("BT")
     """Float32; zero outside `loss_mask`."""
+    returns: Tensor | None = tensor("BT")
+    """Float32; what the critic is trained towards, zero outside `loss_mask`."""
+    importance_weights: Tensor | None = tensor("BT")
+    """Float32; trainer over engine, what corrects the policy loss for the engine's own log-probs;
+    zero outside `loss_mask`."""
+    chosen_tokens: Tensor | None = tensor("BT")
+    """Bool; tokens that a loss term treats in its own way, chosen from the whole update."""
     token_weights: Tensor | None = tensor("BT")
     """Float32; what turns a sum over all ranks and micro-batches into the configured mean."""

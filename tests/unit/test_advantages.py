@@ -84,7 +84,7 @@ def test_advantages_are_zero_outside_the_loss_mask(
     advantage: GrpoConfig | ReinforceConfig,
 ) -> None:
     batch = rollout_batch()
-    found_BT = build_advantage(AlgorithmConfig(advantage=advantage))(batch)
+    found_BT = build_advantage(AlgorithmConfig(advantage=advantage))(batch).advantages_BT
     assert found_BT.dtype == torch.float32
     assert found_BT.shape == batch.tokens.shape
     assert (found_BT[~batch.loss_mask] == 0).all()
@@ -93,7 +93,7 @@ def test_advantages_are_zero_outside_the_loss_mask(
 
 def test_grpo_puts_one_number_on_all_tokens_of_a_sample() -> None:
     batch = rollout_batch()
-    found_BT = build_advantage(AlgorithmConfig())(batch)
+    found_BT = build_advantage(AlgorithmConfig())(batch).advantages_BT
     assert batch.rewards is not None
     expected = advantages_by_loops(batch.rewards.tolist(), batch.group_ids.tolist(), "group")
     for row_T, mask_T, value in zip(found_BT, batch.loss_mask, expected, strict=True):
@@ -116,13 +116,13 @@ def two_turns(rewards_B: Tensor) -> RolloutBatch:
 
 def test_reinforce_discounts_back_from_the_last_trained_token() -> None:
     config = AlgorithmConfig(advantage=ReinforceConfig(gamma=0.5))
-    found_BT = build_advantage(config)(two_turns(torch.tensor([1.0, -2.0])))
+    found_BT = build_advantage(config)(two_turns(torch.tensor([1.0, -2.0]))).advantages_BT
     assert found_BT.tolist() == [[0, 0.25, 0.5, 0, 0, 1], [0, 0, -2, 0, 0, 0]]
 
 
 def test_the_batch_baseline_is_the_mean_reward() -> None:
     config = AlgorithmConfig(advantage=ReinforceConfig(baseline="batch"))
-    found_BT = build_advantage(config)(two_turns(torch.tensor([1.0, -2.0])))
+    found_BT = build_advantage(config)(two_turns(torch.tensor([1.0, -2.0]))).advantages_BT
     assert found_BT.tolist() == [[0, 1.5, 1.5, 0, 0, 1.5], [0, 0, -1.5, 0, 0, 0]]
 
 

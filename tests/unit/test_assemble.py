@@ -9,7 +9,7 @@ import torch
 
 from roll.core.types import Completion, FinishReason
 from roll.rollout.assemble import assemble, reward_metrics, rollout_metrics
-from roll.rollout.filters import drop_equal_rewards
+from roll.rollout.filters import equal_rewards
 from roll.rollout.types import Group, ScoredSample
 from tests.fakes import completion, group
 
@@ -103,5 +103,5 @@ def test_each_reward_and_its_parts_are_averaged_over_the_samples_that_have_them(
 
 
 def test_only_groups_with_equal_rewards_are_dropped() -> None:
-    assert drop_equal_rewards(group("a", [1.0, 1.0, 1.0])) == "all rewards equal to 1"
-    assert drop_equal_rewards(group("a", [1.0, 1.0, 0.999])) is None
+    assert equal_rewards(group("a", [1.0, 1.0, 1.0])) == "all rewards equal to 1"
+    assert equal_rewards(group("a", [1.0, 1.0, 0.999])) is None

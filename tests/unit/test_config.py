@@ -105,7 +105,24 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
             "reference.strategy={kind: fsdp2, reduce_dtype: bfloat16}",
             ["reference.strategy.reduce_dtype", "backward pass"],
         ),
+        ("algorithm.advantage={kind: distill}", ["distill needs the log-probs of a teacher"]),
+        ("algorithm.advantage={kind: gae}", ["gae needs a `critic` role"]),
+        ("critic={pool: all}", ["nothing uses its values"]),
+        (
+            "critic={pool: all, warmup_steps: 10}|algorithm.advantage={kind: gae}",
+            ["critic.warmup_steps: 10 leaves the policy none of the 10 steps"],
+        ),
+        ("algorithm.preset=grp", ["algorithm.preset = 'grp'", "did you mean 'grpo'"]),
+        (
+            "algorithm={advantage: {kind: gdpo}, reward_shaping: [{kind: clip, low: 0}]}",
+            ["algorithm.reward_shaping: gdpo normalises each reward by itself"],
+        ),
         ("algorithm.aggregation_tokens=8", ["only `constant` aggregation", "token_mean"]),
+        ("algorithm.advantage={kind: pass_k, k: 8}", ["algorithm.advantage.k: 8 of 8 samples"]),
+        (
+            "algorithm.advantage={kind: reinforce_pp, baseline: group}|data.samples_per_prompt=1",
+            ["reinforce_pp compares", "at least 2"],
+        ),
     ],
 )
 def test_a_mistake_is_named_with_key_value_and_advice(
@@ -259,3 +276,25 @@ def batch_problem(
         numbers = [int(n) for n in line.rpartition("nearest that do: ")[2].split(" and ")]
         return line.split(":")[0], numbers
     return None
+
+
+def test_a_preset_lies_under_everything_else(run_file: Path) -> None:
+    algorithm = load_config(run_file, ["algorithm={preset: dapo}"]).config.algorithm
+    assert algorithm.loss[0].clip_high == 0.28
+    changed = ["algorithm={preset: dapo}", "algorithm.loss.0.clip_high=0.3"]
+    algorithm = load_config(run_file, changed).config.algorithm
+    assert (algorithm.preset, algorithm.loss[0].clip_high) == ("dapo", 0.3)
+
+
+def test_null_drops_an_inherited_reward_and_a_worker_replaces_a_function(run_file: Path) -> None:
+    child = run_file.parent / "child.yaml"
+    child.write_text(
+        f"defaults: [{run_file.name}]\n"
+        "rewards:\n  sort: null\n  mine: {worker: 'mine:Mine', tags: [sort]}\n"
+    )
+    assert list(load_config(child).config.rewards) == ["mine"]
+    child.write_text(
+        f"defaults: [{run_file.name}]\nrewards:\n  sort: {{worker: 'mine:Mine', tags: [sort]}}\n"
+    )
+    reward = load_config(child).config.rewards["sort"]
+    assert (reward.fn, reward.worker) == (None, "mine:Mine")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from roll.algorithms.kl import k1, k2, k3
+from roll.algorithms.kl import k1, k2, k3, k3_k2grad
 from roll.algorithms.registries import KL_ESTIMATORS
 
 
@@ -51,7 +51,12 @@ def test_k3_of_nearly_equal_log_probs_keeps_its_digits(gap: float) -> None:
 
 @pytest.mark.parametrize(
     ("name", "gradient"),
-    [("k1", lambda d: 1.0), ("k2", lambda d: d), ("k3", lambda d: 1 - math.exp(-d))],
+    [
+        ("k1", lambda d: 1.0),
+        ("k2", lambda d: d),
+        ("k3", lambda d: 1 - math.exp(-d)),
+        ("k3_k2grad", lambda d: d),
+    ],
 )
 @pytest.mark.parametrize("d", [-1.0, 0.0, 0.7])
 def test_the_gradient_is_the_documented_one(name: str, gradient: object, d: float) -> None:
@@ -69,3 +74,33 @@ def test_an_outlier_is_clamped_and_has_no_gradient() -> None:
     assert value.item() == 10
     assert logprobs.grad is not None
     assert logprobs.grad.item() == 0
+
+
+@given(st.floats(-30, 0, width=32), st.floats(-30, 0, width=32))
+def test_k3_k2grad_is_k3_to_the_eye_and_k2_to_the_optimizer(logprob: float, ref: float) -> None:
+    logprobs = torch.tensor([logprob], dtype=torch.float64, requires_grad=True)
+    anchor = torch.tensor([ref], dtype=torch.float64)
+    value = k3_k2grad(logprobs, anchor)
+    value.sum().backward()
+    assert logprobs.grad is not None
+    assert torch.equal(value, k3(logprobs, anchor))
+    assert logprobs.grad.item() == pytest.approx(logprob - ref, abs=1e-12)
+
+
+def test_on_policy_k2_has_the_gradient_of_the_divergence_and_k1_has_none() -> None:
+    """Over all tokens: what the expectation of each estimator's gradient is for the logits."""
+    policy_V, ref_V = two_distributions()
+    logits_V = policy_V.clone().requires_grad_()
+
+    def expected(loss_V: Tensor) -> Tensor:
+        (grad_V,) = torch.autograd.grad((policy_V.exp() * loss_V).sum(), logits_V)
+        return grad_V
+
+    log_V = logits_V.log_softmax(-1)
+    divergence = (log_V.exp() * (log_V - ref_V)).sum()
+    (wanted_V,) = torch.autograd.grad(divergence, logits_V, retain_graph=True)
+    for estimator in (k2, k3_k2grad):
+        found_V = expected(estimator(logits_V.log_softmax(-1), ref_V))
+        torch.testing.assert_close(found_V, wanted_V)
+    zero_V = expected(k1(logits_V.log_softmax(-1), ref_V))
+    torch.testing.assert_close(zero_V, torch.zeros_like(zero_V))

@@ -82,7 +82,7 @@ def test_numbers_of_every_kind_become_a_reward(value: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "error", "says"),
     [
-        (None, TypeError, "score must be a number, found NoneType"),
+        (None, TypeError, "score is None; is a `return` missing"),
         ("1", TypeError, "found str '1'"),
         (float("nan"), ValueError, "score must be finite, found nan"),
         (Reward(0.0, {"x": float("inf")}), ValueError, "part 'x' must be finite"),

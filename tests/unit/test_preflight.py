@@ -147,3 +147,15 @@ def test_doctor_compares_the_version_of_ray() -> None:
     assert "outside >=1000" in old.advice
     missing = examine_ray(Requirement(("no-such-ray",), SpecifierSet(">=1"), "pip install it"))
     assert (missing.ok, missing.found) == (False, "-")
+
+
+def test_an_argument_that_a_function_does_not_take_is_found_without_running_it(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "taking.py").write_text(
+        "raise SystemExit\ndef reward(sample, *, limit=1): ...\ndef any(sample, **rest): ...\n"
+    )
+    check_import_path("fn", "taking:reward", tmp_path, ["limit"])
+    check_import_path("fn", "taking:any", tmp_path, ["whatever"])
+    with pytest.raises(ConfigError, match="no parameter 'limt'; did you mean 'limit'"):
+        check_import_path("fn", "taking:reward", tmp_path, ["limt"])

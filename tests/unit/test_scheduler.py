@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from roll.core.errors import EngineError, RollError
 from roll.core.types import GenerateRequest
-from roll.rollout.filters import drop_equal_rewards
+from roll.rollout.filters import equal_rewards
 from roll.rollout.scheduler import CollectResult, GenerateScheduler
 from roll.rollout.types import Group, GroupTask
 from tests.fakes import ScriptedEngine, group, prompt, single_turn
@@ -138,7 +138,7 @@ def test_a_step_that_cannot_be_filled_says_what_was_tried_and_what_to_change() -
         return group(task.prompt.id, [0.0, 0.0])
 
     scheduler = GenerateScheduler(
-        numbered(), all_wrong, filters=[drop_equal_rewards], max_prompts_factor=2.5
+        numbered(), all_wrong, filters=[equal_rewards], max_prompts_factor=2.5
     )
     with pytest.raises(RollError) as caught:
         finish(scheduler.collect(2, step=3))

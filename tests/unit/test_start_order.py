@@ -15,7 +15,7 @@ from roll.config.pipelines import RlvrConfig
 from roll.config.roles import Role
 from roll.config.strategy import VllmConfig
 from roll.core.types import WorkerSpec
-from roll.pipeline.cast import start_models
+from roll.pipeline.models import start_models
 from roll.strategy.vllm.engine import VllmEngine
 
 RUN = Path(__file__).parents[2] / "examples" / "rlvr_quickstart" / "run.yaml"
@@ -59,7 +59,7 @@ def quickstart(*overrides: str) -> RlvrConfig:
 
 def test_on_shared_gpus_each_role_leaves_before_the_next_begins() -> None:
     launcher = LoggedLauncher()
-    *_, colocation = start_models(quickstart(), launcher, "cuda")
+    colocation = start_models(quickstart(), launcher, "cuda").colocation
     assert launcher.log[:-1] == [
         "actor_infer begins",
         "actor_infer start?",

@@ -1,23 +1,33 @@
-"""Advantages measured against the siblings of one prompt (GRPO, arXiv 2402.03300)."""
+"""Advantages measured against the siblings of one prompt: GRPO, Dr.GRPO and RLOO."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
+from roll.algorithms.advantages.rewards import total_rewards
+from roll.algorithms.advantages.siblings import Siblings
+from roll.algorithms.api import Estimate
 from roll.algorithms.registries import ADVANTAGES
 from roll.core.batches import RolloutBatch
 
 StdKind = Literal["group", "batch", "none"]
+BaselineKind = Literal["mean", "leave_one_out"]
 
 
-def group_advantages(rewards_B: Tensor, group_ids_B: Tensor, *, std: StdKind, eps: float) -> Tensor:
-    """(reward - mean of its group) / (std + eps), float64 `[B]`.
+def group_advantages(
+    rewards_B: Tensor,
+    group_ids_B: Tensor,
+    *,
+    std: StdKind,
+    eps: float,
+    baseline: BaselineKind = "mean",
+) -> Tensor:
+    """(reward - baseline of its group) / (std + eps), float64 `[B]`.
 
-    The mean includes the sample itself. Standard deviations are unbiased (n - 1): of the group's
+    Standard deviations are unbiased (n - 1) and always take in the sample itself: of the group's
     rewards, or of all rewards of the step (`batch`); `none` divides by nothing (Dr.GRPO,
     arXiv 2503.20783). A group of one has nothing to be compared with: its advantage is 0.
 
@@ -26,18 +36,19 @@ def group_advantages(rewards_B: Tensor, group_ids_B: Tensor, *, std: StdKind, ep
         group_ids_B: any integers; siblings need not be neighbours.
         std: what the centred reward is divided by.
         eps: added to the standard deviation.
+        baseline: the group's mean with the sample itself, or the mean of the others, which is
+            n / (n - 1) times as far away.
     """
     rewards_B = rewards_B.double()
-    ids, group_B = torch.unique(group_ids_B, return_inverse=True)
-    zeros_G = rewards_B.new_zeros(len(ids))
-    count_G = zeros_G.index_add(0, group_B, torch.ones_like(rewards_B))
-    mean_G = zeros_G.index_add(0, group_B, rewards_B) / count_G
-    centred_B = rewards_B - mean_G[group_B]
+    siblings = Siblings.of(group_ids_B)
+    centred_B = rewards_B - siblings.mean(rewards_B)
+    if baseline == "leave_one_out":
+        # The mean alone leaves the sample out. In a spread without it, the only success of a group
+        # would see equal peers, not be divided at all and count less than any other.
+        centred_B = centred_B * siblings.size_B / (siblings.size_B - 1).clamp(min=1)
     match std:
         case "group":
-            squares_G = zeros_G.index_add(0, group_B, centred_B.square())
-            std_G = (squares_G / (count_G - 1).clamp(min=1)).sqrt()
-            return centred_B / (std_G[group_B] + eps)
+            return centred_B / (siblings.std(rewards_B) + eps)
         case "batch":
             squares = (rewards_B - rewards_B.mean()).square().sum()
             return centred_B / ((squares / max(len(rewards_B) - 1, 1)).sqrt() + eps)
@@ -48,17 +59,38 @@ def group_advantages(rewards_B: Tensor, group_ids_B: Tensor, *, std: StdKind, ep
 @ADVANTAGES.register("grpo")
 @dataclass(frozen=True, kw_only=True)
 class Grpo:
-    """The same advantage on every trained token of a sample."""
+    """The same advantage on every trained token of a sample (GRPO, arXiv 2402.03300); with
+    `std="none"` it is Dr.GRPO's (arXiv 2503.20783). Token rewards count as part of the reward."""
 
+    baseline: BaselineKind = "mean"
     std: StdKind = "group"
     eps: float = 1e-6
 
-    def __call__(self, batch: RolloutBatch) -> Tensor:
+    def __call__(self, batch: RolloutBatch) -> Estimate:
         """Float32 `[B, T]`, zero outside the loss mask; `batch` is the whole step.
 
         Raises:
             ValueError: the batch has no rewards.
         """
-        rewards_B = batch.require("rewards", made_by="assemble")
-        advantages_B = group_advantages(rewards_B, batch.group_ids, std=self.std, eps=self.eps)
-        return advantages_B[:, None].float() * batch.loss_mask
+        advantages_B = group_advantages(
+            total_rewards(batch),
+            batch.group_ids,
+            std=self.std,
+            eps=self.eps,
+            baseline=self.baseline,
+        )
+        return Estimate(advantages_B[:, None].float() * batch.loss_mask)
+
+
+@ADVANTAGES.register("rloo")
+@dataclass(frozen=True, kw_only=True)
+class Rloo:
+    """reward - mean reward of the OTHER samples of its prompt (RLOO, arXiv 2402.14740)."""
+
+    def __call__(self, batch: RolloutBatch) -> Estimate:
+        """Float32 `[B, T]`, zero outside the loss mask; a group of one has advantage 0.
+
+        Raises:
+            ValueError: the batch has no rewards.
+        """
+        return Grpo(baseline="leave_one_out", std="none")(batch)

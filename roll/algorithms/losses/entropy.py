@@ -13,9 +13,11 @@ from roll.core.batches import RolloutBatch
 @LOSSES.register("entropy")
 @dataclass(frozen=True, kw_only=True)
 class EntropyBonus:
-    """Minus the policy's entropy, so that a positive coefficient rewards exploration."""
+    """Minus the policy's entropy, so that a positive coefficient rewards exploration. No ratio and
+    no advantage enter: nothing special holds at ratio 1."""
 
     part: ClassVar[str] = "entropy"
+    importance_weighted: ClassVar[bool] = False
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
         """Needs `terms.entropy_BT`.

@@ -15,12 +15,15 @@ from roll.core.batches import RolloutBatch
 class KlToReference:
     """KL(policy || reference) per token by one of the estimators of `roll.algorithms.kl`.
 
-    The metric `kl/ref` comes from `SumLoss`, which reports it whenever a reference was scored.
+    Where the policy is the reference (step 0) the loss is 0, and so is the gradient of k2, k3 and
+    k3_k2grad. The metric `kl/ref` comes from `SumLoss`, which reports it whenever a reference was
+    scored.
     """
 
     estimator: str = "k3"
 
     part: ClassVar[str] = "kl"
+    importance_weighted: ClassVar[bool] = False
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
         """Needs `ref_logprobs`."""

@@ -6,15 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from roll.algorithms.api import PolicyTerms, TokenLoss
-from roll.algorithms.kl import k3
+from roll.algorithms.losses.ratio import bounded_exp, clipped_surrogate, log_ratio, ratio_metrics
 from roll.algorithms.registries import LOSSES
 from roll.core.batches import RolloutBatch
-
-LOG_RATIO_LIMIT = 20.0
-"""Of log(new / old) before exp, so that no ratio overflows; beyond it the gradient is zero."""
 
 
 @LOSSES.register("ppo_clip")
@@ -32,6 +28,7 @@ class PpoClip:
     dual_clip: float | None = None
 
     part: ClassVar[str] = "policy"
+    importance_weighted: ClassVar[bool] = True
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
         """Needs `advantages`. Without `old_logprobs` the policy is its own past: ratio 1.
@@ -40,19 +37,12 @@ class PpoClip:
         `approx_kl`, k3 of KL(old || new); `dual_clip_fraction` where dual clip is on.
         """
         advantages_BT = batch.require("advantages", made_by="add_advantages")
-        old_BT = batch.old_logprobs
-        if old_BT is None:
-            old_BT = terms.logprobs_BT.detach()
-        log_ratio_BT = (terms.logprobs_BT - old_BT).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-        ratio_BT = log_ratio_BT.exp()
-        plain_BT = -ratio_BT * advantages_BT
-        clipped_BT = -ratio_BT.clamp(1 - self.clip_low, 1 + self.clip_high) * advantages_BT
-        loss_BT = torch.maximum(plain_BT, clipped_BT)
-        metrics_BT: dict[str, Tensor] = {
-            "ratio/mean": ratio_BT.detach(),
-            "clip_fraction": (clipped_BT > plain_BT).to(ratio_BT.dtype),
-            "approx_kl": k3(old_BT, terms.logprobs_BT.detach()),
-        }
+        log_ratio_BT = log_ratio(terms, batch)
+        ratio_BT = bounded_exp(log_ratio_BT)
+        loss_BT, cut_BT = clipped_surrogate(
+            ratio_BT, advantages_BT, clip_low=self.clip_low, clip_high=self.clip_high
+        )
+        metrics_BT = ratio_metrics(log_ratio_BT, ratio_BT) | {"clip_fraction": cut_BT}
         if self.dual_clip is not None:
             # Where A >= 0 the bound is infinite, so that one `minimum` serves both signs.
             bound_BT = (-self.dual_clip * advantages_BT).masked_fill(advantages_BT >= 0, torch.inf)

@@ -1,0 +1,110 @@
+"""Generalised advantage estimation from a critic's values (GAE, arXiv 1506.02438)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from roll.algorithms.advantages.discounting import discounted_sums
+from roll.algorithms.advantages.trained import TrainedTokens
+from roll.algorithms.api import Estimate
+from roll.algorithms.registries import ADVANTAGES
+from roll.core.batches import RolloutBatch
+
+ROWS = 64
+"""Rows at a time. They do not concern each other, and temporaries of a whole step are so large that
+fetching their memory from the system costs several times what the arithmetic does."""
+
+
+def temporal_differences(rewards_BL: Tensor, values_BL: Tensor, *, gamma: float) -> Tensor:
+    """reward_t + gamma * value_{t+1} - value_t, float64 `[B, L]`; nothing follows the last step."""
+    deltas_BL = rewards_BL.double() - values_BL
+    deltas_BL[:, :-1].add_(values_BL[:, 1:], alpha=gamma)
+    return deltas_BL
+
+
+def length_adaptive_lambda(tokens_B: Tensor, alpha: float) -> Tensor:
+    """1 - 1 / (alpha * tokens), at least 0, float64 `[B]` (VAPO, arXiv 2504.05118).
+
+    The sum of the weights of GAE's terms, 1 / (1 - lambda), is then alpha * tokens: long responses
+    are credited over a longer range.
+    """
+    return (1 - 1 / (alpha * tokens_B.double().clamp(min=1))).clamp(min=0)
+
+
+@ADVANTAGES.register("gae")
+@dataclass(frozen=True, kw_only=True)
+class Gae:
+    """sum over j >= t of (gamma * lambda) ** (j - t) * (reward_j + gamma * value_{j+1} - value_j).
+
+    Trained tokens are the steps; no other value or reward is read. A sample's reward is paid on its
+    last trained token, token rewards on theirs, and nothing follows the last one. The critic's
+    target is its own advantage plus value; `critic_lambda` decouples that advantage from the
+    policy's (VC-PPO, arXiv 2503.01491).
+    """
+
+    gamma: float = 1.0
+    policy_lambda: float | None = 0.95
+    adaptive_alpha: float | None = None
+    critic_lambda: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.policy_lambda is None) == (self.adaptive_alpha is None):
+            raise ValueError(
+                f"gae got policy_lambda {self.policy_lambda} and adaptive_alpha "
+                f"{self.adaptive_alpha}; set one and make the other None"
+            )
+
+    def __call__(self, batch: RolloutBatch) -> Estimate:
+        """Float32 `[B, T]`, both zero outside the loss mask.
+
+        Raises:
+            ValueError: the batch has no rewards or no values.
+        """
+        values_BT = batch.require("values", made_by="add_values")
+        rewards_B = batch.require("rewards", made_by="assemble")
+        paid_BT = batch.token_rewards
+        advantages_BT = torch.empty_like(values_BT, dtype=torch.float32)
+        returns_BT = torch.empty_like(advantages_BT)
+        for start in range(0, len(values_BT), ROWS):
+            rows = slice(start, start + ROWS)
+            advantages_BT[rows], returns_BT[rows] = self._estimate(
+                batch.loss_mask[rows],
+                values_BT[rows],
+                rewards_B[rows],
+                None if paid_BT is None else paid_BT[rows],
+            )
+        return Estimate(advantages_BT, returns_BT)
+
+    def _estimate(
+        self, mask_BT: Tensor, values_BT: Tensor, rewards_B: Tensor, paid_BT: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Advantages and returns of some rows."""
+        tokens = TrainedTokens.of(mask_BT)
+        values_BL = tokens.pack(values_BT)
+        rewards_BL = tokens.at_last(rewards_B.double())
+        if paid_BT is not None:
+            rewards_BL = rewards_BL + tokens.pack(paid_BT)
+        deltas_BL = temporal_differences(rewards_BL, values_BL, gamma=self.gamma)
+
+        policy_lambda_B = self._policy_lambda(tokens.count_B)
+        advantages_BL = discounted_sums(deltas_BL, self.gamma * policy_lambda_B)
+        targets_BL = advantages_BL
+        if self.critic_lambda is not None:
+            targets_BL = discounted_sums(deltas_BL, _one(self.gamma * self.critic_lambda))
+        return (
+            tokens.unpack(advantages_BL, torch.float32),
+            tokens.unpack(targets_BL + values_BL, torch.float32),
+        )
+
+    def _policy_lambda(self, tokens_B: Tensor) -> Tensor:
+        if self.adaptive_alpha is not None:
+            return length_adaptive_lambda(tokens_B, self.adaptive_alpha)
+        assert self.policy_lambda is not None
+        return _one(self.policy_lambda)
+
+
+def _one(number: float) -> Tensor:
+    return torch.tensor([number], dtype=torch.float64)

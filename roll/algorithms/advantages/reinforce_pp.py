@@ -1,0 +1,40 @@
+"""REINFORCE with one normalisation over all tokens of the step (REINFORCE++, arXiv 2501.03262)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from roll.algorithms.advantages.rewards import rewards_to_go
+from roll.algorithms.advantages.siblings import Siblings
+from roll.algorithms.advantages.standardize import standardized_tokens
+from roll.algorithms.api import Estimate
+from roll.algorithms.registries import ADVANTAGES
+from roll.core.batches import RolloutBatch
+
+
+@ADVANTAGES.register("reinforce_pp")
+@dataclass(frozen=True, kw_only=True)
+class ReinforcePp:
+    """(return - mean) / (std + eps), with return_t the discounted rewards from token t on, and mean
+    and std over the returns of all trained tokens of the step.
+
+    With `baseline="group"` the mean reward of its group goes off each reward first. That is the
+    mean of `rewards` alone; token rewards stay as they are.
+    """
+
+    baseline: Literal["none", "group"] = "none"
+    gamma: float = 1.0
+    eps: float = 1e-6
+
+    def __call__(self, batch: RolloutBatch) -> Estimate:
+        """Float32 `[B, T]`, zero outside the loss mask; `batch` is the whole step.
+
+        Raises:
+            ValueError: the batch has no rewards.
+        """
+        rewards_B = batch.require("rewards", made_by="assemble").double()
+        if self.baseline == "group":
+            rewards_B = rewards_B - Siblings.of(batch.group_ids).mean(rewards_B)
+        returns_BT = rewards_to_go(rewards_B, batch, gamma=self.gamma)
+        return Estimate(standardized_tokens(returns_BT, batch.loss_mask, eps=self.eps).float())

@@ -1,0 +1,26 @@
+"""The reward of a greedy response to the same prompt as the baseline (ReMax, arXiv 2310.10505)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roll.algorithms.advantages.rewards import rewards_to_go
+from roll.algorithms.api import Estimate
+from roll.algorithms.registries import ADVANTAGES
+from roll.core.batches import RolloutBatch
+
+
+@ADVANTAGES.register("remax")
+@dataclass(frozen=True, kw_only=True)
+class Remax:
+    """reward - reward of the greedy response, plus the token rewards from each token on."""
+
+    def __call__(self, batch: RolloutBatch) -> Estimate:
+        """Float32 `[B, T]`, zero outside the loss mask.
+
+        Raises:
+            ValueError: the batch has no rewards or no `baseline_rewards`.
+        """
+        rewards_B = batch.require("rewards", made_by="assemble").double()
+        greedy_B = batch.require("baseline_rewards", made_by="the greedy rollout").double()
+        return Estimate(rewards_to_go(rewards_B - greedy_B, batch, gamma=1.0).float())

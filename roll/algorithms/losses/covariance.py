@@ -1,0 +1,77 @@
+"""Which tokens of an update drive the entropy down most, and a reproducible draw among tokens.
+
+The covariance is taken over all trained tokens of an update, so it is computed once, on the
+driver, before the update is split (`SumLoss.prepare`), and from `old_logprobs`: a micro-batch sees
+other means, and the log-probs of a later update are not known yet.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from roll.core.batches import RolloutBatch
+
+
+def covariance(batch: RolloutBatch) -> Tensor:
+    """(log p - mean log p) * (A - mean A) per token, means over all trained tokens
+    (arXiv 2505.22617, equation 10); float64 `[B, T]`, -inf outside the loss mask.
+
+    Raises:
+        ValueError: `old_logprobs` or `advantages` are not set.
+    """
+    old_BT = batch.require("old_logprobs", made_by="add_old_logprobs")
+    advantages_BT = batch.require("advantages", made_by="add_advantages")
+    mask_BT = batch.loss_mask
+    found_BT = _centred(old_BT, mask_BT) * _centred(advantages_BT, mask_BT)
+    return found_BT.masked_fill(~mask_BT, -torch.inf)
+
+
+def share_of_tokens(fraction: float, mask_BT: Tensor) -> int:
+    """`fraction` of the trained tokens, rounded down, and at least one."""
+    return max(1, int(fraction * int(mask_BT.sum())))
+
+
+def largest(values_BT: Tensor, count: int) -> Tensor:
+    """Bool `[B, T]`: the `count` largest finite values, or all of them where there are fewer."""
+    flat = values_BT.flatten()
+    chosen = torch.zeros_like(flat, dtype=torch.bool)
+    chosen[flat.topk(min(count, len(flat))).indices] = True
+    return chosen.view_as(values_BT) & values_BT.isfinite()
+
+
+def draw(candidates_BT: Tensor, count: int, batch: RolloutBatch) -> Tensor:
+    """Bool `[B, T]`: `count` of the candidates, or all of them where there are fewer.
+
+    Each token has a lot that depends on the tokens of its row and its position in it alone; the
+    lowest lots win. So the draw needs no random state, and neither row order nor padding change it.
+    """
+    # Float64 holds every integer below 2**53, and topk of the negative lots finds the lowest.
+    lots_BT = _lots(batch.tokens, batch.lengths).bitwise_and(2**53 - 1).double()
+    return largest((-lots_BT).masked_fill(~candidates_BT, -torch.inf), count)
+
+
+def _centred(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    values_BT = values_BT.double().masked_fill(~mask_BT, 0.0)
+    return values_BT - values_BT.sum() / mask_BT.sum().clamp(min=1)
+
+
+def _lots(tokens_BT: Tensor, lengths_B: Tensor) -> Tensor:
+    """Int64 `[B, T]`, uniform over all integers from zero."""
+    positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+    words_BT = _mix(_mix(tokens_BT) + positions_T)
+    rows_B1 = words_BT.masked_fill(positions_T >= lengths_B[:, None], 0).sum(1, keepdim=True)
+    return _mix(_mix(rows_B1) + positions_T)
+
+
+def _mix(values: Tensor) -> Tensor:
+    """The finalizer of splitmix64 on int64, which wraps around; the result is not negative."""
+    values = values + -7046029254386353131  # 2**64 / golden ratio, as a signed integer
+    values = (values ^ _shift(values, 30)) * -4658895280553007687
+    values = (values ^ _shift(values, 27)) * -7723592293110705685
+    return (values ^ _shift(values, 31)).bitwise_and(2**63 - 1)
+
+
+def _shift(values: Tensor, bits: int) -> Tensor:
+    """A logical shift to the right: torch's own copies the sign."""
+    return (values >> bits).bitwise_and(2 ** (64 - bits) - 1)

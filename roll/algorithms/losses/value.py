@@ -1,0 +1,66 @@
+"""The critic's loss: squared error to the returns, with a bound on the step from the old values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from roll.algorithms.api import TokenLoss, ValueTerms
+from roll.core.batches import RolloutBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClippedValueLoss:
+    """0.5 * max((v - R)**2, (clip(v, old - clip, old + clip) - R)**2) per token (the value loss of
+    PPO's code; arXiv 2005.12729 asks whether the clip helps). Without `clip` 0.5 * (v - R)**2.
+
+    In the first update of a step v is old: nothing is clipped, and the gradient is v - R.
+    """
+
+    clip: float | None = 0.2
+
+    def __call__(self, terms: ValueTerms, batch: RolloutBatch) -> TokenLoss:
+        """Needs `returns`, and with `clip` the old `values`.
+
+        Metrics: `value/clip_fraction`, tokens whose gradient the clip cuts off; and what
+        `explained_variance` takes: `value/mean`, `value/error`, `value/squared_error`,
+        `value/return`, `value/squared_return`.
+        """
+        values_BT = terms.values_BT
+        returns_BT = batch.require("returns", made_by="add_advantages")
+        error_BT = values_BT - returns_BT
+        squares_BT = error_BT.square()
+        seen_BT = error_BT.detach()
+        metrics_BT = {
+            "value/mean": values_BT.detach(),
+            "value/error": seen_BT,
+            "value/squared_error": seen_BT.square(),
+            "value/return": returns_BT,
+            "value/squared_return": returns_BT.square(),
+        }
+        if self.clip is not None:
+            old_BT = batch.require("values", made_by="add_values")
+            near_BT = old_BT + (values_BT - old_BT).clamp(-self.clip, self.clip)
+            clipped_BT = (near_BT - returns_BT).square()
+            metrics_BT["value/clip_fraction"] = (clipped_BT > squares_BT).to(values_BT.dtype)
+            squares_BT = torch.maximum(squares_BT, clipped_BT)
+        return TokenLoss(loss_BT=0.5 * squares_BT, metrics_BT=metrics_BT)
+
+
+def explained_variance(means: Mapping[str, float]) -> float:
+    """1 - Var(v - R) / Var(R) from the means that `ClippedValueLoss` reports, over any number of
+    micro-batches and ranks: 1 is a perfect critic, 0 one that knows the mean alone.
+
+    Where all returns are equal there is nothing to explain: 0.
+
+    Raises:
+        KeyError: a mean is missing.
+    """
+    returns = means["value/squared_return"] - means["value/return"] ** 2
+    error = means["value/squared_error"] - means["value/error"] ** 2
+    # Equal returns leave the rounding errors of float32 sums behind, not an exact zero.
+    if returns <= 1e-6 * means["value/squared_return"]:
+        return 0.0
+    return 1.0 - error / returns

@@ -1,0 +1,1 @@
+"""Rewards, samples and advantages reshaped around the estimator; one file per idea."""

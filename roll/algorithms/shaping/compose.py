@@ -1,0 +1,220 @@
+"""From `algorithm:` in the config to everything that reshapes a step's batch on the driver."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from roll.algorithms.api import AdvantageEstimator
+from roll.algorithms.shaping.api import (
+    ADVANTAGE_SHAPINGS,
+    MASKS,
+    REWARD_SHAPINGS,
+    SAMPLE_WEIGHTS,
+    AdvantageShaping,
+    Rewards,
+    RewardShaping,
+    SampleMask,
+    SampleWeight,
+    Stateful,
+)
+from roll.algorithms.shaping.kl_in_reward import KlInReward
+from roll.config.algorithm import AlgorithmConfig, OverlongPenaltyConfig, RewardShapingConfig
+from roll.config.algorithm.needs import Choice
+from roll.core.batches import RolloutBatch
+from roll.core.errors import CheckpointError
+from roll.core.metrics import Max, Mean, Metrics
+from roll.core.registry import Registry
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shaping:
+    """What happens to a step's batch around its advantages; `add_advantages` does all of it.
+
+    Parts are applied in the order of their mappings and report under their names. Only running
+    moments and an adaptive KL coefficient change from step to step; `state` has both.
+    """
+
+    reward_parts: Mapping[str, RewardShaping] = field(default_factory=dict)
+    mask_parts: Mapping[str, SampleMask] = field(default_factory=dict)
+    weight_parts: Mapping[str, SampleWeight] = field(default_factory=dict)
+    advantage_parts: Mapping[str, AdvantageShaping] = field(default_factory=dict)
+    kl: KlInReward | None = None
+
+    def add_advantages(
+        self, batch: RolloutBatch, estimator: AdvantageEstimator
+    ) -> tuple[RolloutBatch, Metrics]:
+        """From a step's batch, as it was assembled and scored, to what is trained on. Once a step.
+
+        1 shaped rewards; 2 advantages and returns from them; 3 masks and weights of samples, judged
+        by the rewards as they were paid; 4 shaped advantages of the tokens that are left. A masked
+        sample keeps its place among its siblings: only its own loss is gone.
+        """
+        rewarded, metrics = self.rewards(batch)
+        found = estimator(rewarded)
+        masked, seen = self.masks(batch)
+        weighed, also_seen = self.weights(batch)
+        estimated = replace(
+            rewarded,
+            loss_mask=masked.loss_mask,
+            sample_weights=weighed.sample_weights,
+            advantages=found.advantages_BT.masked_fill(~masked.loss_mask, 0),
+            returns=_inside(found.returns_BT, masked.loss_mask),
+        )
+        shaped, last_seen = self.advantages(estimated)
+        return shaped, metrics | seen | also_seen | last_seen
+
+    def rewards(self, batch: RolloutBatch) -> tuple[RolloutBatch, Metrics]:
+        """New `rewards`, `baseline_rewards` and `token_rewards`.
+
+        The rewards by name stay what their functions paid: bounds, moments and penalties are about
+        the total, which then is no longer their weighted sum.
+        """
+        metrics = Metrics()
+        if self.kl is not None:
+            token_rewards_BT, metrics = self.kl(batch)
+            shaped = replace(batch, token_rewards=token_rewards_BT)
+        else:
+            shaped = batch
+        if not self.reward_parts:
+            return shaped, metrics
+        baseline_B = batch.baseline_rewards
+        rewards = Rewards(
+            batch.require("rewards", made_by="assemble").double(),
+            None if baseline_B is None else baseline_B.double(),
+        )
+        for name, part in self.reward_parts.items():
+            rewards, seen = part(rewards, batch)
+            metrics = metrics | _under(f"shaping/reward/{name}", seen)
+        mean = Mean(rewards.total_B.sum().item(), len(batch))
+        shaped = replace(
+            shaped,
+            rewards=rewards.total_B.float(),
+            baseline_rewards=None if rewards.baseline_B is None else rewards.baseline_B.float(),
+        )
+        return shaped, metrics | {"shaping/reward/mean": mean}
+
+    def masks(self, batch: RolloutBatch) -> tuple[RolloutBatch, Metrics]:
+        """A smaller `loss_mask`. Token weights come later, so that their means stay means."""
+        if not self.mask_parts:
+            return batch, Metrics()
+        keep_B = torch.ones(len(batch), dtype=torch.bool, device=batch.loss_mask.device)
+        seen: dict[str, Mean] = {}
+        for name, part in self.mask_parts.items():
+            passed_B = part(batch)
+            seen[f"shaping/mask/{name}/masked_fraction"] = _share(~passed_B)
+            keep_B = keep_B & passed_B
+        seen["shaping/mask/masked_fraction"] = _share(~keep_B)
+        return replace(batch, loss_mask=batch.loss_mask & keep_B[:, None]), Metrics(seen)
+
+    def weights(self, batch: RolloutBatch) -> tuple[RolloutBatch, Metrics]:
+        """The product of all sample weights as `sample_weights`."""
+        if not self.weight_parts:
+            return batch, Metrics()
+        weights_B = torch.ones(len(batch), dtype=torch.float64, device=batch.loss_mask.device)
+        for part in self.weight_parts.values():
+            weights_B = weights_B * part(batch)
+        metrics = Metrics(
+            {
+                "shaping/weight/mean": Mean(weights_B.sum().item(), len(batch)),
+                "shaping/weight/max": Max(weights_B.max().item()),
+            }
+        )
+        return replace(batch, sample_weights=weights_B.float()), metrics
+
+    def advantages(self, batch: RolloutBatch) -> tuple[RolloutBatch, Metrics]:
+        """New `advantages`, never `returns`."""
+        if not self.advantage_parts:
+            return batch, Metrics()
+        advantages_BT = batch.require("advantages", made_by="add_advantages").double()
+        advantages_BT = advantages_BT.masked_fill(~batch.loss_mask, 0)
+        metrics = Metrics()
+        for name, part in self.advantage_parts.items():
+            advantages_BT, seen = part(advantages_BT, batch.loss_mask)
+            metrics = metrics | _under(f"shaping/advantage/{name}", seen)
+        return replace(batch, advantages=advantages_BT.float()), metrics
+
+    def state(self) -> dict[str, dict[str, float]]:
+        """For the checkpoint: plain JSON by part; empty where nothing is remembered."""
+        return {name: state for name, part in self._stateful.items() if (state := part.state())}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken.
+
+        Raises:
+            CheckpointError: it belongs to another list of shapings.
+        """
+        expected = self.state().keys()
+        if state.keys() != expected:
+            raise CheckpointError(
+                f"the checkpoint remembers {_listed(state)} of reward shaping, the config asks for "
+                f"{_listed(expected)}; restore algorithm.reward_shaping and algorithm.kl_in_reward,"
+                " or start anew with `resume: never` and another output_dir"
+            )
+        for name, of_part in state.items():
+            self._stateful[name].load(of_part)
+
+    @property
+    def _stateful(self) -> dict[str, Stateful]:
+        parts: dict[str, object] = {f"reward/{n}": part for n, part in self.reward_parts.items()}
+        if self.kl is not None:
+            parts["kl_in_reward"] = self.kl
+        return {name: part for name, part in parts.items() if isinstance(part, Stateful)}
+
+
+def build_shaping(config: AlgorithmConfig, *, max_new_tokens: int) -> Shaping:
+    """All shaping of a run, in its first state.
+
+    Args:
+        max_new_tokens: of the run's sampling; what an overlong penalty takes as its limit.
+    """
+    rewards: list[RewardShapingConfig] = []
+    for choice in config.reward_shaping:
+        if isinstance(choice, OverlongPenaltyConfig):
+            most, buffer = choice.limits(max_new_tokens)
+            choice = choice.model_copy(update={"max_tokens": most, "buffer_tokens": buffer})
+        rewards.append(choice)
+    kl = config.kl_in_reward
+    return Shaping(
+        reward_parts=_build(REWARD_SHAPINGS, rewards),
+        mask_parts=_build(MASKS, config.masks),
+        weight_parts=_build(SAMPLE_WEIGHTS, config.sample_weights),
+        advantage_parts=_build(ADVANTAGE_SHAPINGS, config.advantage_shaping),
+        kl=None if kl is None else KlInReward(**kl.model_dump()),
+    )
+
+
+def _build(registry: Registry[Callable[..., T]], configs: Sequence[Choice]) -> dict[str, T]:
+    """Parts by `kind`; the second one of a kind is `<kind>_2`."""
+    parts: dict[str, T] = {}
+    seen: Counter[str] = Counter()
+    for config in configs:
+        options = config.model_dump()
+        kind = options.pop("kind")
+        seen[kind] += 1
+        name = kind if seen[kind] == 1 else f"{kind}_{seen[kind]}"
+        parts[name] = registry[kind](**options)
+    return parts
+
+
+def _under(prefix: str, metrics: Metrics) -> dict[str, Any]:
+    return {f"{prefix}/{name}": metric for name, metric in metrics.items()}
+
+
+def _inside(values_BT: Tensor | None, mask_BT: Tensor) -> Tensor | None:
+    return None if values_BT is None else values_BT.masked_fill(~mask_BT, 0)
+
+
+def _share(chosen_B: Tensor) -> Mean:
+    return Mean(int(chosen_B.sum()), len(chosen_B))
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(sorted(names)) or "nothing"

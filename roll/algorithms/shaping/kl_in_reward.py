@@ -1,0 +1,96 @@
+"""Divergence from the reference as a price per token, with a fixed or an adaptive coefficient."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roll.algorithms.registries import KL_ESTIMATORS
+from roll.core.batches import RolloutBatch
+from roll.core.errors import CheckpointError
+from roll.core.metrics import Last, Metrics
+
+ERROR_LIMIT = 0.2
+"""Of the relative error of the divergence in the adaptive controller."""
+
+
+def policy_kl(batch: RolloutBatch, estimator: str) -> Tensor:
+    """Estimated KL(policy || reference) of every trained token, nats, float64 `[B, T]`; zero
+    outside the mask, whatever the log-probs hold there.
+
+    The policy's log-probs are the trainer's own where they were computed, else the engine's.
+
+    Raises:
+        ValueError: the batch has no reference log-probs, or none of the policy.
+    """
+    ref_BT = batch.require("ref_logprobs", made_by="add_ref_logprobs")
+    own_BT = batch.old_logprobs
+    if own_BT is None:
+        own_BT = batch.require("rollout_logprobs", made_by="assemble or add_old_logprobs")
+    outside_BT = ~batch.loss_mask
+    return KL_ESTIMATORS[estimator](
+        own_BT.double().masked_fill(outside_BT, 0), ref_BT.double().masked_fill(outside_BT, 0)
+    )
+
+
+def sample_mean(values_BT: Tensor, mask_BT: Tensor) -> float:
+    """Mean over samples of the mean over their trained tokens; 0 without any. Zero outside."""
+    tokens_B = mask_BT.sum(1)
+    means_B = values_BT.sum(1) / tokens_B.clamp(min=1)
+    return (means_B.sum() / (tokens_B > 0).sum().clamp(min=1)).item()
+
+
+def next_coef(coef: float, *, kl: float, target: float, samples: int, horizon: int) -> float:
+    """coef * (1 + clip(kl / target - 1, -0.2, 0.2) * samples / horizon): the proportional
+    controller of Ziegler et al. (arXiv 1909.08593, section 2.2)."""
+    error = min(max(kl / target - 1, -ERROR_LIMIT), ERROR_LIMIT)
+    return coef * (1 + error * samples / horizon)
+
+
+@dataclass(kw_only=True)
+class KlInReward:
+    """token_rewards - coef * KL; see `KlInRewardConfig`.
+
+    Metrics: `kl/in_reward`, nats per token, which is what the controller holds at its target;
+    `kl/coef`, the coefficient of this step.
+    """
+
+    coef: float
+    estimator: str = "k1"
+    target: float | None = None
+    horizon: int = 10_000
+    current_coef: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.current_coef = self.coef
+
+    def __call__(self, batch: RolloutBatch) -> tuple[Tensor, Metrics]:
+        """The new `token_rewards`, float32 `[B, T]`; call it once a step, with the whole of it."""
+        kl_BT = policy_kl(batch, self.estimator)
+        kl = sample_mean(kl_BT, batch.loss_mask)
+        paid_BT = -self.current_coef * kl_BT
+        if batch.token_rewards is not None:
+            paid_BT = paid_BT + batch.token_rewards.double()
+        metrics = Metrics({"kl/in_reward": Last(kl), "kl/coef": Last(self.current_coef)})
+        if self.target is not None and bool(batch.loss_mask.any()):
+            self.current_coef = next_coef(
+                self.current_coef,
+                kl=kl,
+                target=self.target,
+                samples=len(batch),
+                horizon=self.horizon,
+            )
+        return paid_BT.to(torch.float32), metrics
+
+    def state(self) -> dict[str, float]:
+        """The adaptive coefficient; a fixed one is in the config."""
+        return {} if self.target is None else {"coef": self.current_coef}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        if state.keys() != {"coef"}:
+            raise CheckpointError(f"not the state of a KL coefficient: keys {sorted(state)}")
+        self.current_coef = float(state["coef"])

@@ -1,0 +1,95 @@
+"""Rewards minus a mean over a standard deviation, each taken over a level of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from roll.algorithms.shaping.api import REWARD_SHAPINGS, Rewards
+from roll.algorithms.shaping.groups import group_mean, group_std
+from roll.algorithms.shaping.moments import Moments
+from roll.core.batches import RolloutBatch
+from roll.core.metrics import Last, Metrics
+
+Level = Literal["none", "group", "batch", "running"]
+
+NO_SPREAD = 1e-10
+"""A standard deviation below this share of the mean is the rounding of equal float32 rewards."""
+
+
+def normalized(
+    values_B: Tensor, mean_B: Tensor, std_B: Tensor, center_B: Tensor, *, eps: float
+) -> Tensor:
+    """(value - mean) / (std + eps), float64 `[B]`; undivided where there is no spread.
+
+    Args:
+        center_B: the mean that `std_B` was taken around; tells rounding from spread.
+    """
+    divisor_B = torch.where(std_B > NO_SPREAD * center_B.abs(), std_B + eps, 1.0)
+    return (values_B - mean_B) / divisor_B
+
+
+@REWARD_SHAPINGS.register("normalize")
+@dataclass(kw_only=True)
+class NormalizeReward:
+    """(reward - mean) / (std + eps), with the mean and the std of these levels:
+
+        none     0 and 1
+        group    the siblings of the prompt
+        batch    all samples of the step
+        running  all samples of all steps, this one included; one for all tags
+
+    Standard deviations are unbiased and around the mean of their own level, whatever is subtracted.
+    The greedy baseline goes through the same subtraction and division, but into no moment.
+
+    Metrics, for `running`: `running_mean`, `running_std`.
+    """
+
+    mean: Level
+    std: Level
+    eps: float = 1e-6
+    moments: Moments = field(default=Moments(), init=False)
+
+    def __call__(self, rewards: Rewards, batch: RolloutBatch) -> tuple[Rewards, Metrics]:
+        """Call it once a step: running moments count every call."""
+        values_B = rewards.total_B
+        metrics = Metrics()
+        if "running" in (self.mean, self.std):
+            self.moments = self.moments.merge(Moments.of(values_B))
+            metrics = Metrics(
+                {
+                    "running_mean": Last(self.moments.mean),
+                    "running_std": Last(self.moments.std),
+                }
+            )
+        mean_B, _ = self._moments(self.mean, values_B, batch.group_ids)
+        center_B, std_B = self._moments(self.std, values_B, batch.group_ids)
+        if self.std == "none":
+            return rewards.map(lambda of_B: of_B - mean_B), metrics
+        shaped = rewards.map(lambda of_B: normalized(of_B, mean_B, std_B, center_B, eps=self.eps))
+        return shaped, metrics
+
+    def state(self) -> dict[str, float]:
+        """The running moments; empty where nothing is remembered."""
+        return self.moments.state() if "running" in (self.mean, self.std) else {}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.moments = Moments.restored(state)
+
+    def _moments(
+        self, level: Level, values_B: Tensor, group_ids_B: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of the level that each sample belongs to."""
+        match level:
+            case "none":
+                return torch.zeros_like(values_B), torch.ones_like(values_B)
+            case "group":
+                return group_mean(values_B, group_ids_B), group_std(values_B, group_ids_B)
+            case "batch" | "running":
+                moments = self.moments if level == "running" else Moments.of(values_B)
+                mean_B = torch.full_like(values_B, moments.mean)
+                return mean_B, torch.full_like(values_B, moments.std)
