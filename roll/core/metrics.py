@@ -106,6 +106,10 @@ class Metrics(Mapping[str, Metric]):
                 merged[name] = merged[name].merge(metric) if name in merged else metric
         return cls(merged)
 
+    def prefixed(self, prefix: str) -> Metrics:
+        """The same metrics under `<prefix>/<name>`."""
+        return Metrics({f"{prefix}/{name}": metric for name, metric in self.items()})
+
     def values_by_name(self) -> dict[str, float]:
         """The final numbers, sorted by name."""
         return {name: self._values[name].value() for name in sorted(self._values)}

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForTokenClassification,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
@@ -90,10 +91,62 @@ def load_causal_lm(model: ModelConfig, *, dtype: torch.dtype | None = None) -> P
         ConfigError: the folder does not exist, is no checkpoint or lacks tensors, or the hub
             cannot be reached.
     """
+    loaded, missing = _load(AutoModelForCausalLM, model, load_config(model), dtype)
+    if missing:
+        raise ConfigError(_incomplete(model, missing))
+    return loaded
+
+
+def load_value_model(model: ModelConfig, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """A token classifier with one label, on the CPU: what a critic is.
+
+    The head is the checkpoint's, where it is such a classifier. On any other checkpoint of a
+    language model it is new, and zero, so that the first values are 0 instead of noise.
+
+    Raises:
+        ConfigError: as `load_causal_lm`; or the architecture has no token classifier, or the
+            checkpoint's has several labels.
+    """
     config = load_config(model)
+    classifies = any("TokenClassification" in name for name in config.architectures or ())
+    if classifies and config.num_labels != 1:
+        raise ConfigError(
+            f"model {model.path!r} classifies tokens into {config.num_labels} labels; a critic "
+            "needs 1"
+        )
+    config.num_labels = 1
+    loaded, missing = _load(AutoModelForTokenClassification, model, config, dtype)
+    _, head = split_value_head(loaded)
+    head_keys = {name for name, p in loaded.named_parameters() if p in set(head.parameters())}
+    if set(missing) - head_keys or (classifies and missing):
+        raise ConfigError(_incomplete(model, missing))
+    if missing:
+        for parameter in head.parameters():
+            nn.init.zeros_(parameter)
+    return loaded
+
+
+def split_value_head(model: PreTrainedModel) -> tuple[nn.Module, nn.Module]:
+    """Backbone (token ids to hidden states) and head (hidden states to one number).
+
+    Raises:
+        ConfigError: the classifier keeps its head under a name that is not known here.
+    """
+    for name in ("score", "classifier"):
+        head = model._modules.get(name)
+        if head is not None and model.base_model is not model:
+            return model.base_model, head
+    kind = model.config.model_type
+    raise ConfigError(f"model type {kind!r} has no head for values; use another model")
+
+
+def _load(
+    factory: Any, model: ModelConfig, config: PreTrainedConfig, dtype: torch.dtype | None
+) -> tuple[PreTrainedModel, list[str]]:
+    """The model in evaluation mode, and the tensors that its checkpoint lacks."""
     try:
         with _LOADING:
-            loaded, info = AutoModelForCausalLM.from_pretrained(
+            loaded, info = factory.from_pretrained(
                 model.path,
                 config=config,
                 dtype=dtype or getattr(torch, model.dtype),
@@ -103,14 +156,16 @@ def load_causal_lm(model: ModelConfig, *, dtype: torch.dtype | None = None) -> P
             )
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ConfigError(_what_failed("model", model.path, error)) from error
-    if info["missing_keys"]:
-        missing = sorted(info["missing_keys"])
-        raise ConfigError(
-            f"model {model.path!r} lacks {len(missing)} tensors, e.g. {missing[0]!r}; they would "
-            "start from random values. Is the checkpoint complete?"
-        )
+    assert isinstance(loaded, PreTrainedModel)
     loaded.eval()
-    return loaded
+    return loaded, sorted(info["missing_keys"])
+
+
+def _incomplete(model: ModelConfig, missing: list[str]) -> str:
+    return (
+        f"model {model.path!r} lacks {len(missing)} tensors, e.g. {missing[0]!r}; they would "
+        "start from random values. Is the checkpoint complete?"
+    )
 
 
 def split_head(model: PreTrainedModel) -> tuple[nn.Module, Head]:

@@ -9,26 +9,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from roll.algorithms.api import Loss, PolicyTerms
+from roll.algorithms.api import TermsLoss
 from roll.core.batches import RolloutBatch, TokenBatch
 from roll.core.metrics import Metrics
 from roll.core.types import Completion, GenerateRequest, RankInfo
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.manifest import Manifest
 
+T_co = TypeVar("T_co", covariant=True)
 
-class ScoreStrategy(Protocol):
-    """Forward passes only."""
+
+class ScoreStrategy(Protocol[T_co]):
+    """Forward passes only. T is what they give: `PolicyTerms`, or `ValueTerms` of a critic."""
 
     @property
     def rank_info(self) -> RankInfo: ...
 
-    def score(self, batch: TokenBatch, *, entropy: bool = False) -> PolicyTerms:
-        """Log-probs `[B, T]` (and entropy) on the CPU, without gradients, rows in given order."""
+    def score(self, batch: TokenBatch, *, entropy: bool = False) -> T_co:
+        """`[B, T]` on the CPU, without gradients, rows in given order."""
         ...
 
     def offload(self) -> None:
@@ -40,10 +42,10 @@ class ScoreStrategy(Protocol):
     def close(self) -> None: ...
 
 
-class TrainStrategy(ScoreStrategy, Protocol):
+class TrainStrategy(ScoreStrategy[T_co], Protocol[T_co]):
     """A model that learns."""
 
-    def train(self, batch: RolloutBatch, loss: Loss) -> Metrics:
+    def train(self, batch: RolloutBatch, loss: TermsLoss[T_co]) -> Metrics:
         """One optimizer step on the rows of all ranks. `batch.token_weights` must be set."""
         ...
 
@@ -68,7 +70,7 @@ class TrainStrategy(ScoreStrategy, Protocol):
         ...
 
     def save_hf(self, path: Path) -> None:
-        """A folder that `AutoModelForCausalLM.from_pretrained` loads, tokenizer included."""
+        """A folder that `from_pretrained` of the model's class loads, tokenizer included."""
         ...
 
 

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import TypeVar, assert_never
 
+from roll.algorithms.api import PolicyTerms
 from roll.config.model import ModelConfig
 from roll.config.strategy import Fsdp2Config, HfEngineConfig
 from roll.config.training import InferRole, ScoreRole, TrainRole
 from roll.core.types import WorkerSpec
 from roll.strategy.api import InferenceStrategy, ScoreStrategy, TrainStrategy
+from roll.strategy.forward import Head, PolicyHead
+
+T = TypeVar("T")
 
 
 def build_train(
-    role: TrainRole,
-    model: ModelConfig,
-    spec: WorkerSpec,
-    *,
-    temperature: float,
-    total_steps: int | None,
-) -> TrainStrategy:
+    role: TrainRole, model: ModelConfig, spec: WorkerSpec, head: Head[T], *, total_steps: int | None
+) -> TrainStrategy[T]:
     """The backend that trains; every rank of the cluster builds its own at the same time.
 
     Args:
         model: what the role trains; `RlvrConfig.train_model` says which.
+        head: `PolicyHead`, or `ValueHead` of a critic.
         total_steps: optimizer steps of the whole run.
     """
     match role.strategy:
@@ -33,9 +33,8 @@ def build_train(
                 role.strategy,
                 spec=spec,
                 model=model,
-                temperature=temperature,
+                head=head,
                 max_tokens_per_microbatch=role.max_tokens_per_microbatch,
-                logprob_chunk_tokens=role.logprob_chunk_tokens,
                 optimizer=role.optimizer,
                 total_steps=total_steps,
             )
@@ -43,8 +42,8 @@ def build_train(
 
 
 def build_score(
-    role: ScoreRole, model: ModelConfig, spec: WorkerSpec, *, temperature: float
-) -> ScoreStrategy:
+    role: ScoreRole, model: ModelConfig, spec: WorkerSpec, head: PolicyHead
+) -> ScoreStrategy[PolicyTerms]:
     """The backend that scores with a frozen model."""
     if isinstance(role.strategy, Fsdp2Config):
         from roll.strategy.fsdp2.train import Fsdp2Strategy
@@ -53,9 +52,8 @@ def build_score(
             role.strategy,
             spec=spec,
             model=model,
-            temperature=temperature,
+            head=head,
             max_tokens_per_microbatch=role.max_tokens_per_microbatch,
-            logprob_chunk_tokens=role.logprob_chunk_tokens,
             optimizer=None,
             total_steps=None,
         )
@@ -65,9 +63,8 @@ def build_score(
         role.strategy,
         spec=spec,
         model=model,
-        temperature=temperature,
+        head=head,
         max_tokens_per_microbatch=role.max_tokens_per_microbatch,
-        logprob_chunk_tokens=role.logprob_chunk_tokens,
     )
 
 

@@ -1,27 +1,42 @@
-"""The forward pass that every PyTorch backend shares: token ids in, log-probs of tokens out."""
+"""The forward pass that every PyTorch backend shares: token ids in, log-probs or values out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from roll.algorithms import logprobs
-from roll.algorithms.api import PolicyTerms
+from roll.algorithms.api import PolicyTerms, ValueTerms
+from roll.config.model import ModelConfig
 from roll.core.batches import TokenBatch
 from roll.core.errors import ConfigError
-from roll.models.load import split_head
+from roll.models.load import load_causal_lm, load_value_model, split_head, split_value_head
 from roll.strategy import microbatch
 
+T = TypeVar("T")
 
-class PolicyModel(nn.Module):
-    """A causal LM whose forward pass ends in log-probs instead of logits.
+
+class TokenModel(nn.Module, Generic[T]):
+    """A backbone and a head whose forward pass ends in a number or two per token.
 
     Rows are right-padded and attention is causal, so no real token sees padding and no mask is
     needed. Named parameters are those of the Hugging Face model behind the prefix `model.`.
     """
+
+    model: PreTrainedModel
+
+    def terms(self, main_BT: Tensor, entropy_BT: Tensor | None) -> T:
+        """What `forward` returned, by its name."""
+        raise TypeError(f"{type(self).__name__} must define `terms`")
+
+
+class PolicyModel(TokenModel[PolicyTerms]):
+    """A causal LM whose forward pass ends in log-probs instead of logits."""
 
     def __init__(self, model: PreTrainedModel, *, temperature: float, chunk_tokens: int) -> None:
         super().__init__()
@@ -53,34 +68,91 @@ class PolicyModel(nn.Module):
         )
         return terms.logprobs_BT, terms.entropy_BT
 
+    def terms(self, main_BT: Tensor, entropy_BT: Tensor | None) -> PolicyTerms:
+        return PolicyTerms(logprobs_BT=main_BT, entropy_BT=entropy_BT)
 
-def policy_terms(
-    policy: PolicyModel, batch: TokenBatch, needed_BT: Tensor, device: torch.device, entropy: bool
-) -> PolicyTerms:
+
+class ValueModel(TokenModel[ValueTerms]):
+    """A token classifier with one label, read as the value of what was written so far."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+        self._parts = split_value_head(model)
+
+    def forward(
+        self, tokens_BT: Tensor, positions_N: Tensor, entropy: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Values, float32 `[B, T]`: at t what the state before token t is worth."""
+        backbone, head = self._parts
+        hidden_BTD = backbone(input_ids=tokens_BT, use_cache=False).last_hidden_state
+        hidden_ND = hidden_BTD.flatten(0, 1)[positions_N - 1]
+        values_N = head(hidden_ND).squeeze(-1).float()
+        at = (positions_N // tokens_BT.shape[1], positions_N % tokens_BT.shape[1])
+        return values_N.new_zeros(tokens_BT.shape).index_put(at, values_N), None
+
+    def terms(self, main_BT: Tensor, entropy_BT: Tensor | None) -> ValueTerms:
+        return ValueTerms(values_BT=main_BT)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyHead:
+    """Makes policies: log-probs of `logits / temperature`, `chunk_tokens` of them at once."""
+
+    temperature: float
+    chunk_tokens: int
+
+    def load(self, model: ModelConfig, dtype: torch.dtype) -> PolicyModel:
+        return PolicyModel(
+            load_causal_lm(model, dtype=dtype),
+            temperature=self.temperature,
+            chunk_tokens=self.chunk_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ValueHead:
+    """Makes critics."""
+
+    def load(self, model: ModelConfig, dtype: torch.dtype) -> ValueModel:
+        return ValueModel(load_value_model(model, dtype=dtype))
+
+
+class Head(Protocol[T]):
+    """What the last layer of a model is for."""
+
+    def load(self, model: ModelConfig, dtype: torch.dtype) -> TokenModel[T]:
+        """The model on the CPU, with parameters of `dtype`."""
+        ...
+
+
+def token_terms(
+    model: TokenModel[T], batch: TokenBatch, needed_BT: Tensor, device: torch.device, entropy: bool
+) -> T:
     """Terms of the needed tokens of one micro-batch, on `device`; zero at the others."""
     positions_N = logprobs.positions(needed_BT).to(device)
-    logprobs_BT, entropy_BT = policy(batch.tokens.to(device), positions_N, entropy)
-    return PolicyTerms(logprobs_BT=logprobs_BT, entropy_BT=entropy_BT)
+    main_BT, entropy_BT = model(batch.tokens.to(device), positions_N, entropy)
+    return model.terms(main_BT, entropy_BT)
 
 
-def empty_pass(policy: PolicyModel, device: torch.device) -> Tensor:
+def empty_pass(model: TokenModel[T], device: torch.device) -> Tensor:
     """A pass over nothing, as a loss of zero: a rank without rows left still joins collectives."""
     tokens_BT = torch.zeros(1, 2, dtype=torch.long, device=device)
-    logprobs_BT, _ = policy(tokens_BT, tokens_BT.new_empty(0), False)
-    assert isinstance(logprobs_BT, Tensor)
-    return logprobs_BT.sum()
+    main_BT, _ = model(tokens_BT, tokens_BT.new_empty(0), False)
+    assert isinstance(main_BT, Tensor)
+    return main_BT.sum()
 
 
 def score(
-    policy: PolicyModel,
+    model: TokenModel[T],
     batch: TokenBatch,
     *,
     device: torch.device,
     max_tokens: int,
     entropy: bool,
     agree: Callable[[int], int],
-) -> PolicyTerms:
-    """Log-probs and entropy of all real tokens, float32 `[B, T]` on the CPU, rows in order.
+) -> T:
+    """The terms of all real tokens, float32 `[B, T]` on the CPU, rows in order.
 
     Args:
         agree: the number of passes, given this rank's own; the same on every rank.
@@ -94,10 +166,11 @@ def score(
             micro = microbatch.take(batch, rows)
             width = micro.tokens.shape[1]
             needed_BT = torch.arange(width) < micro.lengths[:, None]
-            terms = policy_terms(policy, micro, needed_BT, device, entropy)
-            out_BT[rows, :width] = terms.logprobs_BT.cpu()
-            if entropy_BT is not None and terms.entropy_BT is not None:
-                entropy_BT[rows, :width] = terms.entropy_BT.cpu()
+            positions_N = logprobs.positions(needed_BT).to(device)
+            main_BT, micro_entropy_BT = model(micro.tokens.to(device), positions_N, entropy)
+            out_BT[rows, :width] = main_BT.cpu()
+            if entropy_BT is not None and micro_entropy_BT is not None:
+                entropy_BT[rows, :width] = micro_entropy_BT.cpu()
         for _ in range(passes - len(parts)):
-            empty_pass(policy, device)
-    return PolicyTerms(logprobs_BT=out_BT, entropy_BT=entropy_BT)
+            empty_pass(model, device)
+    return model.terms(out_BT, entropy_BT)

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from pathlib import Path
 
+from roll.algorithms.api import PolicyTerms
 from roll.algorithms.compose import build_loss
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.model import ModelConfig
 from roll.config.training import TrainRole
 from roll.core.batches import RolloutBatch
 from roll.core.metrics import Metrics
-from roll.core.types import RankInfo, WorkerSpec
+from roll.core.types import WorkerSpec
 from roll.distributed.dispatch import BROADCAST, SHARD_BATCH, dispatch
-from roll.distributed.worker import Worker
 from roll.strategy.build import build_train
+from roll.strategy.forward import PolicyHead
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.plan import Place, Route, new_channel
 from roll.weight_sync.transfer import SendReport, send
+from roll.workers.model import TrainWorker
 
 
-class ActorWorker(Worker):
+class ActorWorker(TrainWorker[PolicyTerms]):
     """One rank of `actor_train`."""
 
     def __init__(
@@ -33,15 +34,9 @@ class ActorWorker(Worker):
         temperature: float,
         total_updates: int,
     ) -> None:
-        super().__init__(spec)
-        self.strategy = build_train(
-            role, model, spec, temperature=temperature, total_steps=total_updates
-        )
+        head = PolicyHead(temperature, role.logprob_chunk_tokens)
+        super().__init__(spec, build_train(role, model, spec, head, total_steps=total_updates))
         self.loss = build_loss(algorithm)
-
-    @property
-    def rank_info(self) -> RankInfo:
-        return self.strategy.rank_info
 
     @dispatch(SHARD_BATCH)
     def add_old_logprobs(self, batch: RolloutBatch) -> RolloutBatch:
@@ -77,27 +72,3 @@ class ActorWorker(Worker):
             return send(channel, weights, self.strategy.weight_manifest(), verify=verify)
         deque(weights, maxlen=0)
         return None
-
-    @dispatch(BROADCAST)
-    def save(self, path: Path) -> None:
-        self.strategy.save(path)
-
-    @dispatch(BROADCAST)
-    def load(self, path: Path) -> None:
-        self.strategy.load(path)
-
-    @dispatch(BROADCAST)
-    def save_hf(self, path: Path) -> None:
-        self.strategy.save_hf(path)
-
-    @dispatch(BROADCAST)
-    def offload(self) -> None:
-        self.strategy.offload()
-
-    @dispatch(BROADCAST)
-    def onload(self) -> None:
-        self.strategy.onload()
-
-    def close(self) -> None:
-        self.strategy.close()
-        super().close()

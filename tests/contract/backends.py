@@ -7,12 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
+from roll.algorithms.api import PolicyTerms
 from roll.config.model import ModelConfig
 from roll.config.strategy import Fsdp2Config, HfScoreConfig
 from roll.config.training import OptimizerConfig, ScoreRole, TrainRole
 from roll.core.types import WorkerSpec
 from roll.strategy.api import ScoreStrategy, TrainStrategy
 from roll.strategy.build import build_score, build_train
+from roll.strategy.forward import PolicyHead
 
 PLAIN_STEP = OptimizerConfig(lr=1e6, eps=1e3, max_grad_norm=1e9)
 """An optimizer whose step shows the gradient; see `gradient_of_step`."""
@@ -43,15 +45,15 @@ class TrainBackend:
         optimizer: OptimizerConfig = PLAIN_STEP,
         total_steps: int | None = None,
         **options: Any,
-    ) -> TrainStrategy:
+    ) -> TrainStrategy[PolicyTerms]:
         role = TrainRole(
             pool="p",
             strategy=self.strategy(**options),
             optimizer=optimizer,
             max_tokens_per_microbatch=budget,
-            logprob_chunk_tokens=chunk,
         )
-        return build_train(role, model, spec, temperature=temperature, total_steps=total_steps)
+        head = PolicyHead(temperature, chunk)
+        return build_train(role, model, spec, head, total_steps=total_steps)
 
 
 TRAIN_BACKENDS = [
@@ -72,11 +74,10 @@ def build_scorer(
     budget: int = 16384,
     chunk: int = 1024,
     temperature: float = 1.0,
-) -> ScoreStrategy:
+) -> ScoreStrategy[PolicyTerms]:
     role = ScoreRole(
         pool="p",
         strategy=SCORE_BACKENDS[name](),
         max_tokens_per_microbatch=budget,
-        logprob_chunk_tokens=chunk,
     )
-    return build_score(role, model, spec, temperature=temperature)
+    return build_score(role, model, spec, PolicyHead(temperature, chunk))

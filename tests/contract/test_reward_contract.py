@@ -40,7 +40,7 @@ def _nothing(sample: Sample) -> None:
     [
         (_divides, "an empty response, answer '42': ZeroDivisionError"),
         (_random, "first Reward"),
-        (_nothing, "score must be a number, found NoneType"),
+        (_nothing, "score is None; is a `return` missing"),
     ],
 )
 def test_a_reward_that_breaks_the_contract_is_told_how(fn: Callable[..., Any], says: str) -> None:

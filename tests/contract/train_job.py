@@ -76,7 +76,7 @@ def repadded(batch: RolloutBatch) -> RolloutBatch:
     )
 
 
-def exported(strategy: TrainStrategy) -> dict[str, Tensor]:
+def exported(strategy: TrainStrategy[PolicyTerms]) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in strategy.export_weights()}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -16,31 +18,30 @@ from transformers import PreTrainedModel
 
 from roll.config.model import ModelConfig
 from roll.config.strategy import Fsdp2Config
-from roll.models.load import load_causal_lm
-from roll.strategy.forward import PolicyModel
+from roll.strategy.forward import Head, TokenModel
+
+T = TypeVar("T")
 
 
-def build_policy(
+def load_sharded(
     config: Fsdp2Config,
     model: ModelConfig,
+    head: Head[T],
     *,
     device: torch.device,
     world_size: int,
     trainable: bool,
-    temperature: float,
-    chunk_tokens: int,
-) -> PolicyModel:
+) -> TokenModel[T]:
     """Load the model on every rank and keep only this rank's shard of it.
 
     A trainable model holds float32 masters and computes in `model.dtype`. Gradients are summed
     over ranks, never averaged: the token weights of the loss already say what mean is meant.
     """
     compute = getattr(torch, model.dtype)
-    hf = load_causal_lm(model, dtype=torch.float32 if trainable else compute)
+    whole = head.load(model, torch.float32 if trainable else compute)
     if config.activation_checkpointing and trainable:
-        hf.gradient_checkpointing_enable({"use_reentrant": False})
-    policy = PolicyModel(hf, temperature=temperature, chunk_tokens=chunk_tokens)
-    policy.requires_grad_(trainable)
+        whole.model.gradient_checkpointing_enable({"use_reentrant": False})
+    whole.requires_grad_(trainable)
     mixed = MixedPrecisionPolicy(
         param_dtype=compute if compute != torch.float32 and trainable else None,
         reduce_dtype=getattr(torch, config.reduce_dtype),
@@ -51,7 +52,7 @@ def build_policy(
         else OffloadPolicy()
     )
     mesh = init_device_mesh(device.type, (world_size,))
-    for layer in _layers(hf):
+    for layer in _layers(whole.model):
         fully_shard(
             layer,
             mesh=mesh,
@@ -61,14 +62,14 @@ def build_policy(
         )
     # The root (embeddings, last norm, head) is needed again at once by the backward pass.
     fully_shard(
-        policy, mesh=mesh, mp_policy=mixed, offload_policy=offload, reshard_after_forward=False
+        whole, mesh=mesh, mp_policy=mixed, offload_policy=offload, reshard_after_forward=False
     )
-    for module in policy.modules():
+    for module in whole.modules():
         if isinstance(module, FSDPModule):
             # The factor alone asks for a scaled sum, which only NCCL has; so ask for a plain one.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-    return policy
+    return whole
 
 
 def _layers(model: PreTrainedModel) -> list[nn.Module]:

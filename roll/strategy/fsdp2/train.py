@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from roll.algorithms.api import Loss, PolicyTerms
+from roll.algorithms.api import TermsLoss
 from roll.config.model import ModelConfig
 from roll.config.strategy import Fsdp2Config
 from roll.config.training import OptimizerConfig
@@ -28,21 +28,23 @@ from roll.models.load import load_tokenizer
 from roll.platform import get_platform
 from roll.strategy import forward, microbatch
 from roll.strategy.fsdp2 import state
-from roll.strategy.fsdp2.shard import build_policy
+from roll.strategy.fsdp2.shard import load_sharded
 from roll.strategy.reduce import LossMetrics, max_over_ranks, weighted_sum
 from roll.strategy.schedule import lr_at
 from roll.weight_sync.manifest import Manifest
+
+T = TypeVar("T")
 
 _GROUP_TIMEOUT_S = 1800.0
 """For one collective, the wait for a slower rank included; dead workers are noticed sooner."""
 
 
-class Fsdp2Strategy:
+class Fsdp2Strategy(Generic[T]):
     """A `TrainStrategy`; without an optimizer a `ScoreStrategy`.
 
     Args:
         spec: this rank; it joins the process group at `spec.rendezvous` unless one exists.
-        temperature: divides the logits in every log-prob.
+        head: what the model's last layer is for.
         max_tokens_per_microbatch: padded tokens of one forward and backward pass.
         optimizer: None for a frozen model.
         total_steps: optimizer steps of the whole run; needed by decaying schedules.
@@ -54,9 +56,8 @@ class Fsdp2Strategy:
         *,
         spec: WorkerSpec,
         model: ModelConfig,
-        temperature: float,
+        head: forward.Head[T],
         max_tokens_per_microbatch: int,
-        logprob_chunk_tokens: int,
         optimizer: OptimizerConfig | None,
         total_steps: int | None,
     ) -> None:
@@ -70,25 +71,24 @@ class Fsdp2Strategy:
         self._max_tokens = max_tokens_per_microbatch
         self._moves = self._device.type != "cpu" and not config.cpu_offload
         self._rank_info = RankInfo(spec.rank, spec.rank, spec.world_size, is_dp_leader=True)
-        self._policy = build_policy(
+        self._model = load_sharded(
             config,
             model,
+            head,
             device=self._device,
             world_size=spec.world_size,
             trainable=optimizer is not None,
-            temperature=temperature,
-            chunk_tokens=logprob_chunk_tokens,
         )
-        self._update = None if optimizer is None else Update(self._policy, optimizer, total_steps)
+        self._update = None if optimizer is None else Update(self._model, optimizer, total_steps)
 
     @property
     def rank_info(self) -> RankInfo:
         return self._rank_info
 
-    def score(self, batch: TokenBatch, *, entropy: bool = False) -> PolicyTerms:
-        self._policy.eval()
+    def score(self, batch: TokenBatch, *, entropy: bool = False) -> T:
+        self._model.eval()
         terms = forward.score(
-            self._policy,
+            self._model,
             batch,
             device=self._device,
             max_tokens=self._max_tokens,
@@ -96,10 +96,10 @@ class Fsdp2Strategy:
             agree=lambda passes: max_over_ranks(passes, self._device),
         )
         # Without a backward pass the root stays gathered and would miss the next update.
-        _root(self._policy).reshard()
+        _root(self._model).reshard()
         return terms
 
-    def train(self, batch: RolloutBatch, loss: Loss) -> Metrics:
+    def train(self, batch: RolloutBatch, loss: TermsLoss[T]) -> Metrics:
         """One optimizer step on the rows of all ranks; see `Update.apply` for bad gradients.
 
         The metrics are this rank's share: merging those of all ranks gives the update's.
@@ -110,15 +110,15 @@ class Fsdp2Strategy:
         metrics = LossMetrics(len(batch), info.dp_size)
         parts = microbatch.plan(batch.lengths.tolist(), self._max_tokens)
         passes = max_over_ranks(len(parts), self._device)
-        self._policy.train()
-        root = _root(self._policy)
+        self._model.train()
+        root = _root(self._model)
         for i in range(passes):
             if passes > 1 and i in (0, passes - 1):
                 root.set_requires_gradient_sync(i == passes - 1)
             if i < len(parts):
                 total = self._micro_loss(microbatch.take(batch, parts[i]), loss, metrics)
             else:
-                total = forward.empty_pass(self._policy, self._device)
+                total = forward.empty_pass(self._model, self._device)
             total.backward()
         grad_norm, lr, applied = update.apply()
         skipped = 0.0 if applied or info.rank else 1.0
@@ -129,23 +129,23 @@ class Fsdp2Strategy:
         }
 
     def weight_manifest(self) -> Manifest:
-        return state.manifest(self._policy.model, self._dtype)
+        return state.manifest(self._model.model, self._dtype)
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         """As `state.full_weights`, in `model.dtype`: what the forward pass computes with."""
-        return state.full_weights(self._policy.model, self._dtype)
+        return state.full_weights(self._model.model, self._dtype)
 
     def save(self, path: Path) -> None:
         update = self._require_update()
-        state.save(path, self._policy.model, update.optimizer, update.updates)
+        state.save(path, self._model.model, update.optimizer, update.updates)
 
     def load(self, path: Path) -> None:
         update = self._require_update()
-        update.updates = state.load(path, self._policy.model, update.optimizer)
+        update.updates = state.load(path, self._model.model, update.optimizer)
 
     def save_hf(self, path: Path) -> None:
         tokenizer = load_tokenizer(self._model_config)
-        state.save_hf(path, self._policy.model, tokenizer, self._dtype)
+        state.save_hf(path, self._model.model, tokenizer, self._dtype)
 
     def offload(self) -> None:
         if self._moves:
@@ -162,10 +162,10 @@ class Fsdp2Strategy:
             self._platform.destroy()
             self._owns_group = False
 
-    def _micro_loss(self, micro: RolloutBatch, loss: Loss, metrics: LossMetrics) -> Tensor:
+    def _micro_loss(self, micro: RolloutBatch, loss: TermsLoss[T], metrics: LossMetrics) -> Tensor:
         weights_BT = micro.require("token_weights", made_by="token_weights")
         needed_BT = micro.loss_mask | (weights_BT != 0)
-        terms = forward.policy_terms(self._policy, micro, needed_BT, self._device, entropy=True)
+        terms = forward.token_terms(self._model, micro, needed_BT, self._device, entropy=True)
         micro = micro.to(self._device)
         weights_BT = weights_BT.to(self._device)
         token_loss = loss(terms, micro)
@@ -174,7 +174,7 @@ class Fsdp2Strategy:
         return total
 
     def _move(self, device: torch.device) -> None:
-        self._policy.to(device)
+        self._model.to(device)
         if self._update is None:
             return
         for values in self._update.optimizer.state.values():
@@ -191,11 +191,11 @@ class Update:
     """Clipping, AdamW and the schedule: everything after the backward pass."""
 
     def __init__(
-        self, policy: forward.PolicyModel, config: OptimizerConfig, total_steps: int | None
+        self, model: forward.TokenModel[T], config: OptimizerConfig, total_steps: int | None
     ) -> None:
         self._config = config
         self._total_steps = total_steps
-        self._params = list(policy.parameters())
+        self._params = list(model.parameters())
         self.updates = 0
         """Optimizer steps so far, skipped ones included."""
         # Decay pulls weights to zero; on norms and biases that only hurts.
@@ -237,6 +237,6 @@ class Update:
         return grad_norm, lr, applied
 
 
-def _root(policy: forward.PolicyModel) -> FSDPModule:
-    assert isinstance(policy, FSDPModule)
-    return policy
+def _root(model: forward.TokenModel[T]) -> FSDPModule:
+    assert isinstance(model, FSDPModule)
+    return model

@@ -9,7 +9,6 @@ from roll.config.model import ModelConfig
 from roll.config.strategy import HfScoreConfig
 from roll.core.batches import TokenBatch
 from roll.core.types import RankInfo, WorkerSpec
-from roll.models.load import load_causal_lm
 from roll.platform import get_platform
 from roll.strategy import forward
 
@@ -23,15 +22,12 @@ class HfScore:
         *,
         spec: WorkerSpec,
         model: ModelConfig,
-        temperature: float,
+        head: forward.PolicyHead,
         max_tokens_per_microbatch: int,
-        logprob_chunk_tokens: int,
     ) -> None:
         self._device = get_platform(spec.platform).device(spec)
         self._max_tokens = max_tokens_per_microbatch
-        self._policy = forward.PolicyModel(
-            load_causal_lm(model), temperature=temperature, chunk_tokens=logprob_chunk_tokens
-        )
+        self._policy = head.load(model, getattr(torch, model.dtype))
         self._policy.eval().requires_grad_(False).to(self._device)
         self._rank_info = RankInfo(spec.rank, spec.rank, spec.world_size, is_dp_leader=True)
 

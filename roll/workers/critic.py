@@ -1,0 +1,38 @@
+"""`CriticWorker`: predicts what a state is worth, and learns it from the returns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from roll.algorithms.api import ValueTerms
+from roll.algorithms.compose import build_value_loss
+from roll.config.model import ModelConfig
+from roll.config.training import CriticRole
+from roll.core.batches import RolloutBatch
+from roll.core.metrics import Metrics
+from roll.core.types import WorkerSpec
+from roll.distributed.dispatch import SHARD_BATCH, dispatch
+from roll.strategy.build import build_train
+from roll.strategy.forward import ValueHead
+from roll.workers.model import TrainWorker
+
+
+class CriticWorker(TrainWorker[ValueTerms]):
+    """One rank of `critic`."""
+
+    def __init__(
+        self, spec: WorkerSpec, role: CriticRole, model: ModelConfig, total_updates: int
+    ) -> None:
+        strategy = build_train(role, model, spec, ValueHead(), total_steps=total_updates)
+        super().__init__(spec, strategy)
+        self.loss = build_value_loss(role.loss)
+
+    @dispatch(SHARD_BATCH)
+    def add_values(self, batch: RolloutBatch) -> RolloutBatch:
+        """What the critic expected, before the first update of the step."""
+        return replace(batch, values=self.strategy.score(batch).values_BT)
+
+    @dispatch(SHARD_BATCH)
+    def train(self, batch: RolloutBatch) -> Metrics:
+        """One optimizer step on the rows of all ranks."""
+        return self.strategy.train(batch, self.loss)

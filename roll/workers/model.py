@@ -1,0 +1,58 @@
+"""What workers that hold a PyTorch model have in common."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from roll.core.types import RankInfo, WorkerSpec
+from roll.distributed.dispatch import BROADCAST, dispatch
+from roll.distributed.worker import Worker
+from roll.strategy.api import ScoreStrategy, TrainStrategy
+
+T = TypeVar("T")
+
+
+class ScoreWorker(Worker, Generic[T]):
+    """One rank of a role that computes with a model; T is what its forward pass gives."""
+
+    def __init__(self, spec: WorkerSpec, strategy: ScoreStrategy[T]) -> None:
+        super().__init__(spec)
+        self.strategy = strategy
+
+    @property
+    def rank_info(self) -> RankInfo:
+        return self.strategy.rank_info
+
+    @dispatch(BROADCAST)
+    def offload(self) -> None:
+        self.strategy.offload()
+
+    @dispatch(BROADCAST)
+    def onload(self) -> None:
+        self.strategy.onload()
+
+    def close(self) -> None:
+        self.strategy.close()
+        super().close()
+
+
+class TrainWorker(ScoreWorker[T]):
+    """One rank of a role whose model learns."""
+
+    strategy: TrainStrategy[T]
+
+    def __init__(self, spec: WorkerSpec, strategy: TrainStrategy[T]) -> None:
+        super().__init__(spec, strategy)
+
+    @dispatch(BROADCAST)
+    def save(self, path: Path) -> None:
+        self.strategy.save(path)
+
+    @dispatch(BROADCAST)
+    def load(self, path: Path) -> None:
+        self.strategy.load(path)
+
+    @dispatch(BROADCAST)
+    def save_hf(self, path: Path) -> None:
+        self.strategy.save_hf(path)
