@@ -5,22 +5,24 @@ from __future__ import annotations
 import ast
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from roll.config.errors import ConfigError, nearest
 
 
-def check_import_path(key: str, path: str, folder: Path) -> None:
+def check_import_path(key: str, path: str, folder: Path, keywords: Collection[str] = ()) -> None:
     """Refuse an import path that cannot work; where that is not certain, let it pass.
 
     Args:
         key: where the path was written, for the message.
         folder: the user's folder, which comes before everything else.
+        keywords: names of arguments that a function at this path must take.
 
     Raises:
-        ConfigError: another form, no such module, a syntax error in it, or no such name.
+        ConfigError: another form, no such module, a syntax error in it, no such name, or a
+            function that does not take `keywords`.
     """
     module, _, name = path.partition(":")
     if not all(part.isidentifier() for part in module.split(".")) or not name.isidentifier():
@@ -40,6 +42,23 @@ def check_import_path(key: str, path: str, folder: Path) -> None:
     if names is not None and name not in names:
         public = sorted(n for n in names if not n.startswith("_"))
         raise ConfigError(f"{key}: {spec.origin} has no {name!r}{nearest(name, public)}")
+    _check_keywords(key, Path(spec.origin), name, keywords)
+
+
+def _check_keywords(key: str, file: Path, name: str, keywords: Collection[str]) -> None:
+    """Only a plain function, defined once and not decorated, says for certain what it takes."""
+    body = ast.parse(file.read_bytes()).body
+    found = [n for n in body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    found = [n for n in found if n.name == name]
+    if len(found) != 1 or found[0].decorator_list or found[0].args.kwarg:
+        return
+    arguments = found[0].args
+    known = [argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)]
+    for keyword in keywords:
+        if keyword not in known:
+            raise ConfigError(
+                f"{key}: {name} in {file} has no parameter {keyword!r}{nearest(keyword, known)}"
+            )
 
 
 def _find(module: str, folder: Path) -> ModuleSpec | None:

@@ -20,11 +20,14 @@ def absolute_paths(config: RlvrConfig) -> RlvrConfig:
         "output_dir": str(_absolute(config.output_dir)),
         "model": _model(config.model),
     }
-    train, reference = config.actor_train, config.reference
-    if train.model is not None:
-        changes["actor_train"] = train.model_copy(update={"model": _model(train.model)})
-    if reference is not None and reference.model is not None:
-        changes["reference"] = reference.model_copy(update={"model": _model(reference.model)})
+    roles = {
+        "actor_train": config.actor_train,
+        "critic": config.critic,
+        "reference": config.reference,
+    }
+    for name, role in roles.items():
+        if role is not None and role.model is not None:
+            changes[name] = role.model_copy(update={"model": _model(role.model)})
     return config.model_copy(update=changes)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from roll.config.compose import LoadedConfig
 from roll.config.errors import ConfigError, UserError, nearest
 from roll.config.pipelines import RlvrConfig
+from roll.config.rollout import CustomFilterConfig
 from roll.core.errors import NotMadeYetError
 from roll.core.hub import may_be_on_hub
 from roll.data.sources import check_source
@@ -41,6 +42,7 @@ def inspect(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> li
     checks: list[tuple[Callable[[], object], bool]] = [
         *((partial(check_source, source), False) for source in sources),
         *((check, False) for check in _check_rewards(loaded)),
+        *((check, False) for check in _check_filters(loaded)),
         *((partial(_check_model, *named), False) for named in _models(config)),
         *((partial(check_engine, kind), True) for kind in sorted(_backends(config))),
         (partial(_check_devices, config, environ), True),
@@ -67,6 +69,8 @@ def _models(config: RlvrConfig) -> Iterator[tuple[str, str, str | None]]:
     named = {"model": config.model, "actor_train.model": config.actor_train.model}
     if config.reference is not None:
         named["reference.model"] = config.reference.model
+    if config.critic is not None:
+        named["critic.model"] = config.critic.model
     for key, model in named.items():
         if model is None:
             continue
@@ -100,9 +104,19 @@ def _check_rewards(loaded: LoadedConfig) -> Iterator[Callable[[], object]]:
                 continue
             key = f"rewards.{name}.{kind}"
             if kind == "worker" or ":" in path:
-                yield partial(check_import_path, key, path, user_folder(loaded))
+                keywords = tuple(reward.kwargs) if kind == "fn" else ()
+                yield partial(check_import_path, key, path, user_folder(loaded), keywords)
             else:
                 yield partial(_check_built_in, key, path)
+
+
+def _check_filters(loaded: LoadedConfig) -> Iterator[Callable[[], object]]:
+    for i, choice in enumerate(loaded.config.rollout.filters):
+        if isinstance(choice, CustomFilterConfig):
+            key = f"rollout.filters.{i}.fn"
+            yield partial(
+                check_import_path, key, choice.fn, user_folder(loaded), tuple(choice.kwargs)
+            )
 
 
 def _check_built_in(key: str, name: str) -> None:
@@ -114,7 +128,8 @@ def _check_built_in(key: str, name: str) -> None:
 
 
 def _backends(config: RlvrConfig) -> set[str]:
-    kinds = {config.actor_train.strategy.kind, config.actor_infer.strategy.kind}
+    kinds: set[str] = {role.strategy.kind for role in config.trained.values()}
+    kinds.add(config.actor_infer.strategy.kind)
     return kinds | ({config.reference.strategy.kind} if config.reference else set())
 
 

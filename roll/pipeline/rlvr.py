@@ -7,22 +7,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from roll.algorithms.compose import build_advantage
+from roll.algorithms.compose import build_advantage, build_loss
+from roll.algorithms.correction import correct, use_engine_logprobs
+from roll.algorithms.losses.value import explained_variance
 from roll.algorithms.mismatch import mismatch_metrics
+from roll.algorithms.shaping.compose import build_shaping
+from roll.config.algorithm import Aggregation
 from roll.config.pipelines import RlvrConfig
 from roll.config.roles import Role
 from roll.core.batches import RolloutBatch
 from roll.core.metrics import Last, Max, Metrics
-from roll.distributed.cluster import Launcher
+from roll.distributed.cluster import Cluster, Launcher
 from roll.pipeline.base import Pipeline
 from roll.pipeline.cast import Cast, open_cast
 from roll.pipeline.checkpoint import RunState, require_written, write_folder
 from roll.pipeline.data import RunData, samples_by_tag
 from roll.pipeline.folder import mark_export
 from roll.pipeline.paths import absolute_paths
-from roll.pipeline.steps import add_advantages, dump_rollouts, updates
+from roll.pipeline.steps import advantage_metrics, dump_rollouts, updates
 from roll.rollout.assemble import assemble, rollout_metrics
 from roll.workers.actor import ActorWorker
+from roll.workers.critic import CriticWorker
+from roll.workers.model import TrainWorker
 from roll.workers.reference import ReferenceWorker
 
 
@@ -45,6 +51,10 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         self.platform = platform
         self.data = data
         self.advantage = build_advantage(config.algorithm)
+        self.loss = build_loss(config.algorithm)
+        self.shaping = build_shaping(
+            config.algorithm, max_new_tokens=config.sampling.max_new_tokens
+        )
         self.version = 0
 
     def open(self) -> None:
@@ -52,11 +62,15 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
 
     def step(self, step: int) -> Metrics:
         batch, metrics = self.collect_rollouts(step)
-        batch = self.add_logprobs(batch)
-        batch = add_advantages(batch, self.advantage)
-        if batch.old_logprobs is not None:
+        batch = self.add_values(self.add_logprobs(batch))
+        batch, shaped = self.shaping.add_advantages(batch, self.advantage)
+        metrics = metrics | shaped
+        if self.config.scores_old_logprobs:
             metrics = metrics | mismatch_metrics(batch)
-        metrics = metrics | self.train(batch)
+        if self.config.algorithm.correction is not None:
+            batch, corrected = correct(batch, self.config.algorithm.correction)
+            metrics = metrics | corrected
+        metrics = metrics | self.train(batch, step)
         self.sync_weights(step + 1, verify=self.config.track.verify_weights == "always")
         return metrics | self.cast.scorer.take_rates() | self.memory()
 
@@ -77,7 +91,9 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         rate = result.stats.generated_tokens / max(self.timers.seconds("rollout"), 1e-9)
         metrics = rollout_metrics(result.groups, current_version=self.version)
         metrics = metrics | result.stats.metrics()
-        return assemble(result.groups), metrics | {"perf/generated_tokens_per_s": Last(rate)}
+        weights = {name: reward.weight for name, reward in config.rewards.items()}
+        metrics = metrics | {"perf/generated_tokens_per_s": Last(rate)}
+        return assemble(result.groups, weights), metrics
 
     def add_logprobs(self, batch: RolloutBatch) -> RolloutBatch:
         """The reference's and, where updates need it, the policy's own; without gradients."""
@@ -91,27 +107,67 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
                 with cast.colocation.use(Role.ACTOR_TRAIN):
                     scored = cast.actor.call(ActorWorker.add_old_logprobs, batch)
                 batch = replace(batch, old_logprobs=scored.old_logprobs)
+        if self.config.algorithm.old_logprobs == "rollout":
+            batch = use_engine_logprobs(batch)
         return batch
 
-    def train(self, batch: RolloutBatch) -> Metrics:
-        """All optimizer steps on the samples of a step."""
-        config, cast = self.config, self.cast
-        parts: list[Metrics] = []
-        with cast.colocation.use(Role.ACTOR_TRAIN), self.timers.timed("train"):
+    def add_values(self, batch: RolloutBatch) -> RolloutBatch:
+        """What the critic, where there is one, expected of each token's state."""
+        cast = self.cast
+        if cast.critic is None:
+            return batch
+        with cast.colocation.use(Role.CRITIC), self.timers.timed("values"):
+            scored = cast.critic.call(CriticWorker.add_values, batch)
+        return replace(batch, values=scored.values)
+
+    def train(self, batch: RolloutBatch, step: int) -> Metrics:
+        """All optimizer steps on the samples of a step; while a critic warms up, only its own."""
+        critic, metrics = self.config.critic, Metrics()
+        tokens = 0
+        with self.timers.timed("train"):
+            if self.cast.critic is not None:
+                metrics = metrics | self.train_critic(batch, self.cast.critic)
+            if critic is None or step >= critic.warmup_steps:
+                metrics = metrics | self.train_actor(batch)
+                tokens = int(batch.lengths.sum()) * self.config.actor_train.epochs
+        rate = tokens / max(self.timers.seconds("train"), 1e-9)
+        return metrics | {"perf/trained_tokens_per_s": Last(rate)}
+
+    def train_actor(self, batch: RolloutBatch) -> Metrics:
+        config, actor = self.config, self.cast.actor
+        aggregation = config.algorithm.aggregation
+        longest = config.algorithm.aggregation_tokens or config.sampling.max_new_tokens
+        parts = []
+        with self.cast.colocation.use(Role.ACTOR_TRAIN):
             for _ in range(config.actor_train.epochs):
                 for update in updates(
                     batch,
-                    num_updates=config.samples_per_step // config.samples_per_update,
-                    ranks=cast.actor.dp_size,
-                    aggregation=config.algorithm.aggregation,
-                    aggregation_tokens=(
-                        config.algorithm.aggregation_tokens or config.sampling.max_new_tokens
-                    ),
+                    num_updates=config.updates_per_pass(),
+                    ranks=actor.dp_size,
+                    aggregation=aggregation,
+                    aggregation_tokens=longest,
+                    prepare=self.loss.prepare,
                 ):
-                    parts.append(cast.actor.call(ActorWorker.train, update))
-        tokens = int(batch.lengths.sum()) * config.actor_train.epochs
-        rate = tokens / max(self.timers.seconds("train"), 1e-9)
-        return Metrics.concat(parts) | {"perf/trained_tokens_per_s": Last(rate)}
+                    trained = actor.call(ActorWorker.train, update)
+                    parts.append(trained | advantage_metrics(update))
+        return Metrics.concat(parts)
+
+    def train_critic(self, batch: RolloutBatch, critic: Cluster[CriticWorker]) -> Metrics:
+        """Every token's value counts the same, whatever the policy's aggregation."""
+        config, parts = self.config, []
+        alike = replace(batch, sample_weights=None)
+        with self.cast.colocation.use(Role.CRITIC):
+            for _ in range(config.trained[Role.CRITIC].epochs):
+                for update in updates(
+                    alike,
+                    num_updates=config.updates_per_pass(Role.CRITIC),
+                    ranks=critic.dp_size,
+                    aggregation=Aggregation.TOKEN_MEAN,
+                ):
+                    parts.append(critic.call(CriticWorker.train, update))
+        metrics = Metrics.concat(parts)
+        explained = explained_variance(metrics.values_by_name())
+        return metrics.prefixed("critic") | {"critic/value/explained_variance": Last(explained)}
 
     def sync_weights(self, version: int, *, verify: bool) -> None:
         """Trained weights to every engine; tokens from now on carry `version`."""
@@ -138,17 +194,27 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         if checkpoint is not None and state is not None:
             self.cast.prompts.restore(state.sampler["position"])
             self.cast.scheduler.restore(state.sampler["scheduler"], self.cast.find_prompt)
-            with self.cast.colocation.use(Role.ACTOR_TRAIN):
-                self.cast.actor.call(ActorWorker.load, checkpoint / "actor_train")
+            self.shaping.load(state.sampler.get("shaping", {}))
+            for role, cluster in self.learners():
+                with self.cast.colocation.use(role):
+                    cluster.call(TrainWorker.load, checkpoint / role)
         # Also at the very start: a sync that cannot work should fail before the first rollout.
         verify = self.config.track.verify_weights != "never"
         self.sync_weights(state.step if state else 0, verify=verify)
         self.timers.take()
 
     def save(self, folder: Path) -> None:
-        with self.cast.colocation.use(Role.ACTOR_TRAIN):
-            self.cast.actor.call(ActorWorker.save, folder / "actor_train")
-        require_written(folder / "actor_train" / "meta.json")
+        for role, cluster in self.learners():
+            with self.cast.colocation.use(role):
+                cluster.call(TrainWorker.save, folder / role)
+            require_written(folder / role / "meta.json")
+
+    def learners(self) -> list[tuple[Role, Cluster[Any]]]:
+        """The clusters whose models learn."""
+        found: list[tuple[Role, Cluster[Any]]] = [(Role.ACTOR_TRAIN, self.cast.actor)]
+        if self.cast.critic is not None:
+            found.append((Role.CRITIC, self.cast.critic))
+        return found
 
     def export(self, step: int) -> None:
         def write(path: Path) -> None:
@@ -160,4 +226,8 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
             write_folder(self.output_dir / "hf", write)
 
     def sampler_state(self) -> dict[str, Any]:
-        return {"position": self.cast.prompts.state(), "scheduler": self.cast.scheduler.state()}
+        return {
+            "position": self.cast.prompts.state(),
+            "scheduler": self.cast.scheduler.state(),
+            "shaping": self.shaping.state(),
+        }

@@ -1,22 +1,19 @@
-"""Steps that pipelines share: advantages, updates, rollout dumps. All they need are arguments."""
+"""Steps that pipelines share: updates, rollout dumps. All they need are arguments."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from roll.algorithms.api import AdvantageEstimator
+from roll.algorithms.shaping.sample_weights import weigh_samples
 from roll.algorithms.weights import token_weights
 from roll.config.algorithm import Aggregation
 from roll.core.batches import RolloutBatch
+from roll.core.metrics import Mean, Metrics
 from roll.data.balance import balanced_order
 from roll.rollout.types import Group
-
-
-def add_advantages(batch: RolloutBatch, estimator: AdvantageEstimator) -> RolloutBatch:
-    return replace(batch, advantages=estimator(batch))
 
 
 def updates(
@@ -25,17 +22,40 @@ def updates(
     num_updates: int,
     ranks: int,
     aggregation: Aggregation,
-    aggregation_tokens: int,
+    aggregation_tokens: int | None = None,
+    prepare: Callable[[RolloutBatch], RolloutBatch] | None = None,
 ) -> Iterator[RolloutBatch]:
     """The batches of one pass over a step's samples, one per optimizer step.
 
     Each carries the token weights of its own rows, taken over all ranks, and its rows are ordered
     so that the ranks' equal shares hold about equally many tokens.
+
+    Args:
+        prepare: what the loss does to the whole of an update before it is split.
     """
     for update in batch.split(num_updates):
+        if prepare is not None:
+            update = prepare(update)
         weights_BT = token_weights(update.loss_mask, aggregation, max_tokens=aggregation_tokens)
+        if update.sample_weights is not None:
+            weights_BT = weigh_samples(weights_BT, update.sample_weights)
         update = replace(update, token_weights=weights_BT)
         yield update.select(balanced_order(update.lengths.tolist(), ranks))
+
+
+def advantage_metrics(update: RolloutBatch) -> Metrics:
+    """What the loss of an on-policy update must be: minus `advantage/mean`, which is weighted as
+    the loss is. And the sum of the weights, which is 1 where the aggregation is a mean."""
+    weights_BT = update.require("token_weights", made_by="updates").double()
+    advantages_BT = update.require("advantages", made_by="add_advantages").double()
+    trained = advantages_BT[update.loss_mask]
+    return Metrics(
+        {
+            "advantage/mean": Mean((advantages_BT * weights_BT).sum().item()),
+            "advantage/abs_mean": Mean(trained.abs().sum().item(), len(trained)),
+            "token_weights/sum": Mean(weights_BT.sum().item()),
+        }
+    )
 
 
 def dump_rollouts(path: Path, groups: Sequence[Group], *, limit: int) -> None:

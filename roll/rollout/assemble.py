@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,11 +14,17 @@ from roll.core.metrics import Last, Max, Mean, Metric, Metrics
 from roll.rollout.types import Group, ScoredSample
 
 
-def assemble(groups: Sequence[Group]) -> RolloutBatch:
+def assemble(
+    groups: Sequence[Group], reward_weights: Mapping[str, float] | None = None
+) -> RolloutBatch:
     """Rows in the order of groups and siblings; prompt, then response, then padding with 0.
 
     `group_ids` are the positions of the groups, so they are unique in this batch and mean nothing
     outside of it. A response without tokens gives a row without trained tokens.
+
+    Args:
+        reward_weights: of the run's rewards by name, in order; left out, the batch has no
+            `named_rewards`.
 
     Raises:
         ValueError: no groups, or a completion whose lists differ in length.
@@ -33,6 +39,8 @@ def assemble(groups: Sequence[Group]) -> RolloutBatch:
     starts = [len(prompt) for prompt in prompts]
     lengths = [start + len(c.tokens) for start, c in zip(starts, completions, strict=True)]
     width = max(lengths)
+    named, weights = _named_rewards(rows, reward_weights or {})
+    greedy = [group.baseline for group in groups for _ in group.samples]
     positions_1T = torch.arange(width)[None]
     starts_B1, lengths_B = torch.tensor(starts)[:, None], torch.tensor(lengths)
     whole = [(*prompt, *c.tokens) for prompt, c in zip(prompts, completions, strict=True)]
@@ -44,6 +52,10 @@ def assemble(groups: Sequence[Group]) -> RolloutBatch:
         group_ids=torch.tensor([i for i, group in enumerate(groups) for _ in group.samples]),
         loss_mask=(positions_1T >= starts_B1) & (positions_1T < lengths_B[:, None]),
         rewards=torch.tensor([scored.reward for scored in rows], dtype=torch.float32),
+        named_rewards=named,
+        reward_weights=weights,
+        baseline_rewards=_rewards_or_none(greedy),
+        truncated=torch.tensor([scored.sample.truncated for scored in rows]),
         rollout_logprobs=_padded(
             [c.logprobs for c in completions], starts, width, fill=0, dtype=torch.float32
         ),
@@ -99,6 +111,28 @@ def reward_metrics(rows: Sequence[ScoredSample]) -> Metrics:
             "reward/std": Last(math.sqrt(variance)),
         }
     )
+
+
+def _named_rewards(
+    rows: Sequence[ScoredSample], weights: Mapping[str, float]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Scores and weights `[B, R]`; a reward that did not judge a sample has weight 0 there."""
+    if not weights:
+        return None, None
+    scores = [[row.by_name.get(name, 0.0) for name in weights] for row in rows]
+    shares = [[w if name in row.by_name else 0.0 for name, w in weights.items()] for row in rows]
+    return torch.tensor(scores, dtype=torch.float32), torch.tensor(shares, dtype=torch.float32)
+
+
+def _rewards_or_none(rows: Sequence[ScoredSample | None]) -> Tensor | None:
+    scored = [row.reward for row in rows if row is not None]
+    if not scored:
+        return None
+    if len(scored) < len(rows):
+        raise ValueError(
+            f"{len(rows) - len(scored)} of {len(rows)} samples have no greedy baseline"
+        )
+    return torch.tensor(scored, dtype=torch.float32)
 
 
 def _mean(values: Iterable[float]) -> Mean:

@@ -42,5 +42,5 @@ class Budget:
             f"({end}) and accepted {accepted}; rejected: {reasons or 'none'}. Raise "
             f"rollout.max_prompts_factor (now {self.max_prompts_factor:g}) or "
             "data.samples_per_prompt, use prompts that the model solves sometimes but not "
-            "always, or set rollout.drop_equal_rewards: false"
+            "always, or take a filter out of rollout.filters"
         )

@@ -1,11 +1,108 @@
-"""Which finished groups are worth training on."""
+"""Which finished groups are worth training on; the others are replaced by new prompts."""
 
 from __future__ import annotations
 
-from roll.rollout.types import Group
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from roll.config.rollout import (
+    CustomFilterConfig,
+    EqualRewardsConfig,
+    FilterConfig,
+    MeanRewardConfig,
+)
+from roll.core.errors import ConfigError, RollError
+from roll.core.registry import load_object
+from roll.rollout.types import Group, GroupFilter
 
 
-def drop_equal_rewards(group: Group) -> str | None:
+def build_filters(configs: Sequence[FilterConfig]) -> list[GroupFilter]:
+    """The filters of `rollout.filters`, in order; functions of the user are imported.
+
+    Raises:
+        ConfigError: a function that does not exist or cannot be called with a group.
+    """
+    return [_build(config, f"rollout.filters.{i}") for i, config in enumerate(configs)]
+
+
+def equal_rewards(group: Group) -> str | None:
     """Reject a group whose siblings all got the same reward: every advantage in it is zero (dynamic
     sampling of DAPO, arXiv 2503.14476)."""
     return f"all rewards equal to {group.rewards[0]:g}" if group.equal_rewards else None
+
+
+def mean_reward(group: Group, *, low: float, high: float) -> str | None:
+    """Reject a group unless low < mean reward < high."""
+    mean = math.fsum(group.rewards) / len(group.rewards)
+    if mean <= low:
+        return f"mean reward at most {low:g}"
+    return f"mean reward at least {high:g}" if mean >= high else None
+
+
+def custom_filter(fn: str, kwargs: Mapping[str, Any], *, key: str) -> GroupFilter:
+    """A function of the user's as a filter.
+
+    Args:
+        fn: `package.module:function`; takes a Group and `kwargs`, and returns why the group is
+            rejected or None, or else whether to keep it.
+        key: where the config has it, for messages.
+
+    Raises:
+        ConfigError: no such function, or it cannot be called like this. The filter itself raises
+            RollError where the function returns something else.
+    """
+    try:
+        function = load_object(fn)
+    except ConfigError as error:
+        raise ConfigError(f"{key}.fn: {error}") from None
+    _check_call(function, fn, kwargs, key)
+
+    def judge(group: Group) -> str | None:
+        verdict = function(group, **kwargs)
+        if verdict is None or verdict is True:
+            return None
+        if verdict is False:
+            return f"{fn} returned False"
+        if isinstance(verdict, str) and verdict:
+            return verdict
+        raise RollError(
+            f"{key}.fn: {fn} returned {verdict!r:.60} ({type(verdict).__name__}) for the group of "
+            f"prompt {group.prompt.id}; return why it is rejected (a text) or None, or else True "
+            "to keep it and False to reject it"
+        )
+
+    return judge
+
+
+def _build(config: FilterConfig, key: str) -> GroupFilter:
+    match config:
+        case EqualRewardsConfig():
+            return equal_rewards
+        case MeanRewardConfig():
+            return partial(mean_reward, low=config.low, high=config.high)
+        case CustomFilterConfig():
+            return custom_filter(config.fn, config.kwargs, key=key)
+
+
+def _check_call(function: Callable[..., Any], fn: str, kwargs: Mapping[str, Any], key: str) -> None:
+    if not callable(function) or inspect.isclass(function):
+        what = "a class" if inspect.isclass(function) else f"a {type(function).__name__}"
+        raise ConfigError(f"{key}.fn: {fn} is {what}; name a function that takes a Group")
+    if inspect.iscoroutinefunction(function):
+        raise ConfigError(f"{key}.fn: {fn} is `async`; a filter is a plain function")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        raise ConfigError(
+            f"{key}.fn: {fn} has no readable signature; wrap it in a function"
+        ) from None
+    try:
+        signature.bind(None, **kwargs)
+    except TypeError as error:
+        raise ConfigError(
+            f"{key}: {fn} cannot be called with a Group and the kwargs "
+            f"{sorted(kwargs) or 'none'}: {error}; its signature is {signature}"
+        ) from None

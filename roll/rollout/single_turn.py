@@ -7,7 +7,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from roll.core.errors import EngineError, RewardError, WaitTimeoutError
 from roll.core.types import Completion, FinishReason, GenerateRequest, Sample, SamplingParams
@@ -37,6 +37,8 @@ class SingleTurn:
     seed: int
     """Of the run; each group's own is derived from it."""
     request_timeout_s: float
+    greedy_baseline: bool = False
+    """Whether each group also gets a greedy response (ReMax)."""
     reward_timeout_s: float = 3600.0
     """For one group. A last resort: rewards have a timeout per sample of their own."""
 
@@ -49,23 +51,34 @@ class SingleTurn:
             RewardError: the verdicts do not fit the samples, or one is not finite.
         """
         started_s = time.perf_counter()
-        completions = await self._generate(task)
+        sampled, greedy = await self._generate(task)
         generated_s = time.perf_counter()
         samples = [
-            Sample(
-                id=f"{task.group_id}/{sibling}",
-                group=task.group_id,
-                prompt=task.prompt,
-                completion=completion,
-                response_text=self.decode(completion.tokens),
-            )
-            for sibling, completion in enumerate(completions)
+            self._sample(task, str(sibling), completion)
+            for sibling, completion in enumerate(sampled)
         ]
-        scored = await self._score(task, samples)
-        timing = GroupTiming(started_s, generated_s, time.perf_counter())
-        return Group(task.prompt, scored, task.step, timing)
+        scored = await self._score(
+            task, samples + [self._sample(task, "greedy", completion) for completion in greedy]
+        )
+        return Group(
+            task.prompt,
+            scored[: len(samples)],
+            task.step,
+            GroupTiming(started_s, generated_s, time.perf_counter()),
+            baseline=scored[-1] if greedy else None,
+        )
 
-    async def _generate(self, task: GroupTask) -> list[Completion]:
+    def _sample(self, task: GroupTask, name: str, completion: Completion) -> Sample:
+        return Sample(
+            id=f"{task.group_id}/{name}",
+            group=task.group_id,
+            prompt=task.prompt,
+            completion=completion,
+            response_text=self.decode(completion.tokens),
+        )
+
+    async def _generate(self, task: GroupTask) -> tuple[list[Completion], list[Completion]]:
+        """The siblings, and the greedy response if there is to be one."""
         request = GenerateRequest(
             id=task.group_id,
             prompt_tokens=task.prompt.tokens,
@@ -73,6 +86,24 @@ class SingleTurn:
             n=self.samples_per_prompt,
             seed=group_seed(self.seed, task.group_id),
         )
+        if not self.greedy_baseline:
+            return await self._ask(task, request), []
+        greedy = replace(
+            request,
+            id=f"{task.group_id}/greedy",
+            sampling=replace(self.sampling, temperature=0.0),
+            n=1,
+        )
+        asked = [asyncio.ensure_future(self._ask(task, one)) for one in (request, greedy)]
+        try:
+            sampled, best = await asyncio.gather(*asked)
+        finally:
+            for ask in asked:
+                ask.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+        return sampled, best
+
+    async def _ask(self, task: GroupTask, request: GenerateRequest) -> list[Completion]:
         completions = await self.engines.generate(
             request, session=task.prompt.id, timeout_s=self.request_timeout_s
         )

@@ -59,6 +59,8 @@ class Group:
     """In sibling order."""
     step: int
     timing: GroupTiming | None = None
+    baseline: ScoredSample | None = None
+    """A greedy response to the same prompt, which is not trained on."""
 
     @property
     def rewards(self) -> tuple[float, ...]:

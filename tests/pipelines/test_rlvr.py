@@ -122,7 +122,7 @@ def test_dynamic_sampling_replaces_groups_without_contrast(tmp_path: Path) -> No
         tmp_path,
         validation={},
         max_steps=2,
-        rollout={"drop_equal_rewards": True, "max_prompts_factor": 20},
+        rollout={"filters": [{"kind": "equal_rewards"}], "max_prompts_factor": 20},
         rewards={"exact": {"fn": "test_run_rewards:slow", "concurrency": 64}},
     )
     records = run_local(path)

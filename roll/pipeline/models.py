@@ -1,0 +1,143 @@
+"""The clusters that compute with a model, and whose turn it is on the devices they share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from roll.config.pipelines import RlvrConfig
+from roll.config.placement import parse_devices
+from roll.config.roles import Role
+from roll.config.training import CriticRole, ScoreRole
+from roll.distributed.cluster import Cluster, Launcher, Placement
+from roll.distributed.colocation import Colocation, Resident
+from roll.workers.actor import ActorWorker
+from roll.workers.critic import CriticWorker
+from roll.workers.infer import InferWorker
+from roll.workers.model import ScoreWorker
+from roll.workers.reference import ReferenceWorker
+
+M = TypeVar("M", bound=ScoreWorker[Any])
+
+
+@dataclass(frozen=True)
+class Models:
+    """The clusters that compute with a model."""
+
+    infer: Cluster[InferWorker]
+    actor: Cluster[ActorWorker]
+    reference: Cluster[ReferenceWorker] | None
+    critic: Cluster[CriticWorker] | None
+    colocation: Colocation
+
+
+def start_models(config: RlvrConfig, launcher: Launcher, platform: str) -> Models:
+    """Start what computes with a model; where they share GPUs, one after the other.
+
+    Engines go first: vLLM wants its share of a GPU that nobody else is on.
+    """
+    devices = {
+        role: frozenset(parse_devices(config.pools[pool]))
+        for role, pool in config.role_pools.items()
+    }
+    colocation = Colocation(enabled=platform == "cuda" and _any_shared(devices))
+    infer = _start_infer(config, launcher)
+    serving = infer.submit(InferWorker.start)
+    if colocation.enabled:
+        serving.result(config.cluster.start_timeout_s)
+    colocation.add(
+        Role.ACTOR_INFER,
+        Resident(
+            devices[Role.ACTOR_INFER],
+            onload=partial(infer.call, InferWorker.wake),
+            offload=partial(infer.call, InferWorker.sleep),
+            onload_weights=partial(infer.call, InferWorker.wake, weights_only=True),
+        ),
+    )
+
+    def share(role: Role, cluster: Cluster[M]) -> Cluster[M]:
+        colocation.add(
+            role,
+            Resident(
+                devices[role],
+                onload=partial(cluster.call, ScoreWorker.onload),
+                offload=partial(cluster.call, ScoreWorker.offload),
+            ),
+        )
+        return cluster
+
+    models = Models(
+        infer=infer,
+        actor=share(Role.ACTOR_TRAIN, _start_actor(config, launcher)),
+        reference=(
+            share(Role.REFERENCE, _start_reference(config, config.reference, launcher))
+            if config.reference
+            else None
+        ),
+        critic=(
+            share(Role.CRITIC, _start_critic(config, config.critic, launcher))
+            if config.critic
+            else None
+        ),
+        colocation=colocation,
+    )
+    serving.result(config.cluster.start_timeout_s)
+    return models
+
+
+def _any_shared(devices: Mapping[Role, frozenset[int]]) -> bool:
+    return len(frozenset().union(*devices.values())) < sum(map(len, devices.values()))
+
+
+def _start_infer(config: RlvrConfig, launcher: Launcher) -> Cluster[InferWorker]:
+    role = config.actor_infer
+    return launcher.start(
+        InferWorker,
+        Placement(
+            Role.ACTOR_INFER,
+            pool=role.pool,
+            per_worker=role.devices_per_worker,
+            seed=config.seed,
+        ),
+        role,
+        config.train_model,
+        config.max_sequence_tokens,
+    )
+
+
+def _start_actor(config: RlvrConfig, launcher: Launcher) -> Cluster[ActorWorker]:
+    return launcher.start(
+        ActorWorker,
+        Placement(Role.ACTOR_TRAIN, pool=config.actor_train.pool, seed=config.seed),
+        config.actor_train,
+        config.train_model,
+        config.algorithm,
+        config.sampling.temperature,
+        config.total_updates(),
+    )
+
+
+def _start_reference(
+    config: RlvrConfig, role: ScoreRole, launcher: Launcher
+) -> Cluster[ReferenceWorker]:
+    return launcher.start(
+        ReferenceWorker,
+        Placement(Role.REFERENCE, pool=role.pool, seed=config.seed),
+        role,
+        config.reference_model,
+        config.sampling.temperature,
+    )
+
+
+def _start_critic(
+    config: RlvrConfig, role: CriticRole, launcher: Launcher
+) -> Cluster[CriticWorker]:
+    return launcher.start(
+        CriticWorker,
+        Placement(Role.CRITIC, pool=role.pool, seed=config.seed),
+        role,
+        config.critic_model,
+        config.total_updates(Role.CRITIC),
+    )

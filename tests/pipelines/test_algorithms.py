@@ -1,0 +1,120 @@
+"""Every preset, a critic and combinations of parts, end to end on a tiny model."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roll.config import load_config
+from roll.config.compose import PRESETS
+from tests.runs import run_local, without_times, write_task
+
+PRESET_NAMES = sorted(path.stem for path in PRESETS.glob("*.yaml"))
+
+
+def task(folder: Path, algorithm: dict[str, Any], **changes: Any) -> Path:
+    changes = {"max_steps": 2, "validation": {}, "checkpoint": {"export_hf": False}} | changes
+    path = write_task(folder, algorithm=algorithm, **changes)
+    return path
+
+
+def without_reference(path: Path) -> Path:
+    """Presets bring the roles that they need."""
+    lines = path.read_text().splitlines()
+    at = lines.index("reference:")
+    path.write_text("\n".join(lines[:at] + lines[at + 2 :]) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("preset", PRESET_NAMES)
+def test_a_preset_runs_and_begins_on_policy(tmp_path: Path, preset: str) -> None:
+    path = without_reference(task(tmp_path, {"preset": preset}))
+    overrides = ["critic.warmup_steps=1"] if preset == "vapo" else []
+    records = run_local(path, overrides)
+    first = next(record for record in records if "loss/policy" in record)
+    assert all(math.isfinite(value) for record in records for value in record.values())
+    for name in ("clip_fraction", "dual_clip_fraction"):
+        assert first.get(name, 0.0) == 0
+    if "ratio/mean" in first:
+        assert first["ratio/mean"] == pytest.approx(1, abs=1e-6)
+    if "kl/ref" in first:
+        assert first["kl/ref"] == pytest.approx(0, abs=1e-9)
+    assert first["loss/policy"] == pytest.approx(-first["advantage/mean"], rel=1e-4, abs=1e-6)
+    if load_config(path, overrides).config.algorithm.aggregation in ("token_mean", "sequence_mean"):
+        assert first["token_weights/sum"] == pytest.approx(1, abs=1e-6)
+    if preset == "vapo":
+        assert "loss/policy" not in records[0]
+        assert records[0]["critic/grad_norm"] > 0
+
+
+def test_a_critic_learns_is_saved_and_comes_back_to_the_bit(tmp_path: Path) -> None:
+    path = task(
+        tmp_path,
+        {"advantage": {"kind": "gae"}},
+        critic={"pool": "all", "optimizer": {"lr": 1e-3}, "samples_per_update": 8, "epochs": 2},
+        max_steps=6,
+        checkpoint={"every": 3, "export_hf": False},
+    )
+    straight = run_local(path, [f"output_dir={tmp_path / 'straight'}"])
+    first = tmp_path / "halves"
+    run_local(path, [f"output_dir={first}"])
+    (first / "checkpoints" / "step_000006").rename(tmp_path / "gone")
+    resumed = run_local(path, [f"output_dir={first}"])
+    assert [without_times(r) for r in resumed] == [without_times(r) for r in straight]
+    assert straight[-1]["critic/value/squared_error"] < straight[0]["critic/value/squared_error"]
+
+
+def test_running_moments_and_an_adaptive_coefficient_come_back_to_the_bit(tmp_path: Path) -> None:
+    path = task(
+        tmp_path,
+        {
+            "reward_shaping": [{"kind": "normalize", "mean": "running", "std": "running"}],
+            "kl_in_reward": {"coef": 0.1, "target": 0.01, "horizon": 100},
+            "advantage": {"kind": "reinforce_pp"},
+        },
+        max_steps=4,
+        checkpoint={"every": 2, "export_hf": False},
+    )
+    straight = run_local(path, [f"output_dir={tmp_path / 'straight'}"])
+    first = tmp_path / "halves"
+    run_local(path, [f"output_dir={first}"])
+    (first / "checkpoints" / "step_000004").rename(tmp_path / "gone")
+    resumed = run_local(path, [f"output_dir={first}"])
+    assert [without_times(r) for r in resumed] == [without_times(r) for r in straight]
+    coefficients = [record["kl/coef"] for record in straight if "kl/coef" in record]
+    assert len(set(coefficients)) > 1
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {
+            "correction": {
+                "weight": {"level": "token"},
+                "reject": [{"level": "geometric", "lower": 0.5}],
+            }
+        },
+        {"old_logprobs": "rollout", "loss": [{"kind": "clip_cov", "fraction": 0.1}]},
+        {"loss": [{"kind": "kl_cov", "fraction": 0.1}, {"kind": "entropy", "coef": 0.01}]},
+        {"loss": [{"kind": "dro"}, {"kind": "kl", "estimator": "k3_k2grad"}]},
+        {
+            "loss": [{"kind": "kimi"}],
+            "masks": [{"kind": "overlong"}, {"kind": "difficulty", "low": 0}],
+        },
+        {
+            "loss": [{"kind": "sapo"}],
+            "sample_weights": [{"kind": "length"}, {"kind": "difficulty"}],
+        },
+        {"advantage": {"kind": "gdpo"}},
+        {"advantage": {"kind": "opo"}, "advantage_shaping": [{"kind": "clip", "limit": 0.5}]},
+        {"advantage": {"kind": "pass_k", "k": 2, "threshold": 0.1}},
+    ],
+)
+def test_parts_combine(tmp_path: Path, algorithm: dict[str, Any]) -> None:
+    path = task(tmp_path, algorithm)
+    records = run_local(path, ["actor_train.samples_per_update=8"])
+    assert all(math.isfinite(value) for record in records for value in record.values())
+    assert records[0]["grad_norm"] > 0
