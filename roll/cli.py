@@ -136,6 +136,9 @@ def _print_plan(loaded: LoadedConfig) -> None:
     for pool, roles in device_map(loaded.config).items():
         table.add_row(pool, ", ".join(roles).replace("[", r"\["))
     _out.print(table)
+    for name, reward in loaded.config.rewards.items():
+        text = f"  reward {name}: {reward.fn or reward.worker}, weight {reward.weight:g}, for "
+        _out.print(text + ", ".join(reward.tags), markup=False)
     for line in BatchPlan.of(loaded.config).lines():
         _out.print(f"  {line}", markup=False)
 

@@ -134,6 +134,8 @@ def _finite(value: Any, what: str) -> float:
     # A NumPy bool and a tensor of one element are numbers to their authors.
     if not isinstance(value, Real) and isinstance(value, _ArrayLike):
         value = value.item()
+    if value is None:
+        raise TypeError(f"{what} is None; is a `return` missing?")
     if not isinstance(value, Real):
         raise TypeError(
             f"{what} must be a number, found {type(value).__name__} {repr(value)[:60]}; return a "

@@ -199,10 +199,10 @@ class RewardPool:
         if budget.exceeded:
             raise RewardError(
                 f"reward {self.name!r} failed on {budget.errors + budget.timeouts} of "
-                f"{max(budget.expected_samples, budget.seen)} samples of this step "
-                f"({budget.errors} errors, {budget.timeouts} timeouts), more than max_error_rate = "
-                f"{self._config.max_error_rate:g} allows; mend the reward, or raise "
-                f"rewards.{self.name}.max_error_rate. First failure, {self._first_failure}"
+                f"the first {budget.seen} samples ({budget.errors} errors, {budget.timeouts} "
+                f"timeouts), more than max_error_rate = {self._config.max_error_rate:g} of the "
+                f"{max(budget.expected_samples, budget.seen)} to come allows; mend the reward, or "
+                f"raise rewards.{self.name}.max_error_rate. First failure, {self._first_failure}"
             )
 
     def _add(self, key: str, value: float) -> None:

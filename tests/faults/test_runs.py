@@ -75,19 +75,24 @@ def test_ten_steps_equal_five_a_resume_and_five_through_ray(tmp_path: Path) -> N
     assert found == expected
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_everything(tmp_path: Path, signum: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("signum", "to_group"),
+    [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGINT, True)],
+    ids=["SIGINT", "SIGTERM", "a terminal's Ctrl-C"],
+)
+def test_a_signal_stops_everything(tmp_path: Path, signum: signal.Signals, to_group: bool) -> None:
     command = started(tmp_path)
-    command.process.send_signal(signum)
+    if to_group:
+        os.killpg(command.process.pid, signum)
+    else:
+        command.process.send_signal(signum)
     code, output = command.wait(60)
     assert code == 128 + signum, output
     assert "Traceback" not in output
     wait_for(lambda: not command.alive(), 15, f"left behind: {command.alive()}")
 
 
-@pytest.mark.parametrize(
-    "role", ["actor_train", "actor_infer", "reference", "reward_digits"]
-)
+@pytest.mark.parametrize("role", ["actor_train", "actor_infer", "reference", "reward_digits"])
 def test_a_killed_worker_is_named_within_seconds(tmp_path: Path, role: str) -> None:
     command = started(tmp_path)
     victims = [pid for pid, text in command.alive().items() if f"ray::{role}[0]" in text]
