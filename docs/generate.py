@@ -1,0 +1,170 @@
+"""Write docs/algorithms.md from the config classes and presets, so that it cannot drift.
+
+    python docs/generate.py
+
+A test compares the file with what this makes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from roll.config.algorithm import Aggregation, AlgorithmConfig
+from roll.config.algorithm.advantages import AdvantageConfig
+from roll.config.algorithm.correction import CorrectionConfig, RejectConfig, WeightConfig
+from roll.config.algorithm.losses import LossTermConfig, ValueLossConfig
+from roll.config.algorithm.needs import Choice, Need
+from roll.config.algorithm.shaping import (
+    AdvantageShapingConfig,
+    KlInRewardConfig,
+    MaskConfig,
+    RewardShapingConfig,
+    SampleWeightConfig,
+)
+from roll.config.compose import PRESETS
+from roll.config.rollout import FilterConfig
+
+TARGET = Path(__file__).parent / "algorithms.md"
+
+INTRO = """\
+# Algorithms
+
+An algorithm is a choice from each of the lists below. `algorithm: {preset: grpo}` takes all the
+choices of a paper at once; `roll show` prints what a preset stands for, and what a run file sets
+itself wins over it. In the formulas A is the advantage, and ratio the new probability over the old
+one. Losses are per token and unreduced; `aggregation` turns them into one number with weights that
+are computed once from the whole update, so no split over micro-batches, ranks or packing changes
+loss or gradient.
+"""
+
+SECTIONS: tuple[tuple[str, str, Any], ...] = (
+    (
+        "`algorithm.advantage`",
+        "From rewards to one number per token; exactly one.",
+        AdvantageConfig,
+    ),
+    (
+        "`algorithm.loss`",
+        "A list of terms that are added up, each with its `coef`.",
+        LossTermConfig,
+    ),
+    ("`algorithm.aggregation`", "How the losses of tokens become one number.", Aggregation),
+    ("`algorithm.reward_shaping`", "A list, applied in order.", RewardShapingConfig),
+    ("`algorithm.kl_in_reward`", "At most one.", KlInRewardConfig),
+    ("`algorithm.masks`", "A list; a sample must pass all of them.", MaskConfig),
+    ("`algorithm.sample_weights`", "A list; several multiply.", SampleWeightConfig),
+    ("`algorithm.advantage_shaping`", "A list, applied in order.", AdvantageShapingConfig),
+    ("`algorithm.correction`", "At most one.", CorrectionConfig),
+    ("`algorithm.correction.weight`", "", WeightConfig),
+    ("`algorithm.correction.reject`", "A list.", RejectConfig),
+    ("`rollout.filters`", "A list; the first that objects rejects a group.", FilterConfig),
+    ("`critic.loss`", "Of the `critic` role, which `gae` needs.", ValueLossConfig),
+)
+
+NEEDS = {
+    Need.SIBLINGS: "at least two samples per prompt",
+    Need.CRITIC: "a `critic` role",
+    Need.REFERENCE: "a `reference` role",
+    Need.OLD_LOGPROBS: "the policy's log-probs before the update (a forward pass of their own)",
+    Need.GREEDY_BASELINE: "a greedy response to every prompt, which the rollout adds by itself",
+    Need.TEACHER: "log-probs of a teacher",
+    Need.RATIO: "several updates per step, or `old_logprobs: rollout`, to differ from `pg`",
+}
+
+
+def text() -> str:
+    """The whole document."""
+    parts = [INTRO, *_presets()]
+    for title, remark, choice in SECTIONS:
+        parts.append(f"## {title}\n")
+        if remark:
+            parts.append(f"{remark}\n")
+        if isinstance(choice, type) and issubclass(choice, StrEnum):
+            parts.extend(_values(choice))
+            continue
+        for model in _members(choice):
+            parts.extend(_model(model))
+    parts.append("## Other keys of `algorithm`\n")
+    parts.extend(_fields(AlgorithmConfig, only=("old_logprobs", "aggregation_tokens")))
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _presets() -> Iterator[str]:
+    yield "## Presets\n"
+    yield "| `algorithm.preset` | |\n|---|---|"
+    for path in sorted(PRESETS.glob("*.yaml")):
+        comment = []
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if not line.startswith("#"):
+                break
+            comment.append(line.removeprefix("#").strip())
+        yield f"| `{path.stem}` | {' '.join(comment)} |"
+    yield ""
+
+
+def _members(union: Any) -> tuple[type[BaseModel], ...]:
+    if isinstance(union, type):
+        return (union,)
+    inner = typing.get_args(union)[0] if typing.get_origin(union) is typing.Annotated else union
+    return typing.get_args(inner)
+
+
+def _values(enum: type[StrEnum]) -> Iterator[str]:
+    source = inspect.getsource(enum)
+    for value in enum:
+        after = source.split(f"{value.name} = ", 1)[1]
+        doc = after.split('"""')[1]
+        yield f"- `{value.value}`: {_one_line(doc)}"
+    yield ""
+
+
+def _model(model: type[BaseModel]) -> Iterator[str]:
+    kind = model.model_fields.get("kind")
+    if kind is not None:
+        yield f"### `{kind.default}`\n"
+    yield f"{_one_line(inspect.getdoc(model) or '')}\n"
+    if issubclass(model, Choice) and model.needs:
+        yield f"Needs {'; '.join(NEEDS[need] for need in sorted(model.needs))}.\n"
+    yield from _fields(model)
+
+
+def _fields(model: type[BaseModel], only: tuple[str, ...] | None = None) -> Iterator[str]:
+    rows = [
+        f"| `{name}` | {_default(field)} | {_one_line(field.description or '')} |"
+        for name, field in model.model_fields.items()
+        if name != "kind" and (only is None or name in only)
+    ]
+    if rows:
+        yield "| key | default | |\n|---|---|---|"
+        yield from rows
+        yield ""
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    default = field.default
+    if isinstance(default, BaseModel):
+        return "see below"
+    if default is None:
+        return "null"
+    if default == ():
+        return "none"
+    return f"`{str(default).lower() if isinstance(default, bool) else default}`"
+
+
+def _one_line(text: str) -> str:
+    # A bar would end the cell of a table.
+    return " ".join(text.split()).replace("||", "to").replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    TARGET.write_text(text(), encoding="utf-8")
