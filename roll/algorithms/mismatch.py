@@ -31,6 +31,17 @@ def token_mismatch(trainer: Tensor, engine: Tensor) -> dict[str, Tensor]:
     }
 
 
+def teacher_metrics(batch: RolloutBatch) -> Metrics:
+    """`kl/teacher`, nats per token: the mean of log engine - log teacher over the loss mask, which
+    estimates KL(policy || teacher); empty without a teacher."""
+    if batch.teacher_logprobs is None or batch.rollout_logprobs is None:
+        return Metrics()
+    gap_BT = (batch.rollout_logprobs - batch.teacher_logprobs).double()
+    return Metrics(
+        {"kl/teacher": Mean(gap_BT[batch.loss_mask].sum().item(), int(batch.loss_mask.sum()))}
+    )
+
+
 def mismatch_metrics(batch: RolloutBatch) -> Metrics:
     """Over the tokens of `loss_mask`; empty without engine log-probs or without tokens.
 

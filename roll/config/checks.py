@@ -28,6 +28,7 @@ def check_rlvr(config: RlvrConfig) -> None:
         *shaping_problems(config),
         *_advantage(config),
         *_separate_rewards(config),
+        *_teachers(config),
         *_tags(config),
         *_engine(config),
         *_checkpoint(config),
@@ -149,11 +150,6 @@ def _algorithm(config: RlvrConfig) -> Iterator[str]:
         )
     if Need.CRITIC in needs and config.critic is None:
         yield f"critic: {_who(needs, Need.CRITIC)} needs a `critic` role; add one"
-    if Need.TEACHER in needs:
-        yield (
-            f"algorithm.advantage: {_who(needs, Need.TEACHER)} needs the log-probs of a teacher, "
-            "and the rlvr pipeline has no role that gives them; choose another advantage"
-        )
     if config.critic is not None and Need.CRITIC not in needs:
         yield (
             f"critic: nothing uses its values; algorithm.advantage.kind is "
@@ -184,6 +180,34 @@ def _advantage(config: RlvrConfig) -> Iterator[str]:
             "one way only, which leaves nothing to compare; use a k below "
             "data.samples_per_prompt"
         )
+
+
+def _teachers(config: RlvrConfig) -> Iterator[str]:
+    """Every sample has one teacher, or nobody has any."""
+    wanted = config.algorithm.needs.get(Need.TEACHER)
+    if wanted is None:
+        if config.teachers:
+            yield (
+                f"teachers: nothing uses them; algorithm.advantage.kind is "
+                f"{config.algorithm.advantage.kind}; drop them or use distill"
+            )
+        return
+    if not config.teachers:
+        yield f"teachers: {' and '.join(wanted)} needs at least one; add it with its `model`"
+        return
+    teacher_of: dict[str, str] = {}
+    for name, role in config.teachers.items():
+        for tag in role.tags:
+            if tag in teacher_of:
+                yield f"teachers.{name}.tags: {tag!r} already belongs to {teacher_of[tag]!r}"
+            teacher_of[tag] = name
+    for i, source in enumerate(config.data.sources):
+        if source.columns.tag is None and source.tag not in teacher_of:
+            yield (
+                f"data.sources.{i}.tag: no teacher takes the tag {source.tag!r}"
+                f"{nearest(source.tag, teacher_of)} (tags with a teacher: "
+                f"{', '.join(sorted(teacher_of))})"
+            )
 
 
 def _separate_rewards(config: RlvrConfig) -> Iterator[str]:

@@ -3,7 +3,8 @@
 Rules: `defaults: [a.yaml, ../b.yaml]` lists files, left to right, relative to the file that names
 them; the file itself wins. Mappings merge, lists and scalars replace. A mapping whose `kind`
 changes (or a reward that turns from `fn` to `worker`) is replaced whole, so one backend never
-inherits another's options. `name: null` drops an inherited reward, pool or validation set.
+inherits another's options. `name: null` drops an inherited reward, pool, teacher or validation
+set.
 `${a.b}` interpolates.
 `algorithm.preset` lays a file of the package under all of it.
 `key.sub=value` overrides win over everything.
@@ -28,7 +29,7 @@ from roll.config.pipelines import PIPELINES, RlvrConfig
 
 PRESETS = Path(__file__).parent / "presets"
 """One YAML file per preset: what lies under a run file whose `algorithm.preset` names it."""
-NAMED = (("rewards",), ("pools",), ("validation", "sets"))
+NAMED = (("rewards",), ("pools",), ("teachers",), ("validation", "sets"))
 """Mappings from names that the user chooses."""
 COMMAND_LINE = "command line"
 

@@ -17,7 +17,7 @@ from roll.config.reward import RewardConfig
 from roll.config.roles import Role
 from roll.config.rollout import RolloutConfig
 from roll.config.sampling import SamplingConfig
-from roll.config.training import CriticRole, InferRole, ScoreRole, TrainRole
+from roll.config.training import CriticRole, InferRole, ScoreRole, TeacherRole, TrainRole
 
 
 class RunConfig(Config):
@@ -48,6 +48,8 @@ class RlvrConfig(RunConfig):
     """Frozen copy of the start model; needed by a `kl` loss term."""
     critic: CriticRole | None = None
     """Needed by the `gae` advantage."""
+    teachers: dict[str, TeacherRole] = {}
+    """Name -> teacher; needed by the `distill` advantage."""
     data: DataConfig
     sampling: SamplingConfig = SamplingConfig()
     rollout: RolloutConfig = RolloutConfig()
@@ -62,9 +64,9 @@ class RlvrConfig(RunConfig):
         return self
 
     @property
-    def role_pools(self) -> dict[Role, str]:
-        """The pool of every role that holds devices."""
-        pools = {
+    def role_pools(self) -> dict[str, str]:
+        """The pool of every role that holds devices; a teacher is `teachers.<name>`."""
+        pools: dict[str, str] = {
             Role.ACTOR_TRAIN: self.actor_train.pool,
             Role.ACTOR_INFER: self.actor_infer.pool,
         }
@@ -72,7 +74,7 @@ class RlvrConfig(RunConfig):
             pools[Role.REFERENCE] = self.reference.pool
         if self.critic is not None:
             pools[Role.CRITIC] = self.critic.pool
-        return pools
+        return pools | {f"teachers.{name}": role.pool for name, role in self.teachers.items()}
 
     @property
     def trained(self) -> dict[Role, TrainRole]:
@@ -82,7 +84,7 @@ class RlvrConfig(RunConfig):
             roles[Role.CRITIC] = self.critic
         return roles
 
-    def num_devices(self, role: Role) -> int:
+    def num_devices(self, role: str) -> int:
         """Devices of the role's pool; for training and scoring also its number of ranks."""
         return len(parse_devices(self.pools[self.role_pools[role]]))
 

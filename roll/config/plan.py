@@ -56,7 +56,7 @@ class BatchPlan:
 
 def device_map(config: RlvrConfig) -> dict[str, list[str]]:
     """Pool and its devices -> the roles that live there, with their backends."""
-    backends = {
+    backends: dict[str, str] = {
         Role.ACTOR_TRAIN: config.actor_train.strategy.kind,
         Role.ACTOR_INFER: config.actor_infer.strategy.kind,
     }
@@ -64,6 +64,7 @@ def device_map(config: RlvrConfig) -> dict[str, list[str]]:
         backends[Role.REFERENCE] = config.reference.strategy.kind
     if config.critic is not None:
         backends[Role.CRITIC] = config.critic.strategy.kind
+    backends |= {f"teachers.{n}": role.strategy.kind for n, role in config.teachers.items()}
     return {
         f"{pool} ({', '.join(str(d) for d in parse_devices(devices))})": [
             f"{role} [{backends[role]}]" for role, name in config.role_pools.items() if name == pool

@@ -8,4 +8,5 @@ class Role(StrEnum):
     ACTOR_INFER = "actor_infer"
     REFERENCE = "reference"
     CRITIC = "critic"
+    TEACHER = "teacher"
     REWARD = "reward"

@@ -81,6 +81,15 @@ class ScoreRole(Config):
     """Tokens whose logits exist at once."""
 
 
+class TeacherRole(ScoreRole):
+    """A model that the policy learns from, token by token."""
+
+    model: ModelConfig
+    """Must have the policy's tokenizer."""
+    tags: tuple[str, ...] = Field(default=("default",), min_length=1)
+    """Samples with one of these tags are this teacher's."""
+
+
 class InferRole(Config):
     """A role that generates."""
 

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from roll.config.roles import Role
-
 
 @dataclass(frozen=True, slots=True)
 class Resident:
@@ -31,13 +29,13 @@ class Colocation:
     """Takes turns between the residents of shared devices. Roles are added as they start."""
 
     enabled: bool
-    residents: dict[Role, Resident] = field(default_factory=dict)
-    loaded: set[Role] = field(default_factory=set)
+    residents: dict[str, Resident] = field(default_factory=dict)
+    loaded: set[str] = field(default_factory=set)
     """Roles that are on their devices with all they have."""
-    holding_weights: set[Role] = field(default_factory=set)
+    holding_weights: set[str] = field(default_factory=set)
     """Roles that are on their devices with their weights alone."""
 
-    def add(self, role: Role, resident: Resident) -> None:
+    def add(self, role: str, resident: Resident) -> None:
         """Take on a role that has just started; the next to start finds its devices free."""
         self.residents[role] = resident
         self.loaded.add(role)
@@ -45,7 +43,7 @@ class Colocation:
             self._clear(resident.devices, keep=set())
 
     @contextmanager
-    def use(self, role: Role) -> Iterator[None]:
+    def use(self, role: str) -> Iterator[None]:
         """Have `role` on its devices inside the block, and nobody else."""
         if self.enabled:
             self._clear(self.residents[role].devices, keep={role})
@@ -53,7 +51,7 @@ class Colocation:
         yield
 
     @contextmanager
-    def push(self, sender: Role, receiver: Role) -> Iterator[None]:
+    def push(self, sender: str, receiver: str) -> Iterator[None]:
         """Have `sender` on its devices inside the block, and at least the weights of `receiver`.
 
         Where the two share devices they fit side by side because the receiver brings its weights
@@ -69,20 +67,20 @@ class Colocation:
                 self._enter_with_weights(receiver)
         yield
 
-    def _clear(self, devices: frozenset[int], *, keep: set[Role]) -> None:
+    def _clear(self, devices: frozenset[int], *, keep: set[str]) -> None:
         for role in sorted((self.loaded | self.holding_weights) - keep):
             if self.residents[role].devices & devices:
                 self.residents[role].offload()
                 self.loaded.discard(role)
                 self.holding_weights.discard(role)
 
-    def _enter(self, role: Role) -> None:
+    def _enter(self, role: str) -> None:
         if role not in self.loaded:
             self.residents[role].onload()
             self.holding_weights.discard(role)
             self.loaded.add(role)
 
-    def _enter_with_weights(self, role: Role) -> None:
+    def _enter_with_weights(self, role: str) -> None:
         onload_weights = self.residents[role].onload_weights
         if onload_weights is None:
             raise ValueError(f"{role} receives weights, so it needs `onload_weights`")

@@ -47,6 +47,7 @@ class Cast:
     infer: Cluster[InferWorker]
     reference: Cluster[ReferenceWorker] | None
     critic: Cluster[CriticWorker] | None
+    teachers: Mapping[str, Cluster[ReferenceWorker]]
     scorer: Scorer
     prompts: PromptSampler
     scheduler: GenerateScheduler
@@ -80,6 +81,7 @@ class Cast:
     def memory_gb(self) -> float:
         """Resident memory, GiB, of the worker that has the most, its children included."""
         clusters: list[Cluster[Any] | None] = [self.actor, self.infer, self.reference, self.critic]
+        clusters.extend(self.teachers.values())
         return max(
             size
             for cluster in clusters
@@ -118,6 +120,7 @@ def open_cast(config: RlvrConfig, launcher: Launcher, data: RunData, *, platform
         infer=infer,
         reference=models.reference,
         critic=models.critic,
+        teachers=models.teachers,
         scorer=scorer,
         prompts=prompts,
         scheduler=GenerateScheduler(

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from roll.config.pipelines import RlvrConfig
 from roll.config.placement import parse_devices
 from roll.config.roles import Role
-from roll.config.training import CriticRole, ScoreRole
+from roll.config.training import CriticRole, ScoreRole, TeacherRole
 from roll.distributed.cluster import Cluster, Launcher, Placement
 from roll.distributed.colocation import Colocation, Resident
 from roll.workers.actor import ActorWorker
@@ -30,6 +30,7 @@ class Models:
     actor: Cluster[ActorWorker]
     reference: Cluster[ReferenceWorker] | None
     critic: Cluster[CriticWorker] | None
+    teachers: dict[str, Cluster[ReferenceWorker]]
     colocation: Colocation
 
 
@@ -57,7 +58,7 @@ def start_models(config: RlvrConfig, launcher: Launcher, platform: str) -> Model
         ),
     )
 
-    def share(role: Role, cluster: Cluster[M]) -> Cluster[M]:
+    def share(role: str, cluster: Cluster[M]) -> Cluster[M]:
         colocation.add(
             role,
             Resident(
@@ -81,13 +82,17 @@ def start_models(config: RlvrConfig, launcher: Launcher, platform: str) -> Model
             if config.critic
             else None
         ),
+        teachers={
+            name: share(f"teachers.{name}", _start_teacher(config, name, role, launcher))
+            for name, role in config.teachers.items()
+        },
         colocation=colocation,
     )
     serving.result(config.cluster.start_timeout_s)
     return models
 
 
-def _any_shared(devices: Mapping[Role, frozenset[int]]) -> bool:
+def _any_shared(devices: Mapping[str, frozenset[int]]) -> bool:
     return len(frozenset().union(*devices.values())) < sum(map(len, devices.values()))
 
 
@@ -140,4 +145,16 @@ def _start_critic(
         role,
         config.critic_model,
         config.total_updates(Role.CRITIC),
+    )
+
+
+def _start_teacher(
+    config: RlvrConfig, name: str, role: TeacherRole, launcher: Launcher
+) -> Cluster[ReferenceWorker]:
+    return launcher.start(
+        ReferenceWorker,
+        Placement(Role.TEACHER, pool=role.pool, seed=config.seed, label=name),
+        role,
+        role.model,
+        config.sampling.temperature,
     )

@@ -28,6 +28,10 @@ def absolute_paths(config: RlvrConfig) -> RlvrConfig:
     for name, role in roles.items():
         if role is not None and role.model is not None:
             changes[name] = role.model_copy(update={"model": _model(role.model)})
+    changes["teachers"] = {
+        name: role.model_copy(update={"model": _model(role.model)})
+        for name, role in config.teachers.items()
+    }
     return config.model_copy(update=changes)
 
 

@@ -71,6 +71,7 @@ def _models(config: RlvrConfig) -> Iterator[tuple[str, str, str | None]]:
         named["reference.model"] = config.reference.model
     if config.critic is not None:
         named["critic.model"] = config.critic.model
+    named |= {f"teachers.{name}.model": role.model for name, role in config.teachers.items()}
     for key, model in named.items():
         if model is None:
             continue
@@ -130,6 +131,7 @@ def _check_built_in(key: str, name: str) -> None:
 def _backends(config: RlvrConfig) -> set[str]:
     kinds: set[str] = {role.strategy.kind for role in config.trained.values()}
     kinds.add(config.actor_infer.strategy.kind)
+    kinds |= {role.strategy.kind for role in config.teachers.values()}
     return kinds | ({config.reference.strategy.kind} if config.reference else set())
 
 

@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from roll.algorithms.compose import build_advantage, build_loss
 from roll.algorithms.correction import correct, use_engine_logprobs
 from roll.algorithms.losses.value import explained_variance
-from roll.algorithms.mismatch import mismatch_metrics
+from roll.algorithms.mismatch import mismatch_metrics, teacher_metrics
 from roll.algorithms.shaping.compose import build_shaping
 from roll.config.algorithm import Aggregation
 from roll.config.pipelines import RlvrConfig
@@ -25,6 +27,7 @@ from roll.pipeline.data import RunData, samples_by_tag
 from roll.pipeline.folder import mark_export
 from roll.pipeline.paths import absolute_paths
 from roll.pipeline.steps import advantage_metrics, dump_rollouts, updates
+from roll.pipeline.teachers import require_same_tokens, teacher_logprobs
 from roll.rollout.assemble import assemble, rollout_metrics
 from roll.workers.actor import ActorWorker
 from roll.workers.critic import CriticWorker
@@ -58,13 +61,14 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         self.version = 0
 
     def open(self) -> None:
+        require_same_tokens(self.config.train_model, self.config.teachers)
         self.cast = open_cast(self.config, self.launcher, self.data, platform=self.platform)
 
     def step(self, step: int) -> Metrics:
         batch, metrics = self.collect_rollouts(step)
         batch = self.add_values(self.add_logprobs(batch))
         batch, shaped = self.shaping.add_advantages(batch, self.advantage)
-        metrics = metrics | shaped
+        metrics = metrics | shaped | teacher_metrics(batch)
         if self.config.scores_old_logprobs:
             metrics = metrics | mismatch_metrics(batch)
         if self.config.algorithm.correction is not None:
@@ -107,9 +111,23 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
                 with cast.colocation.use(Role.ACTOR_TRAIN):
                     scored = cast.actor.call(ActorWorker.add_old_logprobs, batch)
                 batch = replace(batch, old_logprobs=scored.old_logprobs)
+            if cast.teachers:
+                batch = replace(batch, teacher_logprobs=self.teach(batch))
         if self.config.algorithm.old_logprobs == "rollout":
             batch = use_engine_logprobs(batch)
         return batch
+
+    def teach(self, batch: RolloutBatch) -> Tensor:
+        """Log-probs of each row by the teacher of its tag."""
+        cast = self.cast
+
+        def score(name: str, rows: RolloutBatch) -> Tensor:
+            with cast.colocation.use(f"teachers.{name}"):
+                scored = cast.teachers[name].call(ReferenceWorker.add_ref_logprobs, rows)
+            return scored.require("ref_logprobs", made_by=name)
+
+        ranks = {name: cluster.dp_size for name, cluster in cast.teachers.items()}
+        return teacher_logprobs(batch, self.config.teachers, ranks, score)
 
     def add_values(self, batch: RolloutBatch) -> RolloutBatch:
         """What the critic, where there is one, expected of each token's state."""

@@ -57,7 +57,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
 
 
 def test_ten_steps_equal_five_a_resume_and_five_through_ray(tmp_path: Path) -> None:
-    options = {"validation": {}, "checkpoint": {"every": 5, "keep_last": None}}
+    options = {"validation": {}, "checkpoint": {"every": 5}}
     straight = write_task(tmp_path / "straight", max_steps=10, **options)
     parted = write_task(tmp_path / "parted", max_steps=10, **options)
     for command in (

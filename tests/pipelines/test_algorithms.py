@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import Qwen3ForCausalLM
 
 from roll.config import load_config
 from roll.config.compose import PRESETS
+from roll.config.errors import ConfigError
 from tests.runs import run_local, without_times, write_task
+from tests.tiny import save_tiny_model
 
 PRESET_NAMES = sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
@@ -118,3 +121,33 @@ def test_parts_combine(tmp_path: Path, algorithm: dict[str, Any]) -> None:
     records = run_local(path, ["actor_train.samples_per_update=8"])
     assert all(math.isfinite(value) for record in records for value in record.values())
     assert records[0]["grad_norm"] > 0
+
+
+def save_decided_model(path: Path, seed: int) -> None:
+    """Far from uniform, so that there is something to learn from it."""
+    save_tiny_model(path, seed=seed)
+    model = Qwen3ForCausalLM.from_pretrained(path)
+    model.lm_head.weight.data *= 4
+    model.save_pretrained(path)
+
+
+def test_a_student_comes_closer_to_its_teacher(tmp_path: Path) -> None:
+    path = task(
+        tmp_path,
+        {"advantage": {"kind": "distill"}, "loss": [{"kind": "pg"}]},
+        actor_train={"pool": "all", "optimizer": {"lr": 3e-3}},
+    )
+    save_decided_model(tmp_path / "teacher", 1)
+    teacher = f"teachers.t={{pool: all, model: {{path: '{tmp_path / 'teacher'}'}}}}"
+    overrides = [teacher, "data.samples_per_prompt=24", "max_steps=25"]
+    apart = [record["kl/teacher"] for record in run_local(path, overrides)]
+    assert sum(apart[-3:]) < 0.8 * sum(apart[:3]), apart
+
+
+def test_a_teacher_with_other_tokens_is_refused_with_the_first_difference(tmp_path: Path) -> None:
+    path = task(tmp_path, {"advantage": {"kind": "distill"}})
+    teacher = save_tiny_model(tmp_path / "teacher")
+    file = teacher / "tokenizer.json"
+    file.write_text(file.read_text().replace('"7": 11', '"7": 12').replace('"8": 12', '"8": 11'))
+    with pytest.raises(ConfigError, match="its token 11 is '8', the policy's is '7'"):
+        run_local(path, [f"teachers.t={{pool: all, model: {{path: '{teacher}'}}}}"])

@@ -105,7 +105,7 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
             "reference.strategy={kind: fsdp2, reduce_dtype: bfloat16}",
             ["reference.strategy.reduce_dtype", "backward pass"],
         ),
-        ("algorithm.advantage={kind: distill}", ["distill needs the log-probs of a teacher"]),
+        ("algorithm.advantage={kind: distill}", ["teachers: distill needs at least one"]),
         ("algorithm.advantage={kind: gae}", ["gae needs a `critic` role"]),
         ("critic={pool: all}", ["nothing uses its values"]),
         (
