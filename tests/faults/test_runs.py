@@ -60,12 +60,8 @@ def test_ten_steps_equal_five_a_resume_and_five_through_ray(tmp_path: Path) -> N
     options = {"validation": {}, "checkpoint": {"every": 5}}
     straight = write_task(tmp_path / "straight", max_steps=10, **options)
     parted = write_task(tmp_path / "parted", max_steps=10, **options)
-    for command in (
-        Command("run", str(straight)),
-        Command("run", str(parted), "max_steps=5"),
-        Command("run", str(parted)),
-    ):
-        code, output = command.wait()
+    for arguments in ([straight], [parted, "max_steps=5"], [parted]):
+        code, output = Command("run", *map(str, arguments)).wait()
         assert code == 0, output
     expected, found = (
         [without_times(record) for record in read_records(tmp_path / name / "out/metrics.jsonl")]
@@ -92,10 +88,11 @@ def test_a_signal_stops_everything(tmp_path: Path, signum: signal.Signals, to_gr
     wait_for(lambda: not command.alive(), 15, f"left behind: {command.alive()}")
 
 
-@pytest.mark.parametrize("role", ["actor_train", "actor_infer", "reference", "reward_digits"])
+@pytest.mark.parametrize("role", ["actor_train", "actor_infer", "reference", "reward:digits"])
 def test_a_killed_worker_is_named_within_seconds(tmp_path: Path, role: str) -> None:
     command = started(tmp_path)
-    victims = [pid for pid, text in command.alive().items() if f"ray::{role}[0]" in text]
+    title = role.replace(":", "_")
+    victims = [pid for pid, text in command.alive().items() if f"ray::{title}[0]" in text]
     assert victims, command.alive()
     begun = time.monotonic()
     os.kill(victims[0], signal.SIGKILL)
