@@ -72,7 +72,7 @@ def test_too_many_failures_stop_the_run_with_the_first_traceback(in_process: boo
     with pytest.raises(RewardError) as raised:
         _score(_config(max_error_rate=0.25, in_process=in_process), "ok", "raise", "raise", "ok")
     message = str(raised.value)
-    assert "'r' failed on 2 of 4 samples" in message
+    assert "'r' failed on 2 of the first" in message
     assert "(2 errors, 0 timeouts)" in message
     assert "KeyError: 'no such column'" in message
     assert "reward_functions.py" in message

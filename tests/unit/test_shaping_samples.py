@@ -225,7 +225,7 @@ def test_the_estimator_sees_all_that_the_policy_wrote() -> None:
         return Estimate(given.loss_mask.float(), returns_BT=2 * given.loss_mask.float())
 
     config = AlgorithmConfig(masks=(OverlongMaskConfig(),))
-    shaped, _ = build_shaping(config).add_advantages(batch, estimator)
+    shaped, _ = build_shaping(config, max_new_tokens=64).add_advantages(batch, estimator)
     assert torch.equal(seen[0], batch.loss_mask)
     assert shaped.advantages is not None
     assert shaped.returns is not None
