@@ -4,7 +4,7 @@ Real runs of the pipeline with the `hf` engine, in one process each and without 
 as there are cores. Writes one table and one picture for the docs, and fails where a preset lifts
 the held-out accuracy of a seed by less than 0.3.
 
-    python benchmarks/algorithms_learn.py [--presets grpo,ppo] [--seeds 3] [--steps 40]
+    python benchmarks/algorithms_learn.py [--presets grpo,ppo] [--seeds 3] [--steps 12]
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ OTHER_SETTINGS: Mapping[str, tuple[dict[str, Any], str]] = {
         "critic lr 1e-3: its head is new and the run is short",
     ),
     "vapo": (
-        {"critic": {"optimizer": {"lr": 1e-3}, "warmup_steps": 5}},
-        "critic lr 1e-3 and 5 warm-up steps instead of 50: the whole run has fewer",
+        {"critic": {"optimizer": {"lr": 1e-3}, "warmup_steps": 2}},
+        "critic lr 1e-3 and 2 warm-up steps instead of 50: the whole run has fewer",
     ),
 }
 """What a preset needs on this task beside its paper's settings, and why."""
@@ -167,7 +167,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--presets", default=",".join(known))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--out", type=Path, default=ROOT / "outputs/algorithms_learn")
     parser.add_argument("--docs", type=Path, help="folder for the table and the picture")
     args = parser.parse_args()
