@@ -30,7 +30,6 @@ $(STAMP): setup.py mcore_adapter/pyproject.toml $(wildcard requirements/*.txt)
 	$(BIN)/python -m pip install --quiet "uv>=0.9"
 	$(BIN)/uv pip install --compile-bytecode --python $(BIN)/python $(TORCH) \
 		-r requirements/$(PLATFORM).txt -r requirements/dev.txt -e . -e mcore_adapter
-	$(BIN)/python -m compileall -q roll mcore_adapter tests
 	touch $@
 
 lint: setup
