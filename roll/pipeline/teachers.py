@@ -51,6 +51,8 @@ def require_same_tokens(student: ModelConfig, teachers: Mapping[str, TeacherRole
     Raises:
         ConfigError: names the first id that stands for something else.
     """
+    if not teachers:
+        return
     own = load_tokenizer(student).get_vocab()
     for name, role in teachers.items():
         difference = _first_difference(own, load_tokenizer(role.model).get_vocab())

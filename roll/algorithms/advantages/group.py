@@ -8,9 +8,9 @@ from typing import Literal
 from torch import Tensor
 
 from roll.algorithms.advantages.rewards import total_rewards
-from roll.algorithms.advantages.siblings import Siblings
 from roll.algorithms.api import Estimate
 from roll.algorithms.registries import ADVANTAGES
+from roll.algorithms.siblings import Siblings
 from roll.core.batches import RolloutBatch
 
 StdKind = Literal["group", "batch", "none"]

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from roll.algorithms.advantages.rewards import rewards_to_go
-from roll.algorithms.advantages.siblings import Siblings
 from roll.algorithms.advantages.standardize import standardized_tokens
 from roll.algorithms.api import Estimate
 from roll.algorithms.registries import ADVANTAGES
+from roll.algorithms.siblings import Siblings
 from roll.core.batches import RolloutBatch
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from roll.algorithms.shaping.api import MASKS, SAMPLE_WEIGHTS
-from roll.algorithms.shaping.groups import group_mean
+from roll.algorithms.siblings import Siblings
 from roll.core.batches import RolloutBatch
 
 ROUNDING = 1e-6
@@ -26,7 +26,7 @@ class DifficultyMask:
     high: float = 0.95
 
     def __call__(self, batch: RolloutBatch) -> Tensor:
-        mean_B = group_mean(batch.require("rewards", made_by="assemble"), batch.group_ids)
+        mean_B = Siblings.of(batch.group_ids).mean(batch.require("rewards", made_by="assemble"))
         low = self.low - ROUNDING * abs(self.low)
         high = self.high + ROUNDING * abs(self.high)
         return (mean_B >= low) & (mean_B <= high)
@@ -41,5 +41,5 @@ class DifficultyWeight:
     max: float = 1.5
 
     def __call__(self, batch: RolloutBatch) -> Tensor:
-        mean_B = group_mean(batch.require("rewards", made_by="assemble"), batch.group_ids)
+        mean_B = Siblings.of(batch.group_ids).mean(batch.require("rewards", made_by="assemble"))
         return self.min + (self.max - self.min) * (1 - mean_B.clamp(0, 1))

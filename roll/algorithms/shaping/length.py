@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.shaping.api import REWARD_SHAPINGS, SAMPLE_WEIGHTS, Rewards
-from roll.algorithms.shaping.groups import group_range
+from roll.algorithms.siblings import Siblings
 from roll.core.batches import RolloutBatch
 from roll.core.metrics import Mean, Metrics
 
@@ -45,7 +45,7 @@ class LengthPenalty:
     def __call__(self, rewards: Rewards, batch: RolloutBatch) -> tuple[Rewards, Metrics]:
         passed_B = batch.require("rewards", made_by="assemble") >= self.pass_score
         lengths_B = response_tokens(batch)
-        share_B = relative_length(lengths_B, *group_range(lengths_B, batch.group_ids))
+        share_B = relative_length(lengths_B, *Siblings.of(batch.group_ids).range(lengths_B))
         short_B = 0.5 - share_B
         added_B = self.coef * torch.where(passed_B, short_B, short_B.clamp(max=0))
         shaped = Rewards(rewards.total_B + added_B, rewards.baseline_B)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.shaping.api import REWARD_SHAPINGS, Rewards
-from roll.algorithms.shaping.groups import group_mean, group_std
 from roll.algorithms.shaping.moments import Moments
+from roll.algorithms.siblings import Siblings
 from roll.core.batches import RolloutBatch
 from roll.core.metrics import Last, Metrics
 
@@ -88,7 +88,8 @@ class NormalizeReward:
             case "none":
                 return torch.zeros_like(values_B), torch.ones_like(values_B)
             case "group":
-                return group_mean(values_B, group_ids_B), group_std(values_B, group_ids_B)
+                siblings = Siblings.of(group_ids_B)
+                return siblings.mean(values_B), siblings.std(values_B)
             case "batch" | "running":
                 moments = self.moments if level == "running" else Moments.of(values_B)
                 mean_B = torch.full_like(values_B, moments.mean)

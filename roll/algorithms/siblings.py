@@ -41,3 +41,10 @@ class Siblings:
         """Float64, unbiased (n - 1); 0 for a group of one."""
         squares_B = self.sum((values_B - self.mean(values_B)).square())
         return (squares_B / (self.size_B - 1).clamp(min=1)).sqrt()
+
+    def range(self, values_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Float64; the smallest and the largest value."""
+        values_B, empty_G = values_B.double(), torch.zeros_like(self.size_G)
+        low_G = empty_G.scatter_reduce(0, self.group_B, values_B, "amin", include_self=False)
+        high_G = empty_G.scatter_reduce(0, self.group_B, values_B, "amax", include_self=False)
+        return low_G[self.group_B], high_G[self.group_B]
