@@ -53,6 +53,19 @@ def test_a_preset_runs_and_begins_on_policy(tmp_path: Path, preset: str) -> None
         assert records[0]["critic/grad_norm"] > 0
 
 
+def assert_resumes_to_the_bit(path: Path, folder: Path, steps: int) -> list[dict[str, Any]]:
+    """A whole run, and one that has lost its last checkpoint and goes on from the one before."""
+    straight = run_local(path, [f"output_dir={folder / 'straight'}"])
+    halves = folder / "halves"
+    run_local(path, [f"output_dir={halves}"])
+    last = halves / "checkpoints" / f"step_{steps:06d}"
+    last.rename(folder / "gone")
+    resumed = run_local(path, [f"output_dir={halves}"])
+    assert last.exists(), "nothing was trained again"
+    assert [without_times(r) for r in resumed] == [without_times(r) for r in straight]
+    return straight
+
+
 def test_a_critic_learns_is_saved_and_comes_back_to_the_bit(tmp_path: Path) -> None:
     path = task(
         tmp_path,
@@ -61,12 +74,7 @@ def test_a_critic_learns_is_saved_and_comes_back_to_the_bit(tmp_path: Path) -> N
         max_steps=6,
         checkpoint={"every": 3, "export_hf": False},
     )
-    straight = run_local(path, [f"output_dir={tmp_path / 'straight'}"])
-    first = tmp_path / "halves"
-    run_local(path, [f"output_dir={first}"])
-    (first / "checkpoints" / "step_000006").rename(tmp_path / "gone")
-    resumed = run_local(path, [f"output_dir={first}"])
-    assert [without_times(r) for r in resumed] == [without_times(r) for r in straight]
+    straight = assert_resumes_to_the_bit(path, tmp_path, 6)
     assert straight[-1]["critic/value/squared_error"] < straight[0]["critic/value/squared_error"]
 
 
@@ -81,12 +89,7 @@ def test_running_moments_and_an_adaptive_coefficient_come_back_to_the_bit(tmp_pa
         max_steps=4,
         checkpoint={"every": 2, "export_hf": False},
     )
-    straight = run_local(path, [f"output_dir={tmp_path / 'straight'}"])
-    first = tmp_path / "halves"
-    run_local(path, [f"output_dir={first}"])
-    (first / "checkpoints" / "step_000004").rename(tmp_path / "gone")
-    resumed = run_local(path, [f"output_dir={first}"])
-    assert [without_times(r) for r in resumed] == [without_times(r) for r in straight]
+    straight = assert_resumes_to_the_bit(path, tmp_path, 4)
     coefficients = [record["kl/coef"] for record in straight if "kl/coef" in record]
     assert len(set(coefficients)) > 1
 
