@@ -44,8 +44,8 @@ one. Losses are per token and unreduced; `aggregation` turns them into one numbe
 are computed once from the whole update, so no split over micro-batches, ranks or packing changes
 loss or gradient.
 
-[Twelve steps on the quickstart's task](algorithms_learn.md), three seeds each, of the presets
-measured so far (`benchmarks/algorithms_learn.py`):
+[Twelve steps on the quickstart's task](algorithms_learn.md), three seeds each, of every preset
+(`benchmarks/algorithms_learn.py`):
 
 ![held-out accuracy of the presets](algorithms_learn.png)
 """
