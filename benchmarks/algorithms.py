@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roll.algorithms import Gae, Grpo, PpoClip, WhitenAdvantage, token_weights
+from roll.algorithms import Gae, Grpo, PpoClip, Shaping, WhitenAdvantage, token_weights
 from roll.algorithms.api import PolicyTerms
 from roll.config.algorithm import Aggregation
 from roll.core.batches import RolloutBatch
@@ -87,12 +87,15 @@ def token_level(batch: RolloutBatch) -> Tensor:
 
 
 def gae(batch: RolloutBatch, verl: Any, repeats: int) -> tuple[list[float], float]:
-    estimator, whiten = Gae(gamma=1.0, policy_lambda=0.95), WhitenAdvantage()
+    """Advantages and returns; ours is the whole call that the driver of a run makes."""
+    estimator = Gae(gamma=1.0, policy_lambda=0.95)
+    shaping = Shaping(advantage_parts={"whiten": WhitenAdvantage()})
     rewards_BT, mask_BT = token_level(batch), batch.loss_mask.float()
 
     def ours() -> Tensor:
-        found_BT = estimator(batch).advantages_BT
-        return whiten(found_BT, batch.loss_mask)[0].float()
+        shaped, _ = shaping.add_advantages(batch, estimator)
+        assert shaped.advantages is not None
+        return shaped.advantages
 
     def theirs() -> Tensor:
         found_BT, _ = verl.compute_gae_advantage_return(

@@ -69,6 +69,14 @@ class Estimate:
     """Float32; what the critic is trained towards, zero outside the loss mask. Estimators without
     a critic have none."""
 
+    def inside(self, mask_BT: Tensor) -> Estimate:
+        """Of fewer tokens: zero outside of `mask_BT`."""
+        returns_BT = self.returns_BT
+        return Estimate(
+            self.advantages_BT.masked_fill(~mask_BT, 0),
+            None if returns_BT is None else returns_BT.masked_fill(~mask_BT, 0),
+        )
+
 
 class AdvantageEstimator(Protocol):
     """Rewards to advantages; sees the whole step's batch."""

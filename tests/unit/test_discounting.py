@@ -57,11 +57,29 @@ def test_trained_tokens_move_side_by_side_and_back() -> None:
     tokens = TrainedTokens.of(mask_BT)
     packed_BL = tokens.pack(values_BT)
     assert packed_BL.tolist() == [[6, 8], [2, 0], [0, 0]]
-    assert tokens.at_last(torch.tensor([1.0, 2.0, nan])).tolist() == [[0, 1], [2, 0], [0, 0]]
-    assert tokens.unpack(packed_BL, torch.float32).tolist() == [[0, 6, 0, 8], [0, 2, 0, 0], [0] * 4]
+    paid_BL = torch.ones(3, 2)
+    tokens.add_at_last(paid_BL, torch.tensor([1.0, 2.0, nan]))
+    assert paid_BL.tolist() == [[1, 2], [3, 1], [1, 1]]
+    assert tokens.unpack(packed_BL).tolist() == [[0, 6, 0, 8], [0, 2, 0, 0], [0] * 4]
 
 
 def test_a_batch_without_trained_tokens_packs_to_zeros() -> None:
     tokens = TrainedTokens.of(torch.zeros(2, 3).bool())
-    assert tokens.pack(torch.full((2, 3), float("inf"))).tolist() == [[0], [0]]
-    assert tokens.unpack(torch.ones(2, 1), torch.float64).tolist() == [[0] * 3] * 2
+    assert not tokens.pack(torch.full((2, 3), float("inf"))).any()
+    assert not tokens.unpack(torch.ones(2, 3)).any()
+
+
+def test_tokens_without_a_gap_stay_where_they_are() -> None:
+    mask_BT = torch.tensor([[0, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 1], [0, 0, 0, 0]]).bool()
+    values_BT = torch.arange(16.0).view(4, 4).masked_fill(~mask_BT, float("nan"))
+    tokens = TrainedTokens.of(mask_BT)
+    packed_BL = tokens.pack(values_BT)
+    assert packed_BL.tolist() == [[0, 1, 2, 0], [4, 5, 6, 7], [0, 0, 0, 11], [0, 0, 0, 0]]
+    tokens.add_at_last(packed_BL, torch.tensor([100.0, 200.0, 300.0, float("nan")]))
+    assert packed_BL.tolist() == [[0, 1, 102, 0], [4, 5, 6, 207], [0, 0, 0, 311], [0, 0, 0, 0]]
+    assert tokens.unpack(packed_BL + 1).tolist() == [
+        [0, 2, 103, 0],
+        [5, 6, 7, 208],
+        [0, 0, 0, 312],
+        [0, 0, 0, 0],
+    ]

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from roll.algorithms import NormalizeReward, build_shaping
 from roll.algorithms.advantages.group import group_advantages
+from roll.algorithms.moments import PART, Moments, standardized
 from roll.algorithms.shaping.api import Rewards
-from roll.algorithms.shaping.moments import Moments
 from roll.algorithms.shaping.normalize import Level
 from roll.config.algorithm import AlgorithmConfig, NormalizeRewardConfig
 from roll.core.batches import RolloutBatch
@@ -171,6 +171,19 @@ def test_a_small_spread_on_a_large_offset_is_kept() -> None:
     for part in numbers.split(7):
         merged = merged.merge(Moments.of(part))
     assert merged.std == pytest.approx(numbers.std().item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_more_numbers_than_fit_a_part_are_standardized_by_all_of_them(masked: bool) -> None:
+    g = torch.Generator().manual_seed(0)
+    values = 5 + 2 * torch.randn(3, PART // 2, generator=g)
+    mask = torch.rand(values.shape, generator=g) < 0.6 if masked else None
+    chosen = torch.ones_like(values).bool() if mask is None else mask
+    numbers = values[chosen].double()
+    found = standardized(values.masked_fill(~chosen, torch.nan), mask, eps=EPS)
+    expected = (numbers - numbers.mean()) / (numbers.std() + EPS)
+    torch.testing.assert_close(found[chosen], expected.float(), rtol=1e-6, atol=1e-6)
+    assert not found[~chosen].any()
 
 
 def test_running_moments_go_on_exactly_from_a_checkpoint() -> None:

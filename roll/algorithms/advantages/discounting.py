@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
-
-BLOCK = 16
-"""Steps per block; the work per step grows with it, the number of passes shrinks."""
 
 
 def discounts(mask_BT: Tensor, gamma: float) -> Tensor:
@@ -25,10 +21,9 @@ def discounts(mask_BT: Tensor, gamma: float) -> Tensor:
 def discounted_sums(values_BT: Tensor, decay_B: Tensor) -> Tensor:
     """y_t = sum over j >= t of decay ** (j - t) * values_j, that is y_t = values_t + decay y_{t+1}.
 
-    Time is cut into blocks. Within a block the sums are a product with a small triangular matrix
-    of powers; the sums at the blocks' first steps then follow the same recursion, with decay to the
-    power of a block, so one call of itself per factor `BLOCK` of T finds what flows in from later
-    blocks. All powers are at most 1, so no value costs its neighbours precision.
+    Sums over the next n steps make those over the next 2n: the sum from t, plus decay ** n times
+    the sum from t + n; so there are as many passes as T has binary digits. All powers are at most
+    1, so no value costs its neighbours precision.
 
     Args:
         values_BT: finite; computed in float64.
@@ -37,24 +32,14 @@ def discounted_sums(values_BT: Tensor, decay_B: Tensor) -> Tensor:
     Returns:
         Float64 `[B, T]`.
     """
-    rows, steps = values_BT.shape
+    sums_BT = values_BT.to(torch.float64, copy=True)
+    spare_BT = torch.empty_like(sums_BT)
     decay_D1 = decay_B.to(values_BT.device, torch.float64)[:, None]
-    powers_DK = decay_D1 ** torch.arange(BLOCK + 1, device=values_BT.device)
-    count = -(-steps // BLOCK)
-    missing = count * BLOCK - steps
-    values_BT = pad(values_BT.double(), [0, missing]) if missing else values_BT.double()
-    blocks_BNK = values_BT.reshape(rows, count, BLOCK)
-    # Squeezed where all rows share it: one large product instead of one per row.
-    sums_BNK = blocks_BNK @ _triangle(powers_DK).squeeze(0)
-    if count > 1:
-        heads_BN = discounted_sums(sums_BNK[:, :, 0], powers_DK[:, BLOCK])
-        until_next_D1K = powers_DK[:, 1:].flip(1)[:, None]
-        sums_BNK[:, :-1].addcmul_(heads_BN[:, 1:, None], until_next_D1K)
-    return sums_BNK.view(rows, count * BLOCK)[:, :steps]
-
-
-def _triangle(powers_DK: Tensor) -> Tensor:
-    """`[D, J, T]` of `BLOCK` squared: decay ** (j - t) for j >= t, else 0."""
-    positions = torch.arange(BLOCK, device=powers_DK.device)
-    lag_JT = (positions[:, None] - positions).clamp(min=0)
-    return powers_DK[:, lag_JT].tril()
+    reach, steps = 1, values_BT.shape[1]
+    while reach < steps:
+        near_BT, far_BT = sums_BT[:, :-reach], sums_BT[:, reach:]
+        torch.addcmul(near_BT, far_BT, decay_D1, out=spare_BT[:, :-reach])
+        spare_BT[:, -reach:] = sums_BT[:, -reach:]
+        sums_BT, spare_BT = spare_BT, sums_BT
+        decay_D1, reach = decay_D1.square(), 2 * reach
+    return sums_BT

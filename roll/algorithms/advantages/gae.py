@@ -13,16 +13,10 @@ from roll.algorithms.api import Estimate
 from roll.algorithms.registries import ADVANTAGES
 from roll.core.batches import RolloutBatch
 
-ROWS = 64
-"""Rows at a time. They do not concern each other, and temporaries of a whole step are so large that
+POSITIONS = 2**16
+"""As many rows at a time as have about so many positions. Rows do not concern each other; what is
+computed from a few of them stays in the cache, and temporaries of a whole step are so large that
 fetching their memory from the system costs several times what the arithmetic does."""
-
-
-def temporal_differences(rewards_BL: Tensor, values_BL: Tensor, *, gamma: float) -> Tensor:
-    """reward_t + gamma * value_{t+1} - value_t, float64 `[B, L]`; nothing follows the last step."""
-    deltas_BL = rewards_BL.double() - values_BL
-    deltas_BL[:, :-1].add_(values_BL[:, 1:], alpha=gamma)
-    return deltas_BL
 
 
 def length_adaptive_lambda(tokens_B: Tensor, alpha: float) -> Tensor:
@@ -68,10 +62,11 @@ class Gae:
         paid_BT = batch.token_rewards
         advantages_BT = torch.empty_like(values_BT, dtype=torch.float32)
         returns_BT = torch.empty_like(advantages_BT)
-        for start in range(0, len(values_BT), ROWS):
-            rows = slice(start, start + ROWS)
+        step = max(1, POSITIONS // values_BT.shape[1])
+        for start in range(0, len(values_BT), step):
+            rows = slice(start, start + step)
             advantages_BT[rows], returns_BT[rows] = self._estimate(
-                batch.loss_mask[rows],
+                TrainedTokens.of(batch.loss_mask[rows]),
                 values_BT[rows],
                 rewards_B[rows],
                 None if paid_BT is None else paid_BT[rows],
@@ -79,25 +74,20 @@ class Gae:
         return Estimate(advantages_BT, returns_BT)
 
     def _estimate(
-        self, mask_BT: Tensor, values_BT: Tensor, rewards_B: Tensor, paid_BT: Tensor | None
+        self, tokens: TrainedTokens, values_BT: Tensor, rewards_B: Tensor, paid_BT: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Advantages and returns of some rows."""
-        tokens = TrainedTokens.of(mask_BT)
+        """Advantages and returns of some rows, float64 `[B, T]`."""
         values_BL = tokens.pack(values_BT)
-        rewards_BL = tokens.at_last(rewards_B.double())
-        if paid_BT is not None:
-            rewards_BL = rewards_BL + tokens.pack(paid_BT)
-        deltas_BL = temporal_differences(rewards_BL, values_BL, gamma=self.gamma)
+        deltas_BL = -values_BL if paid_BT is None else tokens.pack(paid_BT).sub_(values_BL)
+        deltas_BL[:, :-1].add_(values_BL[:, 1:], alpha=self.gamma)
+        tokens.add_at_last(deltas_BL, rewards_B)
 
         policy_lambda_B = self._policy_lambda(tokens.count_B)
         advantages_BL = discounted_sums(deltas_BL, self.gamma * policy_lambda_B)
         targets_BL = advantages_BL
         if self.critic_lambda is not None:
             targets_BL = discounted_sums(deltas_BL, _one(self.gamma * self.critic_lambda))
-        return (
-            tokens.unpack(advantages_BL, torch.float32),
-            tokens.unpack(targets_BL + values_BL, torch.float32),
-        )
+        return tokens.unpack(advantages_BL), tokens.unpack(targets_BL + values_BL)
 
     def _policy_lambda(self, tokens_B: Tensor) -> Tensor:
         if self.adaptive_alpha is not None:

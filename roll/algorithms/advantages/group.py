@@ -9,6 +9,7 @@ from torch import Tensor
 
 from roll.algorithms.advantages.rewards import total_rewards
 from roll.algorithms.api import Estimate
+from roll.algorithms.moments import Moments
 from roll.algorithms.registries import ADVANTAGES
 from roll.algorithms.siblings import Siblings
 from roll.core.batches import RolloutBatch
@@ -50,8 +51,7 @@ def group_advantages(
         case "group":
             return centred_B / (siblings.std(rewards_B) + eps)
         case "batch":
-            squares = (rewards_B - rewards_B.mean()).square().sum()
-            return centred_B / ((squares / max(len(rewards_B) - 1, 1)).sqrt() + eps)
+            return centred_B / (Moments.of(rewards_B).std + eps)
         case "none":
             return centred_B
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from roll.algorithms.advantages.rewards import rewards_to_go
-from roll.algorithms.advantages.standardize import standardized_tokens
 from roll.algorithms.api import Estimate
+from roll.algorithms.moments import standardized
 from roll.algorithms.registries import ADVANTAGES
 from roll.algorithms.siblings import Siblings
 from roll.core.batches import RolloutBatch
@@ -37,4 +37,4 @@ class ReinforcePp:
         if self.baseline == "group":
             rewards_B = rewards_B - Siblings.of(batch.group_ids).mean(rewards_B)
         returns_BT = rewards_to_go(rewards_B, batch, gamma=self.gamma)
-        return Estimate(standardized_tokens(returns_BT, batch.loss_mask, eps=self.eps).float())
+        return Estimate(standardized(returns_BT, batch.loss_mask, eps=self.eps).float())

@@ -42,4 +42,4 @@ def rewards_to_go(outcome_B: Tensor, batch: RolloutBatch, *, gamma: float) -> Te
     tokens = TrainedTokens.of(batch.loss_mask)
     decay_1 = torch.tensor([gamma], dtype=torch.float64)
     paid_BL = discounted_sums(tokens.pack(batch.token_rewards), decay_1)
-    return returns_BT + tokens.unpack(paid_BL, torch.float64)
+    return returns_BT + tokens.unpack(paid_BL)

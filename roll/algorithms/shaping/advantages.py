@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from roll.algorithms.moments import Moments, standardized
 from roll.algorithms.shaping.api import ADVANTAGE_SHAPINGS
-from roll.algorithms.shaping.moments import Moments
-from roll.algorithms.shaping.normalize import NO_SPREAD
 from roll.core.metrics import Last, Mean, Metrics
 
 
@@ -29,12 +28,12 @@ class WhitenAdvantage:
     eps: float = 1e-6
 
     def __call__(self, advantages_BT: Tensor, mask_BT: Tensor) -> tuple[Tensor, Metrics]:
-        moments = Moments.of(advantages_BT[mask_BT])
-        center = moments.mean if self.mean else 0.0
-        spread = moments.std > NO_SPREAD * abs(moments.mean)
-        whitened_BT = (advantages_BT - center) / (moments.std + self.eps if spread else 1.0)
+        moments = Moments.of(advantages_BT, mask_BT)
+        whitened_BT = standardized(
+            advantages_BT, mask_BT, eps=self.eps, center=self.mean, moments=moments
+        )
         metrics = Metrics({"mean": Last(moments.mean), "std": Last(moments.std)})
-        return whitened_BT.masked_fill(~mask_BT, 0), metrics
+        return whitened_BT, metrics
 
 
 @ADVANTAGE_SHAPINGS.register("clip")
@@ -50,5 +49,5 @@ class ClipAdvantage:
     def __call__(self, advantages_BT: Tensor, mask_BT: Tensor) -> tuple[Tensor, Metrics]:
         beyond_BT = (advantages_BT.abs() > self.limit) & mask_BT
         share = Mean(int(beyond_BT.sum()), int(mask_BT.sum()))
-        clipped_BT = torch.clamp(advantages_BT, -self.limit, self.limit)
+        clipped_BT = torch.clamp(advantages_BT, -self.limit, self.limit).masked_fill(~mask_BT, 0)
         return clipped_BT, Metrics({"clipped_fraction": share})

@@ -52,7 +52,8 @@ class SampleWeight(Protocol):
 
 
 class AdvantageShaping(Protocol):
-    """A change of float64 advantages `[B, T]`, which are zero outside the mask and stay so."""
+    """A change of float32 advantages `[B, T]`; it reads those inside the mask alone, and gives zero
+    outside of it."""
 
     def __call__(self, advantages_BT: Tensor, mask_BT: Tensor) -> tuple[Tensor, Metrics]: ...
 

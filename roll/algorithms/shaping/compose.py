@@ -61,12 +61,14 @@ class Shaping:
         found = estimator(rewarded)
         masked, seen = self.masks(batch)
         weighed, also_seen = self.weights(batch)
+        if masked.loss_mask is not batch.loss_mask:
+            found = found.inside(masked.loss_mask)
         estimated = replace(
             rewarded,
             loss_mask=masked.loss_mask,
             sample_weights=weighed.sample_weights,
-            advantages=found.advantages_BT.masked_fill(~masked.loss_mask, 0),
-            returns=_inside(found.returns_BT, masked.loss_mask),
+            advantages=found.advantages_BT,
+            returns=found.returns_BT,
         )
         shaped, last_seen = self.advantages(estimated)
         return shaped, metrics | seen | also_seen | last_seen
@@ -133,13 +135,12 @@ class Shaping:
         """New `advantages`, never `returns`."""
         if not self.advantage_parts:
             return batch, Metrics()
-        advantages_BT = batch.require("advantages", made_by="add_advantages").double()
-        advantages_BT = advantages_BT.masked_fill(~batch.loss_mask, 0)
+        advantages_BT = batch.require("advantages", made_by="add_advantages")
         metrics = Metrics()
         for name, part in self.advantage_parts.items():
             advantages_BT, seen = part(advantages_BT, batch.loss_mask)
             metrics = metrics | _under(f"shaping/advantage/{name}", seen)
-        return replace(batch, advantages=advantages_BT.float()), metrics
+        return replace(batch, advantages=advantages_BT), metrics
 
     def state(self) -> dict[str, dict[str, float]]:
         """For the checkpoint: plain JSON by part; empty where nothing is remembered."""
@@ -206,10 +207,6 @@ def _build(registry: Registry[Callable[..., T]], configs: Sequence[Choice]) -> d
 
 def _under(prefix: str, metrics: Metrics) -> dict[str, Any]:
     return {f"{prefix}/{name}": metric for name, metric in metrics.items()}
-
-
-def _inside(values_BT: Tensor | None, mask_BT: Tensor) -> Tensor | None:
-    return None if values_BT is None else values_BT.masked_fill(~mask_BT, 0)
 
 
 def _share(chosen_B: Tensor) -> Mean:

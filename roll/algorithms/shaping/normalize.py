@@ -9,16 +9,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from roll.algorithms.moments import NO_SPREAD, Moments
 from roll.algorithms.shaping.api import REWARD_SHAPINGS, Rewards
-from roll.algorithms.shaping.moments import Moments
 from roll.algorithms.siblings import Siblings
 from roll.core.batches import RolloutBatch
 from roll.core.metrics import Last, Metrics
 
 Level = Literal["none", "group", "batch", "running"]
-
-NO_SPREAD = 1e-10
-"""A standard deviation below this share of the mean is the rounding of equal float32 rewards."""
 
 
 def normalized(
