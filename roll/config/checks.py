@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from roll.config.algorithm import Aggregation, Need, PassKConfig
+from roll.config.algorithm import Aggregation
+from roll.config.algorithm_checks import algorithm_problems
 from roll.config.errors import nearest
 from roll.config.placement import parse_devices
 from roll.config.roles import Role
@@ -24,11 +25,9 @@ def check_rlvr(config: RlvrConfig) -> None:
         *_groups(config),
         *_batch(config),
         *_schedule(config),
-        *_algorithm(config),
+        *algorithm_problems(config),
         *shaping_problems(config),
-        *_advantage(config),
-        *_separate_rewards(config),
-        *_teachers(config),
+        *_sampling(config),
         *_tags(config),
         *_engine(config),
         *_checkpoint(config),
@@ -138,28 +137,7 @@ def _nearest(wanted: int, known: Iterable[int]) -> str:
     return " and ".join(str(n) for n in below + above)
 
 
-def _algorithm(config: RlvrConfig) -> Iterator[str]:
-    algorithm = config.algorithm
-    needs = algorithm.needs
-    if Need.REFERENCE in needs and config.reference is None:
-        yield f"reference: {_who(needs, Need.REFERENCE)} needs a `reference` role; add one"
-    if Need.SIBLINGS in needs and config.data.samples_per_prompt < 2:
-        yield (
-            f"data.samples_per_prompt: {_who(needs, Need.SIBLINGS)} compares the samples of one "
-            "prompt and needs at least 2; with 1 use algorithm.advantage.kind=reinforce"
-        )
-    if Need.CRITIC in needs and config.critic is None:
-        yield f"critic: {_who(needs, Need.CRITIC)} needs a `critic` role; add one"
-    if config.critic is not None and Need.CRITIC not in needs:
-        yield (
-            f"critic: nothing uses its values; algorithm.advantage.kind is "
-            f"{algorithm.advantage.kind}, which has another baseline; drop the role or use gae"
-        )
-    if config.critic is not None and config.critic.warmup_steps >= config.max_steps:
-        yield (
-            f"critic.warmup_steps: {config.critic.warmup_steps} leaves the policy none of the "
-            f"{config.max_steps} steps"
-        )
+def _sampling(config: RlvrConfig) -> Iterator[str]:
     if config.sampling.temperature == 0:
         yield "sampling.temperature: 0 makes all samples of a prompt equal; training needs more"
     greedy = config.validation_sampling.temperature == 0
@@ -168,66 +146,6 @@ def _algorithm(config: RlvrConfig) -> Iterator[str]:
             "validation.samples_per_prompt: greedy sampling gives the same sample "
             f"{config.validation.samples_per_prompt} times; use 1 or a temperature above 0"
         )
-
-
-def _advantage(config: RlvrConfig) -> Iterator[str]:
-    """Options of the advantage that must fit the data."""
-    advantage = config.algorithm.advantage
-    samples = config.data.samples_per_prompt
-    if isinstance(advantage, PassKConfig) and advantage.k >= samples >= 2:
-        yield (
-            f"algorithm.advantage.k: {advantage.k} of {samples} samples per prompt can be drawn in "
-            "one way only, which leaves nothing to compare; use a k below "
-            "data.samples_per_prompt"
-        )
-
-
-def _teachers(config: RlvrConfig) -> Iterator[str]:
-    """Every sample has one teacher, or nobody has any."""
-    wanted = config.algorithm.needs.get(Need.TEACHER)
-    if wanted is None:
-        if config.teachers:
-            yield (
-                f"teachers: nothing uses them; algorithm.advantage.kind is "
-                f"{config.algorithm.advantage.kind}; drop them or use distill"
-            )
-        return
-    if not config.teachers:
-        yield f"teachers: {' and '.join(wanted)} needs at least one; add it with its `model`"
-        return
-    teacher_of: dict[str, str] = {}
-    for name, role in config.teachers.items():
-        for tag in role.tags:
-            if tag in teacher_of:
-                yield f"teachers.{name}.tags: {tag!r} already belongs to {teacher_of[tag]!r}"
-            teacher_of[tag] = name
-    for i, source in enumerate(config.data.sources):
-        if source.columns.tag is None and source.tag not in teacher_of:
-            yield (
-                f"data.sources.{i}.tag: no teacher takes the tag {source.tag!r}"
-                f"{nearest(source.tag, teacher_of)} (tags with a teacher: "
-                f"{', '.join(sorted(teacher_of))})"
-            )
-
-
-def _separate_rewards(config: RlvrConfig) -> Iterator[str]:
-    """What changes the total reward, or pays tokens, would be lost on `gdpo`."""
-    algorithm = config.algorithm
-    if algorithm.advantage.kind != "gdpo":
-        return
-    for key, there in (
-        ("reward_shaping", bool(algorithm.reward_shaping)),
-        ("kl_in_reward", algorithm.kl_in_reward is not None),
-    ):
-        if there:
-            yield (
-                f"algorithm.{key}: gdpo normalises each reward by itself and never sees their "
-                "total; drop it, or use another advantage"
-            )
-
-
-def _who(needs: Mapping[Need, list[str]], need: Need) -> str:
-    return " and ".join(needs[need])
 
 
 def _tags(config: RlvrConfig) -> Iterator[str]:

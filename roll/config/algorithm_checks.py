@@ -1,0 +1,105 @@
+"""What the choices of `algorithm:` must find in the rest of a config; see `roll.config.checks`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from roll.config.algorithm import Need, PassKConfig
+from roll.config.errors import nearest
+
+if TYPE_CHECKING:
+    from roll.config.pipelines import RlvrConfig
+
+
+def algorithm_problems(config: RlvrConfig) -> Iterator[str]:
+    """One line each, `key: what and why`."""
+    yield from _roles(config)
+    yield from _pass_k(config)
+    yield from _separate_rewards(config)
+    yield from _teachers(config)
+
+
+def _roles(config: RlvrConfig) -> Iterator[str]:
+    """Roles and samples that the choices need, and a critic that none of them does."""
+    algorithm = config.algorithm
+    needs = algorithm.needs
+    if Need.REFERENCE in needs and config.reference is None:
+        yield f"reference: {_who(needs, Need.REFERENCE)} needs a `reference` role; add one"
+    if Need.SIBLINGS in needs and config.data.samples_per_prompt < 2:
+        yield (
+            f"data.samples_per_prompt: {_who(needs, Need.SIBLINGS)} compares the samples of one "
+            "prompt and needs at least 2; with 1 use algorithm.advantage.kind=reinforce"
+        )
+    if Need.CRITIC in needs and config.critic is None:
+        yield f"critic: {_who(needs, Need.CRITIC)} needs a `critic` role; add one"
+    if config.critic is not None and Need.CRITIC not in needs:
+        yield (
+            f"critic: nothing uses its values; algorithm.advantage.kind is "
+            f"{algorithm.advantage.kind}, which has another baseline; drop the role or use gae"
+        )
+    if config.critic is not None and config.critic.warmup_steps >= config.max_steps:
+        yield (
+            f"critic.warmup_steps: {config.critic.warmup_steps} leaves the policy none of the "
+            f"{config.max_steps} steps"
+        )
+
+
+def _pass_k(config: RlvrConfig) -> Iterator[str]:
+    """More than one way to draw k of the samples."""
+    advantage = config.algorithm.advantage
+    samples = config.data.samples_per_prompt
+    if isinstance(advantage, PassKConfig) and advantage.k >= samples >= 2:
+        yield (
+            f"algorithm.advantage.k: {advantage.k} of {samples} samples per prompt can be drawn in "
+            "one way only, which leaves nothing to compare; use a k below "
+            "data.samples_per_prompt"
+        )
+
+
+def _separate_rewards(config: RlvrConfig) -> Iterator[str]:
+    """What changes the total reward, or pays tokens, would be lost on `gdpo`."""
+    algorithm = config.algorithm
+    if algorithm.advantage.kind != "gdpo":
+        return
+    for key, there in (
+        ("reward_shaping", bool(algorithm.reward_shaping)),
+        ("kl_in_reward", algorithm.kl_in_reward is not None),
+    ):
+        if there:
+            yield (
+                f"algorithm.{key}: gdpo normalises each reward by itself and never sees their "
+                "total; drop it, or use another advantage"
+            )
+
+
+def _teachers(config: RlvrConfig) -> Iterator[str]:
+    """Every sample has one teacher, or nobody has any."""
+    wanted = config.algorithm.needs.get(Need.TEACHER)
+    if wanted is None:
+        if config.teachers:
+            yield (
+                f"teachers: nothing uses them; algorithm.advantage.kind is "
+                f"{config.algorithm.advantage.kind}; drop them or use distill"
+            )
+        return
+    if not config.teachers:
+        yield f"teachers: {' and '.join(wanted)} needs at least one; add it with its `model`"
+        return
+    teacher_of: dict[str, str] = {}
+    for name, role in config.teachers.items():
+        for tag in role.tags:
+            if tag in teacher_of:
+                yield f"teachers.{name}.tags: {tag!r} already belongs to {teacher_of[tag]!r}"
+            teacher_of[tag] = name
+    for i, source in enumerate(config.data.sources):
+        if source.columns.tag is None and source.tag not in teacher_of:
+            yield (
+                f"data.sources.{i}.tag: no teacher takes the tag {source.tag!r}"
+                f"{nearest(source.tag, teacher_of)} (tags with a teacher: "
+                f"{', '.join(sorted(teacher_of))})"
+            )
+
+
+def _who(needs: Mapping[Need, list[str]], need: Need) -> str:
+    return " and ".join(needs[need])
