@@ -44,6 +44,22 @@ one. Losses are per token and unreduced; `aggregation` turns them into one numbe
 are computed once from the whole update, so no split over micro-batches, ranks or packing changes
 loss or gradient.
 
+```yaml
+algorithm:
+  preset: grpo                                    # all choices of a paper, and then your own
+  advantage: {kind: grpo, std: none}
+  loss:
+    - {kind: ppo_clip, clip_high: 0.28}
+    - {kind: kl, coef: 0.001}
+  aggregation: token_mean
+  reward_shaping:
+    - {kind: overlong_penalty, buffer_tokens: 512}
+```
+
+Where to begin: `grpo` or `dapo` with answers that can be verified, `dr_grpo` where responses grow
+without getting better, `gspo` with mixtures of experts, `rloo` or `reinforce_pp` with a reward
+model, `ppo` or `vapo` with long responses and the memory for a critic.
+
 [Twelve steps on the quickstart's task](algorithms_learn.md), three seeds each, of every preset
 (`benchmarks/algorithms_learn.py`):
 
@@ -135,7 +151,8 @@ def _model(model: type[BaseModel]) -> Iterator[str]:
     kind = model.model_fields.get("kind")
     if kind is not None:
         yield f"### `{kind.default}`\n"
-    yield f"{_one_line(inspect.getdoc(model) or '')}\n"
+    for paragraph in (inspect.getdoc(model) or "").split("\n\n"):
+        yield f"{_one_line(paragraph)}\n"
     if issubclass(model, Choice) and model.needs:
         yield f"Needs {'; '.join(NEEDS[need] for need in sorted(model.needs))}.\n"
     yield from _fields(model)

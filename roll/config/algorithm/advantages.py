@@ -11,7 +11,11 @@ from roll.config.algorithm.needs import Choice, Need
 
 class GaeConfig(Choice):
     """sum over later tokens j of (gamma * lambda) ** (j - t) * (reward_j + gamma * value_{j+1} -
-    value_j), from a critic's values (GAE, arXiv 1506.02438)."""
+    value_j), from a critic's values (GAE, arXiv 1506.02438).
+
+    For long responses or several turns, where one number per response credits too much alike; the
+    price is a second model to train.
+    """
 
     kind: Literal["gae"] = "gae"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.CRITIC})
@@ -42,7 +46,11 @@ class GaeConfig(Choice):
 
 class GrpoConfig(Choice):
     """(reward - group baseline) / (std + eps) (GRPO, arXiv 2402.03300; with std `none` Dr.GRPO,
-    arXiv 2503.20783)."""
+    arXiv 2503.20783).
+
+    The first choice where answers can be verified: no critic, and 8 or more samples per prompt tell
+    good from bad.
+    """
 
     kind: Literal["grpo"] = "grpo"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SIBLINGS})
@@ -57,7 +65,11 @@ class GrpoConfig(Choice):
 
 
 class RlooConfig(Choice):
-    """reward - mean reward of the other samples of its prompt (RLOO, arXiv 2402.14740)."""
+    """reward - mean reward of the other samples of its prompt (RLOO, arXiv 2402.14740).
+
+    An unbiased gradient with as few as two samples per prompt; the scale of the rewards stays, so
+    it suits scores of a reward model.
+    """
 
     kind: Literal["rloo"] = "rloo"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SIBLINGS})
@@ -65,7 +77,10 @@ class RlooConfig(Choice):
 
 class OpoConfig(Choice):
     """reward - sum(tokens * reward) / sum(tokens) over the group: the baseline of least variance
-    on-policy (OPO, arXiv 2505.23585)."""
+    on-policy (OPO, arXiv 2505.23585).
+
+    For one update per step and responses whose lengths differ much.
+    """
 
     kind: Literal["opo"] = "opo"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SIBLINGS})
@@ -73,7 +88,10 @@ class OpoConfig(Choice):
 
 class PassKConfig(Choice):
     """With s successes, w failures and f = C(w, k) / C(s + w, k): sqrt(f / (1 - f)) for a success,
-    -(s / w) times that for a failure (pass@k training, arXiv 2508.10751)."""
+    -(s / w) times that for a failure (pass@k training, arXiv 2508.10751).
+
+    For policies that must keep exploring: hard prompts weigh most, easy ones hardly anything.
+    """
 
     kind: Literal["pass_k"] = "pass_k"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SIBLINGS})
@@ -96,7 +114,12 @@ class GdpoConfig(Choice):
 
 
 class ReinforceConfig(Choice):
-    """The reward itself, discounted from the last token, minus a baseline (REINFORCE)."""
+    """The reward itself, discounted from the last token, minus a baseline (REINFORCE, Williams
+    1992).
+
+    For one sample per prompt, and for rewards that already are advantages (+1 and -1, or 0 and 1
+    where failures are to be left alone).
+    """
 
     kind: Literal["reinforce"] = "reinforce"
     baseline: Literal["none", "batch"] = "none"
@@ -107,11 +130,16 @@ class ReinforceConfig(Choice):
 
 class ReinforcePpConfig(Choice):
     """Discounted rewards from each token on, minus their mean and over their std in all trained
-    tokens of the step (REINFORCE++, arXiv 2501.03262)."""
+    tokens of the step (REINFORCE++, arXiv 2501.03262).
+
+    For one sample per prompt with rewards of many sizes, or, with the group's baseline, where the
+    spread of a small group is too noisy to divide by.
+    """
 
     kind: Literal["reinforce_pp"] = "reinforce_pp"
     baseline: Literal["none", "group"] = "none"
-    """`group` subtracts the mean reward of its prompt's samples first (REINFORCE++-baseline)."""
+    """`group` subtracts the mean reward of its prompt's samples first (REINFORCE++-baseline, which
+    the paper combines with a `kl` loss term of k2 in place of a KL in the reward)."""
     gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount per token, counted back from the token that is paid."""
     eps: float = Field(default=1e-6, gt=0)
@@ -132,7 +160,11 @@ class RemaxConfig(Choice):
 
 class DistillConfig(Choice):
     """coef * (teacher log-prob - policy log-prob) of each token + mix * (reward - group mean) /
-    (group std + eps) (on-policy distillation, arXiv 2306.13649)."""
+    (group std + eps) (on-policy distillation, arXiv 2306.13649).
+
+    For a stronger model's skill at the price of one forward pass of it per sample; it needs no
+    reward, and with `mix` takes one besides.
+    """
 
     kind: Literal["distill"] = "distill"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.TEACHER})

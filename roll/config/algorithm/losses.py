@@ -38,7 +38,10 @@ class PgConfig(PolicyChoice):
 
 class PpoClipConfig(PolicyChoice):
     """Clipped surrogate (PPO, arXiv 1707.06347; clip_high > clip_low is DAPO's clip-higher):
-    -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A)."""
+    -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A).
+
+    The default for several updates per step; a larger `clip_high` keeps the entropy up.
+    """
 
     kind: Literal["ppo_clip"] = "ppo_clip"
     clip_low: float = Field(default=0.2, gt=0, lt=1)
@@ -46,14 +49,16 @@ class PpoClipConfig(PolicyChoice):
     clip_high: float = Field(default=0.2, gt=0)
     """The ratio is clipped from above at 1 + clip_high."""
     dual_clip: float | None = Field(default=None, gt=1)
-    """Bound of the loss for negative advantages, as a multiple of -advantage (arXiv 1912.09729)."""
+    """Bound of the loss for negative advantages, as a multiple of -advantage (arXiv 1912.09729,
+    which uses 3)."""
 
 
 class GspoConfig(PolicyChoice):
     """One clipped ratio per response, the geometric mean of its tokens' (GSPO, arXiv 2507.18071):
     -min(s * A, clip(s, 1 - clip_low, 1 + clip_high) * A), s = exp(mean log ratio).
 
-    The paper averages over responses: `aggregation: sequence_mean`.
+    For mixtures of experts and long responses, where ratios of tokens are mostly noise. The paper
+    averages over responses: `aggregation: sequence_mean`.
     """
 
     kind: Literal["gspo"] = "gspo"
@@ -73,7 +78,8 @@ class GmpoConfig(PolicyChoice):
     """Tokens clipped inside a geometric mean (GMPO, arXiv 2507.20673): -g * A, g = exp(mean c),
     c = min(log ratio, clip_high) where A >= 0 and max(log ratio, -clip_low) elsewhere.
 
-    The paper averages over responses: `aggregation: sequence_mean`.
+    For ratios with outliers: wider clips than PPO's without its jumps. The paper averages over
+    responses: `aggregation: sequence_mean`.
     """
 
     kind: Literal["gmpo"] = "gmpo"
@@ -87,7 +93,11 @@ class GmpoConfig(PolicyChoice):
 
 class CispoConfig(PolicyChoice):
     """Clipped importance weights (CISPO, arXiv 2506.13585): no token's gradient is cut off.
-    -sg(clip(ratio, 1 - clip_low, 1 + clip_high)) * A * log p."""
+    -sg(clip(ratio, 1 - clip_low, 1 + clip_high)) * A * log p.
+
+    For many updates per step, and for data that lags behind: rare tokens that start a new thought
+    keep their gradient.
+    """
 
     kind: Literal["cispo"] = "cispo"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.RATIO})
@@ -96,14 +106,16 @@ class CispoConfig(PolicyChoice):
     which tunes clip_high alone."""
     clip_high: float = Field(default=4.0, gt=0)
     """The weight is clipped from above at 1 + clip_high. The paper gives no number; arXiv
-    2510.13786 finds results to depend little on it."""
+    2510.13786 compares bounds of the weight around the 5 that this default is, and finds results
+    to depend little on it."""
 
 
 class SapoConfig(PolicyChoice):
     """A smooth gate in the place of a clip (SAPO, arXiv 2511.20347): -f(ratio) * A with
     f(x) = sigmoid(tau * (x - 1)) * 4 / tau.
 
-    The paper averages over responses: `aggregation: sequence_mean`.
+    Where a hard clip makes training jump, as with mixtures of experts. The paper averages over
+    responses: `aggregation: sequence_mean`.
     """
 
     kind: Literal["sapo"] = "sapo"
@@ -118,7 +130,8 @@ class ToprConfig(PolicyChoice):
     """No ratio for good responses, a truncated one for bad ones (TOPR, arXiv 2503.14286):
     -sg(w) * A * log p, w = 1 where A >= 0 and min(ratio of the response, 1) elsewhere.
 
-    The paper sums over a response: `aggregation: sequence_sum`.
+    For samples that are old or another policy's, failures included. The paper sums over a
+    response: `aggregation: sequence_sum`.
     """
 
     kind: Literal["topr"] = "topr"
@@ -141,8 +154,9 @@ class KimiConfig(PolicyChoice):
     """Mirror descent (Kimi k1.5, arXiv 2501.12599): -A * log p + tau / 2 * (log ratio)**2 with the
     log-ratio of the whole response to the policy that generated it.
 
-    The paper's A is the reward minus the group's mean (`grpo` with `std: none`), and it sums over a
-    response: `aggregation: sequence_sum`.
+    For several updates per step, with a pull back in place of a clip. The paper's A is the reward
+    minus the group's mean (`grpo` with `std: none`), and it sums over a response:
+    `aggregation: sequence_sum`.
     """
 
     kind: Literal["kimi"] = "kimi"
@@ -157,7 +171,8 @@ class DroConfig(PolicyChoice):
     """Direct reward optimisation (DRO, arXiv 2405.19107): -A * log p + tau / 2 *
     (log p - log p_ref)**2 with the log-probs of the whole response.
 
-    The paper sums over a response: `aggregation: sequence_sum`.
+    For one sample per prompt that somebody else drew and rated. The paper sums over a response:
+    `aggregation: sequence_sum`.
     """
 
     kind: Literal["dro"] = "dro"
@@ -171,7 +186,10 @@ class DroConfig(PolicyChoice):
 class ClipCovConfig(PolicyChoice):
     """Clipped surrogate, and 0 on a few tokens whose log-prob and advantage vary together and so
     cost the most entropy (Clip-Cov, arXiv 2505.22617): drawn from those where cov_low <
-    (log p - mean log p) * (A - mean A) < cov_high, means over the update's trained tokens."""
+    (log p - mean log p) * (A - mean A) < cov_high, means over the update's trained tokens.
+
+    Where the entropy collapses and an entropy bonus is too blunt.
+    """
 
     kind: Literal["clip_cov"] = "clip_cov"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.OLD_LOGPROBS})
@@ -199,7 +217,11 @@ class ClipCovConfig(PolicyChoice):
 class KlCovConfig(PolicyChoice):
     """-ratio * A, plus penalty * |log ratio| on the tokens whose log-prob and advantage vary
     together most and so cost the most entropy (KL-Cov, arXiv 2505.22617): those with the largest
-    (log p - mean log p) * (A - mean A), means over the update's trained tokens."""
+    (log p - mean log p) * (A - mean A), means over the update's trained tokens.
+
+    As `clip_cov`, for larger models: a penalty in the place of a cut, which held the entropy more
+    steadily in the paper.
+    """
 
     kind: Literal["kl_cov"] = "kl_cov"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.OLD_LOGPROBS, Need.RATIO})
@@ -212,7 +234,11 @@ class KlCovConfig(PolicyChoice):
 
 class NllConfig(LossChoice):
     """-log p on the tokens of samples with a positive advantage: imitates what went well
-    (positive-example LM loss of VAPO, arXiv 2504.05118)."""
+    (positive-example LM loss of VAPO, arXiv 2504.05118).
+
+    Beside a policy term, where successes are rare. The paper averages over the tokens of the good
+    samples alone, this term, as all, over every token of the update.
+    """
 
     kind: Literal["nll"] = "nll"
     coef: float = Field(default=0.1, gt=0)
@@ -221,7 +247,10 @@ class NllConfig(LossChoice):
 
 class KlConfig(LossChoice):
     """Divergence from the reference model, as a loss term, estimated from d = log p - log p_ref
-    (http://joschu.net/blog/kl-approx.html): k1 = d, k2 = d**2 / 2, k3 = exp(-d) - 1 + d."""
+    (http://joschu.net/blog/kl-approx.html): k1 = d, k2 = d**2 / 2, k3 = exp(-d) - 1 + d.
+
+    For rewards that can be gamed, such as those of a model; verifiable ones mostly do without.
+    """
 
     kind: Literal["kl"] = "kl"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.REFERENCE})
@@ -234,7 +263,10 @@ class KlConfig(LossChoice):
 
 
 class EntropyConfig(LossChoice):
-    """Entropy bonus: subtracts `coef` times the policy's entropy."""
+    """Entropy bonus: subtracts `coef` times the policy's entropy (arXiv 1602.01783).
+
+    Where the policy stops exploring; a large one rewards noise.
+    """
 
     kind: Literal["entropy"] = "entropy"
     coef: float = Field(ge=0)

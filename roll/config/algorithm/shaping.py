@@ -50,7 +50,11 @@ class ScaleRewardConfig(Choice):
 
 class NormalizeRewardConfig(Choice):
     """(reward - mean) / (std + eps), each moment of a level of its own (Lite PPO compares the
-    levels, arXiv 2508.08221)."""
+    levels, arXiv 2508.08221).
+
+    For advantages that do not normalise by themselves (`reinforce`, `rloo`, `gae`), and rewards
+    whose scale drifts.
+    """
 
     kind: Literal["normalize"] = "normalize"
     mean: Level
@@ -65,7 +69,10 @@ class NormalizeRewardConfig(Choice):
 
 class OverlongPenaltyConfig(Choice):
     """Soft overlong punishment (DAPO, arXiv 2503.14476, eq. 13): adds
-    -penalty * clip((length - (max_tokens - buffer_tokens)) / buffer_tokens, 0, 1)."""
+    -penalty * clip((length - (max_tokens - buffer_tokens)) / buffer_tokens, 0, 1).
+
+    Where responses run into the length limit: a warning before they are cut off.
+    """
 
     kind: Literal["overlong_penalty"] = "overlong_penalty"
     max_tokens: int | None = Field(default=None, ge=1)
@@ -101,7 +108,10 @@ class OverlongPenaltyConfig(Choice):
 class LengthPenaltyConfig(Choice):
     """Length reward within a group (Kimi k1.5, arXiv 2501.12599, section 2.3.3): adds coef * x with
     x = 0.5 - (length - shortest) / (longest - shortest) for samples that pass, min(0, x) for
-    others; 0 where all siblings have the same length."""
+    others; 0 where all siblings have the same length.
+
+    Where responses are longer than they need to be; the paper switches it on late in training.
+    """
 
     kind: Literal["length_penalty"] = "length_penalty"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SIBLINGS})
@@ -123,7 +133,10 @@ RewardShapingConfig = Annotated[
 
 class OverlongMaskConfig(Choice):
     """Truncated responses are not trained on (overlong filtering of DAPO, arXiv 2503.14476); they
-    still count among their siblings' rewards."""
+    still count among their siblings' rewards.
+
+    Where the limit is too short to judge what was cut off.
+    """
 
     kind: Literal["overlong"] = "overlong"
 
@@ -184,7 +197,10 @@ SampleWeightConfig = Annotated[
 
 class WhitenAdvantageConfig(Choice):
     """(advantage - mean) / (std + eps) over all trained tokens of the step (PPO in practice,
-    arXiv 2005.12729; REINFORCE++, arXiv 2501.03262)."""
+    arXiv 2005.12729; REINFORCE++, arXiv 2501.03262).
+
+    For advantages of a critic, whose scale is that of the rewards and changes as they do.
+    """
 
     kind: Literal["whiten"] = "whiten"
     mean: bool = True
@@ -209,15 +225,19 @@ AdvantageShapingConfig = Annotated[
 class KlInRewardConfig(Config):
     """Every token is paid -coef * KL(policy || reference), on top of the reward (InstructGPT,
     arXiv 2203.02155); with a `target` the coefficient adapts (Ziegler et al., arXiv 1909.08593):
-    coef *= 1 + clip(KL / target - 1, -0.2, 0.2) * samples / horizon after every step."""
+    coef *= 1 + clip(KL / target - 1, -0.2, 0.2) * samples / horizon after every step.
+
+    That is the controller of the paper's code; the paper itself writes 0.1 for samples / horizon.
+    For rewards that can be gamed, such as those of a model.
+    """
 
     coef: float = Field(default=0.001, gt=0)
     """Reward lost per nat; where it adapts, the coefficient of the first step."""
     estimator: Literal["k1", "k2", "k3"] = "k1"
     """Of the divergence; k1 is the one whose policy gradient is that of the divergence."""
     target: float | None = Field(default=None, gt=0)
-    """Divergence to hold, in nats per token (mean over samples of the mean over their tokens);
-    left out: the coefficient stays."""
+    """Divergence to hold, in nats per token (mean over samples of the mean over their tokens; the
+    paper's is of a whole response); left out: the coefficient stays."""
     horizon: int = Field(default=HORIZON, ge=1)
     """Samples over which a coefficient that adapts changes by about a fifth, if the divergence is
     off its target by a fifth or more."""
