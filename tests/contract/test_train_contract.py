@@ -187,6 +187,19 @@ def test_gradient_that_is_not_finite_skips_the_update(runs: Results, world: int)
 
 
 @pytest.mark.parametrize("world", WORLD_SIZES)
+def test_an_update_without_a_trained_token_is_skipped_whatever_came_before(
+    runs: Results, world: int
+) -> None:
+    """Adam would go on in the direction of the updates before, and decay the weights."""
+    skipped = [result["skipped"] for result in runs[world]]
+    masked = Metrics.concat([s["masked"] for s in skipped]).values_by_name()
+    assert masked["skipped_steps"] == 1
+    assert masked["grad_norm"] == 0
+    for s in skipped:
+        assert_same_bits(s["after_masked"], s["changed"])
+
+
+@pytest.mark.parametrize("world", WORLD_SIZES)
 def test_bf16_computes_in_bf16_and_keeps_float32_masters(runs: Results, world: int) -> None:
     exact = runs[1][0]["steps"]["whole"]
     for result in runs[world]:

@@ -206,10 +206,15 @@ def _skipped(backend: TrainBackend, spec: WorkerSpec, model: ModelConfig) -> dic
     bad = strategy.train(rows, EntropyBonusLoss(scale=float("inf")))
     unchanged = exported(strategy)
     good = strategy.train(rows, EntropyBonusLoss())
+    changed = exported(strategy)
+    nothing = torch.zeros_like(rows.loss_mask)
+    masked = replace(rows, loss_mask=nothing, token_weights=nothing.float())
     return {
         "before": before,
         "unchanged": unchanged,
         "bad": bad,
         "good": good,
-        "changed": exported(strategy),
+        "changed": changed,
+        "masked": strategy.train(masked, EntropyBonusLoss()),
+        "after_masked": exported(strategy),
     }

@@ -216,8 +216,10 @@ class Update:
     def apply(self) -> tuple[float, float, bool]:
         """Clip, step and clear the gradients; returns (grad norm, learning rate, applied).
 
-        A gradient that is not finite leaves weights and optimizer state as they are. The schedule
-        still moves on, so that it ends with the run.
+        A gradient that is not finite leaves weights and optimizer state as they are, and so does
+        one of zero, that of an update in which every sample is masked or every advantage is 0:
+        AdamW would go on in its old direction. The schedule still moves on, so that it ends with
+        the run.
         """
         lr = lr_at(self.updates, self._config, self._total_steps)
         self.updates += 1
@@ -226,7 +228,7 @@ class Update:
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()
         grad_norm = float(norm)
-        applied = math.isfinite(grad_norm)
+        applied = 0 < grad_norm < math.inf
         if applied:
             if grad_norm > self._config.max_grad_norm:
                 torch.nn.utils.clip_grads_with_norm_(self._params, self._config.max_grad_norm, norm)
