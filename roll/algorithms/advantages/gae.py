@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +17,8 @@ from roll.core.batches import RolloutBatch
 POSITIONS = 2**16
 """As many rows at a time as have about so many positions. Rows do not concern each other; what is
 computed from a few of them stays in the cache, and temporaries of a whole step are so large that
-fetching their memory from the system costs several times what the arithmetic does."""
+fetching their memory from the system costs several times what the arithmetic does. Rows of about
+equal length go together: the padding behind them costs nothing."""
 
 
 def length_adaptive_lambda(tokens_B: Tensor, alpha: float) -> Tensor:
@@ -60,17 +62,17 @@ class Gae:
         values_BT = batch.require("values", made_by="add_values")
         rewards_B = batch.require("rewards", made_by="assemble")
         paid_BT = batch.token_rewards
-        advantages_BT = torch.empty_like(values_BT, dtype=torch.float32)
-        returns_BT = torch.empty_like(advantages_BT)
-        step = max(1, POSITIONS // values_BT.shape[1])
-        for start in range(0, len(values_BT), step):
-            rows = slice(start, start + step)
-            advantages_BT[rows], returns_BT[rows] = self._estimate(
-                TrainedTokens.of(batch.loss_mask[rows]),
-                values_BT[rows],
+        advantages_BT = torch.zeros_like(values_BT, dtype=torch.float32)
+        returns_BT = torch.zeros_like(advantages_BT)
+        for rows, width in _alike(batch.lengths):
+            advantages_RW, returns_RW = self._estimate(
+                TrainedTokens.of(batch.loss_mask[:, :width].index_select(0, rows)),
+                values_BT[:, :width].index_select(0, rows),
                 rewards_B[rows],
-                None if paid_BT is None else paid_BT[rows],
+                None if paid_BT is None else paid_BT[:, :width].index_select(0, rows),
             )
+            advantages_BT[rows, :width] = advantages_RW.float()
+            returns_BT[rows, :width] = returns_RW.float()
         return Estimate(advantages_BT, returns_BT)
 
     def _estimate(
@@ -94,6 +96,16 @@ class Gae:
             return length_adaptive_lambda(tokens_B, self.adaptive_alpha)
         assert self.policy_lambda is not None
         return _one(self.policy_lambda)
+
+
+def _alike(lengths_B: Tensor) -> Iterator[tuple[Tensor, int]]:
+    """Rows of about equal length, and the longest of them: `POSITIONS` at a time."""
+    order_B, start = lengths_B.argsort(descending=True), 0
+    while start < len(order_B):
+        width = max(int(lengths_B[order_B[start]]), 1)
+        rows = order_B[start : start + max(1, POSITIONS // width)]
+        yield rows, width
+        start += len(rows)
 
 
 def _one(number: float) -> Tensor:
