@@ -12,16 +12,19 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from roll.core.errors import RewardError
+from roll.core.loop_thread import LoopThread
 from roll.core.types import Sample
 from roll.rewards.api import Reward, RewardContext
+from roll.rewards.bounded import BlockedLoopError, run_bounded
 from roll.rewards.child import ChildSpec
 from roll.rewards.child_pool import ChildPool
 from roll.rewards.loading import BoundReward, load_reward, normalise
-from roll.rewards.loop_thread import BlockedLoopError, LoopThread
 from roll.rewards.threads import DaemonThreads, TooManyHungError
 
 MAX_HUNG_THREADS = 8
 """A run goes on with this many threads that never return, and stops at the next."""
+CLOSE_TIMEOUT_S = 0.2
+"""For the loop of an `async` reward, whose closing stands in the way of the worker's own loop."""
 
 
 class Runner(Protocol):
@@ -51,7 +54,7 @@ class LoopRunner:
         self._bound = bound
         self.width = width
         self._timeout_s = timeout_s
-        self._loop = LoopThread(f"reward-{name}")
+        self._loop = LoopThread(f"reward-{name}", cancel_timeout_s=CLOSE_TIMEOUT_S)
 
     async def run(self, sample: Sample) -> Reward:
         """See `Runner`.
@@ -61,7 +64,7 @@ class LoopRunner:
         """
         try:
             return normalise(
-                await self._loop.run(lambda: self._bound.call(sample), self._timeout_s)
+                await run_bounded(self._loop, lambda: self._bound.call(sample), self._timeout_s)
             )
         except BlockedLoopError as error:
             raise RewardError(
@@ -73,7 +76,7 @@ class LoopRunner:
             ) from None
 
     async def host(self, make: Callable[[], Awaitable[None]], timeout_s: float | None) -> None:
-        await self._loop.run(make, timeout_s)
+        await run_bounded(self._loop, make, timeout_s)
 
     def close(self) -> None:
         self._loop.close()
