@@ -5,7 +5,12 @@ broke (exit code 1). Messages say what was found, what was expected and what to 
 survive pickling, because they cross process boundaries.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 from roll.config.errors import ConfigError, RollError, UserError
+from roll.config.roles import Role
 
 __all__ = [
     "CheckpointError",
@@ -20,6 +25,7 @@ __all__ = [
     "WaitTimeoutError",
     "WeightSyncError",
     "WorkerError",
+    "WorkerLostError",
 ]
 
 
@@ -53,6 +59,20 @@ class WeightSyncError(RollError):
 
 class WorkerError(RollError):
     """A worker died or raised; names its role and rank and carries its last traceback."""
+
+
+class WorkerLostError(WorkerError):
+    """A worker died that can be replaced; only what concerns that worker is lost."""
+
+    def __init__(self, message: str, role: Role, label: str, rank: int) -> None:
+        super().__init__(message)
+        self.role = role
+        self.label = label
+        """Tells clusters of one role apart; see `Placement.label`."""
+        self.rank = rank
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.role, self.label, self.rank), self.__dict__
 
 
 class WaitTimeoutError(RollError, TimeoutError):

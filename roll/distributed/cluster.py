@@ -1,31 +1,26 @@
 """`Cluster[W]`: all workers of one role. Methods are passed as values: mypy and grep see each call.
 
-`call` and friends run a method on every rank, `ask` on one. Subclasses decide only where calls run:
-`RayCluster` in actors, `LocalCluster` in this process.
+`call` and friends run a method on every rank, or on those of `cluster.on(ranks)`; `ask` on one.
+Subclasses decide only where calls run: `RayCluster` in actors, `LocalCluster` in this process.
 """
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from roll.config.roles import Role
-from roll.core.errors import WaitTimeoutError
 from roll.core.types import RankInfo, WorkerSpec, worker_name
 from roll.distributed.dispatch import Call, dispatch_of
+from roll.distributed.pending import Answers, Pending
 from roll.distributed.worker import Worker
 
 W = TypeVar("W", bound=Worker)
 W_contra = TypeVar("W_contra", bound=Worker, contravariant=True)
 P = ParamSpec("P")
 R = TypeVar("R")
-S = TypeVar("S")
-
-SLICE_S = 0.2
-"""How long `both` looks at one call before it looks at the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +40,9 @@ class Placement:
     seed: int = 0
     label: str = ""
     """Tells clusters of one role apart in messages: `reward:math[0]`."""
+    replaceable: bool = False
+    """A worker's death does not end the run: what concerns it raises `WorkerLostError`, and
+    `Cluster.restart` starts another in its place."""
 
     @property
     def name(self) -> str:
@@ -73,83 +71,8 @@ class Launcher(Protocol):
         ...
 
 
-class Answers(Protocol):
-    """Results on their way, one per rank."""
-
-    def collect(self, timeout_s: float) -> list[Any]:
-        """Wait for all; raises what a rank raised as soon as it did."""
-        ...
-
-    def poll(self, timeout_s: float) -> bool:
-        """Wait for all at most this long; whether all are there. Raises what a rank raised."""
-        ...
-
-    def overdue(self, timeout_s: float) -> WaitTimeoutError:
-        """The error that names who has not answered."""
-        ...
-
-    def done(self) -> bool: ...
-
-
-class Pending(Generic[R]):
-    """A call that runs on all ranks; `result` waits for it."""
-
-    def __init__(
-        self, answers: Answers, fold: Callable[[list[Any]], R], default_timeout_s: float
-    ) -> None:
-        self._answers = answers
-        self._fold = fold
-        self._default_timeout_s = default_timeout_s
-
-    def result(self, timeout_s: float | None = None) -> R:
-        """Wait and fold the ranks' results; may be asked again.
-
-        Raises:
-            WorkerError: any worker of the run died, or one of these raised.
-            WaitTimeoutError: some ranks have not answered; names them.
-        """
-        limit_s = self._default_timeout_s if timeout_s is None else timeout_s
-        return self._fold(self._answers.collect(limit_s))
-
-    def done(self) -> bool:
-        """Whether `result` returns without waiting."""
-        return self._answers.done()
-
-    def poll(self, timeout_s: float) -> bool:
-        """Wait at most this long; whether `result` returns without waiting. Raises like it."""
-        return self._answers.poll(timeout_s)
-
-    @property
-    def limit_s(self) -> float:
-        """How long `result` waits when it is not told."""
-        return self._default_timeout_s
-
-    def overdue(self, timeout_s: float) -> WaitTimeoutError:
-        """The error of a wait that ran out."""
-        return self._answers.overdue(timeout_s)
-
-
-def both(one: Pending[R], other: Pending[S]) -> tuple[R, S]:
-    """The results of two calls that wait for each other.
-
-    When one of them fails, the other may never end: the first failure is raised at once.
-
-    Raises:
-        WorkerError: as `Pending.result`, of either.
-        WaitTimeoutError: one has not answered within its limit.
-    """
-    begun = time.monotonic()
-    waiting: list[Pending[Any]] = [one, other]
-    while waiting:
-        waiting = [pending for pending in waiting if not pending.poll(SLICE_S)]
-        for pending in waiting:
-            if time.monotonic() - begun > pending.limit_s:
-                raise pending.overdue(pending.limit_s)
-    return one.result(), other.result()
-
-
-class Cluster(ABC, Generic[W]):
-    """All workers of one role."""
+class Workers(ABC, Generic[W]):
+    """Workers of one role that are called together: a whole cluster, or some of its ranks."""
 
     def __init__(
         self, role: Role, ranks: Sequence[RankInfo], call_timeout_s: float, label: str = ""
@@ -162,17 +85,7 @@ class Cluster(ABC, Generic[W]):
     @property
     def name(self) -> str:
         """Role and ranks, like `actor_train[0..1]`."""
-        last = len(self.ranks) - 1
-        return worker_name(self.role, self.label) + (f"[0..{last}]" if last else "[0]")
-
-    @property
-    def world_size(self) -> int:
-        return len(self.ranks)
-
-    @property
-    def dp_size(self) -> int:
-        """Parts a batch is split into."""
-        return self.ranks[0].dp_size
+        return ranks_name(worker_name(self.role, self.label), [info.rank for info in self.ranks])
 
     @overload
     def call(
@@ -228,6 +141,36 @@ class Cluster(ABC, Generic[W]):
         calls = dispatch_of(method).scatter(self.ranks, Call(args, kwargs))
         return self._start(method.__name__, calls).collect(self.call_timeout_s)
 
+    @abstractmethod
+    def _start(self, method: str, calls: Sequence[Call]) -> Answers:
+        """Begin one call per rank."""
+
+
+class Cluster(Workers[W], Generic[W]):
+    """All workers of one role."""
+
+    @property
+    def world_size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def dp_size(self) -> int:
+        """Parts a batch is split into."""
+        return self.ranks[0].dp_size
+
+    def on(self, ranks: Sequence[int]) -> Workers[W]:
+        """These ranks, to be called together: `cluster.on([0, 2]).call(InferWorker.sleep)`.
+
+        Folded results are those of the first one given. Batches are split over whole clusters only.
+
+        Raises:
+            ValueError: no ranks, one given twice, or one that the cluster does not have.
+        """
+        known = set(ranks) & set(range(self.world_size))
+        if not ranks or len(known) < len(ranks):
+            raise ValueError(f"{self.name}: {list(ranks)} is not a list of some of its ranks")
+        return _SomeRanks(self, ranks)
+
     async def ask(
         self,
         rank: int,
@@ -242,18 +185,63 @@ class Cluster(ABC, Generic[W]):
         wait does not stop the worker.
 
         Raises:
-            WorkerError: any worker of the run died, or this one raised.
+            WorkerError: this worker raised, or one died that the run cannot do without.
+            WorkerLostError: this worker died and can be restarted, or was.
         """
         answer: R = await self._ask(rank, method.__name__, Call(args, kwargs))
         return answer
+
+    @property
+    @abstractmethod
+    def lost(self) -> frozenset[int]:
+        """Ranks whose worker is known to be dead and has not been restarted."""
+
+    @abstractmethod
+    def restart(self, rank: int) -> None:
+        """End what is left of a worker, with all it started, and build another in its place.
+
+        The new one gets the same `WorkerSpec` and the same arguments; nothing else is called on it.
+        Calls that concern the old one raise `WorkerLostError`; other ranks are not disturbed.
+        Blocks; any thread but an event loop's may call it, also for several ranks at once. When it
+        fails the rank stays lost, and may be restarted again.
+
+        Raises:
+            ValueError: the cluster's workers are not replaceable (`Placement.replaceable`).
+            WorkerLostError: the new one died, or the cluster was closed meanwhile.
+            WaitTimeoutError: the old one did not end or the new one did not come up in time.
+            RollError: the new one's constructor raised it.
+        """
 
     @abstractmethod
     def close(self, *, graceful: bool = True) -> None:
         """End the workers; a second call does nothing. Not graceful: kill them where they stand."""
 
-    @abstractmethod
     def _start(self, method: str, calls: Sequence[Call]) -> Answers:
-        """Begin one call per rank."""
+        return self._start_on(range(self.world_size), method, calls)
+
+    @abstractmethod
+    def _start_on(self, ranks: Sequence[int], method: str, calls: Sequence[Call]) -> Answers:
+        """Begin one call on each of `ranks`."""
 
     @abstractmethod
     def _ask(self, rank: int, method: str, call: Call) -> Awaitable[Any]: ...
+
+
+class _SomeRanks(Workers[W], Generic[W]):
+    """A view of a cluster; holds nothing of its own."""
+
+    def __init__(self, cluster: Cluster[W], ranks: Sequence[int]) -> None:
+        infos = [cluster.ranks[rank] for rank in ranks]
+        super().__init__(cluster.role, infos, cluster.call_timeout_s, cluster.label)
+        self._cluster = cluster
+
+    def _start(self, method: str, calls: Sequence[Call]) -> Answers:
+        return self._cluster._start_on([info.rank for info in self.ranks], method, calls)
+
+
+def ranks_name(name: str, ranks: Sequence[int]) -> str:
+    """What ranks are called together: `actor_infer[0..3]`, `actor_infer[2]`, `actor_infer[0,2]`."""
+    first, last = ranks[0], ranks[-1]
+    if len(ranks) > 1 and list(ranks) == list(range(first, last + 1)):
+        return f"{name}[{first}..{last}]"
+    return f"{name}[{','.join(map(str, ranks))}]"

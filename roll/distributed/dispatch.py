@@ -51,6 +51,12 @@ def _first_result(ranks: Sequence[RankInfo], results: list[Any]) -> Any:
 
 def _shard_batches(ranks: Sequence[RankInfo], call: Call) -> list[Call]:
     parts = ranks[0].dp_size
+    if {info.dp_rank for info in ranks} != set(range(parts)):
+        some = ", ".join(str(info.rank) for info in ranks)
+        raise ValueError(
+            f"a batch is split over all {parts} data-parallel ranks, but only rank {some} is "
+            "called; call the whole cluster"
+        )
 
     def shards(value: Any) -> list[Any]:
         return list(value.split(parts)) if isinstance(value, Batch) else [value] * parts
@@ -67,8 +73,8 @@ def _shard_batches(ranks: Sequence[RankInfo], call: Call) -> list[Call]:
 
 
 def _concat_leaders(ranks: Sequence[RankInfo], results: list[Any]) -> Any:
-    leaders = sorted((i for i in ranks if i.is_dp_leader), key=lambda info: info.dp_rank)
-    parts = [results[info.rank] for info in leaders]
+    by_rank = {info.dp_rank: i for i, info in enumerate(ranks) if info.is_dp_leader}
+    parts = [results[by_rank[dp_rank]] for dp_rank in sorted(by_rank)]
     if all(part is None for part in parts):
         return None
     kinds = {type(part) for part in parts}
@@ -82,7 +88,7 @@ def _concat_leaders(ranks: Sequence[RankInfo], results: list[Any]) -> Any:
 
 
 BROADCAST = Dispatch("broadcast", _same_call, _first_result)
-"""Every rank gets the same arguments; the result is rank 0's. What an unmarked method does."""
+"""Every rank gets the same arguments; the result is the first's. What an unmarked method does."""
 
 SHARD_BATCH = Dispatch("shard_batch", _shard_batches, _concat_leaders)
 """Batches are split over data-parallel ranks, other arguments go to all; leaders' results join."""

@@ -8,35 +8,38 @@ from typing import NoReturn
 import ray
 
 from roll.core.errors import RollError, WorkerError
-from roll.distributed.watchdog import Watchdog
+from roll.distributed.watchdog import Member, Watchdog
 
 GRACE_S = 2.0
 """A rank often fails because a sibling died ("connection closed by peer"); how long to wait for the
 news of that death, which is the better message."""
 
 
-def raise_failure(error: Exception, worker: str, method: str, watchdog: Watchdog) -> NoReturn:
+def raise_failure(error: Exception, member: Member, method: str, watchdog: Watchdog) -> NoReturn:
     """Raise what a failed call means to the user.
 
     Args:
         error: what `ray.get` raised.
-        worker: role and rank, like `actor_train[0]`.
+        member: who was called.
 
     Raises:
         RollError: the worker raised one; the same type, noted with the worker's name.
+        WorkerLostError: the worker is gone, and can be replaced.
         WorkerError: anything else.
     """
+    what = f"{member.name}.{method}"
     if isinstance(error, ray.exceptions.RayTaskError):
         cause, trace = error.cause, plain_text(str(error))
         if isinstance(cause, RollError):
-            cause.add_note(f"raised by {worker}.{method}\n{trace}")
+            cause.add_note(f"raised by {what}\n{trace}")
             raise cause from None
-        watchdog.check(grace_s=GRACE_S)
-        raise WorkerError(
-            f"{worker}.{method} raised {type(cause).__name__}: {cause}\n{trace}"
-        ) from None
-    watchdog.check(grace_s=GRACE_S)
-    raise WorkerError(f"{worker}.{method} failed: {error}") from None
+        watchdog.check([member], grace_s=GRACE_S)
+        raise WorkerError(f"{what} raised {type(cause).__name__}: {cause}\n{trace}") from None
+    watchdog.check([member], grace_s=GRACE_S)
+    message = f"{what} failed: {error}"
+    if isinstance(error, ray.exceptions.RayActorError):
+        raise member.error(message) from None
+    raise WorkerError(message) from None
 
 
 def plain_text(colored: str) -> str:

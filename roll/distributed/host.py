@@ -17,7 +17,7 @@ import ray
 from roll.core.logs import setup_logging
 from roll.core.types import RankInfo, WorkerSpec
 from roll.distributed.actor_env import WORKER_TOKEN
-from roll.distributed.reaper import start_reaper
+from roll.distributed.reaper import end_marked, start_reaper
 from roll.distributed.worker import Worker
 from roll.platform.machine import free_port
 
@@ -75,6 +75,9 @@ class SyncHost(_Room):
     def free_port(self) -> int:
         return free_port()
 
+    def clear(self, mark: str, timeout_s: float) -> bool:
+        return end_marked(mark, timeout_s)
+
     def build(self, *given: Any) -> RankInfo:
         return self._build(*given)
 
@@ -94,6 +97,9 @@ class AsyncHost(_Room):
 
     async def free_port(self) -> int:
         return free_port()
+
+    async def clear(self, mark: str, timeout_s: float) -> bool:
+        return end_marked(mark, timeout_s)
 
     async def build(self, *given: Any) -> RankInfo:
         return self._build(*given)

@@ -9,19 +9,26 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import inspect
-import threading
+import logging
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Concatenate, Generic, NoReturn
 
-from roll.core.errors import RollError, WaitTimeoutError, WorkerError
+from roll.core.errors import RollError, WaitTimeoutError, WorkerError, WorkerLostError
+from roll.core.loop_thread import LoopThread
 from roll.core.types import WorkerSpec
-from roll.distributed.cluster import Answers, Cluster, P, Placement, W
+from roll.distributed.cluster import Cluster, P, Placement, W, ranks_name
 from roll.distributed.dispatch import Call
+from roll.distributed.pending import Answers
 from roll.distributed.worker import is_async
 from roll.platform.machine import cores, free_port
+
+LOGGER = logging.getLogger(__name__)
+LEAVE_TIMEOUT_S = 10.0
+"""For the calls and the closing of a worker that is given up."""
 
 
 class LocalLauncher:
@@ -62,9 +69,9 @@ class LocalLauncher:
             for rank in range(world_size)
         ]
         build = [partial(worker_cls, spec, *args, **kwargs) for spec in specs]
-        loop = _LoopThread() if isinstance(worker_cls, type) and is_async(worker_cls) else None
-        workers = [loop.run(make).result() if loop else make() for make in build]
-        cluster = LocalCluster(placement, workers, loop, self._call_timeout_s)
+        asynchronous = isinstance(worker_cls, type) and is_async(worker_cls)
+        loop = LoopThread(f"roll-local-{placement.name}") if asynchronous else None
+        cluster = LocalCluster(placement, build, loop, self._call_timeout_s)
         self._clusters.append(cluster)
         return cluster
 
@@ -81,41 +88,55 @@ class LocalLauncher:
         self.close()
 
 
-class _LoopThread:
-    """An event loop of its own."""
+@dataclass(eq=False)
+class _Seat(Generic[W]):
+    """A rank's worker and what it is doing."""
 
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="roll-local", daemon=True
+    worker: W
+    replaced: bool = False
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    """Asynchronous calls that run; touched on the loop only."""
+
+    def lost(self) -> WorkerLostError:
+        spec = self.worker.spec
+        return WorkerLostError(
+            f"{spec.name} was ended, to be restarted", spec.role, spec.label, spec.rank
         )
-        self._thread.start()
 
-    def run(self, function: Callable[[], Any]) -> concurrent.futures.Future[Any]:
+    async def call(self, bound: Callable[..., Any], call: Call) -> Any:
         """Call on the loop; await what it returns if it can be awaited."""
-
-        async def on_loop() -> Any:
-            result = function()
+        if self.replaced:
+            raise self.lost()
+        task = asyncio.current_task()
+        assert task is not None
+        self.tasks.add(task)
+        try:
+            result = bound(*call.args, **call.kwargs)
             return await result if inspect.isawaitable(result) else result
+        except asyncio.CancelledError:
+            if self.replaced:
+                raise self.lost() from None
+            raise
+        finally:
+            self.tasks.discard(task)
 
-        work: Coroutine[Any, Any, Any] = on_loop()
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+    async def leave(self) -> None:
+        """End what runs, and close the worker; it may be broken, and then only says so."""
+        self.replaced = True
+        for task in self.tasks:
+            task.cancel()
+        if self.tasks:
+            await asyncio.wait(self.tasks, timeout=LEAVE_TIMEOUT_S)
+        try:
+            closing = self.worker.close()
+            if closing is not None:
+                await asyncio.wait_for(closing, LEAVE_TIMEOUT_S)
+        except Exception:
+            LOGGER.warning("%s: closing failed", self.worker.spec.name, exc_info=True)
 
-    def close(self) -> None:
-        # A task may block the loop; the thread is a daemon and is then left behind.
-        with suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result(timeout=5)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=5)
-        self._loop.close()
 
-
-async def _cancel_others() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    if others:
-        await asyncio.wait(others, timeout=4)
+async def _on_loop(make: Callable[[], W]) -> W:
+    return make()
 
 
 class LocalCluster(Cluster[W], Generic[W]):
@@ -124,16 +145,43 @@ class LocalCluster(Cluster[W], Generic[W]):
     def __init__(
         self,
         placement: Placement,
-        workers: Sequence[W],
-        loop: _LoopThread | None,
+        build: Sequence[Callable[[], W]],
+        loop: LoopThread | None,
         call_timeout_s: float,
     ) -> None:
-        ranks = [worker.rank_info for worker in workers]
-        super().__init__(placement.role, ranks, call_timeout_s, placement.label)
-        self.workers = tuple(workers)
-        """The workers themselves, for a debugger or a test."""
+        self._placement = placement
+        self._build = build
         self._loop = loop
+        self._seats = [self._seat(rank) for rank in range(len(build))]
+        ranks = [worker.rank_info for worker in self.workers]
+        super().__init__(placement.role, ranks, call_timeout_s, placement.label)
         self._closed = False
+
+    @property
+    def workers(self) -> tuple[W, ...]:
+        """The workers themselves, for a debugger or a test."""
+        return tuple(seat.worker for seat in self._seats)
+
+    @property
+    def lost(self) -> frozenset[int]:
+        return frozenset(rank for rank, seat in enumerate(self._seats) if seat.replaced)
+
+    def restart(self, rank: int) -> None:
+        """As in an actor, but what runs is cancelled instead of killed."""
+        if not self._placement.replaceable:
+            raise ValueError(f"{self.name}: only workers that are replaceable can be restarted")
+        leaving = self._seats[rank].leave()
+        if self._loop:
+            try:
+                self._loop.submit(leaving).result(3 * LEAVE_TIMEOUT_S)
+            except TimeoutError:
+                raise WaitTimeoutError(
+                    f"waited {3 * LEAVE_TIMEOUT_S:g} s for rank {rank} of {self.name} to end: "
+                    "a method blocks its event loop"
+                ) from None
+        else:
+            asyncio.run(leaving)
+        self._seats[rank] = self._seat(rank)
 
     def close(self, *, graceful: bool = True) -> None:
         if self._closed:
@@ -146,13 +194,19 @@ class LocalCluster(Cluster[W], Generic[W]):
             if self._loop:
                 self._loop.close()
 
-    def _start(self, method: str, calls: Sequence[Call]) -> Answers:
-        futures = [self._run(rank, method, call) for rank, call in enumerate(calls)]
-        return LocalAnswers(self.name, method, [w.spec.name for w in self.workers], futures)
+    def _seat(self, rank: int) -> _Seat[W]:
+        make = self._build[rank]
+        return _Seat(self._loop.submit(_on_loop(make)).result() if self._loop else make())
+
+    def _start_on(self, ranks: Sequence[int], method: str, calls: Sequence[Call]) -> Answers:
+        futures = [self._run(rank, method, call) for rank, call in zip(ranks, calls, strict=True)]
+        names = [self._seats[rank].worker.spec.name for rank in ranks]
+        name = ranks_name(self._placement.name, ranks)
+        return LocalAnswers(name, method, names, futures)
 
     def _ask(self, rank: int, method: str, call: Call) -> Awaitable[Any]:
         future = self._run(rank, method, call)
-        return self._answer(self.workers[rank].spec.name, method, future)
+        return self._answer(self._seats[rank].worker.spec.name, method, future)
 
     async def _answer(
         self, worker: str, method: str, future: concurrent.futures.Future[Any]
@@ -163,9 +217,10 @@ class LocalCluster(Cluster[W], Generic[W]):
             raise_as_worker_error(error, f"{worker}.{method}")
 
     def _run(self, rank: int, method: str, call: Call) -> concurrent.futures.Future[Any]:
-        bound: Callable[..., Any] = getattr(self.workers[rank], method)
+        seat = self._seats[rank]
+        bound: Callable[..., Any] = getattr(seat.worker, method)
         if self._loop:
-            return self._loop.run(lambda: bound(*call.args, **call.kwargs))
+            return self._loop.submit(seat.call(bound, call))
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         try:
             future.set_result(bound(*call.args, **call.kwargs))

@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from roll.core.errors import ConfigError, WaitTimeoutError
 from roll.distributed.layout import Layout, share_cores
-from roll.distributed.ray_cluster import Slot
+from roll.distributed.ray_actor import Slot
 from roll.platform.machine import cores
 
 POLL_S = 0.5

@@ -19,6 +19,9 @@ import time
 GIVE_UP_S = 60.0
 """After the worker's end; what lives longer hangs in the kernel."""
 
+LOOKS = 3
+"""A process may be born while the list is read; so many empty-handed looks are enough."""
+
 
 def start_reaper(token: str) -> None:
     """Watch over this process; the reaper itself carries no token."""
@@ -45,6 +48,16 @@ def kill_marked(token: str) -> int:
     return found
 
 
+def end_marked(token: str, timeout_s: float) -> bool:
+    """Kill what carries `token` until there is nothing left; False when that takes longer."""
+    empty = 0
+    deadline = time.monotonic() + timeout_s
+    while empty < LOOKS and time.monotonic() < deadline:
+        empty = 0 if kill_marked(token) else empty + 1
+        time.sleep(0.05)
+    return empty == LOOKS
+
+
 def _wait_for_exit(pid: int) -> None:
     if hasattr(os, "pidfd_open"):
         try:
@@ -66,16 +79,13 @@ def _main(pid: int, token: str) -> None:
     if os.fork():
         return
     os.setsid()
+    for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)  # a batch system sends one to every process of a job
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):  # else a test's or a shell's pipe would stay open
         os.dup2(null, descriptor)
     _wait_for_exit(pid)
-    # A process may be born while the list is read; three empty-handed looks are enough.
-    empty = 0
-    give_up = time.monotonic() + GIVE_UP_S
-    while empty < 3 and time.monotonic() < give_up:
-        empty = 0 if kill_marked(token) else empty + 1
-        time.sleep(0.05)
+    end_marked(token, GIVE_UP_S)
 
 
 if __name__ == "__main__":

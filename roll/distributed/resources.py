@@ -23,7 +23,8 @@ from roll.distributed.actor_env import prepare_ray
 from roll.distributed.cluster import P, Placement, W
 from roll.distributed.layout import Layout, address_to_join, plan_layout
 from roll.distributed.nodes import Node, claim_devices, usable_nodes, wait_for_nodes
-from roll.distributed.ray_cluster import ActorSettings, RayCluster, Recipe, Slot
+from roll.distributed.ray_actor import ActorSettings, Recipe, Slot
+from roll.distributed.ray_cluster import RayCluster
 from roll.distributed.watchdog import Watchdog
 from roll.platform.machine import Machine, this_machine
 
@@ -68,7 +69,10 @@ class ResourceManager:
                 nodes = wait_for_nodes(1, config.start_timeout_s)
             self._watchdog = Watchdog()
             self._undo.callback(self._watchdog.close)
-            self._slots = claim_devices(nodes, self.layout, config.start_timeout_s, self._undo)
+            # A Ray of our own takes all claims with it. To give them back one by one would wait for
+            # Ray, for a minute and then in vain where a signal to the whole group has ended it too.
+            undo = self._undo if joined else ExitStack()
+            self._slots = claim_devices(nodes, self.layout, config.start_timeout_s, undo)
         except BaseException:
             self.close(graceful=False)
             raise

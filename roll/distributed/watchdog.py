@@ -1,8 +1,9 @@
 """`Watchdog`: notices that a worker died, whoever is waited for and whether or not it was asked.
 
 Each actor has one call that never returns. A thread of the driver waits for all of these calls:
-when one ends, its actor is dead. The thread then stores a `WorkerError`, which `check` raises, and
-cancels every guarded asyncio future, whose waiter asks `check` why.
+when one ends, its actor is dead. The thread then notes the death on the actor's `Member`, and
+cancels the guarded asyncio futures that it concerns, whose waiters ask `check` why: those of the
+actor itself where it can be replaced, all of them where the run cannot do without it.
 """
 
 from __future__ import annotations
@@ -11,28 +12,45 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
 
-from roll.core.errors import WorkerError
+from roll.config.roles import Role
+from roll.core.errors import WorkerError, WorkerLostError
+from roll.core.types import worker_name
+from roll.distributed.host import HostInfo
 
 LAST_LINES = 30
 POLL_S = 0.5
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Member:
-    """One watched actor, as it is named in an error."""
+    """One actor, as it is named in an error, and how it ended."""
 
-    name: str
-    """Role and rank, like `actor_train[1]`."""
-    pid: int
-    node: str
-    log: str
-    """File on its node that holds its standard error."""
+    role: Role
+    label: str
+    rank: int
+    replaceable: bool
+    info: HostInfo | None = None
+    """Known once the actor has answered."""
+    death: str | None = None
+    """What happened to it."""
+
+    @property
+    def name(self) -> str:
+        """Role and rank, like `actor_train[1]`."""
+        return f"{worker_name(self.role, self.label)}[{self.rank}]"
+
+    def error(self, message: str) -> WorkerError:
+        """A new error each time: many waiters raise one, each with a traceback of its own."""
+        if self.replaceable:
+            return WorkerLostError(message, self.role, self.label, self.rank)
+        return WorkerError(message)
 
 
 class Watchdog:
@@ -40,9 +58,9 @@ class Watchdog:
 
     def __init__(self) -> None:
         self._members: dict[Any, Member] = {}
-        self._guarded: dict[asyncio.Future[Any], asyncio.AbstractEventLoop] = {}
+        self._guarded: dict[asyncio.Future[Any], Member] = {}
         self._lock = threading.Lock()
-        self._death: WorkerError | None = None
+        self._fatal: Member | None = None
         self._changed = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="roll-watchdog", daemon=True)
@@ -54,33 +72,43 @@ class Watchdog:
             self._members[ref] = member
         self._changed.set()
 
-    def forget(self, refs: Iterable[Any]) -> None:
+    def forget(self, members: Iterable[Member]) -> None:
         """These actors are about to end on purpose."""
+        gone = set(members)
         with self._lock:
-            for ref in refs:
-                self._members.pop(ref, None)
+            self._members = {ref: each for ref, each in self._members.items() if each not in gone}
+
+    def give_up(self, member: Member, reason: str) -> None:
+        """Count a replaceable actor as dead from now on, whatever it still does."""
+        self.forget([member])
+        self._record(member, reason)
 
     @property
-    def death(self) -> WorkerError | None:
-        """The first death, if any."""
-        return self._death
+    def ended(self) -> bool:
+        """Whether a worker died that the run cannot do without."""
+        return self._fatal is not None
 
-    def check(self, *, grace_s: float = 0.0) -> None:
-        """Raise the first death. `grace_s`: how long a death may take to become known.
+    def check(self, members: Iterable[Member] = (), *, grace_s: float = 0.0) -> None:
+        """Raise the death that concerns whoever waits for `members`, if there is one.
+
+        Args:
+            grace_s: how long a death may take to become known.
 
         Raises:
-            WorkerError: a watched worker died.
+            WorkerError: a worker died that the run cannot do without.
+            WorkerLostError: one of `members` died.
         """
+        concerned = list(members)
         deadline = time.monotonic() + grace_s
-        while self._death is None and time.monotonic() < deadline:
+        while (dead := self._dead(concerned)) is None and time.monotonic() < deadline:
             time.sleep(0.05)
-        if self._death is not None:
-            raise self._death
+        if dead is not None:
+            raise dead.error(dead.death or "")
 
-    def guard(self, future: asyncio.Future[Any]) -> None:
-        """Cancel `future` when a worker dies; its loop must be running."""
-        self._guarded[future] = future.get_loop()
-        if self._death is not None:
+    def guard(self, future: asyncio.Future[Any], member: Member) -> None:
+        """Cancel `future`, an answer of `member`, on a death; its loop must be running."""
+        self._guarded[future] = member
+        if self._dead([member]) is not None:
             future.cancel()
 
     def release(self, future: asyncio.Future[Any]) -> None:
@@ -91,6 +119,11 @@ class Watchdog:
         self._stop.set()
         self._changed.set()
         self._thread.join(timeout=5)
+
+    def _dead(self, members: Iterable[Member]) -> Member | None:
+        if self._fatal is not None:
+            return self._fatal
+        return next((member for member in members if member.death is not None), None)
 
     def _loop(self) -> None:
         while not self._stop.is_set():
@@ -105,31 +138,37 @@ class Watchdog:
                 with self._lock:
                     member = self._members.pop(ref, None)
                 if member is not None:
-                    self._record(ref, member)
+                    self._record(member, describe_death(member, ref))
 
-    def _record(self, ref: Any, member: Member) -> None:
-        if self._death is None:
-            self._death = describe_death(member, ref)
-        for future, loop in list(self._guarded.items()):
-            # The loop may have closed between the look and the call; then nobody waits.
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(future.cancel)
+    def _record(self, member: Member, reason: str) -> None:
+        if member.death is None:
+            member.death = reason
+        if not member.replaceable and self._fatal is None:
+            self._fatal = member
+        for future, awaited in list(self._guarded.items()):
+            if member.replaceable and awaited is not member:
+                continue
+            # The loop may close between the look and the call; then nobody waits.
+            with suppress(RuntimeError):
+                future.get_loop().call_soon_threadsafe(future.cancel)
 
 
-def describe_death(member: Member, ref: Any) -> WorkerError:
-    """The error for an ended watch call: who, where, why as far as Ray knows, and last words."""
+def describe_death(member: Member, ref: Any) -> str:
+    """What to say of an ended watch call: who, where, why as far as Ray knows, and last words."""
     try:
         ray.get(ref, timeout=5)
         reason = "its watch call returned"
     except ray.exceptions.RayError as error:
         reason = _ray_reason(str(error))
-    message = f"{member.name} died (pid {member.pid}, node {member.node}): {reason}"
-    last = last_lines(Path(member.log))
+    assert member.info is not None, "only actors that have answered are watched"
+    info = member.info
+    message = f"{member.name} died (pid {info.pid}, node {info.address}): {reason}"
+    last = last_lines(Path(info.log))
     if last:
-        message += f"\nlast lines of its log {member.log}:\n{last}"
-    elif member.log:
-        message += f"\nits log was {member.log} on that node"
-    return WorkerError(message)
+        message += f"\nlast lines of its log {info.log}:\n{last}"
+    elif info.log:
+        message += f"\nits log was {info.log} on that node"
+    return message
 
 
 def _ray_reason(text: str) -> str:

@@ -16,8 +16,9 @@ from roll.config.sampling import SamplingConfig
 from roll.core.errors import CheckpointError, WeightSyncError
 from roll.core.types import Completion, GenerateRequest, Prompt, SamplingParams
 from roll.data.mixing import PromptSampler
-from roll.distributed.cluster import Cluster, Launcher, Placement, both
+from roll.distributed.cluster import Cluster, Launcher, Placement
 from roll.distributed.colocation import Colocation
+from roll.distributed.pending import both
 from roll.distributed.worker import Worker
 from roll.pipeline.data import RunData, tag_shares
 from roll.pipeline.models import start_models

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from roll.config.placement import ClusterConfig
+from roll.distributed.local import LocalLauncher
 from roll.distributed.resources import ResourceManager
 
 
@@ -19,3 +20,14 @@ def manager() -> Iterator[ResourceManager]:
     here = str(Path(__file__).parent)
     with ResourceManager(cluster, pools, python_path=[here]) as resources:
         yield resources
+
+
+@pytest.fixture(scope="module", params=["ray", "local"])
+def launcher(
+    request: pytest.FixtureRequest, manager: ResourceManager
+) -> Iterator[ResourceManager | LocalLauncher]:
+    if request.param == "ray":
+        yield manager
+    else:
+        with LocalLauncher(world_size=2) as local:
+            yield local

@@ -22,7 +22,25 @@ from roll.distributed.worker import Worker
 GRANDCHILD = "import time; time.sleep(600)"
 
 
-class Adder(Worker):
+class Spawner(Worker):
+    """Leaves traces behind."""
+
+    def say_last_words(self) -> None:
+        sys.stderr.write("the last words of this worker\n")
+        sys.stderr.flush()
+
+    def spawn_grandchild(self) -> int:
+        """A child in a session of its own, whose parent ends at once: nobody's child."""
+        code = (
+            "import subprocess, sys; print(subprocess.Popen("
+            f"[sys.executable, '-c', {GRANDCHILD!r}], start_new_session=True, "
+            "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid)"
+        )
+        told = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+        return int(told.stdout)
+
+
+class Adder(Spawner):
     """Runs one call at a time."""
 
     def __init__(self, spec: WorkerSpec, offset: int, *, fail: str = "") -> None:
@@ -66,20 +84,6 @@ class Adder(Worker):
             raise ZeroDivisionError("no tokens in this batch")
         time.sleep(600)
 
-    def say_last_words(self) -> None:
-        sys.stderr.write("the last words of this worker\n")
-        sys.stderr.flush()
-
-    def spawn_grandchild(self) -> int:
-        """A child in a session of its own, whose parent ends at once: nobody's child."""
-        code = (
-            "import subprocess, sys; print(subprocess.Popen("
-            f"[sys.executable, '-c', {GRANDCHILD!r}], start_new_session=True, "
-            "stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).pid)"
-        )
-        told = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-        return int(told.stdout)
-
 
 class HalfAdder(Adder):
     """Two ranks share each data-parallel part; only the second one's result counts."""
@@ -90,7 +94,7 @@ class HalfAdder(Adder):
         return RankInfo(rank, rank // 2, world // 2, is_dp_leader=rank % 2 == 1)
 
 
-class Echo(Worker):
+class Echo(Spawner):
     """Asynchronous, like an engine."""
 
     def __init__(self, spec: WorkerSpec) -> None:
@@ -118,3 +122,12 @@ class Echo(Worker):
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+
+class Picky(Echo):
+    """Cannot be built while a file exists."""
+
+    def __init__(self, spec: WorkerSpec, veto: str) -> None:
+        super().__init__(spec)
+        if os.path.exists(veto):
+            raise DataError(f"{veto} is in the way")

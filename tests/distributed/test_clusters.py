@@ -21,17 +21,6 @@ TRAIN = Placement(Role.ACTOR_TRAIN, pool="pair", seed=3)
 INFER = Placement(Role.ACTOR_INFER, pool="pair")
 
 
-@pytest.fixture(scope="module", params=["ray", "local"])
-def launcher(
-    request: pytest.FixtureRequest, manager: ResourceManager
-) -> Iterator[ResourceManager | LocalLauncher]:
-    if request.param == "ray":
-        yield manager
-    else:
-        with LocalLauncher(world_size=2) as local:
-            yield local
-
-
 @pytest.fixture(scope="module")
 def adders(launcher: ResourceManager | LocalLauncher) -> Iterator[Cluster[Adder]]:
     cluster = launcher.start(Adder, TRAIN, 5)
@@ -60,6 +49,29 @@ def test_each_rank_answers_call_each_in_rank_order(adders: Cluster[Adder]) -> No
     assert adders.call_each(Adder.ping) == ["actor_train[0]", "actor_train[1]"]
     assert adders.call(Adder.ping) == "actor_train[0]"
     assert (adders.name, adders.world_size, adders.dp_size) == ("actor_train[0..1]", 2, 2)
+
+
+def test_some_ranks_are_called_together_and_the_others_are_left_alone(
+    echoes: Cluster[Echo],
+) -> None:
+    assert echoes.on([1]).call(Echo.echo, "d") == "actor_infer[1]: d"
+    assert echoes.on([1, 0]).call_each(Echo.ping) == ["actor_infer[1]", "actor_infer[0]"]
+    assert echoes.on([0]).submit(Echo.echo, "e").result() == "actor_infer[0]: e"
+    assert [echoes.on(ranks).name for ranks in ([1], [0, 1], [1, 0])] == [
+        "actor_infer[1]",
+        "actor_infer[0..1]",
+        "actor_infer[1,0]",
+    ]
+    with pytest.raises(WaitTimeoutError, match=r"waited 0.1 s for actor_infer\[1\].sleep"):
+        echoes.on([1]).submit(Echo.sleep, 0.5).result(timeout_s=0.1)
+    for ranks in ([], [2], [0, 0], [-1]):
+        with pytest.raises(ValueError, match=r"actor_infer\[0..1\]: .* is not a list of some"):
+            echoes.on(ranks)
+
+
+def test_a_batch_is_not_split_over_some_ranks(adders: Cluster[Adder]) -> None:
+    with pytest.raises(ValueError, match="split over all 2 data-parallel ranks, but only rank 1"):
+        adders.on([1]).call(Adder.add, some_batch())
 
 
 def test_a_submitted_call_can_be_collected_later_and_twice(adders: Cluster[Adder]) -> None:

@@ -102,7 +102,8 @@ def test_a_marked_method_keeps_its_behaviour_and_an_unmarked_one_broadcasts() ->
 
 SNIPPET = """
 import asyncio
-from roll.distributed.cluster import Cluster, Launcher, Pending, Placement
+from roll.distributed.cluster import Cluster, Launcher, Placement
+from roll.distributed.pending import Pending
 from roll.distributed.worker import Worker
 from roll.core.types import WorkerSpec
 
@@ -125,6 +126,7 @@ def use(launcher: Launcher, place: Placement, cluster: Cluster[Train]) -> None:
     each: list[list[int]] = cluster.call_each(Train.generate, "x")
     asked: list[int] = asyncio.run(cluster.ask(0, Train.generate, "x"))
     base: str = cluster.call(Train.ping)
+    some: list[list[int]] = cluster.on([0]).call_each(Train.generate, "x")
     started: Cluster[Train] = launcher.start(Train, place, 3)
     cluster.call(Train.train, "oops")           # bad
     cluster.call(Train.trian, 3)                # bad
@@ -134,6 +136,7 @@ def use(launcher: Launcher, place: Placement, cluster: Cluster[Train]) -> None:
     asyncio.run(cluster.ask(0, Train.generate, 5))  # bad
     asyncio.run(cluster.ask(0, Train.train, 5))  # bad
     launcher.start(Train, place, "three")       # bad
+    cluster.on([0]).call(Score.score)           # bad
 """
 
 

@@ -12,8 +12,9 @@ from roll.config.reward import RewardConfig
 from roll.config.roles import Role
 from roll.core.errors import EngineError, WaitTimeoutError
 from roll.core.types import Sample
-from roll.distributed.cluster import Placement, both
+from roll.distributed.cluster import Placement
 from roll.distributed.local import LocalLauncher
+from roll.distributed.pending import both
 from roll.distributed.worker import Worker
 from roll.rewards.api import Reward, RewardContext
 from roll.rewards.contract import sample_of

@@ -1,0 +1,149 @@
+"""`RayActor`: one worker's process on Ray, from its start to its end.
+
+Roles on the same slots are colocated: actors ask Ray for nothing and are told their devices by
+environment and `WorkerSpec`.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from roll.core.types import WorkerSpec
+from roll.distributed.actor_env import WORKER_TOKEN, actor_env
+from roll.distributed.cluster import Placement
+from roll.distributed.dispatch import Call
+from roll.distributed.host import WATCH_GROUP, AsyncHost, HostInfo, SyncHost
+from roll.distributed.watchdog import Member, Watchdog
+from roll.distributed.worker import is_async
+
+MAX_CONCURRENT_CALLS = 100_000
+"""Of one asynchronous worker; the scheduler in front of it sets the real limit."""
+
+END_TIMEOUT_S = 30.0
+"""For a killed actor's processes to be gone; a process that holds a GPU takes seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One device, named by its place in the job, not by what Ray calls it."""
+
+    number: int
+    """Job-wide."""
+    node: int
+    device: int
+    """Real GPU number on the node, or slot of cores."""
+    cores: tuple[int, ...]
+    group: PlacementGroup
+    bundle: int
+
+
+@dataclass(frozen=True, slots=True)
+class ActorSettings:
+    """What all clusters of a run share."""
+
+    platform: str
+    single_node: bool
+    python_path: tuple[str, ...]
+    start_timeout_s: float
+    call_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How to make one cluster's workers."""
+
+    worker_cls: Callable[..., Any]
+    placement: Placement
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+class RayActor:
+    """Started empty; `arrive` when it has answered `about`, then `build` the worker in it."""
+
+    def __init__(
+        self, recipe: Recipe, rank: int, own: tuple[Slot, ...], settings: ActorSettings
+    ) -> None:
+        place = recipe.placement
+        self.member = Member(place.role, place.label, rank, place.replaceable)
+        self._recipe = recipe
+        token = uuid.uuid4().hex
+        self._mark = f"{WORKER_TOKEN}={token}"
+        assert isinstance(recipe.worker_cls, type)
+        asynchronous = is_async(recipe.worker_cls)
+        env = actor_env(
+            platform=settings.platform,
+            devices=[slot.device for slot in own],
+            cores=cores_of(own),
+            token=token,
+            python_path=settings.python_path,
+            # Asynchronous workers (engines, rewards) compute elsewhere, and gained nothing from it.
+            keep_memory=settings.platform == "cpu" and not asynchronous,
+        )
+        options: dict[str, Any] = {
+            "num_cpus": 0,
+            "num_gpus": 0,
+            "max_restarts": 0,
+            "runtime_env": {"env_vars": env},
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(own[0].group, own[0].bundle),
+        }
+        host: type[AsyncHost | SyncHost] = SyncHost
+        if asynchronous:
+            host = AsyncHost
+            options["max_concurrency"] = MAX_CONCURRENT_CALLS
+        # Ray shows the class in the process title, so that `ps` tells roles and ranks apart.
+        named = type(re.sub(r"[^\w\[\]]", "_", self.member.name), (host,), {})
+        actor_cls = ray.remote(concurrency_groups={WATCH_GROUP: 1})(named)
+        self._handle = actor_cls.options(**options).remote()
+
+    @property
+    def info(self) -> HostInfo:
+        assert self.member.info is not None, "the actor has not arrived"
+        return self.member.info
+
+    def about(self) -> Any:
+        """Reference to its `HostInfo`."""
+        return self._handle.about.remote()
+
+    def arrive(self, info: HostInfo, watchdog: Watchdog) -> None:
+        """It has answered `about`: from now on its death is noticed."""
+        self.member.info = info
+        watching = self._handle.watch.options(concurrency_group=WATCH_GROUP).remote()
+        watchdog.watch(watching, self.member)
+
+    def free_port(self) -> Any:
+        """Reference to the number of a port that is free on its node."""
+        return self._handle.free_port.remote()
+
+    def build(self, spec: WorkerSpec) -> Any:
+        """Make the worker; reference to its `RankInfo`."""
+        recipe = self._recipe
+        return self._handle.build.remote(recipe.worker_cls, spec, recipe.args, recipe.kwargs)
+
+    def run(self, method: str, call: Call) -> Any:
+        """Reference to the result of a method of the worker."""
+        return self._handle.run.remote(method, call.kwargs, *call.args)
+
+    def kill(self) -> None:
+        """Kill the process where it stands; its reaper kills what it started. Does not wait."""
+        ray.kill(self._handle)
+
+    def clear(self, before: RayActor) -> Any:
+        """Kill whatever is left of the actor that was here `before`, even what is stopped.
+
+        Reference to whether all of it is gone; False after `END_TIMEOUT_S`.
+        """
+        return self._handle.clear.remote(before._mark, END_TIMEOUT_S)
+
+
+def cores_of(slots: tuple[Slot, ...]) -> tuple[int, ...]:
+    """All cores of some slots."""
+    return tuple(sorted({core for slot in slots for core in slot.cores}))

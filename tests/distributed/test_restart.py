@@ -1,0 +1,82 @@
+"""A restarted rank: calls to the old worker are told, the new one starts over, others go on."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from small_workers import Echo, Picky
+
+from roll.config.roles import Role
+from roll.core.errors import DataError, WorkerLostError
+from roll.distributed.cluster import Placement
+from roll.distributed.local import LocalLauncher
+from roll.distributed.resources import ResourceManager
+
+INFER = Placement(Role.ACTOR_INFER, pool="pair", label="x", replaceable=True)
+
+
+def test_calls_to_a_restarted_rank_are_lost_and_the_other_rank_is_not_disturbed(
+    launcher: ResourceManager | LocalLauncher,
+) -> None:
+    cluster = launcher.start(Echo, INFER)
+    cluster.on([1]).call(Echo.open_gate)
+
+    async def restart_in_the_middle() -> tuple[list[object], str]:
+        asks = [asyncio.ensure_future(cluster.ask(1, Echo.sleep, 600.0)) for _ in range(20)]
+        other = asyncio.ensure_future(cluster.ask(0, Echo.wait_for_gate))
+        await cluster.ask(1, Echo.echo, "all are under way")
+        await asyncio.to_thread(cluster.restart, 1)
+        lost = await asyncio.wait_for(asyncio.gather(*asks, return_exceptions=True), 5)
+        assert not other.done()
+        await cluster.ask(0, Echo.open_gate)
+        return lost, await asyncio.wait_for(other, 20)
+
+    pending = cluster.submit(Echo.sleep, 600.0)
+    lost, other = asyncio.run(restart_in_the_middle())
+    assert other == "open"
+    assert {type(each) for each in lost} == {WorkerLostError}
+    assert {(e.role, e.label, e.rank) for e in lost if isinstance(e, WorkerLostError)} == {
+        (Role.ACTOR_INFER, "x", 1)
+    }
+    assert "actor_infer:x[1]" in str(lost[0])
+    with pytest.raises(WorkerLostError, match=r"actor_infer:x\[1\]"):
+        pending.result(timeout_s=10)
+    assert cluster.lost == frozenset()
+    assert cluster.call_each(Echo.ping) == ["actor_infer:x[0]", "actor_infer:x[1]"]
+    still_closed = cluster.on([1]).submit(Echo.wait_for_gate)
+    assert not still_closed.poll(0.2), "the new worker has a gate of its own"
+    cluster.on([1]).call(Echo.open_gate)
+    assert still_closed.result() == "open"
+    cluster.close()
+
+
+def test_a_rank_whose_restart_fails_stays_lost_until_the_next_try(
+    launcher: ResourceManager | LocalLauncher, tmp_path: Path
+) -> None:
+    veto = tmp_path / "veto"
+    cluster = launcher.start(Picky, INFER, str(veto))
+    veto.touch()
+    with pytest.raises(DataError, match="veto is in the way"):
+        cluster.restart(0)
+    assert cluster.lost == {0}
+    with pytest.raises(WorkerLostError, match=r"actor_infer:x\[0\]"):
+        cluster.call_each(Echo.ping)
+    with pytest.raises(WorkerLostError, match=r"actor_infer:x\[0\]"):
+        asyncio.run(cluster.ask(0, Echo.echo, "anybody there?"))
+    assert cluster.on([1]).call(Echo.ping) == "actor_infer:x[1]"
+    veto.unlink()
+    cluster.restart(0)
+    assert cluster.lost == frozenset()
+    assert cluster.call(Echo.ping) == "actor_infer:x[0]"
+    cluster.close()
+
+
+def test_only_replaceable_workers_can_be_restarted(
+    launcher: ResourceManager | LocalLauncher,
+) -> None:
+    cluster = launcher.start(Echo, Placement(Role.REFERENCE, pool="one"))
+    with pytest.raises(ValueError, match="only workers that are replaceable can be restarted"):
+        cluster.restart(0)
+    cluster.close()
