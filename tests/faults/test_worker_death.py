@@ -91,21 +91,24 @@ def test_a_death_that_nobody_asked_about_ends_the_asks_to_other_workers(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mode", "signum", "code"),
+    ("mode", "signum", "to_group", "code"),
     [
-        ("end", None, 0),
-        ("raise", None, 1),
-        ("sleep", signal.SIGINT, 128 + signal.SIGINT),
-        ("sleep", signal.SIGTERM, 128 + signal.SIGTERM),
-        ("sleep", signal.SIGKILL, -signal.SIGKILL),
+        ("end", None, False, 0),
+        ("raise", None, False, 1),
+        ("sleep", signal.SIGINT, True, 128 + signal.SIGINT),
+        ("sleep", signal.SIGTERM, False, 128 + signal.SIGTERM),
+        ("sleep", signal.SIGTERM, True, 128 + signal.SIGTERM),
+        ("sleep", signal.SIGKILL, False, -signal.SIGKILL),
     ],
+    ids=["end", "raise", "Ctrl-C", "SIGTERM", "SIGTERM to Ray as well", "SIGKILL"],
 )
 def test_no_process_is_left_after_the_driver_ends(
-    mode: str, signum: signal.Signals | None, code: int
+    mode: str, signum: signal.Signals | None, to_group: bool, code: int
 ) -> None:
     mark = f"{MARK}={uuid.uuid4().hex}"
     environ = dict(os.environ) | dict([mark.split("=")])
-    # A session of its own, so that SIGINT can go to the whole group as a terminal sends it.
+    # A session of its own, so that a signal can go to the whole group as a terminal or a batch
+    # system sends it.
     driver = subprocess.Popen(
         [sys.executable, str(DRIVER), mode],
         env=environ,
@@ -119,11 +122,10 @@ def test_no_process_is_left_after_the_driver_ends(
         ready = driver.stdout.readline()
         assert ready.startswith("ready "), ready
         assert signum is None or marked(mark), "the mark must be visible while the run lives"
-        if signum is signal.SIGINT:
-            os.killpg(driver.pid, signum)
-        elif signum is not None:
-            driver.send_signal(signum)
-        _, errors = driver.communicate(timeout=60)
+        if signum is not None:
+            (os.killpg if to_group else os.kill)(driver.pid, signum)
+        # Ray, where it has died as well, would be waited for for a minute.
+        _, errors = driver.communicate(timeout=45)
         assert driver.returncode == code, errors
         left = wait_until_unmarked(mark, 15)
         assert left == [], left
