@@ -69,6 +69,11 @@ def test_some_ranks_are_called_together_and_the_others_are_left_alone(
             echoes.on(ranks)
 
 
+def test_only_replaceable_workers_can_be_restarted(echoes: Cluster[Echo]) -> None:
+    with pytest.raises(ValueError, match="only workers that are replaceable can be restarted"):
+        echoes.restart(0)
+
+
 def test_a_batch_is_not_split_over_some_ranks(adders: Cluster[Adder]) -> None:
     with pytest.raises(ValueError, match="split over all 2 data-parallel ranks, but only rank 1"):
         adders.on([1]).call(Adder.add, some_batch())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,17 +11,29 @@ from small_workers import Echo, Picky
 
 from roll.config.roles import Role
 from roll.core.errors import DataError, WorkerLostError
-from roll.distributed.cluster import Placement
+from roll.distributed.cluster import Cluster, Placement
 from roll.distributed.local import LocalLauncher
 from roll.distributed.resources import ResourceManager
 
 INFER = Placement(Role.ACTOR_INFER, pool="pair", label="x", replaceable=True)
 
 
+@pytest.fixture(scope="module")
+def veto(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """No worker can be built while this file exists."""
+    return tmp_path_factory.mktemp("restart") / "veto"
+
+
+@pytest.fixture(scope="module")
+def cluster(launcher: ResourceManager | LocalLauncher, veto: Path) -> Iterator[Cluster[Picky]]:
+    started = launcher.start(Picky, INFER, str(veto))
+    yield started
+    started.close()
+
+
 def test_calls_to_a_restarted_rank_are_lost_and_the_other_rank_is_not_disturbed(
-    launcher: ResourceManager | LocalLauncher,
+    cluster: Cluster[Picky],
 ) -> None:
-    cluster = launcher.start(Echo, INFER)
     cluster.on([1]).call(Echo.open_gate)
 
     async def restart_in_the_middle() -> tuple[list[object], str]:
@@ -49,14 +62,11 @@ def test_calls_to_a_restarted_rank_are_lost_and_the_other_rank_is_not_disturbed(
     assert not still_closed.poll(0.2), "the new worker has a gate of its own"
     cluster.on([1]).call(Echo.open_gate)
     assert still_closed.result() == "open"
-    cluster.close()
 
 
 def test_a_rank_whose_restart_fails_stays_lost_until_the_next_try(
-    launcher: ResourceManager | LocalLauncher, tmp_path: Path
+    cluster: Cluster[Picky], veto: Path
 ) -> None:
-    veto = tmp_path / "veto"
-    cluster = launcher.start(Picky, INFER, str(veto))
     veto.touch()
     with pytest.raises(DataError, match="veto is in the way"):
         cluster.restart(0)
@@ -70,13 +80,3 @@ def test_a_rank_whose_restart_fails_stays_lost_until_the_next_try(
     cluster.restart(0)
     assert cluster.lost == frozenset()
     assert cluster.call(Echo.ping) == "actor_infer:x[0]"
-    cluster.close()
-
-
-def test_only_replaceable_workers_can_be_restarted(
-    launcher: ResourceManager | LocalLauncher,
-) -> None:
-    cluster = launcher.start(Echo, Placement(Role.REFERENCE, pool="one"))
-    with pytest.raises(ValueError, match="only workers that are replaceable can be restarted"):
-        cluster.restart(0)
-    cluster.close()

@@ -73,8 +73,8 @@ def test_ten_steps_equal_five_a_resume_and_five_through_ray(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("signum", "to_group"),
-    [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGINT, True)],
-    ids=["SIGINT", "SIGTERM", "a terminal's Ctrl-C"],
+    [(signal.SIGINT, False), (signal.SIGTERM, True), (signal.SIGINT, True)],
+    ids=["SIGINT", "a batch system's SIGTERM", "a terminal's Ctrl-C"],
 )
 def test_a_signal_stops_everything(tmp_path: Path, signum: signal.Signals, to_group: bool) -> None:
     command = started(tmp_path)
