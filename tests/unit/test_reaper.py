@@ -1,0 +1,50 @@
+"""What carries a mark is killed, whatever state it is in; what does not is left alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from roll.distributed.reaper import end_marked
+
+SLEEP = [sys.executable, "-I", "-S", "-c", "import time; print(flush=True); time.sleep(600)"]
+
+
+def sleeper(**environ: str) -> subprocess.Popen[bytes]:
+    started = subprocess.Popen(SLEEP, env=environ, stdout=subprocess.PIPE)
+    assert started.stdout is not None
+    started.stdout.readline()
+    return started
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    started = sleeper(MARK="another")
+    yield started
+    started.kill()
+    started.wait()
+
+
+def test_stopped_and_running_processes_with_the_mark_end_and_no_others(
+    bystander: subprocess.Popen[bytes],
+) -> None:
+    token = uuid.uuid4().hex
+    marked = [sleeper(MARK=token) for _ in range(2)]
+    os.kill(marked[0].pid, signal.SIGSTOP)
+    assert end_marked(f"MARK={token}", timeout_s=60)
+    assert [each.wait(timeout=1) for each in marked] == [-signal.SIGKILL] * 2
+    assert bystander.poll() is None
+
+
+def test_nothing_to_end_is_the_end_too() -> None:
+    assert end_marked(f"MARK={uuid.uuid4().hex}", timeout_s=60)
+
+
+def test_a_time_that_is_over_is_said() -> None:
+    assert not end_marked(f"MARK={uuid.uuid4().hex}", timeout_s=0)
