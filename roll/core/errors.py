@@ -16,6 +16,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "DataError",
+    "EngineDiedError",
     "EngineError",
     "EngineMissingError",
     "NotMadeYetError",
@@ -50,7 +51,12 @@ class RewardError(RollError):
 
 
 class EngineError(RollError):
-    """An inference engine failed or died."""
+    """An inference engine could not do one thing that it was asked, such as one request."""
+
+
+class EngineDiedError(EngineError):
+    """An inference engine, or one of its processes, is gone, and all its requests with it; only a
+    new engine helps."""
 
 
 class WeightSyncError(RollError):

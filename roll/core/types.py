@@ -133,6 +133,23 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """What an engine says of itself while requests run.
+
+    Pieces are given once: whoever asks adds them up, and then loses nothing of a request whose
+    engine dies later.
+    """
+
+    version: int
+    """Of the weights in use."""
+    written_tokens: int
+    """By all requests since the engine started, the finished ones included."""
+    progress: Mapping[str, tuple[Completion, ...]]
+    """Every request under way, by id: of each sibling only what it wrote since the last heartbeat.
+    A sibling's `finish` is ABORT while it goes on."""
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """One finished attempt at a prompt; what a reward function sees.
 

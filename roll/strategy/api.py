@@ -16,7 +16,7 @@ from torch import Tensor
 from roll.algorithms.api import TermsLoss
 from roll.core.batches import RolloutBatch, TokenBatch
 from roll.core.metrics import Metrics
-from roll.core.types import Completion, GenerateRequest, RankInfo
+from roll.core.types import Completion, GenerateRequest, Heartbeat, RankInfo
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.manifest import Manifest
 
@@ -86,7 +86,11 @@ class LoadReport:
 
 
 class InferenceStrategy(Protocol):
-    """One engine replica. All methods run on one event loop."""
+    """One engine replica. All methods run on one event loop.
+
+    Every method raises EngineDiedError once one of the engine's processes is gone; calls that are
+    under way then end within seconds.
+    """
 
     async def start(self) -> None:
         """Load the model; returns when the engine can serve.
@@ -100,7 +104,7 @@ class InferenceStrategy(Protocol):
         """`request.n` completions, in sibling order. After `abort` they end with ABORT.
 
         Raises:
-            EngineError: the engine died.
+            EngineError: the request was refused, or a push of weights broke off while it ran.
         """
         ...
 
@@ -108,12 +112,28 @@ class InferenceStrategy(Protocol):
         """End a running request; unknown ids are fine."""
         ...
 
-    async def load_weights(self, channel: Channel, version: int, *, verify: bool) -> LoadReport:
+    async def heartbeat(self) -> Heartbeat:
+        """A round trip to the innermost process, and what was written since the last one.
+
+        It does not return while that process is stopped or stuck: the caller sets the time limit.
+        A call that is given up loses no tokens, as pieces are taken after the round trip.
+        """
+        ...
+
+    async def load_weights(
+        self, channel: Channel, version: int, *, receiver: int, verify: bool
+    ) -> LoadReport:
         """Replace all weights by those that arrive on `channel`; later tokens carry `version`.
+
+        Requests under way pause and go on with the new weights, their KV cache computed anew.
+
+        Args:
+            receiver: index, in this push, of the replica's first process; the others follow.
 
         Raises:
             WeightSyncError: a name is unknown, missing or duplicate, or a shape differs; checked
-                before the first byte, the old weights stay in use.
+                before the first byte, the old weights stay in use. Or the push broke off: requests
+                under way end with an EngineError, and none is taken until a push has succeeded.
         """
         ...
 

@@ -36,7 +36,8 @@ class InferWorker(Worker):
         return [Place(self.spec.node, device, self.spec.host) for device in self.spec.devices]
 
     async def load_weights(self, channel: Channel, version: int, verify: bool) -> LoadReport:
-        return await self.engine.load_weights(channel, version, verify=verify)
+        receiver = self.spec.rank * len(self.spec.devices)
+        return await self.engine.load_weights(channel, version, receiver=receiver, verify=verify)
 
     async def sleep(self) -> None:
         await self.engine.sleep()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 import os
-import signal
 import threading
 import time
 from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,11 +23,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from roll.config.model import ModelConfig
 from roll.config.roles import Role
 from roll.config.strategy import HfEngineConfig, VllmConfig
-from roll.core.errors import EngineError, WeightSyncError
+from roll.core.errors import EngineDiedError, EngineError, WeightSyncError
 from roll.core.types import (
     Completion,
     FinishReason,
     GenerateRequest,
+    Heartbeat,
     SamplingParams,
     WorkerSpec,
 )
@@ -79,7 +80,9 @@ class Rig:
     ) -> tuple[SendReport, LoadReport]:
         channel = new_channel("shared_memory", num_receivers=receivers, timeout_s=30)
         with ThreadPoolExecutor(1) as pool:
-            loading = self.submit(self.engine.load_weights(channel, self.version + 1, verify=True))
+            loading = self.submit(
+                self.engine.load_weights(channel, self.version + 1, receiver=0, verify=True)
+            )
             sending = pool.submit(send, channel, iter(tensors), Manifest.of(tensors), verify=True)
             report = loading.result(timeout=60)
             self.version += 1
@@ -87,6 +90,16 @@ class Rig:
 
     def push_oracle(self) -> tuple[SendReport, LoadReport]:
         return self.push(weights_of(self.oracle))
+
+    def wait_until_written(self, tokens: int, timeout_s: float = 30) -> Heartbeat:
+        """Let the requests under way write so many tokens more."""
+        deadline = time.monotonic() + timeout_s
+        first = self.run(self.engine.heartbeat()).written_tokens
+        while time.monotonic() < deadline:
+            beat = self.run(self.engine.heartbeat())
+            if beat.written_tokens >= first + tokens:
+                return beat
+        raise AssertionError(f"{tokens} tokens were not written within {timeout_s} s")
 
 
 def request(
@@ -123,6 +136,16 @@ def rescore(
     logprobs = (logits / temperature).log_softmax(-1)
     chosen: Tensor = logprobs.gather(1, torch.tensor(tokens)[:, None])[:, 0]
     return chosen
+
+
+def vllm_children() -> list[psutil.Process]:
+    children = [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if "VLLM" in " ".join(child.cmdline()) or "VLLM" in child.name()
+    ]
+    assert len(children) >= 2
+    return children
 
 
 def assert_agrees(completion: Completion, oracle: PreTrainedModel, temperature: float = 1) -> None:
@@ -291,6 +314,8 @@ def test_a_push_that_does_not_fit_is_refused_and_the_old_weights_stay(rig: Rig, 
 
 def test_a_push_that_breaks_off_blocks_generation_until_a_whole_one_came(rig: Rig) -> None:
     tensors = weights_of(rig.oracle)
+    running = rig.submit(rig.engine.generate(request(tokens=240, ignore_eos=True)))
+    rig.wait_until_written(1)
 
     def broken() -> Iterator[tuple[str, Tensor]]:
         yield from tensors[:8]
@@ -298,50 +323,114 @@ def test_a_push_that_breaks_off_blocks_generation_until_a_whole_one_came(rig: Ri
 
     channel = new_channel("shared_memory", num_receivers=1, bucket_bytes=4096, timeout_s=20)
     with ThreadPoolExecutor(1) as pool:
-        loading = rig.submit(rig.engine.load_weights(channel, 99, verify=False))
+        loading = rig.submit(rig.engine.load_weights(channel, 99, receiver=0, verify=False))
         sending = pool.submit(send, channel, broken(), Manifest.of(tensors), verify=False)
         with pytest.raises(WeightSyncError, match="fell over"):
             loading.result(timeout=60)
         with pytest.raises(RuntimeError, match="fell over"):
             sending.result(timeout=60)
     with pytest.raises(EngineError, match="incomplete weights"):
+        running.result(timeout=20)
+    with pytest.raises(EngineError, match="incomplete weights"):
         rig.generate()
     rig.push_oracle()
     assert_agrees(rig.generate()[0], rig.oracle)
 
 
-def test_weights_replaced_in_flight_split_the_versions_of_a_response(rig: Rig) -> None:
-    if rig.kind == "hf":  # replaces weights between requests
-        return
-    old = rig.version
-    future = rig.submit(rig.engine.generate(request(n=2, tokens=240, ignore_eos=True)))
-    time.sleep(0.1)
-    shake(rig.oracle, seed=1000)
+def test_a_response_that_spans_three_versions_agrees_with_each_of_the_three_models(
+    rig: Rig,
+) -> None:
     rig.push_oracle()
+    models = {rig.version: copy.deepcopy(rig.oracle)}
+    future = rig.submit(rig.engine.generate(request(n=3, tokens=240, ignore_eos=True)))
+    for seed in (1000, 1001):
+        rig.wait_until_written(30)
+        shake(rig.oracle, seed)
+        rig.push_oracle()
+        models[rig.version] = copy.deepcopy(rig.oracle)
     for completion in future.result(timeout=60):
-        assert completion.finish is FinishReason.LENGTH
-        turn = completion.versions.index(rig.version)
-        assert completion.versions == (old,) * turn + (rig.version,) * (240 - turn)
-        expected = rescore(rig.oracle, PROMPT, completion.tokens)[turn:]
-        found = torch.tensor(completion.logprobs[turn:], dtype=torch.float64)
+        assert (completion.finish, len(completion.tokens)) == (FinishReason.LENGTH, 240)
+        assert set(completion.versions) == set(models)
+        assert list(completion.versions) == sorted(completion.versions)
+        scores = {v: rescore(model, PROMPT, completion.tokens) for v, model in models.items()}
+        expected = torch.stack([scores[v][i] for i, v in enumerate(completion.versions)])
+        found = torch.tensor(completion.logprobs, dtype=torch.float64)
         assert (found - expected).abs().max() < 1e-4
 
 
-def test_a_killed_core_is_an_engine_error_and_close_leaves_no_process(rig: Rig) -> None:
+def test_a_refused_push_leaves_a_running_request_as_it_is(rig: Rig) -> None:
+    rig.push_oracle()
+    asked = request(n=2, tokens=240, ignore_eos=True)
+    undisturbed = rig.run(rig.engine.generate(asked))
+    future = rig.submit(rig.engine.generate(replace(asked, id="again")))
+    rig.wait_until_written(20)
+    with pytest.raises(WeightSyncError, match="missing"):
+        rig.push(weights_of(rig.oracle)[1:])
+    rig.version -= 1
+    assert [c.tokens for c in future.result(timeout=60)] == [c.tokens for c in undisturbed]
+
+
+def test_a_short_request_ends_before_a_long_one_that_came_first(rig: Rig) -> None:
+    long = rig.submit(rig.engine.generate(request(tokens=240, ignore_eos=True)))
+    rig.wait_until_written(1)
+    assert len(rig.generate(tokens=3, ignore_eos=True)[0].tokens) == 3
+    assert not long.done()
+    assert len(long.result(timeout=60)[0].tokens) == 240
+
+
+def test_heartbeats_give_every_token_once_and_add_up_to_the_completions(rig: Rig) -> None:
+    rig.push_oracle()
+    before = rig.run(rig.engine.heartbeat())
+    assert (before.version, before.progress) == (rig.version, {})
+    asked = request(n=4, tokens=200)  # some siblings stop early
+    future = rig.submit(rig.engine.generate(asked))
+    seen: list[list[Completion]] = [[] for _ in range(4)]
+    beats = 0
+    while not future.done():
+        beat = rig.run(rig.engine.heartbeat())
+        for index, piece in enumerate(beat.progress.get(asked.id, ())):
+            seen[index].append(piece)
+        beats += 1
+    assert beats > 3
+    completions = future.result()
+    for pieces, whole in zip(seen, completions, strict=True):
+        tokens = tuple(itertools.chain(*(piece.tokens for piece in pieces)))
+        assert len(tokens) > 0
+        assert tokens == whole.tokens[: len(tokens)]
+        logprobs = tuple(itertools.chain(*(piece.logprobs for piece in pieces)))
+        assert logprobs == whole.logprobs[: len(tokens)]
+        versions = tuple(itertools.chain(*(piece.versions for piece in pieces)))
+        assert versions == whole.versions[: len(tokens)]
+        ended = [piece.finish for piece in pieces if piece.finish is not FinishReason.ABORT]
+        assert set(ended) <= {whole.finish}
+    after = rig.run(rig.engine.heartbeat())
+    assert after.progress == {}
+    written = sum(len(completion.tokens) for completion in completions)
+    assert after.written_tokens - before.written_tokens == written
+
+
+def test_a_killed_core_ends_every_call_with_the_death_and_close_leaves_no_process(
+    rig: Rig,
+) -> None:
     if rig.kind == "hf":  # has no process of its own
         return
-    children = [
-        child
-        for child in psutil.Process().children(recursive=True)
-        if "VLLM" in " ".join(child.cmdline()) or "VLLM" in child.name()
-    ]
-    assert len(children) >= 2
-    future = rig.submit(rig.engine.generate(request(tokens=240, ignore_eos=True)))
-    time.sleep(0.1)
+    children = vllm_children()
     core = next(child for child in children if "EngineCore" in child.name())
-    os.kill(core.pid, signal.SIGKILL)
-    with pytest.raises(EngineError, match=rf"died: .*{core.pid}"):
-        future.result(timeout=20)
+    worker = next(child for child in children if child is not core)
+    generating = rig.submit(rig.engine.generate(request(tokens=240, ignore_eos=True)))
+    rig.wait_until_written(1)
+    worker.suspend()
+    beating = rig.submit(rig.engine.heartbeat())
+    with pytest.raises(TimeoutError):
+        beating.result(timeout=1)
+    core.kill()
+    for call in (generating, beating):
+        with pytest.raises(EngineDiedError, match=rf"died: .*{core.pid}"):
+            call.result(timeout=10)
+    with pytest.raises(EngineDiedError, match=str(core.pid)):
+        rig.run(rig.engine.heartbeat())
+    with pytest.raises(EngineDiedError, match=str(core.pid)):
+        rig.generate()
     rig.run(rig.engine.close())
     assert not any(child.is_running() for child in children)
 

@@ -1,30 +1,30 @@
 """`HfEngine`: generation with plain Hugging Face forward passes, exact and always there.
 
-One request is one batch: its siblings share a prompt, so nothing is padded, and requests run one
-after the other. What a request yields therefore depends on its own seed and the weights alone,
-never on what else is in flight: the same run twice gives the same bits.
+Requests run side by side: each decoding step of a request is one piece of work, and they take
+turns in one thread, so a request joins, ends or is aborted between two steps, and weights are
+replaced there. Steps of different requests are not batched together: the numbers of a request
+would then depend on its neighbours, and a run could not be repeated bit by bit.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
 import torch
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from roll.config.model import ModelConfig
 from roll.config.strategy import HfEngineConfig
-from roll.core.errors import EngineError, WeightSyncError
-from roll.core.types import Completion, FinishReason, GenerateRequest, WorkerSpec
+from roll.core.errors import EngineDiedError, EngineError, WeightSyncError
+from roll.core.types import Completion, GenerateRequest, Heartbeat, WorkerSpec
 from roll.models.load import load_causal_lm, load_tokenizer
 from roll.strategy.api import LoadReport
-from roll.strategy.hf.sampling import sample_tokens, scaled_logprobs
+from roll.strategy.hf.decoding import Decoding, Weights
+from roll.strategy.progress import Progress
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.manifest import Manifest, check_shapes
 from roll.weight_sync.transfer import receive
@@ -56,9 +56,12 @@ class HfEngine:
         self._max_model_len = max_model_len
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hf-engine")
         """Everything that touches the model runs here, in order; the event loop stays free."""
-        self._aborts: dict[str, threading.Event] = {}
-        self._version = 0
+        self._running: dict[str, Decoding] = {}
+        self._progress = Progress()
+        self._loading = False
+        self._closed = False
         self._broken: str | None = None
+        """Why the weights cannot be used."""
 
     async def start(self) -> None:
         """Load the model."""
@@ -70,35 +73,57 @@ class HfEngine:
         Raises:
             EngineError: the prompt leaves no room for a response, or a push of weights broke off.
         """
-        if len(request.prompt_tokens) >= self._max_model_len:
+        room = self._max_model_len - len(request.prompt_tokens)
+        if room <= 0:
             raise EngineError(
                 f"request {request.id!r} has {len(request.prompt_tokens)} prompt tokens; "
                 f"the engine takes fewer than {self._max_model_len}"
             )
-        aborted = self._aborts.setdefault(request.id, threading.Event())
+        limit = min(request.sampling.max_new_tokens, room)
+        decoding = Decoding(request, self._tokenizer, limit=limit, eos=self._eos)
+        completions: list[Completion] = []
+        self._progress.begin(request.id, request.n)
+        self._running[request.id] = decoding
         try:
-            return await self._run(self._generate, request, aborted)
-        except asyncio.CancelledError:
-            aborted.set()
-            raise
+            self._submit(self._step, decoding)
+            completions = await asyncio.wrap_future(decoding.over)
+            return completions
         finally:
-            self._aborts.pop(request.id, None)
+            decoding.end()
+            del self._running[request.id]
+            self._progress.end(request.id, completions)
 
     async def abort(self, request_id: str) -> None:
         """End a running request; unknown ids are fine."""
-        if aborted := self._aborts.get(request_id):
-            aborted.set()
+        if decoding := self._running.get(request_id):
+            decoding.end()
 
-    async def load_weights(self, channel: Channel, version: int, *, verify: bool) -> LoadReport:
+    async def heartbeat(self) -> Heartbeat:
+        """A turn of the thread that computes, and what was written since the last one.
+
+        A push of weights has its own limits of time, and is not waited for.
+        """
+        if not self._loading:
+            await self._run(_nothing)
+        return self._progress.heartbeat(self._weights.version, self._read)
+
+    async def load_weights(
+        self, channel: Channel, version: int, *, receiver: int, verify: bool
+    ) -> LoadReport:
         """Replace all weights by those that arrive on `channel`; later tokens carry `version`.
 
-        Requests that came before finish first.
+        Running requests go on with the new weights: their KV cache is computed anew.
 
         Raises:
             WeightSyncError: the push does not fit, and the old weights stay in use; or it broke
-                off, and the engine generates no more until a push has succeeded.
+                off: running requests end with an EngineError, and the engine generates no more
+                until a push has succeeded.
         """
-        return await self._run(self._receive, channel, version, verify)
+        self._loading = True
+        try:
+            return await self._run(self._receive, channel, version, receiver, verify)
+        finally:
+            self._loading = False
 
     async def sleep(self) -> None:
         """Free device memory between rollouts; a no-op on CPUs."""
@@ -112,78 +137,60 @@ class HfEngine:
 
     async def close(self) -> None:
         """End running requests and the thread."""
-        for aborted in self._aborts.values():
-            aborted.set()
+        self._closed = True
+        for decoding in self._running.values():
+            decoding.end()
         self._thread.shutdown(wait=False)
 
     async def _run(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, partial(work, *args, **kwargs))
+        return await asyncio.wrap_future(self._submit(work, *args, **kwargs))
+
+    def _submit(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        if self._closed:
+            raise EngineDiedError(f"the engine of {self._spec.name} was closed")
+        return self._thread.submit(work, *args, **kwargs)
 
     def _load_model(self) -> None:
         self._tokenizer: PreTrainedTokenizerBase = load_tokenizer(self._config)
-        self._model: PreTrainedModel = load_causal_lm(self._config, dtype=self._dtype).eval()
+        model = load_causal_lm(self._config, dtype=self._dtype).eval()
+        self._weights = Weights(model, version=0)
         self._move("cuda" if self._spec.platform == "cuda" else "cpu")
-        self._eos = eos_ids(self._model, self._tokenizer)
+        self._eos = eos_ids(model, self._tokenizer)
 
     def _move(self, device: str) -> None:
-        self._model.to(torch.device(device))
+        self._weights.model.to(torch.device(device))
 
     @torch.inference_mode()
-    def _generate(self, request: GenerateRequest, aborted: threading.Event) -> list[Completion]:
+    def _step(self, decoding: Decoding) -> None:
+        """One token for each sibling; then the others have their turn."""
+        if decoding.over.done():
+            return
+        try:
+            self._require_whole_weights()
+            decoding.step(self._weights)
+            if not decoding.over.done():
+                self._thread.submit(self._step, decoding)
+        except EngineError as error:
+            decoding.fail(error)
+        except Exception as error:  # noqa: BLE001 - one request's failure is that request's
+            failure = EngineError(f"request {decoding.request.id!r} failed: {error}")
+            failure.__cause__ = error
+            decoding.fail(failure)
+
+    def _read(self, request_id: str, starts: Sequence[int]) -> list[Completion]:
+        siblings = self._running[request_id].siblings
+        return [s.completion(start) for s, start in zip(siblings, starts, strict=True)]
+
+    def _require_whole_weights(self) -> None:
         if self._broken is not None:
             raise EngineError(
                 f"the engine of {self._spec.name} has incomplete weights; push all of them again "
                 f"({self._broken})"
             )
-        siblings = [_Sibling.seeded(request.seed, index) for index in range(request.n)]
-        limit = min(
-            request.sampling.max_new_tokens, self._max_model_len - len(request.prompt_tokens)
-        )
-        device = self._model.device
-        prompt = torch.tensor([request.prompt_tokens], device=device)
-        cache = DynamicCache(config=self._model.config)
-        output = self._model(input_ids=prompt, past_key_values=cache, logits_to_keep=1)
-        logits_NV = output.logits[:, -1].expand(request.n, -1)
-        cache.batch_repeat_interleave(request.n)
-        greedy = request.sampling.temperature == 0
-        live = list(range(request.n))
-        while not aborted.is_set():
-            logprobs_NV = scaled_logprobs(logits_NV, request.sampling)
-            generators = [siblings[index].generator for index in live]
-            tokens = sample_tokens(logprobs_NV, generators, greedy=greedy)
-            chosen = logprobs_NV.gather(1, tokens.to(device)[:, None])[:, 0].tolist()
-            for index, token, logprob in zip(live, tokens.tolist(), chosen, strict=True):
-                siblings[index].add(token, logprob)
-                siblings[index].finish = self._finish(siblings[index], request, limit)
-            keep = [row for row, i in enumerate(live) if siblings[i].finish is FinishReason.ABORT]
-            if not keep:
-                break
-            if len(keep) < len(live):
-                rows = torch.tensor(keep, device=device)
-                cache.batch_select_indices(rows)
-                tokens = tokens[rows.to(tokens.device)]
-                live = [live[row] for row in keep]
-            output = self._model(input_ids=tokens.to(device)[:, None], past_key_values=cache)
-            logits_NV = output.logits[:, -1]
-        return [sibling.completion(self._version) for sibling in siblings]
-
-    def _finish(self, sibling: _Sibling, request: GenerateRequest, limit: int) -> FinishReason:
-        """ABORT while it goes on: that is what it is if nothing comes after."""
-        sampling = request.sampling
-        if not sampling.ignore_eos and sibling.tokens[-1] in self._eos:
-            return FinishReason.STOP
-        if sampling.stop:
-            # A token is at least one character, or part of one: no stop string begins earlier.
-            tail = sibling.tokens[-4 * max(map(len, sampling.stop)) :]
-            text = self._tokenizer.decode(tail, skip_special_tokens=True)
-            if any(stop in text for stop in sampling.stop):
-                return FinishReason.STOP
-        return FinishReason.LENGTH if len(sibling.tokens) >= limit else FinishReason.ABORT
 
     @torch.inference_mode()
-    def _receive(self, channel: Channel, version: int, verify: bool) -> LoadReport:
-        own = self._model.state_dict()
+    def _receive(self, channel: Channel, version: int, receiver: int, verify: bool) -> LoadReport:
+        own = self._weights.model.state_dict()
         seen: set[int] = set()
         tied = set()
         for name, tensor in own.items():
@@ -197,7 +204,7 @@ class HfEngine:
 
         begun = False
         try:
-            with receive(channel, self._spec.rank, check=check) as incoming:
+            with receive(channel, receiver, check=check) as incoming:
                 if verify and not incoming.verify:
                     raise WeightSyncError("a checksum was asked for, but the sender makes none")
                 for name, tensor in incoming.tensors():
@@ -207,36 +214,13 @@ class HfEngine:
             self._broken = str(error) if begun else self._broken
             raise
         self._broken = None
-        self._version = version
+        self._weights = replace(self._weights, version=version)
         manifest = incoming.manifest
         return LoadReport(version, len(manifest.tensors), manifest.num_bytes, incoming.checksum)
 
 
-@dataclass(slots=True)
-class _Sibling:
-    """One continuation in the making."""
-
-    generator: torch.Generator
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    finish: FinishReason = FinishReason.ABORT
-
-    @classmethod
-    def seeded(cls, seed: int | None, index: int) -> _Sibling:
-        generator = torch.Generator()
-        if seed is None:
-            generator.seed()
-        else:
-            generator.manual_seed(seed + index)
-        return cls(generator)
-
-    def add(self, token: int, logprob: float) -> None:
-        self.tokens.append(token)
-        self.logprobs.append(logprob)
-
-    def completion(self, version: int) -> Completion:
-        versions = (version,) * len(self.tokens)
-        return Completion(tuple(self.tokens), tuple(self.logprobs), versions, self.finish)
+def _nothing() -> None:
+    """What a heartbeat lets the thread do."""
 
 
 def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

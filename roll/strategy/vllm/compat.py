@@ -5,6 +5,7 @@ The supported version range itself stands in `roll/strategy/available.py`.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -74,6 +75,11 @@ def cpu_arguments(kv_cache_gb: float | None, max_model_len: int) -> dict[str, An
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(8192, max_model_len),
     }
+
+
+def keep_deaths_quiet() -> None:
+    """Without vLLM's traceback when its core is gone: EngineDiedError says which process it was."""
+    logging.getLogger("vllm.v1.engine.async_llm").setLevel(logging.CRITICAL)
 
 
 def repack_tied_heads(model: Any) -> None:

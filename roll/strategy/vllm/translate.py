@@ -1,0 +1,88 @@
+"""Requests in vLLM's words, and its outputs, finished or not, in ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from roll.core.types import Completion, FinishReason, GenerateRequest
+
+NOTHING_YET = Completion((), (), (), FinishReason.ABORT)
+
+
+def sampling_params(request: GenerateRequest) -> Any:
+    """vLLM's `SamplingParams`: one final output with all siblings, log-probs as plain lists."""
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    sampling = request.sampling
+    return SamplingParams(
+        n=request.n,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        max_tokens=sampling.max_new_tokens,
+        stop=list(sampling.stop),
+        ignore_eos=sampling.ignore_eos,
+        seed=request.seed,
+        logprobs=0,  # the sampled token's only
+        flat_logprobs=True,
+        detokenize=bool(sampling.stop),
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def finished(output: Any, start: int = 0) -> Completion:
+    """Of a `CompletionOutput` that is final, what comes after its first `start` tokens."""
+    spans = [(span.version, span.start) for span in output.weight_versions or ()]
+    return _completion(
+        output.token_ids, output.logprobs, spans, output.finish_reason or "abort", start
+    )
+
+
+def unfinished(processor: Any, request_id: str, starts: Sequence[int]) -> list[Completion]:
+    """Of each sibling of a request under way, what comes after its first `starts[i]` tokens.
+
+    Read from the states that vLLM's `OutputProcessor` keeps in this process anyway. Streaming would
+    bring the same tokens through vLLM's public interface, but a message of its own for each piece,
+    and no weight versions before a request's end.
+    """
+    pieces = [NOTHING_YET] * len(starts)
+    for internal_id in processor.external_req_ids.get(request_id, ()):
+        state = processor.request_states[internal_id]
+        index = state.request_index
+        pieces[index] = _completion(
+            state.detokenizer.output_token_ids,
+            state.logprobs_processor.logprobs,
+            state.weight_version_starts,
+            "abort",
+            starts[index],
+        )
+        if state.parent_req is not None:
+            for done in state.parent_req.output_aggregator:
+                if done is not None:
+                    pieces[done.index] = finished(done, starts[done.index])
+    return pieces
+
+
+def _completion(
+    tokens: Sequence[int],
+    logprobs: Any,
+    spans: Sequence[tuple[str, int]],
+    finish: str,
+    start: int,
+) -> Completion:
+    """
+    Args:
+        logprobs: `FlatLogprobs`, one entry for each token.
+        spans: versions, each with the first token that it wrote.
+    """
+    bounds = [*(begin for _, begin in spans), len(tokens)]
+    versions: list[int] = []
+    for (version, begin), end in zip(spans, bounds[1:], strict=True):
+        versions += [int(version)] * (end - max(begin, start))
+    return Completion(
+        tokens=tuple(tokens[start:]),
+        logprobs=tuple(logprobs.logprobs[start:]),
+        versions=tuple(versions),
+        finish=FinishReason(finish),
+    )
