@@ -87,7 +87,7 @@ class VllmEngine:
         self._checkpoint = read_checkpoint(self._model)
         before = set(psutil.Process().children(recursive=True))
         try:
-            self._engine = await asyncio.to_thread(self._build)
+            await asyncio.to_thread(self._build)
             self._processes = new_children(before)
             self._watch.begin(self._processes)
             await self._ask(self._engine.collective_rpc("roll_die_with", args=(os.getpid(),)))
@@ -186,8 +186,11 @@ class VllmEngine:
             await asyncio.to_thread(psutil.wait_procs, list(self._processes), _SHUTDOWN_S)
         self._processes = {}
 
-    def _build(self) -> Any:
-        """AsyncLLM; blocks for seconds."""
+    def _build(self) -> None:
+        """Make the engine; blocks for seconds.
+
+        It is not returned: vLLM keeps an exception whose traceback keeps this call's future alive.
+        """
         cpu = self._spec.platform == "cpu"
         if cpu:
             # It counts in whole GiB and overrules the size given below.
@@ -207,7 +210,7 @@ class VllmEngine:
             seed=self._spec.seed,
             cpu=cpu,
         )
-        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
 
     async def _generate(self, request: GenerateRequest) -> list[Completion]:
         from vllm.inputs import tokens_input
