@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from roll.config.algorithm import Aggregation
-from roll.config.algorithm_checks import algorithm_problems
+from roll.config.algorithm import Aggregation, Need, PassKConfig
+from roll.config.engine_options import NgramSpeculationConfig
 from roll.config.errors import nearest
 from roll.config.placement import parse_devices
 from roll.config.roles import Role
@@ -69,8 +69,8 @@ def _groups(config: RlvrConfig) -> Iterator[str]:
     size = infer.devices_per_worker
     if len(devices) % size:
         yield (
-            f"actor_infer.strategy.tp: {size} does not divide the {len(devices)} devices of pool "
-            f"{infer.pool!r}"
+            f"actor_infer.strategy.tp: a replica's {size} devices (tp * pp) do not divide the "
+            f"{len(devices)} devices of pool {infer.pool!r}"
         )
         return
     per_node = config.cluster.devices_per_node
@@ -171,12 +171,43 @@ def _tags(config: RlvrConfig) -> Iterator[str]:
 
 def _engine(config: RlvrConfig) -> Iterator[str]:
     strategy = config.actor_infer.strategy
-    if isinstance(strategy, VllmConfig) and strategy.max_model_len is not None:
+    if not isinstance(strategy, VllmConfig):
+        return
+    if strategy.max_model_len is not None:
         longest = config.max_sequence_tokens
         if strategy.max_model_len < longest:
             yield (
                 f"actor_infer.strategy.max_model_len: {strategy.max_model_len} is less than the "
                 f"{longest} tokens of data.max_prompt_tokens + max_new_tokens"
+            )
+    yield from _speculation(config, strategy)
+    if strategy.endpoint is not None and strategy.max_lora_rank:
+        yield (
+            "actor_infer.strategy.endpoint: requests from outside would be answered without the "
+            "adapter; leave out the endpoint, or set max_lora_rank to 0"
+        )
+    if strategy.quantization is not None and config.track.verify_weights != "never":
+        yield (
+            "track.verify_weights: a quantised engine does not hold what it was sent; set it to "
+            "'never' where actor_infer.strategy.quantization is set"
+        )
+
+
+def _speculation(config: RlvrConfig, strategy: VllmConfig) -> Iterator[str]:
+    if strategy.speculation is None:
+        return
+    sampling = config.sampling
+    if (sampling.temperature, sampling.top_p, sampling.top_k) != (1.0, 1.0, -1):
+        yield (
+            "actor_infer.strategy.speculation: vLLM then reports log-probs of the unscaled and "
+            "uncut distribution only; set sampling.temperature and sampling.top_p to 1 and "
+            "sampling.top_k to -1, or leave out speculation"
+        )
+    if isinstance(strategy.speculation, NgramSpeculationConfig):
+        low, high = strategy.speculation.min_match, strategy.speculation.max_match
+        if low > high:
+            yield (
+                f"actor_infer.strategy.speculation.min_match: {low} is more than max_match = {high}"
             )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from roll.config.base import Config
+from roll.config.engine_options import EndpointConfig, SpeculationConfig
 
 
 class HfScoreConfig(Config):
@@ -37,12 +38,27 @@ class HfEngineConfig(Config):
     """Sequences generated at once; requests beyond it wait on the driver."""
 
 
+Quantization = Literal[
+    "fp8_per_tensor",
+    "fp8_per_block",
+    "fp8_per_channel",
+    "mxfp8",
+    "mxfp4",
+    "nvfp4_per_token",
+    "int8_per_channel_weight_only",
+]
+"""Those that vLLM makes itself out of unquantised weights."""
+LoraRank = Literal[0, 1, 8, 16, 32, 64, 128, 256, 320, 512]
+
+
 class VllmConfig(Config):
     """vLLM, asynchronous engine."""
 
     kind: Literal["vllm"] = "vllm"
     tp: int = Field(default=1, ge=1)
     """Tensor-parallel size of one replica."""
+    pp: int = Field(default=1, ge=1)
+    """Pipeline-parallel size of one replica, which takes tp * pp devices."""
     max_model_len: int | None = Field(default=None, ge=1)
     """Longest prompt plus response; left out: data.max_prompt_tokens + sampling.max_new_tokens."""
     gpu_memory_utilization: float = Field(default=0.85, gt=0, lt=1)
@@ -55,6 +71,25 @@ class VllmConfig(Config):
     """No CUDA graphs; always so without a GPU."""
     prefix_caching: bool = True
     """Share the KV cache of equal prompt prefixes."""
+    speculation: SpeculationConfig | None = None
+    """Guess several tokens ahead; what is sampled keeps the policy's distribution."""
+    quantization: Quantization | None = None
+    """Quantise the policy's weights as they come in, from the checkpoint and from each push.
+    Formats that need a checkpoint quantised beforehand cannot be pushed to."""
+    sleep_level: Literal[1, 2] = 1
+    """What sleep does with the weights: 1 keeps them in host memory, 2 drops them, which is enough
+    where a push comes before the next request."""
+    max_lora_rank: LoraRank = 0
+    """Above 0 the engine takes pushes of LoRA adapters up to this rank, beside those of weights."""
+    endpoint: EndpointConfig | None = None
+    """Serve requests from outside too."""
+    engine_args: dict[str, Any] = {}
+    """Further arguments of vLLM's `AsyncEngineArgs`, by vLLM's names."""
+
+    @property
+    def processes(self) -> int:
+        """Of one replica, with a device each."""
+        return self.tp * self.pp
 
 
 TrainStrategyConfig = Fsdp2Config

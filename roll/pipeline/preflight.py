@@ -15,6 +15,7 @@ from roll.config.compose import LoadedConfig
 from roll.config.errors import ConfigError, UserError, nearest
 from roll.config.pipelines import RlvrConfig
 from roll.config.rollout import CustomFilterConfig
+from roll.config.strategy import VllmConfig
 from roll.core.errors import NotMadeYetError
 from roll.core.hub import may_be_on_hub
 from roll.data.sources import check_source
@@ -24,6 +25,7 @@ from roll.pipeline.track import check_trackers
 from roll.platform.machine import this_machine
 from roll.rewards.names import BUILT_IN
 from roll.strategy.available import check_engine
+from roll.strategy.vllm.known import check_arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ def inspect(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> li
         *((check, False) for check in _check_filters(loaded)),
         *((partial(_check_model, *named), False) for named in _models(config)),
         *((partial(check_engine, kind), True) for kind in sorted(_backends(config))),
+        (partial(_check_engine_arguments, config), False),
         (partial(_check_devices, config, environ), True),
         (partial(check_trackers, config.track), True),
     ]
@@ -133,6 +136,12 @@ def _backends(config: RlvrConfig) -> set[str]:
     kinds.add(config.actor_infer.strategy.kind)
     kinds |= {role.strategy.kind for role in config.teachers.values()}
     return kinds | ({config.reference.strategy.kind} if config.reference else set())
+
+
+def _check_engine_arguments(config: RlvrConfig) -> None:
+    strategy = config.actor_infer.strategy
+    if isinstance(strategy, VllmConfig):
+        check_arguments(strategy.engine_args)
 
 
 def _check_devices(config: RlvrConfig, environ: Mapping[str, str]) -> None:

@@ -98,6 +98,27 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
             ["actor_infer.strategy.tp: devices 2, 3", "several nodes of 3"],
         ),
         (
+            "cluster.devices_per_node=8|pools.all=0-5|actor_infer.strategy={tp: 2, pp: 2}",
+            ["actor_infer.strategy.tp: a replica's 4 devices (tp * pp)", "6 devices"],
+        ),
+        (
+            "actor_infer.strategy.speculation={kind: ngram}|sampling.temperature=0.7",
+            ["actor_infer.strategy.speculation: vLLM then reports log-probs", "temperature"],
+        ),
+        (
+            "actor_infer.strategy.speculation={kind: ngram, min_match: 5}",
+            ["speculation.min_match: 5 is more than max_match = 4"],
+        ),
+        (
+            "actor_infer.strategy={max_lora_rank: 8, endpoint: {port: 8000}}",
+            ["actor_infer.strategy.endpoint", "without the adapter"],
+        ),
+        (
+            "actor_infer.strategy.quantization=fp8_per_channel",
+            ["track.verify_weights", "'never'"],
+        ),
+        ("actor_infer.strategy.max_lora_rank=3", ["actor_infer.strategy.max_lora_rank = 3"]),
+        (
             "reference.strategy={kind: fsdp2, activation_checkpointing: true}",
             ["reference.strategy.activation_checkpointing", "backward pass"],
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from roll.config.engine_options import NgramSpeculationConfig, SpeculationConfig
 from roll.config.model import ModelConfig
 from roll.config.strategy import VllmConfig
 from roll.strategy.vllm.compat import cpu_arguments
@@ -26,17 +27,43 @@ def engine_arguments(
         "max_model_len": max_model_len,
         "max_num_seqs": config.max_num_seqs,
         "tensor_parallel_size": config.tp,
+        "pipeline_parallel_size": config.pp,
         "enable_prefix_caching": config.prefix_caching,
         "enforce_eager": config.enforce_eager,
+        "quantization": config.quantization,
         "logprobs_mode": "processed_logprobs",  # of the distribution that is sampled from
-        "worker_extension_cls": "roll.strategy.vllm.extension.WeightLoader",
+        "worker_extension_cls": "roll.strategy.vllm.worker.RollWorker",
         "disable_log_stats": True,
         "seed": seed,
     }
+    if config.speculation is not None:
+        arguments["speculative_config"] = _speculation(config.speculation)
+        # The processed ones come out wrong (on CPUs as NaN) from vLLM's rejection sampler. The raw
+        # ones are the same here: `roll check` sees to it that sampling changes no logits.
+        arguments["logprobs_mode"] = "raw_logprobs"
+    if config.max_lora_rank:
+        arguments |= {"enable_lora": True, "max_lora_rank": config.max_lora_rank, "max_loras": 1}
+    arguments |= _memory(config, max_model_len, cpu=cpu)
+    return arguments | config.engine_args
+
+
+def _memory(config: VllmConfig, max_model_len: int, *, cpu: bool) -> dict[str, Any]:
     if cpu:
-        return arguments | cpu_arguments(config.kv_cache_gb, max_model_len)
-    arguments["enable_sleep_mode"] = True
-    arguments["gpu_memory_utilization"] = config.gpu_memory_utilization
+        return cpu_arguments(config.kv_cache_gb, max_model_len)
+    arguments: dict[str, Any] = {
+        "enable_sleep_mode": True,
+        "gpu_memory_utilization": config.gpu_memory_utilization,
+    }
     if config.kv_cache_gb is not None:
         arguments["kv_cache_memory_bytes"] = int(config.kv_cache_gb * (1 << 30))
     return arguments
+
+
+def _speculation(config: SpeculationConfig) -> dict[str, Any]:
+    common = {"method": config.kind, "num_speculative_tokens": config.num_tokens}
+    if isinstance(config, NgramSpeculationConfig):
+        return common | {
+            "prompt_lookup_min": config.min_match,
+            "prompt_lookup_max": config.max_match,
+        }
+    return common | {"model": config.model}

@@ -19,7 +19,7 @@ queue of one still held the last wake-up, and ZeroMQ dropped the next. This give
 
 
 def engine_environment(
-    platform: str, cores: Sequence[int], tp: int, have: Mapping[str, str]
+    platform: str, cores: Sequence[int], processes: int, have: Mapping[str, str]
 ) -> dict[str, str]:
     """Variables vLLM reads only from the environment; what the user has set stays, cores aside."""
     wanted = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
@@ -32,7 +32,7 @@ def engine_environment(
         wanted[YIELDS_CORES] = "1"
     wanted = {name: value for name, value in wanted.items() if name not in have}
     if platform == "cpu":
-        wanted["VLLM_CPU_OMP_THREADS_BIND"] = thread_binding(cores, tp)
+        wanted["VLLM_CPU_OMP_THREADS_BIND"] = thread_binding(cores, processes)
     return wanted
 
 
@@ -51,12 +51,14 @@ def yield_cores() -> None:
     SpinCondition.__init__.__defaults__ = (BUSY_LOOP_S,)
 
 
-def thread_binding(cores: Sequence[int], tp: int) -> str:
-    """An equal share of the cores for each rank; by itself vLLM wants one NUMA node per rank."""
-    if len(cores) < tp:
-        return "|".join([",".join(map(str, cores)) or "0"] * tp)
-    share = len(cores) // tp
-    return "|".join(",".join(map(str, cores[i * share : (i + 1) * share])) for i in range(tp))
+def thread_binding(cores: Sequence[int], processes: int) -> str:
+    """An equal share of the cores for each process; by itself vLLM wants one NUMA node for each."""
+    if len(cores) < processes:
+        return "|".join([",".join(map(str, cores)) or "0"] * processes)
+    share = len(cores) // processes
+    return "|".join(
+        ",".join(map(str, cores[i * share : (i + 1) * share])) for i in range(processes)
+    )
 
 
 def cpu_arguments(kv_cache_gb: float | None, max_model_len: int) -> dict[str, Any]:

@@ -27,8 +27,17 @@ from roll.strategy.checkpoint import Checkpoint, read_checkpoint
 from roll.strategy.progress import Progress
 from roll.strategy.vllm.arguments import engine_arguments
 from roll.strategy.vllm.compat import engine_environment, keep_deaths_quiet
+from roll.strategy.vllm.endpoint import Endpoint
+from roll.strategy.vllm.known import check_arguments
 from roll.strategy.vllm.processes import DeathWatch, new_children
-from roll.strategy.vllm.translate import NOTHING_YET, finished, sampling_params, unfinished
+from roll.strategy.vllm.pushes import Pushes
+from roll.strategy.vllm.translate import (
+    NOTHING_YET,
+    finished,
+    lora_request,
+    sampling_params,
+    unfinished,
+)
 from roll.weight_sync.channel import Channel
 
 R = TypeVar("R")
@@ -65,14 +74,14 @@ class VllmEngine:
         self._checkpoint: Checkpoint | None = None
         self._processes: dict[psutil.Process, str] = {}
         """What vLLM started, with its name: a process that is gone cannot be asked."""
-        self._watch = DeathWatch(f"vLLM of {spec.name}")
+        self._name = f"vLLM of {spec.name}"
+        self._watch = DeathWatch(self._name)
         self._progress = Progress()
         self._aborted: set[str] = set()
-        self._open = asyncio.Event()
-        """Cleared while weights are replaced: requests wait, so none starts on a mixture."""
-        self._version = 0
-        self._broken: str | None = None
-        """Why the weights cannot be used."""
+        self._endpoint = None
+        if config.endpoint is not None:
+            self._endpoint = Endpoint(config.endpoint, replica=spec.rank)
+        self._pushes = Pushes(self._name, self._progress, outsiders=self._endpoint is not None)
         self._asleep: frozenset[str] = frozenset()
         """Those of `_ALL_TAGS` whose memory is given back."""
 
@@ -81,9 +90,11 @@ class VllmEngine:
 
         Raises:
             EngineMissingError: not installed or not in the supported range; says what to install.
+            ConfigError: `engine_args` names what vLLM does not know.
             EngineError: vLLM could not start.
         """
         check_engine("vllm")
+        check_arguments(self._config.engine_args)
         self._checkpoint = read_checkpoint(self._model)
         before = set(psutil.Process().children(recursive=True))
         try:
@@ -91,12 +102,16 @@ class VllmEngine:
             self._processes = new_children(before)
             self._watch.begin(self._processes)
             await self._ask(self._engine.collective_rpc("roll_die_with", args=(os.getpid(),)))
-            await self._ask(self._engine.update_weight_version(str(self._version)))
+            await self._ask(self._engine.update_weight_version(str(self._pushes.version)))
+            if rank := self._config.max_lora_rank:
+                await self._ask(self._engine.collective_rpc("roll_empty_adapter", args=(rank,)))
+            if self._endpoint is not None:
+                await self._endpoint.start(self._engine, self._model.path)
         except Exception as error:
             self._processes = new_children(before)
             await self.close()
-            raise EngineError(f"vLLM of {self._spec.name} could not start: {error}") from error
-        self._open.set()
+            raise EngineError(f"{self._name} could not start: {error}") from error
+        self._pushes.open()
 
     async def generate(self, request: GenerateRequest) -> list[Completion]:
         """`request.n` completions, in sibling order. After `abort` they end with ABORT.
@@ -108,13 +123,12 @@ class VllmEngine:
         completions: list[Completion] = []
         self._progress.begin(request.id, request.n)
         try:
-            await self._ask(self._open.wait())
-            self._require_whole_weights()
+            await self._ask(self._pushes.enter())
             if request.id in self._aborted:
                 return [NOTHING_YET] * request.n
             completions = await self._ask(self._generate(request))
             if request.id not in self._aborted and _is_cut_short(completions):
-                self._require_whole_weights()
+                self._pushes.require_whole_weights()
             return completions
         finally:
             self._progress.end(request.id, completions)
@@ -132,10 +146,10 @@ class VllmEngine:
         Workers answer between two steps of the model. A push of weights has its own limits of
         time, and is not waited for.
         """
-        if self._open.is_set():
+        if not self._pushes.under_way:
             await self._ask(self._engine.collective_rpc("check_health"))
         return self._progress.heartbeat(
-            self._version, partial(unfinished, self._engine.output_processor)
+            self._pushes.version, partial(unfinished, self._engine.output_processor)
         )
 
     async def load_weights(
@@ -150,17 +164,47 @@ class VllmEngine:
                 off: running requests end with an EngineError, and the engine generates no more
                 until a push has succeeded.
         """
-        self._open.clear()
-        try:
-            return await self._ask(self._load(channel, version, receiver, verify=verify))
-        finally:
-            self._open.set()
+        assert self._checkpoint is not None
+        shapes = {name: list(shape) for name, shape in self._checkpoint.shapes.items()}
+        arguments = (asdict(channel), receiver, shapes, sorted(self._checkpoint.optional))
+        return await self._ask(
+            self._pushes.replace(
+                self._engine, "roll_load_weights", arguments, version, verify=verify
+            )
+        )
+
+    async def load_adapter(
+        self, channel: Channel, version: int, *, receiver: int, alpha: float, verify: bool
+    ) -> LoadReport:
+        """Replace the LoRA adapter that all requests use; later tokens carry `version`.
+
+        Running requests pause, and go on with the new adapter: their KV cache is computed anew.
+
+        Args:
+            alpha: the adapter adds alpha / rank * B A to each weight.
+
+        Raises:
+            WeightSyncError: the push does not fit or broke off; the old adapter stays in use.
+        """
+        rank = self._config.max_lora_rank
+        if not rank:
+            raise WeightSyncError(
+                "this engine takes no adapters; set actor_infer.strategy.max_lora_rank"
+            )
+        arguments = (asdict(channel), receiver, rank, alpha)
+        return await self._ask(
+            self._pushes.replace(
+                self._engine, "roll_load_adapter", arguments, version, verify=verify
+            )
+        )
 
     async def sleep(self) -> None:
         """Free device memory between rollouts; a no-op on CPUs."""
         if self._spec.platform == "cuda" and self._asleep != _ALL_TAGS:
-            await self._ask(self._engine.sleep(level=1))
+            await self._ask(self._engine.sleep(level=self._config.sleep_level))
             self._asleep = _ALL_TAGS
+            if self._config.sleep_level > 1:
+                self._pushes.broken = "sleep_level 2 has dropped them"
 
     async def wake(self, *, weights_only: bool = False) -> None:
         """Take the memory back; `weights_only` leaves the KV cache, most of it, where it is."""
@@ -171,6 +215,8 @@ class VllmEngine:
 
     async def close(self) -> None:
         """Stop the engine and every process it started; what still waits for it is told so."""
+        if self._endpoint is not None:
+            await self._endpoint.close()
         self._watch.end()
         engine, self._engine = self._engine, None
         if engine is not None:
@@ -196,7 +242,9 @@ class VllmEngine:
             # It counts in whole GiB and overrules the size given below.
             os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
         os.environ.update(
-            engine_environment(self._spec.platform, self._spec.cores, self._config.tp, os.environ)
+            engine_environment(
+                self._spec.platform, self._spec.cores, self._config.processes, os.environ
+            )
         )
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -218,60 +266,13 @@ class VllmEngine:
         prompt = tokens_input(list(request.prompt_tokens))
         params = sampling_params(request)
         last: Any = None
-        async for output in self._engine.generate(prompt, params, request.id):
+        adapter = lora_request() if self._config.max_lora_rank else None
+        async for output in self._engine.generate(prompt, params, request.id, lora_request=adapter):
             last = output
         if last is None:
-            raise EngineError(f"vLLM of {self._spec.name} gave no output for {request.id!r}")
+            raise EngineError(f"{self._name} gave no output for {request.id!r}")
         outputs = sorted(last.outputs, key=lambda output: int(output.index))
         return [finished(output) for output in outputs]
-
-    async def _load(
-        self, channel: Channel, version: int, receiver: int, *, verify: bool
-    ) -> LoadReport:
-        assert self._checkpoint is not None
-        pause = len(self._progress) > 0
-        if pause:
-            await self._engine.pause_generation(mode="keep", clear_cache=False)
-        try:
-            answers = await self._engine.collective_rpc(
-                "roll_load_weights",
-                args=(
-                    asdict(channel),
-                    receiver,
-                    {name: list(shape) for name, shape in self._checkpoint.shapes.items()},
-                    sorted(self._checkpoint.optional),
-                ),
-            )
-            report = self._judge(answers, version)
-            await self._engine.update_weight_version(str(version))
-            await self._engine.reset_prefix_cache(reset_running_requests=pause)
-            self._version = version
-        finally:
-            if self._broken is not None:
-                await self._engine.abort(list(self._progress))
-            if pause:
-                await self._engine.resume_generation()
-        if verify and report.checksum is None:
-            raise WeightSyncError("a checksum was asked for, but the sender made none")
-        return report
-
-    def _judge(self, answers: list[dict[str, Any]], version: int) -> LoadReport:
-        """One report out of the ranks' answers."""
-        errors = [answer for answer in answers if "error" in answer]
-        if errors:
-            if not all(answer.get("intact", False) for answer in answers):
-                self._broken = errors[0]["error"]
-            raise WeightSyncError(f"vLLM of {self._spec.name}: {errors[0]['error']}")
-        self._broken = None
-        first = answers[0]
-        return LoadReport(version, first["num_tensors"], first["num_bytes"], first["checksum"])
-
-    def _require_whole_weights(self) -> None:
-        if self._broken is not None:
-            raise EngineError(
-                f"vLLM of {self._spec.name} has incomplete weights; push all of them again "
-                f"({self._broken})"
-            )
 
     async def _ask(self, work: Awaitable[R]) -> R:
         """The engine's answer, with vLLM's errors turned into ours."""
@@ -283,7 +284,7 @@ class VllmEngine:
         except EngineDeadError as error:
             raise await self._watch.cause(timeout_s=_CAUSE_S) from error
         except (VLLMServerError, VLLMValidationError, ValueError) as error:
-            raise EngineError(f"vLLM of {self._spec.name}: {error}") from error
+            raise EngineError(f"{self._name}: {error}") from error
 
 
 def _is_cut_short(completions: list[Completion]) -> bool:

@@ -63,6 +63,7 @@ class WeightLoader:
                     "num_tensors": len(manifest.tensors),
                     "num_bytes": manifest.num_bytes,
                     "checksum": incoming.checksum,
+                    "whole": True,
                 }
             return report
         except WeightSyncError as error:

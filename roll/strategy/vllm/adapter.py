@@ -1,0 +1,130 @@
+"""LoRA adapters inside vLLM's worker processes: taken from a push, never through a file.
+
+The engine has one adapter, in place from its start and empty until the first push, so that every
+request carries it and none has to be told when it changes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from roll.core.errors import WeightSyncError
+from roll.weight_sync.channel import Channel
+from roll.weight_sync.manifest import Manifest
+from roll.weight_sync.transfer import receive
+
+ADAPTER_ID = 1
+_PARTS = (".lora_A.weight", ".lora_B.weight")
+
+
+class AdapterLoader:
+    """Mixed into vLLM's worker; `rank` and `model_runner` are the worker's."""
+
+    rank: int
+    model_runner: Any
+
+    def roll_empty_adapter(self, max_rank: int) -> None:
+        """Put an adapter in place that changes nothing."""
+        self._roll_install({}, max_rank, alpha=max_rank)
+
+    def roll_load_adapter(
+        self, channel: dict[str, Any], first_index: int, max_rank: int, alpha: float
+    ) -> dict[str, Any]:
+        """Replace the adapter by a push.
+
+        Args:
+            channel: `Channel` as a dict.
+            first_index: receiver index of this replica's rank 0.
+            max_rank: largest rank that fits.
+            alpha: the adapter adds alpha / rank * B A to each weight.
+
+        Returns:
+            Numbers of a `LoadReport`, or `error`; the old adapter is then in use.
+        """
+        rank = 0
+
+        def check(manifest: Manifest) -> None:
+            nonlocal rank
+            rank = adapter_rank(manifest, max_rank)
+
+        try:
+            with receive(Channel(**channel), first_index + self.rank, check=check) as incoming:
+                # Kept beyond the push, whose memory may be used again.
+                tensors = {name: tensor.cpu().clone() for name, tensor in incoming.tensors()}
+                self._roll_install(tensors, rank, alpha)
+            return {
+                "num_tensors": len(incoming.manifest.tensors),
+                "num_bytes": incoming.manifest.num_bytes,
+                "checksum": incoming.checksum,
+                "whole": False,
+            }
+        except (WeightSyncError, ValueError) as error:
+            return {"error": str(error), "intact": True}
+
+    def _roll_install(self, tensors: dict[str, Tensor], rank: int, alpha: float) -> None:
+        """
+        Raises:
+            WeightSyncError: the model has no such modules, or they take no adapter.
+        """
+        from vllm.lora.lora_model import LoRAModel
+        from vllm.lora.peft_helper import PEFTHelper
+
+        # vLLM's own `add_lora` reads files only; this is what it does with what it has read.
+        manager = self.model_runner.lora_manager._adapter_manager
+        lora = LoRAModel.from_lora_tensors(
+            ADAPTER_ID,
+            tensors,
+            PEFTHelper(r=rank, lora_alpha=alpha, target_modules=[]),
+            device="cpu",
+            dtype=manager.lora_config.lora_dtype,
+        )
+        _check_modules(lora, manager)
+        manager.remove_adapter(ADAPTER_ID)
+        manager.add_adapter(lora)
+        manager.activate_adapter(ADAPTER_ID)
+
+
+def adapter_rank(manifest: Manifest, max_rank: int) -> int:
+    """The one rank of a push of PEFT's tensors: `<module>.lora_A.weight` `[r, in]` and
+    `<module>.lora_B.weight` `[out, r]`.
+
+    Raises:
+        WeightSyncError: a name is none of these, a half of a pair is missing, or ranks do not fit.
+    """
+    shapes = {meta.name: meta.shape for meta in manifest.tensors}
+    ranks: dict[int, str] = {}
+    for name, shape in shapes.items():
+        part = next((part for part in _PARTS if name.endswith(part)), None)
+        if part is None or len(shape) != 2:
+            raise WeightSyncError(
+                f"{name!r} {list(shape)} is no part of a LoRA adapter; expected matrices named "
+                "`<module>.lora_A.weight` and `<module>.lora_B.weight`"
+            )
+        other = name.removesuffix(part) + _PARTS[1 - _PARTS.index(part)]
+        if other not in shapes:
+            raise WeightSyncError(f"{name!r} came without {other!r}")
+        ranks[shape[_PARTS.index(part)]] = name
+    if len(ranks) != 1:
+        found = ", ".join(f"{rank} ({name})" for rank, name in ranks.items()) or "no tensor"
+        raise WeightSyncError(f"all parts of a LoRA adapter need one rank; found {found}")
+    rank = next(iter(ranks))
+    if rank > max_rank:
+        raise WeightSyncError(
+            f"the adapter has rank {rank}, the engine takes up to {max_rank}; raise "
+            "actor_infer.strategy.max_lora_rank"
+        )
+    return rank
+
+
+def _check_modules(lora: Any, manager: Any) -> None:
+    """Against vLLM's names: it would leave out, without a word, what it cannot place."""
+    known = set(manager.modules)
+    for packed, parts in manager.packed_modules.items():
+        known |= {packed, *parts}
+    if unknown := sorted(lora.loras.keys() - known):
+        raise WeightSyncError(
+            f"the engine's model has no module {unknown[0]!r} that takes an adapter "
+            f"({len(unknown)} of {len(lora.loras)} are unknown)"
+        )

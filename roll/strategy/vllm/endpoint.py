@@ -1,0 +1,85 @@
+"""vLLM's own OpenAI-compatible server, over an engine that runs in this process already."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+from roll.config.engine_options import EndpointConfig
+from roll.core.errors import EngineError
+
+_STOP_S = 5.0
+
+
+class Endpoint:
+    """Serves `/v1/completions`, `/v1/chat/completions` and what else vLLM offers.
+
+    Its requests share the engine with those of the framework: they wait while weights are replaced,
+    and go on with the new ones.
+    """
+
+    def __init__(self, config: EndpointConfig, *, replica: int) -> None:
+        self._config = config
+        self._port = config.port + replica
+        self._server: Any = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self, engine: Any, model: str) -> None:
+        """Returns when requests are taken.
+
+        Args:
+            engine: vLLM's `AsyncLLM`.
+            model: its model, as the engine was told.
+
+        Raises:
+            EngineError: the port is taken.
+        """
+        import uvicorn
+        from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+        from vllm.entrypoints.launchers.app import build_app
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser
+        from vllm.entrypoints.launchers.launcher import NoSignalServer
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+        listener = self._listen()
+        arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(
+            ["--model", model, "--served-model-name", self._config.model_name]
+        )
+        arguments.disable_log_stats = True
+        tasks = await engine.get_supported_tasks()
+        app = build_app(arguments, tasks, engine.model_config)
+        await init_app_state(engine, app.state, arguments, tasks)
+        settings = uvicorn.Config(app, log_level="error", access_log=False)
+        self._server = NoSignalServer(settings)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+        while not self._server.started:
+            if self._serving.done():
+                self._serving.result()
+                raise EngineError(f"the endpoint on port {self._port} ended as it started")
+            await asyncio.sleep(0.01)
+
+    async def close(self) -> None:
+        """Take no more requests; those under way have a moment to end."""
+        if self._serving is None:
+            return
+        self._server.should_exit = True
+        done, _ = await asyncio.wait([self._serving], timeout=_STOP_S)
+        if not done:
+            self._serving.cancel()
+            await asyncio.gather(self._serving, return_exceptions=True)
+        self._serving = None
+
+    def _listen(self) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self._config.host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((self._config.host, self._port))
+        except OSError as error:
+            listener.close()
+            raise EngineError(
+                f"the endpoint cannot listen on {self._config.host}:{self._port} "
+                f"({error.strerror}); set another actor_infer.strategy.endpoint.port"
+            ) from error
+        return listener

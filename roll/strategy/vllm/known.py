@@ -1,0 +1,92 @@
+"""Which engine arguments vLLM knows, read from its source: importing vLLM takes seconds."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+
+from roll.config.errors import nearest
+from roll.core.errors import ConfigError, EngineMissingError
+
+OURS = {
+    "model": "model.path",
+    "tokenizer": "model.tokenizer",
+    "trust_remote_code": "model.trust_remote_code",
+    "dtype": "actor_infer.dtype",
+    "seed": "seed",
+    "max_model_len": "actor_infer.strategy.max_model_len",
+    "max_num_seqs": "actor_infer.strategy.max_num_seqs",
+    "tensor_parallel_size": "actor_infer.strategy.tp",
+    "pipeline_parallel_size": "actor_infer.strategy.pp",
+    "enable_prefix_caching": "actor_infer.strategy.prefix_caching",
+    "enforce_eager": "actor_infer.strategy.enforce_eager",
+    "gpu_memory_utilization": "actor_infer.strategy.gpu_memory_utilization",
+    "kv_cache_memory_bytes": "actor_infer.strategy.kv_cache_gb",
+    "speculative_config": "actor_infer.strategy.speculation",
+    "spec_method": "actor_infer.strategy.speculation",
+    "spec_model": "actor_infer.strategy.speculation",
+    "spec_tokens": "actor_infer.strategy.speculation",
+    "quantization": "actor_infer.strategy.quantization",
+    "enable_lora": "actor_infer.strategy.max_lora_rank",
+    "max_lora_rank": "actor_infer.strategy.max_lora_rank",
+    "served_model_name": "actor_infer.strategy.endpoint.model_name",
+    "data_parallel_size": "more devices in the pool of actor_infer: each replica is one",
+    "logprobs_mode": "",
+    "worker_extension_cls": "",
+    "worker_cls": "",
+    "enable_sleep_mode": "",
+    "disable_log_stats": "",
+    "distributed_executor_backend": "",
+}
+"""Arguments that follow from the rest of the config, and the key to set instead, if there is one.
+"""
+
+
+def known_arguments() -> frozenset[str]:
+    """Field names of the installed `EngineArgs`.
+
+    Raises:
+        EngineMissingError: vLLM is not installed.
+    """
+    package = find_spec("vllm")
+    if package is None or package.origin is None:
+        raise EngineMissingError("vllm is missing, so `engine_args` cannot be checked")
+    source = (Path(package.origin).parent / "engine" / "arg_utils.py").read_text()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef) and node.name == "EngineArgs":
+            return frozenset(
+                item.target.id
+                for item in node.body
+                if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+            )
+    raise EngineMissingError("the installed vllm has no `EngineArgs`; see `roll doctor`")
+
+
+def check_arguments(names: Iterable[str]) -> None:
+    """Refuse engine arguments that vLLM does not know, or that are not the user's to set.
+
+    Raises:
+        ConfigError: names each of them, and what to write instead.
+        EngineMissingError: vLLM is not installed, so that some cannot be checked.
+    """
+    problems = []
+    unsure = []
+    for name in names:
+        key = f"actor_infer.strategy.engine_args.{name}"
+        if name not in OURS:
+            unsure.append((key, name))
+        elif OURS[name]:
+            problems.append(f"{key}: set {OURS[name]} instead")
+        else:
+            problems.append(f"{key}: cannot be set: the framework depends on its value")
+    if unsure:
+        known = known_arguments()
+        problems += [
+            f"{key}: vLLM has no such argument{nearest(name, known - OURS.keys())}"
+            for key, name in unsure
+            if name not in known
+        ]
+    if problems:
+        raise ConfigError("\n".join(problems))

@@ -1,0 +1,177 @@
+"""What engines keep books of: tokens and heartbeats, adapters, arguments of vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roll.config import load_config
+from roll.config.engine_options import DraftSpeculationConfig, NgramSpeculationConfig
+from roll.config.model import ModelConfig
+from roll.config.strategy import VllmConfig
+from roll.core.errors import ConfigError, EngineError, WeightSyncError
+from roll.core.types import Completion, FinishReason
+from roll.pipeline.preflight import inspect
+from roll.strategy.progress import Progress
+from roll.strategy.vllm.adapter import adapter_rank
+from roll.strategy.vllm.arguments import engine_arguments
+from roll.strategy.vllm.known import OURS, check_arguments, known_arguments
+from roll.weight_sync.manifest import Manifest, TensorMeta
+from tests.runs import write_task
+
+
+def piece(length: int, start: int = 0) -> Completion:
+    tokens = tuple(range(start, length))
+    return Completion(tokens, (0.0,) * len(tokens), (0,) * len(tokens), FinishReason.ABORT)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["begin", "write", "beat", "end", "fail"]),
+            st.integers(0, 3),
+            st.integers(1, 9),
+        ),
+        max_size=60,
+    )
+)
+def test_every_token_is_counted_once_and_reported_at_most_once(
+    events: list[tuple[str, int, int]],
+) -> None:
+    books = Progress()
+    lengths: dict[str, list[int]] = {}
+    reported: dict[str, list[int]] = {}
+    over = 0
+
+    def read(name: str, starts: Sequence[int]) -> list[Completion]:
+        return [piece(n, start) for n, start in zip(lengths[name], starts, strict=True)]
+
+    for event, which, amount in events:
+        name = f"request-{which}"
+        if event == "begin" and name not in lengths:
+            lengths[name], reported[name] = [0, 0], [0, 0]
+            books.begin(name, 2)
+        elif event == "write" and name in lengths:
+            lengths[name][amount % 2] += amount
+        elif event == "end" and name in lengths:
+            books.end(name, [piece(n) for n in lengths[name]])
+            over += sum(lengths.pop(name))
+        elif event == "fail" and name in lengths:
+            books.end(name)
+            over += sum(reported[name])
+            del lengths[name]
+        elif event == "beat":
+            beat = books.heartbeat(7, read)
+            assert set(beat.progress) == set(lengths)
+            for running, pieces in beat.progress.items():
+                for i, part in enumerate(pieces):
+                    assert part.tokens == tuple(range(reported[running][i], lengths[running][i]))
+                reported[running] = list(lengths[running])
+            assert beat.written_tokens == over + sum(map(sum, lengths.values()))
+
+
+def test_two_requests_under_way_cannot_share_an_id() -> None:
+    books = Progress()
+    books.begin("twice", 1)
+    with pytest.raises(EngineError, match="'twice' is under way"):
+        books.begin("twice", 1)
+
+
+def pushed(**shapes: tuple[int, ...]) -> Manifest:
+    return Manifest(
+        tuple(
+            TensorMeta(f"base_model.model.x.{name}.weight", shape, "float32")
+            for name, shape in shapes.items()
+        )
+    )
+
+
+def test_the_rank_of_an_adapter_is_read_from_its_shapes() -> None:
+    assert adapter_rank(pushed(lora_A=(4, 64), lora_B=(32, 4)), 8) == 4
+
+
+@pytest.mark.parametrize(
+    ("manifest", "message"),
+    [
+        (pushed(lora_A=(4, 64)), r"came without .*lora_B"),
+        (pushed(weight=(4, 64)), "no part of a LoRA adapter"),
+        (pushed(lora_A=(4, 64), lora_B=(32, 5)), "one rank; found 4 .* 5 "),
+        (pushed(lora_A=(16, 64), lora_B=(32, 16)), "rank 16, the engine takes up to 8"),
+        (Manifest(()), "no tensor"),
+    ],
+)
+def test_what_is_no_adapter_that_fits_is_refused(manifest: Manifest, message: str) -> None:
+    with pytest.raises(WeightSyncError, match=message):
+        adapter_rank(manifest, 8)
+
+
+def arguments(**options: Any) -> dict[str, Any]:
+    return engine_arguments(
+        VllmConfig(**options),
+        ModelConfig(path="m"),
+        dtype="float32",
+        max_model_len=64,
+        seed=0,
+        cpu=False,
+    )
+
+
+def test_options_reach_vllm_under_its_names() -> None:
+    found = arguments(
+        tp=2,
+        pp=3,
+        quantization="fp8_per_channel",
+        max_lora_rank=16,
+        speculation=NgramSpeculationConfig(num_tokens=5, min_match=2, max_match=3),
+        engine_args={"block_size": 32},
+    )
+    expected = {
+        "tensor_parallel_size": 2,
+        "pipeline_parallel_size": 3,
+        "quantization": "fp8_per_channel",
+        "enable_lora": True,
+        "max_lora_rank": 16,
+        "block_size": 32,
+        "speculative_config": {
+            "method": "ngram",
+            "num_speculative_tokens": 5,
+            "prompt_lookup_min": 2,
+            "prompt_lookup_max": 3,
+        },
+    }
+    assert expected.items() <= found.items()
+    draft = arguments(speculation=DraftSpeculationConfig(model="small"))["speculative_config"]
+    assert draft == {"method": "draft_model", "model": "small", "num_speculative_tokens": 4}
+
+
+def test_every_argument_that_is_set_exists_in_vllm_and_is_not_the_users() -> None:
+    every = arguments(
+        kv_cache_gb=1.0, max_lora_rank=8, speculation=NgramSpeculationConfig()
+    ).keys() - {"max_loras"}
+    assert every <= known_arguments()
+    assert every <= OURS.keys()
+    assert OURS.keys() <= known_arguments()
+
+
+def test_engine_arguments_that_cannot_be_given_are_refused_with_what_to_write() -> None:
+    check_arguments(["block_size"])
+    with pytest.raises(ConfigError) as caught:
+        check_arguments(["max_num_batched_token", "dtype", "worker_cls"])
+    message = str(caught.value)
+    assert "no such argument; did you mean 'max_num_batched_tokens'?" in message
+    assert "engine_args.dtype: set actor_infer.dtype instead" in message
+    assert "engine_args.worker_cls: cannot be set" in message
+
+
+def test_the_check_before_a_run_names_a_wrong_engine_argument(tmp_path: Path) -> None:
+    loaded = load_config(
+        write_task(tmp_path),
+        ["actor_infer.strategy.kind=vllm", "actor_infer.strategy.engine_args={blok_size: 32}"],
+    )
+    problems = [str(finding.error) for finding in inspect(loaded)]
+    assert any("did you mean 'block_size'?" in problem for problem in problems)
