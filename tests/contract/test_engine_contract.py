@@ -5,184 +5,38 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
-import os
-import threading
+import json
 import time
-from collections.abc import Coroutine, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, TypeVar
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
 
-import psutil  # type: ignore[import-untyped]
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from roll.config.model import ModelConfig
-from roll.config.roles import Role
-from roll.config.strategy import HfEngineConfig, VllmConfig
 from roll.core.errors import EngineDiedError, EngineError, WeightSyncError
 from roll.core.types import (
     Completion,
     FinishReason,
-    GenerateRequest,
-    Heartbeat,
-    SamplingParams,
-    WorkerSpec,
 )
-from roll.strategy.api import InferenceStrategy, LoadReport
-from roll.strategy.hf.engine import HfEngine
-from roll.strategy.vllm.engine import VllmEngine
 from roll.weight_sync.manifest import Manifest
 from roll.weight_sync.plan import new_channel
-from roll.weight_sync.transfer import SendReport, send
-from tests.tiny import char_tokenizer, save_tiny_model
-
-R = TypeVar("R")
-PROMPT = (5, 17, 9, 30, 22, 8)
-SPEC = WorkerSpec(
-    role=Role.ACTOR_INFER,
-    rank=0,
-    world_size=1,
-    devices=(0,),
-    cores=tuple(sorted(os.sched_getaffinity(0))),
-    node=0,
-    rendezvous="127.0.0.1:0",
-    seed=0,
-    platform="cpu",
+from roll.weight_sync.transfer import send
+from tests.contract.engine_rig import (
+    PROMPT,
+    Rig,
+    assert_agrees,
+    assert_agrees_by_version,
+    request,
+    shake,
+    start,
+    vllm_children,
+    weights_of,
 )
-_ids = itertools.count()
-
-
-@dataclass
-class Rig:
-    """An engine on an event loop in a thread, and the model it should agree with."""
-
-    kind: str
-    engine: InferenceStrategy
-    loop: asyncio.AbstractEventLoop
-    oracle: PreTrainedModel
-    version: int = 0
-
-    def submit(self, work: Coroutine[object, object, R]) -> Future[R]:
-        return asyncio.run_coroutine_threadsafe(work, self.loop)
-
-    def run(self, work: Coroutine[object, object, R]) -> R:
-        return self.submit(work).result(timeout=240)
-
-    def generate(self, **changes: Any) -> list[Completion]:
-        return self.run(self.engine.generate(request(**changes)))
-
-    def push(
-        self, tensors: Sequence[tuple[str, Tensor]], *, receivers: int = 1
-    ) -> tuple[SendReport, LoadReport]:
-        channel = new_channel("shared_memory", num_receivers=receivers, timeout_s=30)
-        with ThreadPoolExecutor(1) as pool:
-            loading = self.submit(
-                self.engine.load_weights(channel, self.version + 1, receiver=0, verify=True)
-            )
-            sending = pool.submit(send, channel, iter(tensors), Manifest.of(tensors), verify=True)
-            report = loading.result(timeout=60)
-            self.version += 1
-            return sending.result(timeout=60), report
-
-    def push_oracle(self) -> tuple[SendReport, LoadReport]:
-        return self.push(weights_of(self.oracle))
-
-    def wait_until_written(self, tokens: int, timeout_s: float = 30) -> Heartbeat:
-        """Let the requests under way write so many tokens more."""
-        deadline = time.monotonic() + timeout_s
-        first = self.run(self.engine.heartbeat()).written_tokens
-        while time.monotonic() < deadline:
-            beat = self.run(self.engine.heartbeat())
-            if beat.written_tokens >= first + tokens:
-                return beat
-        raise AssertionError(f"{tokens} tokens were not written within {timeout_s} s")
-
-
-def request(
-    *,
-    prompt: tuple[int, ...] = PROMPT,
-    n: int = 1,
-    seed: int | None = 7,
-    tokens: int = 24,
-    temperature: float = 1.0,
-    **sampling: Any,
-) -> GenerateRequest:
-    params = SamplingParams(temperature=temperature, max_new_tokens=tokens, **sampling)
-    return GenerateRequest(f"request-{next(_ids)}", prompt, params, n, seed)
-
-
-def weights_of(model: PreTrainedModel) -> list[tuple[str, Tensor]]:
-    """As `save_pretrained` names them: the tied head left out."""
-    tied = model.config.tie_word_embeddings
-    return [(n, t) for n, t in model.state_dict().items() if not (tied and n == "lm_head.weight")]
-
-
-def shake(model: PreTrainedModel, seed: int) -> None:
-    g = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=g) * 0.05)
-
-
-@torch.no_grad()
-def rescore(
-    model: PreTrainedModel, prompt: tuple[int, ...], tokens: tuple[int, ...], temperature: float = 1
-) -> Tensor:
-    logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].double()
-    logprobs = (logits / temperature).log_softmax(-1)
-    chosen: Tensor = logprobs.gather(1, torch.tensor(tokens)[:, None])[:, 0]
-    return chosen
-
-
-def vllm_children() -> list[psutil.Process]:
-    children = [
-        child
-        for child in psutil.Process().children(recursive=True)
-        if "VLLM" in " ".join(child.cmdline()) or "VLLM" in child.name()
-    ]
-    assert len(children) >= 2
-    return children
-
-
-def assert_agrees(completion: Completion, oracle: PreTrainedModel, temperature: float = 1) -> None:
-    expected = rescore(oracle, PROMPT, completion.tokens, temperature)
-    found = torch.tensor(completion.logprobs, dtype=torch.float64)
-    assert (found - expected).abs().max() < 1e-4
-
-
-def start(kind: str, path: Path, loop: asyncio.AbstractEventLoop, **options: Any) -> Rig:
-    model = ModelConfig(path=str(path))
-    engine: InferenceStrategy
-    if kind == "hf":
-        engine = HfEngine(
-            HfEngineConfig(), spec=SPEC, model=model, dtype="float32", max_model_len=256
-        )
-    else:
-        engine = VllmEngine(
-            VllmConfig(**options),
-            spec=SPEC,
-            model=model,
-            dtype="float32",
-            max_model_len=256,
-        )
-    rig = Rig(kind, engine, loop, AutoModelForCausalLM.from_pretrained(path))
-    rig.run(engine.start())
-    return rig
-
-
-@pytest.fixture(scope="module")
-def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    yield loop
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+from tests.tiny import char_tokenizer, save_tiny_model
 
 
 @pytest.fixture(scope="module", params=["hf", "vllm"])
@@ -350,12 +204,48 @@ def test_a_response_that_spans_three_versions_agrees_with_each_of_the_three_mode
         models[rig.version] = copy.deepcopy(rig.oracle)
     for completion in future.result(timeout=60):
         assert (completion.finish, len(completion.tokens)) == (FinishReason.LENGTH, 240)
-        assert set(completion.versions) == set(models)
-        assert list(completion.versions) == sorted(completion.versions)
-        scores = {v: rescore(model, PROMPT, completion.tokens) for v, model in models.items()}
-        expected = torch.stack([scores[v][i] for i, v in enumerate(completion.versions)])
-        found = torch.tensor(completion.logprobs, dtype=torch.float64)
-        assert (found - expected).abs().max() < 1e-4
+        assert_agrees_by_version(completion, models)
+
+
+def ask(rig: Rig, path: str, **body: Any) -> dict[str, Any]:
+    asked = urllib.request.Request(
+        f"http://127.0.0.1:{rig.port}/v1/{path}",
+        json.dumps({"model": "policy", **body}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(asked, timeout=60) as answer:
+        choice: dict[str, Any] = json.load(answer)["choices"][0]
+    return choice
+
+
+def test_an_endpoint_answers_as_the_engine_does_also_over_a_push(rig: Rig) -> None:
+    if rig.kind == "hf":  # has none
+        return
+    rig.push_oracle()
+    tokenizer = char_tokenizer()
+    found = ask(rig, "completions", prompt=list(PROMPT), temperature=0, max_tokens=24)
+    (expected,) = rig.generate(temperature=0.0)
+    assert found["text"] == tokenizer.decode(expected.tokens, skip_special_tokens=True)
+    message = [{"role": "user", "content": "3 1 2"}]
+    prompt = tuple(tokenizer.apply_chat_template(message, add_generation_prompt=True)["input_ids"])
+    found = ask(rig, "chat/completions", messages=message, temperature=0, max_tokens=24)
+    (expected,) = rig.generate(prompt=prompt, temperature=0.0)
+    assert found["message"]["content"] == tokenizer.decode(
+        expected.tokens, skip_special_tokens=True
+    )
+    with ThreadPoolExecutor(1) as pool:
+        outside = pool.submit(
+            ask,
+            rig,
+            "completions",
+            prompt=list(PROMPT),
+            max_tokens=240,
+            ignore_eos=True,
+            return_token_ids=True,
+        )
+        shake(rig.oracle, seed=1002)
+        rig.push_oracle()
+        assert len(outside.result(timeout=60)["token_ids"]) == 240
 
 
 def test_a_refused_push_leaves_a_running_request_as_it_is(rig: Rig) -> None:
@@ -366,7 +256,6 @@ def test_a_refused_push_leaves_a_running_request_as_it_is(rig: Rig) -> None:
     rig.wait_until_written(20)
     with pytest.raises(WeightSyncError, match="missing"):
         rig.push(weights_of(rig.oracle)[1:])
-    rig.version -= 1
     assert [c.tokens for c in future.result(timeout=60)] == [c.tokens for c in undisturbed]
 
 
@@ -433,18 +322,3 @@ def test_a_killed_core_ends_every_call_with_the_death_and_close_leaves_no_proces
         rig.generate()
     rig.run(rig.engine.close())
     assert not any(child.is_running() for child in children)
-
-
-@pytest.mark.slow
-def test_two_tensor_parallel_ranks_agree_with_hugging_face_before_and_after_a_push(
-    loop: asyncio.AbstractEventLoop, tmp_path: Path
-) -> None:
-    rig = start("vllm", save_tiny_model(tmp_path, tied=False), loop, tp=2)
-    try:
-        assert_agrees(rig.generate(n=2)[0], rig.oracle)
-        shake(rig.oracle, seed=1)
-        sent, loaded = rig.push(weights_of(rig.oracle), receivers=2)
-        assert loaded.checksum == sent.checksum
-        assert_agrees(rig.generate(n=2)[0], rig.oracle)
-    finally:
-        rig.run(rig.engine.close())

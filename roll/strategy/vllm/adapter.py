@@ -48,6 +48,7 @@ class AdapterLoader:
         def check(manifest: Manifest) -> None:
             nonlocal rank
             rank = adapter_rank(manifest, max_rank)
+            _check_modules(manifest, self.model_runner.lora_manager._adapter_manager)
 
         try:
             with receive(Channel(**channel), first_index + self.rank, check=check) as incoming:
@@ -58,20 +59,15 @@ class AdapterLoader:
                 "num_tensors": len(incoming.manifest.tensors),
                 "num_bytes": incoming.manifest.num_bytes,
                 "checksum": incoming.checksum,
-                "whole": False,
             }
-        except (WeightSyncError, ValueError) as error:
+        except WeightSyncError as error:
             return {"error": str(error), "intact": True}
 
     def _roll_install(self, tensors: dict[str, Tensor], rank: int, alpha: float) -> None:
-        """
-        Raises:
-            WeightSyncError: the model has no such modules, or they take no adapter.
-        """
+        """What vLLM's `add_lora` does with the files that it reads."""
         from vllm.lora.lora_model import LoRAModel
         from vllm.lora.peft_helper import PEFTHelper
 
-        # vLLM's own `add_lora` reads files only; this is what it does with what it has read.
         manager = self.model_runner.lora_manager._adapter_manager
         lora = LoRAModel.from_lora_tensors(
             ADAPTER_ID,
@@ -80,7 +76,6 @@ class AdapterLoader:
             device="cpu",
             dtype=manager.lora_config.lora_dtype,
         )
-        _check_modules(lora, manager)
         manager.remove_adapter(ADAPTER_ID)
         manager.add_adapter(lora)
         manager.activate_adapter(ADAPTER_ID)
@@ -118,13 +113,16 @@ def adapter_rank(manifest: Manifest, max_rank: int) -> int:
     return rank
 
 
-def _check_modules(lora: Any, manager: Any) -> None:
-    """Against vLLM's names: it would leave out, without a word, what it cannot place."""
+def _check_modules(manifest: Manifest, manager: Any) -> None:
+    """Refuse what vLLM would leave out without a word, because its model has no such module."""
+    from vllm.lora.utils import parse_fine_tuned_lora_name
+
     known = set(manager.modules)
     for packed, parts in manager.packed_modules.items():
         known |= {packed, *parts}
-    if unknown := sorted(lora.loras.keys() - known):
+    modules = {parse_fine_tuned_lora_name(meta.name)[0] for meta in manifest.tensors}
+    if unknown := sorted(modules - known):
         raise WeightSyncError(
             f"the engine's model has no module {unknown[0]!r} that takes an adapter "
-            f"({len(unknown)} of {len(lora.loras)} are unknown)"
+            f"({len(unknown)} of {len(modules)} are unknown)"
         )

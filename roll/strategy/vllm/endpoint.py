@@ -50,7 +50,8 @@ class Endpoint:
         tasks = await engine.get_supported_tasks()
         app = build_app(arguments, tasks, engine.model_config)
         await init_app_state(engine, app.state, arguments, tasks)
-        settings = uvicorn.Config(app, log_level="error", access_log=False)
+        # vLLM's lifespan would freeze this process's heap for the garbage collector.
+        settings = uvicorn.Config(app, log_level="error", access_log=False, lifespan="off")
         self._server = NoSignalServer(settings)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
         while not self._server.started:

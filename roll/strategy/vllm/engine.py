@@ -169,7 +169,7 @@ class VllmEngine:
         arguments = (asdict(channel), receiver, shapes, sorted(self._checkpoint.optional))
         return await self._ask(
             self._pushes.replace(
-                self._engine, "roll_load_weights", arguments, version, verify=verify
+                self._engine, "roll_load_weights", arguments, version, whole=True, verify=verify
             )
         )
 
@@ -194,7 +194,7 @@ class VllmEngine:
         arguments = (asdict(channel), receiver, rank, alpha)
         return await self._ask(
             self._pushes.replace(
-                self._engine, "roll_load_adapter", arguments, version, verify=verify
+                self._engine, "roll_load_adapter", arguments, version, whole=False, verify=verify
             )
         )
 

@@ -63,7 +63,6 @@ class WeightLoader:
                     "num_tensors": len(manifest.tensors),
                     "num_bytes": manifest.num_bytes,
                     "checksum": incoming.checksum,
-                    "whole": True,
                 }
             return report
         except WeightSyncError as error:

@@ -53,21 +53,29 @@ class Pushes:
             )
 
     async def replace(
-        self, engine: Any, method: str, arguments: tuple[Any, ...], version: int, *, verify: bool
+        self,
+        engine: Any,
+        method: str,
+        arguments: tuple[Any, ...],
+        version: int,
+        *,
+        whole: bool,
+        verify: bool,
     ) -> LoadReport:
         """Let vLLM's workers take a push; running requests then compute their KV cache anew.
 
         Args:
             engine: vLLM's `AsyncLLM`.
-            method: of the workers; it returns the numbers of a `LoadReport` and whether the model
-                is now `whole`, or an `error` and whether the model is still `intact`.
+            method: of the workers; it returns the numbers of a `LoadReport`, or an `error` and
+                whether the weights are still `intact`.
+            whole: the push brings all weights, and so mends those that were broken.
 
         Raises:
             WeightSyncError: the push was refused or broke off.
         """
         self._open.clear()
         try:
-            report = await self._replace(engine, method, arguments, version)
+            report = await self._replace(engine, method, arguments, version, whole=whole)
         finally:
             self._open.set()
         if verify and report.checksum is None:
@@ -75,7 +83,7 @@ class Pushes:
         return report
 
     async def _replace(
-        self, engine: Any, method: str, arguments: tuple[Any, ...], version: int
+        self, engine: Any, method: str, arguments: tuple[Any, ...], version: int, *, whole: bool
     ) -> LoadReport:
         pause = len(self._running) > 0 or self._outsiders
         if pause and not self._paused:
@@ -83,6 +91,7 @@ class Pushes:
             self._paused = True
         try:
             report = self._judge(await engine.collective_rpc(method, args=arguments), version)
+            self.broken = None if whole else self.broken
             await engine.update_weight_version(str(version))
             await engine.reset_prefix_cache(reset_running_requests=pause)
             self.version = version
@@ -103,6 +112,4 @@ class Pushes:
                 self.broken = errors[0]["error"]
             raise WeightSyncError(f"{self._name}: {errors[0]['error']}")
         first = answers[0]
-        if first["whole"]:
-            self.broken = None
         return LoadReport(version, first["num_tensors"], first["num_bytes"], first["checksum"])

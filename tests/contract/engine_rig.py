@@ -1,0 +1,192 @@
+"""An engine on an event loop, a tiny model in it, and Hugging Face as its oracle."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil  # type: ignore[import-untyped]
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from roll.config.engine_options import EndpointConfig
+from roll.config.model import ModelConfig
+from roll.config.roles import Role
+from roll.config.strategy import HfEngineConfig, VllmConfig
+from roll.core.types import (
+    Completion,
+    GenerateRequest,
+    Heartbeat,
+    SamplingParams,
+    WorkerSpec,
+)
+from roll.platform.machine import free_port
+from roll.strategy.api import InferenceStrategy, LoadReport
+from roll.strategy.hf.engine import HfEngine
+from roll.strategy.vllm.engine import VllmEngine
+from roll.weight_sync.manifest import Manifest
+from roll.weight_sync.plan import new_channel
+from roll.weight_sync.transfer import SendReport, send
+
+R = TypeVar("R")
+PROMPT = (5, 17, 9, 30, 22, 8)
+SPEC = WorkerSpec(
+    role=Role.ACTOR_INFER,
+    rank=0,
+    world_size=1,
+    devices=(0,),
+    cores=tuple(sorted(os.sched_getaffinity(0))),
+    node=0,
+    rendezvous="127.0.0.1:0",
+    seed=0,
+    platform="cpu",
+)
+_ids = itertools.count()
+
+
+@dataclass
+class Rig:
+    """An engine on an event loop in a thread, and the model it should agree with."""
+
+    kind: str
+    engine: InferenceStrategy
+    port: int
+    """Of its endpoint."""
+    loop: asyncio.AbstractEventLoop
+    oracle: PreTrainedModel
+    version: int = 0
+
+    def submit(self, work: Coroutine[object, object, R]) -> Future[R]:
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def run(self, work: Coroutine[object, object, R]) -> R:
+        return self.submit(work).result(timeout=240)
+
+    def generate(self, **changes: Any) -> list[Completion]:
+        return self.run(self.engine.generate(request(**changes)))
+
+    def push(
+        self,
+        tensors: Sequence[tuple[str, Tensor]],
+        *,
+        receivers: int = 1,
+        alpha: float | None = None,
+    ) -> tuple[SendReport, LoadReport]:
+        """All weights; with `alpha`, an adapter."""
+        channel = new_channel("shared_memory", num_receivers=receivers, timeout_s=30)
+        how: dict[str, Any] = {"receiver": 0, "verify": True}
+        load = self.engine.load_weights
+        if alpha is not None:
+            assert isinstance(self.engine, VllmEngine)
+            load, how["alpha"] = self.engine.load_adapter, alpha
+        with ThreadPoolExecutor(1) as pool:
+            loading = self.submit(load(channel, self.version + 1, **how))
+            sending = pool.submit(send, channel, iter(tensors), Manifest.of(tensors), verify=True)
+            report = loading.result(timeout=60)
+            self.version += 1
+            return sending.result(timeout=60), report
+
+    def push_oracle(self) -> tuple[SendReport, LoadReport]:
+        return self.push(weights_of(self.oracle))
+
+    def wait_until_written(self, tokens: int, timeout_s: float = 30) -> Heartbeat:
+        """Let the requests under way write so many tokens more."""
+        deadline = time.monotonic() + timeout_s
+        first = self.run(self.engine.heartbeat()).written_tokens
+        while time.monotonic() < deadline:
+            beat = self.run(self.engine.heartbeat())
+            if beat.written_tokens >= first + tokens:
+                return beat
+        raise AssertionError(f"{tokens} tokens were not written within {timeout_s} s")
+
+
+def request(
+    *,
+    prompt: tuple[int, ...] = PROMPT,
+    n: int = 1,
+    seed: int | None = 7,
+    tokens: int = 24,
+    temperature: float = 1.0,
+    **sampling: Any,
+) -> GenerateRequest:
+    params = SamplingParams(temperature=temperature, max_new_tokens=tokens, **sampling)
+    return GenerateRequest(f"request-{next(_ids)}", prompt, params, n, seed)
+
+
+def weights_of(model: PreTrainedModel) -> list[tuple[str, Tensor]]:
+    """As `save_pretrained` names them: the tied head left out."""
+    tied = model.config.tie_word_embeddings
+    return [(n, t) for n, t in model.state_dict().items() if not (tied and n == "lm_head.weight")]
+
+
+def shake(model: PreTrainedModel, seed: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=g) * 0.05)
+
+
+@torch.no_grad()
+def rescore(
+    model: PreTrainedModel, prompt: tuple[int, ...], tokens: tuple[int, ...], temperature: float = 1
+) -> Tensor:
+    logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].double()
+    logprobs = (logits / temperature).log_softmax(-1)
+    chosen: Tensor = logprobs.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+    return chosen
+
+
+def vllm_children() -> list[psutil.Process]:
+    children = [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if "VLLM" in " ".join(child.cmdline()) or "VLLM" in child.name()
+    ]
+    assert len(children) >= 2
+    return children
+
+
+def assert_agrees(completion: Completion, oracle: PreTrainedModel, temperature: float = 1) -> None:
+    expected = rescore(oracle, PROMPT, completion.tokens, temperature)
+    found = torch.tensor(completion.logprobs, dtype=torch.float64)
+    assert (found - expected).abs().max() < 1e-4
+
+
+def assert_agrees_by_version(completion: Completion, models: Mapping[int, PreTrainedModel]) -> None:
+    """Each token with the model of its version, which has read all tokens before it."""
+    assert set(completion.versions) == set(models)
+    assert list(completion.versions) == sorted(completion.versions)
+    scores = {v: rescore(model, PROMPT, completion.tokens) for v, model in models.items()}
+    expected = torch.stack([scores[v][i] for i, v in enumerate(completion.versions)])
+    found = torch.tensor(completion.logprobs, dtype=torch.float64)
+    assert torch.isfinite(found).all()
+    assert (found - expected).abs().max() < 1e-4
+
+
+def start(kind: str, path: Path, loop: asyncio.AbstractEventLoop, **options: Any) -> Rig:
+    model = ModelConfig(path=str(path))
+    engine: InferenceStrategy
+    port = free_port()
+    if kind == "hf":
+        engine = HfEngine(
+            HfEngineConfig(), spec=SPEC, model=model, dtype="float32", max_model_len=256
+        )
+    else:
+        engine = VllmEngine(
+            VllmConfig(**{"endpoint": EndpointConfig(port=port)} | options),
+            spec=SPEC,
+            model=model,
+            dtype="float32",
+            max_model_len=256,
+        )
+    rig = Rig(kind, engine, port, loop, AutoModelForCausalLM.from_pretrained(path))
+    rig.run(engine.start())
+    return rig

@@ -1,0 +1,105 @@
+"""vLLM beyond the suite of all engines: parallel ranks, adapters, guessing ahead."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from roll.config.engine_options import NgramSpeculationConfig
+from roll.core.errors import WeightSyncError
+from tests.contract.engine_rig import (
+    PROMPT,
+    assert_agrees,
+    assert_agrees_by_version,
+    request,
+    shake,
+    start,
+    weights_of,
+)
+from tests.tiny import save_tiny_model
+
+
+def adapter_of(model: PreTrainedModel, rank: int, seed: int) -> list[tuple[str, Tensor]]:
+    """PEFT's names and shapes, for one layer of each kind."""
+    g = torch.Generator().manual_seed(seed)
+    tensors = []
+    for path in ("layers.0.self_attn.q_proj", "layers.1.mlp.down_proj", "layers.1.mlp.up_proj"):
+        rows, columns = model.get_submodule(f"model.{path}").weight.shape
+        for part, shape in (("lora_A", (rank, columns)), ("lora_B", (rows, rank))):
+            name = f"base_model.model.model.{path}.{part}.weight"
+            tensors.append((name, torch.randn(shape, generator=g) * 0.2))
+    return tensors
+
+
+def merged(
+    model: PreTrainedModel, adapter: list[tuple[str, Tensor]], alpha: float
+) -> PreTrainedModel:
+    """LoRA by its definition: W + alpha / r * B A."""
+    model = copy.deepcopy(model)
+    parts = dict(adapter)
+    for name, a in adapter:
+        if "lora_A" in name:
+            b = parts[name.replace("lora_A", "lora_B")]
+            path = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+            with torch.no_grad():
+                model.get_submodule(path).weight += alpha / a.shape[0] * (b @ a)
+    return model
+
+
+@pytest.mark.slow
+def test_two_tensor_parallel_ranks_agree_with_hugging_face_over_pushes_and_adapters(
+    loop: asyncio.AbstractEventLoop, tmp_path: Path
+) -> None:
+    path = save_tiny_model(tmp_path, tied=False)
+    rig = start("vllm", path, loop, tp=2, max_lora_rank=8, endpoint=None)
+    try:
+        assert_agrees(rig.generate(n=2)[0], rig.oracle)
+        shake(rig.oracle, seed=1)
+        sent, loaded = rig.push(weights_of(rig.oracle), receivers=2)
+        assert loaded.checksum == sent.checksum
+        assert_agrees(rig.generate(n=2)[0], rig.oracle)
+        models = {rig.version: copy.deepcopy(rig.oracle)}
+        future = rig.submit(rig.engine.generate(request(n=2, tokens=240, ignore_eos=True)))
+        for rank in (4, 8):
+            rig.wait_until_written(30)
+            adapter = adapter_of(rig.oracle, rank, seed=rank)
+            rig.push(adapter, receivers=2, alpha=16.0)
+            models[rig.version] = merged(rig.oracle, adapter, 16.0)
+        for completion in future.result(timeout=60):
+            assert_agrees_by_version(completion, models)
+        unknown = [(n.replace("layers.1", "layers.7"), t) for n, t in adapter]
+        with pytest.raises(WeightSyncError, match=r"no module .*layers.7"):
+            rig.push(unknown, receivers=2, alpha=16.0)
+        shake(rig.oracle, seed=2)
+        rig.push(weights_of(rig.oracle), receivers=2)
+        assert_agrees(rig.generate(n=2)[0], merged(rig.oracle, adapter, 16.0))
+    finally:
+        rig.run(rig.engine.close())
+
+
+@pytest.mark.slow
+def test_guessing_ahead_leaves_log_probs_and_versions_as_they_are(
+    loop: asyncio.AbstractEventLoop, tmp_path: Path
+) -> None:
+    guess = NgramSpeculationConfig(num_tokens=3, max_match=3)
+    rig = start("vllm", save_tiny_model(tmp_path), loop, speculation=guess, endpoint=None)
+    try:
+        (greedy,) = rig.generate(temperature=0.0, tokens=100, ignore_eos=True)
+        known = rig.oracle.generate(torch.tensor([PROMPT]), max_new_tokens=24, do_sample=False)
+        assert list(greedy.tokens[:24]) == known[0, len(PROMPT) :].tolist()
+        models = {0: copy.deepcopy(rig.oracle)}
+        future = rig.submit(rig.engine.generate(request(n=4, tokens=240, ignore_eos=True)))
+        rig.wait_until_written(100)
+        shake(rig.oracle, seed=1)
+        rig.push_oracle()
+        models[rig.version] = rig.oracle
+        for completion in future.result(timeout=60):
+            assert_agrees_by_version(completion, models)
+    finally:
+        rig.run(rig.engine.close())
