@@ -177,7 +177,7 @@ def start(kind: str, path: Path, loop: asyncio.AbstractEventLoop, **options: Any
     port = free_port()
     if kind == "hf":
         engine = HfEngine(
-            HfEngineConfig(), spec=SPEC, model=model, dtype="float32", max_model_len=256
+            HfEngineConfig(), spec=SPEC, model=model, dtype="float32", max_model_len=512
         )
     else:
         engine = VllmEngine(
@@ -185,7 +185,7 @@ def start(kind: str, path: Path, loop: asyncio.AbstractEventLoop, **options: Any
             spec=SPEC,
             model=model,
             dtype="float32",
-            max_model_len=256,
+            max_model_len=512,
         )
     rig = Rig(kind, engine, port, loop, AutoModelForCausalLM.from_pretrained(path))
     rig.run(engine.start())

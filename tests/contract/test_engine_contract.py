@@ -196,14 +196,14 @@ def test_a_response_that_spans_three_versions_agrees_with_each_of_the_three_mode
 ) -> None:
     rig.push_oracle()
     models = {rig.version: copy.deepcopy(rig.oracle)}
-    future = rig.submit(rig.engine.generate(request(n=3, tokens=240, ignore_eos=True)))
+    future = rig.submit(rig.engine.generate(request(n=3, tokens=500, ignore_eos=True)))
     for seed in (1000, 1001):
         rig.wait_until_written(30)
         shake(rig.oracle, seed)
         rig.push_oracle()
         models[rig.version] = copy.deepcopy(rig.oracle)
     for completion in future.result(timeout=60):
-        assert (completion.finish, len(completion.tokens)) == (FinishReason.LENGTH, 240)
+        assert (completion.finish, len(completion.tokens)) == (FinishReason.LENGTH, 500)
         assert_agrees_by_version(completion, models)
 
 

@@ -65,7 +65,7 @@ def test_two_tensor_parallel_ranks_agree_with_hugging_face_over_pushes_and_adapt
         assert loaded.checksum == sent.checksum
         assert_agrees(rig.generate(n=2)[0], rig.oracle)
         models = {rig.version: copy.deepcopy(rig.oracle)}
-        future = rig.submit(rig.engine.generate(request(n=2, tokens=240, ignore_eos=True)))
+        future = rig.submit(rig.engine.generate(request(n=2, tokens=500, ignore_eos=True)))
         for rank in (4, 8):
             rig.wait_until_written(30)
             adapter = adapter_of(rig.oracle, rank, seed=rank)
@@ -94,7 +94,7 @@ def test_guessing_ahead_leaves_log_probs_and_versions_as_they_are(
         known = rig.oracle.generate(torch.tensor([PROMPT]), max_new_tokens=24, do_sample=False)
         assert list(greedy.tokens[:24]) == known[0, len(PROMPT) :].tolist()
         models = {0: copy.deepcopy(rig.oracle)}
-        future = rig.submit(rig.engine.generate(request(n=4, tokens=240, ignore_eos=True)))
+        future = rig.submit(rig.engine.generate(request(n=4, tokens=500, ignore_eos=True)))
         rig.wait_until_written(100)
         shake(rig.oracle, seed=1)
         rig.push_oracle()

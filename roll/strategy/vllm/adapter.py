@@ -6,6 +6,7 @@ request carries it and none has to be told when it changes.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -19,15 +20,38 @@ ADAPTER_ID = 1
 _PARTS = (".lora_A.weight", ".lora_B.weight")
 
 
+def lora_request() -> Any:
+    """For the engine's one adapter; the path is never read, as the adapter is there already."""
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest("policy", ADAPTER_ID, "in-memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter as it was pushed."""
+
+    tensors: dict[str, Tensor]
+    """By PEFT's names, on the CPU."""
+    rank: int
+    alpha: float
+
+
 class AdapterLoader:
     """Mixed into vLLM's worker; `rank` and `model_runner` are the worker's."""
 
     rank: int
     model_runner: Any
+    _roll_adapter: Adapter | None = None
+    """The newest one; None until a push has come."""
 
-    def roll_empty_adapter(self, max_rank: int) -> None:
-        """Put an adapter in place that changes nothing."""
-        self._roll_install({}, max_rank, alpha=max_rank)
+    def roll_restore_adapter(self, max_rank: int) -> None:
+        """Put the newest adapter back in place, as vLLM drops it when it reloads the model. Before
+        the first push that is one which changes nothing: vLLM's own for warming up is all zeros."""
+        if self._roll_adapter is None:
+            self.model_runner.lora_manager.add_dummy_lora(lora_request(), max_rank)
+        else:
+            self._roll_install(self._roll_adapter)
 
     def roll_load_adapter(
         self, channel: dict[str, Any], first_index: int, max_rank: int, alpha: float
@@ -52,9 +76,10 @@ class AdapterLoader:
 
         try:
             with receive(Channel(**channel), first_index + self.rank, check=check) as incoming:
-                # Kept beyond the push, whose memory may be used again.
+                # The memory of a push may be used again for its next tensors.
                 tensors = {name: tensor.cpu().clone() for name, tensor in incoming.tensors()}
-                self._roll_install(tensors, rank, alpha)
+                self._roll_adapter = Adapter(tensors, rank, alpha)
+                self._roll_install(self._roll_adapter)
             return {
                 "num_tensors": len(incoming.manifest.tensors),
                 "num_bytes": incoming.manifest.num_bytes,
@@ -63,7 +88,7 @@ class AdapterLoader:
         except WeightSyncError as error:
             return {"error": str(error), "intact": True}
 
-    def _roll_install(self, tensors: dict[str, Tensor], rank: int, alpha: float) -> None:
+    def _roll_install(self, adapter: Adapter) -> None:
         """What vLLM's `add_lora` does with the files that it reads."""
         from vllm.lora.lora_model import LoRAModel
         from vllm.lora.peft_helper import PEFTHelper
@@ -71,8 +96,9 @@ class AdapterLoader:
         manager = self.model_runner.lora_manager._adapter_manager
         lora = LoRAModel.from_lora_tensors(
             ADAPTER_ID,
-            tensors,
-            PEFTHelper(r=rank, lora_alpha=alpha, target_modules=[]),
+            # vLLM scales B in place.
+            {name: tensor.clone() for name, tensor in adapter.tensors.items()},
+            PEFTHelper(r=adapter.rank, lora_alpha=adapter.alpha, target_modules=[]),
             device="cpu",
             dtype=manager.lora_config.lora_dtype,
         )

@@ -25,6 +25,7 @@ from roll.strategy.api import LoadReport
 from roll.strategy.available import check_engine
 from roll.strategy.checkpoint import Checkpoint, read_checkpoint
 from roll.strategy.progress import Progress
+from roll.strategy.vllm.adapter import lora_request
 from roll.strategy.vllm.arguments import engine_arguments
 from roll.strategy.vllm.compat import engine_environment, keep_deaths_quiet
 from roll.strategy.vllm.endpoint import Endpoint
@@ -34,7 +35,6 @@ from roll.strategy.vllm.pushes import Pushes
 from roll.strategy.vllm.translate import (
     NOTHING_YET,
     finished,
-    lora_request,
     sampling_params,
     unfinished,
 )
@@ -104,7 +104,7 @@ class VllmEngine:
             await self._ask(self._engine.collective_rpc("roll_die_with", args=(os.getpid(),)))
             await self._ask(self._engine.update_weight_version(str(self._pushes.version)))
             if rank := self._config.max_lora_rank:
-                await self._ask(self._engine.collective_rpc("roll_empty_adapter", args=(rank,)))
+                await self._ask(self._engine.collective_rpc("roll_restore_adapter", args=(rank,)))
             if self._endpoint is not None:
                 await self._endpoint.start(self._engine, self._model.path)
         except Exception as error:

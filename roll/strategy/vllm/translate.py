@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from roll.core.types import Completion, FinishReason, GenerateRequest
-from roll.strategy.vllm.adapter import ADAPTER_ID
 
 NOTHING_YET = Completion((), (), (), FinishReason.ABORT)
 
@@ -30,13 +29,6 @@ def sampling_params(request: GenerateRequest) -> Any:
         detokenize=bool(sampling.stop),
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
-
-
-def lora_request() -> Any:
-    """For the engine's one adapter; the path is never read, as the adapter is there already."""
-    from vllm.lora.request import LoRARequest
-
-    return LoRARequest("policy", ADAPTER_ID, "in-memory")
 
 
 def finished(output: Any, start: int = 0) -> Completion:

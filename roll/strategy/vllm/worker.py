@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from roll.strategy.vllm.adapter import AdapterLoader
 from roll.strategy.vllm.extension import WeightLoader
 
 
 class RollWorker(WeightLoader, AdapterLoader):
-    """Mixed into vLLM's worker."""
+    """Mixed into vLLM's worker; `lora_config` is its."""
+
+    lora_config: Any
+
+    def roll_load_weights(self, *arguments: Any) -> dict[str, Any]:
+        """As `WeightLoader` does it; an adapter stays."""
+        report = super().roll_load_weights(*arguments)
+        if self.lora_config is not None:
+            self.roll_restore_adapter(self.lora_config.max_lora_rank)
+        return report
