@@ -90,14 +90,14 @@ class Rig:
         with ThreadPoolExecutor(1) as pool:
             loading = self.submit(load(channel, self.version + 1, **how))
             sending = pool.submit(send, channel, iter(tensors), Manifest.of(tensors), verify=True)
-            report = loading.result(timeout=60)
+            report = loading.result(timeout=240)
             self.version += 1
-            return sending.result(timeout=60), report
+            return sending.result(timeout=240), report
 
     def push_oracle(self) -> tuple[SendReport, LoadReport]:
         return self.push(weights_of(self.oracle))
 
-    def wait_until_written(self, tokens: int, timeout_s: float = 30) -> Heartbeat:
+    def wait_until_written(self, tokens: int, timeout_s: float = 120) -> Heartbeat:
         """Let the requests under way write so many tokens more."""
         deadline = time.monotonic() + timeout_s
         first = self.run(self.engine.heartbeat()).written_tokens

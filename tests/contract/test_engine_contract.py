@@ -140,7 +140,7 @@ def test_an_abort_returns_the_tokens_so_far_at_once(rig: Rig) -> None:
     time.sleep(0.15)
     begin = time.monotonic()
     rig.run(rig.engine.abort(running.id))
-    completions = future.result(timeout=20)
+    completions = future.result(timeout=60)
     assert time.monotonic() - begin < 2
     for completion in completions:
         assert completion.finish is FinishReason.ABORT
@@ -180,11 +180,11 @@ def test_a_push_that_breaks_off_blocks_generation_until_a_whole_one_came(rig: Ri
         loading = rig.submit(rig.engine.load_weights(channel, 99, receiver=0, verify=False))
         sending = pool.submit(send, channel, broken(), Manifest.of(tensors), verify=False)
         with pytest.raises(WeightSyncError, match="fell over"):
-            loading.result(timeout=60)
+            loading.result(timeout=240)
         with pytest.raises(RuntimeError, match="fell over"):
-            sending.result(timeout=60)
+            sending.result(timeout=240)
     with pytest.raises(EngineError, match="incomplete weights"):
-        running.result(timeout=20)
+        running.result(timeout=60)
     with pytest.raises(EngineError, match="incomplete weights"):
         rig.generate()
     rig.push_oracle()
@@ -202,7 +202,7 @@ def test_a_response_that_spans_three_versions_agrees_with_each_of_the_three_mode
         shake(rig.oracle, seed)
         rig.push_oracle()
         models[rig.version] = copy.deepcopy(rig.oracle)
-    for completion in future.result(timeout=60):
+    for completion in future.result(timeout=240):
         assert (completion.finish, len(completion.tokens)) == (FinishReason.LENGTH, 500)
         assert_agrees_by_version(completion, models)
 
@@ -245,7 +245,7 @@ def test_an_endpoint_answers_as_the_engine_does_also_over_a_push(rig: Rig) -> No
         )
         shake(rig.oracle, seed=1002)
         rig.push_oracle()
-        assert len(outside.result(timeout=60)["token_ids"]) == 240
+        assert len(outside.result(timeout=240)["token_ids"]) == 240
 
 
 def test_a_refused_push_leaves_a_running_request_as_it_is(rig: Rig) -> None:
@@ -256,7 +256,7 @@ def test_a_refused_push_leaves_a_running_request_as_it_is(rig: Rig) -> None:
     rig.wait_until_written(20)
     with pytest.raises(WeightSyncError, match="missing"):
         rig.push(weights_of(rig.oracle)[1:])
-    assert [c.tokens for c in future.result(timeout=60)] == [c.tokens for c in undisturbed]
+    assert [c.tokens for c in future.result(timeout=240)] == [c.tokens for c in undisturbed]
 
 
 def test_a_short_request_ends_before_a_long_one_that_came_first(rig: Rig) -> None:
@@ -264,7 +264,7 @@ def test_a_short_request_ends_before_a_long_one_that_came_first(rig: Rig) -> Non
     rig.wait_until_written(1)
     assert len(rig.generate(tokens=3, ignore_eos=True)[0].tokens) == 3
     assert not long.done()
-    assert len(long.result(timeout=60)[0].tokens) == 240
+    assert len(long.result(timeout=240)[0].tokens) == 240
 
 
 def test_heartbeats_give_every_token_once_and_add_up_to_the_completions(rig: Rig) -> None:
