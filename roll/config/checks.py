@@ -186,6 +186,12 @@ def _engine(config: RlvrConfig) -> Iterator[str]:
             "actor_infer.strategy.endpoint: requests from outside would be answered without the "
             "adapter; leave out the endpoint, or set max_lora_rank to 0"
         )
+    dtype = config.actor_infer.dtype or config.train_model.dtype
+    if strategy.quantization is not None and dtype == "float32":
+        yield (
+            "actor_infer.dtype: vLLM quantises weights of bfloat16 only; set it, or leave out "
+            "actor_infer.strategy.quantization"
+        )
     if strategy.quantization is not None and config.track.verify_weights != "never":
         yield (
             "track.verify_weights: a quantised engine does not hold what it was sent; set it to "

@@ -115,7 +115,7 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
         ),
         (
             "actor_infer.strategy.quantization=fp8_per_channel",
-            ["track.verify_weights", "'never'"],
+            ["track.verify_weights", "'never'", "actor_infer.dtype: vLLM quantises"],
         ),
         ("actor_infer.strategy.max_lora_rank=3", ["actor_infer.strategy.max_lora_rank = 3"]),
         (
