@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from roll.config.engine_options import NgramSpeculationConfig
-from roll.core.errors import WeightSyncError
+from roll.core.errors import EngineError, WeightSyncError
 from tests.contract.engine_rig import (
     PROMPT,
     assert_agrees,
@@ -81,6 +81,13 @@ def test_two_tensor_parallel_ranks_agree_with_hugging_face_over_pushes_and_adapt
         assert_agrees(rig.generate(n=2)[0], merged(rig.oracle, adapter, 16.0))
     finally:
         rig.run(rig.engine.close())
+
+
+def test_pipeline_stages_without_a_gpu_are_refused_before_anything_starts(
+    loop: asyncio.AbstractEventLoop, tmp_path: Path
+) -> None:
+    with pytest.raises(EngineError, match=r"set actor_infer\.strategy\.pp to 1"):
+        start("vllm", save_tiny_model(tmp_path), loop, pp=2)
 
 
 @pytest.mark.slow

@@ -95,6 +95,12 @@ class VllmEngine:
         """
         check_engine("vllm")
         check_arguments(self._config.engine_args)
+        if self._config.pp > 1 and self._spec.platform == "cpu":
+            # The second stage asserts buffers that only a warm-up makes, which CPUs skip.
+            raise EngineError(
+                f"{self._name}: vLLM runs no pipeline stages without a GPU; set "
+                "actor_infer.strategy.pp to 1 and use tp"
+            )
         self._checkpoint = read_checkpoint(self._model)
         before = set(psutil.Process().children(recursive=True))
         try:
