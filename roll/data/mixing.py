@@ -1,6 +1,6 @@
 """The order in which prompts are drawn: several sources by weight, endless, and resumable.
 
-The position is one count per source. Which source comes next follows from the counts (the one
+The position is a few counts per source. Which source comes next follows from the counts (the one
 furthest behind its share), and which prompt of it follows from the seed and the count (a new
 permutation each epoch), so nothing random is stored and a restored sampler goes on exactly.
 """
@@ -8,7 +8,7 @@ permutation each epoch), so nothing random is stored and a restored sampler goes
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from math import lcm
 from typing import Any
@@ -19,7 +19,9 @@ from roll.data.datasets import PromptDataset, PromptSource
 
 
 class PromptSampler(Iterator[Prompt]):
-    """Endless prompts; at any time each source is fewer than `len(sources)` draws off its share."""
+    """Endless prompts. Of those that were settled, and of those settled and under way together,
+    each source is at any time fewer than `len(sources)` off its share: a prompt that came to
+    nothing is replaced by one of the same source."""
 
     def __init__(self, dataset: PromptDataset, *, seed: int, shuffle: bool = True) -> None:
         self._sources = dataset.sources
@@ -31,29 +33,71 @@ class PromptSampler(Iterator[Prompt]):
             "seed": seed,
             "shuffle": shuffle,
         }
+        self._numbers = {source.name: index for index, source in enumerate(dataset.sources)}
         self._shares = _integer_shares(dataset.sources)
-        self._counts = [0] * len(dataset.sources)
+        self._settled = [0] * len(dataset.sources)
+        self._under_way = [0] * len(dataset.sources)
+        self._drawn = [0] * len(dataset.sources)
+        self._returned: list[list[Prompt]] = [[] for _ in dataset.sources]
+        """The last one is offered first."""
         self._orders: dict[int, tuple[int, list[int]]] = {}
 
     def __next__(self) -> Prompt:
-        index = self._most_behind()
+        turns = [a + b for a, b in zip(self._settled, self._under_way, strict=True)]
+        index = self._most_behind(turns)
+        self._under_way[index] += 1
+        if self._returned[index]:
+            return self._returned[index].pop()
         source = self._sources[index]
-        epoch, position = divmod(self._counts[index], len(source.prompts))
-        self._counts[index] += 1
+        epoch, position = divmod(self._drawn[index], len(source.prompts))
+        self._drawn[index] += 1
         return source.prompts[self._order(index, epoch)[position]]
 
-    def state(self) -> dict[str, Any]:
-        """The position, as plain JSON."""
-        return {"identity": dict(self._identity), "counts": list(self._counts)}
+    def settle(self, prompt: Prompt) -> None:
+        """It was used: it counts for its source's share."""
+        self._under_way[self._numbers[prompt.source]] -= 1
+        self._settled[self._numbers[prompt.source]] += 1
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def replace(self, prompt: Prompt) -> None:
+        """It came to nothing: it is its source's turn again."""
+        self._under_way[self._numbers[prompt.source]] -= 1
+
+    def put_back(self, prompt: Prompt) -> None:
+        """It was not used: it is its source's turn again, and this prompt comes first."""
+        self._under_way[self._numbers[prompt.source]] -= 1
+        self._returned[self._numbers[prompt.source]].append(prompt)
+
+    def schedule(self, count: int) -> list[str]:
+        """The sources of the next `count` prompts to be settled."""
+        turns, names = list(self._settled), []
+        for _ in range(count):
+            index = self._most_behind(turns)
+            turns[index] += 1
+            names.append(self._sources[index].name)
+        return names
+
+    def state(self) -> dict[str, Any]:
+        """The position, as plain JSON. What is under way must be settled, replaced or put back in
+        the sampler that takes it up, too."""
+        return {
+            "identity": dict(self._identity),
+            "settled": list(self._settled),
+            "under_way": list(self._under_way),
+            "drawn": list(self._drawn),
+            "returned": [[prompt.id for prompt in prompts] for prompts in self._returned],
+        }
+
+    def restore(self, state: Mapping[str, Any], find: Callable[[str], Prompt]) -> None:
         """Go on where `state` was taken.
+
+        Args:
+            find: prompt of an id.
 
         Raises:
             CheckpointError: the state is not one of a sampler, or belongs to other data, weights,
                 another seed or another order.
         """
-        if state.keys() != {"identity", "counts"}:
+        if state.keys() != self.state().keys():
             raise CheckpointError(f"not the state of a prompt sampler: keys {sorted(state)}")
         theirs = state["identity"]
         changed = [k for k, mine in self._identity.items() if theirs.get(k) != mine]
@@ -62,15 +106,17 @@ class PromptSampler(Iterator[Prompt]):
                 f"the checkpoint was made with another {' and '.join(_WORDS[k] for k in changed)}; "
                 "restore it, or start anew with `resume: never` and another output_dir"
             )
-        self._counts = list(state["counts"])
+        self._settled = list(state["settled"])
+        self._under_way = list(state["under_way"])
+        self._drawn = list(state["drawn"])
+        self._returned = [[find(name) for name in names] for names in state["returned"]]
 
-    def _most_behind(self) -> int:
-        """The source with the largest gap between its share and its count; the first of equals."""
+    def _most_behind(self, turns: Sequence[int]) -> int:
+        """The source with the largest gap between its share and its turns; the first of equals."""
         total = sum(self._shares)
-        drawn = sum(self._counts) + 1
+        drawn = sum(turns) + 1
         gaps = [
-            share * drawn - count * total
-            for share, count in zip(self._shares, self._counts, strict=True)
+            share * drawn - count * total for share, count in zip(self._shares, turns, strict=True)
         ]
         return gaps.index(max(gaps))
 

@@ -14,15 +14,16 @@ from roll.data.datasets import PromptDataset, PromptSource
 from roll.data.mixing import PromptSampler
 
 
+def _prompt(name: str) -> Prompt:
+    return Prompt(id=name, tokens=(1,), text="", answer="", tag="t")
+
+
 def _dataset(sizes: list[int], weights: list[float], fingerprint: str = "f") -> PromptDataset:
     sources = tuple(
         PromptSource(
             name=f"s{i}",
             weight=weight,
-            prompts=tuple(
-                Prompt(id=f"s{i}:{row}", tokens=(1,), text="", answer="", tag="t")
-                for row in range(size)
-            ),
+            prompts=tuple(_prompt(f"s{i}:{row}") for row in range(size)),
         )
         for i, (size, weight) in enumerate(zip(sizes, weights, strict=True))
     )
@@ -51,7 +52,7 @@ def test_a_restored_sampler_goes_on_exactly(
     first = PromptSampler(dataset, seed=seed, shuffle=shuffle)
     head = ids(first, split)
     second = PromptSampler(dataset, seed=seed, shuffle=shuffle)
-    second.restore(json.loads(json.dumps(first.state())))
+    second.restore(json.loads(json.dumps(first.state())), find=_prompt)
     assert head + ids(second, 80 - split) == straight
 
 
@@ -105,9 +106,49 @@ def test_another_seed_gives_another_order() -> None:
 def test_a_state_of_something_else_is_refused(other: PromptSampler, says: str) -> None:
     sampler = PromptSampler(_dataset([3], [1.0]), seed=0)
     with pytest.raises(CheckpointError, match=says):
-        sampler.restore(other.state())
+        sampler.restore(other.state(), find=_prompt)
 
 
 def test_a_state_that_is_none_is_refused() -> None:
     with pytest.raises(CheckpointError, match="not the state of a prompt sampler"):
-        PromptSampler(_dataset([3], [1.0]), seed=0).restore({"step": 3})
+        PromptSampler(_dataset([3], [1.0]), seed=0).restore({"step": 3}, find=_prompt)
+
+
+@given(
+    SOURCES,
+    st.lists(st.sampled_from(["settle", "replace", "put_back"]), max_size=80),
+    st.integers(1, 4),
+)
+@settings(max_examples=60, deadline=None)
+def test_shares_of_what_is_settled_are_exact_whatever_comes_to_nothing(
+    sources: list[tuple[int, float]], ends: list[str], at_once: int
+) -> None:
+    sampler = PromptSampler(_dataset([s for s, _ in sources], [w for _, w in sources]), seed=0)
+    total = sum(w for _, w in sources)
+    settled: Counter[str] = Counter()
+    running = [next(sampler) for _ in range(at_once)]
+    for end in ends:
+        prompt = running.pop(0)
+        getattr(sampler, end)(prompt)
+        settled[prompt.source] += end == "settle"
+        again = next(sampler)
+        if end == "put_back":
+            assert again == prompt
+        running.append(again)
+    held = settled + Counter(prompt.source for prompt in running)
+    for i, (_, weight) in enumerate(sources):
+        assert abs(held[f"s{i}"] - held.total() * weight / total) < len(sources)
+
+
+def test_the_schedule_names_the_sources_that_the_settled_prompts_come_from() -> None:
+    sampler = PromptSampler(_dataset([9, 9], [1.0, 3.0]), seed=0)
+    for _ in range(3):
+        expected = Counter(sampler.schedule(4))
+        assert expected == {"s0": 1, "s1": 3}
+        drawn = [next(sampler) for _ in range(6)]
+        for prompt in drawn:
+            if expected[prompt.source]:
+                expected[prompt.source] -= 1
+                sampler.settle(prompt)
+            else:
+                sampler.put_back(prompt)
