@@ -1,84 +1,73 @@
-"""Both ends of a transfer across hosts: a collective broadcast in a group of its own.
+"""A transfer across hosts: collective broadcasts in a group of its own.
 
-A TCPStore on the sender's host carries the handshake (the same steps as in `host.py`) and then the
-rendezvous of the group. The process's default group is not touched: the sender is usually a rank of
-the trainer's, a receiver of its engine's.
+Every sender broadcasts its own pieces, so that no rank has to gather what others hold. A TCPStore
+on the leading sender's host is the notice board and then the rendezvous of the group. The
+process's default group is not touched: a sender is usually a rank of the trainer's, a receiver of
+its engine's.
+
+While one bucket is used the next one travels.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, Store, TCPStore
 from torch.distributed import ProcessGroupGloo
 
 from roll.core.errors import WeightSyncError
-from roll.weight_sync.buckets import layout, used_bytes
 from roll.weight_sync.channel import Channel
+from roll.weight_sync.checksum import Checksum
+from roll.weight_sync.layout import Bucket, Piece, largest, layout, stretches
 from roll.weight_sync.manifest import Manifest
-
-_SENDER = 0
-"""Rank of the sender in the group; receiver i has rank i + 1."""
+from roll.weight_sync.posted import ReceiverNotes, SenderNotes
+from roll.weight_sync.slots import DeviceSlot, PrivateSlot, Slot
 
 
 class BroadcastSender:
-    """The trainer's end."""
+    """The end of one of the trainer's ranks."""
 
-    def __init__(self, channel: Channel, manifest: Manifest, *, verify: bool) -> None:
-        """Connect, announce, and return once every receiver has agreed.
+    def __init__(self, channel: Channel, manifest: Manifest, sender: int, *, verify: bool) -> None:
+        """Connect, announce, and return once everybody has agreed.
 
         Raises:
-            WeightSyncError: a receiver refused, died or did not answer in time.
+            WeightSyncError: somebody refused, died or did not answer in time.
         """
-        self._channel = channel
-        self._group: Any = None
-        self._board = _Board(channel, is_sender=True)
-        self._board.post("offer", {"manifest": manifest.to_json(), "verify": verify})
-        try:
-            self._expect_all("agreed")
-        except WeightSyncError as error:
-            self.stop(str(error))
-            raise
-        self._board.post("verdict", {"go": True})
-        self._group = _join(channel, self._board.store, _SENDER)
-        self._memory = _allocate(channel, manifest)
+        board = StoreBoard(channel, is_host=sender == 0)
+        self._notes = SenderNotes(board, channel, manifest, sender, verify=verify)
+        size = largest(layout(manifest, channel.bucket_bytes))
+        self._buckets = [_allocate(channel, size), _allocate(channel, size)]
+        self._group: _Group | None = _Group(channel, board.store, sender)
 
     def memory(self, index: int) -> Tensor:
-        return self._memory
+        assert self._group is not None
+        self._group.wait(index - 2)
+        return self._buckets[index % 2]
 
-    def publish(self, index: int, num_bytes: int) -> None:
-        _broadcast(self._group, self._memory[:num_bytes], f"bucket {index}")
+    def publish(self, index: int, bucket: Bucket) -> None:
+        assert self._group is not None
+        self._group.begin(index, bucket, self._buckets[index % 2])
 
-    def finish(self, checksum: str | None) -> None:
-        self._board.post("end", {"end": checksum})
-        self._expect_all("done")
+    def finish(self, checksum: Checksum | None) -> str | None:
+        assert self._group is not None
+        self._group.wait_all()
+        return self._notes.finish(checksum)
 
     def stop(self, reason: str) -> None:
-        """Receivers before the first bucket read this; later ones notice the broken connection."""
-        with contextlib.suppress(WeightSyncError):
-            self._board.post("verdict", {"stop": reason})
-            self._board.post("end", {"stop": reason})
+        """Those before the first bucket read this; later ones notice the broken connection."""
+        self._notes.stop(reason)
 
     def close(self) -> None:
         """Break the connections now: an error's traceback may keep this object alive, and the
-        receivers would wait for its next bucket."""
+        others would wait for its next bucket."""
         self._group = None
-
-    def _expect_all(self, step: str) -> None:
-        failures = []
-        for index in range(self._channel.num_receivers):
-            answer = self._board.read(f"{step}/{index}", f"receiver {index}")
-            if "failed" in answer:
-                failures.append(f"receiver {index}: {answer['failed']}")
-        if failures:
-            raise WeightSyncError("; ".join(failures))
 
 
 class BroadcastReceiver:
@@ -87,69 +76,97 @@ class BroadcastReceiver:
     def __init__(self, channel: Channel, index: int) -> None:
         self._channel = channel
         self._index = index
-        self._group: Any = None
-        self._step = "agreed"
-        self._board = _Board(channel, is_sender=False)
-        offer = self._board.read("offer", "the sender")
-        self.manifest = Manifest.from_json(offer["manifest"])
-        self.verify: bool = offer["verify"]
+        self._group: _Group | None = None
+        self._board = StoreBoard(channel, is_host=False)
+        self._notes = ReceiverNotes(self._board, index)
+        self.manifest = self._notes.manifest
+        self.verify = self._notes.verify
+        self._plan: list[list[Piece]] = []
 
     def accept(self) -> None:
-        """Agree to the manifest; returns when all receivers have.
-
-        Raises:
-            WeightSyncError: another receiver refused, or the sender gave up.
-        """
-        self._board.post(f"agreed/{self._index}", {"ok": True})
-        self._step = "done"
-        self._answer("verdict")
-        self._group = _join(self._channel, self._board.store, self._index + 1)
-        self._memory = _allocate(self._channel, self.manifest)
+        """As `ReceiverNotes.accept`; the first buckets are on their way then."""
+        channel = self._channel
+        self._notes.accept()
+        self._plan = layout(self.manifest, channel.bucket_bytes)
+        size = largest(self._plan)
+        self._slots = (_slot(channel, size), _slot(channel, size))
+        self._group = _Group(channel, self._board.store, channel.num_senders + self._index)
+        for index in range(min(2, len(self._plan))):
+            self._begin(index)
 
     def fail(self, reason: str) -> None:
-        with contextlib.suppress(WeightSyncError):
-            self._board.post(f"{self._step}/{self._index}", {"failed": reason})
+        self._notes.fail(reason)
 
-    def incoming(self, num_buckets: int) -> Iterator[Tensor]:
-        for index, bucket in enumerate(layout(self.manifest, self._channel.bucket_bytes)):
-            memory = self._memory[: used_bytes(bucket)]
-            _broadcast(self._group, memory, f"bucket {index}")
-            yield memory
+    def take(self, index: int) -> Slot:
+        assert self._group is not None
+        self._group.wait(index)
+        return self._slots[index % 2]
+
+    def give_back(self, index: int) -> None:
+        self._slots[index % 2].recycle()
+        if index + 2 < len(self._plan):
+            self._begin(index + 2)
 
     def end(self) -> str | None:
-        checksum: str | None = self._answer("end")["end"]
-        return checksum
+        return self._notes.end()
 
     def done(self) -> None:
-        self._board.post(f"done/{self._index}", {"ok": True})
+        self._notes.done()
 
     def close(self) -> None:
         """Break the connections now, so that the others notice."""
         self._group = None
 
-    def _answer(self, key: str) -> dict[str, Any]:
-        answer = self._board.read(key, "the sender")
-        if "stop" in answer:
-            raise WeightSyncError(f"the sender stopped the transfer: {answer['stop']}")
-        return answer
+    def _begin(self, index: int) -> None:
+        assert self._group is not None
+        self._group.begin(index, self._plan[index], self._slots[index % 2].memory)
 
 
-class _Board:
-    """JSON notes in a TCPStore that the sender hosts."""
+class _Group:
+    """All ends in one process group, and the buckets that travel in it."""
 
-    def __init__(self, channel: Channel, *, is_sender: bool) -> None:
+    def __init__(self, channel: Channel, store: Store, rank: int) -> None:
+        size = channel.num_senders + channel.num_receivers
+        self._works: dict[int, list[Any]] = {}
+        self._group = _join(channel, store, rank, size)
+
+    def begin(self, index: int, bucket: Bucket, memory: Tensor) -> None:
+        """Every end begins the same broadcasts in the same order."""
+        works = []
+        for sender, first, end in stretches(bucket):
+            options = BroadcastOptions()
+            options.rootRank = sender
+            options.asyncOp = True
+            with _broken_off(f"bucket {index}"):
+                works.append(self._group.broadcast([memory[first:end]], options))
+        self._works[index] = works
+
+    def wait(self, index: int) -> None:
+        for work in self._works.pop(index, []):
+            with _broken_off(f"bucket {index}"):
+                work.wait()
+
+    def wait_all(self) -> None:
+        for index in sorted(self._works):
+            self.wait(index)
+
+
+class StoreBoard:
+    """Notes in a TCPStore that the leading sender hosts."""
+
+    def __init__(self, channel: Channel, *, is_host: bool) -> None:
         host, _, port = channel.address.rpartition(":")
         self._timeout_s = channel.timeout_s
         try:
             self.store: Store = TCPStore(
                 host,
                 int(port),
-                is_master=is_sender,
+                is_master=is_host,
                 timeout=timedelta(seconds=channel.timeout_s),
                 wait_for_workers=False,
             )
         except RuntimeError as error:
-            doing = "listen on" if is_sender else "reach the sender at"
+            doing = "listen on" if is_host else "reach the sender at"
             raise WeightSyncError(
                 f"weight transfer: could not {doing} {channel.address} within "
                 f"{channel.timeout_s:g} s: {_first_line(error)}"
@@ -165,7 +182,6 @@ class _Board:
             ) from error
 
     def read(self, key: str, peer: str) -> dict[str, Any]:
-        """The note under `key`, once `peer` has posted it."""
         start = time.monotonic()
         try:
             note: dict[str, Any] = json.loads(self.store.get(key))
@@ -174,12 +190,30 @@ class _Board:
                 f"weight transfer: waited {time.monotonic() - start:.1f} s of "
                 f"{self._timeout_s:g} s for {peer} ({key}): {_first_line(error)}"
             ) from error
+        if "stop" in note:
+            raise WeightSyncError(f"the sender stopped the transfer: {note['stop']}")
         return note
 
+    def stop(self, reason: str) -> None:
+        """The leader's notes are the ones that others wait for longest."""
+        for key in ("verdict", "end"):
+            self.post(key, {"stop": reason})
 
-def _join(channel: Channel, store: Store, rank: int) -> Any:
+
+@contextmanager
+def _broken_off(what: str) -> Iterator[None]:
+    """Turns the errors of a collective into ours."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise WeightSyncError(
+            f"weight transfer: broadcast of {what} broke off: {_first_line(error)}; another "
+            "process of the transfer probably died"
+        ) from error
+
+
+def _join(channel: Channel, store: Store, rank: int, size: int) -> Any:
     timeout = timedelta(seconds=channel.timeout_s)
-    size = channel.num_receivers + 1
     prefix = PrefixStore("group", store)
     try:
         if channel.collective == "nccl":
@@ -196,21 +230,15 @@ def _join(channel: Channel, store: Store, rank: int) -> Any:
         ) from error
 
 
-def _allocate(channel: Channel, manifest: Manifest) -> Tensor:
-    buckets = layout(manifest, channel.bucket_bytes)
+def _allocate(channel: Channel, num_bytes: int) -> Tensor:
     device = "cuda" if channel.collective == "nccl" else "cpu"
-    size = max((used_bytes(bucket) for bucket in buckets), default=0)
-    return torch.empty(size, dtype=torch.uint8, device=device)
+    return torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
 
-def _broadcast(group: Any, memory: Tensor, what: str) -> None:
-    try:
-        group.broadcast(memory, _SENDER).wait()
-    except RuntimeError as error:
-        raise WeightSyncError(
-            f"weight transfer: broadcast of {what} broke off: {_first_line(error)}; another "
-            "process of the transfer probably died"
-        ) from error
+def _slot(channel: Channel, num_bytes: int) -> Slot:
+    if channel.collective == "nccl":
+        return DeviceSlot(_allocate(channel, num_bytes))
+    return PrivateSlot(num_bytes)
 
 
 def _first_line(error: RuntimeError) -> str:

@@ -1,11 +1,11 @@
-"""`Channel`: the picklable address of one weight transfer, opened on both sides."""
+"""`Channel`: the picklable address of one weight transfer, opened on all sides."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-TransportKind = Literal["shared_memory", "cuda_ipc", "broadcast"]
+TransportKind = Literal["shared_memory", "cuda_ipc", "broadcast", "files"]
 Collective = Literal["gloo", "nccl"]
 
 
@@ -19,12 +19,15 @@ class Channel:
 
     kind: TransportKind
     address: str
-    """Name of the sender's socket on this host, or `host:port` of the collective's rendezvous."""
+    """Name of the leading sender's socket on this host, `host:port` of the collective's
+    rendezvous, or a folder."""
     num_receivers: int
     """Processes that read: replicas times their ranks."""
     bucket_bytes: int
     """Size of one bucket; at most two exist at once."""
     timeout_s: float
-    """For each wait on the other side."""
+    """For each wait on another process of the transfer."""
     collective: Collective = "gloo"
     """Backend of a `broadcast`; its buckets lie on the CPU (gloo) or on the current GPU (nccl)."""
+    num_senders: int = 1
+    """Processes that write, each its own part of the tensors; number 0 leads."""

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
+from roll.weight_sync.slots import DeviceSlot
+
 
 @dataclass(frozen=True, slots=True)
 class CudaBuckets:
@@ -38,12 +40,12 @@ class CudaBuckets:
         """The allocator takes the memory back once the last receiver has closed it."""
 
 
-def open_cuda_buckets(description: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """The receiver's view; hold it only while receiving, the sender's memory is pinned by it."""
+def open_cuda_buckets(description: dict[str, Any]) -> tuple[DeviceSlot, DeviceSlot]:
+    """A receiver's view; hold it only while receiving, the sender's memory is pinned by it."""
     rebuild, args = pickle.loads(base64.b64decode(description["handle"]))
     memory: Tensor = rebuild(*args)
     half = len(memory) // 2
-    return memory[:half], memory[half:]
+    return DeviceSlot(memory[:half]), DeviceSlot(memory[half:])
 
 
 def _reduce(memory: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Messages between one sender and its receivers on one host, over a Unix domain socket.
+"""Messages between the leading sender and the others on one host, over a Unix domain socket.
 
 The socket lives in Linux's abstract namespace and the memory travels as a file descriptor, so
 neither leaves a name in any file system: whatever dies, the kernel frees both. Waiting blocks in
@@ -12,6 +12,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -32,12 +33,12 @@ class Link:
     def put(self, message: dict[str, Any], *, fds: tuple[int, ...] = ()) -> None:
         """Send one message; with it, file descriptors the other side gets its own copies of."""
         body = json.dumps(message).encode()
+        rest = _HEADER.pack(len(body)) + body
         try:
             if fds:  # they ride on the first bytes
-                sent = socket.send_fds(self._socket, [_HEADER.pack(len(body)) + body], list(fds))
-                self._socket.sendall((_HEADER.pack(len(body)) + body)[sent:])
-            else:
-                self._socket.sendall(_HEADER.pack(len(body)) + body)
+                rest = rest[socket.send_fds(self._socket, [rest], list(fds)) :]
+            if rest:  # sending nothing fails, too, when the other side has read all and gone
+                self._socket.sendall(rest)
         except OSError as error:
             raise self._broken("send to", error) from error
 
@@ -89,7 +90,7 @@ class Link:
 
 
 class Listener:
-    """The sender's end: waits for all receivers."""
+    """The leading sender's end: waits for all others."""
 
     def __init__(self, address: str, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -97,44 +98,44 @@ class Listener:
         self._socket.bind(b"\0" + address.encode())
         self._socket.listen(1024)
 
-    def accept_all(self, count: int) -> list[Link]:
-        """`count` links, by receiver index.
+    def accept_all(self, names: Sequence[str]) -> dict[str, Link]:
+        """One link for each of `names`, under which the others introduce themselves.
 
         Raises:
-            WeightSyncError: names the receivers that did not come in time.
+            WeightSyncError: names who did not come in time.
         """
-        links: dict[int, Link] = {}
+        links: dict[str, Link] = {}
         deadline = time.monotonic() + self._timeout_s
         try:
-            while len(links) < count:
-                link = self._accept(deadline, sorted(set(range(count)) - links.keys()))
-                index = link.get("handshake")[0]["index"]
-                if index not in range(count) or index in links:
+            while len(links) < len(names):
+                missing = [name for name in names if name not in links]
+                link = self._accept(deadline, missing)
+                link.peer = link.get("handshake")[0]["name"]
+                if link.peer not in missing:
                     link.close()
                     raise WeightSyncError(
-                        f"receiver index {index} is out of range or taken; each of the {count} "
-                        "receivers needs its own index"
+                        f"{link.peer} is not expected, or has come before; the transfer has "
+                        f"{', '.join(names)}, and each takes part once"
                     )
-                link.peer = f"receiver {index}"
-                links[index] = link
+                links[link.peer] = link
         except BaseException:
             for link in links.values():
                 link.close()
             raise
-        return [links[index] for index in range(count)]
+        return links
 
-    def _accept(self, deadline: float, missing: list[int]) -> Link:
+    def _accept(self, deadline: float, missing: list[str]) -> Link:
         while True:
             self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
             try:
                 connection, _ = self._socket.accept()
             except TimeoutError as error:
                 raise WeightSyncError(
-                    f"weight transfer: receivers {missing} did not connect within "
+                    f"weight transfer: {', '.join(missing)} did not connect within "
                     f"{self._timeout_s:g} s"
                 ) from error
             if _same_user(connection):
-                return Link(connection, "a receiver", self._timeout_s)
+                return Link(connection, "somebody new", self._timeout_s)
             connection.close()
 
     def __enter__(self) -> Self:
@@ -149,11 +150,11 @@ class Listener:
         self._socket.close()
 
 
-def connect(address: str, index: int, timeout_s: float) -> Link:
-    """The receiver's end; the sender may start later.
+def connect(address: str, name: str, timeout_s: float) -> Link:
+    """The end of a receiver, or of another sender; the leading sender may start later.
 
     Raises:
-        WeightSyncError: no sender listens on `address` within `timeout_s`.
+        WeightSyncError: nobody listens on `address` within `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
     pause_s = 0.0002
@@ -165,14 +166,13 @@ def connect(address: str, index: int, timeout_s: float) -> Link:
             connection.close()
             if time.monotonic() > deadline:
                 raise WeightSyncError(
-                    f"weight transfer: receiver {index} waited {timeout_s:g} s for a sender "
-                    f"at {address}"
+                    f"weight transfer: {name} waited {timeout_s:g} s for a sender at {address}"
                 ) from error
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 0.02)
             continue
         link = Link(connection, "the sender", timeout_s)
-        link.put({"index": index})
+        link.put({"name": name})
         return link
 
 

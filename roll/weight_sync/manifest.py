@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ class TensorMeta:
     """One tensor of a push."""
 
     name: str
-    """Hugging Face name."""
+    """Hugging Face name; of an adapter, PEFT's."""
     shape: tuple[int, ...]
     dtype: str
     """Torch's name without the `torch.`, for example `bfloat16`."""
@@ -45,11 +46,15 @@ class TensorMeta:
         return _DTYPES[self.dtype]
 
     @property
-    def num_bytes(self) -> int:
+    def num_elements(self) -> int:
         count = 1
         for size in self.shape:
             count *= size
-        return count * self.torch_dtype.itemsize
+        return count
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_elements * self.torch_dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +62,16 @@ class Manifest:
     """Names, shapes and dtypes of all tensors of a push, in the order they are sent.
 
     Raises:
-        WeightSyncError: a name appears twice, or a dtype cannot be sent.
+        WeightSyncError: a name appears twice, a dtype cannot be sent, or the cuts do not fit.
     """
 
     tensors: tuple[TensorMeta, ...]
+    cuts: tuple[tuple[int, ...], ...] = ()
+    """Who holds what: sender `s` holds the elements `cuts[i][s]` to `cuts[i][s + 1]` of tensor
+    `i`, counted through the flattened tensor. Left out: sender 0 holds everything."""
+    unchanged: frozenset[str] = frozenset()
+    """Names of the model that stay away because they have not changed since the receivers got
+    them: frozen parameters."""
 
     def __post_init__(self) -> None:
         seen: set[str] = set()
@@ -73,54 +84,77 @@ class Manifest:
                     "can be sent"
                 )
             seen.add(meta.name)
+        if both := sorted(seen & self.unchanged):
+            raise WeightSyncError(f"tensor {both[0]!r} is announced both as sent and as unchanged")
+        if self.cuts:
+            self._check_cuts()
 
     @classmethod
     def of(cls, tensors: Iterable[tuple[str, Tensor]]) -> Manifest:
-        """From tensors of any device, meta included; reads no values."""
+        """From tensors of any device, meta included; reads no values. Sender 0 holds all."""
         return cls(tuple(meta_of(name, tensor) for name, tensor in tensors))
 
     @property
     def num_bytes(self) -> int:
         return sum(meta.num_bytes for meta in self.tensors)
 
-    def to_json(self) -> list[Any]:
-        return [[meta.name, list(meta.shape), meta.dtype] for meta in self.tensors]
+    @property
+    def num_senders(self) -> int:
+        return len(self.cuts[0]) - 1 if self.cuts else 1
+
+    def cuts_of(self, tensor: int) -> tuple[int, ...]:
+        """Where the senders' elements of a tensor begin, and its size at the end."""
+        return self.cuts[tensor] if self.cuts else (0, self.tensors[tensor].num_elements)
+
+    def without(self, unchanged: Iterable[str]) -> Manifest:
+        """The same push with these tensors left out, as unchanged."""
+        names = frozenset(unchanged)
+        keep = [i for i, meta in enumerate(self.tensors) if meta.name not in names]
+        return replace(
+            self,
+            tensors=tuple(self.tensors[i] for i in keep),
+            cuts=tuple(self.cuts[i] for i in keep) if self.cuts else (),
+            unchanged=self.unchanged | names,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "tensors": [[meta.name, list(meta.shape), meta.dtype] for meta in self.tensors],
+            "cuts": [list(cuts) for cuts in self.cuts],
+            "unchanged": sorted(self.unchanged),
+        }
 
     @classmethod
-    def from_json(cls, rows: Sequence[Any]) -> Manifest:
-        return cls(tuple(TensorMeta(name, tuple(shape), dtype) for name, shape, dtype in rows))
+    def from_json(cls, note: Mapping[str, Any]) -> Manifest:
+        rows: Sequence[Any] = note["tensors"]
+        return cls(
+            tuple(TensorMeta(name, tuple(shape), dtype) for name, shape, dtype in rows),
+            tuple(tuple(cuts) for cuts in note["cuts"]),
+            frozenset(note["unchanged"]),
+        )
+
+    def _check_cuts(self) -> None:
+        if len(self.cuts) != len(self.tensors):
+            raise WeightSyncError(
+                f"the manifest has cuts of {len(self.cuts)} tensors, but {len(self.tensors)} "
+                "tensors; give one line of cuts for each"
+            )
+        for meta, cuts in zip(self.tensors, self.cuts, strict=True):
+            ordered = all(left <= right for left, right in pairwise(cuts))
+            whole = bool(cuts) and (cuts[0], cuts[-1]) == (0, meta.num_elements)
+            if not (ordered and whole and len(cuts) == len(self.cuts[0]) > 1):
+                raise WeightSyncError(
+                    f"tensor {meta.name!r} of {meta.num_elements} elements has the cuts "
+                    f"{list(cuts)}; they must rise from 0 to its size, one more than senders"
+                )
 
 
 def meta_of(name: str, tensor: Tensor) -> TensorMeta:
     return TensorMeta(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
 
 
-def check_shapes(
-    manifest: Manifest, expected: Mapping[str, tuple[int, ...]], *, optional: frozenset[str]
-) -> None:
-    """Refuse a push that does not fit the model `expected`.
-
-    Args:
-        expected: shape of every tensor the engine's checkpoint has.
-        optional: names that may come or stay away, such as a head tied to the embedding.
-
-    Raises:
-        WeightSyncError: names what is missing, unknown or of another shape.
-    """
-    given = {meta.name: meta.shape for meta in manifest.tensors}
-    problems = []
-    if missing := sorted(expected.keys() - given.keys() - optional):
-        problems.append(f"{len(missing)} tensors are missing, e.g. {missing[0]!r}")
-    if unknown := sorted(given.keys() - expected.keys() - optional):
-        problems.append(f"{len(unknown)} tensors are unknown, e.g. {unknown[0]!r}")
-    problems += [
-        f"{name!r} has shape {list(given[name])}, expected {list(shape)}"
-        for name, shape in sorted(expected.items())
-        if name in given and given[name] != shape
-    ][:3]
-    if problems:
-        raise WeightSyncError(
-            "the pushed weights do not fit the engine's model: "
-            + "; ".join(problems)
-            + "; trainer and engine must start from the same checkpoint"
-        )
+def even_cuts(num_rows: int, row_elements: int, parts: int) -> tuple[int, ...]:
+    """Cuts of a tensor whose rows (axis 0) are shared out as `torch.chunk` does: ceil(rows / parts)
+    for each rank, until none are left. FSDP2 does the same."""
+    step = -(-num_rows // parts)
+    return tuple(min(i * step, num_rows) * row_elements for i in range(parts + 1))

@@ -1,4 +1,4 @@
-"""Which way weights travel, decided from where sender and receivers stand."""
+"""Which way weights travel, decided from where senders and receivers stand."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from roll.core.errors import ConfigError
 from roll.platform.machine import free_port
 from roll.weight_sync.channel import Channel, Collective, TransportKind
+from roll.weight_sync.files import FOLDER_PREFIX
+
+DEFAULT_BUCKET_BYTES = 32 << 20
+"""Two of them fit in the last cache of a server; more would only be more pages to touch first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,25 +35,28 @@ class Route:
     kind: TransportKind
     collective: Collective = "gloo"
     """Of a broadcast."""
+    folder: Path | None = None
+    """For files."""
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES
 
 
-def choose_transport(platform: str, sender: Place, receivers: Sequence[Place]) -> Route:
-    """The cheapest way that reaches every receiver.
+def choose_transport(platform: str, senders: Sequence[Place], receivers: Sequence[Place]) -> Route:
+    """The cheapest way that reaches every receiver from every sender.
 
-    Within one host shared memory always works. CUDA IPC saves the trip through host memory, but
-    needs the sender's GPU to be visible to every receiver. There is one sender, the trainer's
-    leader, so with several GPUs at most one receiver shares its device, and shared memory carries
-    the weights also where trainer and engines are colocated. NCCL refuses a group in which two
-    processes have the same GPU.
+    Within one host shared memory always works: all senders write into it, all receivers read it in
+    place. CUDA IPC saves the trip through host memory, but needs the sender's GPU to be visible to
+    every receiver, and all of the weights on it: it is for one sender and engines on its GPU. NCCL
+    refuses a group in which two processes have the same GPU.
 
     Args:
         platform: `cpu` or `cuda`, as in `WorkerSpec.platform`.
     """
-    if any(place.node != sender.node for place in receivers):
-        gpus = {(place.node, place.device) for place in (sender, *receivers)}
-        nccl = platform == "cuda" and len(gpus) == len(receivers) + 1
+    everybody = [*senders, *receivers]
+    if any(place.node != senders[0].node for place in everybody):
+        gpus = {(place.node, place.device) for place in everybody}
+        nccl = platform == "cuda" and len(gpus) == len(everybody)
         return Route("broadcast", "nccl" if nccl else "gloo")
-    if platform == "cuda" and all(place == sender for place in receivers):
+    if platform == "cuda" and len(senders) == 1 and all(p == senders[0] for p in receivers):
         return Route("cuda_ipc")
     return Route("shared_memory")
 
@@ -56,18 +65,26 @@ def new_channel(
     kind: TransportKind,
     *,
     num_receivers: int,
-    bucket_bytes: int = 256 << 20,
+    num_senders: int = 1,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     timeout_s: float = 300.0,
     host: str = "127.0.0.1",
     collective: Collective = "gloo",
+    folder: Path | None = None,
 ) -> Channel:
-    """A fresh channel for one push. To be called by the sender: a broadcast takes a port there.
+    """A fresh channel for one push. To be called by sender 0: a broadcast takes a port there.
 
     Args:
-        host: name or number under which receivers reach the sender's host; broadcast only.
+        host: name or number under which the others reach that sender's host; broadcast only.
+        folder: that all hosts see under this path; files only.
     """
+    token = f"{os.getpid()}-{secrets.token_hex(8)}"
     if kind == "broadcast":
         address = f"{host}:{free_port()}"
+    elif kind == "files":
+        if folder is None:
+            raise ConfigError("weights travel through files, but no folder is named for them")
+        address = str(folder.absolute() / f"{FOLDER_PREFIX}{token}")
     else:
-        address = f"roll-weights-{os.getpid()}-{secrets.token_hex(8)}"
-    return Channel(kind, address, num_receivers, bucket_bytes, timeout_s, collective)
+        address = f"roll-weights-{token}"
+    return Channel(kind, address, num_receivers, bucket_bytes, timeout_s, collective, num_senders)

@@ -14,23 +14,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from roll.weight_sync.slots import SharedSlot
+
 
 @dataclass(frozen=True, slots=True)
 class HostBuckets:
-    """The sender's two buckets on the CPU."""
+    """A sender's view of the two buckets on the CPU."""
 
     fd: int
     buckets: tuple[Tensor, Tensor]
 
     @classmethod
     def create(cls, num_bytes: int) -> HostBuckets:
-        """Two buckets of `num_bytes`; pages cost memory from their first use on."""
+        """Two buckets of at least `num_bytes`; pages cost memory from their first use on."""
+        size = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         fd = os.memfd_create("roll-weights")
-        os.ftruncate(fd, 2 * num_bytes)
-        return cls(fd, _map(fd, num_bytes))
+        os.ftruncate(fd, 2 * size)
+        return cls.open(fd, size)
+
+    @classmethod
+    def open(cls, fd: int, num_bytes: int) -> HostBuckets:
+        """Buckets that another sender created; takes over the descriptor."""
+        memory = torch.frombuffer(mmap.mmap(fd, 2 * num_bytes), dtype=torch.uint8)
+        return cls(fd, (memory[:num_bytes], memory[num_bytes:]))
 
     def describe(self) -> tuple[dict[str, Any], tuple[int, ...]]:
-        """A message and file descriptors from which a receiver opens the same memory."""
+        """A message and file descriptors from which others open the same memory."""
         return {"kind": "memfd", "num_bytes": len(self.buckets[0])}, (self.fd,)
 
     def sync(self) -> None:
@@ -40,15 +49,6 @@ class HostBuckets:
         os.close(self.fd)
 
 
-def open_host_buckets(description: dict[str, Any], fds: list[int]) -> tuple[Tensor, Tensor]:
-    """The receiver's view of the buckets; closes the descriptors, the mapping keeps the memory."""
-    try:
-        return _map(fds[0], description["num_bytes"])
-    finally:
-        for fd in fds:
-            os.close(fd)
-
-
-def _map(fd: int, num_bytes: int) -> tuple[Tensor, Tensor]:
-    memory = torch.frombuffer(mmap.mmap(fd, 2 * num_bytes), dtype=torch.uint8)
-    return memory[:num_bytes], memory[num_bytes:]
+def shared_slots(fd: int, num_bytes: int) -> tuple[SharedSlot, SharedSlot]:
+    """A receiver's view of the two buckets."""
+    return SharedSlot(fd, 0, num_bytes), SharedSlot(fd, num_bytes, num_bytes)

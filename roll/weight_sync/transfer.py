@@ -2,19 +2,62 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
 from roll.core.errors import WeightSyncError
 from roll.weight_sync.broadcast import BroadcastReceiver, BroadcastSender
-from roll.weight_sync.buckets import Packer, layout, unpack, used_bytes
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.checksum import Checksum
-from roll.weight_sync.host import HostReceiver, HostSender
+from roll.weight_sync.files import FilesReceiver, FilesSender
+from roll.weight_sync.host_receive import HostReceiver
+from roll.weight_sync.host_send import HostHelper, HostLeader
+from roll.weight_sync.layout import Bucket, layout
 from roll.weight_sync.manifest import Manifest
+from roll.weight_sync.pack import Packer
+from roll.weight_sync.unpack import Buckets, Into, nowhere, unpack
+
+
+class SenderEnd(Protocol):
+    """What a transport does for a sender."""
+
+    def memory(self, index: int) -> Tensor:
+        """Where bucket `index` is to be written, as soon as it may."""
+        ...
+
+    def publish(self, index: int, bucket: Bucket) -> None:
+        """This sender's pieces of it are written."""
+        ...
+
+    def finish(self, checksum: Checksum | None) -> str | None:
+        """Returns when all receivers use the new weights: the checksum of all senders."""
+        ...
+
+    def stop(self, reason: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class ReceiverEnd(Buckets, Protocol):
+    """What a transport does for a receiver."""
+
+    manifest: Manifest
+    verify: bool
+
+    def accept(self) -> None: ...
+
+    def fail(self, reason: str) -> None: ...
+
+    def end(self) -> str | None: ...
+
+    def done(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,98 +66,129 @@ class SendReport:
 
     num_tensors: int
     num_bytes: int
+    """Of all senders together."""
     checksum: str | None
-    """Of the sent tensors, when asked for."""
+    """Of the sent tensors, when asked for; the leading sender's counts all of them."""
+    gather_s: float = 0.0
+    """Spent on making this sender's parts."""
+    pack_s: float = 0.0
+    """Spent on writing them into buckets, in the announced dtype."""
+    total_s: float = 0.0
+    """From the agreement on the manifest to the use of the new weights."""
 
 
 def send(
     channel: Channel,
-    tensors: Iterator[tuple[str, Tensor]],
+    parts: Iterator[tuple[str, Tensor]],
     manifest: Manifest,
     *,
     verify: bool,
+    sender: int = 0,
 ) -> SendReport:
-    """Push `tensors`, as announced by `manifest`, to all receivers of `channel`.
+    """Push this sender's `parts` of the tensors in `manifest` to all receivers of `channel`.
 
-    Returns when every receiver uses the new weights. `tensors` is exhausted in any case: making
-    the next one may be a collective that other ranks of the trainer take part in.
+    All senders call it, with the same manifest. Returns when every receiver uses the new weights.
+    `parts` is exhausted in any case: making the next one may be a collective that other ranks of
+    the trainer take part in.
 
     Args:
-        tensors: on any device, one at a time, in the order of the manifest.
+        parts: on any device, one at a time, in the order of the manifest: the elements that
+            `manifest.cuts` gives to this sender, also where they are none.
         verify: compute checksums at both ends and compare them.
+        sender: below `channel.num_senders`; number 0 leads.
 
     Raises:
         WeightSyncError: a receiver refused the manifest (then all keep their old weights), died,
             or did not answer within `channel.timeout_s`.
     """
     try:
-        return _send(channel, tensors, manifest, verify=verify)
+        return _send(channel, parts, manifest, verify=verify, sender=sender)
     finally:
-        for _ in tensors:
+        for _ in parts:
             pass
 
 
 def _send(
     channel: Channel,
-    tensors: Iterator[tuple[str, Tensor]],
+    parts: Iterator[tuple[str, Tensor]],
     manifest: Manifest,
     *,
     verify: bool,
+    sender: int,
 ) -> SendReport:
+    if manifest.tensors and manifest.num_senders != channel.num_senders:
+        raise WeightSyncError(
+            f"the manifest shares the tensors out over {manifest.num_senders} senders, the "
+            f"channel has {channel.num_senders}"
+        )
     checksum = Checksum() if verify else None
-    packer = Packer(manifest, tensors, checksum.add if checksum else _ignore)
-    end = (
-        BroadcastSender(channel, manifest, verify=verify)
-        if channel.kind == "broadcast"
-        else HostSender(channel, manifest, verify=verify)
-    )
+    packer = Packer(manifest, parts, sender, checksum)
+    end = _sender_end(channel, manifest, sender, verify=verify)
+    begun = time.perf_counter()
     try:
         for index, bucket in enumerate(layout(manifest, channel.bucket_bytes)):
             packer.fill(bucket, end.memory(index))
-            end.publish(index, used_bytes(bucket))
+            end.publish(index, bucket)
         packer.finish()
-        digest = checksum.hexdigest() if checksum else None
-        end.finish(digest)
+        total = end.finish(checksum)
     except BaseException as error:
         end.stop(f"{type(error).__name__}: {error}")
         raise
     finally:
         end.close()
-    return SendReport(len(manifest.tensors), manifest.num_bytes, digest)
+    return SendReport(
+        len(manifest.tensors),
+        manifest.num_bytes,
+        total,
+        packer.gather_s,
+        packer.pack_s,
+        time.perf_counter() - begun,
+    )
 
 
 class Incoming:
     """A push on its way in."""
 
-    def __init__(self, end: HostReceiver | BroadcastReceiver, bucket_bytes: int) -> None:
+    def __init__(self, end: ReceiverEnd, bucket_bytes: int) -> None:
         self.manifest = end.manifest
         self.verify = end.verify
         """The sender asks for a checksum."""
         self.checksum: str | None = None
         """Of the received tensors, once all have come in and if the sender asked for it."""
+        self.receive_s = 0.0
+        """Spent in here: waiting for bytes, copying and summing them."""
+        self.load_s = 0.0
+        """Spent by the consumer, between one tensor and the next."""
+        self.complete = False
         self._end = end
         self._bucket_bytes = bucket_bytes
-        self.complete = False
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Each tensor in its own memory, in the manifest's order. To be exhausted, once.
+    def tensors(self, into: Into = nowhere) -> Iterator[tuple[str, Tensor]]:
+        """Each tensor, in the manifest's order. To be exhausted, once.
+
+        A tensor in memory that `into` named is there when it comes out. Others must not be written
+        to: they may lie in memory that the transfer goes on to use. Kept ones stay as they are.
 
         Raises:
             WeightSyncError: the sender died or stopped, or the checksums differ.
         """
+        begun = time.perf_counter()
         checksum = Checksum() if self.verify else None
         buckets = layout(self.manifest, self._bucket_bytes)
-        incoming = self._end.incoming(len(buckets))
-        for name, tensor in unpack(self.manifest, buckets, incoming):
-            if checksum:
-                checksum.add(name, tensor)
-            yield name, tensor
+        for item in unpack(self.manifest, buckets, self._end, into, checksum):
+            given = time.perf_counter()
+            self.receive_s += given - begun
+            yield item
+            del item
+            begun = time.perf_counter()
+            self.load_s += begun - given
         expected = self._end.end()
         self.checksum = checksum.hexdigest() if checksum else None
         if self.checksum != expected:
             raise WeightSyncError(
                 f"weights changed on their way: checksum {self.checksum}, sent were {expected}"
             )
+        self.receive_s += time.perf_counter() - begun
         self.complete = True
 
 
@@ -132,11 +206,7 @@ def receive(
         WeightSyncError: the manifest is refused here or elsewhere, or the transfer broke off. Only
             in the second case may part of the tensors have been yielded.
     """
-    end = (
-        BroadcastReceiver(channel, index)
-        if channel.kind == "broadcast"
-        else HostReceiver(channel, index)
-    )
+    end = _receiver_end(channel, index)
     try:
         check(end.manifest)
         end.accept()
@@ -152,5 +222,19 @@ def receive(
         end.close()
 
 
-def _ignore(name: str, tensor: Tensor) -> None:
-    """No checksum wanted."""
+def _sender_end(channel: Channel, manifest: Manifest, sender: int, *, verify: bool) -> SenderEnd:
+    if channel.kind == "broadcast":
+        return BroadcastSender(channel, manifest, sender, verify=verify)
+    if channel.kind == "files":
+        return FilesSender(channel, manifest, sender, verify=verify)
+    if sender > 0:
+        return HostHelper(channel, manifest, sender)
+    return HostLeader(channel, manifest, verify=verify)
+
+
+def _receiver_end(channel: Channel, index: int) -> ReceiverEnd:
+    if channel.kind == "broadcast":
+        return BroadcastReceiver(channel, index)
+    if channel.kind == "files":
+        return FilesReceiver(channel, index)
+    return HostReceiver(channel, index)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import replace
 
 from roll.algorithms.api import PolicyTerms
@@ -17,6 +16,7 @@ from roll.distributed.dispatch import BROADCAST, SHARD_BATCH, dispatch
 from roll.strategy.build import build_train
 from roll.strategy.forward import PolicyHead
 from roll.weight_sync.channel import Channel
+from roll.weight_sync.layout import may_stay_away
 from roll.weight_sync.plan import Place, Route, new_channel
 from roll.weight_sync.transfer import SendReport, send
 from roll.workers.model import TrainWorker
@@ -50,25 +50,36 @@ class ActorWorker(TrainWorker[PolicyTerms]):
 
     @dispatch(BROADCAST)
     def place(self) -> Place:
-        """Where the leader, which sends the weights, runs."""
+        """Where this rank, one of the senders of the weights, runs."""
         return Place(self.spec.node, self.spec.devices[0], self.spec.host)
 
     @dispatch(BROADCAST)
-    def open_channel(self, route: Route, num_receivers: int, timeout_s: float) -> Channel:
-        """A channel for one push, opened where the sender runs: the leader's is the one to use."""
+    def open_channel(
+        self, route: Route, num_senders: int, num_receivers: int, timeout_s: float
+    ) -> Channel:
+        """A channel for one push, opened where the leading sender runs: rank 0's is the one."""
         return new_channel(
             route.kind,
             num_receivers=num_receivers,
+            num_senders=num_senders,
+            bucket_bytes=route.bucket_bytes,
             timeout_s=timeout_s,
             host=self.spec.host,
             collective=route.collective,
+            folder=route.folder,
         )
 
     @dispatch(BROADCAST)
-    def push_weights(self, channel: Channel, verify: bool) -> SendReport | None:
-        """Send the weights to every engine; the leader sends, the others help to gather."""
-        weights = self.strategy.export_weights()
-        if self.rank_info.rank == 0:
-            return send(channel, weights, self.strategy.weight_manifest(), verify=verify)
-        deque(weights, maxlen=0)
-        return None
+    def push_weights(self, channel: Channel, everything: bool, verify: bool) -> SendReport:
+        """Send this rank's part of the weights to the engines; the report is the leader's.
+
+        Args:
+            everything: also what never changes; otherwise the receivers must have it already.
+        """
+        manifest = self.strategy.weight_manifest()
+        parts = self.strategy.export_parts()
+        if not everything:
+            away = may_stay_away(manifest, self.strategy.frozen_weights())
+            manifest = manifest.without(away)
+            parts = ((name, part) for name, part in parts if name not in away)
+        return send(channel, parts, manifest, verify=verify, sender=self.spec.rank)

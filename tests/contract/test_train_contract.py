@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,24 @@ def test_every_rank_exports_the_state_dict_exactly(runs: Results, world: int) ->
             del want["lm_head.weight"]  # as in the safetensors file that save_pretrained writes
         for result in runs[world]:
             assert_same_bits(result[key], want)
+
+
+@pytest.mark.parametrize("world", WORLD_SIZES)
+def test_the_parts_of_all_ranks_are_the_tensors_of_the_manifest(runs: Results, world: int) -> None:
+    manifest = runs[world][0]["manifest"]
+    whole = runs[world][0]["export"]
+    assert manifest.num_senders == world
+    assert [meta.name for meta in manifest.tensors] == list(whole)
+    for position, meta in enumerate(manifest.tensors):
+        cuts = manifest.cuts_of(position)
+        flat = torch.cat([result["parts"][meta.name].reshape(-1) for result in runs[world]])
+        assert torch.equal(flat.to(meta.torch_dtype).reshape(meta.shape), whole[meta.name])
+        assert [r["parts"][meta.name].numel() for r in runs[world]] == [
+            end - first for first, end in pairwise(cuts)
+        ]
+    for result in runs[world]:
+        assert result["manifest"] == manifest
+        assert result["frozen"] == frozenset()
 
 
 @pytest.mark.parametrize("world", WORLD_SIZES)

@@ -88,6 +88,9 @@ def job(spec: WorkerSpec, folder: Path, backend_name: str) -> dict[str, Any]:
     first = backend.build(spec, untied)
     results: dict[str, Any] = {
         "export": exported(first),
+        "parts": {name: part.clone() for name, part in first.export_parts()},
+        "manifest": first.weight_manifest(),
+        "frozen": first.frozen_weights(),
         "export_tied": exported(backend.build(spec, tied)),
         "steps": _steps(backend, spec, untied),
         "bf16": _one_step(backend, spec, untied.model_copy(update={"dtype": "bfloat16"})),

@@ -1,4 +1,4 @@
-"""What leaves and enters a sharded model: checkpoints, full weights, Hugging Face folders.
+"""What leaves and enters a sharded model on disk: checkpoints, Hugging Face folders.
 
 A checkpoint is one folder: the shards that every rank writes (torch.distributed.checkpoint),
 `rng_<rank>.pt`, and last of all `meta.json`, which says which model and optimizer step it is.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,11 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from roll.core.errors import CheckpointError
-from roll.weight_sync.manifest import Manifest
+from roll.strategy.fsdp2.export import full_weights
 
 FORMAT = 1
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -89,38 +87,6 @@ def load(path: Path, model: PreTrainedModel, optimizer: Optimizer) -> int:
         _set_rng_states(torch.load(rng, weights_only=False))
     dist.barrier()
     return int(meta["updates"])
-
-
-def full_weights(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Names and full tensors as in the Hugging Face checkpoint, one at a time; collective.
-
-    Parameters come in `dtype`, the one the forward pass computes in. A tensor that goes by two
-    names (tied embeddings) comes once, under its first name, as `save_pretrained` writes it. The
-    tensors may share memory with the model: use them before the next update.
-    """
-    for name, value in _distinct(model):
-        tensor = value.detach()
-        if isinstance(value, torch.nn.Parameter):
-            tensor = tensor.to(dtype)
-        yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def manifest(model: PreTrainedModel, dtype: torch.dtype) -> Manifest:
-    """What `full_weights` will yield, in its order; reads no values and is not collective."""
-    rows = []
-    for name, value in _distinct(model):
-        kind = dtype if isinstance(value, torch.nn.Parameter) else value.dtype
-        rows.append((name, torch.empty(value.shape, dtype=kind, device="meta")))
-    return Manifest.of(rows)
-
-
-def _distinct(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Saved tensors, each under its first name only."""
-    seen: set[int] = set()
-    for name, value in model.state_dict(keep_vars=True).items():
-        if id(value) not in seen:
-            seen.add(id(value))
-            yield name, value
 
 
 def save_hf(

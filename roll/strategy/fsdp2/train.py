@@ -27,7 +27,7 @@ from roll.core.types import RankInfo, WorkerSpec
 from roll.models.load import load_tokenizer
 from roll.platform import get_platform
 from roll.strategy import forward, microbatch
-from roll.strategy.fsdp2 import state
+from roll.strategy.fsdp2 import export, state
 from roll.strategy.fsdp2.shard import load_sharded
 from roll.strategy.reduce import LossMetrics, max_over_ranks, weighted_sum
 from roll.strategy.schedule import lr_at
@@ -129,11 +129,17 @@ class Fsdp2Strategy(Generic[T]):
         }
 
     def weight_manifest(self) -> Manifest:
-        return state.manifest(self._model.model, self._dtype)
+        return export.manifest(self._model.model, self._dtype)
+
+    def frozen_weights(self) -> frozenset[str]:
+        return export.frozen(self._model.model)
+
+    def export_parts(self) -> Iterator[tuple[str, Tensor]]:
+        return export.local_parts(self._model.model)
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """As `state.full_weights`, in `model.dtype`: what the forward pass computes with."""
-        return state.full_weights(self._model.model, self._dtype)
+        """As `export.full_weights`, in `model.dtype`: what the forward pass computes with."""
+        return export.full_weights(self._model.model, self._dtype)
 
     def save(self, path: Path) -> None:
         update = self._require_update()

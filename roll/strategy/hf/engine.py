@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from roll.config.model import ModelConfig
@@ -26,7 +27,8 @@ from roll.strategy.api import LoadReport
 from roll.strategy.hf.decoding import Decoding, Weights
 from roll.strategy.progress import Progress
 from roll.weight_sync.channel import Channel
-from roll.weight_sync.manifest import Manifest, check_shapes
+from roll.weight_sync.checks import check_shapes
+from roll.weight_sync.manifest import Manifest, TensorMeta
 from roll.weight_sync.transfer import receive
 
 P = ParamSpec("P")
@@ -62,6 +64,8 @@ class HfEngine:
         self._closed = False
         self._broken: str | None = None
         """Why the weights cannot be used."""
+        self._held: frozenset[str] = frozenset()
+        """Names of the tensors that earlier pushes brought."""
 
     async def start(self) -> None:
         """Load the model."""
@@ -200,23 +204,42 @@ class HfEngine:
 
         def check(manifest: Manifest) -> None:
             shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
-            check_shapes(manifest, shapes, optional=frozenset(tied))
+            check_shapes(manifest, shapes, optional=frozenset(tied), held=self._held)
 
         begun = False
+
+        def in_place(meta: TensorMeta) -> Tensor | None:
+            """The model's own memory, which needs no copy in between."""
+            nonlocal begun
+            begun = True
+            tensor = own[meta.name]
+            same = tensor.dtype == meta.torch_dtype and tensor.is_contiguous()
+            return tensor if same and tensor.device.type == "cpu" else None
+
         try:
             with receive(channel, receiver, check=check) as incoming:
                 if verify and not incoming.verify:
                     raise WeightSyncError("a checksum was asked for, but the sender makes none")
-                for name, tensor in incoming.tensors():
-                    begun = True
-                    own[name].copy_(tensor)
+                for name, tensor in incoming.tensors(in_place):
+                    if tensor.data_ptr() != own[name].data_ptr():
+                        own[name].copy_(tensor)
         except WeightSyncError as error:
-            self._broken = str(error) if begun else self._broken
+            if begun:
+                self._broken = str(error)
+                self._held = frozenset()
             raise
         self._broken = None
         self._weights = replace(self._weights, version=version)
         manifest = incoming.manifest
-        return LoadReport(version, len(manifest.tensors), manifest.num_bytes, incoming.checksum)
+        self._held |= {meta.name for meta in manifest.tensors}
+        return LoadReport(
+            version,
+            len(manifest.tensors),
+            manifest.num_bytes,
+            incoming.checksum,
+            incoming.receive_s,
+            incoming.load_s,
+        )
 
 
 def _nothing() -> None:

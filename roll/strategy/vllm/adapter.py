@@ -84,6 +84,8 @@ class AdapterLoader:
                 "num_tensors": len(incoming.manifest.tensors),
                 "num_bytes": incoming.manifest.num_bytes,
                 "checksum": incoming.checksum,
+                "receive_s": incoming.receive_s,
+                "load_s": incoming.load_s,
             }
         except WeightSyncError as error:
             return {"error": str(error), "intact": True}

@@ -17,10 +17,11 @@ from typing import Any
 from torch import Tensor
 
 from roll.core.errors import WeightSyncError
-from roll.strategy.vllm.compat import repack_tied_heads
+from roll.strategy.vllm.heads import EmbeddingMemory, repack_heads
 from roll.strategy.vllm.readback import Probes, read_back
 from roll.weight_sync.channel import Channel
-from roll.weight_sync.manifest import Manifest, check_shapes
+from roll.weight_sync.checks import check_shapes
+from roll.weight_sync.manifest import Manifest
 from roll.weight_sync.transfer import Incoming, receive
 
 
@@ -29,6 +30,8 @@ class WeightLoader:
 
     rank: int
     model_runner: Any
+    _roll_held: frozenset[str] = frozenset()
+    """Names of the tensors that earlier pushes brought."""
 
     def roll_load_weights(
         self,
@@ -51,7 +54,7 @@ class WeightLoader:
 
         def check(manifest: Manifest) -> None:
             shapes = {name: tuple(shape) for name, shape in expected.items()}
-            check_shapes(manifest, shapes, optional=frozenset(optional))
+            check_shapes(manifest, shapes, optional=frozenset(optional), held=self._roll_held)
 
         intact = True
         try:
@@ -63,15 +66,21 @@ class WeightLoader:
                     "num_tensors": len(manifest.tensors),
                     "num_bytes": manifest.num_bytes,
                     "checksum": incoming.checksum,
+                    "receive_s": incoming.receive_s,
+                    "load_s": incoming.load_s,
                 }
+            self._roll_held |= {meta.name for meta in manifest.tensors}
             return report
         except WeightSyncError as error:
+            if not intact:
+                self._roll_held = frozenset()
             return {"error": str(error), "intact": intact}
 
     def roll_die_with(self, owner: int) -> None:
         """Kill this process and the engine's core as soon as process `owner` ends.
 
-        vLLM's core does not notice when the process that started it is killed.
+        vLLM's core does not notice when the process that started it is killed. Where the model
+        runs in the core itself, the parent is the owner, and is gone by then.
         """
         core = os.getppid()
         handle = os.pidfd_open(owner)
@@ -92,22 +101,28 @@ class WeightLoader:
         """
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
+        model = self.model_runner.get_model()
         probes = Probes() if incoming.verify else None
         try:
-            self.model_runner.reload_weights(weights_iterator=_watched(incoming, probes))
+            tensors = _rest(incoming, EmbeddingMemory(model), probes)
+            self.model_runner.reload_weights(weights_iterator=tensors)
         except WeightSyncError:
             # Layers that wait for their tensors would hang at the next forward pass; put back
             # what they had. The model is then a mixture, which the engine refuses to use.
-            finalize_layerwise_reload(self.model_runner.get_model(), self.model_runner.model_config)
+            finalize_layerwise_reload(model, self.model_runner.model_config)
             raise
         finally:
-            repack_tied_heads(self.model_runner.get_model())
+            repack_heads(model)
         if probes is not None:
-            read_back(self.model_runner.get_model(), probes)
+            read_back(model, probes)
 
 
-def _watched(incoming: Incoming, probes: Probes | None) -> Iterator[tuple[str, Tensor]]:
-    for name, tensor in incoming.tensors():
+def _rest(
+    incoming: Incoming, memory: EmbeddingMemory, probes: Probes | None
+) -> Iterator[tuple[str, Tensor]]:
+    """What vLLM has to load: all that was not written into its memory on the way."""
+    for name, tensor in incoming.tensors(into=memory):
         if probes is not None:
             probes.add(name, tensor)
-        yield name, tensor
+        if not memory.holds(tensor):
+            yield name, tensor

@@ -112,4 +112,11 @@ class Pushes:
                 self.broken = errors[0]["error"]
             raise WeightSyncError(f"{self._name}: {errors[0]['error']}")
         first = answers[0]
-        return LoadReport(version, first["num_tensors"], first["num_bytes"], first["checksum"])
+        return LoadReport(
+            version,
+            first["num_tensors"],
+            first["num_bytes"],
+            first["checksum"],
+            max(answer["receive_s"] for answer in answers),
+            max(answer["load_s"] for answer in answers),
+        )

@@ -1,0 +1,378 @@
+"""How fast trained weights reach the engines, by transport and phase.
+
+A trainer of two FSDP2 ranks (float32 masters, a Qwen2 model of about 0.5 B parameters) pushes its
+weights in bfloat16 to two replicas. First the replicas are plain processes that take every byte
+into memory of their own, as an engine does that computes with the tensors as they come; a copy of
+the same size between two buffers, made by the same processes in turn with the pushes, is the
+yardstick. Then they are two real vLLM engines, whose own work (putting layers together, packing
+them for the CPU) is timed apart.
+
+    python benchmarks/weight_sync.py [--pushes 5] [--bucket-mb 32] [--layers 24] [--no-vllm]
+
+Phases, seconds: gather (a rank waits for others to make whole tensors; sending parts needs none),
+pack (float32 to bfloat16, into the bucket), receive (the slowest replica waits for bytes and takes
+them), load (the slowest replica makes them its own). They overlap. GB/s are bytes of the model over
+the seconds from the agreement to the last replica's "done"; for vLLM, less the load of the slowest.
+cpu_s counts the CPU of all ranks and plain replicas, which a busy machine does not change much.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+GB = 1e9
+TIMEOUT_S = 900.0
+COPY_BYTES = 256 << 20
+COPIES = 4
+Task = dict[str, Any]
+COPY: Task = {"memcpy": True}
+
+
+def make_model(path: Path, layers: int, vocabulary: int) -> None:
+    """The shape of Qwen2.5-0.5B, random weights."""
+    import torch
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=vocabulary, hidden_size=896, intermediate_size=4864, num_hidden_layers=layers,
+        num_attention_heads=14, num_key_value_heads=2, max_position_embeddings=1024,
+        tie_word_embeddings=True, dtype="bfloat16", bos_token_id=None, eos_token_id=1,
+    )  # fmt: skip
+    model = Qwen2ForCausalLM(config).bfloat16()
+    model.save_pretrained(path)
+    words = {f"w{i}": i for i in range(64)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="w1").save_pretrained(path)
+    print(f"model: {model.num_parameters() / 1e6:.0f} M parameters")
+
+
+class Cost:
+    """What a process spends: CPU seconds, and memory at most above what it held before, by the
+    kernel's own count."""
+
+    def __enter__(self) -> Cost:
+        Path("/proc/self/clear_refs").write_text("5")
+        self._before = self._kib("VmRSS")
+        self._cpu_begun = time.process_time()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.cpu_s = time.process_time() - self._cpu_begun
+        self.extra_bytes = (self._kib("VmHWM") - self._before) * 1024
+
+    @staticmethod
+    def _kib(name: str) -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(name + ":"))
+
+
+def trainer(pipe: Connection, rank: int, world: int, port: int, path: Path) -> None:
+    import torch
+
+    from roll.config.model import ModelConfig
+    from roll.config.roles import Role
+    from roll.config.strategy import Fsdp2Config
+    from roll.config.training import OptimizerConfig
+    from roll.core.types import WorkerSpec
+    from roll.strategy.forward import PolicyHead
+    from roll.strategy.fsdp2.train import Fsdp2Strategy
+    from roll.weight_sync.manifest import Manifest
+    from roll.weight_sync.transfer import send
+
+    torch.set_num_threads(1)
+    spec = WorkerSpec(
+        Role.ACTOR_TRAIN, rank, world, (rank,), (rank,), 0, f"127.0.0.1:{port}", 0, "cpu"
+    )
+    strategy = Fsdp2Strategy(
+        Fsdp2Config(), spec=spec, model=ModelConfig(path=str(path), dtype="bfloat16"),
+        head=PolicyHead(1.0, 1024), max_tokens_per_microbatch=1024,
+        optimizer=OptimizerConfig(), total_steps=1,
+    )  # fmt: skip
+
+    def push(task: Task) -> dict[str, float]:
+        whole = strategy.weight_manifest()
+        if task["gathered"]:  # rank 0 sends whole tensors, all ranks make them
+            manifest, parts = Manifest(whole.tensors), strategy.export_weights()
+            if rank > 0:
+                for _ in parts:
+                    pass
+                return {}
+        else:
+            manifest, parts = whole, strategy.export_parts()
+        with Cost() as cost:
+            report = send(task["channel"], parts, manifest, verify=task["verify"], sender=rank)
+        return {
+            "total_s": report.total_s, "gather_s": report.gather_s, "pack_s": report.pack_s,
+            "bytes": report.num_bytes, "extra": cost.extra_bytes, "cpu_s": cost.cpu_s,
+            "checksum": report.checksum,
+        }  # fmt: skip
+
+    serve(pipe, push)
+
+
+def plain_replica(pipe: Connection, index: int) -> None:
+    """Takes all tensors into memory that it has had for long, like an engine's model."""
+    import torch
+
+    from roll.weight_sync.transfer import receive
+
+    torch.set_num_threads(1)
+    own: dict[str, Any] = {}
+
+    source = torch.ones(COPY_BYTES, dtype=torch.uint8)
+    target = torch.ones(COPY_BYTES, dtype=torch.uint8)
+
+    def memcpy_s() -> float:
+        begun = time.perf_counter()
+        for _ in range(COPIES):
+            target.copy_(source)
+        return (time.perf_counter() - begun) / COPIES
+
+    def take(task: Task) -> dict[str, Any]:
+        if task == COPY:
+            with Cost() as cost:
+                seconds = memcpy_s()
+            return {"memcpy_s": seconds, "cpu_s": cost.cpu_s / COPIES}
+        with (
+            Cost() as cost,
+            receive(task["channel"], index, check=lambda manifest: None) as incoming,
+        ):
+            for meta in incoming.manifest.tensors:
+                if meta.name not in own:
+                    own[meta.name] = torch.ones(meta.shape, dtype=meta.torch_dtype)
+            for _ in incoming.tensors(into=lambda meta: own[meta.name]):
+                pass
+        return {
+            "receive_s": incoming.receive_s, "load_s": incoming.load_s,
+            "extra": cost.extra_bytes, "cpu_s": cost.cpu_s, "checksum": incoming.checksum,
+        }  # fmt: skip
+
+    serve(pipe, take)
+
+
+def vllm_replica(pipe: Connection, index: int, path: Path) -> None:
+    from roll.config.model import ModelConfig
+    from roll.config.roles import Role
+    from roll.config.strategy import VllmConfig
+    from roll.core.types import WorkerSpec
+    from roll.platform.machine import cores
+    from roll.strategy.vllm.engine import VllmEngine
+
+    mine = cores()[index % len(cores()) :][:1]
+    spec = WorkerSpec(Role.ACTOR_INFER, index, 2, (index,), mine, 0, "127.0.0.1:1", 0, "cpu")
+    model = ModelConfig(path=str(path), dtype="bfloat16")
+    engine = VllmEngine(VllmConfig(), spec=spec, model=model, dtype="bfloat16", max_model_len=256)
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(engine.start())
+    version = 0
+
+    def take(task: Task) -> dict[str, Any]:
+        nonlocal version
+        version += 1
+        loading = engine.load_weights(
+            task["channel"], version, receiver=index, verify=task["verify"]
+        )
+        report = loop.run_until_complete(loading)
+        return {
+            "receive_s": report.receive_s, "load_s": report.load_s, "checksum": report.checksum,
+        }  # fmt: skip
+
+    serve(pipe, take)
+    loop.run_until_complete(engine.close())
+
+
+def serve(pipe: Connection, work: Callable[[Task], dict[str, Any]]) -> None:
+    pipe.send("ready")
+    while (task := pipe.recv()) is not None:
+        pipe.send(work(task))
+
+
+@dataclass
+class Team:
+    """Processes and the pipes to them."""
+
+    pipes: list[Connection] = field(default_factory=list)
+    processes: list[Any] = field(default_factory=list)
+
+    def start(self, target: Callable[..., None], *args: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        mine, theirs = context.Pipe()
+        process = context.Process(target=target, args=(theirs, *args))
+        process.start()
+        theirs.close()
+        self.pipes.append(mine)
+        self.processes.append(process)
+
+    def ready(self) -> None:
+        for pipe in self.pipes:
+            answer(pipe)
+
+    def close(self) -> None:
+        for pipe in self.pipes:
+            pipe.send(None)
+        for process in self.processes:
+            process.join(60)
+
+
+def answer(pipe: Connection) -> Any:
+    if not pipe.poll(TIMEOUT_S):
+        raise TimeoutError(f"a process gave no answer within {TIMEOUT_S:g} s")
+    return pipe.recv()
+
+
+def push_once(
+    trainers: Team, replicas: Team, kind: str, folder: Path, bucket_bytes: int,
+    *, gathered: bool = False, verify: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    from roll.weight_sync.plan import new_channel
+
+    channel = new_channel(
+        kind, num_receivers=len(replicas.pipes), num_senders=1 if gathered else len(trainers.pipes),
+        bucket_bytes=bucket_bytes, timeout_s=60, folder=folder,
+    )  # fmt: skip
+    task = {"channel": channel, "gathered": gathered, "verify": verify}
+    pipes = [*trainers.pipes, *replicas.pipes]
+    for pipe in pipes:
+        pipe.send(task)
+    sent = [answer(pipe) for pipe in trainers.pipes]
+    got = [answer(pipe) for pipe in replicas.pipes]
+    if verify:
+        assert {each["checksum"] for each in got} == {sent[0]["checksum"]}
+    sent = [each for each in sent if each]
+    return {
+        "total_s": sent[0]["total_s"],
+        "bytes": sent[0]["bytes"],
+        "gather_s": max(each["gather_s"] for each in sent),
+        "pack_s": max(each["pack_s"] for each in sent),
+        "receive_s": max(each["receive_s"] for each in got),
+        "load_s": max(each["load_s"] for each in got),
+        "extra": max(each.get("extra", 0) for each in [*sent, *got]),
+        "cpu_s": sum(each.get("cpu_s", 0.0) for each in [*sent, *got]),
+    }
+
+
+def memcpy_once(replicas: Team) -> tuple[float, float]:
+    """GB/s of one process that copies alone, and per second of its CPU."""
+    replicas.pipes[0].send(COPY)
+    found = answer(replicas.pipes[0])
+    return COPY_BYTES / found["memcpy_s"] / GB, COPY_BYTES / found["cpu_s"] / GB
+
+
+def report(name: str, rows: list[dict[str, Any]], seconds: list[float], memcpy: float) -> float:
+    """One line of the table; bandwidth over the yardstick."""
+
+    def middle(key: str) -> float:
+        return statistics.median(row[key] for row in rows)
+
+    rate = rows[0]["bytes"] / statistics.median(seconds) / GB
+    print(
+        f"{name:28} {rate:6.2f} {rate / memcpy:6.2f} {middle('total_s'):7.3f} "
+        f"{middle('gather_s'):7.3f} {middle('pack_s'):7.3f} {middle('receive_s'):8.3f} "
+        f"{middle('load_s'):7.3f} {middle('cpu_s'):7.3f} "
+        f"{max(row['extra'] for row in rows) / 2**20:9.0f}"
+    )
+    return rate / memcpy
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "shared memory": {"kind": "shared_memory"},
+    "shared memory, gathered": {"kind": "shared_memory", "gathered": True},
+    "broadcast (gloo)": {"kind": "broadcast"},
+    "files": {"kind": "files"},
+}
+
+
+def measure_plain(trainers: Team, folder: Path, args: argparse.Namespace) -> tuple[float, float]:
+    """Prints the table; (shared memory over memcpy, memcpy GB/s)."""
+    replicas = Team()
+    for index in range(2):
+        replicas.start(plain_replica, index)
+    replicas.ready()
+    bucket = args.bucket_mb << 20
+    for case in CASES.values():  # also makes the replicas' memory, and proves the bytes
+        warm = push_once(
+            trainers, replicas, folder=folder, bucket_bytes=bucket, verify=True, **case
+        )
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in CASES}
+    copies = []
+    for _ in range(args.pushes):
+        for name, case in CASES.items():
+            copies.append(memcpy_once(replicas))
+            rows[name].append(
+                push_once(trainers, replicas, folder=folder, bucket_bytes=bucket, **case)
+            )
+    replicas.close()
+    memcpy, per_cpu_s = (statistics.median(column) for column in zip(*copies, strict=True))
+    print(
+        f"{warm['bytes'] / GB:.2f} GB to two replicas; memcpy by one process: {memcpy:.2f} GB/s, "
+        f"{per_cpu_s:.2f} GB per CPU second"
+    )
+    print("every transport: checksum of all tensors equal at both ends")
+    ratios = [
+        report(name, rows[name], [row["total_s"] for row in rows[name]], memcpy) for name in CASES
+    ]
+    return ratios[0], memcpy
+
+
+def measure_vllm(
+    trainers: Team, path: Path, folder: Path, args: argparse.Namespace, memcpy: float
+) -> float:
+    engines = Team()
+    for index in range(2):
+        engines.start(vllm_replica, index, path)
+    engines.ready()
+    bucket = args.bucket_mb << 20
+    push_once(trainers, engines, "shared_memory", folder, bucket, verify=True)
+    rows = [
+        push_once(trainers, engines, "shared_memory", folder, bucket) for _ in range(args.pushes)
+    ]
+    engines.close()
+    seconds = [row["total_s"] - row["load_s"] for row in rows]
+    return report("vLLM, shared memory", rows, seconds, memcpy)
+
+
+def main() -> None:
+    from roll.platform.machine import free_port
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--pushes", type=int, default=5, help="of each transport")
+    parser.add_argument("--bucket-mb", type=int, default=32)
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--vocabulary", type=int, default=151936)
+    parser.add_argument("--no-vllm", action="store_true", help="plain replicas only")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        path, folder = Path(temporary) / "model", Path(temporary) / "transfer"
+        folder.mkdir()
+        make_model(path, args.layers, args.vocabulary)
+        trainers = Team()
+        port = free_port()
+        for rank in range(2):
+            trainers.start(trainer, rank, 2, port, path)
+        trainers.ready()
+        print(
+            f"{'':28} {'GB/s':>6} {'/copy':>6} {'total_s':>7} {'gather':>7} {'pack':>7} "
+            f"{'receive':>8} {'load':>7} {'cpu_s':>7} {'extra MiB':>9}"
+        )
+        ratio, memcpy = measure_plain(trainers, folder, args)
+        if not args.no_vllm:
+            measure_vllm(trainers, path, folder, args, memcpy)
+        trainers.close()
+    sys.exit(0 if ratio >= 0.5 else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""`WeightPusher`: brings the trainer's weights to all engines, or to some."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from roll.config.weights import WeightSyncConfig
+from roll.core.errors import WeightSyncError
+from roll.distributed.cluster import Cluster
+from roll.distributed.pending import both
+from roll.weight_sync.plan import Place, Route, choose_transport
+from roll.workers.actor import ActorWorker
+from roll.workers.infer import InferWorker
+
+SYNC_TIMEOUT_S = 600.0
+"""For each wait of one side of a weight push on the other."""
+
+
+@dataclass
+class WeightPusher:
+    """Pushes from `actor_train` to `actor_infer`, one after the other, never two at once.
+
+    Tensors that never change (frozen parameters) travel once to each engine: in the first push, and
+    in the first after `forget`.
+    """
+
+    actor: Cluster[ActorWorker]
+    infer: Cluster[InferWorker]
+    platform: str
+    """`cpu` or `cuda`."""
+    config: WeightSyncConfig
+    _served: set[int] = field(default_factory=set)
+    """Replicas that have received all tensors, and hold those that never change."""
+
+    def push(self, version: int, ranks: Sequence[int], *, verify: bool) -> None:
+        """Replace the weights of these replicas; returns when they all use them.
+
+        The trainer reads its weights once, however many receive them.
+
+        Args:
+            version: what the tokens that follow carry.
+            verify: prove by checksums, and by asking the models, that they hold what was sent.
+
+        Raises:
+            WeightSyncError: an engine refused, died, or holds something else than was sent.
+            WorkerLostError: a replica died.
+        """
+        engines = self.infer.on(ranks)
+        senders = self.actor.call_each(ActorWorker.place)
+        places = engines.call_each(InferWorker.places)
+        firsts = [sum(map(len, places[:i])) for i in range(len(places))]
+        receivers = [place for each in places for place in each]
+        channel = self.actor.call(
+            ActorWorker.open_channel,
+            self._route(senders, receivers),
+            len(senders),
+            len(receivers),
+            timeout_s=SYNC_TIMEOUT_S,
+        )
+        everything = not self._served.issuperset(ranks)
+        self._served.difference_update(ranks)  # until this push has succeeded
+        loading = engines.submit(
+            InferWorker.load_weights,
+            channel,
+            version,
+            dict(zip(ranks, firsts, strict=True)),
+            verify,
+        )
+        sending = self.actor.submit(ActorWorker.push_weights, channel, everything, verify)
+        sent, _ = both(sending, loading)
+        if verify and sent.checksum is None:
+            raise WeightSyncError(
+                f"weight version {version}: no checksum came back from the sender"
+            )
+        self._served.update(ranks)
+
+    def forget(self, rank: int) -> None:
+        """This replica was restarted: it holds none of the trainer's weights."""
+        self._served.discard(rank)
+
+    def _route(self, senders: list[Place], receivers: list[Place]) -> Route:
+        route = choose_transport(self.platform, senders, receivers)
+        if self.config.folder is not None:
+            route = Route("files", folder=Path(self.config.folder))
+        return replace(route, bucket_bytes=self.config.bucket_mb << 20)

@@ -1,0 +1,84 @@
+"""A sharded model's weights under Hugging Face names: what they are, who holds what, values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
+from transformers import PreTrainedModel
+
+from roll.core.errors import WeightSyncError
+from roll.weight_sync.manifest import Manifest, even_cuts, meta_of
+
+
+def manifest(model: PreTrainedModel, dtype: torch.dtype) -> Manifest:
+    """What `full_weights` will yield, in its order; reads no values and is not collective.
+
+    A rank holds the rows that FSDP2 gave it; what is not sharded comes from rank 0.
+    """
+    world = dist.get_world_size()
+    metas = []
+    cuts = []
+    for name, value in _distinct(model):
+        kind = dtype if isinstance(value, torch.nn.Parameter) else value.dtype
+        metas.append(meta_of(name, torch.empty(value.shape, dtype=kind, device="meta")))
+        cuts.append(
+            even_cuts(value.shape[0], value.shape[1:].numel(), world)
+            if isinstance(value, DTensor)
+            else (0, *[value.numel()] * world)
+        )
+    return Manifest(tuple(metas), tuple(cuts))
+
+
+def frozen(model: PreTrainedModel) -> frozenset[str]:
+    """Names of the parameters that training leaves alone."""
+    return frozenset(
+        name
+        for name, value in _distinct(model)
+        if isinstance(value, torch.nn.Parameter) and not value.requires_grad
+    )
+
+
+def local_parts(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """What this rank holds of each tensor, as it lies in the model; not collective.
+
+    Raises:
+        WeightSyncError: a parameter is sharded along another axis than its rows.
+    """
+    for name, value in _distinct(model):
+        tensor = value.detach()
+        if isinstance(tensor, DTensor):
+            if tensor.placements != (Shard(0),):
+                raise WeightSyncError(
+                    f"{name!r} is placed as {tensor.placements}; weights are sent by rows, "
+                    "(Shard(0),)"
+                )
+            yield name, tensor.to_local()
+        else:
+            yield name, tensor if dist.get_rank() == 0 else tensor.new_empty(0)
+
+
+def full_weights(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Names and full tensors as in the Hugging Face checkpoint, one at a time; collective.
+
+    Parameters come in `dtype`, the one the forward pass computes in. A tensor that goes by two
+    names (tied embeddings) comes once, under its first name, as `save_pretrained` writes it. The
+    tensors may share memory with the model: use them before the next update.
+    """
+    for name, value in _distinct(model):
+        tensor = value.detach()
+        if isinstance(value, torch.nn.Parameter):
+            tensor = tensor.to(dtype)
+        yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _distinct(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Saved tensors, each under its first name only."""
+    seen: set[int] = set()
+    for name, value in model.state_dict(keep_vars=True).items():
+        if id(value) not in seen:
+            seen.add(id(value))
+            yield name, value

@@ -1,0 +1,11 @@
+"""What the processes of a transfer are called, in messages among them and to the user."""
+
+LEADER = "the sender"
+
+
+def sender_name(index: int) -> str:
+    return f"sender {index}"
+
+
+def receiver_name(index: int) -> str:
+    return f"receiver {index}"

@@ -1,0 +1,152 @@
+"""The handshake of transfers whose ends share a notice board instead of a connection.
+
+Key            Posted by             Note
+offer          leading sender        {manifest, verify}
+agreed/<name>  everybody else        {ok} or {failed: why}
+verdict        leading sender        {go}
+sum/<name>     each other sender     {sum: checksum}
+end            leading sender        {end: checksum}
+done/<name>    each receiver         {ok} or {failed: why}
+left/<name>    each other sender     {ok}, and the leading sender may take the board away
+
+The bytes travel beside it: `broadcast.py`, `files.py`. Whoever gives up says so on the board.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Protocol
+
+from roll.core.errors import WeightSyncError
+from roll.weight_sync.channel import Channel
+from roll.weight_sync.checks import check_same
+from roll.weight_sync.checksum import Checksum
+from roll.weight_sync.manifest import Manifest
+from roll.weight_sync.names import LEADER, receiver_name, sender_name
+
+
+class Board(Protocol):
+    """Notes that all ends can post and read."""
+
+    def post(self, key: str, note: dict[str, Any]) -> None:
+        """Raises WeightSyncError when the board is gone."""
+        ...
+
+    def read(self, key: str, peer: str) -> dict[str, Any]:
+        """The note under `key`, once `peer` has posted it.
+
+        Raises:
+            WeightSyncError: it did not come in time, or somebody stopped the transfer.
+        """
+        ...
+
+    def stop(self, reason: str) -> None:
+        """Let readers know that no more notes will come."""
+        ...
+
+
+class SenderNotes:
+    """A sender's side."""
+
+    def __init__(
+        self, board: Board, channel: Channel, manifest: Manifest, sender: int, *, verify: bool
+    ) -> None:
+        self._board = board
+        self._sender = sender
+        self._helpers = [sender_name(i) for i in range(1, channel.num_senders)]
+        self._receivers = [receiver_name(i) for i in range(channel.num_receivers)]
+        try:
+            if sender == 0:
+                board.post("offer", {"manifest": manifest.to_json(), "verify": verify})
+                self._expect("agreed", [*self._receivers, *self._helpers])
+                board.post("verdict", {"go": True})
+            else:
+                self._agree(manifest)
+        except WeightSyncError as error:
+            self.stop(str(error))
+            raise
+
+    def finish(self, checksum: Checksum | None) -> str | None:
+        """Everything is sent; returns when all receivers use the new weights.
+
+        Returns:
+            The checksum of what all senders sent.
+        """
+        if self._sender > 0:
+            total = checksum.hexdigest() if checksum else None
+            self._board.post(f"sum/{sender_name(self._sender)}", {"sum": total})
+            self._expect("done", self._receivers)
+            self._board.post(f"left/{sender_name(self._sender)}", {"ok": True})
+            return total
+        for note in self._expect("sum", self._helpers):
+            if checksum is not None:
+                checksum.merge(note["sum"])
+        total = checksum.hexdigest() if checksum else None
+        self._board.post("end", {"end": total})
+        self._expect("done", self._receivers)
+        self._expect("left", self._helpers)
+        return total
+
+    def stop(self, reason: str) -> None:
+        with contextlib.suppress(WeightSyncError):
+            self._board.stop(reason)
+
+    def _agree(self, manifest: Manifest) -> None:
+        offer = self._board.read("offer", LEADER)
+        key = f"agreed/{sender_name(self._sender)}"
+        try:
+            check_same(manifest, Manifest.from_json(offer["manifest"]), self._sender)
+        except WeightSyncError as error:
+            self._board.post(key, {"failed": str(error)})
+            raise
+        self._board.post(key, {"ok": True})
+        self._board.read("verdict", LEADER)
+
+    def _expect(self, step: str, names: list[str]) -> list[dict[str, Any]]:
+        notes = []
+        failures = []
+        for name in names:
+            note = self._board.read(f"{step}/{name}", name)
+            notes.append(note)
+            if "failed" in note:
+                failures.append(f"{name}: {note['failed']}")
+        if failures:
+            raise WeightSyncError("; ".join(failures))
+        return notes
+
+
+class ReceiverNotes:
+    """A receiver's side."""
+
+    def __init__(self, board: Board, index: int) -> None:
+        self._board = board
+        self._name = receiver_name(index)
+        self._step = "agreed"
+        offer = board.read("offer", LEADER)
+        self.manifest = Manifest.from_json(offer["manifest"])
+        self.verify: bool = offer["verify"]
+
+    def accept(self) -> None:
+        """Agree to the manifest; returns when everybody has.
+
+        Raises:
+            WeightSyncError: somebody refused, or the sender gave up.
+        """
+        self._post({"ok": True})
+        self._step = "done"
+        self._board.read("verdict", LEADER)
+
+    def fail(self, reason: str) -> None:
+        with contextlib.suppress(WeightSyncError):
+            self._post({"failed": reason})
+            self._board.stop(f"{self._name}: {reason}")
+
+    def end(self) -> str | None:
+        checksum: str | None = self._board.read("end", LEADER)["end"]
+        return checksum
+
+    def done(self) -> None:
+        self._post({"ok": True})
+
+    def _post(self, note: dict[str, Any]) -> None:
+        self._board.post(f"{self._step}/{self._name}", note)

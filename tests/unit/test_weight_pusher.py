@@ -1,0 +1,167 @@
+"""Which engines get which tensors in which push; real transfers, no models."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from roll.config.roles import Role
+from roll.config.weights import WeightSyncConfig
+from roll.core.errors import WeightSyncError
+from roll.core.types import RankInfo, WorkerSpec
+from roll.distributed.cluster import Placement
+from roll.distributed.local import LocalLauncher
+from roll.distributed.worker import Worker
+from roll.pipeline.weights import WeightPusher
+from roll.strategy.api import LoadReport
+from roll.weight_sync.channel import Channel
+from roll.weight_sync.checks import check_shapes
+from roll.weight_sync.manifest import Manifest
+from roll.weight_sync.transfer import receive
+from roll.workers.actor import ActorWorker
+from roll.workers.infer import InferWorker
+
+WEIGHTS = {"frozen.a.w": torch.arange(5.0), "moving.b.w": torch.arange(3.0)}
+FROZEN = frozenset({"frozen.a.w"})
+
+
+class Policy:
+    """As much of a `TrainStrategy` as a push asks for."""
+
+    rank_info = RankInfo(0, 0, 1, is_dp_leader=True)
+
+    def weight_manifest(self) -> Manifest:
+        return Manifest.of(WEIGHTS.items())
+
+    def frozen_weights(self) -> frozenset[str]:
+        return FROZEN
+
+    def export_parts(self) -> Iterator[tuple[str, Tensor]]:
+        yield from WEIGHTS.items()
+
+
+class Engine:
+    """As much of an `InferenceStrategy`; notes what it gets."""
+
+    def __init__(self) -> None:
+        self.pushes: list[tuple[int, set[str]]] = []
+        self.refuses = False
+        self.held: frozenset[str] = frozenset()
+
+    async def load_weights(
+        self, channel: Channel, version: int, *, receiver: int, verify: bool
+    ) -> LoadReport:
+        return await asyncio.to_thread(self._receive, channel, version, receiver)
+
+    def _receive(self, channel: Channel, version: int, receiver: int) -> LoadReport:
+        def check(manifest: Manifest) -> None:
+            if self.refuses:
+                raise WeightSyncError("not now")
+            shapes = {name: tuple(tensor.shape) for name, tensor in WEIGHTS.items()}
+            check_shapes(manifest, shapes, optional=frozenset(), held=self.held)
+
+        with receive(channel, receiver, check=check) as incoming:
+            names = {name for name, _ in incoming.tensors()}
+        self.held |= names
+        self.pushes.append((version, names))
+        return LoadReport(version, len(names), 0, incoming.checksum)
+
+
+class Trainer(ActorWorker):
+    def __init__(self, spec: WorkerSpec) -> None:
+        Worker.__init__(self, spec)
+        self.strategy = cast(Any, Policy())
+
+    def close(self) -> None:
+        """Owns nothing."""
+
+
+class Replica(InferWorker):
+    def __init__(self, spec: WorkerSpec, engines: list[Engine]) -> None:
+        Worker.__init__(self, spec)
+        self.engine = cast(Any, engines[spec.rank])
+
+    async def close(self) -> None:
+        """Owns nothing."""
+
+
+@pytest.fixture
+def engines() -> list[Engine]:
+    return [Engine() for _ in range(3)]
+
+
+@pytest.fixture(params=["auto", "files"])
+def pusher(
+    request: pytest.FixtureRequest, engines: list[Engine], tmp_path: Path
+) -> Iterator[WeightPusher]:
+    config = WeightSyncConfig()
+    if request.param == "files":
+        config = WeightSyncConfig(transport="files", folder=str(tmp_path))
+    with (
+        LocalLauncher(call_timeout_s=30) as one,
+        LocalLauncher(world_size=3, call_timeout_s=30) as three,
+    ):
+        actor: Any = one.start(Trainer, Placement(Role.ACTOR_TRAIN, pool="p"))
+        infer: Any = three.start(Replica, Placement(Role.ACTOR_INFER, pool="p"), engines)
+        yield WeightPusher(actor, infer, "cpu", config)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"transport": "files"}, {"folder": "/somewhere"}], ids=["no folder", "no files"]
+)
+def test_a_folder_and_the_transport_by_files_need_each_other(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="need each other"):
+        WeightSyncConfig(**wrong)
+
+
+ALL = set(WEIGHTS)
+EVERYBODY = range(3)
+MOVING = ALL - FROZEN
+
+
+def test_frozen_tensors_travel_in_the_first_push_only(
+    pusher: WeightPusher, engines: list[Engine]
+) -> None:
+    pusher.push(1, EVERYBODY, verify=True)
+    pusher.push(2, EVERYBODY, verify=False)
+    assert [engine.pushes for engine in engines] == [[(1, ALL), (2, MOVING)]] * 3
+
+
+def test_a_push_reaches_the_named_replicas_only(
+    pusher: WeightPusher, engines: list[Engine]
+) -> None:
+    pusher.push(1, EVERYBODY, verify=True)
+    pusher.push(2, [2, 0], verify=True)
+    assert [[version for version, _ in engine.pushes] for engine in engines] == [
+        [1, 2],
+        [1],
+        [1, 2],
+    ]
+
+
+def test_a_restarted_replica_gets_everything(pusher: WeightPusher, engines: list[Engine]) -> None:
+    pusher.push(1, EVERYBODY, verify=True)
+    engines[1].held = frozenset()
+    pusher.forget(1)
+    pusher.push(1, [1], verify=True)
+    pusher.push(2, EVERYBODY, verify=True)
+    assert engines[1].pushes == [(1, ALL), (1, ALL), (2, MOVING)]
+    assert engines[0].pushes == [(1, ALL), (2, MOVING)]
+
+
+def test_after_a_refusal_everything_travels_again(
+    pusher: WeightPusher, engines: list[Engine]
+) -> None:
+    pusher.push(1, EVERYBODY, verify=True)
+    engines[1].refuses = True
+    with pytest.raises(WeightSyncError, match="not now"):
+        pusher.push(2, EVERYBODY, verify=True)
+    engines[1].refuses = False
+    pusher.push(3, EVERYBODY, verify=True)
+    assert [engine.pushes for engine in engines] == [[(1, ALL), (3, ALL)]] * 3
