@@ -30,6 +30,9 @@ $(STAMP): setup.py mcore_adapter/pyproject.toml $(wildcard requirements/*.txt)
 	$(BIN)/python -m pip install --quiet "uv>=0.9"
 	$(BIN)/uv pip install --compile-bytecode --python $(BIN)/python $(TORCH) \
 		-r requirements/$(PLATFORM).txt -r requirements/dev.txt -e . -e mcore_adapter
+ifeq ($(PLATFORM),cpu)
+	$(BIN)/uv pip install --python $(BIN)/python --no-deps -r requirements/sglang-cpu.txt
+endif
 	touch $@
 
 lint: setup

@@ -37,6 +37,11 @@ class HfEngineConfig(Config):
     max_num_seqs: int = Field(default=64, ge=1)
     """Sequences generated at once; requests beyond it wait on the driver."""
 
+    @property
+    def processes(self) -> int:
+        """Of one replica, with a device each."""
+        return 1
+
 
 Quantization = Literal[
     "fp8_per_tensor",
@@ -92,6 +97,33 @@ class VllmConfig(Config):
         return self.tp * self.pp
 
 
+class SglangConfig(Config):
+    """SGLang, in a process of its own."""
+
+    kind: Literal["sglang"] = "sglang"
+    tp: int = Field(default=1, ge=1)
+    """Tensor-parallel size of one replica."""
+    max_model_len: int | None = Field(default=None, ge=1)
+    """Longest prompt plus response; left out: data.max_prompt_tokens + sampling.max_new_tokens."""
+    gpu_memory_utilization: float = Field(default=0.85, gt=0, lt=1)
+    """Share of each GPU for weights and KV cache."""
+    kv_cache_tokens: int | None = Field(default=None, ge=1)
+    """Tokens that the KV cache holds, instead of a share; without a GPU 16384 unless set."""
+    max_num_seqs: int = Field(default=256, ge=1)
+    """Sequences decoded at once; requests beyond it wait on the driver."""
+    enforce_eager: bool = False
+    """No CUDA graphs; always so without a GPU."""
+    prefix_caching: bool = True
+    """Share the KV cache of equal prompt prefixes."""
+    engine_args: dict[str, Any] = {}
+    """Further arguments of SGLang's `Engine`, by SGLang's names."""
+
+    @property
+    def processes(self) -> int:
+        """Of one replica, with a device each."""
+        return self.tp
+
+
 TrainStrategyConfig = Fsdp2Config
 ScoreStrategyConfig = Annotated[HfScoreConfig | Fsdp2Config, Field(discriminator="kind")]
-EngineConfig = Annotated[HfEngineConfig | VllmConfig, Field(discriminator="kind")]
+EngineConfig = Annotated[HfEngineConfig | VllmConfig | SglangConfig, Field(discriminator="kind")]

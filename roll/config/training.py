@@ -94,14 +94,14 @@ class InferRole(Config):
     """A role that generates."""
 
     pool: str
-    """Name of a pool; one replica per `strategy.tp` * `strategy.pp` devices."""
+    """Name of a pool; one replica per `strategy.tp` devices (vLLM: times `strategy.pp`)."""
     strategy: EngineConfig = VllmConfig()
     dtype: Literal["float32", "bfloat16"] | None = None
     """Of the engine's weights; left out: the model's."""
 
     @property
     def devices_per_worker(self) -> int:
-        return self.strategy.processes if isinstance(self.strategy, VllmConfig) else 1
+        return self.strategy.processes
 
     @property
     def capacity(self) -> int:

@@ -34,6 +34,11 @@ REQUIREMENTS = {
         SpecifierSet(">=0.32,<0.33"),
         "pip install -r requirements/cpu.txt (without a GPU) or requirements/cuda.txt",
     ),
+    "sglang": Requirement(
+        ("sglang",),
+        SpecifierSet(">=0.5.23,<0.5.24"),
+        "pip install --no-deps -r requirements/sglang-cpu.txt (without a GPU)",
+    ),
 }
 
 

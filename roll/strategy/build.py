@@ -6,7 +6,7 @@ from typing import TypeVar, assert_never
 
 from roll.algorithms.api import PolicyTerms
 from roll.config.model import ModelConfig
-from roll.config.strategy import Fsdp2Config, HfEngineConfig
+from roll.config.strategy import Fsdp2Config, HfEngineConfig, SglangConfig
 from roll.config.training import InferRole, ScoreRole, TrainRole
 from roll.core.types import WorkerSpec
 from roll.strategy.api import InferenceStrategy, ScoreStrategy, TrainStrategy
@@ -77,6 +77,12 @@ def build_engine(
         from roll.strategy.hf.engine import HfEngine
 
         return HfEngine(
+            role.strategy, spec=spec, model=model, dtype=dtype, max_model_len=max_model_len
+        )
+    if isinstance(role.strategy, SglangConfig):
+        from roll.strategy.sglang.engine import SglangEngine
+
+        return SglangEngine(
             role.strategy, spec=spec, model=model, dtype=dtype, max_model_len=max_model_len
         )
     from roll.strategy.vllm.engine import VllmEngine

@@ -6,9 +6,9 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from roll.config.engine_options import EndpointConfig
 from roll.config.model import ModelConfig
 from roll.config.roles import Role
-from roll.config.strategy import HfEngineConfig, VllmConfig
+from roll.config.strategy import HfEngineConfig, SglangConfig, VllmConfig
 from roll.core.types import (
     Completion,
     GenerateRequest,
@@ -31,6 +31,7 @@ from roll.core.types import (
 from roll.platform.machine import free_port
 from roll.strategy.api import InferenceStrategy, LoadReport
 from roll.strategy.hf.engine import HfEngine
+from roll.strategy.sglang.engine import SglangEngine
 from roll.strategy.vllm.engine import VllmEngine
 from roll.weight_sync.manifest import Manifest
 from roll.weight_sync.plan import new_channel
@@ -79,8 +80,11 @@ class Rig:
         *,
         receivers: int = 1,
         alpha: float | None = None,
+        unchanged: Set[str] = frozenset(),
     ) -> tuple[SendReport, LoadReport]:
-        """All weights; with `alpha`, an adapter."""
+        """All weights but the `unchanged`; with `alpha`, an adapter."""
+        tensors = [(name, tensor) for name, tensor in tensors if name not in unchanged]
+        manifest = replace(Manifest.of(tensors), unchanged=frozenset(unchanged))
         channel = new_channel("shared_memory", num_receivers=receivers, timeout_s=30)
         how: dict[str, Any] = {"receiver": 0, "verify": True}
         load = self.engine.load_weights
@@ -89,7 +93,7 @@ class Rig:
             load, how["alpha"] = self.engine.load_adapter, alpha
         with ThreadPoolExecutor(1) as pool:
             loading = self.submit(load(channel, self.version + 1, **how))
-            sending = pool.submit(send, channel, iter(tensors), Manifest.of(tensors), verify=True)
+            sending = pool.submit(send, channel, iter(tensors), manifest, verify=True)
             report = loading.result(timeout=240)
             self.version += 1
             return sending.result(timeout=240), report
@@ -144,14 +148,24 @@ def rescore(
     return chosen
 
 
-def vllm_children() -> list[psutil.Process]:
-    children = [
-        child
+def outer_and_inner(kind: str) -> tuple[psutil.Process, psutil.Process]:
+    """The engine's process that we talk to, and the one that runs the model: it or one below."""
+    outer, inner = {
+        "vllm": ("VLLM::EngineCore", "VLLM::Worker"),
+        "sglang": ("roll.strategy.sglang.server", "sglang::scheduler"),
+    }[kind]
+    found = {
+        mark: child
         for child in psutil.Process().children(recursive=True)
-        if "VLLM" in " ".join(child.cmdline()) or "VLLM" in child.name()
-    ]
-    assert len(children) >= 2
-    return children
+        for mark in (outer, inner)
+        if mark in f"{child.name()} {' '.join(child.cmdline())}"
+    }
+    return found[outer], found.get(inner, found[outer])
+
+
+def is_gone(process: psutil.Process) -> bool:
+    """It has ended; whoever inherited it may not have looked yet."""
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 def assert_agrees(completion: Completion, oracle: PreTrainedModel, temperature: float = 1) -> None:
@@ -178,6 +192,10 @@ def start(kind: str, path: Path, loop: asyncio.AbstractEventLoop, **options: Any
     if kind == "hf":
         engine = HfEngine(
             HfEngineConfig(), spec=SPEC, model=model, dtype="float32", max_model_len=512
+        )
+    elif kind == "sglang":
+        engine = SglangEngine(
+            SglangConfig(**options), spec=SPEC, model=model, dtype="float32", max_model_len=512
         )
     else:
         engine = VllmEngine(

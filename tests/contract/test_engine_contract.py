@@ -22,6 +22,7 @@ from roll.core.types import (
     Completion,
     FinishReason,
 )
+from roll.strategy.available import status
 from roll.weight_sync.manifest import Manifest
 from roll.weight_sync.plan import new_channel
 from roll.weight_sync.transfer import send
@@ -30,16 +31,22 @@ from tests.contract.engine_rig import (
     Rig,
     assert_agrees,
     assert_agrees_by_version,
+    is_gone,
+    outer_and_inner,
     request,
     shake,
     start,
-    vllm_children,
     weights_of,
 )
 from tests.tiny import char_tokenizer, save_tiny_model
 
+SGLANG = pytest.param(
+    "sglang", marks=pytest.mark.skipif(not status("sglang").ok, reason=status("sglang").advice)
+)
+"""Its release pins another torch than ours; only without a GPU both fit into one environment."""
 
-@pytest.fixture(scope="module", params=["hf", "vllm"])
+
+@pytest.fixture(scope="module", params=["hf", "vllm", SGLANG])
 def rig(
     request: pytest.FixtureRequest,
     loop: asyncio.AbstractEventLoop,
@@ -134,6 +141,24 @@ def test_new_weights_take_over_and_carry_their_version(rig: Rig) -> None:
     assert after.tokens == tuple(expected[0, len(PROMPT) :].tolist())
 
 
+def test_frozen_weights_travel_once_and_are_kept(rig: Rig) -> None:
+    rig.push_oracle()
+    frozen = {
+        name: tensor.clone()
+        for name, tensor in weights_of(rig.oracle)
+        if "embed_tokens" in name or "layers.0.self_attn" in name
+    }
+    shake(rig.oracle, seed=77)
+    with torch.no_grad():
+        for name, tensor in weights_of(rig.oracle):
+            if name in frozen:
+                tensor.copy_(frozen[name])
+    sent, loaded = rig.push(weights_of(rig.oracle), unchanged=frozen.keys())
+    assert loaded.checksum == sent.checksum
+    assert loaded.num_tensors == len(weights_of(rig.oracle)) - len(frozen)
+    assert_agrees(rig.generate()[0], rig.oracle)
+
+
 def test_an_abort_returns_the_tokens_so_far_at_once(rig: Rig) -> None:
     running = request(n=2, tokens=240, ignore_eos=True)
     future = rig.submit(rig.engine.generate(running))
@@ -153,7 +178,7 @@ def test_an_abort_returns_the_tokens_so_far_at_once(rig: Rig) -> None:
 @pytest.mark.parametrize("fault", ["missing", "unknown", "shape"])
 def test_a_push_that_does_not_fit_is_refused_and_the_old_weights_stay(rig: Rig, fault: str) -> None:
     rig.push_oracle()
-    before = rig.generate(temperature=0.0)
+    (before,) = rig.generate(temperature=0.0)
     tensors = [(name, tensor + 1) for name, tensor in weights_of(rig.oracle)]
     if fault == "missing":
         del tensors[3]
@@ -163,7 +188,10 @@ def test_a_push_that_does_not_fit_is_refused_and_the_old_weights_stay(rig: Rig, 
         tensors[0] = (tensors[0][0], torch.ones(3, 3))
     with pytest.raises(WeightSyncError, match=r"missing|unknown|shape"):
         rig.push(tensors)
-    assert rig.generate(temperature=0.0) == before
+    (after,) = rig.generate(temperature=0.0)
+    assert (after.tokens, after.versions) == (before.tokens, before.versions)
+    # The second time the prompt may come from the prefix cache, in other sums of the same numbers.
+    assert after.logprobs == pytest.approx(before.logprobs, abs=1e-5)
 
 
 def test_a_push_that_breaks_off_blocks_generation_until_a_whole_one_came(rig: Rig) -> None:
@@ -219,7 +247,7 @@ def ask(rig: Rig, path: str, **body: Any) -> dict[str, Any]:
 
 
 def test_an_endpoint_answers_as_the_engine_does_also_over_a_push(rig: Rig) -> None:
-    if rig.kind == "hf":  # has none
+    if rig.kind != "vllm":  # has none
         return
     rig.push_oracle()
     tokenizer = char_tokenizer()
@@ -303,9 +331,7 @@ def test_a_killed_core_ends_every_call_with_the_death_and_close_leaves_no_proces
 ) -> None:
     if rig.kind == "hf":  # has no process of its own
         return
-    children = vllm_children()
-    core = next(child for child in children if "EngineCore" in child.name())
-    worker = next(child for child in children if child is not core)
+    core, worker = outer_and_inner(rig.kind)
     generating = rig.submit(rig.engine.generate(request(tokens=240, ignore_eos=True)))
     rig.wait_until_written(1)
     worker.suspend()
@@ -313,12 +339,15 @@ def test_a_killed_core_ends_every_call_with_the_death_and_close_leaves_no_proces
     with pytest.raises(TimeoutError):
         beating.result(timeout=1)
     core.kill()
+    # What one of them takes with it may be noticed before itself.
+    died = rf"died: .*({core.pid}|{worker.pid})"
     for call in (generating, beating):
-        with pytest.raises(EngineDiedError, match=rf"died: .*{core.pid}"):
+        with pytest.raises(EngineDiedError, match=died):
             call.result(timeout=10)
-    with pytest.raises(EngineDiedError, match=str(core.pid)):
+    with pytest.raises(EngineDiedError, match=died):
         rig.run(rig.engine.heartbeat())
-    with pytest.raises(EngineDiedError, match=str(core.pid)):
+    with pytest.raises(EngineDiedError, match=died):
         rig.generate()
     rig.run(rig.engine.close())
-    assert not any(child.is_running() for child in children)
+    assert is_gone(core)
+    assert is_gone(worker)

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
-from roll.config.errors import nearest
-from roll.core.errors import ConfigError, EngineMissingError
+from roll.core.errors import EngineMissingError
+from roll.strategy.engine_args import check_engine_args
 
 OURS = {
     "model": "model.path",
@@ -71,22 +71,4 @@ def check_arguments(names: Iterable[str]) -> None:
         ConfigError: names each of them, and what to write instead.
         EngineMissingError: vLLM is not installed, so that some cannot be checked.
     """
-    problems = []
-    unsure = []
-    for name in names:
-        key = f"actor_infer.strategy.engine_args.{name}"
-        if name not in OURS:
-            unsure.append((key, name))
-        elif OURS[name]:
-            problems.append(f"{key}: set {OURS[name]} instead")
-        else:
-            problems.append(f"{key}: cannot be set: the framework depends on its value")
-    if unsure:
-        known = known_arguments()
-        problems += [
-            f"{key}: vLLM has no such argument{nearest(name, known - OURS.keys())}"
-            for key, name in unsure
-            if name not in known
-        ]
-    if problems:
-        raise ConfigError("\n".join(problems))
+    check_engine_args(names, engine="vLLM", ours=OURS, known=known_arguments)

@@ -1,4 +1,4 @@
-"""The processes that vLLM starts below this one, and what is done about their death."""
+"""The processes that an engine starts below this one, and what is done about their death."""
 
 from __future__ import annotations
 
@@ -16,21 +16,28 @@ R = TypeVar("R")
 
 
 def new_children(before: set[psutil.Process]) -> dict[psutil.Process, str]:
-    """Processes below this one that were not there before, with a name each; Python's own tracker
-    aside, which ends by itself and serves others too."""
+    """Processes below this one that were not there before, with a name each."""
+    children = children_of(psutil.Process())
+    return {child: name for child, name in children.items() if child not in before}
+
+
+def children_of(process: psutil.Process) -> dict[psutil.Process, str]:
+    """Processes below this one, with a name each; Python's own tracker aside, which ends by itself
+    and serves others too."""
     found = {}
-    for child in set(psutil.Process().children(recursive=True)) - before:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if "resource_tracker" not in " ".join(child.cmdline()):
-                found[child] = f"process {child.pid} ({child.name()})"
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in process.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if "resource_tracker" not in " ".join(child.cmdline()):
+                    found[child] = f"process {child.pid} ({child.name()})"
     return found
 
 
 class DeathWatch:
     """Ends every wait for an engine as soon as one of its processes is gone.
 
-    vLLM notices a death by itself, but only some of its calls then end: the answer to a utility
-    call, such as a push of weights, would be waited for without end.
+    An engine notices a death by itself, but not all of its calls then end: in vLLM the answer to a
+    utility call, such as a push of weights, would be waited for without end.
     """
 
     def __init__(self, engine: str) -> None:

@@ -1,0 +1,1 @@
+"""SGLang, in a process of its own."""

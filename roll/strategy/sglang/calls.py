@@ -1,0 +1,89 @@
+"""`Calls`: methods of the `Replica` at the other end of a socket, many at once."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from roll.strategy.sglang.messages import Answer, Call, Order, read, write
+from roll.strategy.sglang.replica import Replica
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Calls:
+    """The worker's end. One task hands answers to whoever waits for them.
+
+    Args:
+        connection: a stream socket; closed with this.
+        name: what errors call the other end.
+    """
+
+    def __init__(self, connection: socket.socket, name: str) -> None:
+        self._connection = connection
+        self._name = name
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._next_id = 1
+        self._ended = False
+
+    async def begin(self, order: Order) -> None:
+        """Send the order to start; returns when the other end is ready for calls.
+
+        Raises:
+            EngineError: it could not start.
+            ConnectionError: it ended without a word.
+        """
+        reader, self._writer = await asyncio.open_connection(sock=self._connection)
+        self._listening = asyncio.create_task(self._listen(reader))
+        up = self._waiting[0] = asyncio.get_running_loop().create_future()
+        write(self._writer, order)
+        await up
+
+    def call(
+        self,
+        method: Callable[Concatenate[Replica, P], Coroutine[Any, Any, R]],
+        *arguments: P.args,
+        **options: P.kwargs,
+    ) -> asyncio.Future[R]:
+        """Have `method` run there; its result or its error, ConnectionError if there is nobody."""
+        waiting: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        if self._ended:
+            waiting.set_exception(self._error())
+            return waiting
+        id, self._next_id = self._next_id, self._next_id + 1
+        self._waiting[id] = waiting
+        write(self._writer, Call(id, method, arguments, options))
+        return waiting
+
+    def end(self) -> None:
+        """Close the socket, by which the other end knows that it is to go."""
+        self._listening.cancel()
+        self._writer.close()
+        self._end()
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                answer: Answer = await read(reader)
+                waiting = self._waiting.pop(answer.id)
+                if waiting.done():
+                    continue  # given up
+                if answer.error is not None:
+                    waiting.set_exception(answer.error)
+                else:
+                    waiting.set_result(answer.value)
+        except (EOFError, ConnectionError):
+            self._end()
+
+    def _end(self) -> None:
+        self._ended = True
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(self._error())
+        self._waiting.clear()
+
+    def _error(self) -> ConnectionError:
+        return ConnectionError(f"{self._name} is not running; its own log says why")

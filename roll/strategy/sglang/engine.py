@@ -1,0 +1,220 @@
+"""`SglangEngine`: one replica of SGLang, in a process of its own (`server.py`).
+
+Every method but `start` and `close` is a call of the same method of `Replica`, over there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from typing import TypeVar
+
+import psutil  # type: ignore[import-untyped]
+
+from roll.config.model import ModelConfig
+from roll.config.strategy import SglangConfig
+from roll.core.errors import EngineError
+from roll.core.types import Completion, GenerateRequest, Heartbeat, WorkerSpec
+from roll.strategy.api import LoadReport
+from roll.strategy.available import check_engine
+from roll.strategy.checkpoint import read_checkpoint
+from roll.strategy.processes import DeathWatch, children_of
+from roll.strategy.sglang.arguments import engine_arguments, engine_environment
+from roll.strategy.sglang.calls import Calls
+from roll.strategy.sglang.known import check_arguments
+from roll.strategy.sglang.messages import Order
+from roll.strategy.sglang.replica import Replica
+from roll.weight_sync.channel import Channel
+
+R = TypeVar("R")
+_SHUTDOWN_S = 5.0
+_ALL_TAGS = frozenset({"weights", "kv_cache"})
+"""What SGLang calls the two kinds of memory that sleep gives back."""
+
+
+class SglangEngine:
+    """Implements `InferenceStrategy`.
+
+    Args:
+        dtype: of weights and activations, `float32` or `bfloat16`.
+        max_model_len: longest prompt plus response, in tokens; `config.max_model_len` goes first.
+    """
+
+    def __init__(
+        self,
+        config: SglangConfig,
+        *,
+        spec: WorkerSpec,
+        model: ModelConfig,
+        dtype: str,
+        max_model_len: int,
+    ) -> None:
+        self._config = config
+        self._spec = spec
+        self._model = model
+        self._dtype = dtype
+        self._max_model_len = config.max_model_len or max_model_len
+        self._name = f"SGLang of {spec.name}"
+        self._watch = DeathWatch(self._name)
+        self._asleep: frozenset[str] = frozenset()
+        """Those of `_ALL_TAGS` whose memory is given back."""
+        self._open = contextlib.AsyncExitStack()
+        """What `close` undoes: the process, its files and the connection to it."""
+        self._beating = asyncio.Lock()
+        self._beat: asyncio.Future[Heartbeat] | None = None
+        """An answer that is under way, or came when nobody waited for it any more."""
+
+    async def start(self) -> None:
+        """Load the model; returns when the engine can serve.
+
+        Raises:
+            EngineMissingError: not installed or not in the supported range; says what to install.
+            ConfigError: one of `engine_args` is unknown, or not to be set.
+            EngineError: SGLang could not start.
+        """
+        check_engine("sglang")
+        check_arguments(self._config.engine_args)
+        order = await asyncio.to_thread(self._order)
+        server, connection = self._launch()
+        self._calls = Calls(connection, self._name)
+        self._open.callback(self._calls.end)
+        try:
+            await self._calls.begin(order)
+        except (EngineError, ConnectionError) as error:
+            await self.close()
+            raise EngineError(f"{self._name} could not start: {error}") from error
+        except BaseException:
+            await self.close()
+            raise
+        main = psutil.Process(server.pid)
+        self._watch.begin({main: f"process {main.pid} (main)"} | children_of(main))
+
+    async def generate(self, request: GenerateRequest) -> list[Completion]:
+        """`request.n` completions, in sibling order. After `abort` they end with ABORT.
+
+        Raises:
+            EngineDiedError: one of the engine's processes is gone.
+            EngineError: the request was refused, or a push of weights broke off while it ran.
+        """
+        call = self._calls.call(Replica.generate, request)
+        try:
+            return await self._ask(call)
+        except asyncio.CancelledError:
+            self._calls.call(Replica.abort, request.id)
+            raise
+
+    async def abort(self, request_id: str) -> None:
+        """End a running request; unknown ids are fine."""
+        await self._ask(self._calls.call(Replica.abort, request_id))
+
+    async def heartbeat(self) -> Heartbeat:
+        """A round trip to SGLang's schedulers, and what was written since the last one.
+
+        They answer between two steps of the model. A push of weights is not waited for. What a
+        heartbeat would have told that was given up, the next one tells.
+        """
+        async with self._beating:
+            if self._beat is None:
+                self._beat = self._calls.call(Replica.heartbeat)
+            answer = await self._ask(asyncio.shield(self._beat))
+            self._beat = None
+            return answer
+
+    async def load_weights(
+        self, channel: Channel, version: int, *, receiver: int, verify: bool
+    ) -> LoadReport:
+        """Replace all weights by those that arrive on `channel`; later tokens carry `version`.
+
+        Running requests pause, and go on with the new weights: their KV cache is computed anew.
+
+        Raises:
+            WeightSyncError: the push does not fit, and the old weights stay in use; or it broke
+                off: running requests end with an EngineError, and the engine generates no more
+                until a push has succeeded.
+        """
+        call = self._calls.call(
+            Replica.load_weights, channel, version, receiver=receiver, verify=verify
+        )
+        return await self._ask(call)
+
+    async def sleep(self) -> None:
+        """Free device memory between rollouts; a no-op on CPUs."""
+        if self._spec.platform == "cuda" and self._asleep != _ALL_TAGS:
+            await self._ask(self._calls.call(Replica.sleep))
+            self._asleep = _ALL_TAGS
+
+    async def wake(self, *, weights_only: bool = False) -> None:
+        """Take the memory back; `weights_only` leaves the KV cache, most of it, where it is."""
+        tags = self._asleep & {"weights"} if weights_only else self._asleep
+        if tags:
+            await self._ask(self._calls.call(Replica.wake, sorted(tags)))
+            self._asleep -= tags
+
+    async def close(self) -> None:
+        """Stop the engine and every process it started; what still waits for it is told so."""
+        self._watch.end()
+        await self._open.aclose()
+
+    async def _ask(self, call: asyncio.Future[R]) -> R:
+        try:
+            return await self._watch.until_dead(call)
+        except ConnectionError as error:
+            raise await self._watch.cause(timeout_s=_SHUTDOWN_S) from error
+
+    def _order(self) -> Order:
+        checkpoint = read_checkpoint(self._model)
+        cpu = self._spec.platform == "cpu"
+        arguments = engine_arguments(
+            self._config,
+            self._model,
+            dtype=self._dtype,
+            max_model_len=self._max_model_len,
+            seed=self._spec.seed,
+            cpu=cpu,
+        )
+        return Order(
+            arguments=arguments,
+            tokenizer=self._model.tokenizer or self._model.path,
+            trust_remote_code=self._model.trust_remote_code,
+            max_model_len=self._max_model_len,
+            shapes=checkpoint.shapes,
+            optional=checkpoint.optional,
+            cpu=cpu,
+            name=self._spec.name,
+        )
+
+    def _launch(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        """Start the process; it and our end of the connection."""
+        folder = tempfile.mkdtemp(prefix="roll-sglang-")
+        self._open.callback(shutil.rmtree, folder, ignore_errors=True)
+        environment = engine_environment(
+            self._spec.platform, self._spec.cores, self._config.tp, os.environ, folder
+        )
+        ours, theirs = socket.socketpair()
+        with theirs:
+            fd = theirs.fileno()
+            server = subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-m", "roll.strategy.sglang.server", str(fd)],
+                pass_fds=[fd],
+                stdin=subprocess.DEVNULL,
+                env=environment,
+            )
+        self._open.push_async_callback(asyncio.to_thread, _end, server)
+        return server, ours
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    """Kill the process and all below it: there is nothing that they could save."""
+    children = list(children_of(psutil.Process(server.pid)))
+    server.kill()
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    server.wait(_SHUTDOWN_S)
+    psutil.wait_procs(children, _SHUTDOWN_S)

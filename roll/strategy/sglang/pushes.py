@@ -1,0 +1,54 @@
+"""One push of weights into SGLang's schedulers, as its main process drives it."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from roll.core.errors import EngineError
+from roll.strategy.sglang.extension import LOADER, Answer, Push
+
+
+async def push_weights(manager: Any, push: Push, tp: int) -> list[Answer]:
+    """Run `extension.load_pushed_weights` on every rank; what each says, by rank.
+
+    Args:
+        manager: SGLang's `TokenizerManager`, paused.
+
+    Raises:
+        EngineError: SGLang refuses.
+    """
+    from sglang.srt.managers.io_struct import (
+        BeginWeightUpdateReqInput,
+        EndWeightUpdateReqInput,
+        UpdateWeightsFromTensorReqInput,
+    )
+    from sglang.srt.utils import MultiprocessingSerializer
+
+    with tempfile.TemporaryDirectory(prefix="push-") as folder:
+        payload = MultiprocessingSerializer.serialize([(push.to_json(folder), torch.empty(0))])
+        update = UpdateWeightsFromTensorReqInput(
+            serialized_named_tensors=[payload] * tp,
+            load_format=LOADER,
+            flush_cache=False,
+            selector="target",
+        )
+        begin = BeginWeightUpdateReqInput(selector="target")
+        _require(await manager.begin_weight_update(begin))
+        try:
+            _require(await manager.update_weights_from_tensor(update))
+        finally:
+            _require(await manager.end_weight_update(EndWeightUpdateReqInput()))
+        # SGLang answers when all ranks are through.
+        files = (Path(folder) / f"{rank}.json" for rank in range(tp))
+        return [Answer(**json.loads(file.read_text())) for file in files]
+
+
+def _require(outcome: tuple[bool, str]) -> None:
+    done, message = outcome
+    if not done:
+        raise EngineError(f"SGLang refuses new weights: {message}")

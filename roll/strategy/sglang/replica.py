@@ -1,0 +1,218 @@
+"""`Replica`: SGLang's engine as the worker sees it; lives in SGLang's process (`server.py`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from roll.core.errors import EngineError, WeightSyncError
+from roll.core.types import Completion, FinishReason, GenerateRequest, Heartbeat
+from roll.strategy.api import LoadReport
+from roll.strategy.progress import Progress
+from roll.strategy.sglang.extension import Push, run_scheduler
+from roll.strategy.sglang.messages import Order
+from roll.strategy.sglang.pushes import push_weights
+from roll.strategy.sglang.requests import Sibling, generate_input, sibling_id
+from roll.strategy.sglang.stops import tokens_to_keep
+from roll.weight_sync.channel import Channel
+
+
+def build(arguments: Mapping[str, Any]) -> Any:
+    """SGLang's engine, with our code in its schedulers and without its detokenizer."""
+    from sglang.srt.entrypoints.engine import Engine
+
+    class TokenEngine(Engine):  # type: ignore[misc]
+        """Tokens in and out: nothing is turned into text, so no process has to do it."""
+
+        run_scheduler_process_func = staticmethod(run_scheduler)
+
+        @classmethod
+        def _launch_detokenizer_subprocesses(cls, **options: Any) -> tuple[list[Any], list[str]]:
+            return [], []
+
+    return TokenEngine(**arguments)
+
+
+class Replica:
+    """All methods run on SGLang's event loop. What they do is said in `InferenceStrategy`."""
+
+    def __init__(self, engine: Any, order: Order) -> None:
+        self._manager = engine.tokenizer_manager
+        self._order = order
+        self._tp: int = order.arguments["tp_size"]
+        self._tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            order.tokenizer, trust_remote_code=order.trust_remote_code
+        )
+        self._siblings: dict[str, list[Sibling]] = {}
+        """Of each request under way."""
+        self._aborted: set[str] = set()
+        self._progress = Progress()
+        self._version = 0
+        self._broken: str | None = None
+        """Why the weights cannot be used."""
+        self._open = asyncio.Event()
+        """Cleared while weights are replaced: requests wait, so none starts on a mixture."""
+        self._open.set()
+
+    async def generate(self, request: GenerateRequest) -> list[Completion]:
+        with self._under_way(request) as siblings:
+            await self._open.wait()
+            self._require_whole_weights()
+            if request.id in self._aborted:
+                return [sibling.after(0) for sibling in siblings]
+            try:
+                await asyncio.gather(*(self._write(request, i) for i in range(request.n)))
+            except BaseException:
+                self._abort(request.id)
+                raise
+            if request.id not in self._aborted and any(
+                sibling.finish is FinishReason.ABORT for sibling in siblings
+            ):
+                self._require_whole_weights()
+            return [sibling.after(0) for sibling in siblings]
+
+    async def abort(self, request_id: str) -> None:
+        if request_id in self._siblings:
+            self._aborted.add(request_id)
+            self._abort(request_id)
+
+    async def heartbeat(self) -> Heartbeat:
+        """A push of weights has its own limits of time, and is not waited for."""
+        if self._open.is_set():
+            await self._manager.get_internal_state()
+        return self._progress.heartbeat(self._version, self._read)
+
+    async def load_weights(
+        self, channel: Channel, version: int, *, receiver: int, verify: bool
+    ) -> LoadReport:
+        from sglang.srt.managers.io_struct import (
+            ContinueGenerationReqInput,
+            PauseGenerationReqInput,
+        )
+
+        self._open.clear()
+        try:
+            # Retracted requests give their KV cache up and are prefilled anew when they go on.
+            await self._manager.pause_generation(PauseGenerationReqInput(mode="retract"))
+            try:
+                return await self._load(channel, version, receiver=receiver, verify=verify)
+            finally:
+                if self._broken is not None:
+                    for request_id in self._siblings:
+                        self._abort(request_id)
+                resume = ContinueGenerationReqInput(torch_empty_cache=not self._order.cpu)
+                await self._manager.continue_generation(resume)
+        finally:
+            self._open.set()
+
+    async def sleep(self) -> None:
+        """Give the memory of weights and KV cache back; the host keeps a copy of the weights.
+
+        Raises:
+            EngineError: requests are under way; SGLang would end itself.
+        """
+        from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput
+
+        if self._siblings:
+            raise EngineError(
+                f"SGLang of {self._order.name} cannot sleep while it writes "
+                f"{sorted(self._siblings)[:3]}; finish or abort them first"
+            )
+        release = ReleaseMemoryOccupationReqInput(tags=["weights", "kv_cache"])
+        await self._manager.release_memory_occupation(release)
+
+    async def wake(self, tags: list[str]) -> None:
+        """Take the memory of `tags` back."""
+        from sglang.srt.managers.io_struct import ResumeMemoryOccupationReqInput
+
+        await self._manager.resume_memory_occupation(ResumeMemoryOccupationReqInput(tags=tags))
+
+    @contextmanager
+    def _under_way(self, request: GenerateRequest) -> Iterator[list[Sibling]]:
+        self._progress.begin(request.id, request.n)
+        siblings = self._siblings[request.id] = [Sibling() for _ in range(request.n)]
+        try:
+            yield siblings
+        finally:
+            del self._siblings[request.id]
+            self._aborted.discard(request.id)
+            self._progress.end(request.id, [sibling.after(0) for sibling in siblings])
+
+    async def _write(self, request: GenerateRequest, index: int) -> None:
+        """Fill sibling `index` as its tokens come in."""
+        from sglang.srt.managers.io_struct import GenerateReqInput
+
+        sibling = self._siblings[request.id][index]
+        stops = request.sampling.stop
+        asked = GenerateReqInput(
+            **generate_input(
+                request,
+                index,
+                max_model_len=self._order.max_model_len,
+                vocab_size=self._manager.model_config.vocab_size,
+                eos=self._tokenizer.eos_token_id,
+            )
+        )
+        async for output in self._manager.generate_request(asked):
+            if stops and sibling.finish is FinishReason.STOP:
+                continue  # the stop string is found, and SGLang about to end the request
+            seen = len(sibling.tokens)
+            sibling.extend(output, request.sampling)
+            if stops and len(sibling.tokens) > seen:
+                keep = tokens_to_keep(self._tokenizer, sibling.tokens, seen, stops)
+                if keep is not None:
+                    sibling.stop_at(keep)
+                    self._manager.abort_request(rid=sibling_id(request.id, index))
+
+    def _abort(self, request_id: str) -> None:
+        for index in range(len(self._siblings[request_id])):
+            self._manager.abort_request(rid=sibling_id(request_id, index))
+
+    def _read(self, request_id: str, starts: Sequence[int]) -> list[Completion]:
+        siblings = self._siblings[request_id]
+        return [sibling.after(start) for sibling, start in zip(siblings, starts, strict=True)]
+
+    def _require_whole_weights(self) -> None:
+        if self._broken is not None:
+            raise EngineError(
+                f"SGLang of {self._order.name} has incomplete weights; push all of them again "
+                f"({self._broken})"
+            )
+
+    async def _load(
+        self, channel: Channel, version: int, *, receiver: int, verify: bool
+    ) -> LoadReport:
+        from sglang.srt.managers.io_struct import UpdateWeightVersionReqInput
+
+        order = self._order
+        push = Push(asdict(channel), receiver, order.shapes, sorted(order.optional))
+        answers = await push_weights(self._manager, push, self._tp)
+        errors = [answer.error for answer in answers if answer.error is not None]
+        if errors:
+            if not all(answer.intact for answer in answers):
+                self._broken = errors[0]
+            raise WeightSyncError(f"SGLang of {order.name}: {errors[0]}")
+        await self._manager.update_weight_version(
+            UpdateWeightVersionReqInput(new_version=str(version), abort_all_requests=False)
+        )
+        flushed = await self._manager.flush_cache()
+        if not flushed.success:
+            self._broken = "the KV cache of old weights could not be dropped"
+            raise WeightSyncError(f"SGLang of {order.name}: {self._broken}")
+        self._broken, self._version = None, version
+        first = answers[0]
+        if verify and first.checksum is None:
+            raise WeightSyncError("a checksum was asked for, but the sender made none")
+        return LoadReport(
+            version,
+            first.num_tensors,
+            first.num_bytes,
+            first.checksum,
+            max(answer.receive_s for answer in answers),
+            max(answer.load_s for answer in answers),
+        )

@@ -1,0 +1,72 @@
+"""The process that holds SGLang: `python -m roll.strategy.sglang.server FD`.
+
+SGLang wants a process to itself: its launcher installs signal handlers, replaces the event loop
+and, when one of its children fails, kills everything from itself downwards. The worker therefore
+keeps it at the other end of a socket. When the worker goes, the socket ends, and so does this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from pathlib import Path
+
+from roll.core.errors import EngineError, RollError
+from roll.strategy.sglang.messages import Answer, Call, Order, read, read_now, write, write_now
+from roll.strategy.sglang.replica import Replica, build
+
+STAND_INS = Path(__file__).parent / "stand_ins"
+
+
+def main(fd: int) -> None:
+    connection = socket.socket(fileno=fd)
+    order: Order = read_now(connection)
+    if order.cpu:
+        sys.path.append(str(STAND_INS))
+    try:
+        engine = build(order.arguments)
+        replica = Replica(engine, order)
+    except Exception as error:
+        write_now(connection, Answer(0, error=_known(error)))
+        raise
+    try:
+        engine.loop.run_until_complete(_serve(connection, replica))
+    finally:
+        engine.shutdown()
+
+
+async def _serve(connection: socket.socket, replica: Replica) -> None:
+    """Answer calls, each in a task of its own, until the worker closes its end or is gone."""
+    reader, writer = await asyncio.open_connection(sock=connection)
+    write(writer, Answer(0, os.getpid()))
+    tasks: set[asyncio.Task[None]] = set()
+    while True:
+        try:
+            call: Call = await read(reader)
+        except (EOFError, ConnectionError):
+            return
+        task = asyncio.create_task(_answer(writer, replica, call))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+
+async def _answer(writer: asyncio.StreamWriter, replica: Replica, call: Call) -> None:
+    try:
+        value = await call.method(replica, *call.arguments, **call.options)
+    except Exception as error:  # noqa: BLE001 - an engine request: the worker raises it again
+        write(writer, Answer(call.id, error=_known(error)))
+    else:
+        write(writer, Answer(call.id, value))
+
+
+def _known(error: Exception) -> Exception:
+    """An error that the worker can unpickle."""
+    if isinstance(error, RollError):
+        return error
+    return EngineError(f"{type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,21 @@
+"""Importable names of `torchvision.transforms`; the interpolation modes are looked up by member."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from ..absent import absent
+
+
+class InterpolationMode(Enum):
+    NEAREST = "nearest"
+    NEAREST_EXACT = "nearest-exact"
+    BILINEAR = "bilinear"
+    BICUBIC = "bicubic"
+    BOX = "box"
+    HAMMING = "hamming"
+    LANCZOS = "lanczos"
+
+
+def __getattr__(name: str) -> object:
+    return absent(__name__, name)

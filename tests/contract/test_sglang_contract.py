@@ -1,0 +1,28 @@
+"""SGLang beyond the suite of all engines: parallel ranks."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from roll.strategy.available import status
+from tests.contract.engine_rig import assert_agrees, shake, start, weights_of
+from tests.tiny import save_tiny_model
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not status("sglang").ok, reason=status("sglang").advice)
+def test_two_tensor_parallel_ranks_agree_with_hugging_face_before_and_after_a_push(
+    loop: asyncio.AbstractEventLoop, tmp_path: Path
+) -> None:
+    rig = start("sglang", save_tiny_model(tmp_path, tied=False), loop, tp=2)
+    try:
+        assert_agrees(rig.generate(n=2)[0], rig.oracle)
+        shake(rig.oracle, seed=1)
+        sent, loaded = rig.push(weights_of(rig.oracle), receivers=2)
+        assert loaded.checksum == sent.checksum
+        assert_agrees(rig.generate(n=2)[0], rig.oracle)
+    finally:
+        rig.run(rig.engine.close())
