@@ -1,12 +1,17 @@
-"""`Platform`: what differs between device kinds."""
+"""`Platform`: what differs between device kinds.
+
+A worker without tensors (a reward) has a platform too, so torch is imported where it is used: it
+would take 130 MB of each such process.
+"""
 
 from __future__ import annotations
 
+import sys
 from datetime import timedelta
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
-import torch.distributed as dist
+if TYPE_CHECKING:
+    import torch
 
 
 class Place(Protocol):
@@ -54,8 +59,18 @@ class Platform(Protocol):
         ...
 
 
+def set_threads(num_threads: int) -> None:
+    """Threads of torch; where it is not loaded, OMP_NUM_THREADS tells it when it is."""
+    if "torch" in sys.modules:
+        import torch
+
+        torch.set_num_threads(num_threads)
+
+
 def join_group(backend: str, place: Place, timeout_s: float) -> None:
     """`torch.distributed` over TCP at the address in `place`; reads no environment."""
+    import torch.distributed as dist
+
     dist.init_process_group(
         backend,
         init_method=f"tcp://{place.rendezvous}",
@@ -66,5 +81,9 @@ def join_group(backend: str, place: Place, timeout_s: float) -> None:
 
 
 def leave_group() -> None:
+    if "torch" not in sys.modules:  # then no group was joined
+        return
+    import torch.distributed as dist
+
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
-from roll.platform.base import Place, join_group, leave_group
+from roll.platform.base import Place, join_group, leave_group, set_threads
+
+if TYPE_CHECKING:
+    import torch
 
 
 class CpuPlatform:
@@ -17,10 +20,12 @@ class CpuPlatform:
         return "gloo"
 
     def device(self, place: Place) -> torch.device:
+        import torch
+
         return torch.device("cpu")
 
     def set_threads(self, num_threads: int) -> None:
-        torch.set_num_threads(num_threads)
+        set_threads(num_threads)
 
     def init_process_group(self, place: Place, timeout_s: float) -> None:
         join_group(self.collective_backend, place, timeout_s)

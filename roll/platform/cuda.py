@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
-from roll.platform.base import Place, join_group, leave_group
+from roll.platform.base import Place, join_group, leave_group, set_threads
+
+if TYPE_CHECKING:
+    import torch
 
 
 class CudaPlatform:
@@ -18,12 +21,16 @@ class CudaPlatform:
         return "cpu:gloo,cuda:nccl"
 
     def device(self, place: Place) -> torch.device:
+        import torch
+
         return torch.device("cuda", 0)
 
     def set_threads(self, num_threads: int) -> None:
-        torch.set_num_threads(num_threads)
+        set_threads(num_threads)
 
     def init_process_group(self, place: Place, timeout_s: float) -> None:
+        import torch
+
         # NCCL takes the current device; without this every rank would guess from its number.
         torch.cuda.set_device(self.device(place))
         join_group(self.collective_backend, place, timeout_s)

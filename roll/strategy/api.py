@@ -50,11 +50,24 @@ class TrainStrategy(ScoreStrategy[T_co], Protocol[T_co]):
         ...
 
     def weight_manifest(self) -> Manifest:
-        """Names, shapes and dtypes of what `export_weights` yields, in order; not collective."""
+        """Names, shapes and dtypes of the weights, under Hugging Face names, and which rank holds
+        what of them. The same on every rank; not collective."""
+        ...
+
+    def frozen_weights(self) -> frozenset[str]:
+        """Names in the manifest whose values never change; not collective."""
+        ...
+
+    def export_parts(self) -> Iterator[tuple[str, Tensor]]:
+        """What this rank holds of each tensor of the manifest, in its order, one at a time.
+
+        All ranks exhaust it together. Parts may have another floating dtype than the manifest
+        says, and may share memory with the model: use them before the next update.
+        """
         ...
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Full tensors under Hugging Face names, one at a time. All ranks exhaust it together."""
+        """Full tensors as the manifest says, one at a time. All ranks exhaust it together."""
         ...
 
     def save(self, path: Path) -> None:
@@ -83,6 +96,10 @@ class LoadReport:
     num_bytes: int
     checksum: str | None
     """Of the received tensors, when asked for; equals the sender's `SendReport.checksum`."""
+    receive_s: float = 0.0
+    """Waited for bytes, and took them in; of the slowest process of the replica."""
+    load_s: float = 0.0
+    """Put them where the model computes with them, which engines do in layouts of their own."""
 
 
 class InferenceStrategy(Protocol):

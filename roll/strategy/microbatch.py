@@ -13,6 +13,8 @@ B = TypeVar("B", bound=TokenBatch)
 
 PASS_COST = 1 / 32
 """What one more pass costs, as a share of the token budget."""
+MIN_PASS_COST_TOKENS = 128
+"""The same in tokens, at least: a pass starts every kernel of the model, however small it is."""
 
 
 def plan(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
@@ -23,6 +25,7 @@ def plan(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     that its further rows would need costs more than another pass. Equal lengths keep their order,
     so the plan depends on nothing but its arguments.
     """
+    pass_cost = max(max_tokens * PASS_COST, MIN_PASS_COST_TOKENS)
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     parts: list[list[int]] = []
     for done, row in enumerate(order):
@@ -30,7 +33,7 @@ def plan(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
             longest = lengths[parts[-1][0]]
             room = max_tokens // longest - len(parts[-1])
             padding = min(room, len(order) - done) * (longest - lengths[row])
-            if room > 0 and padding <= max_tokens * PASS_COST:
+            if room > 0 and padding <= pass_cost:
                 parts[-1].append(row)
                 continue
         parts.append([row])

@@ -25,7 +25,8 @@ def test_every_example_is_checked_in_under_two_seconds_without_torch(path: Path)
         "import sys; from roll.cli import app\n"
         f"try: app(['check', {str(path.relative_to(ROOT))!r}])\n"
         "except SystemExit as e: code = e.code\n"
-        "heavy = {'torch', 'ray', 'transformers', 'vllm', 'datasets'} & set(sys.modules)\n"
+        "heavy = {'torch', 'ray', 'transformers', 'vllm', 'sglang', 'datasets'}\n"
+        "heavy &= set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else code)"
     )
     command = [sys.executable, "-c", code]
@@ -47,6 +48,19 @@ def test_importing_the_config_loads_nothing_heavy() -> None:
     code = "import sys, roll.config; print(sorted({'torch', 'ray', 'vllm'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_worker_without_tensors_loads_no_torch() -> None:
+    """It would take 130 MB of every reward's process."""
+    code = (
+        "import sys, roll.distributed.host, roll.workers.reward\n"
+        "from roll.platform import get_platform\n"
+        "for platform in map(get_platform, ('cpu', 'cuda')):\n"
+        "    platform.set_threads(1); platform.destroy()\n"
+        "print(sorted({'torch', 'transformers', 'vllm'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
 def test_files_and_functions_stay_small() -> None:

@@ -49,7 +49,7 @@ def engine_arguments(
 
 def _memory(config: VllmConfig, max_model_len: int, *, cpu: bool) -> dict[str, Any]:
     if cpu:
-        return cpu_arguments(config.kv_cache_gb, max_model_len)
+        return cpu_arguments(config.kv_cache_gb, max_model_len, processes=config.processes)
     arguments: dict[str, Any] = {
         "enable_sleep_mode": True,
         "gpu_memory_utilization": config.gpu_memory_utilization,

@@ -30,6 +30,9 @@ def engine_environment(
         # Idle OpenMP threads sleep instead of spinning on the trainer's cores.
         wanted["OMP_WAIT_POLICY"] = "passive"
         wanted[YIELDS_CORES] = "1"
+        if processes == 1:
+            # vLLM counts the threads of the workers it starts, not those of its scheduler.
+            wanted["OMP_NUM_THREADS"] = str(len(cores) or 1)
     wanted = {name: value for name, value in wanted.items() if name not in have}
     if platform == "cpu":
         wanted["VLLM_CPU_OMP_THREADS_BIND"] = thread_binding(cores, processes)
@@ -61,7 +64,9 @@ def thread_binding(cores: Sequence[int], processes: int) -> str:
     )
 
 
-def cpu_arguments(kv_cache_gb: float | None, max_model_len: int) -> dict[str, Any]:
+def cpu_arguments(
+    kv_cache_gb: float | None, max_model_len: int, *, processes: int
+) -> dict[str, Any]:
     """Engine arguments that only CPUs need.
 
     - Without an explicit KV cache size vLLM takes most of the machine's memory, and then also runs
@@ -69,29 +74,21 @@ def cpu_arguments(kv_cache_gb: float | None, max_model_len: int) -> dict[str, An
     - Prompts are not cut into chunks: a chunk of a *seeded* request makes vLLM rewind its random
       generator, which CPU generators cannot do ("CPU Generator does not use offset"), and that
       error kills the engine. A prompt must then fit into one batch.
+    - A model of one process computes in the scheduler's (see executor.py).
     """
     size = DEFAULT_CPU_KV_CACHE_BYTES if kv_cache_gb is None else int(kv_cache_gb * (1 << 30))
-    return {
+    arguments: dict[str, Any] = {
         "enforce_eager": True,
         "kv_cache_memory_bytes": size,
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(8192, max_model_len),
     }
+    if processes == 1:
+        executor = "roll.strategy.vllm.executor.InSchedulerExecutor"
+        arguments["distributed_executor_backend"] = executor
+    return arguments
 
 
 def keep_deaths_quiet() -> None:
     """Without vLLM's traceback when its core is gone: EngineDiedError says which process it was."""
     logging.getLogger("vllm.v1.engine.async_llm").setLevel(logging.CRITICAL)
-
-
-def repack_tied_heads(model: Any) -> None:
-    """Make the output head follow the embedding it is tied to, after a reload on a CPU.
-
-    The head shares the embedding's weight, so vLLM's reload sees nothing to load for it; but its
-    CPU kernel works on a packed copy, which would stay that of the old weights.
-    """
-    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-
-    for module in model.modules():
-        if isinstance(module, ParallelLMHead):
-            module.quant_method.process_weights_after_loading(module)

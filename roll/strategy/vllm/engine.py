@@ -1,7 +1,7 @@
 """`VllmEngine`: one replica of vLLM's asynchronous engine, owned by this process.
 
-vLLM runs its scheduler and its model in processes of their own. On CPUs that is also the fastest
-arrangement: only there are the model's threads bound to cores before they start.
+vLLM runs its scheduler and its model in processes of their own. On CPUs a model of one process runs
+in the scheduler's (see executor.py).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from roll.core.types import Completion, FinishReason, GenerateRequest, Heartbeat
 from roll.strategy.api import LoadReport
 from roll.strategy.available import check_engine
 from roll.strategy.checkpoint import Checkpoint, read_checkpoint
+from roll.strategy.processes import DeathWatch, new_children
 from roll.strategy.progress import Progress
 from roll.strategy.vllm.adapter import lora_request
 from roll.strategy.vllm.arguments import engine_arguments
 from roll.strategy.vllm.compat import engine_environment, keep_deaths_quiet
 from roll.strategy.vllm.endpoint import Endpoint
 from roll.strategy.vllm.known import check_arguments
-from roll.strategy.vllm.processes import DeathWatch, new_children
 from roll.strategy.vllm.pushes import Pushes
 from roll.strategy.vllm.translate import (
     NOTHING_YET,
