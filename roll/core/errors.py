@@ -51,12 +51,11 @@ class RewardError(RollError):
 
 
 class EngineError(RollError):
-    """An inference engine could not do one thing that it was asked, such as one request."""
+    """An inference engine failed at a request."""
 
 
 class EngineDiedError(EngineError):
-    """An inference engine, or one of its processes, is gone, and all its requests with it; only a
-    new engine helps."""
+    """An engine, or one of its processes, is gone with all its requests; only a new one helps."""
 
 
 class WeightSyncError(RollError):

@@ -93,6 +93,11 @@ class Prompt:
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Further columns of the row, for reward functions."""
 
+    @property
+    def source(self) -> str:
+        """Name of the data source it is from."""
+        return self.id.rpartition(":")[0]
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -134,19 +139,18 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """What an engine says of itself while requests run.
+    """What a living engine says of itself.
 
-    Pieces are given once: whoever asks adds them up, and then loses nothing of a request whose
-    engine dies later.
+    Example: Heartbeat(version=3, written_tokens=5120, progress={"3/a:1": (Completion(...),)})
     """
 
     version: int
     """Of the weights in use."""
     written_tokens: int
-    """By all requests since the engine started, the finished ones included."""
+    """Since the engine started, over all requests."""
     progress: Mapping[str, tuple[Completion, ...]]
-    """Every request under way, by id: of each sibling only what it wrote since the last heartbeat.
-    A sibling's `finish` is ABORT while it goes on."""
+    """Running request -> of each sibling the tokens written since the last heartbeat; finish ABORT
+    while it goes on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 `with colocation.use(Role.ACTOR_TRAIN):` loads the role and first moves off whoever shares a device
 with it. A role stays until another one needs its place. Where nobody shares, or memory is not
-scarce (CPUs), nothing moves.
+scarce (CPUs), nothing moves. A role may come in parts, such as the replicas of `actor_infer`: a
+part whose devices nobody else needs stays while the others make room.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A role that holds device memory, and how it comes and goes."""
+    """A role, or a part of one, that holds device memory, and how it comes and goes."""
 
     devices: frozenset[int]
     onload: Callable[[], object]
@@ -31,23 +32,27 @@ class Colocation:
     enabled: bool
     residents: dict[str, Resident] = field(default_factory=dict)
     loaded: set[str] = field(default_factory=set)
-    """Roles that are on their devices with all they have."""
+    """Residents that are on their devices with all they have."""
     holding_weights: set[str] = field(default_factory=set)
-    """Roles that are on their devices with their weights alone."""
+    """Residents that are on their devices with their weights alone."""
 
-    def add(self, role: str, resident: Resident) -> None:
+    def add(self, role: str, *parts: Resident) -> None:
         """Take on a role that has just started; the next to start finds its devices free."""
-        self.residents[role] = resident
-        self.loaded.add(role)
+        for number, part in enumerate(parts):
+            self.residents[part_name(role, number)] = part
+            self.loaded.add(part_name(role, number))
         if self.enabled:
-            self._clear(resident.devices, keep=set())
+            for part in parts:
+                self._clear(part.devices, keep=set())
 
     @contextmanager
     def use(self, role: str) -> Iterator[None]:
-        """Have `role` on its devices inside the block, and nobody else."""
+        """Have all parts of `role` on their devices inside the block, and nobody else there."""
         if self.enabled:
-            self._clear(self.residents[role].devices, keep={role})
-            self._enter(role)
+            parts = self.parts(role)
+            self._clear(self._devices(parts), keep=set(parts))
+            for part in parts:
+                self._enter(part)
         yield
 
     @contextmanager
@@ -58,31 +63,47 @@ class Colocation:
         alone: an engine's caches take most of a GPU.
         """
         if self.enabled:
-            sending, receiving = self.residents[sender], self.residents[receiver]
-            self._clear(sending.devices | receiving.devices, keep={sender, receiver})
-            if receiver in self.loaded:
-                self._clear(sending.devices, keep={sender})
-            self._enter(sender)
-            if receiver not in self.loaded | self.holding_weights:
-                self._enter_with_weights(receiver)
+            sending, receiving = self.parts(sender), self.parts(receiver)
+            both = self._devices(sending) | self._devices(receiving)
+            self._clear(both, keep={*sending, *receiving})
+            for part in receiving:
+                if part in self.loaded:
+                    self._clear(self._devices(sending), keep=set(sending))
+            for part in sending:
+                self._enter(part)
+            for part in receiving:
+                if part not in self.loaded | self.holding_weights:
+                    self._enter_with_weights(part)
         yield
 
+    def parts(self, role: str) -> list[str]:
+        """Names of the residents that make up a role; or just that part, if it is one."""
+        return [name for name in self.residents if name == role or name.startswith(f"{role}/")]
+
+    def _devices(self, parts: list[str]) -> frozenset[int]:
+        return frozenset().union(*(self.residents[part].devices for part in parts))
+
     def _clear(self, devices: frozenset[int], *, keep: set[str]) -> None:
-        for role in sorted((self.loaded | self.holding_weights) - keep):
-            if self.residents[role].devices & devices:
-                self.residents[role].offload()
-                self.loaded.discard(role)
-                self.holding_weights.discard(role)
+        for part in sorted((self.loaded | self.holding_weights) - keep):
+            if self.residents[part].devices & devices:
+                self.residents[part].offload()
+                self.loaded.discard(part)
+                self.holding_weights.discard(part)
 
-    def _enter(self, role: str) -> None:
-        if role not in self.loaded:
-            self.residents[role].onload()
-            self.holding_weights.discard(role)
-            self.loaded.add(role)
+    def _enter(self, part: str) -> None:
+        if part not in self.loaded:
+            self.residents[part].onload()
+            self.holding_weights.discard(part)
+            self.loaded.add(part)
 
-    def _enter_with_weights(self, role: str) -> None:
-        onload_weights = self.residents[role].onload_weights
+    def _enter_with_weights(self, part: str) -> None:
+        onload_weights = self.residents[part].onload_weights
         if onload_weights is None:
-            raise ValueError(f"{role} receives weights, so it needs `onload_weights`")
+            raise ValueError(f"{part} receives weights, so it needs `onload_weights`")
         onload_weights()
-        self.holding_weights.add(role)
+        self.holding_weights.add(part)
+
+
+def part_name(role: str, number: int) -> str:
+    """Name of one part of a role."""
+    return f"{role}/{number}"

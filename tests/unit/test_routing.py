@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from roll.core.types import GenerateRequest
 from roll.rollout.budget import Budget
-from roll.rollout.engines import Replica
-from roll.rollout.routing import Engines, LeastLoaded, Sticky
+from roll.rollout.fleet import Fleet
+from roll.rollout.replica import Replica, State
+from roll.rollout.routing import LeastLoaded, Loads, RoutingPolicy, Sticky
 from tests.fakes import SAMPLING, ScriptedEngine
 
 
@@ -23,65 +26,87 @@ def replicas(*loads: tuple[int, int], capacity: int = 4) -> list[Replica]:
     return made
 
 
+def chosen(routing: RoutingPolicy, session: str, fleet: list[Replica]) -> int | None:
+    replica = routing.choose(session, Loads(fleet))
+    return None if replica is None else replica.index
+
+
 def test_the_replica_with_the_fewest_outstanding_tokens_is_chosen() -> None:
-    assert LeastLoaded().choose("s", replicas((30, 1), (10, 3), (20, 1))).index == 1
+    assert chosen(LeastLoaded(), "s", replicas((30, 1), (10, 3), (20, 1))) == 1
 
 
 def test_equal_loads_go_to_the_first() -> None:
-    assert LeastLoaded().choose("s", replicas((10, 1), (10, 1))).index == 0
+    assert chosen(LeastLoaded(), "s", replicas((10, 1), (10, 1))) == 0
 
 
 def test_a_larger_replica_takes_more() -> None:
-    small, large = replicas((10, 1), (15, 1))
-    large.capacity = 8
-    assert LeastLoaded().choose("s", [small, large]) is large
+    fleet = replicas((10, 1), (15, 1))
+    fleet[1].capacity = 8
+    assert chosen(LeastLoaded(), "s", fleet) == 1
+
+
+def test_full_replicas_and_those_that_do_not_serve_are_not_chosen() -> None:
+    fleet = replicas((1, 4), (30, 1), (2, 1))
+    fleet[2].enter(State.LOST)
+    assert chosen(LeastLoaded(), "s", fleet) == 1
+    fleet[1].enter(State.AWAY)
+    assert chosen(LeastLoaded(), "s", fleet) is None
 
 
 def test_a_session_stays_where_its_prefix_is_cached() -> None:
     fleet, routing = replicas((0, 0), (5, 1)), Sticky()
-    assert routing.choose("a", fleet).index == 0
+    assert chosen(routing, "a", fleet) == 0
     fleet[0].in_flight_tokens = 1000
-    assert routing.choose("a", fleet).index == 0
-    assert routing.choose("b", fleet).index == 1
+    assert chosen(routing, "a", fleet) == 0
+    assert chosen(routing, "b", fleet) == 1
 
 
 def test_a_full_home_is_left_for_one_request_only() -> None:
     fleet, routing = replicas((0, 0), (5, 1)), Sticky()
-    routing.choose("a", fleet)
+    chosen(routing, "a", fleet)
     fleet[0].in_flight_sequences = 4
-    assert routing.choose("a", fleet).index == 1
+    assert chosen(routing, "a", fleet) == 1
     fleet[0].in_flight_sequences = 0
-    assert routing.choose("a", fleet).index == 0
-
-
-def test_a_session_waits_at_home_when_all_are_full() -> None:
-    fleet, routing = replicas((0, 0), (5, 1)), Sticky()
-    routing.choose("a", fleet)
-    for replica in fleet:
-        replica.in_flight_sequences = 4
-    fleet[0].in_flight_tokens = 1000
-    assert routing.choose("a", fleet).index == 0
+    assert chosen(routing, "a", fleet) == 0
 
 
 def test_a_session_moves_when_its_replica_is_gone() -> None:
     fleet, routing = replicas((0, 0), (5, 1)), Sticky()
-    routing.choose("a", fleet)
-    assert routing.choose("a", fleet[1:]).index == 1
-    assert routing.choose("a", fleet).index == 1
+    chosen(routing, "a", fleet)
+    fleet[0].enter(State.LOST)
+    assert chosen(routing, "a", fleet) == 1
+    fleet[0].enter(State.SERVING)
+    assert chosen(routing, "a", fleet) == 1
 
 
 def test_the_longest_unused_session_is_forgotten_first() -> None:
     fleet, routing = replicas((0, 0), (5, 1)), Sticky(max_sessions=2)
     for session in ("a", "b", "a", "c"):
-        routing.choose(session, fleet)
+        chosen(routing, session, fleet)
     fleet[0].in_flight_tokens = 1000
-    assert [routing.choose(s, fleet).index for s in ("a", "c")] == [0, 0]
-    assert routing.choose("b", fleet).index == 1
+    assert [chosen(routing, s, fleet) for s in ("a", "c")] == [0, 0]
+    assert chosen(routing, "b", fleet) == 1
+
+
+@given(st.integers(1, 9), st.lists(st.tuples(st.integers(0, 8), st.integers(0, 40), st.booleans())))
+@settings(max_examples=80, deadline=None)
+def test_the_tournament_finds_what_a_search_finds(
+    count: int, changes: list[tuple[int, int, bool]]
+) -> None:
+    fleet = replicas(*[(0, 0)] * count)
+    loads = Loads(fleet)
+    for index, tokens, serving in changes:
+        replica = fleet[index % count]
+        replica.in_flight_tokens = tokens
+        replica.state = State.SERVING if serving else State.LOST
+        loads.update(replica)
+        best = min((r for r in fleet if r.open), key=lambda r: (r.load, r.index), default=None)
+        assert loads.least() is best
 
 
 def test_requests_spread_evenly_over_equal_replicas() -> None:
     engines = [ScriptedEngine(turns=lambda request: 5) for _ in range(3)]
-    fleet = Engines([e.replica(i) for i, e in enumerate(engines)], LeastLoaded())
+    fleet = Fleet([e.replica(i) for i, e in enumerate(engines)])
 
     async def send() -> None:
         requests = [GenerateRequest(f"r{i}", (1,), SAMPLING) for i in range(9)]
@@ -92,23 +117,21 @@ def test_requests_spread_evenly_over_equal_replicas() -> None:
 
 
 @pytest.mark.parametrize(
-    ("accepted", "running", "started", "room"),
+    ("staleness", "ahead", "outstanding", "running", "room"),
     [
-        (0, 0, 0, 5),  # 4 groups and 1 extra
-        (3, 1, 4, 1),  # only as many as are still needed, and the extra one
-        (0, 2, 2, 3),
-        (0, 0, 8, 1),  # 2 x 4 + 1 prompts at most
-        (0, 0, 9, 0),
-        (5, 0, 5, 0),
+        (0, 0, 0, 0, 5),  # 4 groups and 1 extra
+        (0, 0, 4, 1, 1),  # only the extra one
+        (0, 0, 2, 2, 3),
+        (0, 0, 0, 6, 2),  # 8 at most in flight
+        (0, 1, 0, 0, 0),  # the step is collected, its weights are not trained yet
+        (2, 0, 4, 0, 8),  # three steps' groups, and 1 extra, but 8 at most in flight
+        (2, 1, 4, 0, 5),
+        (2, 1, 9, 0, 0),
     ],
 )
-def test_a_budget_allows_what_is_needed_and_not_more(
-    accepted: int, running: int, started: int, room: int
+def test_a_budget_allows_what_will_be_used_in_time_and_not_more(
+    staleness: int, ahead: int, outstanding: int, running: int, room: int
 ) -> None:
-    budget = Budget(4, extra_prompts=1, max_in_flight=5, max_prompts_factor=2)
-    assert budget.may_start(accepted=accepted, running=running, started=started) == room
-
-
-def test_a_budget_never_exceeds_what_may_be_in_flight() -> None:
-    budget = Budget(100, max_in_flight=8)
-    assert budget.may_start(accepted=0, running=6, started=6) == 2
+    budget = Budget(4, staleness, extra=1, max_in_flight=8)
+    found = budget.may_begin(outstanding=outstanding, running=running, ahead=ahead)
+    assert found == room
