@@ -6,22 +6,27 @@ Time is counted in turns of the event loop, so that delays cost nothing and runs
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from roll.core.errors import EngineError
 from roll.core.types import (
     Completion,
     FinishReason,
     GenerateRequest,
+    Heartbeat,
     Prompt,
     Sample,
     SamplingParams,
 )
-from roll.rollout.engines import Replica
-from roll.rollout.routing import Engines, LeastLoaded, RoutingPolicy
+from roll.rollout.budget import Budget
+from roll.rollout.fleet import Fleet
+from roll.rollout.replica import Replica
+from roll.rollout.routing import LeastLoaded, RoutingPolicy
+from roll.rollout.scheduler import GenerateScheduler
 from roll.rollout.single_turn import SingleTurn
-from roll.rollout.types import Group, Score, ScoredSample
+from roll.rollout.types import Group, GroupFilter, RunGroup, Score, ScoredSample
 
 SAMPLING = SamplingParams(temperature=1.0, max_new_tokens=8)
 
@@ -99,8 +104,64 @@ class ScriptedEngine:
         if request_id in self.running:
             self.running[request_id].set()
 
+    async def heartbeat(self) -> Heartbeat:
+        return Heartbeat(0, 0, {})
+
     def replica(self, index: int = 0, *, capacity: int = 256) -> Replica:
-        return Replica(index, self.generate, self.abort, capacity, abort_timeout_s=5)
+        return Replica(index, self, capacity, abort_timeout_s=5)
+
+
+@dataclass
+class Prompts:
+    """A source of prompts for a scheduler, with its books."""
+
+    fresh: Iterator[Prompt]
+    returned: list[Prompt] = field(default_factory=list)
+    """The last one is offered first."""
+    settled: list[str] = field(default_factory=list)
+    replaced: list[str] = field(default_factory=list)
+    taken: int = 0
+    """Of `fresh`."""
+
+    def __next__(self) -> Prompt:
+        if self.returned:
+            return self.returned.pop()
+        one = next(self.fresh)
+        self.taken += 1
+        return one
+
+    def replace(self, prompt: Prompt) -> None:
+        self.replaced.append(prompt.id)
+
+    def put_back(self, prompt: Prompt) -> None:
+        self.returned.append(prompt)
+
+    def schedule(self, count: int) -> list[str]:
+        return [""] * count
+
+    def settle(self, prompt: Prompt) -> None:
+        self.settled.append(prompt.id)
+
+    @property
+    def offered(self) -> list[str]:
+        """Ids of what was put back, in the order in which it is offered."""
+        return [one.id for one in reversed(self.returned)]
+
+
+def scheduler(
+    prompts: Iterator[Prompt],
+    run_group: RunGroup,
+    *,
+    groups: int = 4,
+    filters: Sequence[GroupFilter] = (),
+    max_staleness: int = 0,
+    extra: int = 0,
+    max_in_flight: int = 256,
+    max_prompts_factor: float = 4.0,
+) -> GenerateScheduler:
+    """A scheduler of steps of `groups` groups."""
+    budget = Budget(groups, max_staleness, extra, max_in_flight, max_prompts_factor)
+    return GenerateScheduler(Prompts(prompts), run_group, budget, filters)
 
 
 async def score_by_token(samples: list[Sample]) -> list[ScoredSample]:
@@ -117,11 +178,12 @@ def single_turn(
     seed: int = 0,
     request_timeout_s: float = 60.0,
     reward_timeout_s: float = 60.0,
+    **options: Any,
 ) -> SingleTurn:
     """The real rollout over scripted engines."""
     replicas = [engine.replica(i) for i, engine in enumerate(engines)]
     return SingleTurn(
-        engines=Engines(replicas, routing or LeastLoaded()),
+        fleet=Fleet(replicas, routing or LeastLoaded()),
         decode=lambda tokens: " ".join(map(str, tokens)),
         score=score,
         sampling=SAMPLING,
@@ -129,4 +191,5 @@ def single_turn(
         seed=seed,
         request_timeout_s=request_timeout_s,
         reward_timeout_s=reward_timeout_s,
+        **options,
     )

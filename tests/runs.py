@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import subprocess
@@ -15,6 +14,7 @@ from typing import Any
 import yaml
 
 from roll.config import load_config
+from roll.core.loop_thread import LoopThread
 from roll.distributed.local import LocalLauncher
 from roll.pipeline.data import load_data
 from roll.pipeline.rlvr import RlvrPipeline
@@ -100,9 +100,9 @@ def run_local(path: Path, overrides: Sequence[str] = ()) -> list[dict[str, Any]]
     config = load_config(path, overrides).config
     sys.path.insert(0, str(path.parent))
     try:
-        with asyncio.Runner() as runner, LocalLauncher() as launcher:
+        with LocalLauncher() as launcher, LoopThread("rollout") as loop:
             data = load_data(config)
-            RlvrPipeline(config, launcher, runner, platform="cpu", data=data).run()
+            RlvrPipeline(config, launcher, loop, platform="cpu", data=data).run()
     finally:
         sys.path.remove(str(path.parent))
         sys.modules.pop("test_run_rewards", None)

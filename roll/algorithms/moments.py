@@ -17,7 +17,7 @@ from roll.core.errors import CheckpointError
 
 NO_SPREAD = 1e-10
 """A standard deviation below this share of the mean is the rounding of equal float32 numbers."""
-PART = 2**16
+PART = 2**18
 """Numbers that are taken to float64 at a time, so that they stay in the cache: fetching the memory
 for a whole step's from the system costs more than the arithmetic."""
 

@@ -6,13 +6,15 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from roll.config.algorithm import Aggregation, Need, PassKConfig
+from roll.config.algorithm import Aggregation
+from roll.config.algorithm_checks import algorithm_problems
 from roll.config.engine_options import NgramSpeculationConfig
 from roll.config.errors import nearest
 from roll.config.placement import parse_devices
 from roll.config.roles import Role
+from roll.config.rollout_checks import rollout_problems
 from roll.config.shaping_checks import shaping_problems
-from roll.config.strategy import Fsdp2Config, VllmConfig
+from roll.config.strategy import Fsdp2Config, SglangConfig, VllmConfig
 
 if TYPE_CHECKING:
     from roll.config.pipelines import RlvrConfig
@@ -30,6 +32,7 @@ def check_rlvr(config: RlvrConfig) -> None:
         *_sampling(config),
         *_tags(config),
         *_engine(config),
+        *rollout_problems(config),
         *_checkpoint(config),
         *_without_effect(config),
     ]
@@ -69,7 +72,7 @@ def _groups(config: RlvrConfig) -> Iterator[str]:
     size = infer.devices_per_worker
     if len(devices) % size:
         yield (
-            f"actor_infer.strategy.tp: a replica's {size} devices (tp * pp) do not divide the "
+            f"actor_infer.strategy.tp: a replica's {size} devices do not divide the "
             f"{len(devices)} devices of pool {infer.pool!r}"
         )
         return
@@ -171,7 +174,7 @@ def _tags(config: RlvrConfig) -> Iterator[str]:
 
 def _engine(config: RlvrConfig) -> Iterator[str]:
     strategy = config.actor_infer.strategy
-    if not isinstance(strategy, VllmConfig):
+    if not isinstance(strategy, VllmConfig | SglangConfig):
         return
     if strategy.max_model_len is not None:
         longest = config.max_sequence_tokens
@@ -180,6 +183,11 @@ def _engine(config: RlvrConfig) -> Iterator[str]:
                 f"actor_infer.strategy.max_model_len: {strategy.max_model_len} is less than the "
                 f"{longest} tokens of data.max_prompt_tokens + max_new_tokens"
             )
+    if isinstance(strategy, VllmConfig):
+        yield from _vllm(config, strategy)
+
+
+def _vllm(config: RlvrConfig, strategy: VllmConfig) -> Iterator[str]:
     yield from _speculation(config, strategy)
     if strategy.endpoint is not None and strategy.max_lora_rank:
         yield (

@@ -18,6 +18,7 @@ from roll.config.roles import Role
 from roll.config.rollout import RolloutConfig
 from roll.config.sampling import SamplingConfig
 from roll.config.training import CriticRole, InferRole, ScoreRole, TeacherRole, TrainRole
+from roll.config.weights import WeightSyncConfig
 
 
 class RunConfig(Config):
@@ -53,6 +54,7 @@ class RlvrConfig(RunConfig):
     data: DataConfig
     sampling: SamplingConfig = SamplingConfig()
     rollout: RolloutConfig = RolloutConfig()
+    weight_sync: WeightSyncConfig = WeightSyncConfig()
     rewards: dict[str, RewardConfig] = Field(min_length=1)
     """Name -> reward; the name appears in the metrics."""
     algorithm: AlgorithmConfig = AlgorithmConfig()

@@ -50,15 +50,52 @@ FilterConfig = Annotated[
 ]
 
 
+class HealthConfig(Config):
+    """When an inference replica is given up. Its requests go on elsewhere with the tokens that are
+    known of them, and a new engine with the present weights takes its place."""
+
+    heartbeat_s: float = Field(default=1.0, gt=0)
+    """Seconds between two heartbeats of a replica, each with the tokens written since the last."""
+    timeout_s: float = Field(default=60.0, gt=0)
+    """Seconds after which a heartbeat is given up, and the replica with it."""
+    slow_factor: float = Field(default=0.1, ge=0, lt=1)
+    """A replica is given up when its sequences grow at less than this share of the other busy
+    replicas' median rate, five heartbeats in a row; 0: never."""
+    restart_timeout_s: float = Field(default=900.0, gt=0)
+    """Seconds for a new engine. It then waits for the weights, until a training step is over."""
+    max_restarts: int = Field(default=3, ge=0)
+    """Of one replica in a run; afterwards the run goes on without it."""
+
+
 class RolloutConfig(Config):
     filters: tuple[FilterConfig, ...] = ()
     """Dynamic sampling: a group is rejected by the first filter that objects, and replaced by that
-    of another prompt. In order, so put the cheap ones first."""
+    of another prompt of the same source. In order, so put the cheap ones first."""
+    max_staleness: int = Field(default=0, ge=0)
+    """Steps that samples may be ahead of training. 0: a step's samples are generated, then trained
+    on. k: while a step trains, samples of the next k are generated; none is trained on that
+    is more than k weight versions old. Wants an `algorithm.correction`."""
+    in_flight: Literal["continue", "restart"] = "continue"
+    """What becomes of unfinished samples at new weights: each token keeps the version and the
+    log-prob it was written with, or the sample starts again."""
     extra_prompts: int = Field(default=0, ge=0)
-    """Prompts in flight beyond what the step still needs; leftovers are aborted."""
+    """Prompts in flight beyond what is needed; the fastest win, and those that would be too old
+    are aborted and tried again later. Favours short responses."""
+    siblings: Literal["together", "separate"] = "together"
+    """The samples of a prompt as one request, or as one request each: these are rewarded one by
+    one, and may go to several replicas."""
+    redundant_samples: int = Field(default=0, ge=0)
+    """Samples per prompt beyond data.samples_per_prompt; the first that end make the group, the
+    others are aborted. Needs `siblings: separate`. Favours short responses."""
+    routing: Literal["sticky", "least_loaded"] = "sticky"
+    """A prompt's requests stay on one replica, where its prefix is cached, while there is room; or
+    each goes to the replica with the fewest outstanding tokens."""
+    queue_per_replica: int = Field(default=0, ge=0)
+    """Sequences sent to a replica beyond those that it decodes at once."""
     max_prompts_factor: float = Field(default=4.0, ge=1)
     """A step that has tried this many times its prompts without filling up stops the run."""
-    max_in_flight_groups: int = Field(default=256, ge=1)
-    """Prompts generated at once over all replicas."""
+    max_in_flight_groups: int = Field(default=1024, ge=1)
+    """Prompts in flight at once over all replicas."""
     request_timeout_s: float = Field(default=600, gt=0)
-    """For one prompt's samples."""
+    """For one request on one replica."""
+    health: HealthConfig = HealthConfig()

@@ -52,6 +52,10 @@ class Pipeline(ABC, Generic[C]):
         """Start clusters."""
 
     @abstractmethod
+    def close(self) -> None:
+        """End what `open` started on the driver; the launcher ends the clusters."""
+
+    @abstractmethod
     def restore(self, checkpoint: Path | None, state: RunState | None) -> None:
         """Take up a checkpoint (or begin without one); afterwards the engines hold its weights."""
 
@@ -97,9 +101,15 @@ class Pipeline(ABC, Generic[C]):
         return write_summary(self.output_dir, status="finished", wall_s=self._wall_s())
 
     def _run(self, start: Start) -> None:
-        config, state = self.config, start.state
-        self._earlier_s = state.wall_s if state else 0.0
+        self._earlier_s = start.state.wall_s if start.state else 0.0
         self.open()
+        try:
+            self._go(start)
+        finally:
+            self.close()
+
+    def _go(self, start: Start) -> None:
+        config, state = self.config, start.state
         self.restore(start.checkpoint, state)
         self._under_way = True
         if start.step < config.max_steps:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,31 +13,28 @@ from roll.config.algorithm import Need
 from roll.config.pipelines import RlvrConfig
 from roll.config.roles import Role
 from roll.config.sampling import SamplingConfig
-from roll.core.errors import CheckpointError, WeightSyncError
-from roll.core.types import Completion, GenerateRequest, Prompt, SamplingParams
+from roll.core.errors import CheckpointError
+from roll.core.loop_thread import LoopThread
+from roll.core.types import Prompt, SamplingParams
 from roll.data.mixing import PromptSampler
 from roll.distributed.cluster import Cluster, Launcher, Placement
 from roll.distributed.colocation import Colocation
-from roll.distributed.pending import both
 from roll.distributed.worker import Worker
 from roll.pipeline.data import RunData, tag_shares
 from roll.pipeline.models import start_models
 from roll.pipeline.scoring import HostedReward, Scorer
+from roll.pipeline.serving import Serving
 from roll.pipeline.validate import Validator, answer_key
-from roll.rollout.engines import Replica
+from roll.pipeline.weights import WeightPusher
+from roll.rollout.budget import Budget
 from roll.rollout.filters import build_filters
-from roll.rollout.routing import Engines, Sticky
+from roll.rollout.fleet import Fleet
 from roll.rollout.scheduler import GenerateScheduler
 from roll.rollout.single_turn import SingleTurn
-from roll.weight_sync.plan import choose_transport
 from roll.workers.actor import ActorWorker
 from roll.workers.critic import CriticWorker
-from roll.workers.infer import InferWorker
 from roll.workers.reference import ReferenceWorker
 from roll.workers.reward import RewardWorker, reward_worker_class
-
-SYNC_TIMEOUT_S = 600.0
-"""For each wait of one side of a weight push on the other."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,7 @@ class Cast:
     """Who takes part, and what they work with."""
 
     actor: Cluster[ActorWorker]
-    infer: Cluster[InferWorker]
+    serving: Serving
     reference: Cluster[ReferenceWorker] | None
     critic: Cluster[CriticWorker] | None
     teachers: Mapping[str, Cluster[ReferenceWorker]]
@@ -57,68 +54,36 @@ class Cast:
     find_prompt: Callable[[str], Prompt]
     tag_shares: Mapping[str, float]
     """Tag -> share of the training prompts."""
-    platform: str
 
-    def push_weights(self, version: int, *, verify: bool) -> None:
-        """One push from `actor_train` to all engines; returns when they all use it.
-
-        Raises:
-            WeightSyncError: an engine refused, died, or holds something else than was sent.
-        """
-        sender = self.actor.call(ActorWorker.place)
-        receivers = [p for places in self.infer.call_each(InferWorker.places) for p in places]
-        route = choose_transport(self.platform, sender, receivers)
-        channel = self.actor.call(
-            ActorWorker.open_channel, route, len(receivers), timeout_s=SYNC_TIMEOUT_S
-        )
-        loading = self.infer.submit(InferWorker.load_weights, channel, version, verify)
-        sending = self.actor.submit(ActorWorker.push_weights, channel, verify)
-        sent, _ = both(sending, loading)
-        if verify and (sent is None or sent.checksum is None):
-            raise WeightSyncError(
-                f"weight version {version}: no checksum came back from the sender"
-            )
+    def close(self) -> None:
+        """End what generates."""
+        self.serving.run(self.scheduler.close())
+        self.serving.close()
 
     def memory_gb(self) -> float:
         """Resident memory, GiB, of the worker that has the most, its children included."""
-        clusters: list[Cluster[Any] | None] = [self.actor, self.infer, self.reference, self.critic]
+        clusters: list[Cluster[Any] | None] = [self.actor, self.reference, self.critic]
         clusters.extend(self.teachers.values())
-        return max(
-            size
-            for cluster in clusters
-            if cluster is not None
-            for size in cluster.call_each(Worker.memory_gb)
-        )
+        sizes = [cluster.call_each(Worker.memory_gb) for cluster in clusters if cluster is not None]
+        return max(size for each in (*sizes, self.serving.memory_gb()) for size in each)
 
 
-def open_cast(config: RlvrConfig, launcher: Launcher, data: RunData, *, platform: str) -> Cast:
+def open_cast(
+    config: RlvrConfig, launcher: Launcher, loop: LoopThread, data: RunData, *, platform: str
+) -> Cast:
     """Start everybody."""
     filters = build_filters(config.rollout.filters)  # first: the user may have to mend one
     tokenizer, dataset, held_out = data.tokenizer, data.train, data.held_out
     scorer = Scorer(_start_rewards(config, launcher))
-    models = start_models(config, launcher, platform)
-    infer = models.infer
-    capacity = config.actor_infer.capacity
-    engines = Engines([_replica(infer, i, capacity) for i in range(infer.world_size)], Sticky())
+    models = start_models(config, launcher, loop, platform)
+    serving, rollout = models.serving, config.rollout
+    serving.pusher = WeightPusher(models.actor, serving.infer, platform, config.weight_sync)
 
-    def single_turn(
-        sampling: SamplingConfig, samples: int, *, greedy_baseline: bool = False
-    ) -> SingleTurn:
-        return SingleTurn(
-            engines=engines,
-            decode=partial(_decode, tokenizer),
-            score=scorer.score,
-            sampling=SamplingParams(**sampling.model_dump()),
-            samples_per_prompt=samples,
-            seed=config.seed,
-            request_timeout_s=config.rollout.request_timeout_s,
-            greedy_baseline=greedy_baseline,
-        )
-
+    make_turn = partial(_single_turn, config, serving.fleet, partial(_decode, tokenizer), scorer)
     prompts = PromptSampler(dataset, seed=config.seed, shuffle=config.data.shuffle)
     return Cast(
         actor=models.actor,
-        infer=infer,
+        serving=serving,
         reference=models.reference,
         critic=models.critic,
         teachers=models.teachers,
@@ -126,30 +91,55 @@ def open_cast(config: RlvrConfig, launcher: Launcher, data: RunData, *, platform
         prompts=prompts,
         scheduler=GenerateScheduler(
             prompts=prompts,
-            run_group=single_turn(
+            run_group=make_turn(
                 config.sampling,
                 config.data.samples_per_prompt,
+                redundant=rollout.redundant_samples,
                 greedy_baseline=Need.GREEDY_BASELINE in config.algorithm.needs,
             ).run,
+            budget=Budget(
+                config.data.prompts_per_step,
+                max_staleness=rollout.max_staleness,
+                extra=rollout.extra_prompts,
+                max_in_flight=rollout.max_in_flight_groups,
+                max_prompts_factor=rollout.max_prompts_factor,
+            ),
             filters=filters,
-            extra_prompts=config.rollout.extra_prompts,
-            max_in_flight=config.rollout.max_in_flight_groups,
-            max_prompts_factor=config.rollout.max_prompts_factor,
         ),
         validator=Validator(
             config=config.validation,
             sets={source.name: source.prompts for source in held_out.sources},
-            single_turn=single_turn(
-                config.validation_sampling, config.validation.samples_per_prompt
-            ),
+            single_turn=make_turn(config.validation_sampling, config.validation.samples_per_prompt),
             scorer=scorer,
             extract=partial(answer_key, math_tags=_math_tags(config)),
-            max_in_flight=config.rollout.max_in_flight_groups,
+            max_in_flight=rollout.max_in_flight_groups,
         ),
         colocation=models.colocation,
         find_prompt=partial(_find_prompt, {prompt.id: prompt for prompt in dataset.prompts}),
         tag_shares=tag_shares(dataset),
-        platform=platform,
+    )
+
+
+def _single_turn(
+    config: RlvrConfig,
+    fleet: Fleet,
+    decode: Callable[[Sequence[int]], str],
+    scorer: Scorer,
+    sampling: SamplingConfig,
+    samples: int,
+    **options: Any,
+) -> SingleTurn:
+    """`options`: what training asks for and validation does not."""
+    return SingleTurn(
+        fleet=fleet,
+        decode=decode,
+        score=scorer.score,
+        sampling=SamplingParams(**sampling.model_dump()),
+        samples_per_prompt=samples,
+        seed=config.seed,
+        request_timeout_s=config.rollout.request_timeout_s,
+        separate_siblings=config.rollout.siblings == "separate",
+        **options,
     )
 
 
@@ -181,13 +171,3 @@ def _start_rewards(config: RlvrConfig, launcher: Launcher) -> dict[str, HostedRe
         cluster.call(RewardWorker.start)
         hosted[name] = HostedReward(reward, cluster)
     return hosted
-
-
-def _replica(cluster: Cluster[InferWorker], rank: int, capacity: int) -> Replica:
-    def generate(request: GenerateRequest) -> Awaitable[list[Completion]]:
-        return cluster.ask(rank, InferWorker.generate, request)
-
-    def abort(request_id: str) -> Awaitable[None]:
-        return cluster.ask(rank, InferWorker.abort, request_id)
-
-    return Replica(rank, generate, abort, capacity)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
 from pathlib import Path
@@ -11,7 +10,9 @@ from typing import Any
 from rich.console import Console
 
 from roll.config.compose import LoadedConfig
+from roll.core.collector import calm_collector
 from roll.core.logs import setup_logging
+from roll.core.loop_thread import LoopThread
 from roll.distributed.resources import ResourceManager
 from roll.distributed.shutdown import orderly_end
 from roll.pipeline.data import load_data
@@ -19,6 +20,7 @@ from roll.pipeline.folder import finished_summary, make_writable, set_aside
 from roll.pipeline.preflight import user_folder
 from roll.pipeline.rlvr import RlvrPipeline
 from roll.pipeline.track import check_trackers
+from roll.platform.allocator import keep_freed_memory
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +33,7 @@ def launch(loaded: LoadedConfig) -> dict[str, Any]:
     workers, engines and a Ray that was started here are stopped.
     """
     setup_logging("driver")
+    keep_freed_memory()
     config = loaded.config
     output_dir = Path(config.output_dir).expanduser().absolute()
     summary = finished_summary(config.model_copy(update={"output_dir": str(output_dir)}))
@@ -49,13 +52,15 @@ def _launch(loaded: LoadedConfig, output_dir: Path) -> dict[str, Any]:
     if config.resume == "never":
         set_aside(output_dir)
     make_writable(output_dir)
+    calm_collector()
     with orderly_end() as cleanups:
-        runner = cleanups.enter_context(asyncio.Runner())
         logger.info("starting Ray and the workers")
         resources = cleanups.enter_context(
             ResourceManager(config.cluster, config.pools, python_path=[str(folder)])
         )
-        pipeline = RlvrPipeline(config, resources, runner, platform=resources.platform, data=data)
+        # Last, so that it is the first to end: what generates asks workers that still live.
+        loop = cleanups.enter_context(LoopThread("roll-rollout"))
+        pipeline = RlvrPipeline(config, resources, loop, platform=resources.platform, data=data)
         return pipeline.run()
 
 

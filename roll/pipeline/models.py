@@ -11,8 +11,10 @@ from roll.config.pipelines import RlvrConfig
 from roll.config.placement import parse_devices
 from roll.config.roles import Role
 from roll.config.training import CriticRole, ScoreRole, TeacherRole
+from roll.core.loop_thread import LoopThread
 from roll.distributed.cluster import Cluster, Launcher, Placement
 from roll.distributed.colocation import Colocation, Resident
+from roll.pipeline.serving import Serving, build_fleet, health_limits
 from roll.workers.actor import ActorWorker
 from roll.workers.critic import CriticWorker
 from roll.workers.infer import InferWorker
@@ -26,7 +28,7 @@ M = TypeVar("M", bound=ScoreWorker[Any])
 class Models:
     """The clusters that compute with a model."""
 
-    infer: Cluster[InferWorker]
+    serving: Serving
     actor: Cluster[ActorWorker]
     reference: Cluster[ReferenceWorker] | None
     critic: Cluster[CriticWorker] | None
@@ -34,29 +36,29 @@ class Models:
     colocation: Colocation
 
 
-def start_models(config: RlvrConfig, launcher: Launcher, platform: str) -> Models:
+def start_models(config: RlvrConfig, launcher: Launcher, loop: LoopThread, platform: str) -> Models:
     """Start what computes with a model; where they share GPUs, one after the other.
 
     Engines go first: vLLM wants its share of a GPU that nobody else is on.
+
+    Args:
+        loop: of everything that generates.
     """
     devices = {
         role: frozenset(parse_devices(config.pools[pool]))
         for role, pool in config.role_pools.items()
     }
-    colocation = Colocation(enabled=platform == "cuda" and _any_shared(devices))
+    # Without GPUs sharing costs no memory; but what generates while others train would slow them.
+    taking_turns = platform == "cuda" or config.rollout.max_staleness > 0
+    colocation = Colocation(enabled=taking_turns and _any_shared(devices))
     infer = _start_infer(config, launcher)
-    serving = infer.submit(InferWorker.start)
-    if colocation.enabled:
-        serving.result(config.cluster.start_timeout_s)
-    colocation.add(
-        Role.ACTOR_INFER,
-        Resident(
-            devices[Role.ACTOR_INFER],
-            onload=partial(infer.call, InferWorker.wake),
-            offload=partial(infer.call, InferWorker.sleep),
-            onload_weights=partial(infer.call, InferWorker.wake, weights_only=True),
-        ),
+    serving = Serving(
+        infer, loop, build_fleet(config, infer), colocation, health_limits(config.rollout.health)
     )
+    loading = infer.submit(InferWorker.start)
+    if colocation.enabled:
+        loading.result(config.cluster.start_timeout_s)
+    colocation.add(Role.ACTOR_INFER, *serving.residents(_replica_devices(config)))
 
     def share(role: str, cluster: Cluster[M]) -> Cluster[M]:
         colocation.add(
@@ -70,7 +72,7 @@ def start_models(config: RlvrConfig, launcher: Launcher, platform: str) -> Model
         return cluster
 
     models = Models(
-        infer=infer,
+        serving=serving,
         actor=share(Role.ACTOR_TRAIN, _start_actor(config, launcher)),
         reference=(
             share(Role.REFERENCE, _start_reference(config, config.reference, launcher))
@@ -88,12 +90,20 @@ def start_models(config: RlvrConfig, launcher: Launcher, platform: str) -> Model
         },
         colocation=colocation,
     )
-    serving.result(config.cluster.start_timeout_s)
+    loading.result(config.cluster.start_timeout_s)
+    serving.start()
     return models
 
 
 def _any_shared(devices: Mapping[str, frozenset[int]]) -> bool:
     return len(frozenset().union(*devices.values())) < sum(map(len, devices.values()))
+
+
+def _replica_devices(config: RlvrConfig) -> list[frozenset[int]]:
+    """Each engine takes consecutive devices of its pool."""
+    role = config.actor_infer
+    devices, size = parse_devices(config.pools[role.pool]), role.devices_per_worker
+    return [frozenset(devices[i : i + size]) for i in range(0, len(devices), size)]
 
 
 def _start_infer(config: RlvrConfig, launcher: Launcher) -> Cluster[InferWorker]:
@@ -105,6 +115,7 @@ def _start_infer(config: RlvrConfig, launcher: Launcher) -> Cluster[InferWorker]
             pool=role.pool,
             per_worker=role.devices_per_worker,
             seed=config.seed,
+            replaceable=True,
         ),
         role,
         config.train_model,

@@ -15,7 +15,7 @@ from roll.config.compose import LoadedConfig
 from roll.config.errors import ConfigError, UserError, nearest
 from roll.config.pipelines import RlvrConfig
 from roll.config.rollout import CustomFilterConfig
-from roll.config.strategy import VllmConfig
+from roll.config.strategy import SglangConfig, VllmConfig
 from roll.core.errors import NotMadeYetError
 from roll.core.hub import may_be_on_hub
 from roll.data.sources import check_source
@@ -25,7 +25,8 @@ from roll.pipeline.track import check_trackers
 from roll.platform.machine import this_machine
 from roll.rewards.names import BUILT_IN
 from roll.strategy.available import check_engine
-from roll.strategy.vllm.known import check_arguments
+from roll.strategy.sglang import known as sglang
+from roll.strategy.vllm import known as vllm
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,9 @@ def _backends(config: RlvrConfig) -> set[str]:
 def _check_engine_arguments(config: RlvrConfig) -> None:
     strategy = config.actor_infer.strategy
     if isinstance(strategy, VllmConfig):
-        check_arguments(strategy.engine_args)
+        vllm.check_arguments(strategy.engine_args)
+    if isinstance(strategy, SglangConfig):
+        sglang.check_arguments(strategy.engine_args)
 
 
 def _check_devices(config: RlvrConfig, environ: Mapping[str, str]) -> None:

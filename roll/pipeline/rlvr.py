@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from roll.config.algorithm import Aggregation
 from roll.config.pipelines import RlvrConfig
 from roll.config.roles import Role
 from roll.core.batches import RolloutBatch
+from roll.core.loop_thread import LoopThread
 from roll.core.metrics import Last, Max, Metrics
 from roll.distributed.cluster import Cluster, Launcher
 from roll.pipeline.base import Pipeline
@@ -44,13 +44,13 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         self,
         config: RlvrConfig,
         launcher: Launcher,
-        runner: asyncio.Runner,
+        loop: LoopThread,
         *,
         platform: str,
         data: RunData,
     ) -> None:
         super().__init__(absolute_paths(config), launcher, written=config)
-        self.runner = runner
+        self.loop = loop
         self.platform = platform
         self.data = data
         self.advantage = build_advantage(config.algorithm)
@@ -62,7 +62,9 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
 
     def open(self) -> None:
         require_same_tokens(self.config.train_model, self.config.teachers)
-        self.cast = open_cast(self.config, self.launcher, self.data, platform=self.platform)
+        self.cast = open_cast(
+            self.config, self.launcher, self.loop, self.data, platform=self.platform
+        )
 
     def step(self, step: int) -> Metrics:
         batch, metrics = self.collect_rollouts(step)
@@ -74,27 +76,26 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         if self.config.algorithm.correction is not None:
             batch, corrected = correct(batch, self.config.algorithm.correction)
             metrics = metrics | corrected
-        metrics = metrics | self.train(batch, step)
-        self.sync_weights(step + 1, verify=self.config.track.verify_weights == "always")
+        with self.cast.serving.trainer_busy():
+            metrics = metrics | self.train(batch, step)
+            self.sync_weights(step + 1, verify=self.config.track.verify_weights == "always")
         return metrics | self.cast.scorer.take_rates() | self.memory()
 
     def collect_rollouts(self, step: int) -> tuple[RolloutBatch, Metrics]:
-        """Generate and reward a step's groups, on the engines' current weights."""
+        """Wait for a step's groups, which engines generate and rewards judge."""
         config, cast = self.config, self.cast
         cast.scorer.begin_step(samples_by_tag(cast.tag_shares, config.samples_per_step))
         with cast.colocation.use(Role.ACTOR_INFER), self.timers.timed("rollout"):
-            result = self.runner.run(
-                cast.scheduler.collect(config.data.prompts_per_step, step=step)
-            )
+            result = cast.serving.run(cast.scheduler.collect(step))
         self.timers.add("generate", result.stats.generate_s)
         self.timers.add("reward", result.stats.reward_s)
         every = config.track.rollouts_every
         if every is not None and step % every == 0:
             path = self.output_dir / "rollouts" / f"step_{step:06d}.jsonl"
             dump_rollouts(path, result.groups, limit=config.track.rollouts_samples)
-        rate = result.stats.generated_tokens / max(self.timers.seconds("rollout"), 1e-9)
+        rate = result.stats.generated_tokens / max(result.stats.elapsed_s, 1e-9)
         metrics = rollout_metrics(result.groups, current_version=self.version)
-        metrics = metrics | result.stats.metrics()
+        metrics = metrics | result.stats.metrics() | cast.serving.fleet.take_metrics()
         weights = {name: reward.weight for name, reward in config.rewards.items()}
         metrics = metrics | {"perf/generated_tokens_per_s": Last(rate)}
         return assemble(result.groups, weights), metrics
@@ -193,7 +194,7 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
             self.cast.colocation.push(Role.ACTOR_TRAIN, Role.ACTOR_INFER),
             self.timers.timed("weight_sync"),
         ):
-            self.cast.push_weights(version, verify=verify)
+            self.cast.serving.update_weights(version, verify=verify)
         self.version = version
 
     def memory(self) -> Metrics:
@@ -204,13 +205,13 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         if not self.cast.validator.due(step, last=self.config.max_steps):
             return {}
         with self.cast.colocation.use(Role.ACTOR_INFER), self.timers.timed("validate"):
-            scores = self.runner.run(self.cast.validator.run(step))
+            scores = self.cast.serving.run(self.cast.validator.run(step))
         self.cast.scorer.take_rates()  # belong to no training step
         return {**scores, **self.timers.take().values_by_name()}
 
     def restore(self, checkpoint: Path | None, state: RunState | None) -> None:
         if checkpoint is not None and state is not None:
-            self.cast.prompts.restore(state.sampler["position"])
+            self.cast.prompts.restore(state.sampler["position"], self.cast.find_prompt)
             self.cast.scheduler.restore(state.sampler["scheduler"], self.cast.find_prompt)
             self.shaping.load(state.sampler.get("shaping", {}))
             for role, cluster in self.learners():
@@ -218,7 +219,8 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
                     cluster.call(TrainWorker.load, checkpoint / role)
         # Also at the very start: a sync that cannot work should fail before the first rollout.
         verify = self.config.track.verify_weights != "never"
-        self.sync_weights(state.step if state else 0, verify=verify)
+        with self.cast.serving.trainer_busy():
+            self.sync_weights(state.step if state else 0, verify=verify)
         self.timers.take()
 
     def save(self, folder: Path) -> None:
@@ -244,8 +246,13 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
             write_folder(self.output_dir / "hf", write)
 
     def sampler_state(self) -> dict[str, Any]:
-        return {
-            "position": self.cast.prompts.state(),
-            "scheduler": self.cast.scheduler.state(),
-            "shaping": self.shaping.state(),
-        }
+        async def on_loop() -> dict[str, Any]:  # where groups end at any time
+            return {
+                "position": self.cast.prompts.state(),
+                "scheduler": self.cast.scheduler.state(),
+            }
+
+        return {**self.cast.serving.run(on_loop()), "shaping": self.shaping.state()}
+
+    def close(self) -> None:
+        self.cast.close()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from roll.config.lifecycle import ValidationConfig
 from roll.core.types import Prompt, Sample
@@ -14,9 +13,8 @@ from roll.pipeline.scoring import Scorer
 from roll.rewards.answers import find_answer
 from roll.rollout.evaluate import evaluate
 from roll.rollout.single_turn import SingleTurn
+from roll.rollout.together import all_or_first_error
 from roll.rollout.types import Group, GroupTask
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class Validator:
         room = asyncio.Semaphore(self.max_in_flight)
         results: dict[str, float] = {}
         for name, prompts in self.sets.items():
-            groups = await _all_or_first_error([self._one(room, p, step) for p in prompts])
+            groups = await all_or_first_error([self._one(room, p, step) for p in prompts])
             scores = evaluate(
                 groups,
                 pass_score=self.config.pass_score,
@@ -69,17 +67,3 @@ def answer_key(sample: Sample, *, math_tags: Collection[str]) -> str | None:
     text = sample.response_text.strip()
     found = find_answer(text).text if sample.tag in math_tags else None
     return found or text or None
-
-
-async def _all_or_first_error(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results; after a failure the others are stopped, and it is raised as itself.
-
-    A TaskGroup would wrap it, and the reason of the run's end would no longer be a `RollError`.
-    """
-    running = [asyncio.create_task(each) for each in work]
-    try:
-        return list(await asyncio.gather(*running))
-    finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)

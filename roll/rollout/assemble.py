@@ -82,6 +82,7 @@ def rollout_metrics(groups: Sequence[Group], *, current_version: int) -> Metrics
         "prompt_tokens/mean": _mean(len(sample.prompt.tokens) for sample in samples),
         "truncated_fraction": _mean(sample.truncated for sample in samples),
         "groups/equal_rewards_fraction": _mean(group.equal_rewards for group in groups),
+        "staleness/mean": _mean(lags),
         "staleness/max": Max(max(lags, default=0)),
     }
     return reward_metrics(rows) | metrics

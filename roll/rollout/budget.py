@@ -1,4 +1,4 @@
-"""How many prompts may be in flight, and when a step that does not fill up must give up."""
+"""How many groups may be in flight, given how old they may get; and when a step must give up."""
 
 from __future__ import annotations
 
@@ -11,36 +11,52 @@ from roll.core.errors import RollError
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Limits of one step, all counted in groups (one prompt and its samples)."""
+    """Limits, all counted in groups (one prompt and its samples).
 
-    num_groups: int
-    """Accepted groups that the step needs."""
-    extra_prompts: int = 0
-    """In flight beyond what the step still needs."""
+    Step s trains version s of the weights into version s + 1. A group that is begun with version v
+    and trained on at step s has the staleness s - v.
+    """
+
+    groups_per_step: int
+    """Accepted groups that each step needs."""
+    max_staleness: int = 0
+    extra: int = 0
+    """In flight beyond what is needed."""
     max_in_flight: int = 256
     max_prompts_factor: float = 4.0
 
+    def may_begin(self, *, outstanding: int, running: int, ahead: int) -> int:
+        """How many more groups may begin now.
+
+        The group at place p among the outstanding ones is trained on p // groups_per_step steps
+        after the next one, so as many may be outstanding as will all be used in time.
+
+        Args:
+            outstanding: begun and neither trained on nor rejected.
+            running: those of them that have not ended.
+            ahead: the next step to be collected, minus the version of the weights.
+        """
+        steps = self.max_staleness + 1 - ahead
+        if steps <= 0:
+            return 0
+        wanted = steps * self.groups_per_step + self.extra - outstanding
+        return max(0, min(wanted, self.max_in_flight - running))
+
     @property
-    def max_prompts(self) -> int:
-        """Prompts that one step may try; the extra ones come on top of the factor."""
-        return math.ceil(self.max_prompts_factor * self.num_groups) + self.extra_prompts
+    def max_rejected(self) -> int:
+        """Groups that may be rejected between two steps before the run gives up."""
+        per_step = math.ceil(self.max_prompts_factor * self.groups_per_step) - self.groups_per_step
+        return (self.max_staleness + 1) * per_step
 
-    def may_start(self, *, accepted: int, running: int, started: int) -> int:
-        """How many more prompts may start now; `started` counts this step's, running or not."""
-        wanted = self.num_groups + self.extra_prompts - accepted - running
-        return max(0, min(wanted, self.max_in_flight - running, self.max_prompts - started))
-
-    def gave_up(
-        self, *, step: int, accepted: int, started: int, rejected: Mapping[str, int]
-    ) -> RollError:
-        """The error for a step that used up its prompts; `rejected` counts groups by reason."""
+    def gave_up(self, *, step: int, ready: int, rejected: Mapping[str, int]) -> RollError:
+        """The error for a step that cannot be filled; `rejected` counts groups by reason."""
+        count = sum(rejected.values())
         ranked = sorted(rejected.items(), key=lambda item: (-item[1], item[0]))
-        reasons = ", ".join(f"{count} x {reason}" for reason, count in ranked[:5])
-        end = "the limit" if started >= self.max_prompts else "all that the data has"
+        reasons = ", ".join(f"{times} x {reason}" for reason, times in ranked[:5])
+        end = "the limit" if count > self.max_rejected else "all that the data has"
         return RollError(
-            f"step {step} needs {self.num_groups} groups of samples, tried {started} prompts "
-            f"({end}) and accepted {accepted}; rejected: {reasons or 'none'}. Raise "
-            f"rollout.max_prompts_factor (now {self.max_prompts_factor:g}) or "
-            "data.samples_per_prompt, use prompts that the model solves sometimes but not "
-            "always, or take a filter out of rollout.filters"
+            f"step {step} needs {self.groups_per_step} groups of samples; it accepted {ready} and "
+            f"rejected {count} ({end}): {reasons or 'none'}. Raise rollout.max_prompts_factor (now "
+            f"{self.max_prompts_factor:g}) or data.samples_per_prompt, use prompts that the model "
+            "solves sometimes but not always, or take a filter out of rollout.filters"
         )

@@ -1,45 +1,72 @@
-"""Collects accepted groups: bounded in flight, rejected ones replaced, leftovers aborted.
+"""Turns prompts into accepted groups: bounded in flight and in age, rejected ones replaced.
 
-One loop, run by whoever awaits `collect`. It consumes prompts (handed-back ones first), starts
-`run_group` tasks as far as the budget allows, and waits for any of them to end. A task waits for
-an engine and then for its rewards; both waits have timeouts of their own, so the loop is always
-unblocked by a result, by an error or by its own cancellation. Nothing outlives `collect`.
+Loops: none of its own. Each group is a task that waits for an engine and then for its rewards; both
+waits have time limits. When a task ends, its callback settles it and begins as many more as the
+budget allows, also between two `collect`s, while the driver trains. `collect` waits until the
+buffer has what a step needs, and is unblocked by any task that ends, by an error in one, or by its
+own cancellation. `close` ends what still runs.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
-from roll.core.errors import RollError
 from roll.core.metrics import Metrics, Sum
 from roll.core.types import Prompt
 from roll.rollout.budget import Budget
+from roll.rollout.replay import Entry, ReplayBuffer
+from roll.rollout.saved import from_json, to_json
 from roll.rollout.types import Group, GroupFilter, GroupTask, RunGroup
+
+
+class PromptSource(Protocol):
+    """Where prompts come from. Every prompt taken is settled, replaced or put back, once."""
+
+    def __next__(self) -> Prompt:
+        """Raises StopIteration where the data ends."""
+        ...
+
+    def replace(self, prompt: Prompt) -> None:
+        """It is used up without result: the next prompt comes from the same source."""
+        ...
+
+    def put_back(self, prompt: Prompt) -> None:
+        """It was taken for nothing: offer it again, before any other of its source."""
+        ...
+
+    def schedule(self, count: int) -> list[str]:
+        """The sources of the next `count` prompts that are settled."""
+        ...
+
+    def settle(self, prompt: Prompt) -> None:
+        """It gave a group that a step trains on."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class CollectStats:
-    """What one `collect` cost. started = accepted + rejected + unused."""
+    """What happened since the last `collect` ended."""
 
-    started: int
-    """Groups begun."""
+    begun: int
+    """Groups."""
     rejected: dict[str, int]
     """Groups that a filter refused, by reason."""
     aborted: int
-    """Groups stopped while they ran, because the step was full."""
+    """Groups stopped while they ran, because they would have been too old."""
     surplus: int
-    """Groups that ended well in the same moment as the last one needed, and were not."""
+    """Groups that ended well and became too old before they were needed."""
     generated_tokens: int
-    """Response tokens of all finished groups, used or not."""
+    """Response tokens of all groups that ended, used or not."""
+    elapsed_s: float
     generate_s: float
-    """Time in which at least one finished group was being generated."""
+    """Time in which at least one of these groups was being generated."""
     reward_s: float
-    """Time in which at least one finished group was being scored; overlaps `generate_s`."""
+    """Time in which at least one of them was being scored; overlaps `generate_s`."""
 
     @property
     def num_rejected(self) -> int:
@@ -49,7 +76,7 @@ class CollectStats:
         """As `rollout/...`; the durations are left to the caller's timers."""
         return Metrics(
             {
-                "rollout/started_groups": Sum(self.started),
+                "rollout/started_groups": Sum(self.begun),
                 "rollout/rejected_groups": Sum(self.num_rejected),
                 "rollout/aborted_groups": Sum(self.aborted + self.surplus),
                 "rollout/generated_tokens": Sum(self.generated_tokens),
@@ -60,159 +87,221 @@ class CollectStats:
 @dataclass(frozen=True, slots=True)
 class CollectResult:
     groups: list[Group]
-    """Accepted, in the order of their prompts."""
+    """Accepted; by source in the order of their prompts, sources in turns."""
     unused: tuple[Prompt, ...]
-    """Taken from the prompts but neither accepted nor rejected; the next `collect` begins with
-    them, and they are part of `GenerateScheduler.state`."""
+    """Put back, because their groups would have been too old for the next step."""
     stats: CollectStats
 
 
 @dataclass
+class _Counts:
+    """What `CollectStats` is made of."""
+
+    since_s: float
+    begun: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    ended: list[Group] = field(default_factory=list)
+
+
+@dataclass
 class GenerateScheduler:
-    """Turns prompts into accepted groups, a step at a time.
+    """Groups for one step after the other. All calls come from one event loop.
 
-    Without `extra_prompts` the result depends on the prompts and on what `run_group` returns, never
-    on which group ends first: prompts are started in order and exactly as many as it takes. With
-    extra prompts the fastest groups win, which favours short responses.
+    With `max_staleness` 0 nothing runs between two `collect`s. Without extra prompts the result
+    then depends on the prompts and on what `run_group` returns, never on which group ends first;
+    with extra prompts the fastest groups win, which favours short responses. With `max_staleness`
+    k groups for the next k steps are begun ahead; a step waits for a group that would be too old
+    for the next one, unless there are extra prompts.
 
-    Every prompt taken ends up in exactly one place: accepted, rejected, or handed back and offered
-    again first. A `collect` that fails or is cancelled hands all of its prompts back.
+    A `collect` that fails or is cancelled puts all prompts back.
     """
 
-    prompts: Iterator[Prompt]
+    prompts: PromptSource
     run_group: RunGroup
+    budget: Budget
     filters: Sequence[GroupFilter] = ()
     """A group is rejected by the first filter that gives a reason."""
-    extra_prompts: int = 0
-    max_in_flight: int = 256
-    max_prompts_factor: float = 4.0
-    _unused: deque[Prompt] = field(default_factory=deque, init=False, repr=False)
+    buffer: ReplayBuffer = field(init=False)
+    _tasks: dict[int, asyncio.Task[Group]] = field(default_factory=dict, init=False, repr=False)
+    _tries: Counter[str] = field(default_factory=Counter, init=False, repr=False)
+    """Prompt -> groups of it that were begun with the present version."""
+    _version: int = field(default=0, init=False, repr=False)
+    _next_step: int = field(default=0, init=False, repr=False)
+    _error: BaseException | None = field(default=None, init=False, repr=False)
+    _exhausted: bool = field(default=False, init=False, repr=False)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False, repr=False)
+    _counts: _Counts | None = field(default=None, init=False, repr=False)
 
-    async def collect(self, num_groups: int, *, step: int) -> CollectResult:
-        """Exactly `num_groups` accepted groups. One call at a time.
+    def __post_init__(self) -> None:
+        self.buffer = ReplayBuffer(self.budget.max_staleness)
+
+    async def collect(self, step: int) -> CollectResult:
+        """The groups of `step`, which trains the weights of version `step`; one call at a time.
 
         Raises:
             RollError: the step used up its prompts, or the data ended.
-            Exception: the first that `run_group` raised; the other groups are stopped before.
+            Exception: the first that `run_group` raised since the last call; the other groups are
+                stopped before.
         """
-        budget = Budget(num_groups, self.extra_prompts, self.max_in_flight, self.max_prompts_factor)
-        run = _Run(budget, step, self.filters)
+        if step != self._version:
+            self._version = step
+            self._tries.clear()
+        self._next_step = step
+        self._exhausted = False
         try:
-            while len(run.accepted) < num_groups:
-                for prompt in self._take(run.may_start()):
-                    run.start(prompt, self.run_group)
-                if not run.running:
-                    raise run.gave_up()
-                await asyncio.wait(run.running, return_when=asyncio.FIRST_COMPLETED)
-                run.settle()
-            aborted = len(run.running)
-            await run.stop()
+            self._begin_more()
+            schedule = await self._wait_for(step)
+            taken = self.buffer.choose(schedule)
+            expired = self.buffer.expired(step + 1, besides=taken)
+            aborted = sum(entry.group is None for entry in expired)
+            counts = self._take_counts()
+            await self._give_back(expired)
         except BaseException:
-            await run.stop()
-            self._unused.extendleft(reversed(run.prompts))
+            await self.close()
             raise
-        result = run.result(aborted)
-        self._unused.extendleft(reversed(result.unused))
-        return result
-
-    def state(self) -> dict[str, Any]:
-        """Ids of the prompts to offer first, for the checkpoint; JSON-able.
-
-        The sampler counts them as taken, so both states belong together.
-        """
-        return {"unused": [prompt.id for prompt in self._unused]}
-
-    def restore(self, state: dict[str, Any], find: Callable[[str], Prompt]) -> None:
-        """Take up `state`; `find` gives the prompt of an id."""
-        self._unused = deque(find(prompt_id) for prompt_id in state["unused"])
-
-    def _take(self, count: int) -> Iterator[Prompt]:
-        """The next prompts, those handed back first; fewer where a finite source ends.
-
-        One at a time, so that a source that raises leaves no prompt between two places.
-        """
-        for _ in range(count):
-            if self._unused:
-                yield self._unused.popleft()
-            else:
-                yield from islice(self.prompts, 1)
-
-
-class _Run:
-    """The books of one `collect`; numbers are positions in the order of starting."""
-
-    def __init__(self, budget: Budget, step: int, filters: Sequence[GroupFilter]) -> None:
-        self.prompts: list[Prompt] = []
-        self.running: dict[asyncio.Task[Group], int] = {}
-        self.accepted: dict[int, Group] = {}
-        self._budget = budget
-        self._step = step
-        self._filters = filters
-        self._rejected: dict[int, str] = {}
-        self._finished: list[Group] = []
-        self._tries: Counter[str] = Counter()
-
-    def may_start(self) -> int:
-        return self._budget.may_start(
-            accepted=len(self.accepted), running=len(self.running), started=len(self.prompts)
+        for entry in taken:
+            self.buffer.remove(entry)
+            self.prompts.settle(entry.prompt)
+        self._next_step = step + 1
+        self._begin_more()
+        return CollectResult(
+            [entry.group for entry in taken if entry.group is not None],
+            tuple(entry.prompt for entry in expired),
+            _stats(counts, aborted, len(expired) - aborted),
         )
 
-    def start(self, prompt: Prompt, run_group: RunGroup) -> None:
-        task = GroupTask(prompt, self._step, self._tries[prompt.id])
+    async def close(self) -> None:
+        """Stop what runs and put all prompts back."""
+        self._next_step = self._version + self.budget.max_staleness + 1  # nothing more may begin
+        await self._give_back(list(self.buffer.entries()))
+
+    def state(self) -> dict[str, Any]:
+        """Groups that wait, and the prompts of those that run; JSON-able.
+
+        The state of the prompts counts them as under way, so both belong together.
+        """
+        entries = list(self.buffer.entries())
+        return {
+            "running": [entry.prompt.id for entry in entries if entry.group is None],
+            "waiting": [
+                {"version": entry.version, "group": to_json(entry.group)}
+                for entry in entries
+                if entry.group is not None
+            ],
+        }
+
+    def restore(self, state: dict[str, Any], find: Callable[[str], Prompt]) -> None:
+        """Take up `state`; what ran begins anew. `find` gives the prompt of an id."""
+        for row in state["waiting"]:
+            self.buffer.keep(from_json(row["group"], find), row["version"])
+        for prompt_id in reversed(state["running"]):
+            self.prompts.put_back(find(prompt_id))
+
+    async def _wait_for(self, step: int) -> list[str]:
+        """Wait until the groups of `step` are there; returns the sources they are to be from."""
+        schedule = self.prompts.schedule(self.budget.groups_per_step)
+        needed = Counter(schedule)
+        while True:
+            if self._error is not None:
+                raise self._error
+            waits_for_due = not self.budget.extra and self.buffer.due(step)
+            if self.buffer.can_take(needed) and not waits_for_due:
+                return schedule
+            rejected = self._counts.rejected if self._counts else Counter[str]()
+            if rejected.total() > self.budget.max_rejected or not self._tasks:
+                raise self.budget.gave_up(step=step, ready=self.buffer.ready, rejected=rejected)
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _begin_more(self) -> None:
+        """Begin groups as far as the budget allows; an error is kept for `collect`."""
+        if self._counts is None:
+            self._counts = _Counts(asyncio.get_running_loop().time())
+        room = self.budget.may_begin(
+            outstanding=len(self.buffer),
+            running=self.buffer.running,
+            ahead=self._next_step - self._version,
+        )
+        for _ in range(0 if self._error or self._exhausted else room):
+            try:
+                prompt = next(self.prompts)
+            except StopIteration:
+                self._exhausted = True
+                return
+            except Exception as error:  # noqa: BLE001 - raised by `collect`
+                self._error = error
+                return
+            self._begin(prompt, self._counts)
+
+    def _begin(self, prompt: Prompt, counts: _Counts) -> None:
+        entry = self.buffer.begin(prompt, self._version)
+        task = GroupTask(prompt, self._version, self._tries[prompt.id])
         self._tries[prompt.id] += 1
-        self.running[asyncio.create_task(run_group(task), name=task.group_id)] = len(self.prompts)
-        self.prompts.append(prompt)
+        counts.begun += 1
+        running = asyncio.ensure_future(self.run_group(task))
+        self._tasks[entry.number] = running
+        running.add_done_callback(partial(self._settle, entry))
 
-    def settle(self) -> None:
-        """Accept or reject what has ended, in the order of starting; the first error is raised."""
-        for task, number in [item for item in self.running.items() if item[0].done()]:
+    def _settle(self, entry: Entry, task: asyncio.Task[Group]) -> None:
+        """Accept or reject a group that has ended, and begin others."""
+        if self._tasks.pop(entry.number, None) is None or task.cancelled():
+            return  # given back
+        assert self._counts is not None
+        try:
             group = task.result()
-            del self.running[task]
-            self._finished.append(group)
-            reason = next((r for f in self._filters if (r := f(group)) is not None), None)
+            reason = next((r for f in self.filters if (r := f(group)) is not None), None)
+        except Exception as error:  # noqa: BLE001 - raised by `collect`
+            self._error = self._error or error
+            self._tasks[entry.number] = task
+        else:
+            self._counts.ended.append(group)
             if reason is None:
-                self.accepted[number] = group
+                self.buffer.accept(entry, group)
             else:
-                self._rejected[number] = reason
+                self._counts.rejected[reason] += 1
+                self.buffer.remove(entry)
+                self.prompts.replace(entry.prompt)
+            self._begin_more()
+        self._changed.set()
 
-    async def stop(self) -> None:
-        """Cancel what runs and wait until it has ended; its errors no longer matter.
+    async def _give_back(self, entries: Sequence[Entry]) -> None:
+        """Stop those that run and wait until they have ended; their errors no longer matter.
 
         The wait ends because every wait inside a group is bounded, cancelled or not.
         """
-        for task in self.running:
+        running = [task for e in entries if (task := self._tasks.pop(e.number, None)) is not None]
+        for task in running:
             task.cancel()
-        await asyncio.gather(*self.running, return_exceptions=True)
+        await asyncio.gather(*running, return_exceptions=True)
+        for entry in reversed(entries):
+            self.buffer.remove(entry)
+            self.prompts.put_back(entry.prompt)
 
-    def gave_up(self) -> RollError:
-        return self._budget.gave_up(
-            step=self._step,
-            accepted=len(self.accepted),
-            started=len(self.prompts),
-            rejected=Counter(self._rejected.values()),
-        )
-
-    def result(self, aborted: int) -> CollectResult:
-        """Surplus groups are not kept for the next step: other weights wrote them."""
-        used = sorted(self.accepted)[: self._budget.num_groups]
-        settled = {*used, *self._rejected}
-        unused = tuple(p for number, p in enumerate(self.prompts) if number not in settled)
-        times = [group.timing for group in self._finished if group.timing is not None]
-        stats = CollectStats(
-            started=len(self.prompts),
-            rejected=dict(Counter(self._rejected.values())),
-            aborted=aborted,
-            surplus=len(self.accepted) - len(used),
-            generated_tokens=sum(group.num_response_tokens for group in self._finished),
-            generate_s=_covered_s([(t.started_s, t.generated_s) for t in times]),
-            reward_s=_covered_s([(t.generated_s, t.scored_s) for t in times]),
-        )
-        return CollectResult([self.accepted[number] for number in used], unused, stats)
+    def _take_counts(self) -> _Counts:
+        counts = self._counts
+        assert counts is not None
+        self._counts = _Counts(asyncio.get_running_loop().time())
+        return counts
 
 
-def _covered_s(spans: Sequence[tuple[float, float]]) -> float:
-    """Length of the union of `spans`."""
-    covered, end = 0.0, float("-inf")
+def _stats(counts: _Counts, aborted: int, surplus: int) -> CollectStats:
+    now_s = asyncio.get_running_loop().time()
+    times = [group.timing for group in counts.ended if group.timing is not None]
+    return CollectStats(
+        begun=counts.begun,
+        rejected=dict(counts.rejected),
+        aborted=aborted,
+        surplus=surplus,
+        generated_tokens=sum(group.num_response_tokens for group in counts.ended),
+        elapsed_s=now_s - counts.since_s,
+        generate_s=_covered_s([(t.started_s, t.generated_s) for t in times], counts.since_s),
+        reward_s=_covered_s([(t.generated_s, t.scored_s) for t in times], counts.since_s),
+    )
+
+
+def _covered_s(spans: Sequence[tuple[float, float]], since_s: float) -> float:
+    """Length of the union of `spans` after `since_s`."""
+    covered, end = 0.0, since_s
     for start, stop in sorted(spans):
         covered += max(0.0, stop - max(start, end))
         end = max(end, stop)

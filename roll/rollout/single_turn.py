@@ -1,17 +1,17 @@
-"""One prompt to one scored group: generate all siblings in one request, decode, reward."""
+"""One prompt to one scored group: generate the siblings, decode, reward."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from roll.core.errors import EngineError, RewardError, WaitTimeoutError
-from roll.core.types import Completion, FinishReason, GenerateRequest, Sample, SamplingParams
-from roll.rollout.routing import Engines
+from roll.core.errors import RewardError, WaitTimeoutError
+from roll.core.types import Completion, GenerateRequest, Sample, SamplingParams
+from roll.rollout.fleet import Fleet
+from roll.rollout.together import all_or_first_error, first_done
 from roll.rollout.types import Group, GroupTask, GroupTiming, Score, ScoredSample
 
 
@@ -25,10 +25,10 @@ def group_seed(run_seed: int, group_id: str) -> int:
 class SingleTurn:
     """Runs groups of single-turn samples; `run` is what the scheduler calls, many at once.
 
-    A group's reward starts as soon as its own generation is done, while other groups generate.
+    What is generated is scored at once, while the rest of the group, and other groups, generate.
     """
 
-    engines: Engines
+    fleet: Fleet
     decode: Callable[[Sequence[int]], str]
     """Tokens of a response to text, special tokens left out."""
     score: Score
@@ -37,88 +37,93 @@ class SingleTurn:
     seed: int
     """Of the run; each group's own is derived from it."""
     request_timeout_s: float
+    separate_siblings: bool = False
+    """Whether each sibling is a request of its own, rather than all of them one request. The
+    samples are the same."""
+    redundant: int = 0
+    """Siblings begun beyond `samples_per_prompt`; the first that are done make the group. Needs
+    separate siblings."""
     greedy_baseline: bool = False
     """Whether each group also gets a greedy response (ReMax)."""
     reward_timeout_s: float = 3600.0
-    """For one group. A last resort: rewards have a timeout per sample of their own."""
+    """For what is scored at once. A last resort: rewards have a timeout per sample of their own."""
 
     async def run(self, task: GroupTask) -> Group:
         """Generate and score the siblings of `task.prompt`.
 
         Raises:
             WaitTimeoutError: the engine or the reward took too long; names group and replica.
-            EngineError: the engine returned something else than finished siblings.
+            EngineError: the engine refused the request, or answered something else.
             RewardError: the verdicts do not fit the samples, or one is not finite.
         """
-        started_s = time.perf_counter()
-        sampled, greedy = await self._generate(task)
-        generated_s = time.perf_counter()
-        samples = [
-            self._sample(task, str(sibling), completion)
-            for sibling, completion in enumerate(sampled)
-        ]
-        scored = await self._score(
-            task, samples + [self._sample(task, "greedy", completion) for completion in greedy]
-        )
+        clock = _Clock()
+        seed = group_seed(self.seed, task.group_id)
+        work = [self._siblings(task, seed, clock)]
+        if self.greedy_baseline:
+            work.append(self._greedy(task, seed, clock))
+        samples, *baseline = await all_or_first_error(work)
+        timing = GroupTiming(clock.started_s, clock.generated_s, clock.now_s())
         return Group(
             task.prompt,
-            scored[: len(samples)],
+            tuple(samples),
             task.step,
-            GroupTiming(started_s, generated_s, time.perf_counter()),
-            baseline=scored[-1] if greedy else None,
+            timing,
+            baseline=baseline[0][0] if baseline else None,
         )
 
-    def _sample(self, task: GroupTask, name: str, completion: Completion) -> Sample:
-        return Sample(
-            id=f"{task.group_id}/{name}",
-            group=task.group_id,
-            prompt=task.prompt,
-            completion=completion,
-            response_text=self.decode(completion.tokens),
-        )
+    async def _siblings(self, task: GroupTask, seed: int, clock: _Clock) -> list[ScoredSample]:
+        wanted = self.samples_per_prompt
+        if not self.separate_siblings:
+            return await self._part(task, 0, wanted, seed, clock)
+        each = [self._part(task, i, 1, seed + i, clock) for i in range(wanted + self.redundant)]
+        return [scored for part in await first_done(each, wanted) for scored in part]
 
-    async def _generate(self, task: GroupTask) -> tuple[list[Completion], list[Completion]]:
-        """The siblings, and the greedy response if there is to be one."""
+    async def _part(
+        self, task: GroupTask, first: int, n: int, seed: int, clock: _Clock
+    ) -> list[ScoredSample]:
+        """Siblings `first` to `first + n - 1` as one request."""
+        name = f"{task.group_id}/{first}" if self.separate_siblings else task.group_id
         request = GenerateRequest(
-            id=task.group_id,
-            prompt_tokens=task.prompt.tokens,
-            sampling=self.sampling,
-            n=self.samples_per_prompt,
-            seed=group_seed(self.seed, task.group_id),
+            id=name, prompt_tokens=task.prompt.tokens, sampling=self.sampling, n=n, seed=seed
         )
-        if not self.greedy_baseline:
-            return await self._ask(task, request), []
-        greedy = replace(
-            request,
-            id=f"{task.group_id}/greedy",
-            sampling=replace(self.sampling, temperature=0.0),
-            n=1,
-        )
-        asked = [asyncio.ensure_future(self._ask(task, one)) for one in (request, greedy)]
-        try:
-            sampled, best = await asyncio.gather(*asked)
-        finally:
-            for ask in asked:
-                ask.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
-        return sampled, best
+        completions = await self._ask(task, request, clock)
+        names = [str(first + i) for i in range(n)]
+        return await self._judge(task, names, completions)
 
-    async def _ask(self, task: GroupTask, request: GenerateRequest) -> list[Completion]:
-        completions = await self.engines.generate(
+    async def _greedy(self, task: GroupTask, seed: int, clock: _Clock) -> list[ScoredSample]:
+        request = GenerateRequest(
+            id=f"{task.group_id}/greedy",
+            prompt_tokens=task.prompt.tokens,
+            sampling=replace(self.sampling, temperature=0.0),
+            seed=seed,
+        )
+        return await self._judge(task, ["greedy"], await self._ask(task, request, clock))
+
+    async def _ask(
+        self, task: GroupTask, request: GenerateRequest, clock: _Clock
+    ) -> list[Completion]:
+        completions = await self.fleet.generate(
             request, session=task.prompt.id, timeout_s=self.request_timeout_s
         )
-        aborted = sum(c.finish is FinishReason.ABORT for c in completions)
-        if len(completions) != request.n or aborted:
-            raise EngineError(
-                f"request {request.id} wanted {request.n} finished samples; the engine returned "
-                f"{len(completions)}, {aborted} of them aborted"
-            )
+        clock.generated_s = clock.now_s()
         return completions
 
-    async def _score(self, task: GroupTask, samples: list[Sample]) -> tuple[ScoredSample, ...]:
+    async def _judge(
+        self, task: GroupTask, names: Sequence[str], completions: Sequence[Completion]
+    ) -> list[ScoredSample]:
+        samples = [
+            Sample(
+                id=f"{task.group_id}/{name}",
+                group=task.group_id,
+                prompt=task.prompt,
+                completion=completion,
+                response_text=self.decode(completion.tokens),
+            )
+            for name, completion in zip(names, completions, strict=True)
+        ]
         try:
             async with asyncio.timeout(self.reward_timeout_s) as limit:
-                scored = tuple(await self.score(samples))
+                scored = list(await self.score(samples))
         except TimeoutError as error:
             if not limit.expired():
                 raise
@@ -138,3 +143,16 @@ class SingleTurn:
                     f"sample {one.sample.id} has reward {one.reward}; expected a finite number"
                 )
         return scored
+
+
+class _Clock:
+    """Moments of one group on the clock of its event loop, in seconds."""
+
+    def __init__(self) -> None:
+        self._time = asyncio.get_running_loop().time
+        self.started_s = self.now_s()
+        self.generated_s = self.started_s
+        """When the last request so far came back."""
+
+    def now_s(self) -> float:
+        return self._time()

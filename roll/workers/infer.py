@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from roll.config.model import ModelConfig
 from roll.config.training import InferRole
-from roll.core.types import Completion, GenerateRequest, WorkerSpec
+from roll.core.types import Completion, GenerateRequest, Heartbeat, WorkerSpec
 from roll.distributed.worker import Worker
 from roll.strategy.api import LoadReport
 from roll.strategy.build import build_engine
@@ -31,12 +33,18 @@ class InferWorker(Worker):
     async def abort(self, request_id: str) -> None:
         await self.engine.abort(request_id)
 
+    async def heartbeat(self) -> Heartbeat:
+        return await self.engine.heartbeat()
+
     async def places(self) -> list[Place]:
         """Where this replica's processes run, in the order in which they receive weights."""
         return [Place(self.spec.node, device, self.spec.host) for device in self.spec.devices]
 
-    async def load_weights(self, channel: Channel, version: int, verify: bool) -> LoadReport:
-        receiver = self.spec.rank * len(self.spec.devices)
+    async def load_weights(
+        self, channel: Channel, version: int, receivers: Mapping[int, int], verify: bool
+    ) -> LoadReport:
+        """`receivers`: rank of a replica -> index of its first process in this push."""
+        receiver = receivers[self.spec.rank]
         return await self.engine.load_weights(channel, version, receiver=receiver, verify=verify)
 
     async def sleep(self) -> None:

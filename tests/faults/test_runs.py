@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,8 +24,12 @@ def wait_for(what: Callable[[], object], timeout_s: float, why: str) -> None:
         time.sleep(0.1)
 
 
+def records(folder: Path) -> list[dict[str, Any]]:
+    return read_records(folder / "out/metrics.jsonl")
+
+
 def steps_done(folder: Path) -> int:
-    return sum("reward/mean" in record for record in read_records(folder / "out/metrics.jsonl"))
+    return sum("reward/mean" in record for record in records(folder))
 
 
 def started(folder: Path, *overrides: str, steps: int = 1) -> Command:
@@ -88,7 +93,7 @@ def test_a_signal_stops_everything(tmp_path: Path, signum: signal.Signals, to_gr
     wait_for(lambda: not command.alive(), 15, f"left behind: {command.alive()}")
 
 
-@pytest.mark.parametrize("role", ["actor_train", "actor_infer", "reference", "reward:digits"])
+@pytest.mark.parametrize("role", ["actor_train", "reference", "reward:digits"])
 def test_a_killed_worker_is_named_within_seconds(tmp_path: Path, role: str) -> None:
     command = started(tmp_path)
     title = role.replace(":", "_")
@@ -123,12 +128,19 @@ def test_a_broken_reward_ends_the_run_with_its_reason(
     wait_for(lambda: not command.alive(), 15, f"left behind: {command.alive()}")
 
 
-def test_a_killed_engine_process_is_named(tmp_path: Path) -> None:
+def test_a_killed_engine_process_is_named_and_replaced(tmp_path: Path) -> None:
     command = started(tmp_path, "actor_infer.strategy.kind=vllm")
     cores = [pid for pid, text in command.alive().items() if "EngineCore" in text]
     assert cores, command.alive()
     os.kill(cores[0], signal.SIGKILL)
+    wait_for(
+        lambda: any(r.get("rollout/lost_replicas") for r in records(tmp_path)),
+        120, "the step in which the engine died did not end",
+    )  # fmt: skip
+    command.process.send_signal(signal.SIGINT)
     code, output = command.wait(60)
-    assert code == 1
-    assert "vLLM of actor_infer[0] died" in output
+    assert code == 130
+    assert "inference replica 0 is lost" in output
+    assert "vLLM of actor_infer[0]" in output
+    assert "inference replica 0 is back" in output
     wait_for(lambda: not command.alive(), 15, f"left behind: {command.alive()}")

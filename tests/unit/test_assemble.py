@@ -84,6 +84,7 @@ def test_rollout_metrics_match_hand_worked_numbers() -> None:
         "reward/tag/default/mean": 0.5,
         "reward/tag/other/mean": 0.5,
         "staleness/max": 2,
+        "staleness/mean": pytest.approx(7 / 6),
         "truncated_fraction": pytest.approx(1 / 3),
     }
 

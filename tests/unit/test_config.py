@@ -99,7 +99,15 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
         ),
         (
             "cluster.devices_per_node=8|pools.all=0-5|actor_infer.strategy={tp: 2, pp: 2}",
-            ["actor_infer.strategy.tp: a replica's 4 devices (tp * pp)", "6 devices"],
+            ["actor_infer.strategy.tp: a replica's 4 devices do not divide the 6"],
+        ),
+        (
+            "cluster.devices_per_node=8|pools.all=0-5|actor_infer.strategy={kind: sglang, tp: 4}",
+            ["actor_infer.strategy.tp: a replica's 4 devices do not divide the 6"],
+        ),
+        (
+            "actor_infer.strategy={kind: sglang, max_model_len: 9}",
+            ["actor_infer.strategy.max_model_len: 9 is less than"],
         ),
         (
             "actor_infer.strategy.speculation={kind: ngram}|sampling.temperature=0.7",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
@@ -144,7 +145,8 @@ def use(launcher: Launcher, place: Placement, cluster: Cluster[Train]) -> None:
 def test_wrong_arguments_misspelt_methods_and_other_roles_methods_are_type_errors(
     tmp_path: Path,
 ) -> None:
-    file = tmp_path / "snippet.py"
+    # A new name each time: mypy remembers what it said of a module, and where that was then.
+    file = tmp_path / f"snippet_{uuid.uuid4().hex}.py"
     file.write_text(SNIPPET)
     command = [
         sys.executable,

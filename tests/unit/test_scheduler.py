@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from collections import Counter
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -15,10 +16,14 @@ from hypothesis import strategies as st
 
 from roll.core.errors import EngineError, RollError
 from roll.core.types import GenerateRequest
+from roll.data.datasets import PromptDataset, PromptSource
+from roll.data.mixing import PromptSampler
+from roll.rollout.budget import Budget
 from roll.rollout.filters import equal_rewards
+from roll.rollout.saved import from_json, to_json
 from roll.rollout.scheduler import CollectResult, GenerateScheduler
 from roll.rollout.types import Group, GroupTask
-from tests.fakes import ScriptedEngine, group, prompt, single_turn
+from tests.fakes import Prompts, ScriptedEngine, completion, group, prompt, scheduler, single_turn
 
 T = TypeVar("T")
 
@@ -45,6 +50,11 @@ def number(request: GenerateRequest) -> int:
     return int(request.id.split("/p")[1].split("+")[0])
 
 
+def books(of: GenerateScheduler) -> Prompts:
+    assert isinstance(of.prompts, Prompts)
+    return of.prompts
+
+
 def ids(groups: list[Group]) -> list[str]:
     return [one.prompt.id for one in groups]
 
@@ -55,8 +65,7 @@ def reject_listed(*names: str) -> Any:
 
 def test_groups_come_back_in_the_order_of_their_prompts_whoever_ends_first() -> None:
     engine = ScriptedEngine(turns=lambda request: 50 - 5 * number(request))
-    scheduler = GenerateScheduler(numbered(), single_turn(engine).run)
-    result = finish(scheduler.collect(8, step=0))
+    result = finish(scheduler(numbered(), single_turn(engine).run, groups=8).collect(0))
     assert ids(result.groups) == [f"p{i}" for i in range(8)]
     assert result.unused == ()
     assert engine.aborted == []
@@ -64,43 +73,38 @@ def test_groups_come_back_in_the_order_of_their_prompts_whoever_ends_first() -> 
 
 def test_no_more_groups_run_at_once_than_allowed() -> None:
     engine = ScriptedEngine(turns=lambda request: 3)
-    scheduler = GenerateScheduler(numbered(), single_turn(engine).run, max_in_flight=3)
-    finish(scheduler.collect(10, step=0))
+    finish(scheduler(numbered(), single_turn(engine).run, groups=10, max_in_flight=3).collect(0))
     assert engine.peak == 3
 
 
 def test_a_rejected_group_is_replaced_by_the_next_prompt() -> None:
     engine = ScriptedEngine(turns=lambda request: number(request) % 4)
-    scheduler = GenerateScheduler(
-        numbered(), single_turn(engine).run, filters=[reject_listed("p1", "p2", "p4")]
-    )
-    result = finish(scheduler.collect(4, step=0))
+    made = scheduler(numbered(), single_turn(engine).run, filters=[reject_listed("p1", "p2", "p4")])
+    result = finish(made.collect(0))
     assert ids(result.groups) == ["p0", "p3", "p5", "p6"]
     assert result.stats.rejected == {"listed": 3}
-    assert result.stats.started == 7
+    assert result.stats.begun == 7
     assert result.stats.generated_tokens == 14
+    assert books(made).replaced == ["p1", "p2", "p4"]
 
 
 def test_leftovers_are_aborted_on_the_engine_and_offered_first_next_time() -> None:
     engine = ScriptedEngine(turns=lambda request: None if request.id in ("0/p1", "0/p4") else 2)
-    scheduler = GenerateScheduler(numbered(), single_turn(engine).run, extra_prompts=2)
-    first = finish(scheduler.collect(3, step=0))
-    assert ids(first.groups) == ["p0", "p2", "p3"]
-    assert [one.id for one in first.unused] == ["p1", "p4"]
-    assert set(engine.aborted) == {"0/p1", "0/p4"}
-    assert engine.running == {}
-    assert first.stats.aborted == 2
-    assert scheduler.state() == {"unused": ["p1", "p4"]}
-    second = finish(scheduler.collect(5, step=1))
-    assert engine.seen[5:7] == ["1/p1", "1/p4"]
-    assert len(second.groups) == 5
+    made = scheduler(numbered(), single_turn(engine).run, groups=3, extra=2)
 
+    async def two_steps() -> None:
+        first = await made.collect(0)
+        assert ids(first.groups) == ["p0", "p2", "p3"]
+        assert [one.id for one in first.unused] == ["p1", "p4"]
+        assert set(engine.aborted) == {"0/p1", "0/p4"}
+        assert engine.running == {}
+        assert first.stats.aborted == 2
+        assert books(made).offered == ["p1", "p4"]
+        second = await made.collect(1)
+        assert engine.seen[5:7] == ["1/p1", "1/p4"]
+        assert len(second.groups) == 3
 
-def test_the_state_of_a_scheduler_goes_on_in_another_one() -> None:
-    scheduler = GenerateScheduler(numbered(3), single_turn(ScriptedEngine()).run)
-    scheduler.restore({"unused": ["p8", "p9"]}, find=prompt)
-    assert scheduler.state() == {"unused": ["p8", "p9"]}
-    assert ids(finish(scheduler.collect(3, step=0)).groups) == ["p8", "p9", "p0"]
+    finish(two_steps())
 
 
 def test_the_first_error_ends_the_collection_and_stops_the_others() -> None:
@@ -108,20 +112,20 @@ def test_the_first_error_ends_the_collection_and_stops_the_others() -> None:
         turns=lambda request: 3 if number(request) == 2 else None,
         fails=lambda request: number(request) == 2,
     )
-    scheduler = GenerateScheduler(numbered(), single_turn(engine).run)
+    made = scheduler(numbered(), single_turn(engine).run, groups=5)
     with pytest.raises(EngineError, match="engine died on 0/p2"):
-        finish(scheduler.collect(5, step=0))
+        finish(made.collect(0))
     assert engine.running == {}
     assert sorted(engine.aborted) == ["0/p0", "0/p1", "0/p3", "0/p4"]
-    assert scheduler.state() == {"unused": ["p0", "p1", "p2", "p3", "p4"]}
+    assert books(made).offered == ["p0", "p1", "p2", "p3", "p4"]
 
 
 def test_a_cancelled_collection_leaves_nothing_running_and_loses_no_prompt() -> None:
     engine = ScriptedEngine(turns=lambda request: None if number(request) else 1)
-    scheduler = GenerateScheduler(numbered(), single_turn(engine).run)
+    made = scheduler(numbered(), single_turn(engine).run)
 
     async def cancel_in_the_middle() -> None:
-        task = asyncio.create_task(scheduler.collect(4, step=0))
+        task = asyncio.create_task(made.collect(0))
         while not (len(engine.running) == 3 and len(engine.seen) == 4):
             await asyncio.sleep(0)
         task.cancel()
@@ -130,38 +134,38 @@ def test_a_cancelled_collection_leaves_nothing_running_and_loses_no_prompt() -> 
 
     finish(cancel_in_the_middle())
     assert engine.running == {}
-    assert scheduler.state() == {"unused": ["p0", "p1", "p2", "p3"]}
+    assert books(made).offered == ["p0", "p1", "p2", "p3"]
 
 
 def test_a_step_that_cannot_be_filled_says_what_was_tried_and_what_to_change() -> None:
     async def all_wrong(task: GroupTask) -> Group:
         return group(task.prompt.id, [0.0, 0.0])
 
-    scheduler = GenerateScheduler(
-        numbered(), all_wrong, filters=[equal_rewards], max_prompts_factor=2.5
+    made = scheduler(
+        numbered(), all_wrong, groups=2, filters=[equal_rewards], max_prompts_factor=2.5
     )
     with pytest.raises(RollError) as caught:
-        finish(scheduler.collect(2, step=3))
+        finish(made.collect(3))
     message = str(caught.value)
-    assert "step 3 needs 2 groups of samples, tried 5 prompts (the limit)" in message
-    assert "accepted 0; rejected: 5 x all rewards equal to 0" in message
+    assert "step 3 needs 2 groups of samples; it accepted 0" in message
+    assert "rejected 4 (the limit): 4 x all rewards equal to 0" in message
     assert "rollout.max_prompts_factor (now 2.5)" in message
 
 
 def test_a_finite_source_that_ends_early_says_so() -> None:
-    scheduler = GenerateScheduler(numbered(2), single_turn(ScriptedEngine()).run)
-    with pytest.raises(RollError, match=r"tried 2 prompts \(all that the data has\)"):
-        finish(scheduler.collect(3, step=0))
+    made = scheduler(numbered(2), single_turn(ScriptedEngine()).run, groups=3)
+    with pytest.raises(RollError, match=r"accepted 2 and rejected 0 \(all that the data has\)"):
+        finish(made.collect(0))
 
 
 def test_a_finite_source_fills_a_step_without_its_extra_prompts() -> None:
-    scheduler = GenerateScheduler(numbered(3), single_turn(ScriptedEngine()).run, extra_prompts=2)
-    assert len(finish(scheduler.collect(3, step=0)).groups) == 3
+    made = scheduler(numbered(3), single_turn(ScriptedEngine()).run, groups=3, extra=2)
+    assert len(finish(made.collect(0)).groups) == 3
 
 
 def test_a_prompt_that_comes_twice_in_a_step_gets_another_group_and_seed() -> None:
     again = itertools.repeat(prompt("p0"))
-    result = finish(GenerateScheduler(again, single_turn(ScriptedEngine()).run).collect(3, step=2))
+    result = finish(scheduler(again, single_turn(ScriptedEngine()).run, groups=3).collect(2))
     found = [one.samples[0].sample for one in result.groups]
     assert [sample.group for sample in found] == ["2/p0", "2/p0+1", "2/p0+2"]
     assert len({sample.completion.tokens for sample in found}) == 3
@@ -175,9 +179,9 @@ def test_rewards_start_while_other_groups_still_generate() -> None:
             waiting.set()
         raise EngineError("scored while another group was generating")
 
-    scheduler = GenerateScheduler(numbered(), single_turn(engine, score=score_and_release).run)
+    made = scheduler(numbered(), single_turn(engine, score=score_and_release).run, groups=2)
     with pytest.raises(EngineError, match="scored while"):
-        finish(scheduler.collect(2, step=0))
+        finish(made.collect(0))
 
 
 delays = st.lists(st.integers(0, 6), min_size=1, max_size=12)
@@ -186,13 +190,23 @@ delays = st.lists(st.integers(0, 6), min_size=1, max_size=12)
 @given(
     delays=delays,
     rejects=st.lists(st.booleans(), min_size=1, max_size=9).filter(lambda r: not all(r)),
-    needs=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    groups=st.integers(1, 5),
+    steps=st.integers(1, 4),
     extra=st.integers(0, 4),
     max_in_flight=st.integers(1, 8),
+    max_staleness=st.integers(0, 3),
+    pauses=st.lists(st.integers(0, 8), min_size=4, max_size=4),
 )
-@settings(max_examples=80, deadline=None)
-def test_every_prompt_is_accepted_rejected_or_handed_back_exactly_once(
-    delays: list[int], rejects: list[bool], needs: list[int], extra: int, max_in_flight: int
+@settings(max_examples=120, deadline=None)
+def test_every_prompt_is_accepted_rejected_or_put_back_exactly_once(
+    delays: list[int],
+    rejects: list[bool],
+    groups: int,
+    steps: int,
+    extra: int,
+    max_in_flight: int,
+    max_staleness: int,
+    pauses: list[int],
 ) -> None:
     engine = ScriptedEngine(turns=lambda request: delays[crc32(request.id.encode()) % len(delays)])
     rejected: list[str] = []
@@ -203,31 +217,41 @@ def test_every_prompt_is_accepted_rejected_or_handed_back_exactly_once(
             return "scripted"
         return None
 
-    source = numbered()
-    scheduler = GenerateScheduler(
-        source,
+    made = scheduler(
+        numbered(),
         single_turn(engine).run,
+        groups=groups,
         filters=[reject],
-        extra_prompts=extra,
+        extra=extra,
         max_in_flight=max_in_flight,
+        max_staleness=max_staleness,
         max_prompts_factor=100,
     )
 
     async def several_steps() -> list[CollectResult]:
-        return [await scheduler.collect(n, step=i) for i, n in enumerate(needs)]
+        results = []
+        for step in range(steps):
+            results.append(await made.collect(step))
+            if max_staleness == 0:
+                assert engine.running == {}
+            for _ in range(pauses[step]):  # the driver trains
+                await asyncio.sleep(0)
+        await made.close()
+        return results
 
     results = finish(several_steps())
-    assert [len(result.groups) for result in results] == needs
+    assert [len(result.groups) for result in results] == [groups] * steps
     accepted = [name for result in results for name in ids(result.groups)]
-    books = Counter(accepted) + Counter(rejected) + Counter(scheduler.state()["unused"])
-    taken = int(next(source).id[1:])
-    assert books == Counter(f"p{i}" for i in range(taken))
-    assert engine.peak <= min(max_in_flight, max(needs) + extra)
+    assert Counter(accepted) == Counter(books(made).settled)
+    assert Counter(rejected) == Counter(books(made).replaced)
+    found = Counter(accepted) + Counter(rejected) + Counter(books(made).offered)
+    assert found == Counter(f"p{i}" for i in range(books(made).taken))
+    assert engine.peak <= min(max_in_flight, (max_staleness + 1) * groups + extra)
     assert engine.running == {}
-    for result in results:
-        stats = result.stats
-        assert stats.started == len(result.groups) + stats.num_rejected + len(result.unused)
-        assert len(result.unused) == stats.aborted + stats.surplus
+    for step, result in enumerate(results):
+        assert len(result.unused) == result.stats.aborted + result.stats.surplus
+        for one in result.groups:
+            assert 0 <= step - one.step <= max_staleness
 
 
 @given(first=delays, second=delays, rejects=st.sets(st.integers(0, 12), max_size=6))
@@ -237,17 +261,18 @@ def test_without_extra_prompts_the_result_does_not_depend_on_timing(
 ) -> None:
     def collected(delays: list[int]) -> CollectResult:
         engine = ScriptedEngine(turns=lambda request: delays[number(request) % len(delays)])
-        scheduler = GenerateScheduler(
+        made = scheduler(
             numbered(),
             single_turn(engine).run,
+            groups=6,
             filters=[reject_listed(*(f"p{i}" for i in rejects))],
         )
-        return finish(scheduler.collect(6, step=0))
+        return finish(made.collect(0))
 
     one, other = collected(first), collected(second)
     assert [g.samples for g in one.groups] == [g.samples for g in other.groups]
     assert one.unused == other.unused == ()
-    assert one.stats.started == other.stats.started
+    assert one.stats.begun == other.stats.begun
 
 
 def test_a_source_that_raises_loses_no_prompt() -> None:
@@ -255,7 +280,130 @@ def test_a_source_that_raises_loses_no_prompt() -> None:
         yield from (prompt("p0"), prompt("p1"))
         raise RollError("row 3 is broken")
 
-    scheduler = GenerateScheduler(two_then_broken(), single_turn(ScriptedEngine()).run)
+    made = scheduler(two_then_broken(), single_turn(ScriptedEngine()).run, groups=3)
     with pytest.raises(RollError, match="row 3 is broken"):
-        finish(scheduler.collect(3, step=0))
-    assert scheduler.state() == {"unused": ["p0", "p1"]}
+        finish(made.collect(0))
+    assert books(made).offered == ["p0", "p1"]
+
+
+def test_groups_for_later_steps_are_generated_while_the_driver_trains() -> None:
+    engine = ScriptedEngine(turns=lambda request: 3)
+    made = scheduler(numbered(), single_turn(engine).run, groups=2, max_staleness=1)
+
+    async def train_between() -> list[int]:
+        first = await made.collect(0)
+        for _ in range(30):
+            await asyncio.sleep(0)
+        waiting = made.buffer.ready
+        second = await made.collect(1)
+        await made.close()
+        return [waiting, *(one.step for one in (*first.groups, *second.groups))]
+
+    assert finish(train_between()) == [2, 0, 0, 0, 0]
+    assert engine.seen[:4] == ["0/p0", "0/p1", "0/p2", "0/p3"]
+
+
+def test_a_step_waits_for_a_group_that_would_be_too_old_for_the_next() -> None:
+    engine = ScriptedEngine(turns=lambda request: 40 if number(request) == 0 else 1)
+    made = scheduler(numbered(), single_turn(engine).run, groups=2, max_staleness=1)
+
+    async def three_steps() -> list[list[str]]:
+        taken = [ids((await made.collect(step)).groups) for step in range(3)]
+        await made.close()
+        return taken
+
+    # p0 is passed over once, and then waited for: at step 2 it would be two versions old.
+    assert finish(three_steps()) == [["p1", "p2"], ["p0", "p3"], ["p4", "p5"]]
+
+
+def test_with_extra_prompts_a_group_that_is_too_slow_is_given_back_instead() -> None:
+    engine = ScriptedEngine(turns=lambda request: None if request.id == "0/p0" else 1)
+    made = scheduler(numbered(), single_turn(engine).run, groups=2, max_staleness=1, extra=1)
+
+    async def two_steps() -> list[CollectResult]:
+        results = [await made.collect(step) for step in range(2)]
+        await made.close()
+        return results
+
+    results = finish(two_steps())
+    assert results[0].unused == ()
+    assert [one.id for one in results[1].unused][:1] == ["p0"]
+    assert "0/p0" in engine.aborted
+
+
+def test_an_error_between_two_steps_is_raised_by_the_next_one() -> None:
+    engine = ScriptedEngine(turns=lambda request: 5, fails=lambda request: number(request) == 3)
+    made = scheduler(numbered(), single_turn(engine).run, groups=2, max_staleness=1)
+
+    async def two_steps() -> None:
+        await made.collect(0)
+        for _ in range(30):
+            await asyncio.sleep(0)
+        await made.collect(1)
+
+    with pytest.raises(EngineError, match="engine died on 0/p3"):
+        finish(two_steps())
+    assert engine.running == {}
+
+
+def test_what_waits_and_what_runs_goes_on_in_another_scheduler() -> None:
+    def stuck(request: GenerateRequest) -> int | None:
+        return None if number(request) == 3 else 1
+
+    engine = ScriptedEngine(turns=stuck)
+    made = scheduler(numbered(), single_turn(engine).run, groups=2, max_staleness=1)
+
+    async def stopped_after_one_step() -> dict[str, Any]:
+        await made.collect(0)
+        for _ in range(30):
+            await asyncio.sleep(0)
+        state = made.state()
+        await made.close()
+        return state
+
+    state = json.loads(json.dumps(finish(stopped_after_one_step())))
+    assert state["running"] == ["p3"]
+    waiting = made_again = scheduler(
+        iter([prompt(f"p{i}") for i in range(4, 99)]), single_turn(ScriptedEngine()).run,
+        groups=2, max_staleness=1,
+    )  # fmt: skip
+    made_again.restore(state, find=prompt)
+    assert [entry.group and entry.group.rewards for entry in waiting.buffer.entries()] != [None]
+
+    async def second_step() -> list[Group]:
+        result = await made_again.collect(1)
+        await made_again.close()
+        return result.groups
+
+    assert [(one.prompt.id, one.step) for one in finish(second_step())] == [("p2", 0), ("p3", 1)]
+
+
+def test_a_saved_group_is_the_same_when_it_is_read_again() -> None:
+    one = group(
+        "s:0", [0.1, 1 / 3], completions=[completion(5, 6, version=2), completion(7)], step=4
+    )
+    assert from_json(json.loads(json.dumps(to_json(one))), prompt) == one
+
+
+def test_a_rejected_group_is_replaced_by_one_of_its_own_source() -> None:
+    sources = tuple(
+        PromptSource(name, 1.0, tuple(prompt(f"{name}:{i}") for i in range(50)))
+        for name in ("easy", "hard")
+    )
+    sampler = PromptSampler(PromptDataset(sources, (), "f"), seed=0)
+
+    async def hard_ones_fail_often(task: GroupTask) -> Group:
+        hard = task.prompt.source == "hard"
+        return group(task.prompt.id, [0.0, 0.0 if hard and hash(task.prompt.id) % 3 else 1.0])
+
+    made = GenerateScheduler(
+        sampler, hard_ones_fail_often, Budget(6, max_prompts_factor=50), [equal_rewards]
+    )
+
+    async def several_steps() -> list[Counter[str]]:
+        return [
+            Counter(one.prompt.source for one in (await made.collect(step)).groups)
+            for step in range(4)
+        ]
+
+    assert finish(several_steps()) == [Counter(easy=3, hard=3)] * 4

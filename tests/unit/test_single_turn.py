@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from roll.core.errors import EngineError, RewardError, WaitTimeoutError
-from roll.core.types import Completion, FinishReason, GenerateRequest, Sample
-from roll.rollout.engines import Replica
+from roll.core.types import Completion, GenerateRequest, Sample
+from roll.rollout.fleet import Fleet
+from roll.rollout.replica import Replica
 from roll.rollout.single_turn import group_seed
 from roll.rollout.types import GroupTask, ScoredSample
 from tests.fakes import SAMPLING, ScriptedEngine, completion, prompt, single_turn
@@ -62,25 +63,43 @@ def test_a_timeout_inside_a_reward_is_not_taken_for_our_own() -> None:
         asyncio.run(single_turn(ScriptedEngine(), score=own).run(TASK))
 
 
-@pytest.mark.parametrize(
-    ("answers", "match"),
-    [
-        ([completion(1)], "wanted 2 finished samples; the engine returned 1, 0 of them"),
-        (
-            [completion(1), completion(2, finish=FinishReason.ABORT)],
-            "2, 1 of them aborted",
-        ),
-    ],
-)
-def test_an_engine_that_returns_something_else_is_refused(
-    answers: list[Completion], match: str
-) -> None:
+def test_an_engine_that_returns_too_few_samples_is_refused() -> None:
     class Odd(ScriptedEngine):
         async def generate(self, request: GenerateRequest) -> list[Completion]:
-            return answers
+            return [completion(1)]
 
-    with pytest.raises(EngineError, match=match):
+    with pytest.raises(EngineError, match="wanted 2 samples; the engine of replica 0 returned 1"):
         asyncio.run(single_turn(Odd()).run(TASK))
+
+
+def test_siblings_as_requests_of_their_own_give_the_same_samples() -> None:
+    together = asyncio.run(single_turn(ScriptedEngine(), samples_per_prompt=3).run(TASK))
+    engine = ScriptedEngine()
+    apart = asyncio.run(single_turn(engine, samples_per_prompt=3, separate_siblings=True).run(TASK))
+    assert apart.samples == together.samples
+    assert engine.seen == ["4/p0/0", "4/p0/1", "4/p0/2"]
+
+
+def test_a_separate_sibling_is_scored_while_another_one_is_generated() -> None:
+    engine = ScriptedEngine(turns=lambda request: None if request.id.endswith("/1") else 0)
+
+    async def score_and_release(samples: list[Sample]) -> list[ScoredSample]:
+        for waiting in engine.running.values():
+            waiting.set()
+        raise RewardError("scored while its sibling was generated")
+
+    rollout = single_turn(engine, score=score_and_release, separate_siblings=True)
+    with pytest.raises(RewardError, match="while its sibling"):
+        asyncio.run(rollout.run(TASK))
+
+
+def test_redundant_siblings_race_and_the_last_ones_are_aborted() -> None:
+    engine = ScriptedEngine(turns=lambda request: None if request.id.endswith(("/0", "/2")) else 1)
+    rollout = single_turn(engine, samples_per_prompt=2, separate_siblings=True, redundant=2)
+    group = asyncio.run(rollout.run(TASK))
+    assert [one.sample.id for one in group.samples] == ["4/p0/1", "4/p0/3"]
+    assert sorted(engine.aborted) == ["4/p0/0", "4/p0/2"]
+    assert engine.running == {}
 
 
 def test_verdicts_in_another_order_are_refused() -> None:
@@ -104,60 +123,50 @@ def test_a_replica_counts_what_is_under_way_and_forgets_it_at_the_end() -> None:
     replica = engine.replica(capacity=2)
 
     async def look_inside() -> None:
-        running = asyncio.create_task(replica.run(REQUEST, timeout_s=5))
+        fleet = Fleet([replica])
+        running = asyncio.create_task(fleet.generate(REQUEST, session="p0", timeout_s=5))
         await asyncio.sleep(0)
         assert (replica.in_flight_tokens, replica.in_flight_sequences) == (3 + 2 * 8, 2)
-        assert not replica.has_room
+        assert not replica.open
         await running
         assert replica.in_flight_tokens == replica.in_flight_sequences == 0
-        assert replica.has_room
+        assert replica.open
 
     asyncio.run(look_inside())
 
 
 def test_an_abort_that_overtakes_its_request_is_repeated() -> None:
-    ends = asyncio.Event()
-    aborts: list[str] = []
+    class HearsTheSecond(ScriptedEngine):
+        async def abort(self, request_id: str) -> None:
+            self.aborted.append(request_id)
+            if len(self.aborted) == 2:
+                self.running[request_id].set()
 
-    async def generate(request: GenerateRequest) -> list[Completion]:
-        await ends.wait()
-        return []
-
-    async def abort(request_id: str) -> None:
-        aborts.append(request_id)
-        if len(aborts) == 2:
-            ends.set()
-
-    replica = Replica(0, generate, abort, abort_timeout_s=5)
+    engine = HearsTheSecond(turns=lambda request: None)
     with pytest.raises(WaitTimeoutError):
-        asyncio.run(replica.run(REQUEST, timeout_s=0.01))
-    assert aborts == ["4/p0", "4/p0"]
-    assert replica.in_flight_sequences == 0
+        asyncio.run(engine.replica().run(REQUEST, timeout_s=0.01))
+    assert engine.aborted == ["4/p0", "4/p0"]
 
 
 def test_a_failing_abort_does_not_hide_the_error(caplog: pytest.LogCaptureFixture) -> None:
-    async def generate(request: GenerateRequest) -> list[Completion]:
-        await asyncio.sleep(60)
-        return []
+    class CannotAbort(ScriptedEngine):
+        async def abort(self, request_id: str) -> None:
+            raise EngineError("replica is gone")
 
-    async def abort(request_id: str) -> None:
-        raise EngineError("replica is gone")
-
+    engine = CannotAbort(turns=lambda request: None)
     with pytest.raises(WaitTimeoutError):
-        asyncio.run(Replica(0, generate, abort).run(REQUEST, timeout_s=0.01))
+        asyncio.run(engine.replica().run(REQUEST, timeout_s=0.01))
     assert "replica is gone" in caplog.text
 
 
 def test_an_engine_that_ignores_aborts_is_left_after_the_timeout(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def generate(request: GenerateRequest) -> list[Completion]:
-        await asyncio.sleep(60)
-        return []
+    class IgnoresAborts(ScriptedEngine):
+        async def abort(self, request_id: str) -> None:
+            return None
 
-    async def abort(request_id: str) -> None:
-        return None
-
+    replica = Replica(3, IgnoresAborts(turns=lambda request: None), abort_timeout_s=0.02)
     with pytest.raises(WaitTimeoutError):
-        asyncio.run(Replica(3, generate, abort, abort_timeout_s=0.02).run(REQUEST, timeout_s=0.01))
+        asyncio.run(replica.run(REQUEST, timeout_s=0.01))
     assert "replica 3: abort failed: it did not end within 0.02 s" in caplog.text

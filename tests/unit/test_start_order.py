@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from roll.config.model import ModelConfig
 from roll.config.pipelines import RlvrConfig
 from roll.config.roles import Role
 from roll.config.strategy import VllmConfig
+from roll.core.loop_thread import LoopThread
 from roll.core.types import WorkerSpec
 from roll.pipeline.models import start_models
 from roll.strategy.vllm.engine import VllmEngine
@@ -39,6 +40,12 @@ class LoggedCluster:
     def call(self, method: Callable[..., Any], **kwargs: Any) -> None:
         self.log.append(" ".join([self.role, method.__name__, *kwargs]))
 
+    def on(self, ranks: Sequence[int]) -> LoggedCluster:
+        assert list(ranks) == [0]
+        return self
+
+    world_size = 1
+
 
 class LoggedLauncher:
     """Starts nothing."""
@@ -57,9 +64,15 @@ def quickstart(*overrides: str) -> RlvrConfig:
     return config
 
 
-def test_on_shared_gpus_each_role_leaves_before_the_next_begins() -> None:
+@pytest.fixture
+def loop() -> Iterator[LoopThread]:
+    with LoopThread("rollout") as loop:
+        yield loop
+
+
+def test_on_shared_gpus_each_role_leaves_before_the_next_begins(loop: LoopThread) -> None:
     launcher = LoggedLauncher()
-    colocation = start_models(quickstart(), launcher, "cuda").colocation
+    colocation = start_models(quickstart(), launcher, loop, "cuda").colocation
     assert launcher.log[:-1] == [
         "actor_infer begins",
         "actor_infer start?",
@@ -75,11 +88,13 @@ def test_on_shared_gpus_each_role_leaves_before_the_next_begins() -> None:
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
-def test_where_nothing_is_scarce_the_engine_loads_while_the_others_do(platform: str) -> None:
+def test_where_nothing_is_scarce_the_engine_loads_while_the_others_do(
+    platform: str, loop: LoopThread
+) -> None:
     launcher = LoggedLauncher()
     apart = ["pools={all: '0', beside: '1', third: '2'}", "actor_infer.pool=beside"]
     config = quickstart(*apart, "reference.pool=third") if platform == "cuda" else quickstart()
-    start_models(config, launcher, platform)
+    start_models(config, launcher, loop, platform)
     assert launcher.log == [
         "actor_infer begins",
         "actor_infer start?",

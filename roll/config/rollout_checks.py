@@ -1,0 +1,36 @@
+"""What must hold between `rollout` and the rest of a config."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from roll.config.algorithm import PassKConfig
+
+if TYPE_CHECKING:
+    from roll.config.pipelines import RlvrConfig
+
+
+def rollout_problems(config: RlvrConfig) -> Iterator[str]:
+    """One line each, `key: what and why`."""
+    rollout = config.rollout
+    if rollout.redundant_samples and rollout.siblings != "separate":
+        yield (
+            "rollout.redundant_samples: the samples of one request end together; set "
+            "rollout.siblings=separate, or drop it"
+        )
+    if rollout.redundant_samples and isinstance(config.algorithm.advantage, PassKConfig):
+        yield (
+            "rollout.redundant_samples: pass@k training counts how many of n independent samples "
+            "pass, and those that end first are not independent of their success; drop it"
+        )
+    if rollout.in_flight == "restart" and not rollout.max_staleness:
+        yield (
+            "rollout.in_flight: with rollout.max_staleness=0 nothing is in flight when new weights "
+            "come; drop it or raise max_staleness"
+        )
+    if rollout.health.timeout_s < rollout.health.heartbeat_s:
+        yield (
+            f"rollout.health.timeout_s: {rollout.health.timeout_s:g} s is less than the "
+            f"{rollout.health.heartbeat_s:g} s between two heartbeats"
+        )

@@ -1,0 +1,200 @@
+"""`Serving`: the inference side of a run: a fleet on an event loop of its own, and its upkeep.
+
+The driver's thread trains and pushes; the loop's thread generates. A replica that is lost is
+revived from the loop, with help of a thread; the push that this takes waits until the trainer is
+free (`trainer_busy`), because weights in the middle of a step are of no version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from roll.config.pipelines import RlvrConfig
+from roll.config.roles import Role
+from roll.config.rollout import HealthConfig
+from roll.core.errors import WorkerLostError
+from roll.core.loop_thread import LoopThread
+from roll.core.types import Completion, GenerateRequest, Heartbeat
+from roll.distributed.cluster import Cluster
+from roll.distributed.colocation import Colocation, Resident, part_name
+from roll.distributed.worker import Worker
+from roll.pipeline.weights import WeightPusher
+from roll.rollout.fleet import Fleet
+from roll.rollout.health import Health, HealthLimits
+from roll.rollout.replica import Replica
+from roll.rollout.routing import LeastLoaded, Sticky
+from roll.workers.infer import InferWorker
+
+T = TypeVar("T")
+TURN_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterEngine:
+    """One worker of `actor_infer` as a replica's engine."""
+
+    cluster: Cluster[InferWorker]
+    rank: int
+
+    async def generate(self, request: GenerateRequest) -> list[Completion]:
+        return await self.cluster.ask(self.rank, InferWorker.generate, request)
+
+    async def abort(self, request_id: str) -> None:
+        await self.cluster.ask(self.rank, InferWorker.abort, request_id)
+
+    async def heartbeat(self) -> Heartbeat:
+        return await self.cluster.ask(self.rank, InferWorker.heartbeat)
+
+
+@dataclass(eq=False)
+class Serving:
+    """Everything that generates, for the driver's thread."""
+
+    infer: Cluster[InferWorker]
+    loop: LoopThread
+    fleet: Fleet
+    colocation: Colocation
+    limits: HealthLimits
+    pusher: WeightPusher | None = field(default=None, init=False)
+    """Set once there is a trainer to push from."""
+    _health: Health = field(init=False, repr=False)
+    _turn: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._health = Health(self.fleet, self.limits, self._restart, self._rejoin)
+
+    def start(self) -> None:
+        """Begin to listen for heartbeats."""
+        self.run(self._start())
+
+    def close(self) -> None:
+        """Stop listening; nobody is revived any more."""
+        self.run(self._health.close())
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` on the fleet's loop and wait for it."""
+        return self.loop.run(work)
+
+    @contextmanager
+    def trainer_busy(self) -> Iterator[None]:
+        """Keep revived replicas from asking for weights inside the block."""
+        with self._turn:
+            yield
+
+    def update_weights(self, version: int, *, verify: bool) -> None:
+        """Weights of `version` to all replicas; inside `trainer_busy`."""
+
+        async def push(indices: Sequence[int]) -> None:
+            await asyncio.to_thread(self._push, version, indices, verify)
+
+        self.run(self.fleet.update_weights(version, push))
+
+    def memory_gb(self) -> list[float]:
+        """Resident memory of each replica that lives, GiB, its children included."""
+        living = [replica.index for replica in self.fleet.replicas if not replica.gone]
+        try:
+            return self.infer.on(living).call_each(Worker.memory_gb) if living else []
+        except WorkerLostError:  # just now; the next record has the others'
+            return []
+
+    def residents(self, devices: Sequence[frozenset[int]]) -> list[Resident]:
+        """The replicas as residents of their devices: one that makes room hands its requests over,
+        one that comes back takes new ones.
+
+        Args:
+            devices: of each replica.
+        """
+        return [
+            Resident(
+                own,
+                onload=partial(self._enter, index),
+                offload=partial(self._leave, index),
+                onload_weights=partial(self._wake_weights, index),
+            )
+            for index, own in enumerate(devices)
+        ]
+
+    async def _start(self) -> None:
+        self._health.start()
+
+    def _enter(self, index: int) -> None:
+        if not self.fleet.replicas[index].gone:
+            self.infer.on([index]).call(InferWorker.wake)
+            self.run(self._join(index))
+
+    def _wake_weights(self, index: int) -> None:
+        if not self.fleet.replicas[index].gone:
+            self.infer.on([index]).call(InferWorker.wake, weights_only=True)
+
+    def _leave(self, index: int) -> None:
+        if not self.fleet.replicas[index].gone:
+            self.run(self.fleet.leave([index]))
+            self.infer.on([index]).call(InferWorker.sleep)
+
+    async def _join(self, index: int) -> None:
+        self.fleet.join([index])
+
+    def _push(self, version: int, indices: Sequence[int], verify: bool) -> None:
+        assert self.pusher is not None
+        self.pusher.push(version, indices, verify=verify)
+
+    async def _restart(self, replica: Replica) -> None:
+        await asyncio.to_thread(self._start_anew, replica.index)
+
+    async def _rejoin(self, replica: Replica) -> None:
+        index = replica.index
+        while not self._turn.acquire(blocking=False):  # a thread that waits could not be cancelled
+            await asyncio.sleep(TURN_POLL_S)
+        try:
+            replica.renewed()
+            await asyncio.to_thread(self._bring_weights, index, self.fleet.version)
+            self.fleet.join([index])
+        finally:
+            self._turn.release()
+
+    def _start_anew(self, index: int) -> None:
+        if self.pusher is not None:
+            self.pusher.forget(index)
+        self.infer.restart(index)
+        self.infer.on([index]).call(InferWorker.start)
+
+    def _bring_weights(self, index: int, version: int) -> None:
+        with self.colocation.push(Role.ACTOR_TRAIN, part_name(Role.ACTOR_INFER, index)):
+            self._push(version, [index], False)
+        with self.colocation.use(Role.ACTOR_INFER):
+            pass
+
+
+def build_fleet(config: RlvrConfig, infer: Cluster[InferWorker]) -> Fleet:
+    """All replicas of the cluster, routed as configured."""
+    rollout = config.rollout
+    return Fleet(
+        [
+            Replica(
+                rank,
+                ClusterEngine(infer, rank),
+                capacity=config.actor_infer.capacity,
+                queue=rollout.queue_per_replica,
+            )
+            for rank in range(infer.world_size)
+        ],
+        Sticky() if rollout.routing == "sticky" else LeastLoaded(),
+        continue_in_flight=rollout.in_flight == "continue",
+        answer_s=rollout.health.timeout_s,
+    )
+
+
+def health_limits(config: HealthConfig) -> HealthLimits:
+    return HealthLimits(
+        heartbeat_s=config.heartbeat_s,
+        timeout_s=config.timeout_s,
+        restart_timeout_s=config.restart_timeout_s,
+        max_restarts=config.max_restarts,
+        slow_factor=config.slow_factor,
+    )

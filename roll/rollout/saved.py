@@ -1,0 +1,57 @@
+"""Groups that wait in the replay buffer, as plain JSON for a checkpoint, exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from roll.core.types import Completion, FinishReason, Prompt, Sample
+from roll.rollout.types import Group, ScoredSample
+
+
+def to_json(group: Group) -> dict[str, Any]:
+    """All but the times, which mean nothing in another process."""
+    return {
+        "prompt": group.prompt.id,
+        "step": group.step,
+        "samples": [_sample_to_json(scored) for scored in group.samples],
+        "baseline": None if group.baseline is None else _sample_to_json(group.baseline),
+    }
+
+
+def from_json(row: dict[str, Any], find: Callable[[str], Prompt]) -> Group:
+    """The group of a row; `find` gives the prompt of an id."""
+    prompt = find(row["prompt"])
+    baseline = row["baseline"]
+    return Group(
+        prompt,
+        tuple(_sample_from_json(sample, prompt) for sample in row["samples"]),
+        row["step"],
+        baseline=None if baseline is None else _sample_from_json(baseline, prompt),
+    )
+
+
+def _sample_to_json(scored: ScoredSample) -> dict[str, Any]:
+    sample = scored.sample
+    return {
+        "id": sample.id,
+        "group": sample.group,
+        "text": sample.response_text,
+        "completion": asdict(sample.completion),
+        "reward": scored.reward,
+        "parts": scored.parts,
+        "by_name": scored.by_name,
+    }
+
+
+def _sample_from_json(row: dict[str, Any], prompt: Prompt) -> ScoredSample:
+    written = row["completion"]
+    completion = Completion(
+        tuple(written["tokens"]),
+        tuple(written["logprobs"]),
+        tuple(written["versions"]),
+        FinishReason(written["finish"]),
+    )
+    sample = Sample(row["id"], row["group"], prompt, completion, row["text"])
+    return ScoredSample(sample, row["reward"], row["parts"], row["by_name"])
