@@ -1,0 +1,110 @@
+"""The scheduler, router and buffer of the rollout at any scale: real code, scripted engines.
+
+For each number of replicas it calibrates a trainer, runs synchronous steps, then asynchronous ones
+of each staleness, in virtual time; every sample is checked for completeness and age. A token of the
+scripted engines stands for 16 real ones.
+
+Columns: `speedup` is throughput relative to synchronous steps; `of the oracle` is utilisation
+relative to a lower bound for anybody who knows all lengths; `written` is tokens over what the
+engines could have written; `busy slots` is sequences over the places for them; `mean age` is the
+staleness of a token trained on; `in flight` is groups begun and not yet trained on; `us/request` is
+CPU time of the driver for each request, without engines and trainer, `of it GC` what Python's
+garbage collector took.
+
+    python benchmarks/simulate_rollout.py [--replicas 1,64,4096] [--staleness 0,1,2,4]
+        [--lengths lognormal|pareto|fixed] [--failures 3600] [--slow 0.05] [--picture FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # to be run by its path, too
+
+from benchmarks.simulation.engine import EngineModel
+from benchmarks.simulation.faults import Faults
+from benchmarks.simulation.lengths import Fixed, Lengths, LogNormal, Pareto
+from benchmarks.simulation.report import draw, markdown, table
+from benchmarks.simulation.study import study
+from benchmarks.simulation.world import Scenario
+from roll.core.collector import calm_collector
+from roll.rollout.health import HealthLimits
+
+ROOT = Path(__file__).parents[1]
+
+
+def scenario(args: argparse.Namespace, replicas: int) -> Scenario:
+    kinds: dict[str, Lengths] = {
+        "lognormal": LogNormal(args.median, args.sigma),
+        "pareto": Pareto(args.median, args.alpha),
+        "fixed": Fixed(args.median),
+    }
+    return Scenario(
+        replicas,
+        kinds[args.lengths],
+        steps=args.steps,
+        prompts_per_step=max(1, replicas * args.samples_per_replica // args.samples_per_prompt),
+        samples_per_prompt=args.samples_per_prompt,
+        max_new_tokens=args.max_tokens,
+        separate_siblings=args.siblings == "separate",
+        queue=args.queue,
+        model=replace(EngineModel(), knee=args.knee),
+        limits=replace(HealthLimits(), heartbeat_s=args.heartbeat, max_restarts=10**6),
+        faults=Faults(
+            mean_between_s=args.failures, slow_share=args.slow, slow_factor=args.slow_factor
+        ),
+        seed=args.seed,
+    )
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add = parser.add_argument
+    add("--replicas", default="64", help="comma-separated")
+    add("--staleness", default="0,1,2,4", help="comma-separated")
+    add("--steps", type=int, default=16)
+    add("--seed", type=int, default=0)
+    add("--samples-per-replica", type=int, default=64, help="in a step")
+    add("--samples-per-prompt", type=int, default=8)
+    add("--siblings", choices=("together", "separate"), default="together")
+    add("--queue", type=int, default=64, help="sequences sent to a replica that wait there")
+    add("--knee", type=int, default=64, help="sequences of a replica that do not slow each other")
+    add("--heartbeat", type=float, default=10.0, help="seconds between two of a replica")
+    add("--generation-share", type=float, default=0.7, help="of a synchronous step")
+    add("--lengths", choices=("lognormal", "pareto", "fixed"), default="lognormal")
+    add("--median", type=float, default=64, help="tokens")
+    add("--sigma", type=float, default=1.0, help="of lognormal")
+    add("--alpha", type=float, default=1.5, help="of pareto")
+    add("--max-tokens", type=int, default=1024, help="longer responses are cut off")
+    add("--failures", type=float, default=float("inf"), help="seconds between two of a replica")
+    add("--slow", type=float, default=0.0, help="share of replicas that are slow")
+    add("--slow-factor", type=float, default=4.0)
+    add("--table", type=Path, help="file for the table, in Markdown")
+    add("--picture", type=Path, help="file for the picture")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    args, console = parse(arguments), Console(width=170)
+    rows = []
+    for replicas in map(int, args.replicas.split(",")):
+        ages = [int(steps) for steps in args.staleness.split(",")]
+        for row in study(scenario(args, replicas), ages, args.generation_share):
+            rows.append(row)
+            console.print(f"{len(rows)}: {replicas} replicas, {row.outcome.step_s:.1f} s a step")
+    console.print(table(rows))
+    if args.table:
+        args.table.write_text(markdown(rows))
+    if args.picture:
+        draw(rows, args.picture)
+
+
+if __name__ == "__main__":
+    calm_collector()  # as the driver does
+    main()

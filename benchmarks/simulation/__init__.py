@@ -1,0 +1,1 @@
+"""Virtual time and scripted engines: the real rollout code at any scale, on one core."""

@@ -1,0 +1,291 @@
+"""One simulated run: the real scheduler, buffer, fleet and health between scripted engines and a
+scripted trainer. Nothing of `roll.rollout` is replaced or copied."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import psutil  # type: ignore[import-untyped]
+
+from benchmarks.simulation.clock import run_virtually, virtual_loop
+from benchmarks.simulation.engine import PROMPT_TOKENS, EngineModel, ScriptedEngine
+from benchmarks.simulation.faults import FaultLog, Faults
+from benchmarks.simulation.lengths import Lengths
+from benchmarks.simulation.oracle import StepWork
+from roll.core.errors import WaitTimeoutError
+from roll.core.types import Prompt, Sample, SamplingParams
+from roll.data.datasets import PromptDataset, PromptSource
+from roll.data.mixing import PromptSampler
+from roll.rollout.budget import Budget
+from roll.rollout.fleet import Fleet
+from roll.rollout.health import Health, HealthLimits
+from roll.rollout.replica import Replica
+from roll.rollout.routing import Sticky
+from roll.rollout.scheduler import GenerateScheduler
+from roll.rollout.single_turn import SingleTurn
+from roll.rollout.types import Group, ScoredSample
+
+PUSH_TIMEOUT_S = 600.0
+"""As in the pipeline: a replica that begins to hang during a push is given up after it."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What is simulated. Lengths in tokens of the scripted engine, times in virtual seconds."""
+
+    replicas: int
+    lengths: Lengths
+    staleness: int = 0
+    train_s: float = 0.0
+    steps: int = 12
+    prompts_per_step: int = 64
+    samples_per_prompt: int = 8
+    max_new_tokens: int = 1024
+    separate_siblings: bool = True
+    queue: int = 0
+    """Sequences that a replica is sent beyond those it decodes."""
+    max_in_flight: int = 1_000_000
+    """Groups."""
+    model: EngineModel = field(default_factory=EngineModel)
+    faults: Faults = field(default_factory=Faults)
+    limits: HealthLimits = field(default_factory=lambda: HealthLimits(10.0, 30.0, max_restarts=99))
+    sample_s: float = 5.0
+    """Between two looks at how many sequences are being decoded."""
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One training step, in virtual seconds from the start."""
+
+    begin_s: float
+    """When its groups were there."""
+    end_s: float
+    """When its weights had reached all engines."""
+    work: StepWork
+    in_flight: int
+    """Groups that ran or waited when it began, its own left out."""
+    resident_mb: float
+    """Of the process, when it began."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to."""
+
+    scenario: Scenario
+    steps: list[StepRecord]
+    staleness: dict[int, int]
+    """Tokens trained on, by the number of steps between their weights and the trained ones."""
+    busy_slots: float
+    """Share of all places for a sequence that were taken, over the run."""
+    written_share: float
+    """Tokens written, over the most that the engines could have written."""
+    requests: int
+    """That engines were asked for."""
+    scheduler_cpu_s: float
+    """CPU time of the process without what the scripted engines and the trainer took."""
+    collector_cpu_s: float
+    """Of it, what Python's garbage collector took."""
+    decoding: list[tuple[float, int]]
+    """Moment, and sequences being decoded."""
+    faults: FaultLog
+    lost_replicas: int
+    moved_requests: int
+
+    @property
+    def makespan_s(self) -> float:
+        return self.steps[-1].end_s
+
+    @property
+    def step_s(self) -> float:
+        """Mean, filling and emptying of the pipeline included."""
+        return self.makespan_s / len(self.steps)
+
+    @property
+    def scheduler_us(self) -> float:
+        """CPU microseconds for each request."""
+        return 1e6 * self.scheduler_cpu_s / self.requests
+
+    @property
+    def collector_us(self) -> float:
+        """Of it, microseconds of garbage collection."""
+        return 1e6 * self.collector_cpu_s / self.requests
+
+    @property
+    def work(self) -> list[StepWork]:
+        return [step.work for step in self.steps]
+
+
+class World:
+    """Everything in a scenario, wired as the pipeline does it. Needs a running virtual loop."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.meter = virtual_loop().meter
+        self._process = psutil.Process()
+        self.engines = [
+            ScriptedEngine(index, scenario.model, scenario.lengths)
+            for index in range(scenario.replicas)
+        ]
+        capacity = scenario.model.capacity
+        self.fleet = Fleet(
+            [Replica(e.index, e, capacity, scenario.queue) for e in self.engines],
+            Sticky(),
+            answer_s=scenario.limits.timeout_s,
+        )
+        self.trainer = asyncio.Lock()
+        self.health = Health(self.fleet, scenario.limits, self._restart, self._rejoin)
+        single_turn = SingleTurn(
+            fleet=self.fleet,
+            decode=lambda tokens: "",
+            score=_score,
+            sampling=SamplingParams(temperature=1.0, max_new_tokens=scenario.max_new_tokens),
+            samples_per_prompt=scenario.samples_per_prompt,
+            seed=scenario.seed,
+            request_timeout_s=1e9,
+            separate_siblings=scenario.separate_siblings,
+        )
+        prompts = PromptSampler(_dataset(scenario), seed=scenario.seed)
+        budget = Budget(
+            scenario.prompts_per_step,
+            scenario.staleness,
+            max_in_flight=scenario.max_in_flight,
+        )
+        self.scheduler = GenerateScheduler(prompts, single_turn.run, budget)
+        self.staleness: Counter[int] = Counter()
+        self.decoding: list[tuple[float, int]] = []
+
+    async def run(self) -> Outcome:
+        """All steps."""
+        scenario = self.scenario
+        self.health.start()
+        log = scenario.faults.unleash(self.engines)
+        looking = asyncio.ensure_future(self._look())
+        cpu_s = time.process_time() - self.meter.spent_s
+        with self.meter.watch_collector():
+            records = [await self._step(step) for step in range(scenario.steps)]
+        cpu_s = time.process_time() - self.meter.spent_s - cpu_s
+        looking.cancel()
+        for engine in self.engines:
+            engine.settle()
+        books = self.fleet.take_metrics().values_by_name()
+        await self.health.close()
+        await self.scheduler.close()
+        slots_s = records[-1].end_s * scenario.replicas
+        most = slots_s * scenario.model.max_tokens_per_s
+        return Outcome(
+            scenario,
+            records,
+            staleness=dict(sorted(self.staleness.items())),
+            busy_slots=sum(e.busy_slot_s for e in self.engines)
+            / (slots_s * scenario.model.capacity),
+            written_share=sum(e.written_tokens for e in self.engines) / most,
+            requests=sum(e.requests for e in self.engines),
+            scheduler_cpu_s=cpu_s,
+            collector_cpu_s=self.meter.collector_s,
+            decoding=self.decoding,
+            faults=log,
+            lost_replicas=int(books["rollout/lost_replicas"]),
+            moved_requests=int(books["rollout/moved_requests"]),
+        )
+
+    async def _step(self, step: int) -> StepRecord:
+        loop = asyncio.get_running_loop()
+        result = await self.scheduler.collect(step)
+        begin_s = loop.time()
+        with self.meter:
+            work = self._check(result.groups, step)
+            in_flight, resident_mb = len(self.scheduler.buffer), self._process.memory_info().rss
+        async with self.trainer:
+            await asyncio.sleep(self.scenario.train_s)
+            await self.fleet.update_weights(step + 1, self._push)
+        return StepRecord(begin_s, loop.time(), work, in_flight, resident_mb / 2**20)
+
+    async def _look(self) -> None:
+        while True:
+            with self.meter:
+                moment_s = asyncio.get_running_loop().time()
+                self.decoding.append((moment_s, sum(engine.batch for engine in self.engines)))
+            await asyncio.sleep(self.scenario.sample_s)
+
+    async def _push(self, indices: Sequence[int]) -> None:
+        version = self.fleet.version
+        loads = [self.engines[index].load_weights(version) for index in indices]
+        try:
+            async with asyncio.timeout(PUSH_TIMEOUT_S):
+                await asyncio.gather(*loads)
+        except TimeoutError as error:
+            raise WaitTimeoutError(f"a push took more than {PUSH_TIMEOUT_S:g} s") from error
+
+    async def _restart(self, replica: Replica) -> None:
+        await self.engines[replica.index].restart()
+
+    async def _rejoin(self, replica: Replica) -> None:
+        async with self.trainer:  # it has the weights
+            replica.renewed()
+            await self._push([replica.index])
+            self.fleet.join([replica.index])
+
+    def _check(self, groups: Sequence[Group], step: int) -> StepWork:
+        """Every sample whole, written once, and no token older than allowed; what it all was."""
+        scenario, lengths = self.scenario, []
+        if len(groups) != scenario.prompts_per_step:
+            raise AssertionError(f"step {step} got {len(groups)} groups")
+        for group in groups:
+            if len(group.samples) != scenario.samples_per_prompt:
+                raise AssertionError(f"a group of step {step} has {len(group.samples)} samples")
+            for scored in group.samples:
+                lengths.append(self._check_sample(scored.sample, step))
+        return StepWork(sum(lengths), max(lengths), len(groups))
+
+    def _check_sample(self, sample: Sample, step: int) -> int:
+        written = sample.completion
+        length = len(written.tokens)
+        if set(written.tokens) != {length} or len(written.versions) != length:
+            raise AssertionError(f"{sample.id} should have {written.tokens[0]} tokens: {written}")
+        if list(written.versions) != sorted(written.versions):
+            raise AssertionError(f"{sample.id} goes back to older weights: {written.versions}")
+        if step - written.versions[0] > self.scenario.staleness:
+            raise AssertionError(f"{sample.id} is too old for step {step}: {written.versions}")
+        if step == written.versions[0] == written.versions[-1]:
+            self.staleness[0] += length
+        else:
+            self.staleness.update(step - version for version in written.versions)
+        return length
+
+
+def simulate(scenario: Scenario) -> Outcome:
+    """The run, from the start to its last push of weights.
+
+    Raises:
+        AssertionError: a sample was lost, torn or too old.
+    """
+
+    async def live() -> Outcome:
+        return await World(scenario).run()
+
+    return run_virtually(live())
+
+
+async def _score(samples: list[Sample]) -> list[ScoredSample]:
+    return [ScoredSample(sample, 1.0) for sample in samples]
+
+
+def _dataset(scenario: Scenario) -> PromptDataset:
+    """Two sources, one of which is drawn three times as often."""
+    count = scenario.prompts_per_step
+    tokens = (0,) * PROMPT_TOKENS
+    sources = [
+        PromptSource(
+            name,
+            weight,
+            tuple(Prompt(f"{name}:{row}", tokens, "", "", "") for row in range(count)),
+        )
+        for name, weight in (("often", 3.0), ("seldom", 1.0))
+    ]
+    return PromptDataset(tuple(sources), (), "simulated")
