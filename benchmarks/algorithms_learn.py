@@ -1,8 +1,7 @@
 """Whether every preset learns: the quickstart's task, a fixed number of steps, three seeds each.
 
-Real runs of the pipeline with the `hf` engine, in one process each and without Ray, as many at once
-as there are cores. Writes one table and one picture for the docs, and fails where a preset lifts
-the held-out accuracy of a seed by less than 0.3.
+Writes one table and one picture for the docs, and fails where a preset lifts the held-out accuracy
+of a seed by less than 0.3.
 
     python benchmarks/algorithms_learn.py [--presets grpo,ppo] [--seeds 3] [--steps 12]
 """
@@ -10,110 +9,43 @@ the held-out accuracy of a seed by less than 0.3.
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
-import multiprocessing
-import os
 import statistics
-import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
+from learning import ROOT, Job, curve, draw, make_tasks, run_all
 
-ROOT = Path(__file__).parents[1]
 LIFT = 0.3
-METRIC = "val/held_out/mean@1"
 OTHER_SETTINGS: Mapping[str, tuple[dict[str, Any], str]] = {
     "ppo": (
-        {"critic": {"optimizer": {"lr": 1e-3}}},
+        {"critic": {"pool": "all", "optimizer": {"lr": 1e-3}}},
         "critic lr 1e-3: its head is new and the run is short",
     ),
     "vapo": (
-        {"critic": {"optimizer": {"lr": 1e-3}, "warmup_steps": 2}},
+        {"critic": {"pool": "all", "optimizer": {"lr": 1e-3}, "warmup_steps": 2}},
         "critic lr 1e-3 and 2 warm-up steps instead of 50: the whole run has fewer",
     ),
 }
 """What a preset needs on this task beside its paper's settings, and why."""
 
 
-@dataclass(frozen=True)
-class Job:
-    preset: str
-    seed: int
-    steps: int
-    folder: Path
-
-    @property
-    def output(self) -> Path:
-        return self.folder / f"{self.preset}-{self.seed}"
-
-
-def make_tasks(folder: Path, seeds: int) -> None:
-    """A warm-started model and its problems for each seed."""
-    for seed in range(seeds):
-        out = folder / f"task-{seed}"
-        if (out / "held_out.jsonl").exists():
-            continue
-        prepare = [sys.executable, "examples/rlvr_quickstart/prepare.py"]
-        subprocess.run([*prepare, "--out", out, "--seed", str(seed)], cwd=ROOT, check=True)
-
-
-def run_file(job: Job) -> Path:
+def job(preset: str, seed: int, steps: int, folder: Path) -> Job:
     """The quickstart, with the preset in the place of its algorithm."""
-    run = yaml.safe_load((ROOT / "examples/rlvr_quickstart/run.yaml").read_text())
-    task = job.folder / f"task-{job.seed}"
-    for name in ("algorithm", "reference"):
-        del run[name]
-    for made in (run["model"], run["data"]["sources"][0], run["validation"]["sets"]["held_out"]):
-        made["path"] = str(task / Path(made["path"]).name)
-    run["actor_infer"] = {"pool": "all", "strategy": {"kind": "hf"}}
     # Two updates a step, so that ratios and clips take part.
-    run["actor_train"]["samples_per_update"] = 256
-    run |= {
-        "algorithm": {"preset": job.preset},
-        "seed": job.seed,
-        "max_steps": job.steps,
-        "output_dir": str(job.output),
-        "checkpoint": {"every": None, "export_hf": False},
-        "track": {"tensorboard": False, "rollouts_every": None, "verify_weights": "never"},
-        **OTHER_SETTINGS.get(job.preset, ({}, ""))[0],
+    train = {
+        "pool": "all",
+        "strategy": {"kind": "fsdp2"},
+        "optimizer": {"lr": 1.5e-4, "warmup_steps": 10},
+        "samples_per_update": 256,
     }
-    run["validation"]["every"] = max(1, job.steps // 8)
-    job.output.mkdir(parents=True, exist_ok=True)
-    path = job.output / "run.yaml"
-    path.write_text(yaml.safe_dump(run))
-    return path
-
-
-def run(job: Job) -> None:
-    """One run, here; a finished one is not repeated."""
-    os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TORCHDYNAMO_DISABLE="1")
-    with open(job.folder / f"{job.preset}-{job.seed}.log", "w") as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-    import torch
-
-    from roll.config import load_config
-    from roll.distributed.local import LocalLauncher
-    from roll.pipeline.data import load_data
-    from roll.pipeline.rlvr import RlvrPipeline
-
-    torch.set_num_threads(1)
-    config = load_config(run_file(job)).config
-    with asyncio.Runner() as runner, LocalLauncher() as launcher:
-        data = load_data(config)
-        RlvrPipeline(config, launcher, runner, platform="cpu", data=data).run()
-
-
-def curve(job: Job) -> list[tuple[int, float]]:
-    """Step and held-out accuracy."""
-    lines = (job.output / "metrics.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
-    return [(record["step"], record[METRIC]) for record in records if METRIC in record]
+    changes = {
+        "algorithm": {"preset": preset},
+        "actor_train": train,
+        **OTHER_SETTINGS.get(preset, ({}, ""))[0],
+    }
+    return Job(preset, seed, steps, folder, max(1, steps // 8), changes)
 
 
 def table(jobs: list[Job]) -> tuple[str, bool]:
@@ -123,8 +55,8 @@ def table(jobs: list[Job]) -> tuple[str, bool]:
         "|---|---|---|---|---|",
     ]
     learned = True
-    for preset in dict.fromkeys(job.preset for job in jobs):
-        curves = [curve(job) for job in jobs if job.preset == preset]
+    for preset in dict.fromkeys(job.name for job in jobs):
+        curves = [curve(job) for job in jobs if job.name == preset]
         starts, ends = [c[0][1] for c in curves], [c[-1][1] for c in curves]
         lift = min(end - start for start, end in zip(starts, ends, strict=True))
         learned = learned and lift >= LIFT
@@ -134,32 +66,6 @@ def table(jobs: list[Job]) -> tuple[str, bool]:
             f"{OTHER_SETTINGS.get(preset, ({}, ''))[1]} |"
         )
     return "\n".join(rows), learned
-
-
-def draw(jobs: list[Job], target: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    presets = list(dict.fromkeys(job.preset for job in jobs))
-    columns = min(len(presets), 5)
-    rows = -(-len(presets) // columns)
-    figure, grid = plt.subplots(
-        rows, columns, figsize=(2.2 * columns, 1.9 * rows), layout="constrained",
-        sharex=True, sharey=True, squeeze=False,
-    )  # fmt: skip
-    for axes in grid.flat[len(presets) :]:
-        axes.axis("off")
-    for preset, axes in zip(presets, grid.flat, strict=False):
-        for job in jobs:
-            if job.preset == preset:
-                axes.plot(*zip(*curve(job), strict=True), linewidth=1, marker="o", markersize=2)
-        axes.set(title=preset, ylim=(0.3, 1.0))
-        axes.grid(alpha=0.3)
-    figure.supxlabel("step")
-    figure.supylabel("held-out accuracy")
-    figure.savefig(target, dpi=110)
 
 
 def main() -> None:
@@ -174,20 +80,20 @@ def main() -> None:
     folder = args.out.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     make_tasks(folder, args.seeds)
-    jobs = [
-        Job(preset, seed, args.steps, folder)
-        for preset in args.presets.split(",")
-        for seed in range(args.seeds)
-    ]
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(os.cpu_count(), maxtasksperchild=1) as pool:
-        for done, _ in enumerate(pool.imap_unordered(run, jobs), start=1):
-            print(f"{done} of {len(jobs)} runs", flush=True)
+    presets = args.presets.split(",")
+    jobs = [job(name, seed, args.steps, folder) for name in presets for seed in range(args.seeds)]
+    run_all(jobs)
     text, learned = table(jobs)
     print(text)
     if args.docs:
+
+        def plot(axes: Any, preset: str) -> None:
+            for one in jobs:
+                if one.name == preset:
+                    axes.plot(*zip(*curve(one), strict=True), linewidth=1, marker="o", markersize=2)
+
         (args.docs / "algorithms_learn.md").write_text(text + "\n")
-        draw(jobs, args.docs / "algorithms_learn.png")
+        draw(presets, plot, args.docs / "algorithms_learn.png")
     sys.exit(0 if learned else 1)
 
 

@@ -1,0 +1,134 @@
+"""Real runs of the quickstart's task for benchmarks of learning: same task, other settings.
+
+Each run is one process without Ray, on the `hf` engine; as many run at once as there are cores.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+METRIC = "val/held_out/mean@1"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a name and a seed; a finished one is not repeated."""
+
+    name: str
+    seed: int
+    steps: int
+    folder: Path
+    validate_every: int
+    changes: Mapping[str, Any]
+    """Top-level keys of the run file that are replaced."""
+
+    @property
+    def output(self) -> Path:
+        return self.folder / f"{self.name}-{self.seed}"
+
+
+def make_tasks(folder: Path, seeds: int) -> None:
+    """A warm-started model and its problems for each seed."""
+    for seed in range(seeds):
+        out = folder / f"task-{seed}"
+        if (out / "held_out.jsonl").exists():
+            continue
+        prepare = [sys.executable, "examples/rlvr_quickstart/prepare.py"]
+        subprocess.run([*prepare, "--out", out, "--seed", str(seed)], cwd=ROOT, check=True)
+
+
+def run_all(jobs: Sequence[Job]) -> None:
+    """All jobs, as many at once as there are cores; says how far it is."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(os.cpu_count(), maxtasksperchild=1) as pool:
+        for done, _ in enumerate(pool.imap_unordered(_run, jobs), start=1):
+            print(f"{done} of {len(jobs)} runs", flush=True)
+
+
+def curve(job: Job) -> list[tuple[int, float]]:
+    """Step and held-out accuracy."""
+    return [(record["step"], record[METRIC]) for record in records(job) if METRIC in record]
+
+
+def records(job: Job) -> list[dict[str, Any]]:
+    lines = (job.output / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def draw(names: Sequence[str], plot: Callable[[Any, str], None], target: Path) -> None:
+    """A small picture of accuracy over steps for each name; `plot` draws into its axes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    columns = min(len(names), 5)
+    rows = -(-len(names) // columns)
+    figure, grid = plt.subplots(
+        rows, columns, figsize=(2.2 * columns, 1.9 * rows), layout="constrained",
+        sharex=True, sharey=True, squeeze=False,
+    )  # fmt: skip
+    for axes in grid.flat[len(names) :]:
+        axes.axis("off")
+    for name, axes in zip(names, grid.flat, strict=False):
+        plot(axes, name)
+        axes.set(title=name, ylim=(0.3, 1.0))
+        axes.grid(alpha=0.3)
+    figure.supxlabel("step")
+    figure.supylabel("held-out accuracy")
+    figure.savefig(target, dpi=110)
+
+
+def _run_file(job: Job) -> Path:
+    """The quickstart with the job's changes."""
+    run = yaml.safe_load((ROOT / "examples/rlvr_quickstart/run.yaml").read_text())
+    task = job.folder / f"task-{job.seed}"
+    for made in (run["model"], run["data"]["sources"][0], run["validation"]["sets"]["held_out"]):
+        made["path"] = str(task / Path(made["path"]).name)
+    del run["reference"]
+    run["actor_infer"] = {"pool": "all", "strategy": {"kind": "hf"}}
+    run["validation"]["every"] = job.validate_every
+    run |= {
+        "seed": job.seed,
+        "max_steps": job.steps,
+        "output_dir": str(job.output),
+        "checkpoint": {"every": None, "export_hf": False},
+        "track": {"tensorboard": False, "rollouts_every": None, "verify_weights": "never"},
+    }
+    run |= job.changes
+    job.output.mkdir(parents=True, exist_ok=True)
+    path = job.output / "run.yaml"
+    path.write_text(yaml.safe_dump(run))
+    return path
+
+
+def _run(job: Job) -> None:
+    """One run, here."""
+    os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TORCHDYNAMO_DISABLE="1")
+    with open(job.folder / f"{job.name}-{job.seed}.log", "w") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    import torch
+
+    from roll.config import load_config
+    from roll.core.loop_thread import LoopThread
+    from roll.distributed.local import LocalLauncher
+    from roll.pipeline.data import load_data
+    from roll.pipeline.rlvr import RlvrPipeline
+
+    torch.set_num_threads(1)
+    config = load_config(_run_file(job)).config
+    with LocalLauncher() as launcher, LoopThread("rollout") as loop:
+        data = load_data(config)
+        RlvrPipeline(config, launcher, loop, platform="cpu", data=data).run()
