@@ -1,7 +1,8 @@
 """The pure functions, side by side in one run with the same functions of verl 0.9.1.
 
 verl is installed, without its dependencies, into a folder of its own and imported from there; both
-sides get the same tensors, must agree, and are timed in turns. Medians.
+sides get the same tensors, must agree, and are timed in turns. Medians. Memory is kept when it is
+freed, as in the driver of a run, for both.
 
     python benchmarks/algorithms.py [--repeats 30]
 """
@@ -28,6 +29,7 @@ from roll.config.algorithm import Aggregation
 from roll.core.batches import RolloutBatch
 from roll.data.balance import balanced_order
 from roll.data.packing import pack
+from roll.platform.allocator import keep_freed_memory
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("verl==0.9.1", "tensordict", "pyvers", "orjson", "codetiming")
@@ -194,6 +196,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repeats", type=int, default=30)
     repeats = parser.parse_args().repeats
+    keep_freed_memory()
     verl, batch, failed = import_verl(), make_batch(), []
     print(f"{'':24}{'roll':>10}{'verl':>10}   ratio   difference")
     for name, case, faster in (

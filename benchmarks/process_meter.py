@@ -1,0 +1,171 @@
+"""Runs a command and watches its whole process tree from outside: time, CPU and memory per step.
+
+What is measured here is the same for every framework: a step ends when a line is appended to a file
+that the command writes, and CPU and memory are those of all processes that descend from it, also
+of those that left their parent (a Ray, an engine). Linux only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from roll.platform.processes import descendants, rss_bytes
+
+PR_SET_CHILD_SUBREAPER = 36
+POLL_S = 0.02
+PROCESSES_EVERY_S = 0.5
+NEW_PEAK = 1.03
+"""Proportional sizes are read when the sum of the resident ones has grown by this much: that takes
+0.1 s of the cores that are measured. So a peak may be told up to 3 % too low."""
+MB = 1e6
+
+
+@dataclass
+class Measured:
+    """What one command took."""
+
+    step_s: list[float] = field(default_factory=list)
+    """Wall-clock from one line to the next; the first line has no time."""
+    step_cpu_s: list[float] = field(default_factory=list)
+    """User and system time of the tree in the same spans."""
+    peak_mb: float = 0.0
+    """Largest sum of the proportional set sizes (PSS: shared pages count once) of the tree."""
+    peak_parts_mb: dict[str, float] = field(default_factory=dict)
+    """The same by process, largest first."""
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of descendants whose own parent ends, so that none is missed."""
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
+def run_measured(
+    command: list[str],
+    steps_file: Path,
+    *,
+    env: dict[str, str],
+    log: Path,
+    timeout_s: float,
+) -> Measured:
+    """Run `command` to its end, reading `steps_file` as it grows; output goes to `log`.
+
+    Raises:
+        RuntimeError: it failed or took longer than `timeout_s`; the last lines are in the message.
+    """
+    measured, cpu, memory = Measured(), CpuBooks(), MemoryBooks()
+    marks: list[tuple[float, float]] = []
+    size = 0
+    begun = time.monotonic()
+    with log.open("w") as output:
+        process = subprocess.Popen(command, env=env, stdout=output, stderr=output)
+        try:
+            while process.poll() is None:
+                now = time.monotonic()
+                grown = steps_file.stat().st_size if steps_file.exists() else 0
+                if grown > size:
+                    size = grown
+                    lines = steps_file.read_bytes().count(b"\n")
+                    marks += [(now, cpu.read_s())] * (lines - len(marks))
+                memory.look(now)
+                if now - begun > timeout_s:
+                    raise RuntimeError(f"no end after {timeout_s:g} s\n{last_lines(log)}")
+                time.sleep(POLL_S)
+        finally:
+            if process.poll() is None:
+                for pid in descendants(os.getpid()):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+    if process.returncode:
+        raise RuntimeError(f"exit code {process.returncode}: {command}\n{last_lines(log)}")
+    for (begin_s, begin_cpu), (end_s, end_cpu) in pairwise(marks):
+        measured.step_s.append(end_s - begin_s)
+        measured.step_cpu_s.append(end_cpu - begin_cpu)
+    measured.peak_mb, measured.peak_parts_mb = memory.peak_mb, memory.parts_mb
+    return measured
+
+
+class CpuBooks:
+    """CPU seconds of all processes of the tree, those that ended included."""
+
+    def __init__(self) -> None:
+        self._before = {pid: spent_s(pid) for pid in descendants(os.getpid())}
+        self._seen: dict[int, float] = {}
+
+    def read_s(self) -> float:
+        for pid in descendants(os.getpid()):
+            spent = spent_s(pid) - self._before.get(pid, 0.0)
+            self._seen[pid] = max(spent, self._seen.get(pid, 0.0))
+        return sum(self._seen.values())
+
+
+def spent_s(pid: int) -> float:
+    """User and system seconds of a process; 0 when it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0.0
+    # The name in parentheses may hold anything, even blanks and parentheses.
+    fields = stat.rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class MemoryBooks:
+    """The largest memory of the tree, and what it consisted of."""
+
+    def __init__(self) -> None:
+        self.peak_mb = 0.0
+        self.parts_mb: dict[str, float] = {}
+        self._pids: list[int] = []
+        self._listed_at = 0.0
+        self._largest_rss_mb = 0.0
+
+    def look(self, now: float) -> None:
+        """Cheap, but where the tree is larger than ever."""
+        if now - self._listed_at > PROCESSES_EVERY_S:
+            self._pids, self._listed_at = descendants(os.getpid()), now
+        rss_mb = sum(rss_bytes(pid) for pid in self._pids) / MB
+        if rss_mb < self._largest_rss_mb * NEW_PEAK:
+            return
+        self._largest_rss_mb = rss_mb
+        parts = {pid: pss_mb(pid) for pid in self._pids}
+        if sum(parts.values()) > self.peak_mb:
+            self.peak_mb = sum(parts.values())
+            largest_first = sorted(parts.items(), key=lambda item: -item[1])
+            self.parts_mb = {f"{pid} {name_of(pid)}": round(mb, 1) for pid, mb in largest_first}
+
+
+def pss_mb(pid: int) -> float:
+    """0 when the process is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")) / MB
+
+
+def name_of(pid: int) -> str:
+    """Title, or the last path of the command line."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return "gone"
+    files = [Path(word).name for word in words if word.startswith("/") and word.endswith(".py")]
+    return files[0] if files else " ".join(words[:3])[-60:]
+
+
+def last_lines(log: Path, count: int = 30) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-count:])
+
+
+def two_cores() -> None:
+    """Keep this process, and all that it starts, on two cores."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
