@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from roll.pipeline.track import read_records
-from tests.faults.test_runs import steps_done, wait_for
+from tests.faults.test_runs import nothing_left, steps_done, wait_for
 from tests.runs import Command, write_task
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-STEPS, SAMPLES = 6, 16
+STEPS, SAMPLES = 40, 16
 
 
 def start(folder: Path, engine: str) -> Command:
@@ -66,4 +66,4 @@ def test_one_replica_killed_and_another_stopped_in_one_step_cost_no_sample(tmp_p
         rows = read_records(tmp_path / f"out/rollouts/step_{step:06d}.jsonl")
         assert len({row["id"] for row in rows}) == SAMPLES
         assert {row["response_tokens"] for row in rows} == {200}
-    wait_for(lambda: not command.alive(), 15, f"left behind: {command.alive()}")
+    nothing_left(command, 15)

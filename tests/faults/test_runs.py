@@ -24,6 +24,14 @@ def wait_for(what: Callable[[], object], timeout_s: float, why: str) -> None:
         time.sleep(0.1)
 
 
+def nothing_left(command: Command, timeout_s: float) -> None:
+    """Wait until no process of the command lives."""
+    deadline = time.monotonic() + timeout_s
+    while left := command.alive():
+        assert time.monotonic() < deadline, f"left behind: {left}"
+        time.sleep(0.1)
+
+
 def records(folder: Path) -> list[dict[str, Any]]:
     return read_records(folder / "out/metrics.jsonl")
 
@@ -49,7 +57,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
     first = started(tmp_path, steps=3)
     first.process.kill()
     first.wait()
-    wait_for(lambda: not first.alive(), 30, f"left behind: {first.alive()}")
+    nothing_left(first, 30)
     saved = max(p.name for p in (tmp_path / "out/checkpoints").glob("step_*"))
     last = int(saved.removeprefix("step_"))
     second = Command("run", str(tmp_path / "run.yaml"), f"max_steps={last + 2}")
@@ -90,7 +98,7 @@ def test_a_signal_stops_everything(tmp_path: Path, signum: signal.Signals, to_gr
     code, output = command.wait(60)
     assert code == 128 + signum, output
     assert "Traceback" not in output
-    wait_for(lambda: not command.alive(), 15, f"left behind: {command.alive()}")
+    nothing_left(command, 15)
 
 
 @pytest.mark.parametrize("role", ["actor_train", "reference", "reward:digits"])
@@ -105,7 +113,7 @@ def test_a_killed_worker_is_named_within_seconds(tmp_path: Path, role: str) -> N
     assert time.monotonic() - begun < 30
     assert code == 1
     assert f"{role}[0]" in output
-    wait_for(lambda: not command.alive(), 15, f"left behind: {command.alive()}")
+    nothing_left(command, 15)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +133,7 @@ def test_a_broken_reward_ends_the_run_with_its_reason(
     assert code == 1, output
     assert "reward 'broken' failed" in output
     assert says in output
-    wait_for(lambda: not command.alive(), 15, f"left behind: {command.alive()}")
+    nothing_left(command, 15)
 
 
 def test_a_killed_engine_process_is_named_and_replaced(tmp_path: Path) -> None:
@@ -143,4 +151,4 @@ def test_a_killed_engine_process_is_named_and_replaced(tmp_path: Path) -> None:
     assert "inference replica 0 is lost" in output
     assert "vLLM of actor_infer[0]" in output
     assert "inference replica 0 is back" in output
-    wait_for(lambda: not command.alive(), 15, f"left behind: {command.alive()}")
+    nothing_left(command, 15)
