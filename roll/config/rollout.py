@@ -59,8 +59,8 @@ class HealthConfig(Config):
     timeout_s: float = Field(default=60.0, gt=0)
     """Seconds after which a heartbeat is given up, and the replica with it."""
     slow_factor: float = Field(default=0.1, ge=0, lt=1)
-    """A replica is given up when its sequences grow at less than this share of the other busy
-    replicas' median rate, five heartbeats in a row; 0: never."""
+    """A replica is given up when its sequences grow at less than this share of the busy replicas'
+    median rate, five heartbeats in a row; 0: never."""
     restart_timeout_s: float = Field(default=900.0, gt=0)
     """Seconds for a new engine. It then waits for the weights, until a training step is over."""
     max_restarts: int = Field(default=3, ge=0)

@@ -68,24 +68,30 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
 
     def step(self, step: int) -> Metrics:
         batch, metrics = self.collect_rollouts(step)
+        with self.cast.serving.trainer_busy():
+            metrics = metrics | self.learn(batch, step)
+        return metrics | self.cast.scorer.take_rates() | self.memory()
+
+    def learn(self, batch: RolloutBatch, step: int) -> Metrics:
+        """From a step's samples to the next weights, in the engines too."""
         batch = self.add_values(self.add_logprobs(batch))
-        batch, shaped = self.shaping.add_advantages(batch, self.advantage)
-        metrics = metrics | shaped | teacher_metrics(batch)
+        batch, metrics = self.shaping.add_advantages(batch, self.advantage)
+        metrics = metrics | teacher_metrics(batch)
         if self.config.scores_old_logprobs:
             metrics = metrics | mismatch_metrics(batch)
         if self.config.algorithm.correction is not None:
             batch, corrected = correct(batch, self.config.algorithm.correction)
             metrics = metrics | corrected
-        with self.cast.serving.trainer_busy():
-            metrics = metrics | self.train(batch, step)
-            self.sync_weights(step + 1, verify=self.config.track.verify_weights == "always")
-        return metrics | self.cast.scorer.take_rates() | self.memory()
+        metrics = metrics | self.train(batch, step)
+        self.sync_weights(step + 1, verify=self.config.track.verify_weights == "always")
+        return metrics
 
     def collect_rollouts(self, step: int) -> tuple[RolloutBatch, Metrics]:
         """Wait for a step's groups, which engines generate and rewards judge."""
         config, cast = self.config, self.cast
         cast.scorer.begin_step(samples_by_tag(cast.tag_shares, config.samples_per_step))
-        with cast.colocation.use(Role.ACTOR_INFER), self.timers.timed("rollout"):
+        with self.timers.timed("rollout"):
+            cast.serving.take_devices()
             result = cast.serving.run(cast.scheduler.collect(step))
         self.timers.add("generate", result.stats.generate_s)
         self.timers.add("reward", result.stats.reward_s)
@@ -204,7 +210,8 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
     def validate(self, step: int) -> dict[str, float]:
         if not self.cast.validator.due(step, last=self.config.max_steps):
             return {}
-        with self.cast.colocation.use(Role.ACTOR_INFER), self.timers.timed("validate"):
+        with self.timers.timed("validate"):
+            self.cast.serving.take_devices()
             scores = self.cast.serving.run(self.cast.validator.run(step))
         self.cast.scorer.take_rates()  # belong to no training step
         return {**scores, **self.timers.take().values_by_name()}
@@ -225,7 +232,7 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
 
     def save(self, folder: Path) -> None:
         for role, cluster in self.learners():
-            with self.cast.colocation.use(role):
+            with self.cast.serving.trainer_busy(), self.cast.colocation.use(role):
                 cluster.call(TrainWorker.save, folder / role)
             require_written(folder / role / "meta.json")
 
@@ -242,7 +249,7 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
             require_written(path / "config.json")
             mark_export(path, step)
 
-        with self.cast.colocation.use(Role.ACTOR_TRAIN):
+        with self.cast.serving.trainer_busy(), self.cast.colocation.use(Role.ACTOR_TRAIN):
             write_folder(self.output_dir / "hf", write)
 
     def sampler_state(self) -> dict[str, Any]:

@@ -83,9 +83,15 @@ class Serving:
 
     @contextmanager
     def trainer_busy(self) -> Iterator[None]:
-        """Keep revived replicas from asking for weights inside the block."""
+        """Keep revived replicas from asking for weights, and from moving others off the devices,
+        inside the block."""
         with self._turn:
             yield
+
+    def take_devices(self) -> None:
+        """Have the replicas on their devices until somebody else is."""
+        with self._turn, self.colocation.use(Role.ACTOR_INFER):
+            return
 
     def update_weights(self, version: int, *, verify: bool) -> None:
         """Weights of `version` to all replicas; inside `trainer_busy`."""
@@ -168,7 +174,7 @@ class Serving:
         with self.colocation.push(Role.ACTOR_TRAIN, part_name(Role.ACTOR_INFER, index)):
             self._push(version, [index], False)
         with self.colocation.use(Role.ACTOR_INFER):
-            pass
+            return
 
 
 def build_fleet(config: RlvrConfig, infer: Cluster[InferWorker]) -> Fleet:

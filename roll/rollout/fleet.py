@@ -128,8 +128,11 @@ class Fleet:
         )
 
     def _usable(self, written: Completion, request: GenerateRequest) -> Completion:
+        ended = written.finish is not FinishReason.ABORT
         same = all(version == self.version for version in written.versions)
-        return kept(written, request.sampling) if same or self.continue_in_flight else NOTHING
+        if ended or same or self.continue_in_flight:
+            return kept(written, request.sampling)
+        return NOTHING
 
     async def update_weights(
         self, version: int, push: Callable[[Sequence[int]], Awaitable[None]]
