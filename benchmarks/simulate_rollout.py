@@ -33,8 +33,8 @@ from benchmarks.simulation.lengths import Fixed, Lengths, LogNormal, Pareto
 from benchmarks.simulation.report import draw, markdown, table
 from benchmarks.simulation.study import study
 from benchmarks.simulation.world import Scenario
+from roll.config.rollout import HealthConfig
 from roll.core.collector import calm_collector
-from roll.rollout.health import HealthLimits
 
 ROOT = Path(__file__).parents[1]
 
@@ -55,7 +55,7 @@ def scenario(args: argparse.Namespace, replicas: int) -> Scenario:
         separate_siblings=args.siblings == "separate",
         queue=args.queue,
         model=replace(EngineModel(), knee=args.knee),
-        limits=replace(HealthLimits(), heartbeat_s=args.heartbeat, max_restarts=10**6),
+        limits=HealthConfig(heartbeat_s=args.heartbeat, max_restarts=10**6, slow_factor=0),
         faults=Faults(
             mean_between_s=args.failures, slow_share=args.slow, slow_factor=args.slow_factor
         ),

@@ -16,13 +16,14 @@ from benchmarks.simulation.engine import PROMPT_TOKENS, EngineModel, ScriptedEng
 from benchmarks.simulation.faults import FaultLog, Faults
 from benchmarks.simulation.lengths import Lengths
 from benchmarks.simulation.oracle import StepWork
+from roll.config.rollout import HealthConfig
 from roll.core.errors import WaitTimeoutError
 from roll.core.types import Prompt, Sample, SamplingParams
 from roll.data.datasets import PromptDataset, PromptSource
 from roll.data.mixing import PromptSampler
 from roll.rollout.budget import Budget
 from roll.rollout.fleet import Fleet
-from roll.rollout.health import Health, HealthLimits
+from roll.rollout.health import Health
 from roll.rollout.replica import Replica
 from roll.rollout.routing import Sticky
 from roll.rollout.scheduler import GenerateScheduler
@@ -52,7 +53,11 @@ class Scenario:
     """Groups."""
     model: EngineModel = field(default_factory=EngineModel)
     faults: Faults = field(default_factory=Faults)
-    limits: HealthLimits = field(default_factory=lambda: HealthLimits(10.0, 30.0, max_restarts=99))
+    limits: HealthConfig = field(
+        default_factory=lambda: HealthConfig(
+            heartbeat_s=10, timeout_s=30, max_restarts=99, slow_factor=0
+        )
+    )
     sample_s: float = 5.0
     """Between two looks at how many sequences are being decoded."""
     seed: int = 0

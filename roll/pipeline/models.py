@@ -14,7 +14,7 @@ from roll.config.training import CriticRole, ScoreRole, TeacherRole
 from roll.core.loop_thread import LoopThread
 from roll.distributed.cluster import Cluster, Launcher, Placement
 from roll.distributed.colocation import Colocation, Resident
-from roll.pipeline.serving import Serving, build_fleet, health_limits
+from roll.pipeline.serving import Serving, build_fleet
 from roll.workers.actor import ActorWorker
 from roll.workers.critic import CriticWorker
 from roll.workers.infer import InferWorker
@@ -52,9 +52,7 @@ def start_models(config: RlvrConfig, launcher: Launcher, loop: LoopThread, platf
     taking_turns = platform == "cuda" or config.rollout.max_staleness > 0
     colocation = Colocation(enabled=taking_turns and _any_shared(devices))
     infer = _start_infer(config, launcher)
-    serving = Serving(
-        infer, loop, build_fleet(config, infer), colocation, health_limits(config.rollout.health)
-    )
+    serving = Serving(infer, loop, build_fleet(config, infer), colocation, config.rollout.health)
     loading = infer.submit(InferWorker.start)
     if colocation.enabled:
         loading.result(config.cluster.start_timeout_s)

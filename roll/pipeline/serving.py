@@ -26,7 +26,7 @@ from roll.distributed.colocation import Colocation, Resident, part_name
 from roll.distributed.worker import Worker
 from roll.pipeline.weights import WeightPusher
 from roll.rollout.fleet import Fleet
-from roll.rollout.health import Health, HealthLimits
+from roll.rollout.health import Health
 from roll.rollout.replica import Replica
 from roll.rollout.routing import LeastLoaded, Sticky
 from roll.workers.infer import InferWorker
@@ -60,7 +60,7 @@ class Serving:
     loop: LoopThread
     fleet: Fleet
     colocation: Colocation
-    limits: HealthLimits
+    limits: HealthConfig
     pusher: WeightPusher | None = field(default=None, init=False)
     """Set once there is a trainer to push from."""
     _health: Health = field(init=False, repr=False)
@@ -193,14 +193,4 @@ def build_fleet(config: RlvrConfig, infer: Cluster[InferWorker]) -> Fleet:
         Sticky() if rollout.routing == "sticky" else LeastLoaded(),
         continue_in_flight=rollout.in_flight == "continue",
         answer_s=rollout.health.timeout_s,
-    )
-
-
-def health_limits(config: HealthConfig) -> HealthLimits:
-    return HealthLimits(
-        heartbeat_s=config.heartbeat_s,
-        timeout_s=config.timeout_s,
-        restart_timeout_s=config.restart_timeout_s,
-        max_restarts=config.max_restarts,
-        slow_factor=config.slow_factor,
     )

@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from roll.config.rollout import HealthConfig
 from roll.core.errors import EngineError
 from roll.rollout.fleet import Fleet
 from roll.rollout.replica import Replica
@@ -27,30 +28,12 @@ ENOUGH_OTHERS = 2
 """Busy replicas that a slow one is compared with; with fewer nobody knows who is the slow one."""
 
 
-@dataclass(frozen=True, slots=True)
-class HealthLimits:
-    """When a replica is given up."""
-
-    heartbeat_s: float = 1.0
-    """Pause between two heartbeats; longer where the fleet would give more than
-    `MAX_BEATS_PER_S`."""
-    timeout_s: float = 60.0
-    """A heartbeat that takes longer is the last."""
-    restart_timeout_s: float = 900.0
-    """For a new engine, which may then wait for its weights until a training step is over."""
-    max_restarts: int = 3
-    """Of one replica in a run."""
-    slow_factor: float = 0.0
-    """A replica is slow when its sequences grow at less than this share of the median rate of all
-    busy ones; 0: never."""
-
-
 @dataclass
 class Health:
     """Watches the replicas of a fleet between `start` and `close`."""
 
     fleet: Fleet
-    limits: HealthLimits
+    limits: HealthConfig
     restart: Callable[[Replica], Awaitable[None]]
     """Puts a new engine in the place of a lost one."""
     rejoin: Callable[[Replica], Awaitable[None]]
@@ -72,7 +55,8 @@ class Health:
 
     @property
     def pause_s(self) -> float:
-        """Between two heartbeats of a replica."""
+        """Between two heartbeats of a replica; longer than asked for where the fleet would give
+        more than `MAX_BEATS_PER_S`."""
         return max(self.limits.heartbeat_s, len(self.fleet.replicas) / MAX_BEATS_PER_S)
 
     async def close(self) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
 
 from roll.config.errors import nearest
-from roll.core.errors import ConfigError
+from roll.core.errors import ConfigError, EngineMissingError
 
 
 def check_engine_args(
@@ -45,3 +48,15 @@ def check_engine_args(
         ]
     if problems:
         raise ConfigError("\n".join(problems))
+
+
+def parsed_source(package: str, *path: str) -> list[ast.stmt]:
+    """The top-level statements of one of the package's files; importing it would take seconds.
+
+    Raises:
+        EngineMissingError: the package is not installed.
+    """
+    found = find_spec(package)
+    if found is None or found.origin is None:
+        raise EngineMissingError(f"{package} is missing, so `engine_args` cannot be checked")
+    return ast.parse(Path(found.origin).parent.joinpath(*path).read_text()).body

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from roll.config.rollout import HealthConfig
 from roll.core.errors import EngineDiedError, EngineError, WaitTimeoutError, WorkerLostError
 from roll.core.types import Completion, FinishReason, GenerateRequest, Heartbeat, SamplingParams
 from roll.rollout.fleet import Fleet
-from roll.rollout.health import Health, HealthLimits
+from roll.rollout.health import Health
 from roll.rollout.replica import Replica, State
 from roll.rollout.written import kept, rest_of
 
@@ -362,11 +363,11 @@ def test_a_stop_string_cannot_hide_in_the_seam() -> None:
     assert kept(written, replace(SAMPLING, max_new_tokens=20)).finish is FinishReason.LENGTH
 
 
-LIMITS = HealthLimits(heartbeat_s=0.002, timeout_s=0.05, restart_timeout_s=5)
+LIMITS = HealthConfig(heartbeat_s=0.002, timeout_s=0.05, restart_timeout_s=5, slow_factor=0)
 
 
 def watched(
-    fleet: Fleet, restart: Any = None, limits: HealthLimits = LIMITS, *, trainer_s: float = 0.0
+    fleet: Fleet, restart: Any = None, limits: HealthConfig = LIMITS, *, trainer_s: float = 0.0
 ) -> Health:
     async def renew(replica: Replica) -> None:
         replica.engine = Writer(version=fleet.version)
@@ -412,7 +413,7 @@ def test_a_replica_that_crawls_is_replaced() -> None:
     writers = [Writer(turn=lambda: asyncio.sleep(0.002)) for _ in range(3)]
     writers.append(Writer(turn=lambda: asyncio.sleep(0.1)))
     fleet = fleet_of(*writers, capacity=2)
-    health = watched(fleet, limits=replace(LIMITS, slow_factor=0.2))
+    health = watched(fleet, limits=LIMITS.model_copy(update={"slow_factor": 0.2}))
 
     async def run() -> list[list[Completion]]:
         health.start()
@@ -434,7 +435,7 @@ def test_a_replica_that_is_lost_too_often_ends_the_run_when_it_is_the_last() -> 
         replica.renewed()
         fleet.join([replica.index])
 
-    health = watched(fleet, renew, replace(LIMITS, max_restarts=2))
+    health = watched(fleet, renew, LIMITS.model_copy(update={"max_restarts": 2}))
     fleet.replicas[0].engine.dead = True  # type: ignore[attr-defined]
 
     async def run() -> list[Completion]:
@@ -497,7 +498,9 @@ def test_a_restart_that_fails_is_tried_again() -> None:
 def test_a_new_engine_may_wait_for_its_weights_longer_than_it_may_take_to_start() -> None:
     first = Writer(dead=True)
     fleet = fleet_of(first)
-    health = watched(fleet, limits=replace(LIMITS, restart_timeout_s=0.05), trainer_s=0.2)
+    health = watched(
+        fleet, limits=LIMITS.model_copy(update={"restart_timeout_s": 0.05}), trainer_s=0.2
+    )
 
     async def run() -> list[Completion]:
         health.start()

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
-from importlib.util import find_spec
-from pathlib import Path
 
 from roll.core.errors import EngineMissingError
-from roll.strategy.engine_args import check_engine_args
+from roll.strategy.engine_args import check_engine_args, parsed_source
 
 OURS = {
     "model_path": "model.path",
@@ -48,11 +46,7 @@ def known_arguments() -> frozenset[str]:
     Raises:
         EngineMissingError: SGLang is not installed.
     """
-    package = find_spec("sglang")
-    if package is None or package.origin is None:
-        raise EngineMissingError("sglang is missing, so `engine_args` cannot be checked")
-    source = Path(package.origin).parent / "srt" / "arg_groups" / "field_order.py"
-    for node in ast.parse(source.read_text()).body:
+    for node in parsed_source("sglang", "srt", "arg_groups", "field_order.py"):
         if (
             isinstance(node, ast.Assign)
             and ast.unparse(node.targets[0]) == "POSITIONAL_FIELD_ORDER"

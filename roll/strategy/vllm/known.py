@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
-from importlib.util import find_spec
-from pathlib import Path
 
 from roll.core.errors import EngineMissingError
-from roll.strategy.engine_args import check_engine_args
+from roll.strategy.engine_args import check_engine_args, parsed_source
 
 OURS = {
     "model": "model.path",
@@ -50,11 +48,7 @@ def known_arguments() -> frozenset[str]:
     Raises:
         EngineMissingError: vLLM is not installed.
     """
-    package = find_spec("vllm")
-    if package is None or package.origin is None:
-        raise EngineMissingError("vllm is missing, so `engine_args` cannot be checked")
-    source = (Path(package.origin).parent / "engine" / "arg_utils.py").read_text()
-    for node in ast.parse(source).body:
+    for node in parsed_source("vllm", "engine", "arg_utils.py"):
         if isinstance(node, ast.ClassDef) and node.name == "EngineArgs":
             return frozenset(
                 item.target.id
