@@ -17,6 +17,11 @@ from tests.runs import Command, without_times, write_task
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
+KILLED_S = 90
+"""In which Ray's daemons end after their driver's SIGKILL: its agents first try for up to 60 s to
+tell the likewise killed control store of it."""
+
+
 def wait_for(what: Callable[[], object], timeout_s: float, why: str) -> None:
     deadline = time.monotonic() + timeout_s
     while not what():
@@ -57,7 +62,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
     first = started(tmp_path, steps=3)
     first.process.kill()
     first.wait()
-    nothing_left(first, 30)
+    nothing_left(first, KILLED_S)
     saved = max(p.name for p in (tmp_path / "out/checkpoints").glob("step_*"))
     last = int(saved.removeprefix("step_"))
     second = Command("run", str(tmp_path / "run.yaml"), f"max_steps={last + 2}")
