@@ -105,7 +105,7 @@ def gae(batch: RolloutBatch, verl: Any, repeats: int) -> tuple[list[float], floa
         )
         return found_BT * mask_BT
 
-    return in_turns(ours, theirs, max(3, repeats // 5)), distance(ours(), theirs())
+    return in_turns(ours, theirs, repeats), distance(ours(), theirs())
 
 
 def grpo(batch: RolloutBatch, verl: Any, repeats: int) -> tuple[list[float], float]:

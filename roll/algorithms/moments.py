@@ -13,11 +13,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from roll.algorithms.masking import only
 from roll.core.errors import CheckpointError
 
 NO_SPREAD = 1e-10
 """A standard deviation below this share of the mean is the rounding of equal float32 numbers."""
-PART = 2**18
+PART = 2**17
 """Numbers that are taken to float64 at a time, so that they stay in the cache: fetching the memory
 for a whole step's from the system costs more than the arithmetic."""
 
@@ -48,9 +49,9 @@ class Moments:
         for part, chosen in _parts(values, mask):
             count = part.numel() if chosen is None else int(chosen.sum())
             if count:
-                part = _zeroed(part.double(), chosen)
+                part = _only(part, chosen).double()
                 mean = part.sum() / count
-                gaps = _zeroed(part - mean, chosen)
+                gaps = _only(part - mean, chosen)
                 found = found.merge(cls(count, mean.item(), torch.dot(gaps, gaps).item()))
         return found
 
@@ -113,7 +114,8 @@ def standardized(
     found = torch.empty_like(values, memory_format=torch.contiguous_format)
     parts = zip(_parts(found, None), _parts(values, mask), strict=True)
     for (target, _), (part, chosen) in parts:
-        target.copy_(_zeroed((part.double() - shift) / divisor, chosen))
+        scaled = part.double().sub_(shift).div_(divisor)
+        target.copy_(_only(scaled.to(target.dtype), chosen))
     return found
 
 
@@ -125,5 +127,5 @@ def _parts(values: Tensor, mask: Tensor | None) -> Iterator[tuple[Tensor, Tensor
         yield flat[part], None if chosen is None else chosen[part]
 
 
-def _zeroed(values: Tensor, chosen: Tensor | None) -> Tensor:
-    return values if chosen is None else torch.where(chosen, values, 0)
+def _only(values: Tensor, chosen: Tensor | None) -> Tensor:
+    return values if chosen is None else only(values, chosen)

@@ -64,21 +64,22 @@ class Gae:
         paid_BT = batch.token_rewards
         advantages_BT = torch.zeros_like(values_BT, dtype=torch.float32)
         returns_BT = torch.zeros_like(advantages_BT)
+        tokens = TrainedTokens.of(batch.loss_mask)
         for rows, width in _alike(batch.lengths):
             advantages_RW, returns_RW = self._estimate(
-                TrainedTokens.of(batch.loss_mask[:, :width].index_select(0, rows)),
+                tokens.some(rows, width),
                 values_BT[:, :width].index_select(0, rows),
                 rewards_B[rows],
                 None if paid_BT is None else paid_BT[:, :width].index_select(0, rows),
             )
-            advantages_BT[rows, :width] = advantages_RW.float()
-            returns_BT[rows, :width] = returns_RW.float()
+            advantages_BT[rows, :width] = advantages_RW
+            returns_BT[rows, :width] = returns_RW
         return Estimate(advantages_BT, returns_BT)
 
     def _estimate(
         self, tokens: TrainedTokens, values_BT: Tensor, rewards_B: Tensor, paid_BT: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Advantages and returns of some rows, float64 `[B, T]`."""
+        """Advantages and returns of some rows, float32 `[B, T]`."""
         values_BL = tokens.pack(values_BT)
         deltas_BL = -values_BL if paid_BT is None else tokens.pack(paid_BT).sub_(values_BL)
         deltas_BL[:, :-1].add_(values_BL[:, 1:], alpha=self.gamma)
@@ -89,7 +90,8 @@ class Gae:
         targets_BL = advantages_BL
         if self.critic_lambda is not None:
             targets_BL = discounted_sums(deltas_BL, _one(self.gamma * self.critic_lambda))
-        return tokens.unpack(advantages_BL), tokens.unpack(targets_BL + values_BL)
+        returns_BL = targets_BL + values_BL
+        return tokens.unpack(advantages_BL.float()), tokens.unpack(returns_BL.float())
 
     def _policy_lambda(self, tokens_B: Tensor) -> Tensor:
         if self.adaptive_alpha is not None:

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from roll.algorithms.masking import only
+
 
 @dataclass(frozen=True, slots=True)
 class TrainedTokens:
@@ -47,10 +49,19 @@ class TrainedTokens:
             return cls(mask_BT, count_B, count_B - 1, mask_BT.cumsum(1).mul_(mask_BT))
         return cls(mask_BT, count_B, first_B + count_B - 1, None)
 
+    def some(self, rows_R: Tensor, width: int) -> TrainedTokens:
+        """Those of some rows, which are at most `width` long."""
+        return TrainedTokens(
+            self.mask_BT[:, :width].index_select(0, rows_R),
+            self.count_B[rows_R],
+            self.last_B[rows_R],
+            None if self.slot_BT is None else self.slot_BT[:, :width].index_select(0, rows_R),
+        )
+
     def pack(self, values_BT: Tensor) -> Tensor:
         """Float64 `[B, L]`, zero where no trained token stands."""
         if self.slot_BT is None:
-            return torch.where(self.mask_BT, values_BT.double(), 0)
+            return only(values_BT, self.mask_BT).double()
         rows, width = len(values_BT), int(self.count_B.max())
         slots_BL = torch.zeros(rows, 1 + width, dtype=torch.float64, device=values_BT.device)
         return slots_BL.scatter_(1, self.slot_BT, values_BT.double())[:, 1:]
@@ -63,5 +74,5 @@ class TrainedTokens:
     def unpack(self, values_BL: Tensor) -> Tensor:
         """`[B, T]`, zero outside the mask."""
         if self.slot_BT is None:
-            return torch.where(self.mask_BT, values_BL, 0)
+            return only(values_BL, self.mask_BT)
         return pad(values_BL, [1, 0]).gather(1, self.slot_BT)
