@@ -15,7 +15,7 @@ The settings, on both sides:
   same (`loss_type: grpo` there, `sequence_mean` here); no second pass for old log-probs.
 - Nothing is recomputed in the backward pass (TRL's default is to, which is smaller and slower).
 - TRL takes the batch in one piece, which is its fastest, and pads it to its longest response; ours
-  goes through in pieces of 1024 tokens, which gives the same gradient. `--trl-small` measures TRL
+  goes through in pieces of 2048 tokens, which gives the same gradient. `--trl-small` measures TRL
   with activations recomputed and the batch in 8 pieces, its smallest.
 - In the fixed workload TRL goes on for 128 tokens by `min_new_tokens`, vLLM by `ignore_eos`.
 
@@ -175,7 +175,7 @@ class Bench:
             "actor_train": {
                 "pool": "all",
                 "optimizer": optimizer,
-                "max_tokens_per_microbatch": 1024,
+                "max_tokens_per_microbatch": 2048,
             },
             "actor_infer": {"pool": "all", "strategy": {"kind": "vllm", "max_num_seqs": 64}},
             "data": {
