@@ -1,0 +1,1 @@
+"""Hugging Face tensors <-> Megatron tensors <-> their shards."""

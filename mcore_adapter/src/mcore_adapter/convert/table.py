@@ -1,0 +1,57 @@
+"""A model is a table: each row says the format and the layout of one parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from mcore_adapter.convert.ops import FormatOp, Shape
+from mcore_adapter.convert.shards import Replicated, ShardRule
+
+
+class Place(Enum):
+    """Where in the pipeline a parameter that belongs to no layer lies."""
+
+    FIRST = "first"
+    LAST = "last"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Param:
+    """One row. `*` in a name is the layer, `@` the expert."""
+
+    op: FormatOp
+    shard: ShardRule = field(default_factory=Replicated)
+    layers: range | tuple[int, ...] | None = None
+    """Which layers have it; all by default. Of no meaning without `*`."""
+    place: Place = Place.FIRST
+    """Of no meaning with `*`, which lies where its layer does."""
+    stacked: bool = False
+    """The Hugging Face tensors hold all experts, one behind the other in their first dimension."""
+    pads_vocab: bool = False
+    """Its first dimension is the vocabulary, which Megatron pads to divide over the ranks."""
+    copy_of: str | None = None
+    """The Megatron name it repeats: an output layer tied to an embedding on another stage."""
+
+    @property
+    def in_layer(self) -> bool:
+        return "*" in self.op.mcore
+
+    @property
+    def of_expert(self) -> bool:
+        return "@" in self.op.mcore
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelTable:
+    """All parameters of one model."""
+
+    model_type: str
+    shape: Shape
+    params: tuple[Param, ...]
+    dropped: tuple[str, ...] = ()
+    """Patterns of Hugging Face tensors that carry nothing, such as buffers."""
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """The `config.json` it was made from."""

@@ -1,0 +1,30 @@
+"""llama, mistral, qwen2, qwen3: dense models that differ in biases and norms of heads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mcore_adapter.convert.table import ModelTable
+from mcore_adapter.models.common import attention, ends, gated_mlp, norms, shape_of
+
+
+def table(config: Mapping[str, Any]) -> ModelTable:
+    kind, shape = config["model_type"], shape_of(config)
+    biased = bool(config.get("attention_bias", False))
+    return ModelTable(
+        model_type=kind,
+        shape=shape,
+        params=(
+            *ends(shape),
+            *norms(),
+            *attention(
+                qkv_bias=kind == "qwen2" or biased,
+                out_bias=kind != "qwen2" and biased,
+                qk_norm=kind == "qwen3",
+            ),
+            *gated_mlp(),
+        ),
+        dropped=("model.layers.*.self_attn.rotary_emb.inv_freq",),
+        config=config,
+    )

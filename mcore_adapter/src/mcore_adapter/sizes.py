@@ -1,0 +1,92 @@
+"""Who holds what: parallel sizes, and which stage and which expert rank own a layer or an expert.
+
+This file is the only place where ownership is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mcore_adapter.errors import LayoutError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelSizes:
+    """How a model is cut. Data and context parallelism copy weights and so do not appear."""
+
+    tp: int = 1
+    """Tensor parallel ranks of everything but experts."""
+    pp: int = 1
+    """Pipeline stages."""
+    vpp: int = 1
+    """Chunks of layers on each stage (virtual pipeline)."""
+    ep: int = 1
+    """Expert parallel ranks."""
+    etp: int | None = None
+    """Tensor parallel ranks of experts; `tp` by default."""
+    layers: tuple[int, ...] | None = None
+    """Layers of each of the `pp * vpp` chunks, in the order of the model; even by default."""
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "pp", "vpp", "ep", "etp"):
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise LayoutError(f"{name} is {size}, expected at least 1")
+        if self.vpp > 1 and self.pp == 1:
+            raise LayoutError(f"vpp is {self.vpp} but pp is 1: chunks take turns between stages")
+        if self.layers is not None and len(self.layers) != self.pp * self.vpp:
+            raise LayoutError(
+                f"layers names {len(self.layers)} chunks, expected pp * vpp = {self.pp * self.vpp}"
+            )
+
+    @property
+    def expert_tp(self) -> int:
+        return self.tp if self.etp is None else self.etp
+
+    def chunks(self, num_layers: int) -> list[range]:
+        """Layers of each chunk, in the order of the model.
+
+        Raises:
+            LayoutError: they do not divide, or an explicit layout has another number of layers.
+        """
+        count = self.pp * self.vpp
+        if self.layers is None:
+            if num_layers % count:
+                raise LayoutError(
+                    f"{num_layers} layers do not divide into pp * vpp = {count} chunks; name the "
+                    "layers of each chunk"
+                )
+            lengths: Sequence[int] = [num_layers // count] * count
+        else:
+            lengths = self.layers
+            if sum(lengths) != num_layers or min(lengths) < 0:
+                raise LayoutError(
+                    f"layers {list(lengths)} make {sum(lengths)}, the model has {num_layers}"
+                )
+        starts = [sum(lengths[:i]) for i in range(count)]
+        return [range(start, start + n) for start, n in zip(starts, lengths, strict=True)]
+
+    def stage_of_layer(self, layer: int, num_layers: int) -> int:
+        """The stage that holds a layer: chunk c lies on stage c modulo pp."""
+        for chunk, held in enumerate(self.chunks(num_layers)):
+            if layer in held:
+                return chunk % self.pp
+        raise LayoutError(f"layer {layer} of a model of {num_layers}")
+
+    def layers_of(self, stage: int, chunk: int, num_layers: int) -> range:
+        """Layers of the `chunk`-th model chunk of a stage."""
+        return self.chunks(num_layers)[chunk * self.pp + stage]
+
+    def expert_rank(self, expert: int, num_experts: int) -> int:
+        """The expert parallel rank that holds an expert."""
+        return expert // self.experts_each(num_experts)
+
+    def experts_each(self, num_experts: int) -> int:
+        """
+        Raises:
+            LayoutError: they do not divide.
+        """
+        if num_experts % self.ep:
+            raise LayoutError(f"{num_experts} experts do not divide over ep = {self.ep} ranks")
+        return num_experts // self.ep
