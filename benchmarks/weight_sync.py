@@ -7,12 +7,13 @@ the same size between two buffers, made by the same processes in turn with the p
 yardstick. Then they are two real vLLM engines, whose own work (putting layers together, packing
 them for the CPU) is timed apart.
 
-    python benchmarks/weight_sync.py [--pushes 5] [--bucket-mb 32] [--layers 24] [--no-vllm]
+    python benchmarks/weight_sync.py [--pushes 5] [--bucket-mb N] [--layers 24] [--no-vllm]
 
 Phases, seconds: gather (a rank waits for others to make whole tensors; sending parts needs none),
 pack (float32 to bfloat16, into the bucket), receive (the slowest replica waits for bytes and takes
-them), load (the slowest replica makes them its own). They overlap. GB/s are bytes of the model over
-the seconds from the agreement to the last replica's "done"; for vLLM, less the load of the slowest.
+them), load (the slowest replica makes them its own). They overlap. GB/s are the bytes
+that reach the replicas, twice those of the model, over the seconds from the agreement to the last
+replica's "done"; for vLLM, less the load of the slowest.
 cpu_s counts the CPU of all ranks and plain replicas, which a busy machine does not change much.
 """
 
@@ -35,6 +36,7 @@ GB = 1e9
 TIMEOUT_S = 900.0
 COPY_BYTES = 256 << 20
 COPIES = 4
+REPLICAS = 2
 Task = dict[str, Any]
 COPY: Task = {"memcpy": True}
 
@@ -234,7 +236,7 @@ def answer(pipe: Connection) -> Any:
 
 
 def push_once(
-    trainers: Team, replicas: Team, kind: str, folder: Path, bucket_bytes: int,
+    trainers: Team, replicas: Team, kind: str, folder: Path, bucket_bytes: int | None,
     *, gathered: bool = False, verify: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     from roll.weight_sync.plan import new_channel
@@ -277,7 +279,7 @@ def report(name: str, rows: list[dict[str, Any]], seconds: list[float], memcpy: 
     def middle(key: str) -> float:
         return statistics.median(row[key] for row in rows)
 
-    rate = rows[0]["bytes"] / statistics.median(seconds) / GB
+    rate = REPLICAS * rows[0]["bytes"] / statistics.median(seconds) / GB
     print(
         f"{name:28} {rate:6.2f} {rate / memcpy:6.2f} {middle('total_s'):7.3f} "
         f"{middle('gather_s'):7.3f} {middle('pack_s'):7.3f} {middle('receive_s'):8.3f} "
@@ -298,10 +300,10 @@ CASES: dict[str, dict[str, Any]] = {
 def measure_plain(trainers: Team, folder: Path, args: argparse.Namespace) -> tuple[float, float]:
     """Prints the table; (shared memory over memcpy, memcpy GB/s)."""
     replicas = Team()
-    for index in range(2):
+    for index in range(REPLICAS):
         replicas.start(plain_replica, index)
     replicas.ready()
-    bucket = args.bucket_mb << 20
+    bucket = args.bucket_mb and args.bucket_mb << 20
     for case in CASES.values():  # also makes the replicas' memory, and proves the bytes
         warm = push_once(
             trainers, replicas, folder=folder, bucket_bytes=bucket, verify=True, **case
@@ -331,10 +333,10 @@ def measure_vllm(
     trainers: Team, path: Path, folder: Path, args: argparse.Namespace, memcpy: float
 ) -> float:
     engines = Team()
-    for index in range(2):
+    for index in range(REPLICAS):
         engines.start(vllm_replica, index, path)
     engines.ready()
-    bucket = args.bucket_mb << 20
+    bucket = args.bucket_mb and args.bucket_mb << 20
     push_once(trainers, engines, "shared_memory", folder, bucket, verify=True)
     rows = [
         push_once(trainers, engines, "shared_memory", folder, bucket) for _ in range(args.pushes)
@@ -349,7 +351,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pushes", type=int, default=5, help="of each transport")
-    parser.add_argument("--bucket-mb", type=int, default=32)
+    parser.add_argument("--bucket-mb", type=int, help="by default as in a run")
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--vocabulary", type=int, default=151936)
     parser.add_argument("--no-vllm", action="store_true", help="plain replicas only")

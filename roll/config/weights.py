@@ -17,8 +17,9 @@ class WeightSyncConfig(Config):
     a collective broadcast across hosts; `files` goes through `folder`."""
     folder: str | None = None
     """Only for `files`: a folder that all hosts see under this path."""
-    bucket_mb: int = Field(default=32, ge=1)
-    """MiB that travel at once; each process holds two such buckets at most."""
+    bucket_mb: int | None = Field(default=None, ge=1)
+    """MiB that travel at once; each process holds two such buckets at most. By default 4 through
+    shared memory and files, so that they are read while the cache still has them, and 32 else."""
 
     @model_validator(mode="after")
     def _folder_for_files(self) -> Self:

@@ -84,4 +84,6 @@ class WeightPusher:
         route = choose_transport(self.platform, senders, receivers)
         if self.config.folder is not None:
             route = Route("files", folder=Path(self.config.folder))
+        if self.config.bucket_mb is None:
+            return route
         return replace(route, bucket_bytes=self.config.bucket_mb << 20)

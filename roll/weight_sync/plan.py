@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +13,14 @@ from roll.platform.machine import free_port
 from roll.weight_sync.channel import Channel, Collective, TransportKind
 from roll.weight_sync.files import FOLDER_PREFIX
 
-DEFAULT_BUCKET_BYTES = 32 << 20
-"""Two of them fit in the last cache of a server; more would only be more pages to touch first."""
+DEFAULT_BUCKET_BYTES: Mapping[TransportKind, int] = {
+    # Still in the last cache when it is read: measured 1.5 times as fast as 32 MiB.
+    "shared_memory": 4 << 20,
+    "files": 4 << 20,
+    # Each bucket costs a launch or a round of messages.
+    "cuda_ipc": 32 << 20,
+    "broadcast": 32 << 20,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +43,8 @@ class Route:
     """Of a broadcast."""
     folder: Path | None = None
     """For files."""
-    bucket_bytes: int = DEFAULT_BUCKET_BYTES
+    bucket_bytes: int | None = None
+    """The transport's default by default."""
 
 
 def choose_transport(platform: str, senders: Sequence[Place], receivers: Sequence[Place]) -> Route:
@@ -66,7 +73,7 @@ def new_channel(
     *,
     num_receivers: int,
     num_senders: int = 1,
-    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    bucket_bytes: int | None = None,
     timeout_s: float = 300.0,
     host: str = "127.0.0.1",
     collective: Collective = "gloo",
@@ -75,6 +82,7 @@ def new_channel(
     """A fresh channel for one push. To be called by sender 0: a broadcast takes a port there.
 
     Args:
+        bucket_bytes: that travel at once; the transport's default by default.
         host: name or number under which the others reach that sender's host; broadcast only.
         folder: that all hosts see under this path; files only.
     """
@@ -87,4 +95,5 @@ def new_channel(
         address = str(folder.absolute() / f"{FOLDER_PREFIX}{token}")
     else:
         address = f"roll-weights-{token}"
-    return Channel(kind, address, num_receivers, bucket_bytes, timeout_s, collective, num_senders)
+    size = DEFAULT_BUCKET_BYTES[kind] if bucket_bytes is None else bucket_bytes
+    return Channel(kind, address, num_receivers, size, timeout_s, collective, num_senders)
