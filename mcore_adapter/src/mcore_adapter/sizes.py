@@ -11,6 +11,11 @@ from dataclasses import dataclass
 from mcore_adapter.errors import LayoutError
 
 
+def padded_vocab(vocab: int, tp: int) -> int:
+    """Rows of an embedding that divide over `tp` ranks; those beyond `vocab` are zero."""
+    return -(-vocab // tp) * tp
+
+
 @dataclass(frozen=True, kw_only=True)
 class ParallelSizes:
     """How a model is cut. Data and context parallelism copy weights and so do not appear."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from mcore_adapter.convert.table import ModelTable, Param, Place
-from mcore_adapter.errors import ConversionError
+from mcore_adapter.errors import ConversionError, LayoutError
 from mcore_adapter.sizes import ParallelSizes
 
 _SHOWN = 8
@@ -74,6 +74,40 @@ def tasks(table: ModelTable, sizes: ParallelSizes) -> list[Task]:
     return found
 
 
+def check_layout(table: ModelTable, sizes: ParallelSizes) -> None:
+    """Raises `LayoutError` unless layers, heads and experts divide over these sizes.
+
+    Fewer key-value heads than ranks are no obstacle: Megatron lets ranks share one.
+    """
+    shape = table.shape
+    sizes.chunks(shape.num_layers)
+    counts = {"num_attention_heads": shape.num_heads, **table.divisible}
+    for name, count in counts.items():
+        if count % sizes.tp:
+            raise LayoutError(f"{name} {count} does not divide over tp = {sizes.tp} ranks")
+    groups = shape.num_kv_heads
+    if groups % sizes.tp and sizes.tp % groups:
+        raise LayoutError(f"num_key_value_heads {groups} and tp = {sizes.tp} do not divide")
+    if shape.num_experts:
+        sizes.experts_each(shape.num_experts)
+    elif sizes.ep > 1 or sizes.etp is not None:
+        raise LayoutError(f"ep and etp are for experts, and this {table.model_type} has none")
+
+
+def present(planned: Iterable[Task], have: Iterable[str]) -> list[Task]:
+    """The tasks without the optional ones, unless the checkpoint has any of their tensors.
+
+    Args:
+        have: names of a checkpoint, of Hugging Face or of Megatron.
+    """
+    planned, have = list(planned), set(have)
+    keep = any(
+        task.param.optional and (task.name in have or any(ref.name in have for ref in task.hf))
+        for task in planned
+    )
+    return [task for task in planned if keep or not task.param.optional]
+
+
 def check_coverage(planned: Iterable[Task], have: Iterable[str], table: ModelTable) -> None:
     """Every tensor of a Hugging Face checkpoint is used once, and all that are needed are there.
 
@@ -81,16 +115,16 @@ def check_coverage(planned: Iterable[Task], have: Iterable[str], table: ModelTab
         ConversionError: lists what is missing and what is unmapped.
     """
     have = set(have)
+    planned = present(planned, have)
     copies = {task.name for task in planned if task.param.copy_of is not None}
     wanted = Counter(ref for task in planned if task.name not in copies for ref in task.hf)
     twice = sorted({ref.name for ref, count in wanted.items() if count > 1})
     if twice:
         raise ConversionError(f"the table of {table.model_type} uses twice: {_some(twice)}")
     names = {ref.name for ref in wanted}
-    dropped = [re.compile(_regex(pattern)) for pattern in table.dropped]
     missing = sorted(names - have)
     unmapped = sorted(
-        name for name in have - names if not any(drop.fullmatch(name) for drop in dropped)
+        name for name in have - names if name not in table.repeats and not is_dropped(name, table)
     )
     if not missing and not unmapped:
         return
@@ -103,6 +137,11 @@ def check_coverage(planned: Iterable[Task], have: Iterable[str], table: ModelTab
     if unmapped:
         lines.append(f"{len(unmapped)} unmapped: {_some(unmapped)}")
     raise ConversionError("; ".join(lines))
+
+
+def is_dropped(name: str, table: ModelTable) -> bool:
+    """Whether a Hugging Face tensor is known to carry nothing."""
+    return any(re.fullmatch(_regex(pattern), name) for pattern in table.dropped)
 
 
 def _expand(param: Param, table: ModelTable, layer: int | None) -> Iterator[Task]:

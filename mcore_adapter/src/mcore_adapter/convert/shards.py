@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-from torch import Tensor
-
+from mcore_adapter.convert.arrays import A, cut, join
 from mcore_adapter.errors import LayoutError
 
 
 class ShardRule(Protocol):
-    def split(self, full: Tensor, ranks: int) -> list[Tensor]: ...
+    def split(self, full: A, ranks: int) -> list[A]: ...
 
-    def merge(self, shards: Sequence[Tensor]) -> Tensor: ...
+    def merge(self, shards: Sequence[A]) -> A: ...
 
     def shard_shape(self, full: Sequence[int], ranks: int, name: str) -> tuple[int, ...]: ...
 
@@ -24,10 +22,10 @@ class ShardRule(Protocol):
 class Replicated:
     """The same on every rank."""
 
-    def split(self, full: Tensor, ranks: int) -> list[Tensor]:
+    def split(self, full: A, ranks: int) -> list[A]:
         return [full] * ranks
 
-    def merge(self, shards: Sequence[Tensor]) -> Tensor:
+    def merge(self, shards: Sequence[A]) -> A:
         return shards[0]
 
     def shard_shape(self, full: Sequence[int], ranks: int, name: str) -> tuple[int, ...]:
@@ -36,31 +34,42 @@ class Replicated:
 
 @dataclass(frozen=True)
 class Sharded:
-    """Cut along `dim`; `blocks` that lie one after the other (gate, up) are cut alike, so that
-    every rank has the same part of each."""
+    """Cut along `dim`.
+
+    Blocks that lie one after the other (gate, up) are cut alike, so that every rank has the same
+    part of each: a number of equal ones, or their lengths in the full tensor.
+    """
 
     dim: int = 0
-    blocks: int = 1
+    blocks: int | tuple[int, ...] = 1
 
-    def split(self, full: Tensor, ranks: int) -> list[Tensor]:
-        parts = [block.chunk(ranks, self.dim) for block in full.chunk(self.blocks, self.dim)]
-        if len(parts) == 1:
-            return list(parts[0])
-        return [torch.cat([part[rank] for part in parts], self.dim) for rank in range(ranks)]
+    def split(self, full: A, ranks: int) -> list[A]:
+        blocks = cut(full, self._lengths(full.shape[self.dim]), self.dim)
+        parts = [cut(block, [block.shape[self.dim] // ranks] * ranks, self.dim) for block in blocks]
+        return [join([part[rank] for part in parts], self.dim) for rank in range(ranks)]
 
-    def merge(self, shards: Sequence[Tensor]) -> Tensor:
-        parts = [shard.chunk(self.blocks, self.dim) for shard in shards]
-        ordered = [part[block] for block in range(self.blocks) for part in parts]
-        return ordered[0] if len(ordered) == 1 else torch.cat(ordered, self.dim)
+    def merge(self, shards: Sequence[A]) -> A:
+        lengths = self._lengths(shards[0].shape[self.dim] * len(shards))
+        each = [length // len(shards) for length in lengths]
+        parts = [cut(shard, each, self.dim) for shard in shards]
+        return join([part[block] for block in range(len(each)) for part in parts], self.dim)
 
     def shard_shape(self, full: Sequence[int], ranks: int, name: str) -> tuple[int, ...]:
         """
         Raises:
-            LayoutError: the dimension does not divide.
+            LayoutError: the dimension, or a block of it, does not divide.
         """
         size = full[self.dim]
-        if size % (self.blocks * ranks):
+        blocks = self.blocks if isinstance(self.blocks, int) else 1
+        lengths = self._lengths(size)
+        if size % blocks or any(length % ranks for length in lengths):
             raise LayoutError(
-                f"{name}: {size} of shape {list(full)} does not divide into {self.blocks} x {ranks}"
+                f"{name}: {size} of shape {list(full)}, {len(lengths)} blocks, does not divide "
+                f"over {ranks} tensor parallel ranks"
             )
         return (*full[: self.dim], size // ranks, *full[self.dim + 1 :])
+
+    def _lengths(self, size: int) -> list[int]:
+        if isinstance(self.blocks, int):
+            return [size // self.blocks] * self.blocks
+        return list(self.blocks)

@@ -35,6 +35,12 @@ class Param:
     copy_of: str | None = None
     """The Megatron name it repeats: an output layer tied to an embedding on another stage."""
 
+    keeps_dtype: bool = False
+    """It stays as precise as it is when the checkpoint is converted to another type."""
+    optional: bool = False
+    """Together with all other optional rows it is there or not, whatever `config.json` says: layers
+    that predict further tokens are announced by configurations of checkpoints that have none."""
+
     @property
     def in_layer(self) -> bool:
         return "*" in self.op.mcore
@@ -53,5 +59,10 @@ class ModelTable:
     params: tuple[Param, ...]
     dropped: tuple[str, ...] = ()
     """Patterns of Hugging Face tensors that carry nothing, such as buffers."""
+    repeats: Mapping[str, str] = field(default_factory=dict)
+    """Hugging Face tensors, and the one that each repeats, where a checkpoint stores some twice.
+    They must be equal, are not stored, and are written again on the way back."""
+    divisible: Mapping[str, int] = field(default_factory=dict)
+    """Further counts that tensor parallel ranks must divide, named as in `config.json`."""
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """The `config.json` it was made from."""

@@ -1,17 +1,23 @@
-"""Rows that llama-like models share."""
+"""Rows that llama-like models share.
+
+All helpers take the prefix of a layer in Megatron (`ours`) and in Hugging Face (`theirs`), because
+layers that predict further tokens (MTP) have the same rows elsewhere.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from mcore_adapter.convert.ops import FuseGateUp, FuseQKV, Rename, Shape
-from mcore_adapter.convert.shards import Sharded
+from mcore_adapter.convert.shards import Replicated, Sharded, ShardRule
 from mcore_adapter.convert.table import Param, Place
 from mcore_adapter.errors import ConversionError
 
 MCORE, HF = "decoder.layers.*.", "model.layers.*."
 EMBEDDING = "embedding.word_embeddings.weight"
+Layers = range | tuple[int, ...] | None
 
 
 def shape_of(config: Mapping[str, Any], *, num_experts: int = 0) -> Shape:
@@ -55,36 +61,47 @@ def ends(shape: Shape) -> tuple[Param, ...]:
     return embedding, norm, output
 
 
-def norms() -> tuple[Param, ...]:
+def tied_output(shape: Shape) -> dict[str, str]:
+    """Some checkpoints with tied embeddings store them twice."""
+    return {"lm_head.weight": "model.embed_tokens.weight"} if shape.tied else {}
+
+
+def norms(ours: str = MCORE, theirs: str = HF) -> tuple[Param, ...]:
     """The two norms of a layer."""
     return (
-        Param(op=Rename(MCORE + "input_layernorm.weight", HF + "input_layernorm.weight")),
-        Param(
-            op=Rename(MCORE + "pre_mlp_layernorm.weight", HF + "post_attention_layernorm.weight")
-        ),
+        same(ours + "input_layernorm.weight", theirs + "input_layernorm.weight"),
+        same(ours + "pre_mlp_layernorm.weight", theirs + "post_attention_layernorm.weight"),
     )
 
 
 def attention(
-    *, qkv_bias: bool = False, out_bias: bool = False, qk_norm: bool = False
+    ours: str = MCORE,
+    theirs: str = HF,
+    *,
+    qkv_bias: bool = False,
+    out_bias: bool = False,
+    qk_norm: bool = False,
+    gated: bool = False,
+    layers: Layers = None,
 ) -> tuple[Param, ...]:
     """Grouped-query attention."""
-    ours, theirs = MCORE + "self_attention.", HF + "self_attn."
+    ours, theirs = ours + "self_attention.", theirs + "self_attn."
+
+    def fused(kind: str) -> Param:
+        op = FuseQKV(f"{ours}linear_qkv.{kind}", qkv(theirs, kind), gated=gated)
+        return Param(op=op, shard=Sharded(), layers=layers)
+
     rows = [
-        Param(op=FuseQKV(ours + "linear_qkv.weight", qkv(theirs, "weight")), shard=Sharded()),
-        Param(
-            op=Rename(ours + "linear_proj.weight", theirs + "o_proj.weight"), shard=Sharded(dim=1)
-        ),
+        fused("weight"),
+        same(ours + "linear_proj.weight", theirs + "o_proj.weight", Sharded(dim=1), layers=layers),
     ]
     if qkv_bias:
-        rows.append(
-            Param(op=FuseQKV(ours + "linear_qkv.bias", qkv(theirs, "bias")), shard=Sharded())
-        )
+        rows.append(fused("bias"))
     if out_bias:
-        rows.append(Param(op=Rename(ours + "linear_proj.bias", theirs + "o_proj.bias")))
+        rows.append(same(ours + "linear_proj.bias", theirs + "o_proj.bias", layers=layers))
     if qk_norm:
         rows += [
-            Param(op=Rename(f"{ours}{x}_layernorm.weight", f"{theirs}{x}_norm.weight"))
+            same(f"{ours}{x}_layernorm.weight", f"{theirs}{x}_norm.weight", layers=layers)
             for x in "qk"
         ]
     return tuple(rows)
@@ -95,18 +112,85 @@ def gated_mlp(
     theirs: str = HF + "mlp.",
     *,
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
-    layers: range | tuple[int, ...] | None = None,
+    bias: bool = False,
+    layers: Layers = None,
 ) -> tuple[Param, ...]:
     """down(act(gate(x)) * up(x)), of a layer or, with `@` in the prefixes, of its experts."""
-    gate, up, down = (f"{theirs}{name}.weight" for name in names)
-    return (
-        Param(
-            op=FuseGateUp(ours + "linear_fc1.weight", (gate, up)),
-            shard=Sharded(blocks=2),
-            layers=layers,
-        ),
-        Param(op=Rename(ours + "linear_fc2.weight", down), shard=Sharded(dim=1), layers=layers),
+    gate, up, down = (theirs + name for name in names)
+
+    def first(kind: str) -> Param:
+        op = FuseGateUp(f"{ours}linear_fc1.{kind}", (f"{gate}.{kind}", f"{up}.{kind}"))
+        return Param(op=op, shard=Sharded(blocks=2), layers=layers)
+
+    weights = (
+        first("weight"),
+        same(ours + "linear_fc2.weight", down + ".weight", Sharded(dim=1), layers=layers),
     )
+    if not bias:
+        return weights
+    return (*weights, first("bias"), same(ours + "linear_fc2.bias", down + ".bias", layers=layers))
+
+
+def corrected_router(ours: str, theirs: str, *, layers: Layers = None) -> tuple[Param, ...]:
+    """A router with a bias per expert that balances their load (DeepSeek-V3).
+
+    The bias is updated in small steps, so it stays as precise as it is.
+    """
+    return (
+        same(ours + "router.weight", theirs + "gate.weight", layers=layers),
+        Param(
+            op=Rename(ours + "router.expert_bias", theirs + "gate.e_score_correction_bias"),
+            layers=layers,
+            keeps_dtype=True,
+        ),
+    )
+
+
+def mtp_layer(
+    number: int, names: tuple[str, str, str, str], layer: Iterable[Param]
+) -> tuple[Param, ...]:
+    """The `number`-th layer that predicts a further token.
+
+    Args:
+        names: in Hugging Face, of the norms of the embedding and of the hidden states, of the
+            projection that takes both, and of the last norm.
+        layer: rows of the transformer layer within, see `mtp_prefix`.
+    """
+    ours = f"mtp.layers.{number}."
+    embedding, hidden, projection, last = names
+    own = (
+        same(ours + "enorm.weight", embedding),
+        same(ours + "hnorm.weight", hidden),
+        same(ours + "eh_proj.weight", projection, Sharded()),
+        same(ours + "final_layernorm.weight", last),
+    )
+    return tuple(replace(row, place=Place.LAST, optional=True) for row in (*own, *layer))
+
+
+def deepseek_mtp(theirs: str) -> tuple[str, str, str, str]:
+    """Names for `mtp_layer` where it is numbered behind the layers of the model."""
+    kinds = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
+    enorm, hnorm, projection, last = (f"{theirs}{kind}.weight" for kind in kinds)
+    return enorm, hnorm, projection, last
+
+
+def mtp_prefix(number: int) -> str:
+    """Prefix of the transformer layer in a Megatron MTP layer."""
+    return f"mtp.layers.{number}.transformer_layer."
+
+
+def mtp_repeats(theirs: str, shape: Shape) -> dict[str, str]:
+    """MTP layers share embedding and output layer, which checkpoints store again."""
+    embedding = "model.embed_tokens.weight"
+    return {
+        theirs + "embed_tokens.weight": embedding,
+        theirs + "shared_head.head.weight": embedding if shape.tied else "lm_head.weight",
+    }
+
+
+def same(ours: str, theirs: str, shard: ShardRule | None = None, *, layers: Layers = None) -> Param:
+    """The same tensor under another name."""
+    return Param(op=Rename(ours, theirs), shard=shard or Replicated(), layers=layers)
 
 
 def qkv(prefix: str, kind: str) -> tuple[str, ...]:

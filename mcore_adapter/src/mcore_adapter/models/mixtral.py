@@ -16,6 +16,7 @@ from mcore_adapter.models.common import (
     norms,
     num_experts_of,
     shape_of,
+    tied_output,
 )
 
 
@@ -36,5 +37,6 @@ def table(config: Mapping[str, Any]) -> ModelTable:
                 names=("w1", "w3", "w2"),
             ),
         ),
+        repeats=tied_output(shape),
         config=config,
     )

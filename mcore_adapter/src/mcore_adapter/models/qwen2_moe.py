@@ -10,12 +10,14 @@ from mcore_adapter.convert.table import ModelTable, Param
 from mcore_adapter.models.common import (
     HF,
     MCORE,
+    Layers,
     attention,
     ends,
     gated_mlp,
     norms,
     num_experts_of,
     shape_of,
+    tied_output,
 )
 
 
@@ -26,13 +28,6 @@ def table(config: Mapping[str, Any]) -> ModelTable:
     dense = tuple(layer for layer in range(shape.num_layers) if layer not in sparse)
     biased = bool(config.get("qkv_bias", second) if second else config.get("attention_bias"))
     mcore, hf = MCORE + "mlp.", HF + "mlp."
-    shared = (
-        *gated_mlp(mcore + "shared_experts.", hf + "shared_expert.", layers=sparse),
-        Param(
-            op=Rename(mcore + "shared_experts.gate_weight", hf + "shared_expert_gate.weight"),
-            layers=sparse,
-        ),
-    )
     return ModelTable(
         model_type=config["model_type"],
         shape=shape,
@@ -43,9 +38,19 @@ def table(config: Mapping[str, Any]) -> ModelTable:
             *gated_mlp(layers=dense),
             Param(op=Rename(mcore + "router.weight", hf + "gate.weight"), layers=sparse),
             *gated_mlp(mcore + "experts.local_experts.@.", hf + "experts.@.", layers=sparse),
-            *(shared if second else ()),
+            *(shared_expert(sparse) if second else ()),
         ),
+        repeats=tied_output(shape),
         config=config,
+    )
+
+
+def shared_expert(layers: Layers, ours: str = MCORE, theirs: str = HF) -> tuple[Param, ...]:
+    """One wide expert for every token, weighted by a gate of its own."""
+    ours, theirs = ours + "mlp.shared_experts.", theirs + "mlp.shared_expert"
+    return (
+        *gated_mlp(ours, theirs + ".", layers=layers),
+        Param(op=Rename(ours + "gate_weight", theirs + "_gate.weight"), layers=layers),
     )
 
 

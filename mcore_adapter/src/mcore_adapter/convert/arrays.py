@@ -1,0 +1,150 @@
+"""The few operations that conversion needs, for numpy arrays and torch tensors alike.
+
+Files are converted with numpy: a process starts in a fraction of a second and stays small, where
+importing torch takes seconds. Weights that lie in a model are torch tensors and go through the same
+tables. torch is imported by no module of `mcore_adapter.convert`.
+
+numpy knows no bfloat16 and no 8-bit floats. Their bits are moved as unsigned integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mcore_adapter.errors import ConversionError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Bits = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A shape without data: what an operator would make of tensors is known before any is read."""
+
+    shape: tuple[int, ...]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def reshape(self, *shape: int) -> Outline:
+        size, known = prod(self.shape), prod(n for n in shape if n != -1)
+        if size % max(known, 1) or (-1 not in shape and size != known):
+            raise ConversionError(f"a tensor of shape {list(self.shape)} is no {list(shape)}")
+        return Outline(tuple(size // max(known, 1) if n == -1 else n for n in shape))
+
+    def swapaxes(self, one: int, other: int) -> Outline:
+        shape = list(self.shape)
+        shape[one], shape[other] = shape[other], shape[one]
+        return Outline(tuple(shape))
+
+    def __getitem__(self, index: Any) -> Outline:
+        slices = index if isinstance(index, tuple) else (index,)
+        cut = [len(range(n)[s]) for n, s in zip(self.shape, slices, strict=False)]
+        return Outline((*cut, *self.shape[len(cut) :]))
+
+
+A = TypeVar("A", Bits, Outline, "Tensor")
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+    "F8_E4M3": np.dtype("u1"),
+    "F8_E5M2": np.dtype("u1"),
+    "F8_E8M0": np.dtype("u1"),
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "I16": np.dtype("<i2"),
+    "I8": np.dtype("i1"),
+    "U64": np.dtype("<u8"),
+    "U32": np.dtype("<u4"),
+    "U16": np.dtype("<u2"),
+    "U8": np.dtype("u1"),
+    "BOOL": np.dtype("?"),
+}
+"""Names of safetensors and the numpy type that holds their bits."""
+
+FLOATS = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
+"""Types that a checkpoint can be converted to, as the command line names them."""
+
+
+def join(parts: Sequence[A], dim: int = 0) -> A:
+    """One array of several, end to end in `dim`."""
+    if len(parts) == 1:
+        return parts[0]
+    return cast("A", _join(parts, dim))
+
+
+def _join(parts: Sequence[Any], dim: int) -> Any:
+    first = parts[0]
+    if isinstance(first, np.ndarray):
+        return np.concatenate(parts, axis=dim)
+    if isinstance(first, Outline):
+        dim %= first.ndim
+        total = sum(part.shape[dim] for part in parts)
+        return Outline((*first.shape[:dim], total, *first.shape[dim + 1 :]))
+    import torch
+
+    return torch.cat(tuple(parts), dim)
+
+
+def cut(whole: A, lengths: Sequence[int], dim: int = 0) -> list[A]:
+    """Views of the given lengths, one behind the other in `dim`."""
+    lead: tuple[Any, ...] = (slice(None),) * (dim % whole.ndim)
+    starts = [sum(lengths[:i]) for i in range(len(lengths))]
+    return [
+        whole[(*lead, slice(start, start + length))]
+        for start, length in zip(starts, lengths, strict=True)
+    ]
+
+
+def zeros(like: A, shape: Sequence[int]) -> A:
+    """Of the type of another."""
+    return cast("A", _zeros(like, shape))
+
+
+def _zeros(like: Any, shape: Sequence[int]) -> Any:
+    if isinstance(like, np.ndarray):
+        return np.zeros(tuple(shape), like.dtype)
+    if isinstance(like, Outline):
+        return Outline(tuple(shape))
+    return like.new_zeros(tuple(shape))
+
+
+def to_float(bits: Bits, dtype: str) -> NDArray[np.float32]:
+    """Any of `FLOATS`, as numbers."""
+    if dtype == "BF16":
+        return (bits.astype(np.uint32) << 16).view(np.float32)
+    return bits.astype(np.float32, copy=False)
+
+
+def from_float(values: NDArray[np.float32], dtype: str) -> Bits:
+    """Numbers as one of `FLOATS`, rounded to the nearest, ties to even."""
+    if dtype != "BF16":
+        return values.astype(DTYPES[dtype], copy=False)
+    wide = np.ascontiguousarray(values).view(np.uint32)
+    rounded = (wide + (((wide >> 16) & 1) + np.uint32(0x7FFF))) >> 16
+    # rounding would carry the payload of a NaN over into an infinity
+    return np.where(np.isnan(values), (wide >> 16) | 0x40, rounded).astype(np.uint16)
+
+
+def convert(bits: Bits, dtype: str, to: str) -> Bits:
+    """
+    Raises:
+        ConversionError: `dtype` is no floating point type that can be converted.
+    """
+    if dtype == to:
+        return bits
+    if dtype not in FLOATS.values():
+        raise ConversionError(f"a tensor of type {dtype} cannot become {to}; leave --dtype out")
+    return from_float(to_float(bits, dtype), to)
