@@ -17,3 +17,7 @@ class ConversionError(AdapterError):
 
 class UnknownModelError(AdapterError):
     """No table for this model type."""
+
+
+class ConfigError(AdapterError):
+    """A `config.json` says something that cannot be built."""

@@ -1,0 +1,127 @@
+"""Core attention of the local layer spec, on any device.
+
+Megatron-Core's own refuses packed sequences, keeps a matrix of scores per layer and takes no value
+heads narrower than the keys; this one hands each sequence to PyTorch's kernel.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.utils import is_layer_window_attention
+from torch import Tensor
+
+from mcore_adapter.errors import LayoutError
+
+
+class CoreAttention(MegatronModule):
+    """Causal attention of this rank's heads, in a window if the layer has one, with sinks if the
+    model learns them.
+
+    Batches are right-padded: a real token never sees padding, which comes after it.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        attn_mask_type: AttnMaskType,
+        attention_type: str,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        k_channels: int | None = None,
+        v_channels: int | None = None,
+        cp_comm_type: str | None = None,
+        pg_collection: ProcessGroupCollection | None = None,
+    ) -> None:
+        super().__init__(config=config)
+        if config.context_parallel_size > 1:
+            raise LayoutError(
+                f"context parallel size {config.context_parallel_size}: the local layer spec has "
+                "no context parallel attention; use 1, or Transformer Engine layers"
+            )
+        width = k_channels or config.kv_channels
+        self.softmax_scale = softmax_scale or 1.0 / math.sqrt(width)
+        windowed = is_layer_window_attention(
+            config.window_size, config.window_attn_skip_freq, layer_number
+        )
+        self.window: int | None = config.window_size[0] + 1 if windowed else None
+        """Tokens that a token sees, itself included."""
+        if config.softmax_type == "learnable":
+            assert pg_collection is not None
+            heads = config.num_attention_heads // pg_collection.tp.size()
+            device = None if config.use_cpu_initialization else torch.cuda.current_device()
+            self.softmax_offset: torch.nn.Parameter | None = torch.nn.Parameter(
+                torch.zeros(heads, dtype=config.params_dtype, device=device)
+            )
+        else:
+            self.softmax_offset = None
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        attn_mask_type: AttnMaskType | None = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: PackedSeqParams | None = None,
+        **_: Any,
+    ) -> Tensor:
+        """
+        Args:
+            query: [T, B, heads, width], or [tokens, heads, width] of packed sequences; key and
+                value alike, with as many heads as there are groups.
+            attention_mask: must be None, the mask is causal.
+
+        Returns:
+            [T, B, heads * value width], or [tokens, heads * value width].
+        """
+        assert attention_mask is None
+        assert attention_bias is None
+        if packed_seq_params is None:
+            parts = [x.permute(1, 2, 0, 3) for x in (query, key, value)]
+            return self._attend(*parts).permute(2, 0, 1, 3).flatten(2)
+        bounds = packed_seq_params.cu_seqlens_q.tolist()
+        lengths = [end - start for start, end in itertools.pairwise(bounds)]
+        sequences = [x.transpose(0, 1)[None].split(lengths, dim=2) for x in (query, key, value)]
+        outputs = [self._attend(*parts) for parts in zip(*sequences, strict=True)]
+        return torch.cat(outputs, dim=2)[0].transpose(0, 1).flatten(1)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """[B, heads, T, width] each; values may be narrower. Returns [B, heads, T, value width]."""
+        shared = query.size(1) // key.size(1)
+        if shared > 1:
+            key, value = (x.repeat_interleave(shared, dim=1) for x in (key, value))
+        if self.softmax_offset is not None:
+            return self._attend_with_sinks(query, key, value, self.softmax_offset)
+        mask = self._window_mask(query) if self.window and self.window < query.size(2) else None
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=mask is None, scale=self.softmax_scale
+        )
+
+    def _attend_with_sinks(
+        self, query: Tensor, key: Tensor, value: Tensor, sinks_H: Tensor
+    ) -> Tensor:
+        """Each head has a logit that takes part in the softmax and carries no value (gpt_oss)."""
+        seen = self._window_mask(query)
+        scores = (query @ key.transpose(-1, -2)) * self.softmax_scale
+        scores = scores.float().masked_fill(~seen, torch.finfo(torch.float32).min)
+        sinks = sinks_H.float()[None, :, None, None].expand(*scores.shape[:3], 1)
+        weights = torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]
+        return weights.to(value.dtype) @ value
+
+    def _window_mask(self, query: Tensor) -> Tensor:
+        """[T, T], True where a token (row) sees another (column)."""
+        length = query.size(2)
+        seen = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
+        return seen if self.window is None else seen.triu(1 - self.window)

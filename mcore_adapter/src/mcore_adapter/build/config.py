@@ -1,0 +1,170 @@
+"""A Hugging Face config as Megatron-Core's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+
+from mcore_adapter.build.families import fields_of
+from mcore_adapter.build.rope import Rope, rope_of
+from mcore_adapter.errors import ConfigError
+from mcore_adapter.sizes import ParallelSizes
+
+ACTIVATIONS = {
+    "silu": F.silu,
+    "swish": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
+"""`hidden_act` in a `config.json`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOptions:
+    """What a `config.json` does not say about a model."""
+
+    dtype: torch.dtype = torch.float32
+    sequence_parallel: bool | None = None
+    """By default where Megatron-Core wants it: with experts and tp > 1."""
+    recompute: Literal["none", "attention", "full"] = "none"
+    """Activations that are computed again instead of kept: those of core attention, or all but the
+    input of each layer."""
+    te: bool | None = None
+    """Transformer Engine's layers; by default where it is installed and there is CUDA."""
+    dispatcher: Literal["allgather", "alltoall"] | None = None
+    """How tokens travel to experts; alltoall by default where there is CUDA."""
+    aux_loss_coeff: float = 0.0
+    """Of the load balancing loss of experts (its gradient is added; the loss itself is not)."""
+    z_loss_coeff: float | None = None
+    """Of the router's z loss."""
+    router_replay: bool = False
+    """Experts can be given from outside instead of chosen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Everything that building a model takes."""
+
+    transformer: TransformerConfig
+    rope: Rope
+    te: bool
+    out_bias: bool
+    tied: bool
+    vocab: int
+    longest: int
+    """Tokens of the longest sequence (of no effect on rotary models)."""
+
+
+def model_config(
+    config: Mapping[str, Any], sizes: ParallelSizes, options: BuildOptions, *, te: bool
+) -> ModelConfig:
+    """
+    Args:
+        config: the content of a `config.json`.
+        te: whether layers are Transformer Engine's.
+
+    Raises:
+        ConfigError: it names an activation, a rope or a layer that cannot be built.
+        UnknownModelError: of a type that cannot be built.
+        LayoutError: layers, or something else, do not divide.
+    """
+    fields = fields_of(config)
+    values = dict(fields.config)
+    activation = values.pop("activation_func")
+    if activation not in ACTIVATIONS and not callable(activation):
+        raise ConfigError(
+            f"config.json: hidden_act {activation!r} is not supported, only {list(ACTIVATIONS)}"
+        )
+    values["activation_func"] = ACTIVATIONS.get(activation, activation)
+    rope = rope_of(config, fields.rope_width)
+    sparse = "num_moe_experts" in values
+    sequence_parallel = options.sequence_parallel
+    if sequence_parallel is None:
+        sequence_parallel = sparse and sizes.tp > 1
+    cuda = torch.cuda.is_available()
+    made = (MLATransformerConfig if fields.latent else TransformerConfig)(
+        **{
+            "normalization": "RMSNorm",
+            "gated_linear_unit": True,
+            "add_bias_linear": False,
+            # Post-training runs without dropout: two passes over one sequence must agree.
+            "hidden_dropout": 0.0,
+            "attention_dropout": 0.0,
+            "params_dtype": options.dtype,
+            "pipeline_dtype": options.dtype,
+            "bf16": options.dtype is torch.bfloat16,
+            "fp16": options.dtype is torch.float16,
+            "tensor_model_parallel_size": sizes.tp,
+            "pipeline_model_parallel_size": sizes.pp,
+            "virtual_pipeline_model_parallel_size": sizes.vpp if sizes.vpp > 1 else None,
+            "pipeline_model_parallel_layout": _layout(sizes, values["num_layers"]),
+            "expert_model_parallel_size": sizes.ep,
+            "expert_tensor_parallel_size": sizes.expert_tp,
+            "sequence_parallel": sequence_parallel and sizes.tp > 1,
+            "use_cpu_initialization": not cuda,
+            # Weights are loaded, or drawn by whoever trains from nothing.
+            "perform_initialization": True,
+            # Micro-batches may differ in length; allgather of tokens wants them equal.
+            "batch_p2p_comm": cuda,
+            "overlap_p2p_comm": False,
+            "deallocate_pipeline_outputs": True,
+            "transformer_impl": "transformer_engine" if te else "local",
+            **(_expert_values(options, cuda=cuda) if sparse else {}),
+            **_recompute_values(options.recompute),
+            **values,
+        }
+    )
+    if rope.scale != 1.0 and not fields.latent:
+        # Attention reads the scale of cosines and sines from this factor: 0.1 * ln(factor) + 1.
+        made.yarn_rotary_scaling_factor = math.exp((rope.scale - 1.0) / 0.1)
+    return ModelConfig(
+        transformer=made,
+        rope=rope,
+        te=te,
+        out_bias=fields.out_bias,
+        tied=bool(config.get("tie_word_embeddings", False)),
+        vocab=config["vocab_size"],
+        longest=config["max_position_embeddings"],
+    )
+
+
+def _layout(sizes: ParallelSizes, num_layers: int) -> list[list[str]] | None:
+    """Always explicit, so that ownership is what `ParallelSizes` says."""
+    if sizes.pp == 1:
+        return None
+    chunks = [["decoder"] * len(layers) for layers in sizes.chunks(num_layers)]
+    chunks[0].insert(0, "embedding")
+    chunks[-1].append("loss")
+    return chunks
+
+
+def _expert_values(options: BuildOptions, *, cuda: bool) -> dict[str, Any]:
+    coefficient = options.aux_loss_coeff
+    return {
+        "moe_token_dispatcher_type": options.dispatcher or ("alltoall" if cuda else "allgather"),
+        "moe_router_load_balancing_type": "aux_loss" if coefficient else "none",
+        "moe_aux_loss_coeff": coefficient,
+        "moe_z_loss_coeff": options.z_loss_coeff,
+        "moe_grouped_gemm": False,
+        "moe_enable_routing_replay": options.router_replay,
+        "moe_router_dtype": "fp32",
+    }
+
+
+def _recompute_values(recompute: str) -> dict[str, Any]:
+    if recompute == "none":
+        return {}
+    if recompute == "attention":
+        return {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
+    return {
+        "recompute_granularity": "full",
+        "recompute_method": "uniform",
+        "recompute_num_layers": 1,
+    }

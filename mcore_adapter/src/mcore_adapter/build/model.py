@@ -1,0 +1,117 @@
+"""This rank's part of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from mcore_adapter.errors import LayoutError
+from mcore_adapter.platform import define_te_names, quiet_imports
+from mcore_adapter.sizes import ParallelSizes
+
+with quiet_imports():
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+    from mcore_adapter.build.config import BuildOptions, ModelConfig, model_config
+    from mcore_adapter.build.specs import HAVE_TE, block_spec
+
+
+def init_parallel(
+    sizes: ParallelSizes, *, seed: int = 0, timeout: timedelta = timedelta(minutes=30)
+) -> None:
+    """Cut the ranks of the default process group, which must exist, into Megatron-Core's groups.
+
+    What was cut before is dissolved. All ranks call it.
+
+    Args:
+        seed: of dropout and of weights that are not loaded.
+        timeout: of a collective in the new groups.
+
+    Raises:
+        LayoutError: the ranks do not divide.
+    """
+    ranks = dist.get_world_size()
+    for size, what in (
+        (sizes.tp * sizes.pp, "tp * pp"),
+        (sizes.expert_tp * sizes.ep * sizes.pp, "etp * ep * pp"),
+    ):
+        if ranks % size:
+            raise LayoutError(f"{ranks} ranks do not divide by {what} = {size}")
+    if parallel_state.is_initialized():
+        parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=sizes.tp,
+        pipeline_model_parallel_size=sizes.pp,
+        virtual_pipeline_model_parallel_size=sizes.vpp if sizes.vpp > 1 else None,
+        expert_model_parallel_size=sizes.ep,
+        expert_tensor_parallel_size=sizes.expert_tp,
+        distributed_timeout_minutes=timeout.total_seconds() / 60,
+        # They are for a world of nccl; in one of gloo they would be second copies.
+        create_gloo_process_groups=dist.get_backend() != "gloo",
+    )
+    model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
+
+
+def padded_vocab(vocab: int, tp: int) -> int:
+    """Rows of an embedding: the vocabulary, filled up to divide over the tensor parallel ranks."""
+    return -(-vocab // tp) * tp
+
+
+def build_model(
+    config: Mapping[str, Any], sizes: ParallelSizes, options: BuildOptions | None = None
+) -> list[GPTModel]:
+    """The chunks of this rank, one unless there is a virtual pipeline, with random weights.
+
+    `init_parallel(sizes)` comes first, and `adapt_to_cpu()` on a machine without CUDA.
+
+    Args:
+        config: the content of a `config.json`.
+
+    Raises:
+        ConfigError: the config says what cannot be built.
+        LayoutError: something does not divide.
+    """
+    options = options or BuildOptions()
+    if not HAVE_TE:
+        define_te_names()
+    te = options.te if options.te is not None else HAVE_TE and torch.cuda.is_available()
+    if te and not HAVE_TE:
+        raise LayoutError("layers of Transformer Engine are asked for, which is not installed")
+    made = model_config(config, sizes, options, te=te)
+    return [_chunk(made, sizes, chunk) for chunk in range(sizes.vpp)]
+
+
+def _chunk(made: ModelConfig, sizes: ParallelSizes, chunk: int) -> GPTModel:
+    stage = parallel_state.get_pipeline_model_parallel_rank()
+    layers = sizes.layers_of(stage, chunk, made.transformer.num_layers)
+    model = GPTModel(
+        config=made.transformer,
+        transformer_layer_spec=block_spec(
+            made.transformer, layers, te=made.te, out_bias=made.out_bias
+        ),
+        vocab_size=padded_vocab(made.vocab, sizes.tp),
+        max_sequence_length=made.longest,
+        pre_process=stage == 0 and chunk == 0,
+        post_process=stage == sizes.pp - 1 and chunk == sizes.vpp - 1,
+        share_embeddings_and_output_weights=made.tied,
+        position_embedding_type="rope",
+        vp_stage=chunk if sizes.vpp > 1 else None,
+    )
+    _set_rope(model, made)
+    if torch.cuda.is_available():
+        model.cuda()
+    return model
+
+
+def _set_rope(model: GPTModel, made: ModelConfig) -> None:
+    """Megatron-Core computes frequencies of fewer kinds, and some with fixed constants."""
+    frequencies = made.rope.inverse_frequencies
+    if made.transformer.multi_latent_attention:
+        return
+    model.rotary_pos_emb.inv_freq = frequencies.to(model.rotary_pos_emb.inv_freq.device)

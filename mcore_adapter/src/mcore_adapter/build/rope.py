@@ -1,0 +1,100 @@
+"""Rotary frequencies of a Hugging Face config."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mcore_adapter.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Which angles a position turns by."""
+
+    inverse_frequencies: Tensor
+    """[rotated width / 2], fp32, radians per position."""
+    scale: float = 1.0
+    """Cosines and sines are multiplied by it (yarn)."""
+
+
+def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`rope_parameters`; older configs say `rope_theta` and `rope_scaling`."""
+    found = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    if "type" in found:
+        found.setdefault("rope_type", found.pop("type"))
+    found.setdefault("rope_type", "default")
+    found.setdefault("rope_theta", config.get("rope_theta", 10000.0))
+    return found
+
+
+def rope_of(config: Mapping[str, Any], width: int) -> Rope:
+    """
+    Args:
+        width: of the part of a head that is rotated, if `partial_rotary_factor` is one.
+
+    Raises:
+        ConfigError: the kind is not one of default, linear, llama3, yarn.
+    """
+    values = rope_parameters(config)
+    kind, base = values["rope_type"], float(values["rope_theta"])
+    factor = values.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    width = int(width * factor)
+    plain = 1.0 / base ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
+    if kind == "default":
+        return Rope(plain)
+    if kind == "linear":
+        return Rope(plain / values["factor"])
+    if kind == "llama3":
+        return Rope(_llama3(plain, values))
+    if kind == "yarn":
+        return _yarn(plain, width, base, values, config["max_position_embeddings"])
+    raise ConfigError(
+        f"config.json: rope_type {kind!r} is not supported, expected default, linear, llama3 or "
+        "yarn; the others change with the length of a sequence"
+    )
+
+
+def _llama3(plain: Tensor, values: Mapping[str, Any]) -> Tensor:
+    """Long waves are stretched, short ones kept, those between blended."""
+    low, high = values["low_freq_factor"], values["high_freq_factor"]
+    old_length, factor = values["original_max_position_embeddings"], values["factor"]
+    wave = 2 * math.pi / plain
+    blend = (old_length / wave - low) / (high - low)
+    blended = (1 - blend) * plain / factor + blend * plain
+    stretched = torch.where(wave > old_length / low, plain / factor, plain)
+    between = (wave >= old_length / high) & (wave <= old_length / low)
+    return torch.where(between, blended, stretched)
+
+
+def _yarn(plain: Tensor, width: int, base: float, values: Mapping[str, Any], longest: int) -> Rope:
+    """https://arxiv.org/abs/2309.00071, with the defaults and corner cases of transformers."""
+    old_length = values.get("original_max_position_embeddings") or longest
+    factor = values.get("factor") or longest / old_length
+    scale = values.get("attention_factor")
+    if scale is None:
+        ratio, all_dims = values.get("mscale"), values.get("mscale_all_dim")
+        if ratio and all_dims:
+            scale = yarn_mscale(factor, ratio) / yarn_mscale(factor, all_dims)
+        else:
+            scale = yarn_mscale(factor)
+
+    def dim_of(rotations: float) -> float:
+        return width * math.log(old_length / (rotations * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = dim_of(values.get("beta_fast") or 32), dim_of(values.get("beta_slow") or 1)
+    if values.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, width - 1)
+    high = high + 0.001 if low == high else high
+    kept = 1 - ((torch.arange(width // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    return Rope(plain / factor * (1 - kept) + plain * kept, float(scale))
+
+
+def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
