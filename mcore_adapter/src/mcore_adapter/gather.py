@@ -1,0 +1,182 @@
+"""Models out of their shards, as Hugging Face tensors: the only collectives of the conversion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from mcore_adapter.convert.plan import Task, tasks
+from mcore_adapter.convert.table import ModelTable
+from mcore_adapter.held import Ranks, held_tensors
+from mcore_adapter.sizes import ParallelSizes
+
+Value = Callable[[Tensor], Tensor | None]
+"""Of a parameter or a buffer: what is exported in its place; None: nothing."""
+
+
+def weight(tensor: Tensor) -> Tensor | None:
+    """The tensor itself."""
+    return tensor.detach()
+
+
+def gradient(tensor: Tensor) -> Tensor | None:
+    """The gradient of a parameter, wherever Megatron-Core keeps it; None of a buffer.
+
+    It is that of the whole batch only after `finalize_model_grads`.
+    """
+    if not isinstance(tensor, nn.Parameter):
+        return None
+    kept: Tensor | None = getattr(tensor, "main_grad", None)
+    return kept if kept is not None else tensor.grad
+
+
+@dataclass(frozen=True)
+class Meta:
+    """A shard that other ranks hold."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+def export(
+    chunks: Sequence[nn.Module],
+    table: ModelTable,
+    sizes: ParallelSizes,
+    *,
+    value: Value = weight,
+    wanted: bool = True,
+    bucket_bytes: int = 256 << 20,
+) -> Iterator[tuple[str, Tensor]]:
+    """Hugging Face names and full tensors, in the order of the model.
+
+    A collective: all ranks iterate to the end, with the same arguments but `wanted`.
+
+    Args:
+        value: what is exported of each tensor (`weight`, `gradient` or your own).
+        wanted: whether this rank gets the tensors; if not, it only takes part.
+        bucket_bytes: of full tensors that travel together.
+    """
+    ranks = Ranks.of_this_process()
+    mine: dict[str, Tensor] = {}
+    for held in held_tensors(chunks, table, sizes, ranks):
+        found = value(held.tensor)
+        if found is not None:
+            mine[held.task.name] = found
+    metas = _metas_of_all(mine)
+    due = [t for t in tasks(table, sizes) if t.name in metas and t.param.copy_of is None]
+    stacks: dict[str, dict[int, Tensor]] = {}
+    for bucket in _buckets(due, table, sizes, metas, bucket_bytes):
+        shards = _share(bucket, mine, metas, table, sizes, ranks)
+        if not wanted:
+            continue
+        for task, parts in zip(bucket, shards, strict=True):
+            yield from _to_hf(task, parts, table, stacks)
+
+
+def _metas_of_all(mine: dict[str, Tensor]) -> dict[str, Meta]:
+    """Shapes that this rank cannot see in its own modules."""
+    own = {name: Meta(tuple(t.shape), t.dtype) for name, t in mine.items()}
+    every: list[dict[str, Meta] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, own)
+    return {name: meta for metas in every if metas is not None for name, meta in metas.items()}
+
+
+def _buckets(
+    due: Sequence[Task],
+    table: ModelTable,
+    sizes: ParallelSizes,
+    metas: dict[str, Meta],
+    bucket_bytes: int,
+) -> Iterator[list[Task]]:
+    """Neighbours with the same owners and type, up to so many bytes, or one tensor with more."""
+    bucket: list[Task] = []
+    filled, last = 0, None
+    for task in due:
+        size = metas[task.name].num_bytes * task.shards(sizes)
+        kind = (_owners(task, table, sizes), metas[task.name].dtype)
+        if bucket and (kind != last or filled + size > bucket_bytes):
+            yield bucket
+            bucket, filled = [], 0
+        last = kind
+        bucket.append(task)
+        filled += size
+    if bucket:
+        yield bucket
+
+
+def _owners(task: Task, table: ModelTable, sizes: ParallelSizes) -> tuple[int, int | None]:
+    return task.stages(sizes, table)[0], task.expert_rank(sizes, table)
+
+
+def _share(
+    bucket: list[Task],
+    mine: dict[str, Tensor],
+    metas: dict[str, Meta],
+    table: ModelTable,
+    sizes: ParallelSizes,
+    ranks: Ranks,
+) -> list[list[Tensor]]:
+    """All shards of each tensor, on every rank: gathered where they lie, then passed on to the
+    other expert ranks and the other stages."""
+    from megatron.core import parallel_state as groups
+
+    stage, expert_rank = _owners(bucket[0], table, sizes)
+    expert = bucket[0].expert is not None
+    count = bucket[0].shards(sizes)
+    lengths = [metas[task.name].num_bytes for task in bucket]
+    device = _device(mine)
+    every = torch.empty(count, sum(lengths), dtype=torch.uint8, device=device)
+    if ranks.pp == stage and expert_rank in (None, ranks.ep):
+        own = torch.cat([_bytes_of(mine[task.name]) for task in bucket])
+        group = (
+            groups.get_expert_tensor_parallel_group()
+            if expert
+            else groups.get_tensor_model_parallel_group()
+        )
+        dist.all_gather_into_tensor(every.view(-1), own, group=group)
+    if expert_rank is not None and sizes.ep > 1 and ranks.pp == stage:
+        group = groups.get_expert_model_parallel_group()
+        dist.broadcast(every, dist.get_global_rank(group, expert_rank), group=group)
+    if sizes.pp > 1:
+        group = groups.get_pipeline_model_parallel_group()
+        dist.broadcast(every, dist.get_global_rank(group, stage), group=group)
+    rows = [row.split(lengths) for row in every]
+    return [
+        [row[i].view(metas[task.name].dtype).view(metas[task.name].shape) for row in rows]
+        for i, task in enumerate(bucket)
+    ]
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def _device(mine: dict[str, Tensor]) -> torch.device:
+    return next((t.device for t in mine.values()), torch.device("cpu"))
+
+
+def _to_hf(
+    task: Task, shards: list[Tensor], table: ModelTable, stacks: dict[str, dict[int, Tensor]]
+) -> Iterator[tuple[str, Tensor]]:
+    """Tensors that hold all experts come when the last expert has come."""
+    full = task.param.shard.merge(shards)
+    if task.param.pads_vocab:
+        full = full[: table.shape.vocab]
+    for ref, tensor in zip(task.hf, task.param.op.to_hf(full, table.shape), strict=True):
+        if ref.index is None:
+            # Its own memory: what a view keeps alive is a whole bucket.
+            yield ref.name, tensor.clone(memory_format=torch.contiguous_format)
+            continue
+        stack = stacks.setdefault(ref.name, {})
+        stack[ref.index] = tensor.clone()
+        if len(stack) == table.shape.num_experts:
+            del stacks[ref.name]
+            yield ref.name, torch.stack([stack[i] for i in range(len(stack))])

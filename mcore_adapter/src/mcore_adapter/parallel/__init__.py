@@ -1,0 +1,1 @@
+"""What a tensor parallel vocabulary and packed sequences need around a model."""
