@@ -1,0 +1,157 @@
+"""What a rank does to compare a Megatron model with Hugging Face."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from mcore_adapter.build.data_parallel import data_parallel
+from mcore_adapter.build.model import BuildOptions, build_model, init_parallel
+from mcore_adapter.convert.plan import HfRef
+from mcore_adapter.gather import export, gradient, weight
+from mcore_adapter.load import HfTensors, load, read_config
+from mcore_adapter.models import table_of
+from mcore_adapter.parallel.schedule import run_schedule
+from mcore_adapter.platform import adapt_to_cpu
+from mcore_adapter.sizes import ParallelSizes
+from tests.convert.tiny_models import VOCAB, read_reference, rows, targets
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model in one layout."""
+
+    folder: Path
+    sizes: ParallelSizes
+    options: BuildOptions = field(default_factory=BuildOptions)
+
+    def __str__(self) -> str:
+        cut = {k: v for k, v in vars(self.sizes).items() if v not in (1, None)}
+        extra = {k: v for k, v in vars(self.options).items() if v != vars(BuildOptions())[k]}
+        return f"{self.folder.name} {cut} {extra}"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Largest absolute differences to Hugging Face, and which gradient has it."""
+
+    logits: float
+    loss: float
+    gradient: float
+    where: str
+    missing: tuple[str, ...]
+    """Gradients that one side has and the other has not."""
+    weights_equal: bool
+    """Whether the model gives back the checkpoint, byte for byte."""
+
+
+def compare(cases: list[Case]) -> dict[str, Difference]:
+    adapt_to_cpu()
+    return {str(case): _compare(case) for case in cases}
+
+
+def _compare(case: Case) -> Difference:
+    from megatron.core import parallel_state
+
+    config = read_config(case.folder)
+    table = table_of(config)
+    init_parallel(case.sizes)
+    bare = build_model(config, case.sizes, case.options)
+    load(case.folder, bare, table, case.sizes)
+    chunks = data_parallel(bare)
+    tokens_BT = rows()
+    # Each data parallel rank has its own rows, one row a micro-batch.
+    rank, count = (
+        parallel_state.get_data_parallel_rank(),
+        parallel_state.get_data_parallel_world_size(),
+    )
+    batches = list(tokens_BT[rank::count].split(1))
+    kept = run_schedule(
+        chunks,
+        batches,
+        forward,
+        lambda output, tokens: mean_loss(output, tokens, len(batches)),
+        micro_batch_size=1,
+        longest=tokens_BT.shape[1],
+    )
+    reference = read_reference(case.folder)
+    logits, loss = _worst_outputs(kept, reference, rank, count)
+    worst, where, names = 0.0, "", set()
+    for name, tensor in export(chunks, table, case.sizes, value=gradient):
+        names.add(name)
+        difference = float((tensor - reference[f"grad.{name}"]).abs().max())
+        if difference > worst:
+            worst, where = difference, name
+    wanted = {name.removeprefix("grad.") for name in reference if name.startswith("grad.")}
+    return Difference(
+        logits, loss, worst, where, tuple(sorted(wanted ^ names)), _same_weights(case, chunks)
+    )
+
+
+def forward(chunk: nn.Module, tokens_BT: Tensor) -> Tensor:
+    positions = torch.arange(tokens_BT.shape[1]).expand_as(tokens_BT)
+    output: Tensor = chunk(tokens_BT, positions, None)
+    return output
+
+
+def mean_loss(
+    logits_BTV: Tensor, tokens_BT: Tensor, count: int
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Mean over tokens, as a part of `count` micro-batches; logits are gathered over tp."""
+    from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
+
+    whole = gather_from_tensor_model_parallel_region(logits_BTV)
+    used = whole[..., :VOCAB]
+    loss = torch.nn.functional.cross_entropy(used.flatten(0, 1), targets(tokens_BT).flatten())
+    return loss / count, (used.detach(), loss.detach())
+
+
+def _worst_outputs(
+    kept: list[tuple[Tensor, Tensor]],
+    reference: dict[str, Tensor],
+    rank: int,
+    count: int,
+) -> tuple[float, float]:
+    """Of the logits, and of the loss averaged over data parallel ranks; 0 but on the last stage."""
+    from megatron.core import parallel_state
+
+    if not kept:
+        return 0.0, 0.0
+    logits = torch.cat([each[0] for each in kept])
+    loss = torch.stack([each[1] for each in kept]).mean()
+    torch.distributed.all_reduce(loss, group=parallel_state.get_data_parallel_group())
+    theirs = reference["logits"][rank::count]
+    return (
+        float((logits - theirs).abs().max()),
+        float((loss / count - reference["loss"]).abs()),
+    )
+
+
+def _same_weights(case: Case, chunks: list[nn.Module]) -> bool:
+    table = table_of(read_config(case.folder))
+    found = dict(export(chunks, table, case.sizes, value=weight, bucket_bytes=4096))
+    with HfTensors(case.folder) as tensors:
+        return found.keys() == tensors.names and all(
+            torch.equal(found[name], tensors.read(HfRef(name))) for name in found
+        )
+
+
+def assert_equal(
+    answers: list[dict[str, Difference]],
+    cases: list[Case],
+    *,
+    logits: float = 1e-5,
+    gradient: float = 1e-6,
+) -> None:
+    """Every rank found every case equal to Hugging Face."""
+    for answer in answers:
+        assert list(answer) == [str(case) for case in cases]
+        for case, found in answer.items():
+            assert not found.missing, (case, found)
+            assert found.logits <= logits, (case, found)
+            assert found.loss <= logits, (case, found)
+            assert found.gradient <= gradient, (case, found)
+            assert found.weights_equal, (case, found)

@@ -1,0 +1,40 @@
+"""Dense models compute what Hugging Face computes, forward and backward, in every layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mcore_adapter.sizes import ParallelSizes
+from tests.convert.parity import Case, assert_equal, compare
+from tests.convert.spawned import run_ranks
+from tests.convert.tiny_models import rows, save_model, save_reference
+
+NAMES = ("llama", "llama_biased_tied", "mistral", "qwen2_tied", "qwen3", "qwen3_tied")
+TWO = (
+    ParallelSizes(),
+    ParallelSizes(tp=2),
+    ParallelSizes(pp=2),
+    ParallelSizes(pp=2, vpp=2),
+    ParallelSizes(pp=2, layers=(3, 1)),
+)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    made = [save_model(tmp_path_factory.mktemp("dense"), name) for name in NAMES]
+    for folder in made:
+        save_reference(folder, rows())
+    return made
+
+
+def test_two_ranks_compute_what_hugging_face_computes(folders: list[Path]) -> None:
+    cases = [Case(folder, sizes) for folder in folders for sizes in TWO]
+    assert_equal(run_ranks(compare, 2, cases), cases)
+
+
+@pytest.mark.slow
+def test_four_ranks_compute_what_hugging_face_computes(folders: list[Path]) -> None:
+    cases = [Case(folder, ParallelSizes(tp=2, pp=2)) for folder in folders]
+    assert_equal(run_ranks(compare, 4, cases), cases)

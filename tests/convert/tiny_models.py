@@ -1,0 +1,90 @@
+"""Tiny random Hugging Face models, and what they compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+VOCAB = 67
+"""Odd, so that it is padded under tensor parallelism."""
+
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.1,
+    "attention_dropout": 0.0,
+    # A padding token would get no gradient in Hugging Face, being left out of its embedding.
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", "rope_parameters": LLAMA3},
+    "llama_biased_tied": {
+        "model_type": "llama",
+        "attention_bias": True,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0},
+    },
+    "mistral": {"model_type": "mistral", "sliding_window": 5},
+    "qwen2_tied": {"model_type": "qwen2", "tie_word_embeddings": True},
+    "qwen3": {"model_type": "qwen3", "head_dim": 12},
+    "qwen3_tied": {"model_type": "qwen3", "head_dim": 12, "tie_word_embeddings": True},
+}
+
+
+def save_model(folder: Path, name: str, *, dtype: torch.dtype = torch.float32) -> Path:
+    """A Hugging Face folder with random weights; norms and biases are random too."""
+    torch.manual_seed(0)
+    made = {**COMMON, **MODELS[name]}
+    config = AutoConfig.for_model(made.pop("model_type"), **made)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(folder / name)
+    return folder / name
+
+
+def rows(count: int = 4, length: int = 12) -> Tensor:
+    """Tokens [count, length]."""
+    return torch.randint(0, VOCAB, (count, length), generator=torch.Generator().manual_seed(3))
+
+
+def targets(tokens_BT: Tensor) -> Tensor:
+    """The token after each; the last one's is arbitrary and counts."""
+    return tokens_BT.roll(-1, dims=1)
+
+
+def save_reference(folder: Path, tokens_BT: Tensor) -> None:
+    """Logits, mean negative log-likelihood and its gradients, by Hugging Face in float32."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
+    logits = model(input_ids=tokens_BT, use_cache=False).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets(tokens_BT).flatten())
+    loss.backward()
+    saved = {f"grad.{name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
+    save_file({"logits": logits.detach(), "loss": loss.detach(), **saved}, folder / "reference.st")
+
+
+def read_reference(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "reference.st")
