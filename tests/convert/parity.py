@@ -17,7 +17,7 @@ from mcore_adapter.models import table_of
 from mcore_adapter.parallel.schedule import run_schedule
 from mcore_adapter.platform import adapt_to_cpu
 from mcore_adapter.sizes import ParallelSizes
-from tests.convert.tiny_models import VOCAB, read_reference, rows, targets
+from tests.convert.tiny_models import VOCAB, Reference, read_reference, rows, targets
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Case:
     options: BuildOptions = field(default_factory=BuildOptions)
 
     def __str__(self) -> str:
-        cut = {k: v for k, v in vars(self.sizes).items() if v not in (1, None)}
+        cut = {k: v for k, v in vars(self.sizes).items() if v != vars(ParallelSizes())[k]}
         extra = {k: v for k, v in vars(self.options).items() if v != vars(BuildOptions())[k]}
         return f"{self.folder.name} {cut} {extra}"
 
@@ -82,13 +82,11 @@ def _compare(case: Case) -> Difference:
     worst, where, names = 0.0, "", set()
     for name, tensor in export(chunks, table, case.sizes, value=gradient):
         names.add(name)
-        difference = float((tensor - reference[f"grad.{name}"]).abs().max())
+        difference = float((tensor - reference.gradients[name]).abs().max())
         if difference > worst:
             worst, where = difference, name
-    wanted = {name.removeprefix("grad.") for name in reference if name.startswith("grad.")}
-    return Difference(
-        logits, loss, worst, where, tuple(sorted(wanted ^ names)), _same_weights(case, chunks)
-    )
+    missing = tuple(sorted(reference.gradients.keys() ^ names))
+    return Difference(logits, loss, worst, where, missing, _same_weights(case, chunks))
 
 
 def forward(chunk: nn.Module, tokens_BT: Tensor) -> Tensor:
@@ -111,7 +109,7 @@ def mean_loss(
 
 def _worst_outputs(
     kept: list[tuple[Tensor, Tensor]],
-    reference: dict[str, Tensor],
+    reference: Reference,
     rank: int,
     count: int,
 ) -> tuple[float, float]:
@@ -123,10 +121,10 @@ def _worst_outputs(
     logits = torch.cat([each[0] for each in kept])
     loss = torch.stack([each[1] for each in kept]).mean()
     torch.distributed.all_reduce(loss, group=parallel_state.get_data_parallel_group())
-    theirs = reference["logits"][rank::count]
+    theirs = reference.logits_BTV[rank::count]
     return (
         float((logits - theirs).abs().max()),
-        float((loss / count - reference["loss"]).abs()),
+        float((loss / count - reference.loss).abs()),
     )
 
 

@@ -29,6 +29,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return made
 
 
+@pytest.mark.slow
 def test_two_ranks_compute_what_hugging_face_computes(folders: list[Path]) -> None:
     cases = [Case(folder, sizes) for folder in folders for sizes in TWO]
     assert_equal(run_ranks(compare, 2, cases), cases)

@@ -53,7 +53,7 @@ def test_only_megatron_sees_another_torch_and_the_second_call_changes_nothing() 
         "assert first[0] is not torch and first[3] is before[3] and first[4] is before[4]\n"
         "assert str(first[0].zeros(1, device='cuda').device) == 'cpu'\n"
         "assert adapt_to_cpu()\n"
-        "assert all(a is b for a, b in zip(state(), first, strict=True))\n"
+        "assert all(a is b for a, b in zip(state(), first, strict=True)), (first, state())\n"
     )
 
 

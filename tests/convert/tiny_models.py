@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
+
+from mcore_adapter.convert.plan import HfRef
+from mcore_adapter.load import HfTensors
 
 VOCAB = 67
 """Odd, so that it is padded under tensor parallelism."""
@@ -46,6 +50,26 @@ MODELS: dict[str, dict[str, Any]] = {
         "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0},
     },
     "mistral": {"model_type": "mistral", "sliding_window": 5},
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": {
+        "model_type": "qwen2_moe",
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20,
+        "shared_expert_intermediate_size": 28,
+        "mlp_only_layers": [1],
+        "norm_topk_prob": False,
+    },
+    "qwen3_moe": {
+        "model_type": "qwen3_moe",
+        "head_dim": 12,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 20,
+        "decoder_sparse_step": 2,
+        "norm_topk_prob": True,
+    },
+    "seed_oss": {"model_type": "seed_oss", "head_dim": 12, "residual_dropout": 0.0},
     "qwen2_tied": {"model_type": "qwen2", "tie_word_embeddings": True},
     "qwen3": {"model_type": "qwen3", "head_dim": 12},
     "qwen3_tied": {"model_type": "qwen3", "head_dim": 12, "tie_word_embeddings": True},
@@ -82,9 +106,27 @@ def save_reference(folder: Path, tokens_BT: Tensor) -> None:
     logits = model(input_ids=tokens_BT, use_cache=False).logits
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets(tokens_BT).flatten())
     loss.backward()
-    saved = {f"grad.{name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
-    save_file({"logits": logits.detach(), "loss": loss.detach(), **saved}, folder / "reference.st")
+    buffers = {name: torch.zeros_like(buffer) for name, buffer in model.named_buffers()}
+    save_file({"logits": logits.detach(), "loss": loss.detach()}, folder / "outputs.st")
+    save_file(buffers, folder / "buffers.st")
+    # Saved as if they were weights: names in a checkpoint are not those of the modules.
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.zeros(()) if parameter.grad is None else parameter.grad)
+    model.save_pretrained(folder / "gradients")
 
 
-def read_reference(folder: Path) -> dict[str, Tensor]:
-    return load_file(folder / "reference.st")
+@dataclass(frozen=True)
+class Reference:
+    """What Hugging Face computes."""
+
+    logits_BTV: Tensor
+    loss: Tensor
+    gradients: dict[str, Tensor]
+
+
+def read_reference(folder: Path) -> Reference:
+    outputs, buffers = load_file(folder / "outputs.st"), load_file(folder / "buffers.st")
+    with HfTensors(folder / "gradients") as saved:
+        gradients = {name: saved.read(HfRef(name)) for name in saved.names - set(buffers)}
+    return Reference(outputs["logits"], outputs["loss"], gradients)

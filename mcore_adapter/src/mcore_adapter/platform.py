@@ -110,6 +110,10 @@ class _Fallthrough(types.ModuleType):
 def _nothing(*_: object, **__: object) -> None: ...
 
 
+def _itself(tensor: Tensor, *_: object, **__: object) -> Tensor:
+    return tensor
+
+
 def _cpu_cuda() -> types.ModuleType:
     """`torch.cuda` as Megatron-Core sees it."""
     cpu = torch.device("cpu")
@@ -177,7 +181,7 @@ def _adapt_module(module: types.ModuleType) -> None:
 def _adapt_tensors() -> None:
     """Methods of tensors cannot be given to Megatron-Core alone; without CUDA both only raise."""
     # The embedding is moved to "the device" before the two ends of a pipeline share it.
-    Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
+    Tensor.cuda = _itself  # type: ignore[method-assign, assignment]
     # Token dispatchers tell the allocator which stream still reads a tensor.
     Tensor.record_stream = _nothing  # type: ignore[method-assign]
 
@@ -187,11 +191,13 @@ def _adapt_rng() -> None:
     replacements are the public ones of the CPU. It must still be seeded, by `init_parallel`."""
     from megatron.core.tensor_parallel import random
 
-    def get_state(device: object = None, clone: bool = False, graph_safe: bool = False) -> Tensor:
-        return torch.get_rng_state()
+    random._get_cuda_rng_state = _get_rng_state
+    random._set_cuda_rng_state = _set_rng_state
 
-    def set_state(new_state: Tensor, device: int = -1, graph_safe: bool = False) -> None:
-        torch.set_rng_state(new_state)
 
-    random._get_cuda_rng_state = get_state
-    random._set_cuda_rng_state = set_state
+def _get_rng_state(*_: object, **__: object) -> Tensor:
+    return torch.get_rng_state()
+
+
+def _set_rng_state(new_state: Tensor, *_: object, **__: object) -> None:
+    torch.set_rng_state(new_state)

@@ -104,9 +104,18 @@ def _chunk(made: ModelConfig, sizes: ParallelSizes, chunk: int) -> GPTModel:
         vp_stage=chunk if sizes.vpp > 1 else None,
     )
     _set_rope(model, made)
+    _mark_experts(model)
     if torch.cuda.is_available():
         model.cuda()
     return model
+
+
+def _mark_experts(model: GPTModel) -> None:
+    """Gradients of experts are reduced over the ranks that hold the same experts. Megatron-Core
+    marks their parameters only for ep > 1, and so leaves them apart where etp is less than tp."""
+    for name, parameter in model.named_parameters():
+        if ".experts." in name:
+            parameter.allreduce = False
 
 
 def _set_rope(model: GPTModel, made: ModelConfig) -> None:

@@ -1,0 +1,43 @@
+"""Models with experts compute what Hugging Face computes, in every layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mcore_adapter.sizes import ParallelSizes
+from tests.convert.parity import Case, assert_equal, compare
+from tests.convert.spawned import run_ranks
+from tests.convert.tiny_models import rows, save_model, save_reference
+
+NAMES = ("mixtral", "qwen2_moe", "qwen3_moe")
+TWO = (
+    ParallelSizes(),
+    ParallelSizes(tp=2),
+    ParallelSizes(pp=2),
+    ParallelSizes(ep=2),
+    ParallelSizes(tp=2, etp=1),
+    ParallelSizes(tp=2, ep=2, etp=1),
+)
+FOUR = (ParallelSizes(tp=2, pp=2), ParallelSizes(tp=2, ep=2), ParallelSizes(pp=2, ep=2))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    made = [save_model(tmp_path_factory.mktemp("moe"), name) for name in NAMES]
+    for folder in made:
+        save_reference(folder, rows())
+    return made
+
+
+@pytest.mark.slow
+def test_two_ranks_compute_what_hugging_face_computes(folders: list[Path]) -> None:
+    cases = [Case(folder, sizes) for folder in folders for sizes in TWO]
+    assert_equal(run_ranks(compare, 2, cases), cases)
+
+
+@pytest.mark.slow
+def test_four_ranks_compute_what_hugging_face_computes(folders: list[Path]) -> None:
+    cases = [Case(folder, sizes) for folder in folders for sizes in FOUR]
+    assert_equal(run_ranks(compare, 4, cases), cases)
