@@ -1,0 +1,228 @@
+"""Moves tensors from files to files: what is read, made and written is known before it starts.
+
+A `Job` is one full Megatron tensor. It is read, from Hugging Face files or from shards; converted;
+and written, to shards or to Hugging Face files. Jobs do not depend on each other, so they run in
+any order and in several processes, each of which holds one tensor at a time. A process reads mapped
+files and writes at known places, and so needs to talk to nobody.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+import numpy as np
+
+from mcore_adapter.convert.arrays import Bits, convert, from_float, to_float
+from mcore_adapter.convert.ops import FormatOp, Shape
+from mcore_adapter.convert.shards import ShardRule
+from mcore_adapter.convert.tensorfile import Piece, Reader, Spec, Writer, make_header
+from mcore_adapter.errors import AdapterError, ConversionError
+
+Progress = Callable[[int], None]
+"""Called with the number of bytes that were written since."""
+
+
+@dataclass(frozen=True, slots=True)
+class HfSide:
+    """Full tensors as Hugging Face has them, in the order of the operator."""
+
+    pieces: tuple[Piece, ...]
+    deltas: tuple[Delta | None, ...] = ()
+    """Low-rank updates to add to each on its way out."""
+
+
+@dataclass(frozen=True, slots=True)
+class McoreSide:
+    """Shards of one Megatron tensor, in the order of the ranks."""
+
+    pieces: tuple[Piece, ...]
+    rows: int
+    """Length of the first dimension of the full tensor, padding included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """scale * B A, where A is `[rank, in]` and B `[out, rank]`."""
+
+    a: Piece
+    b: Piece
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One full Megatron tensor from where it is to where it shall be."""
+
+    op: FormatOp
+    shard: ShardRule
+    source: HfSide | McoreSide
+    target: HfSide | McoreSide
+    rows: int
+    """Length of the first dimension of the full tensor without padding; -1: it has none."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(piece.spec.num_bytes for piece in self.target.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """Two Hugging Face tensors that must be equal."""
+
+    one: Piece
+    other: Piece
+    names: tuple[str, str]
+
+
+def create_files(files: Iterable[tuple[Path, dict[str, Spec]]]) -> dict[Path, dict[str, Piece]]:
+    """Files with their headers and room for all tensors."""
+    made = {}
+    for path, specs in files:
+        header, made[path] = make_header(specs, path)
+        size = len(header) + sum(spec.num_bytes for spec in specs.values())
+        with path.open("wb") as file:
+            file.write(header)
+            os.posix_fallocate(file.fileno(), 0, size)
+    return made
+
+
+def run(
+    jobs: Sequence[Job],
+    checks: Sequence[Same],
+    shape: Shape,
+    *,
+    workers: int,
+    progress: Progress | None = None,
+) -> None:
+    """Does all jobs, in this process if `workers` is 1.
+
+    Raises:
+        ConversionError: tensors that must be equal are not, or cannot become what they should.
+        AdapterError: a process ended early.
+    """
+    report = progress or (lambda _: None)
+    shares = [share for share in _shares(jobs, workers) if share]
+    if len(shares) < 2:
+        _work(jobs, checks, shape, report)
+        return
+    # spawned, not forked: whoever calls may have threads, and these start quickly without torch
+    context = multiprocessing.get_context("spawn")
+    running, ends = [], []
+    try:
+        for index, share in enumerate(shares):
+            here, there = context.Pipe(duplex=False)
+            process = context.Process(
+                target=_worker, args=(share, checks if index == 0 else (), shape, there)
+            )
+            process.daemon = True
+            process.start()
+            there.close()
+            running.append(process)
+            ends.append(here)
+        _listen(ends, report)
+    finally:
+        for process in running:
+            process.kill()
+            process.join()
+
+
+def _listen(ends: list[Connection], report: Progress) -> None:
+    left = list(ends)
+    while left:
+        for end in wait(left):
+            assert isinstance(end, Connection)
+            try:
+                message = end.recv()
+            except EOFError:
+                raise AdapterError(
+                    "a process that converts ended early; is memory short?"
+                ) from None
+            if isinstance(message, AdapterError):
+                raise message
+            if message is None:
+                left.remove(end)
+            else:
+                report(message)
+
+
+def _worker(jobs: Sequence[Job], checks: Sequence[Same], shape: Shape, there: Connection) -> None:
+    # Ctrl-C reaches all processes of a terminal; the first one ends the others
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        # a write to a parent that was killed fails, and so ends this process
+        _work(jobs, checks, shape, there.send)
+        there.send(None)
+    except BrokenPipeError:
+        os._exit(1)
+    except AdapterError as error:
+        there.send(error)
+
+
+def _work(jobs: Sequence[Job], checks: Sequence[Same], shape: Shape, report: Progress) -> None:
+    reader, writer = Reader(), Writer()
+    try:
+        for check in checks:
+            if not np.array_equal(_bits(reader.read(check.one)), _bits(reader.read(check.other))):
+                one, other = check.names
+                raise ConversionError(f"{one} differs from {other}; Megatron has them as one")
+            reader.release((check.one, check.other))
+        for job in jobs:
+            _convert(job, shape, reader, writer)
+            reader.release(job.source.pieces)
+            report(job.num_bytes)
+    finally:
+        writer.close()
+
+
+def _bits(tensor: Bits) -> Bits:
+    return tensor.reshape(-1).view(np.uint8)
+
+
+def _convert(job: Job, shape: Shape, reader: Reader, writer: Writer) -> None:
+    parts = [reader.read(piece) for piece in job.source.pieces]
+    if isinstance(job.source, HfSide):
+        full = job.op.to_mcore(parts, shape)
+    else:
+        full = job.shard.merge(parts)
+        if job.source.rows != job.rows:
+            full = full[: job.rows]
+    dtype = job.source.pieces[0].spec.dtype
+    target = job.target
+    if isinstance(target, McoreSide):
+        if target.rows != job.rows:
+            zeros = np.zeros((target.rows - job.rows, *full.shape[1:]), full.dtype)
+            full = np.concatenate([full, zeros])
+        for piece, shard in zip(
+            target.pieces, job.shard.split(full, len(target.pieces)), strict=True
+        ):
+            writer.write(piece, convert(shard, dtype, piece.spec.dtype))
+        return
+    deltas = target.deltas or (None,) * len(target.pieces)
+    for piece, part, delta in zip(target.pieces, job.op.to_hf(full, shape), deltas, strict=True):
+        if delta is not None:
+            merged = to_float(part, dtype) + _product(delta, reader)
+            writer.write(piece, from_float(merged, piece.spec.dtype))
+        else:
+            writer.write(piece, convert(part, dtype, piece.spec.dtype))
+
+
+def _product(delta: Delta, reader: Reader) -> Bits:
+    a, b = (to_float(reader.read(piece), piece.spec.dtype) for piece in (delta.a, delta.b))
+    return np.float32(delta.scale) * (b @ a)
+
+
+def _shares(jobs: Sequence[Job], workers: int) -> list[list[Job]]:
+    """Jobs for each process: about as many bytes, neighbours together, in order."""
+    total = sum(job.num_bytes for job in jobs)
+    shares: list[list[Job]] = [[] for _ in range(workers)]
+    done = 0
+    for job in jobs:
+        shares[min(done * workers // max(total, 1), workers - 1)].append(job)
+        done += job.num_bytes
+    return shares

@@ -1,0 +1,92 @@
+"""An output folder is complete or absent.
+
+It is written beside its place under a hidden name, flushed to the disk and renamed. Whatever ends a
+process before that leaves a hidden folder, which the next conversion to the same place removes: a
+lock that ends with its process tells those that somebody still writes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mcore_adapter.errors import ConversionError
+
+
+@contextmanager
+def complete_or_absent(dst: Path, num_bytes: int) -> Iterator[Path]:
+    """Yields the folder to write to, which becomes `dst` when the block ends without an error.
+
+    Args:
+        num_bytes: how much will be written.
+
+    Raises:
+        ConversionError: `dst` exists, or the disk is too small.
+    """
+    refuse_existing(dst)
+    dst.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(dst.parent):
+        _clear_abandoned(dst)
+        free = shutil.disk_usage(dst.parent).free
+        if num_bytes > free:
+            raise ConversionError(
+                f"{dst.parent} has {free / 1e9:.2f} GB free, {num_bytes / 1e9:.2f} GB are needed"
+            )
+        partial = dst.parent / f".{dst.name}.partial-{uuid.uuid4().hex[:8]}"
+        partial.mkdir()
+        lock = os.open(partial, os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        yield partial
+        for path in [*partial.rglob("*"), partial]:
+            _flush(path)
+        refuse_existing(dst)
+        partial.rename(dst)
+        _flush(dst.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    finally:
+        os.close(lock)
+
+
+def refuse_existing(dst: Path) -> None:
+    if dst.exists() or dst.is_symlink():
+        raise ConversionError(f"{dst} exists; name a folder that does not, or remove it")
+
+
+def _clear_abandoned(dst: Path) -> None:
+    for folder in dst.parent.glob(f".{dst.name}.partial-*"):
+        lock = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue  # somebody writes there now; whoever is first to rename wins
+        else:
+            shutil.rmtree(folder)
+        finally:
+            os.close(lock)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """No other conversion looks for abandoned folders while one is made."""
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _flush(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

@@ -1,0 +1,170 @@
+"""safetensors files at the level of bytes: headers read, headers written, tensors mapped.
+
+The format is eight bytes with the length of a header, the header as JSON, then the tensors without
+gaps. With headers alone it is known what every file of a conversion will hold and where, so that
+tensors can be written in any order and by any process.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from mcore_adapter.convert.arrays import DTYPES, Bits
+from mcore_adapter.errors import ConversionError
+
+_LONGEST_HEADER = 100_000_000
+_WRITE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What a header says of a tensor, but for its place."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.shape) * DTYPES[self.dtype].itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A tensor, or leading part of one, at a place in a file."""
+
+    path: Path
+    offset: int
+    spec: Spec
+
+    def part(self, index: int) -> Piece:
+        """One of those that lie behind each other in the first dimension."""
+        spec = Spec(self.spec.dtype, self.spec.shape[1:])
+        return Piece(self.path, self.offset + index * spec.num_bytes, spec)
+
+
+def read_header(path: Path) -> dict[str, Piece]:
+    """Where each tensor of a file lies.
+
+    Raises:
+        ConversionError: the file is not whole, or not a safetensors file.
+    """
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > min(size - 8, _LONGEST_HEADER):
+                raise ValueError(f"its header would have {length} bytes, the file has {size}")
+            header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        found = {name: _piece(path, 8 + length, entry) for name, entry in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        raise ConversionError(f"{path} is no safetensors file, or corrupt: {error}") from error
+    end = 8 + length + sum(piece.spec.num_bytes for piece in found.values())
+    if end != size:
+        raise ConversionError(
+            f"{path} is truncated or corrupt: its header promises {end} bytes, it has {size}; "
+            "fetch or write it again"
+        )
+    return found
+
+
+def _piece(path: Path, base: int, entry: dict[str, list[int]]) -> Piece:
+    dtype = str(entry["dtype"])
+    if dtype not in DTYPES:
+        raise ValueError(f"unknown type {dtype}")
+    spec = Spec(dtype, tuple(entry["shape"]))
+    start, end = entry["data_offsets"]
+    if start < 0 or end - start != spec.num_bytes:
+        raise ValueError(f"{end - start} bytes for {dtype} {list(spec.shape)}")
+    return Piece(path, base + start, spec)
+
+
+def make_header(specs: Mapping[str, Spec], path: Path) -> tuple[bytes, dict[str, Piece]]:
+    """The beginning of a file with these tensors, and where each will lie.
+
+    Wide types come first, as safetensors itself orders them, so that all are aligned.
+    """
+    order = sorted(specs, key=lambda name: -DTYPES[specs[name].dtype].itemsize)
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name in order:
+        spec = specs[name]
+        end = at + spec.num_bytes
+        header[name] = {"dtype": spec.dtype, "shape": spec.shape, "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    pieces, at = {}, 8 + len(text)
+    for name in order:
+        pieces[name] = Piece(path, at, specs[name])
+        at += specs[name].num_bytes
+    return struct.pack("<Q", len(text)) + text, pieces
+
+
+class Reader:
+    """Maps files; the pages of a tensor are given back once it is converted."""
+
+    def __init__(self) -> None:
+        self._maps: dict[Path, mmap.mmap] = {}
+
+    def read(self, piece: Piece) -> Bits:
+        """A view, valid as long as the reader."""
+        dtype, shape = DTYPES[piece.spec.dtype], piece.spec.shape
+        if piece.spec.num_bytes == 0:
+            return np.empty(shape, dtype)
+        found = self._maps.get(piece.path)
+        if found is None:
+            with piece.path.open("rb") as file:
+                found = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+            self._maps[piece.path] = found
+        return np.frombuffer(found, dtype, prod(shape), piece.offset).reshape(shape)
+
+    def release(self, pieces: Sequence[Piece]) -> None:
+        """Pages that only these touch no longer count as memory of this process."""
+        for piece in pieces:
+            start = -(-piece.offset // mmap.PAGESIZE) * mmap.PAGESIZE
+            end = (piece.offset + piece.spec.num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+            if end > start:
+                self._maps[piece.path].madvise(mmap.MADV_DONTNEED, start, end - start)
+
+
+class Writer:
+    """Writes tensors at their places in files that exist."""
+
+    def __init__(self) -> None:
+        self._files: dict[Path, int] = {}
+
+    def write(self, piece: Piece, tensor: Bits) -> None:
+        file = self._files.get(piece.path)
+        if file is None:
+            file = self._files[piece.path] = os.open(piece.path, os.O_WRONLY)
+        if tensor.flags.c_contiguous or tensor.ndim < 2:
+            _write_all(file, np.ascontiguousarray(tensor), piece.offset)
+            return
+        # a few rows at a time: what is gathered is still in the cache when it is written
+        row_bytes = tensor[:1].nbytes
+        step, at = max(1, _WRITE_BYTES // max(row_bytes, 1)), piece.offset
+        for start in range(0, len(tensor), step):
+            rows = np.ascontiguousarray(tensor[start : start + step])
+            _write_all(file, rows, at)
+            at += rows.nbytes
+
+    def close(self) -> None:
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+
+def _write_all(file: int, tensor: Bits, offset: int) -> None:
+    left = tensor.reshape(-1).view(np.uint8).data
+    while left:
+        written = os.pwrite(file, left, offset)
+        offset, left = offset + written, left[written:]
