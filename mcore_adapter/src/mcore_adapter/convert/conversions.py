@@ -77,6 +77,8 @@ class Source:
     """By Megatron name; copies are not among them."""
     checks: tuple[Same, ...] = ()
     repeats: tuple[str, ...] = ()
+    adapter: Mapping[str, Any] | None = None
+    """What to note down of an adapter."""
 
     def full(self, task: Task) -> Full:
         """The tensor of a task, which for a copy is that of its original."""
@@ -103,37 +105,64 @@ def source_of(
     return _mcore_source(folder, table, everything)
 
 
-def to_mcore(source: Source, dst: Path, sizes: ParallelSizes, settings: Settings) -> None:
+@dataclass(frozen=True)
+class Layout:
+    """Which files a Megatron layout of a source has, and what is in them."""
+
+    fulls: list[Full]
+    rows: dict[str, int]
+    """Length of the first dimension with padding, by Megatron name."""
+    files: dict[str, dict[str, Spec]]
+
+
+def layout_of(source: Source, sizes: ParallelSizes, settings: Settings) -> Layout:
+    """
+    Raises:
+        LayoutError: the model does not divide.
+    """
+    check_layout(source.table, sizes)
+    layout = Layout([source.full(task) for task in source.plan(sizes)], {}, {})
+    for full in layout.fulls:
+        spec, task = full.spec, full.task
+        shape, ranks = list(spec.shape), task.shards(sizes)
+        if task.param.pads_vocab:
+            shape[0] = padded_vocab(shape[0], ranks)
+        layout.rows[task.name] = shape[0]
+        each = task.param.shard.shard_shape(shape, ranks, task.name)
+        for file in _files_of(task, sizes, source.table):
+            held = layout.files.setdefault(file, {})
+            held[task.name] = Spec(_target_dtype(full, settings), each)
+    return layout
+
+
+def to_mcore(
+    source: Source,
+    dst: Path,
+    sizes: ParallelSizes,
+    settings: Settings,
+    *,
+    finish: Callable[[Path], None] | None = None,
+) -> None:
     """Writes a Megatron layout of a Hugging Face checkpoint or of another layout.
+
+    Args:
+        finish: writes what else belongs to the folder, before it takes its name.
 
     Raises:
         LayoutError: the model does not divide.
         ConversionError: `dst` exists, or the disk is too small.
     """
     refuse_existing(dst)
-    check_layout(source.table, sizes)
-    fulls = [source.full(task) for task in source.plan(sizes)]
-    files: dict[str, dict[str, Spec]] = {}
-    rows = {}
-    for full in fulls:
-        spec, task = full.spec, full.task
-        shape = list(spec.shape)
-        if task.param.pads_vocab:
-            shape[0] = padded_vocab(shape[0], task.shards(sizes))
-        rows[task.name] = shape[0]
-        each = task.param.shard.shard_shape(shape, task.shards(sizes), task.name)
-        written = Spec(_target_dtype(full, settings), each)
-        for file in _files_of(task, sizes, source.table):
-            files.setdefault(file, {})[task.name] = written
-    with complete_or_absent(dst, _announced(files, settings)) as folder:
-        made = create_files((folder / name, specs) for name, specs in files.items())
+    layout = layout_of(source, sizes, settings)
+    with complete_or_absent(dst, _announced(layout.files, settings)) as folder:
+        made = create_files((folder / name, specs) for name, specs in layout.files.items())
         jobs = []
-        for full in fulls:
+        for full in layout.fulls:
             task = full.task
             pieces = tuple(
                 made[folder / file][task.name] for file in _files_of(task, sizes, source.table)
             )
-            jobs.append(_job(full, McoreSide(pieces, rows[task.name])))
+            jobs.append(_job(full, McoreSide(pieces, layout.rows[task.name])))
         _run(jobs, source, settings)
         copy_companions(source.folder.path, folder, settings.dtype)
         write_meta(
@@ -142,9 +171,11 @@ def to_mcore(source: Source, dst: Path, sizes: ParallelSizes, settings: Settings
             model_type=source.table.model_type,
             vocab=_vocab(source),
             repeats=source.repeats,
-            adapter=source.folder.adapter if isinstance(source.folder, McoreFolder) else None,
-            num_tensors={name: len(specs) for name, specs in files.items()},
+            adapter=source.adapter,
+            num_tensors={name: len(specs) for name, specs in layout.files.items()},
         )
+        if finish is not None:
+            finish(folder)
 
 
 def to_hf(
@@ -278,6 +309,7 @@ def _mcore_source(
         plan=lambda sizes: [t for t in plan(sizes) if (t.param.copy_of or t.name) in names],
         tensors=found,
         repeats=folder.repeats,
+        adapter=folder.adapter,
     )
 
 

@@ -1,0 +1,236 @@
+"""The command line: `mcore-adapter to-mcore|to-hf|convert|check`. Importing it loads nothing heavy.
+
+torch, transformers and megatron are not needed to convert, and are not imported by these commands.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from mcore_adapter.convert.arrays import FLOATS
+from mcore_adapter.convert.conversions import Settings
+from mcore_adapter.errors import AdapterError
+from mcore_adapter.sizes import ParallelSizes
+
+app = typer.Typer(
+    help="Hugging Face checkpoints in Megatron-Core parallel layouts, and back.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+_out = Console(highlight=False, soft_wrap=True)
+_err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+Src = Annotated[Path, typer.Argument(help="The folder to read.", metavar="SRC")]
+Dst = Annotated[Path, typer.Argument(help="The folder to write; must not exist.", metavar="DST")]
+Tp = Annotated[int | None, typer.Option("--tp", min=1, help="Tensor parallel ranks.")]
+Pp = Annotated[int | None, typer.Option("--pp", min=1, help="Pipeline stages.")]
+Vpp = Annotated[int | None, typer.Option("--vpp", min=1, help="Chunks of layers per stage.")]
+Ep = Annotated[int | None, typer.Option("--ep", min=1, help="Expert parallel ranks.")]
+Etp = Annotated[
+    int | None, typer.Option("--etp", min=1, help="Tensor parallel ranks of experts; --tp if left.")
+]
+Layers = Annotated[
+    str | None,
+    typer.Option("--layers", help="Layers of each chunk, as in 3,5,5,3; even if left."),
+]
+Dtype = Annotated[str | None, typer.Option("--dtype", help="fp32, bf16 or fp16; as it is if left.")]
+Workers = Annotated[
+    int | None, typer.Option("--workers", min=1, help="Processes; one per core if left.")
+]
+Base = Annotated[
+    Path | None, typer.Option("--base", help="The model of an adapter in PEFT format.")
+]
+Adapter = Annotated[Path | None, typer.Option("--adapter", help="A LoRA adapter of the model.")]
+Merge = Annotated[bool, typer.Option("--merge", help="Add the adapter to the weights.")]
+
+
+@app.command("to-mcore")
+def to_mcore(
+    src: Src,
+    dst: Dst,
+    tp: Tp = None,
+    pp: Pp = None,
+    vpp: Vpp = None,
+    ep: Ep = None,
+    etp: Etp = None,
+    layers: Layers = None,
+    dtype: Dtype = None,
+    workers: Workers = None,
+    base: Base = None,
+) -> None:
+    """Write a Megatron layout of a Hugging Face checkpoint, of an adapter, or of another layout."""
+    from mcore_adapter.convert import api
+
+    with _reported(), _progress() as settings:
+        sizes = _sizes(tp, pp, vpp, ep, etp, layers)
+        api.to_mcore(src, dst, sizes or ParallelSizes(), settings(dtype, workers), base=base)
+
+
+@app.command("to-hf")
+def to_hf(
+    src: Src,
+    dst: Dst,
+    adapter: Adapter = None,
+    merge: Merge = False,
+    dtype: Dtype = None,
+    workers: Workers = None,
+) -> None:
+    """Write Hugging Face files of a Megatron layout."""
+    from mcore_adapter.convert import api
+
+    with _reported(), _progress() as settings:
+        api.to_hf(src, dst, settings(dtype, workers), adapter=adapter, merge=merge)
+
+
+@app.command("convert")
+def convert(
+    src: Src,
+    dst: Dst,
+    tp: Tp = None,
+    pp: Pp = None,
+    vpp: Vpp = None,
+    ep: Ep = None,
+    etp: Etp = None,
+    layers: Layers = None,
+    dtype: Dtype = None,
+    workers: Workers = None,
+    base: Base = None,
+) -> None:
+    """Convert in the direction that SRC asks for.
+
+    Hugging Face becomes Megatron. Megatron becomes Megatron where sizes are given, and Hugging Face
+    where not.
+    """
+    from mcore_adapter.convert import api
+    from mcore_adapter.convert.folders import META
+
+    with _reported(), _progress() as settings:
+        sizes = _sizes(tp, pp, vpp, ep, etp, layers)
+        how = settings(dtype, workers)
+        if (src / META).is_file() and sizes is None:
+            api.to_hf(src, dst, how)
+        else:
+            api.to_mcore(src, dst, sizes or ParallelSizes(), how, base=base)
+
+
+@app.command("check")
+def check(
+    src: Src,
+    tp: Tp = None,
+    pp: Pp = None,
+    vpp: Vpp = None,
+    ep: Ep = None,
+    etp: Etp = None,
+    layers: Layers = None,
+    dtype: Dtype = None,
+    base: Base = None,
+) -> None:
+    """Say what a folder holds and how it divides. Reads headers only."""
+    from mcore_adapter.convert.check import check as report_of
+    from mcore_adapter.convert.check import describe
+
+    with _reported():
+        sizes = _sizes(tp, pp, vpp, ep, etp, layers)
+        report = report_of(src, sizes, dtype=_known(dtype), base=base)
+        _out.print(f"model type   {report.model_type} ({report.kind})")
+        types = ", ".join(f"{count:,} {dtype}" for dtype, count in report.dtypes.items())
+        _out.print(f"parameters   {report.num_parameters:,} ({types})")
+        _out.print(f"bytes        {_size(report.num_bytes)} in {report.num_tensors} tensors")
+        for name, fits in report.divides.items():
+            _out.print(f"{name} divides {' ' if len(name) < 3 else ''} {', '.join(map(str, fits))}")
+        _out.print(f"bytes of a rank at {describe(report.sizes)}")
+        for stage, (dense, experts) in report.rank_bytes.items():
+            of_experts = f", {_size(experts)} of it experts" if experts else ""
+            _out.print(f"  {stage:<10} {_size(dense + experts)}{of_experts}")
+        _out.print("every tensor is mapped")
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+@contextmanager
+def _reported() -> Iterator[None]:
+    """Errors as one line and exit code 1."""
+    try:
+        yield
+    except (AdapterError, OSError) as error:
+        _err.print(f"error: {error}", markup=False)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        _err.print("stopped: nothing was written")
+        raise typer.Exit(130) from None
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str | None, int | None], Settings]]:
+    """Gives settings that show a bar with GB/s; what they did is printed at the end."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    start, total = time.monotonic(), 0
+    columns = (
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}% {task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=_err, transient=True, disable=not _err.is_terminal) as bar:
+        task = bar.add_task("", total=None, rate="")
+
+        def announce(num_bytes: int) -> None:
+            nonlocal total
+            total += num_bytes
+            bar.update(task, total=total)
+
+        def advance(num_bytes: int) -> None:
+            done = bar.tasks[0].completed + num_bytes
+            bar.update(task, completed=done, rate=_rate(done, start))
+
+        def settings(dtype: str | None, workers: int | None) -> Settings:
+            return Settings(_known(dtype), workers, advance, announce)
+
+        yield settings
+    _out.print(f"wrote {_size(total)} at {_rate(total, start)}")
+
+
+def _rate(num_bytes: float, start: float) -> str:
+    return f"{num_bytes / 1e9 / max(time.monotonic() - start, 1e-9):.2f} GB/s"
+
+
+def _size(num_bytes: int) -> str:
+    for unit, factor in (("GB", 1e9), ("MB", 1e6)):
+        if num_bytes >= factor:
+            return f"{num_bytes / factor:.2f} {unit}"
+    return f"{num_bytes / 1e3:.1f} kB"
+
+
+def _known(dtype: str | None) -> str | None:
+    if dtype is not None and dtype not in FLOATS:
+        raise AdapterError(f"--dtype is {dtype!r}, expected one of {', '.join(FLOATS)}")
+    return dtype
+
+
+def _sizes(
+    tp: int | None,
+    pp: int | None,
+    vpp: int | None,
+    ep: int | None,
+    etp: int | None,
+    layers: str | None,
+) -> ParallelSizes | None:
+    """None where none is given."""
+    if {tp, pp, vpp, ep, etp, layers} == {None}:
+        return None
+    try:
+        lengths = tuple(int(n) for n in layers.split(",")) if layers is not None else None
+    except ValueError:
+        raise AdapterError(f"--layers is {layers!r}, expected numbers as in 3,5,5,3") from None
+    return ParallelSizes(tp=tp or 1, pp=pp or 1, vpp=vpp or 1, ep=ep or 1, etp=etp, layers=lengths)

@@ -1,0 +1,259 @@
+"""LoRA adapters in PEFT format <-> Megatron shards, and their products added to the weights.
+
+No second table: factor A of a weight is cut as its input is, or replicated, and factor B goes
+through the operator of the weight. Where Megatron fuses weights that have factors of their own, A
+holds theirs one above the other and B is block diagonal:
+
+    q: B1 A1, v: B2 A2   ->   A = [A1; A2], B = fuse([B1 0], [0 0], [0 B2])
+
+which has the same product and is taken apart again to the bit. An adapter that was trained on the
+fused weight has one A for all parts; they share it on the way back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mcore_adapter.convert.arrays import A, cut, join, zeros
+from mcore_adapter.convert.engine import Delta
+from mcore_adapter.convert.folders import HfFolder, read_json
+from mcore_adapter.convert.ops import FormatOp, FuseGateUp, FuseQKV, Rename, Shape
+from mcore_adapter.convert.plan import HfRef, Task, tasks
+from mcore_adapter.convert.shards import Replicated, Sharded
+from mcore_adapter.convert.table import ModelTable, Param
+from mcore_adapter.convert.tensorfile import read_header
+from mcore_adapter.errors import ConversionError
+from mcore_adapter.sizes import ParallelSizes
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+_UNSUPPORTED = ("modules_to_save", "use_dora", "target_parameters", "trainable_token_indices")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Which Hugging Face weights of one Megatron weight have factors."""
+
+    modules: tuple[str, ...]
+    """Without `.weight`, in the order of the operator."""
+    ranks: tuple[int, ...]
+    """Of each; a single one where several modules share one A."""
+
+
+@dataclass(frozen=True)
+class StackA:
+    """Factors A of the parts of a fused weight, `[rank, in]`, one above the other."""
+
+    mcore: str
+    hf: tuple[str, ...]
+    ranks: tuple[int, ...]
+
+    def to_mcore(self, hf: Sequence[A], shape: Shape) -> A:
+        if len(self.ranks) < len(self.hf):
+            raise ConversionError(f"{self.mcore} is shared; only Megatron layouts have such")
+        return join(hf)
+
+    def to_hf(self, mcore: A, shape: Shape) -> list[A]:
+        if len(self.ranks) < len(self.hf):
+            return [mcore] * len(self.hf)
+        return cut(mcore, self.ranks)
+
+
+@dataclass(frozen=True)
+class BlockB:
+    """Factors B of the parts of a fused weight, `[out, rank]`, as a block diagonal."""
+
+    mcore: str
+    hf: tuple[str, ...]
+    ranks: tuple[int, ...]
+    fuse: FormatOp
+    which: tuple[int, ...]
+    """Which parts of the weight the factors belong to; the others have zeros."""
+
+    def to_mcore(self, hf: Sequence[A], shape: Shape) -> A:
+        total, parts = sum(self.ranks), dict(zip(self.which, hf, strict=True))
+        wide = []
+        for index in range(len(self.fuse.hf)):
+            if index not in parts:
+                rows = _rows(self.fuse, index, {i: b.shape[0] for i, b in parts.items()}, shape)
+                wide.append(zeros(hf[0], (rows, total)))
+                continue
+            at = self.which.index(index)
+            before, rows = sum(self.ranks[:at]), parts[index].shape[0]
+            after = total - before - self.ranks[at]
+            sides = zeros(hf[0], (rows, before)), zeros(hf[0], (rows, after))
+            wide.append(join([sides[0], parts[index], sides[1]], 1))
+        return self.fuse.to_mcore(wide, shape)
+
+    def to_hf(self, mcore: A, shape: Shape) -> list[A]:
+        parts = self.fuse.to_hf(mcore, shape)
+        if len(self.ranks) < len(self.hf):
+            return [parts[index] for index in self.which]
+        found = []
+        for index, part in enumerate(parts):
+            blocks = cut(part, self.ranks, 1)
+            at = self.which.index(index) if index in self.which else None
+            others = [block for i, block in enumerate(blocks) if i != at]
+            if any(isinstance(block, np.ndarray) and block.any() for block in others):
+                raise ConversionError(
+                    f"{self.mcore} is not block diagonal: it was trained after it was read from "
+                    "PEFT files; write it with one shared A of the whole rank"
+                )
+            if at is not None:
+                found.append(blocks[at])
+        return found
+
+
+def _rows(fuse: FormatOp, index: int, known: Mapping[int, int], shape: Shape) -> int:
+    """Output features of a part of a fused weight that has no factors."""
+    if isinstance(fuse, FuseQKV):
+        queries = shape.num_heads * (2 if fuse.gated else 1)
+        return (queries if index == 0 else shape.num_kv_heads) * shape.head_dim
+    if isinstance(fuse, FuseGateUp):
+        return next(iter(known.values()))
+    raise ConversionError(f"{fuse.mcore}: give all of {', '.join(fuse.hf)} factors, or none")
+
+
+def open_peft(path: Path, base: Mapping[str, Any]) -> HfFolder:
+    """
+    Args:
+        base: the `config.json` of the model that the adapter changes.
+
+    Raises:
+        ConversionError: it is no LoRA adapter of linear layers.
+    """
+    config = read_json(path / CONFIG)
+    if config.get("peft_type") != "LORA":
+        raise ConversionError(f"{path} is of type {config.get('peft_type')!r}, expected 'LORA'")
+    for name in _UNSUPPORTED:
+        if config.get(name):
+            raise ConversionError(
+                f"{path / CONFIG}: {name} is {config[name]!r}; only low-rank factors of linear "
+                "layers are converted"
+            )
+    if not (path / WEIGHTS).is_file():
+        raise ConversionError(f"{path / WEIGHTS} is missing")
+    tensors = read_header(path / WEIGHTS)
+    strange = [name for name in tensors if not _NAME.fullmatch(name)]
+    if strange:
+        raise ConversionError(f"{path / WEIGHTS}: {strange[0]} is no factor of a linear layer")
+    lonely = [name for name in tensors if _partner(name) not in tensors]
+    if lonely:
+        raise ConversionError(f"{path / WEIGHTS} has {lonely[0]} but not {_partner(lonely[0])}")
+    return HfFolder(path, base, tensors)
+
+
+def _partner(name: str) -> str:
+    one, other = (".lora_A.", ".lora_B.") if ".lora_A." in name else (".lora_B.", ".lora_A.")
+    return name.replace(one, other)
+
+
+def factor(module: str, which: str) -> str:
+    """The name of a factor in a PEFT file."""
+    return f"base_model.model.{module}.lora_{which}.weight"
+
+
+def targets_of(folder: HfFolder, table: ModelTable) -> dict[str, Target]:
+    """Megatron weights that a PEFT adapter changes.
+
+    Raises:
+        ConversionError: it changes a weight that the model does not have.
+    """
+    have = {match[1] for name in folder.tensors if (match := _NAME.fullmatch(name))}
+    found = {}
+    left = set(have)
+    for task in tasks(table, ParallelSizes()):
+        modules = tuple(m for ref in task.hf if (m := ref.name.removesuffix(".weight")) in have)
+        if not modules:
+            continue
+        ranks = tuple(folder.tensors[factor(m, "A")].spec.shape[0] for m in modules)
+        found[task.name] = Target(modules, ranks)
+        left -= set(modules)
+    if left:
+        raise ConversionError(
+            f"{folder.path} changes {min(left)}, and the table of {table.model_type} has no row "
+            f"for {min(left)}.weight"
+        )
+    return found
+
+
+def adapter_plan(
+    table: ModelTable, targets: Mapping[str, Target]
+) -> Callable[[ParallelSizes], list[Task]]:
+    """The tasks of an adapter, for any sizes."""
+
+    def plan(sizes: ParallelSizes) -> list[Task]:
+        planned = [task for task in tasks(table, sizes) if task.param.copy_of is None]
+        return [part for task in planned if task.name in targets for part in _split(task, targets)]
+
+    return plan
+
+
+def _split(task: Task, targets: Mapping[str, Target]) -> tuple[Task, Task]:
+    target = targets[task.name]
+    module = task.name.removesuffix(".weight")
+    op, shard = task.param.op, task.param.shard
+    if not isinstance(op, FuseQKV | FuseGateUp | Rename):
+        raise ConversionError(f"{task.name}: LoRA is not converted through {type(op).__name__}")
+    names = [ref.name.removesuffix(".weight") for ref in task.hf]
+    factors_a, factors_b = (tuple(factor(m, x) for m in target.modules) for x in "AB")
+    of_input = isinstance(shard, Sharded) and shard.dim == 1
+    stack = StackA(f"{module}.lora_A.weight", factors_a, target.ranks)
+    blocks = BlockB(
+        f"{module}.lora_B.weight",
+        factors_b,
+        target.ranks,
+        op,
+        tuple(names.index(m) for m in target.modules),
+    )
+
+    def part(op: StackA | BlockB, param: Param) -> Task:
+        refs = tuple(HfRef(name) for name in op.hf)
+        return Task(op.mcore, param, refs, task.layer, task.expert)
+
+    row = replace(task.param, stacked=False, layers=None)
+    return (
+        part(
+            stack,
+            replace(row, op=stack, shard=shard if of_input else Replicated(), pads_vocab=False),
+        ),
+        part(blocks, replace(row, op=blocks, shard=Replicated() if of_input else shard)),
+    )
+
+
+def to_note(targets: Mapping[str, Target]) -> dict[str, Any]:
+    """For `mcore.json`."""
+    return {name: asdict(target) for name, target in targets.items()}
+
+
+def from_note(note: Mapping[str, Any]) -> dict[str, Target]:
+    return {
+        name: Target(tuple(entry["modules"]), tuple(entry["ranks"])) for name, entry in note.items()
+    }
+
+
+def deltas_of(folder: HfFolder) -> dict[str, Delta]:
+    """What an adapter adds to which Hugging Face weight."""
+    config = read_json(folder.path / CONFIG)
+    found = {}
+    for name, piece in folder.tensors.items():
+        match = _NAME.fullmatch(name)
+        if match is None or match[2] != "A":
+            continue
+        rank = piece.spec.shape[0]
+        alpha = _pattern(config.get("alpha_pattern") or {}, match[1], config["lora_alpha"])
+        scale = alpha / (sqrt(rank) if config.get("use_rslora") else rank)
+        found[f"{match[1]}.weight"] = Delta(piece, folder.tensors[factor(match[1], "B")], scale)
+    return found
+
+
+def _pattern(patterns: Mapping[str, float], module: str, default: float) -> float:
+    """PEFT matches the keys of its patterns against the end of a name."""
+    return next((v for k, v in patterns.items() if re.match(rf"(.*\.)?({k})$", module)), default)
