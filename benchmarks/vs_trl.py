@@ -17,6 +17,8 @@ The settings, on both sides:
 - TRL takes the batch in one piece, which is its fastest, and pads it to its longest response; ours
   goes through in pieces of 2048 tokens, which gives the same gradient. `--trl-small` measures TRL
   with activations recomputed and the batch in 8 pieces, its smallest.
+- Threads spin between parallel regions (`GOMP_SPINCOUNT`), which is the default of a process that
+  is alone, as TRL is; our engines by default leave their cores to others.
 - In the fixed workload TRL goes on for 128 tokens by `min_new_tokens`, vLLM by `ignore_eos`.
 
 Wall-clock is from one record of a step to the next, CPU is user and system time of all processes of
@@ -210,6 +212,7 @@ def measure(bench: Bench, case: Case, side: str, number: int) -> dict[str, Any]:
     command, steps_file = (bench.trl if side == "trl" else bench.roll)(case, folder)
     env = os.environ | {
         "OMP_NUM_THREADS": "2",
+        "GOMP_SPINCOUNT": "300000",
         "PYTHONPATH": f"{ROOT}:{HERE}" if side == "roll" else "",
         "HF_HUB_OFFLINE": "1",
     }

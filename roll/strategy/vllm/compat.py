@@ -27,10 +27,10 @@ def engine_environment(
         # Even in eager mode vLLM compiles its sampler with g++ at the first batch (8-15 s); the
         # compiled code is no faster.
         wanted["TORCHDYNAMO_DISABLE"] = "1"
-        # A step of the model is a hundred short parallel regions: threads that sleep between them
-        # take longer to wake than the region lasts. They spin for some milliseconds at most, so
-        # that an idle engine leaves its cores to the trainer.
-        wanted["GOMP_SPINCOUNT"] = "300000"
+        # Idle OpenMP threads sleep instead of spinning on cores that others need. On cores of its
+        # own an engine is up to twice as fast with GOMP_SPINCOUNT=300000, which a user may set; on
+        # cores that are shared, threads that spin for each other take many times as long.
+        wanted["OMP_WAIT_POLICY"] = "passive"
         wanted[YIELDS_CORES] = "1"
         if processes == 1:
             # vLLM counts the threads of the workers it starts, not those of its scheduler.
