@@ -11,7 +11,7 @@ from tests.convert.parity import Case, assert_equal, compare
 from tests.convert.spawned import run_ranks
 from tests.convert.tiny_models import rows, save_model, save_reference
 
-NAMES = ("llama", "llama_biased_tied", "mistral", "qwen2_tied", "qwen3", "qwen3_tied")
+NAMES = ("llama", "llama_biased_tied", "mistral", "qwen2_tied", "qwen3", "qwen3_tied", "seed_oss")
 TWO = (
     ParallelSizes(),
     ParallelSizes(tp=2),

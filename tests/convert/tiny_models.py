@@ -70,6 +70,62 @@ MODELS: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
     },
     "seed_oss": {"model_type": "seed_oss", "head_dim": 12, "residual_dropout": 0.0},
+    "deepseek_v3": {
+        "model_type": "deepseek_v3",
+        "num_key_value_heads": 4,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 6,
+        "n_routed_experts": 8,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 4,
+        "n_group": 4,
+        "topk_group": 2,
+        "moe_intermediate_size": 20,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 2.5,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "mscale": 0.7,
+            "mscale_all_dim": 1.0,
+        },
+    },
+    "glm4_moe": {
+        "model_type": "glm4_moe",
+        "head_dim": 16,
+        "attention_bias": True,
+        "use_qk_norm": True,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20,
+        "first_k_dense_replace": 1,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+        },
+    },
+    "gpt_oss": {
+        "model_type": "gpt_oss",
+        "head_dim": 12,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 5,
+        "swiglu_limit": 0.5,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "truncate": False,
+        },
+    },
     "qwen2_tied": {"model_type": "qwen2", "tie_word_embeddings": True},
     "qwen3": {"model_type": "qwen3", "head_dim": 12},
     "qwen3_tied": {"model_type": "qwen3", "head_dim": 12, "tie_word_embeddings": True},
@@ -86,6 +142,9 @@ def save_model(folder: Path, name: str, *, dtype: torch.dtype = torch.float32) -
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
+        for label, buffer in model.named_buffers():
+            if "correction_bias" in label:
+                buffer.normal_(std=0.2)
     model.save_pretrained(folder / name)
     return folder / name
 

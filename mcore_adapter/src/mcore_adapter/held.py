@@ -62,7 +62,9 @@ def held_tensors(
     due = {
         task.name: task
         for task in tasks(table, sizes)
-        if ranks.pp in task.stages(sizes, table)
+        # Layers that predict further tokens are not built: Hugging Face does not compute them.
+        if not task.param.optional
+        and ranks.pp in task.stages(sizes, table)
         and task.expert_rank(sizes, table) in (None, ranks.ep)
     }
     check_modules(due, have, table)

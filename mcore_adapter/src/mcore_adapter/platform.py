@@ -72,13 +72,17 @@ def adapt_to_cpu(*, has_cuda: bool | None = None) -> bool:
     return True
 
 
-def define_te_names() -> None:
-    """megatron-core 0.16.1 leaves `te_general_gemm` undefined without Transformer Engine, and then
-    compares it with None in every router. To be removed with the version that defines it."""
+def mend_missing_te() -> None:
+    """Two slips of megatron-core 0.16.1 where Transformer Engine is not installed, and only there
+    to be mended. To be removed with the version that runs without."""
     with quiet_imports():
+        from megatron.core.transformer import multi_latent_attention
         from megatron.core.transformer.moe import moe_utils
+    # Every router compares this name with None, and nothing defines it.
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None
+    # Latent attention takes the stand-ins for Transformer Engine's classes for the classes.
+    multi_latent_attention.HAVE_TE = False
 
 
 class _Idle:

@@ -13,7 +13,7 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 
 from mcore_adapter.build.families import fields_of
 from mcore_adapter.build.rope import Rope, rope_of
-from mcore_adapter.errors import ConfigError
+from mcore_adapter.errors import ConfigError, LayoutError
 from mcore_adapter.sizes import ParallelSizes
 
 ACTIVATIONS = {
@@ -21,6 +21,7 @@ ACTIVATIONS = {
     "swish": F.silu,
     "gelu": F.gelu,
     "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "relu": F.relu,
 }
 """`hidden_act` in a `config.json`."""
@@ -53,7 +54,8 @@ class ModelConfig:
     """Everything that building a model takes."""
 
     transformer: TransformerConfig
-    rope: Rope
+    rope: Rope | None
+    """None where attention computes it itself."""
     te: bool
     out_bias: bool
     tied: bool
@@ -78,16 +80,23 @@ def model_config(
     fields = fields_of(config)
     values = dict(fields.config)
     activation = values.pop("activation_func")
-    if activation not in ACTIVATIONS and not callable(activation):
+    if activation not in ACTIVATIONS:
         raise ConfigError(
             f"config.json: hidden_act {activation!r} is not supported, only {list(ACTIVATIONS)}"
         )
-    values["activation_func"] = ACTIVATIONS.get(activation, activation)
-    rope = rope_of(config, fields.rope_width)
+    values["activation_func"] = ACTIVATIONS[activation]
+    rope = None if fields.latent else rope_of(config, fields.rope_width)
     sparse = "num_moe_experts" in values
+    if sparse and values.get("add_bias_linear") and sizes.expert_tp > 1:
+        raise LayoutError(
+            f"experts of {config['model_type']} have biases, which Megatron-Core cannot cut over "
+            f"etp = {sizes.expert_tp} ranks; say etp = 1"
+        )
     sequence_parallel = options.sequence_parallel
     if sequence_parallel is None:
         sequence_parallel = sparse and sizes.tp > 1
+    if sparse and sizes.tp > 1 and not sequence_parallel:
+        raise LayoutError("models with experts need sequence_parallel where tp is more than 1")
     cuda = torch.cuda.is_available()
     made = (MLATransformerConfig if fields.latent else TransformerConfig)(
         **{
@@ -121,7 +130,7 @@ def model_config(
             **values,
         }
     )
-    if rope.scale != 1.0 and not fields.latent:
+    if rope is not None and rope.scale != 1.0:
         # Attention reads the scale of cosines and sines from this factor: 0.1 * ln(factor) + 1.
         made.yarn_rotary_scaling_factor = math.exp((rope.scale - 1.0) / 0.1)
     return ModelConfig(

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from mcore_adapter.errors import LayoutError
-from mcore_adapter.platform import define_te_names, quiet_imports
-from mcore_adapter.sizes import ParallelSizes
+from mcore_adapter.platform import mend_missing_te, quiet_imports
+from mcore_adapter.sizes import ParallelSizes, padded_vocab
 
 with quiet_imports():
     from megatron.core import parallel_state
@@ -58,11 +58,6 @@ def init_parallel(
     model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
 
 
-def padded_vocab(vocab: int, tp: int) -> int:
-    """Rows of an embedding: the vocabulary, filled up to divide over the tensor parallel ranks."""
-    return -(-vocab // tp) * tp
-
-
 def build_model(
     config: Mapping[str, Any], sizes: ParallelSizes, options: BuildOptions | None = None
 ) -> list[GPTModel]:
@@ -79,7 +74,7 @@ def build_model(
     """
     options = options or BuildOptions()
     if not HAVE_TE:
-        define_te_names()
+        mend_missing_te()
     te = options.te if options.te is not None else HAVE_TE and torch.cuda.is_available()
     if te and not HAVE_TE:
         raise LayoutError("layers of Transformer Engine are asked for, which is not installed")
@@ -111,16 +106,17 @@ def _chunk(made: ModelConfig, sizes: ParallelSizes, chunk: int) -> GPTModel:
 
 
 def _mark_experts(model: GPTModel) -> None:
-    """Gradients of experts are reduced over the ranks that hold the same experts. Megatron-Core
-    marks their parameters only for ep > 1, and so leaves them apart where etp is less than tp."""
+    """Gradients of experts are reduced over the ranks that hold the same experts, and over no
+    others. Megatron-Core marks their parameters only for ep > 1, and so leaves gradients apart
+    where etp is less than tp; and it sums those of biases over the tensor parallel ranks, too."""
     for name, parameter in model.named_parameters():
         if ".experts." in name:
             parameter.allreduce = False
+            parameter.sequence_parallel = False
 
 
 def _set_rope(model: GPTModel, made: ModelConfig) -> None:
     """Megatron-Core computes frequencies of fewer kinds, and some with fixed constants."""
-    frequencies = made.rope.inverse_frequencies
-    if made.transformer.multi_latent_attention:
-        return
-    model.rotary_pos_emb.inv_freq = frequencies.to(model.rotary_pos_emb.inv_freq.device)
+    if made.rope is not None:
+        rotary = model.rotary_pos_emb
+        rotary.inv_freq = made.rope.inverse_frequencies.to(rotary.inv_freq.device)

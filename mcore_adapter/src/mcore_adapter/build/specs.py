@@ -15,8 +15,10 @@ from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
 
 from mcore_adapter.build.attention import CoreAttention
+from mcore_adapter.build.latent import LatentAttention
 from mcore_adapter.build.norm import RMSNorm
 from mcore_adapter.errors import ConfigError
 
@@ -29,6 +31,18 @@ class BiasedOutput(RowParallelLinear):
 
     def __init__(self, *args: Any, bias: bool, **kwargs: Any) -> None:
         super().__init__(*args, bias=True, **kwargs)
+
+
+class ExpertOutput(RowParallelLinear):
+    """Second linear layer of an expert that has biases.
+
+    Its output is a copy, because the bias is added in place: to a view of a custom function's
+    input, which autograd refuses.
+    """
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        output, bias = super().forward(hidden)
+        return output.clone(), bias
 
 
 def block_spec(
@@ -81,6 +95,8 @@ def _local_layer(config: TransformerConfig, sparse: bool, out_bias: bool) -> Mod
         normalization="RMSNorm",
     )
     layer = spec.submodules
+    if config.multi_latent_attention:
+        layer.self_attention.module = LatentAttention
     layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
     attention = layer.self_attention.submodules
     attention.core_attention = CoreAttention
@@ -89,4 +105,6 @@ def _local_layer(config: TransformerConfig, sparse: bool, out_bias: bool) -> Mod
             setattr(attention, name, RMSNorm)
     if out_bias:
         attention.linear_proj = BiasedOutput
+    if sparse and config.add_bias_linear:
+        layer.mlp.submodules.experts.submodules.linear_fc2 = ExpertOutput
     return spec
