@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import multiprocessing as mp
+import pickle
 import tempfile
 import time
 import traceback
@@ -63,7 +64,7 @@ def _answers(pipes: list[Connection], folder: Path, timeout_s: float) -> list[An
         for pipe in ready:
             rank = pipes.index(pipe)  # type: ignore[arg-type]
             try:
-                good, answer = pipes[rank].recv()
+                good, answer = pickle.loads(pipes[rank].recv_bytes())
             except EOFError:
                 raise RuntimeError(f"rank {rank} died without a word") from None
             if not good:
@@ -95,7 +96,8 @@ def _rank(
                 world_size=ranks,
                 timeout=timedelta(seconds=timeout_s),
             )
-            pipe.send((True, work(*args)))
+            # Not `send`, which would leave tensors in the memory of a process that ends.
+            pipe.send_bytes(pickle.dumps((True, work(*args))))
         except BaseException:  # noqa: BLE001 - raised again where it is awaited
-            pipe.send((False, traceback.format_exc()))
+            pipe.send_bytes(pickle.dumps((False, traceback.format_exc())))
         faulthandler.cancel_dump_traceback_later()

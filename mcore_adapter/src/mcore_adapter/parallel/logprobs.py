@@ -1,0 +1,115 @@
+"""Log-probabilities and entropy of tokens whose logits are cut over tensor parallel ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def token_logprobs(
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    vocab: int,
+    temperature: float = 1.0,
+    group: dist.ProcessGroup | None = None,
+    chunk: int = 1024,
+) -> tuple[Tensor, Tensor]:
+    """Natural log-probabilities of the given tokens, and the entropy of each distribution.
+
+    The softmax of all tokens is never there: `chunk` of them at a time are widened to fp32, forward
+    and backward. Two small collectives per call, whatever the number of tokens.
+
+    Args:
+        logits: [..., padded vocabulary / tp], this rank's columns.
+        targets: [...], token numbers, the same on all ranks.
+        vocab: tokens; the columns after them are padding and have no probability.
+        temperature: logits are divided by it.
+        group: the tensor parallel ranks, in the order of their columns; None: logits are whole.
+
+    Returns:
+        [...] each, fp32. Both can be differentiated, the same gradients coming in on all ranks.
+    """
+    flat = logits.flatten(0, -2)
+    logprobs, entropy = _TokenLogprobs.apply(
+        flat, targets.flatten(), vocab, temperature, group, chunk
+    )
+    return logprobs.view(targets.shape), entropy.view(targets.shape)
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits_NV: Tensor,
+        targets_N: Tensor,
+        vocab: int,
+        temperature: float,
+        group: dist.ProcessGroup | None,
+        chunk: int,
+    ) -> tuple[Tensor, Tensor]:
+        width = logits_NV.shape[1]
+        start = 0 if group is None else dist.get_rank(group) * width
+        columns = min(max(vocab - start, 0), width)
+        ctx.scope = (columns, start, temperature, chunk)
+        parts = list(zip(logits_NV.split(chunk), targets_N.split(chunk), strict=True))
+        top_N = torch.cat([_top(rows[:, :columns]) for rows, _ in parts]) / temperature
+        _all_reduce(top_N, dist.ReduceOp.MAX, group)
+        sums_3N = torch.cat(
+            [
+                _sums(rows[:, :columns].float() / temperature, wanted - start, top)
+                for (rows, wanted), top in zip(parts, top_N.split(chunk), strict=True)
+            ],
+            dim=1,
+        )
+        _all_reduce(sums_3N, dist.ReduceOp.SUM, group)
+        mass_N, weighted_N, target_N = sums_3N
+        normalizer_N = mass_N.log() + top_N
+        entropy_N = normalizer_N - weighted_N / mass_N
+        ctx.save_for_backward(logits_NV, targets_N, normalizer_N, entropy_N)
+        ctx.set_materialize_grads(False)
+        return target_N - normalizer_N, entropy_N
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        logits_NV, targets_N, normalizer_N, entropy_N = ctx.saved_tensors
+        columns, start, temperature, chunk = ctx.scope
+        found_NV = torch.zeros_like(logits_NV)
+        for i in range(0, len(targets_N), chunk):
+            rows = slice(i, i + chunk)
+            logprobs = logits_NV[rows, :columns].float() / temperature - normalizer_N[rows, None]
+            probs = logprobs.exp()
+            found = torch.zeros_like(probs)
+            logprob_grad, entropy_grad = (None if g is None else g[rows, None] for g in grads)
+            if logprob_grad is not None:
+                local = targets_N[rows] - start
+                mine = (local >= 0) & (local < columns)
+                found -= probs * logprob_grad
+                found[mine, local[mine]] += logprob_grad[mine, 0]
+            if entropy_grad is not None:
+                found -= probs * (logprobs + entropy_N[rows, None]) * entropy_grad
+            found_NV[rows, :columns] = (found / temperature).to(found_NV.dtype)
+        return found_NV, None, None, None, None, None
+
+
+def _top(rows_NV: Tensor) -> Tensor:
+    if rows_NV.shape[1] == 0:
+        return torch.full((len(rows_NV),), -torch.inf, device=rows_NV.device)
+    return rows_NV.amax(dim=1).float()
+
+
+def _sums(scaled_NV: Tensor, local_N: Tensor, top_N: Tensor) -> Tensor:
+    """[3, N]: of exp(x - top), of exp(x - top) * x, and the target's x where it is this rank's."""
+    weights_NV = (scaled_NV - top_N[:, None]).exp()
+    mine_N = (local_N >= 0) & (local_N < scaled_NV.shape[1])
+    target_N = torch.zeros_like(top_N)
+    target_N[mine_N] = scaled_NV[mine_N, local_N[mine_N]]
+    return torch.stack([weights_NV.sum(dim=1), (weights_NV * scaled_NV).sum(dim=1), target_N])
+
+
+def _all_reduce(tensor: Tensor, op: dist.ReduceOp.RedOpType, group: object) -> None:
+    if group is not None:
+        dist.all_reduce(tensor, op, group=group)

@@ -1,0 +1,58 @@
+"""Log-probabilities of a vocabulary that is cut over ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from mcore_adapter.parallel.logprobs import token_logprobs
+from tests.convert.spawned import run_ranks
+
+VOCAB, PADDED, ROWS = 13, 16, 10
+
+
+def example() -> tuple[Tensor, Tensor, Tensor]:
+    """Logits [2, 5, PADDED], targets [2, 5], and weights [2, 2, 5] of the two results."""
+    g = torch.Generator().manual_seed(5)
+    logits = torch.randn(2, 5, PADDED, generator=g) * 3
+    targets = torch.randint(0, VOCAB, (2, 5), generator=g)
+    return logits, targets, torch.randn(2, 2, 5, generator=g)
+
+
+def by_hand(temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities, entropy, and the gradient of their weighted sum, in float64."""
+    logits, targets, weights = example()
+    wide = logits.double().requires_grad_()
+    logprobs = (wide[..., :VOCAB] / temperature).log_softmax(-1)
+    chosen = logprobs.gather(-1, targets[..., None])[..., 0]
+    entropy = -(logprobs.exp() * logprobs).sum(-1)
+    (chosen * weights[0] + entropy * weights[1]).sum().backward()
+    assert wide.grad is not None
+    return chosen.detach(), entropy.detach(), wide.grad
+
+
+def on_ranks(temperature: float, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
+    group = torch.distributed.group.WORLD
+    ranks, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+    logits, targets, weights = example()
+    mine = logits.chunk(ranks, dim=-1)[rank].clone().requires_grad_()
+    found = token_logprobs(
+        mine, targets, vocab=VOCAB, temperature=temperature, group=group, chunk=chunk
+    )
+    (found[0] * weights[0] + found[1] * weights[1]).sum().backward()
+    assert mine.grad is not None
+    return found[0].detach(), found[1].detach(), mine.grad
+
+
+# On eight ranks the last one has nothing but padding.
+@pytest.mark.parametrize(("ranks", "chunk"), [(1, 1024), (2, 3), (8, 4)])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_they_are_those_of_the_whole_vocabulary(ranks: int, chunk: int, temperature: float) -> None:
+    expected = by_hand(temperature)
+    answers = run_ranks(on_ranks, ranks, temperature, chunk)
+    for logprobs, entropy, _ in answers:
+        torch.testing.assert_close(logprobs.double(), expected[0], atol=1e-5, rtol=0)
+        torch.testing.assert_close(entropy.double(), expected[1], atol=1e-5, rtol=0)
+    gradient = torch.cat([answer[2] for answer in answers], dim=-1)
+    torch.testing.assert_close(gradient.double(), expected[2], atol=1e-5, rtol=0)
