@@ -8,8 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -52,16 +54,48 @@ Adapter = Annotated[Path | None, typer.Option("--adapter", help="A LoRA adapter 
 Merge = Annotated[bool, typer.Option("--merge", help="Add the adapter to the weights.")]
 
 
-@app.command("to-mcore")
-def to_mcore(
-    src: Src,
-    dst: Dst,
+def size_options(
     tp: Tp = None,
     pp: Pp = None,
     vpp: Vpp = None,
     ep: Ep = None,
     etp: Etp = None,
     layers: Layers = None,
+) -> ParallelSizes | None:
+    """None where none is given."""
+    if {tp, pp, vpp, ep, etp, layers} == {None}:
+        return None
+    try:
+        lengths = tuple(int(n) for n in layers.split(",")) if layers is not None else None
+    except ValueError:
+        raise AdapterError(f"--layers is {layers!r}, expected numbers as in 3,5,5,3") from None
+    return ParallelSizes(tp=tp or 1, pp=pp or 1, vpp=vpp or 1, ep=ep or 1, etp=etp, layers=lengths)
+
+
+def takes_sizes(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose argument `sizes` is given as the options of `size_options`."""
+    own, options = signature(command, eval_str=True), signature(size_options, eval_str=True)
+    arguments = [p for name, p in own.parameters.items() if name != "sizes"]
+
+    @wraps(command)
+    def with_options(**values: Any) -> None:
+        with _reported():
+            given = {name: values.pop(name) for name in options.parameters}
+            command(sizes=size_options(**given), **values)
+
+    taken = [*arguments, *options.parameters.values()]
+    taken.sort(key=lambda p: p.default is not Parameter.empty)
+    with_options.__signature__ = Signature(taken)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {p.name: p.annotation for p in taken}
+    return with_options
+
+
+@app.command("to-mcore")
+@takes_sizes
+def to_mcore(
+    src: Src,
+    dst: Dst,
+    sizes: ParallelSizes | None,
     dtype: Dtype = None,
     workers: Workers = None,
     base: Base = None,
@@ -69,8 +103,7 @@ def to_mcore(
     """Write a Megatron layout of a Hugging Face checkpoint, of an adapter, or of another layout."""
     from mcore_adapter.convert import api
 
-    with _reported(), _progress() as settings:
-        sizes = _sizes(tp, pp, vpp, ep, etp, layers)
+    with _progress() as settings:
         api.to_mcore(src, dst, sizes or ParallelSizes(), settings(dtype, workers), base=base)
 
 
@@ -91,15 +124,11 @@ def to_hf(
 
 
 @app.command("convert")
+@takes_sizes
 def convert(
     src: Src,
     dst: Dst,
-    tp: Tp = None,
-    pp: Pp = None,
-    vpp: Vpp = None,
-    ep: Ep = None,
-    etp: Etp = None,
-    layers: Layers = None,
+    sizes: ParallelSizes | None,
     dtype: Dtype = None,
     workers: Workers = None,
     base: Base = None,
@@ -112,8 +141,7 @@ def convert(
     from mcore_adapter.convert import api
     from mcore_adapter.convert.folders import META
 
-    with _reported(), _progress() as settings:
-        sizes = _sizes(tp, pp, vpp, ep, etp, layers)
+    with _progress() as settings:
         how = settings(dtype, workers)
         if (src / META).is_file() and sizes is None:
             api.to_hf(src, dst, how)
@@ -122,35 +150,24 @@ def convert(
 
 
 @app.command("check")
-def check(
-    src: Src,
-    tp: Tp = None,
-    pp: Pp = None,
-    vpp: Vpp = None,
-    ep: Ep = None,
-    etp: Etp = None,
-    layers: Layers = None,
-    dtype: Dtype = None,
-    base: Base = None,
-) -> None:
+@takes_sizes
+def check(src: Src, sizes: ParallelSizes | None, dtype: Dtype = None, base: Base = None) -> None:
     """Say what a folder holds and how it divides. Reads headers only."""
     from mcore_adapter.convert.check import check as report_of
     from mcore_adapter.convert.check import describe
 
-    with _reported():
-        sizes = _sizes(tp, pp, vpp, ep, etp, layers)
-        report = report_of(src, sizes, dtype=_known(dtype), base=base)
-        _out.print(f"model type   {report.model_type} ({report.kind})")
-        types = ", ".join(f"{count:,} {dtype}" for dtype, count in report.dtypes.items())
-        _out.print(f"parameters   {report.num_parameters:,} ({types})")
-        _out.print(f"bytes        {_size(report.num_bytes)} in {report.num_tensors} tensors")
-        for name, fits in report.divides.items():
-            _out.print(f"{name} divides {' ' if len(name) < 3 else ''} {', '.join(map(str, fits))}")
-        _out.print(f"bytes of a rank at {describe(report.sizes)}")
-        for stage, (dense, experts) in report.rank_bytes.items():
-            of_experts = f", {_size(experts)} of it experts" if experts else ""
-            _out.print(f"  {stage:<10} {_size(dense + experts)}{of_experts}")
-        _out.print("every tensor is mapped")
+    report = report_of(src, sizes, dtype=_known(dtype), base=base)
+    _out.print(f"model type   {report.model_type} ({report.kind})")
+    types = ", ".join(f"{count:,} {dtype}" for dtype, count in report.dtypes.items())
+    _out.print(f"parameters   {report.num_parameters:,} ({types})")
+    _out.print(f"bytes        {_size(report.num_bytes)} in {report.num_tensors} tensors")
+    for name, fits in report.divides.items():
+        _out.print(f"{name + ' divides':<12} {', '.join(map(str, fits))}")
+    _out.print(f"bytes of a rank at {describe(report.sizes)}")
+    for stage, (dense, experts) in report.rank_bytes.items():
+        of_experts = f", {_size(experts)} of it experts" if experts else ""
+        _out.print(f"  {stage:<10} {_size(dense + experts)}{of_experts}")
+    _out.print("every tensor is mapped")
 
 
 def main() -> None:
@@ -216,21 +233,3 @@ def _known(dtype: str | None) -> str | None:
     if dtype is not None and dtype not in FLOATS:
         raise AdapterError(f"--dtype is {dtype!r}, expected one of {', '.join(FLOATS)}")
     return dtype
-
-
-def _sizes(
-    tp: int | None,
-    pp: int | None,
-    vpp: int | None,
-    ep: int | None,
-    etp: int | None,
-    layers: str | None,
-) -> ParallelSizes | None:
-    """None where none is given."""
-    if {tp, pp, vpp, ep, etp, layers} == {None}:
-        return None
-    try:
-        lengths = tuple(int(n) for n in layers.split(",")) if layers is not None else None
-    except ValueError:
-        raise AdapterError(f"--layers is {layers!r}, expected numbers as in 3,5,5,3") from None
-    return ParallelSizes(tp=tp or 1, pp=pp or 1, vpp=vpp or 1, ep=ep or 1, etp=etp, layers=lengths)

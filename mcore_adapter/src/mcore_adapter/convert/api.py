@@ -11,8 +11,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from mcore_adapter.convert import conversions, lora
-from mcore_adapter.convert.conversions import Settings, Source, source_of
+from mcore_adapter.convert.conversions import Settings
 from mcore_adapter.convert.folders import HfFolder, McoreFolder, open_folder, read_json
+from mcore_adapter.convert.source import Source, source_of
 from mcore_adapter.errors import ConversionError
 from mcore_adapter.models import table_of
 from mcore_adapter.sizes import ParallelSizes

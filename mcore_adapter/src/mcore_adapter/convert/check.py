@@ -9,8 +9,9 @@ from math import prod
 from pathlib import Path
 
 from mcore_adapter.convert.api import open_source
-from mcore_adapter.convert.conversions import Full, Settings, Source, layout_of
+from mcore_adapter.convert.conversions import Settings, layout_of
 from mcore_adapter.convert.folders import McoreFolder, dense_file
+from mcore_adapter.convert.source import Full, Source
 from mcore_adapter.errors import LayoutError
 from mcore_adapter.sizes import ParallelSizes
 

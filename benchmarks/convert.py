@@ -1,0 +1,172 @@
+"""How fast and how small is conversion? `python benchmarks/convert.py [--folder DIR] [--rounds N]`
+
+A random llama of about 1 B parameters in bf16 becomes TP 2 x PP 2 and Hugging Face files again, by
+the command line as a user runs it: start of the interpreter and flush to the disk included. In each
+round the same bytes are copied by `cp`, and by `cp` with a flush of what it wrote, because `cp`
+alone leaves that to the kernel. The source is in the page cache, and every output is removed before
+the next. Then the same with twice the layers of half the width: memory must not grow with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from mcore_adapter.convert.engine import create_files
+from mcore_adapter.convert.plan import tasks
+from mcore_adapter.convert.tensorfile import Spec, Writer
+from mcore_adapter.models import table_of
+from mcore_adapter.sizes import ParallelSizes
+
+HEADS, KV_HEADS, VOCAB = 16, 8, 32_000
+WIDE = {"layers": 14, "hidden": 2048, "mlp": 8192}
+DEEP = {"layers": 28, "hidden": 1024, "mlp": 4096}
+SAMPLE_S = 0.02
+
+
+def make_checkpoint(folder: Path, *, layers: int, hidden: int, mlp: int) -> int:
+    """A random llama; returns the number of its parameters."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "intermediate_size": mlp,
+        "num_hidden_layers": layers,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "vocab_size": VOCAB,
+        "dtype": "bfloat16",
+    }
+    rows = {"q_proj": hidden, "o_proj": hidden, "gate_proj": mlp, "up_proj": mlp}
+    rows |= {"k_proj": hidden * KV_HEADS // HEADS, "v_proj": hidden * KV_HEADS // HEADS}
+    specs = {}
+    for task in tasks(table_of(config), ParallelSizes()):
+        for ref in task.hf:
+            kind = ref.name.split(".")[-2]
+            if kind in ("embed_tokens", "lm_head"):
+                shape: tuple[int, ...] = (VOCAB, hidden)
+            elif kind == "down_proj":
+                shape = (hidden, mlp)
+            else:
+                shape = (rows[kind], hidden) if kind in rows else (hidden,)
+            specs[ref.name] = Spec("BF16", shape)
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    path, writer, random = folder / "model.safetensors", Writer(), np.random.default_rng(0)
+    for piece in create_files([(path, specs)])[path].values():
+        writer.write(piece, random.integers(0, 1 << 16, piece.spec.shape, np.uint16))
+    writer.close()
+    return sum(spec.num_bytes for spec in specs.values()) // 2
+
+
+def run(command: list[str]) -> tuple[float, dict[str, int]]:
+    """Seconds, and the highest RSS and PSS of a single process in bytes, of a command's tree."""
+    start = time.monotonic()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    peak = {"rss": 0, "pss": 0}
+    watcher = threading.Thread(target=watch, args=(process.pid, peak), daemon=True)
+    watcher.start()
+    code = process.wait()
+    seconds = time.monotonic() - start
+    watcher.join()
+    if code:
+        raise SystemExit(f"{' '.join(command)} ended with {code}")
+    return seconds, peak
+
+
+def watch(root: int, peak: dict[str, int]) -> None:
+    while Path(f"/proc/{root}").exists():
+        for pid in tree(root):
+            try:
+                text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            except OSError:
+                continue
+            for line in text.splitlines():
+                name = line.split(":")[0].lower()
+                if name in peak:
+                    peak[name] = max(peak[name], int(line.split()[1]) * 1024)
+        time.sleep(SAMPLE_S)
+
+
+def tree(root: int) -> list[int]:
+    try:
+        children = Path(f"/proc/{root}/task/{root}/children").read_text().split()
+    except OSError:
+        return []
+    return [root, *(pid for child in children for pid in tree(int(child)))]
+
+
+def copy(src: Path, dst: Path, *, flush: bool) -> float:
+    start = time.monotonic()
+    subprocess.run(["cp", "-r", str(src), str(dst)], check=True)
+    if flush:
+        subprocess.run(["sync", *map(str, dst.iterdir())], check=True)
+    seconds = time.monotonic() - start
+    remove(dst)
+    return seconds
+
+
+def remove(folder: Path) -> None:
+    """Leaves no work for the disk to the next measurement."""
+    shutil.rmtree(folder)
+    os.sync()
+
+
+def measure(name: str, model: dict[str, int], folder: Path, rounds: int) -> None:
+    src, mcore, back = folder / "hf", folder / "mcore", folder / "back"
+    count = make_checkpoint(src, **model)
+    os.sync()
+    num_bytes = sum(file.stat().st_size for file in src.iterdir())
+    convert = [sys.executable, "-m", "mcore_adapter"]
+    there = [*convert, "to-mcore", str(src), str(mcore), "--tp", "2", "--pp", "2"]
+    return_ = [*convert, "to-hf", str(mcore), str(back)]
+    seconds: dict[str, list[float]] = {}
+    peaks: dict[str, dict[str, int]] = {}
+    for _ in range(rounds):
+        seconds.setdefault("cp", []).append(copy(src, back, flush=False))
+        seconds.setdefault("cp, flushed", []).append(copy(src, back, flush=True))
+        for label, command in (("to-mcore", there), ("to-hf", return_)):
+            taken, peak = run(command)
+            seconds.setdefault(label, []).append(taken)
+            known = peaks.setdefault(label, peak)
+            peaks[label] = {key: max(known[key], peak[key]) for key in peak}
+        subprocess.run(["cmp", str(src / "config.json"), str(back / "config.json")], check=True)
+        remove(back)
+        remove(mcore)
+    print(f"{name}: {count / 1e9:.2f} B parameters, {num_bytes / 1e9:.2f} GB, {model}")
+    median = {label: statistics.median(taken) for label, taken in seconds.items()}
+    for label, taken in median.items():
+        line = f"  {label:<12} {taken:6.2f} s {num_bytes / 1e9 / taken:6.2f} GB/s"
+        if label in peaks:
+            ratios = [median[cp] / taken for cp in ("cp", "cp, flushed")]
+            line += f"   {ratios[0]:.2f} of cp, {ratios[1]:.2f} of cp flushed"
+            line += "   peak of a process: " + ", ".join(
+                f"{key} {value / 1e9:.2f} GB" for key, value in peaks[label].items()
+            )
+        print(line, flush=True)
+    shutil.rmtree(src)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, help="where to work; a temporary folder if left")
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        for name, model in (("wide", WIDE), ("deep", DEEP)):
+            measure(name, model, Path(folder), arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()
