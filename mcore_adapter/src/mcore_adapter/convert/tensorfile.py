@@ -68,7 +68,11 @@ def read_header(path: Path) -> dict[str, Piece]:
         found = {name: _piece(path, 8 + length, entry) for name, entry in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise ConversionError(f"{path} is no safetensors file, or corrupt: {error}") from error
-    end = 8 + length + sum(piece.spec.num_bytes for piece in found.values())
+    end = 8 + length
+    for name, piece in sorted(found.items(), key=lambda item: (item[1].offset, item[1].spec.shape)):
+        if piece.spec.num_bytes and piece.offset != end:
+            raise ConversionError(f"{path} is corrupt: {name} does not begin where the last ends")
+        end += piece.spec.num_bytes
     if end != size:
         raise ConversionError(
             f"{path} is truncated or corrupt: its header promises {end} bytes, it has {size}; "
