@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,8 @@ from tiny_checkpoints import (
     assert_same,
     by_transformers,
     contents,
+    rewrite,
     there_and_back,
-    write,
 )
 
 from mcore_adapter.convert import api
@@ -137,7 +136,3 @@ def with_mtp(src: Path, dst: Path) -> Path:
     tensors[at + "embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
     tensors[at + "shared_head.head.weight"] = tensors["lm_head.weight"].clone()
     return rewrite(src, dst, tensors)
-
-
-def rewrite(src: Path, dst: Path, tensors: dict[str, torch.Tensor]) -> Path:
-    return write(dst, json.loads((src / "config.json").read_text()), tensors)

@@ -115,6 +115,12 @@ def write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
     return folder
 
 
+def rewrite(src: Path, dst: Path, tensors: Mapping[str, Tensor], **changed: Any) -> Path:
+    """The configuration of another checkpoint, some values changed, with other tensors."""
+    config = json.loads((src / "config.json").read_text())
+    return write(dst, {**config, **changed}, tensors)
+
+
 def shapes_by_hand(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a llama, qwen3 or qwen3_moe, from their papers rather than our tables."""
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
