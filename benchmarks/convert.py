@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -70,19 +71,33 @@ def make_checkpoint(folder: Path, *, layers: int, hidden: int, mlp: int) -> int:
     return sum(spec.num_bytes for spec in specs.values()) // 2
 
 
-def run(command: list[str]) -> tuple[float, dict[str, int]]:
-    """Seconds, and the highest RSS and PSS of a single process in bytes, of a command's tree."""
-    start = time.monotonic()
+@dataclass(frozen=True)
+class Taken:
+    """What a command and all that descend from it took."""
+
+    seconds: float
+    cpu_s: float
+
+
+def run(command: list[str]) -> tuple[Taken, dict[str, int]]:
+    """What it took, and the highest RSS and PSS of a single process in bytes."""
+    start, before = time.monotonic(), os.times()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     peak = {"rss": 0, "pss": 0}
     watcher = threading.Thread(target=watch, args=(process.pid, peak), daemon=True)
     watcher.start()
     code = process.wait()
-    seconds = time.monotonic() - start
+    taken = Taken(time.monotonic() - start, cpu_since(before))
     watcher.join()
     if code:
         raise SystemExit(f"{' '.join(command)} ended with {code}")
-    return seconds, peak
+    return taken, peak
+
+
+def cpu_since(before: os.times_result) -> float:
+    """Of children that have ended since, with theirs."""
+    now = os.times()
+    return sum(now[2:4]) - sum(before[2:4])
 
 
 def watch(root: int, peak: dict[str, int]) -> None:
@@ -107,14 +122,14 @@ def tree(root: int) -> list[int]:
     return [root, *(pid for child in children for pid in tree(int(child)))]
 
 
-def copy(src: Path, dst: Path, *, flush: bool) -> float:
-    start = time.monotonic()
+def copy(src: Path, dst: Path, *, flush: bool) -> Taken:
+    start, before = time.monotonic(), os.times()
     subprocess.run(["cp", "-r", str(src), str(dst)], check=True)
     if flush:
         subprocess.run(["sync", *map(str, dst.iterdir())], check=True)
-    seconds = time.monotonic() - start
+    taken = Taken(time.monotonic() - start, cpu_since(before))
     remove(dst)
-    return seconds
+    return taken
 
 
 def remove(folder: Path) -> None:
@@ -131,25 +146,26 @@ def measure(name: str, model: dict[str, int], folder: Path, rounds: int) -> None
     convert = [sys.executable, "-m", "mcore_adapter"]
     there = [*convert, "to-mcore", str(src), str(mcore), "--tp", "2", "--pp", "2"]
     return_ = [*convert, "to-hf", str(mcore), str(back)]
-    seconds: dict[str, list[float]] = {}
+    took: dict[str, list[Taken]] = {}
     peaks: dict[str, dict[str, int]] = {}
     for _ in range(rounds):
-        seconds.setdefault("cp", []).append(copy(src, back, flush=False))
-        seconds.setdefault("cp, flushed", []).append(copy(src, back, flush=True))
+        took.setdefault("cp", []).append(copy(src, back, flush=False))
+        took.setdefault("cp, flushed", []).append(copy(src, back, flush=True))
         for label, command in (("to-mcore", there), ("to-hf", return_)):
             taken, peak = run(command)
-            seconds.setdefault(label, []).append(taken)
+            took.setdefault(label, []).append(taken)
             known = peaks.setdefault(label, peak)
             peaks[label] = {key: max(known[key], peak[key]) for key in peak}
-        subprocess.run(["cmp", str(src / "config.json"), str(back / "config.json")], check=True)
         remove(back)
         remove(mcore)
     print(f"{name}: {count / 1e9:.2f} B parameters, {num_bytes / 1e9:.2f} GB, {model}")
-    median = {label: statistics.median(taken) for label, taken in seconds.items()}
-    for label, taken in median.items():
-        line = f"  {label:<12} {taken:6.2f} s {num_bytes / 1e9 / taken:6.2f} GB/s"
+    wall = {label: statistics.median(t.seconds for t in all_) for label, all_ in took.items()}
+    cpu = {label: statistics.median(t.cpu_s for t in all_) for label, all_ in took.items()}
+    for label, seconds in wall.items():
+        line = f"  {label:<12} {seconds:6.2f} s, {cpu[label]:5.2f} s of CPU "
+        line += f"{num_bytes / 1e9 / seconds:6.2f} GB/s"
         if label in peaks:
-            ratios = [median[cp] / taken for cp in ("cp", "cp, flushed")]
+            ratios = [wall[cp] / seconds for cp in ("cp", "cp, flushed")]
             line += f"   {ratios[0]:.2f} of cp, {ratios[1]:.2f} of cp flushed"
             line += "   peak of a process: " + ", ".join(
                 f"{key} {value / 1e9:.2f} GB" for key, value in peaks[label].items()

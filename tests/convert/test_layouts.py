@@ -16,7 +16,7 @@ from tiny_checkpoints import ALONE, assert_same, contents, numbered, there_and_b
 
 from mcore_adapter.convert import api
 from mcore_adapter.convert.arrays import Outline
-from mcore_adapter.convert.ops import FuseQKV, Shape, Ungroup
+from mcore_adapter.convert.ops import FuseQKV, Shape, Ungroup, Unweave
 from mcore_adapter.convert.shards import Sharded
 from mcore_adapter.sizes import ParallelSizes, padded_vocab
 
@@ -226,3 +226,14 @@ def test_virtual_chunks_take_turns_between_stages() -> None:
     assert [sizes.stage_of_layer(layer, 8) for layer in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
     uneven = ParallelSizes(pp=2, vpp=2, layers=(1, 0, 2, 1))
     assert [uneven.stage_of_layer(layer, 4) for layer in range(4)] == [0, 0, 0, 1]
+
+
+def test_gate_and_up_of_gpt_oss_are_unwoven() -> None:
+    """Hugging Face takes gate from even columns, up from odd ones."""
+    shape = Shape(num_layers=1, num_heads=1, num_kv_heads=1, head_dim=1, hidden=2, vocab=1)
+    woven = np.array([["g0", "u0", "g1", "u1"], ["G0", "U0", "G1", "U1"]])
+    op = Unweave("fc1", "gate_up_proj")
+    full = op.to_mcore([woven], shape)
+    assert full.tolist() == [["g0", "G0"], ["g1", "G1"], ["u0", "U0"], ["u1", "U1"]]
+    assert op.to_hf(full, shape)[0].tolist() == woven.tolist()
+    assert op.to_mcore([woven[0]], shape).tolist() == ["g0", "g1", "u0", "u1"]

@@ -118,6 +118,12 @@ def test_a_missing_and_an_unmapped_tensor(src: Path) -> None:
     refused(ConversionError, "1 missing: .*up_proj.* may be .*upp_proj.*1 unmapped: ", src)
 
 
+def test_a_tensor_too_many(src: Path) -> None:
+    tensors = {**contents(src), "model.layers.1.mlp.extra.weight": torch.ones(2)}
+    write(src, CONFIG, tensors)
+    refused(ConversionError, r"the table of llama; 1 unmapped: model\.layers\.1\.mlp\.extra", src)
+
+
 def test_a_tensor_of_another_shape_than_the_configuration_says(src: Path) -> None:
     change(src, num_key_value_heads=4)
     refused(ConversionError, r"shapes do not fit config\.json: .*k_proj\.weight \[8, 8\]", src)
