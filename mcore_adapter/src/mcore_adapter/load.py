@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -46,9 +46,24 @@ def load(
         ConversionError: folder, table and model do not have the same tensors or shapes.
     """
     ranks = ranks or Ranks.of_this_process()
+    fill(folder, held_tensors(chunks, table, sizes, ranks), table, sizes, ranks)
+
+
+def fill(
+    folder: Path,
+    targets: Iterable[Held],
+    table: ModelTable,
+    sizes: ParallelSizes,
+    ranks: Ranks,
+) -> None:
+    """The same for any tensors that lie as the model's do, such as moments of an optimizer.
+
+    Raises:
+        ConversionError: folder and table do not have the same tensors or shapes.
+    """
     with HfTensors(folder) as tensors:
         check_coverage(tasks(table, sizes), tensors.names, table)
-        for held in held_tensors(chunks, table, sizes, ranks):
+        for held in targets:
             _fill(held, tensors, table, sizes, ranks)
 
 
