@@ -50,10 +50,12 @@ class Packer:
     def fill(self, bucket: Bucket, memory: Tensor) -> None:
         """Write this sender's pieces of `bucket` into the uint8 tensor `memory`."""
         for piece in bucket:
-            if piece.sender != self._sender:
-                continue
+            # Also for the others' pieces: making a part may be a collective that they wait in,
+            # and this sender would otherwise go on to a bucket that is never asked for.
             while self._next <= piece.tensor:
                 self._advance()
+            if piece.sender != self._sender:
+                continue
             begun = time.perf_counter()
             meta = self._manifest.tensors[piece.tensor]
             width = meta.torch_dtype.itemsize
