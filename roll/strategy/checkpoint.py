@@ -31,19 +31,24 @@ def read_checkpoint(model: ModelConfig) -> Checkpoint:
         EngineError: the checkpoint has no safetensors files.
     """
     shapes: dict[str, tuple[int, ...]] = {}
-    for file in _files(model.path):
+    for file in _files(folder_of(model)):
         shapes |= _header(file)
     config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
     tied = bool(config.get_text_config().tie_word_embeddings)
     return Checkpoint(shapes, frozenset({"lm_head.weight"}) if tied else frozenset())
 
 
-def _files(path: str) -> list[Path]:
-    folder = Path(path)
-    if not folder.is_dir():
-        found = cached_file(path, "config.json")
-        assert found is not None  # it raises when there is none
-        folder = Path(found).parent
+def folder_of(model: ModelConfig) -> Path:
+    """Where the files of `model.path` are, a folder or a name in the local hub cache."""
+    folder = Path(model.path)
+    if folder.is_dir():
+        return folder
+    found = cached_file(model.path, "config.json")
+    assert found is not None  # it raises when there is none
+    return Path(found).parent
+
+
+def _files(folder: Path) -> list[Path]:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise EngineError(

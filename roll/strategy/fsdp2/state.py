@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import copy
 import json
-import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -24,8 +22,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from roll.core.errors import CheckpointError
 from roll.strategy.fsdp2.export import full_weights
+from roll.strategy.state import FORMAT, check_identity, rng_states, set_rng_states
 
-FORMAT = 1
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -38,7 +36,7 @@ def save(path: Path, model: PreTrainedModel, optimizer: Optimizer, updates: int)
     if stepped:
         tensors |= _optimizer_tensors(model, optimizer)
     dcp_save(tensors, checkpoint_id=path)
-    torch.save(_rng_states(), path / f"rng_{rank:05d}.pt")
+    torch.save(rng_states(), path / f"rng_{rank:05d}.pt")
     dist.barrier()
     if rank == 0:
         meta = {
@@ -67,7 +65,7 @@ def load(path: Path, model: PreTrainedModel, optimizer: Optimizer) -> int:
         raise CheckpointError(
             f"no complete checkpoint in {path}: {error.filename} is missing"
         ) from error
-    _check_identity(path, meta, _identity(model))
+    check_identity(path, meta, _identity(model))
     optimizer.state.clear()
     tensors = _model_tensors(model)
     if meta["optimizer_state"]:
@@ -84,7 +82,7 @@ def load(path: Path, model: PreTrainedModel, optimizer: Optimizer) -> int:
         raise CheckpointError(f"checkpoint {path} is incomplete: {error}") from error
     rng = path / f"rng_{dist.get_rank():05d}.pt"
     if rng.exists():
-        _set_rng_states(torch.load(rng, weights_only=False))
+        set_rng_states(torch.load(rng, weights_only=False))
     dist.barrier()
     return int(meta["updates"])
 
@@ -133,43 +131,3 @@ def _optimizer_tensors(model: PreTrainedModel, optimizer: Optimizer) -> dict[str
 def _identity(model: PreTrainedModel) -> dict[str, Any]:
     shapes = {name: list(tensor.shape) for name, tensor in _model_tensors(model).items()}
     return {"model_type": model.config.model_type, "tensors": shapes}
-
-
-def _check_identity(path: Path, found: dict[str, Any], expected: dict[str, Any]) -> None:
-    def fail(what: str) -> None:
-        raise CheckpointError(
-            f"checkpoint {path} belongs to another model: {what}; set `model.path` to the model "
-            "it was trained from, or `resume: never`"
-        )
-
-    if found["format"] != FORMAT:
-        raise CheckpointError(f"checkpoint {path} has format {found['format']}; expected {FORMAT}")
-    if found["model_type"] != expected["model_type"]:
-        fail(f"it has model type {found['model_type']!r}, this run {expected['model_type']!r}")
-    theirs, ours = found["tensors"], expected["tensors"]
-    for name in [*ours, *theirs]:
-        if name not in theirs:
-            fail(f"it has no {name!r}")
-        if name not in ours:
-            fail(f"it has {name!r}, this run's model does not")
-        if theirs[name] != ours[name]:
-            fail(f"its {name!r} has shape {theirs[name]}, this run's {ours[name]}")
-
-
-def _rng_states() -> dict[str, Any]:
-    states: dict[str, Any] = {
-        "torch": torch.get_rng_state(),
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),
-    }
-    if torch.cuda.is_initialized():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
-
-
-def _set_rng_states(states: dict[str, Any]) -> None:
-    torch.set_rng_state(states["torch"])
-    random.setstate(states["python"])
-    np.random.set_state(states["numpy"])
-    if "cuda" in states and torch.cuda.is_initialized():
-        torch.cuda.set_rng_state(states["cuda"])
