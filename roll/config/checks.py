@@ -14,7 +14,7 @@ from roll.config.placement import parse_devices
 from roll.config.roles import Role
 from roll.config.rollout_checks import rollout_problems
 from roll.config.shaping_checks import shaping_problems
-from roll.config.strategy import Fsdp2Config, SglangConfig, VllmConfig
+from roll.config.strategy import Fsdp2Config, MegatronConfig, SglangConfig, VllmConfig
 
 if TYPE_CHECKING:
     from roll.config.pipelines import RlvrConfig
@@ -25,6 +25,7 @@ def check_rlvr(config: RlvrConfig) -> None:
     problems = [
         *_pools(config),
         *_groups(config),
+        *_layouts(config),
         *_batch(config),
         *_schedule(config),
         *algorithm_problems(config),
@@ -89,6 +90,31 @@ def _groups(config: RlvrConfig) -> Iterator[str]:
             )
 
 
+def _layouts(config: RlvrConfig) -> Iterator[str]:
+    """Megatron's parallel sizes against the devices of the pool."""
+    for name, role in config.computing.items():
+        strategy = role.strategy
+        if not isinstance(strategy, MegatronConfig) or role.pool not in config.pools:
+            continue
+        if name == Role.CRITIC:
+            yield (
+                "critic.strategy.kind: megatron has no value head, so it trains no critic; "
+                "use fsdp2"
+            )
+        devices = config.num_devices(name)
+        expert_tp = strategy.tp if strategy.etp is None else strategy.etp
+        for size, what in (
+            (strategy.tp * strategy.pp, "tp * pp"),
+            (expert_tp * strategy.ep * strategy.pp, "etp * ep * pp"),
+        ):
+            if devices % size:
+                yield (
+                    f"{name}.strategy: {what} = {size} does not divide the {devices} devices of "
+                    f"pool {role.pool!r}; give the pool a multiple of {size} or lower the sizes"
+                )
+                break
+
+
 def _batch(config: RlvrConfig) -> Iterator[str]:
     if any(pool not in config.pools for pool in config.role_pools.values()):
         return
@@ -98,25 +124,26 @@ def _batch(config: RlvrConfig) -> Iterator[str]:
         f"{config.data.samples_per_prompt} samples)"
     )
     for name, role in config.trained.items():
-        update, ranks = role.samples_per_update, config.num_devices(name)
+        update, ranks = role.samples_per_update, config.num_parts(name)
         if samples % ranks:
             # No size of an update could help.
             yield (
-                f"data.prompts_per_step: the {of_a_step} do not divide over the {ranks} devices of "
-                f"pool {role.pool!r}; nearest that do: {_nearest_prompts(config, ranks)}"
+                f"data.prompts_per_step: the {of_a_step} do not divide over the {ranks} "
+                f"data-parallel ranks of pool {role.pool!r}; nearest that do: "
+                f"{_nearest_prompts(config, ranks)}"
             )
         elif update is not None and (samples % update or update % ranks):
             known = [n for n in range(ranks, samples + 1, ranks) if samples % n == 0]
             why = (
                 f"does not divide the {of_a_step}"
                 if samples % update
-                else f"does not divide over the {ranks} devices of pool {role.pool!r}"
+                else f"does not divide over the {ranks} data-parallel ranks of pool {role.pool!r}"
             )
             yield f"{name}.samples_per_update: {update} {why}; nearest that do: " + _nearest(
                 update, known
             )
-    if config.reference is not None and samples % config.num_devices(Role.REFERENCE):
-        devices = config.num_devices(Role.REFERENCE)
+    if config.reference is not None and samples % config.num_parts(Role.REFERENCE):
+        devices = config.num_parts(Role.REFERENCE)
         divisors = [n for n in range(1, samples + 1) if samples % n == 0]
         yield (
             f"reference.pool: the {of_a_step} do not divide over the {devices} devices of pool "

@@ -17,6 +17,7 @@ from roll.config.reward import RewardConfig
 from roll.config.roles import Role
 from roll.config.rollout import RolloutConfig
 from roll.config.sampling import SamplingConfig
+from roll.config.strategy import MegatronConfig
 from roll.config.training import CriticRole, InferRole, ScoreRole, TeacherRole, TrainRole
 from roll.config.weights import WeightSyncConfig
 
@@ -86,9 +87,30 @@ class RlvrConfig(RunConfig):
             roles[Role.CRITIC] = self.critic
         return roles
 
+    @property
+    def computing(self) -> dict[str, TrainRole | ScoreRole]:
+        """The roles that train or score; a teacher is `teachers.<name>`."""
+        roles: dict[str, TrainRole | ScoreRole] = {}
+        for name, role in self.trained.items():
+            roles[name] = role
+        if self.reference is not None:
+            roles[Role.REFERENCE] = self.reference
+        for tag, teacher in self.teachers.items():
+            roles[f"teachers.{tag}"] = teacher
+        return roles
+
     def num_devices(self, role: str) -> int:
         """Devices of the role's pool; for training and scoring also its number of ranks."""
         return len(parse_devices(self.pools[self.role_pools[role]]))
+
+    def num_parts(self, role: str) -> int:
+        """Data-parallel ranks of a role that trains or scores: parts that a batch is split into.
+
+        At least 1, also where the layout does not fit the pool, which is a problem of its own.
+        """
+        strategy = self.computing[role].strategy
+        copy = strategy.ranks_per_copy if isinstance(strategy, MegatronConfig) else 1
+        return max(1, self.num_devices(role) // copy)
 
     @property
     def num_replicas(self) -> int:

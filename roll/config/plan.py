@@ -28,7 +28,7 @@ class BatchPlan:
 
     @classmethod
     def of(cls, config: RlvrConfig) -> BatchPlan:
-        ranks = config.num_devices(Role.ACTOR_TRAIN)
+        ranks = config.num_parts(Role.ACTOR_TRAIN)
         per_rank = config.samples_per_update() // ranks
         row = config.data.max_prompt_tokens + config.sampling.max_new_tokens
         rows_at_once = max(1, config.actor_train.max_tokens_per_microbatch // row)

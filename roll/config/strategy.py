@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from roll.config.base import Config
 from roll.config.engine_options import EndpointConfig, SpeculationConfig
@@ -28,6 +28,57 @@ class Fsdp2Config(Config):
     """Keep parameters, gradients and optimizer state in host memory."""
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the gradient reduction across ranks."""
+
+
+class MegatronConfig(Config):
+    """Megatron-Core: layers cut over tensor, pipeline and expert parallel ranks.
+
+    Ranks that are left over are data parallel: tp 2 and pp 2 on eight devices make two copies.
+    """
+
+    kind: Literal["megatron"] = "megatron"
+    tp: int = Field(default=1, ge=1)
+    """Ranks that share each matrix."""
+    pp: int = Field(default=1, ge=1)
+    """Stages that the layers are spread over."""
+    vpp: int = Field(default=1, ge=1)
+    """Chunks of layers on each stage, which take turns: less idling, more exchange."""
+    cp: Literal[1] = 1
+    """Context parallelism; there is none yet."""
+    ep: int = Field(default=1, ge=1)
+    """Ranks that share the experts of a layer."""
+    etp: int | None = Field(default=None, ge=1)
+    """Ranks that share each matrix of an expert; left out: tp."""
+    layers: tuple[int, ...] | None = None
+    """Layers of each of the pp * vpp chunks, in the order of the model; left out: the same."""
+    sequence_parallel: bool | None = None
+    """Spread norms and residuals over the tensor parallel ranks too; left out: where there are
+    experts and tp is above 1."""
+    recompute: Literal["none", "attention", "full"] = "none"
+    """Activations that the backward pass computes again: those of attention, or of whole layers."""
+    aux_loss_coef: float = Field(default=0.0, ge=0)
+    """Of the loss that balances the load of experts; not part of `loss/total`."""
+
+    @property
+    def ranks_per_copy(self) -> int:
+        """Devices that hold the model once; those of a step's batch divide by it."""
+        return self.tp * self.pp
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> Self:
+        if self.vpp > 1 and self.pp == 1:
+            raise ValueError(
+                f"vpp is {self.vpp} but pp is 1: chunks take turns between stages; raise pp or "
+                "leave vpp out"
+            )
+        if self.layers is not None and len(self.layers) != self.pp * self.vpp:
+            raise ValueError(
+                f"layers names {len(self.layers)} chunks, expected pp * vpp = "
+                f"{self.pp * self.vpp}; give one number of layers for each"
+            )
+        if self.sequence_parallel and self.tp == 1:
+            raise ValueError("sequence_parallel needs tp above 1; raise tp or leave it out")
+        return self
 
 
 class HfEngineConfig(Config):
@@ -124,6 +175,8 @@ class SglangConfig(Config):
         return self.tp
 
 
-TrainStrategyConfig = Fsdp2Config
-ScoreStrategyConfig = Annotated[HfScoreConfig | Fsdp2Config, Field(discriminator="kind")]
+TrainStrategyConfig = Annotated[Fsdp2Config | MegatronConfig, Field(discriminator="kind")]
+ScoreStrategyConfig = Annotated[
+    HfScoreConfig | Fsdp2Config | MegatronConfig, Field(discriminator="kind")
+]
 EngineConfig = Annotated[HfEngineConfig | VllmConfig | SglangConfig, Field(discriminator="kind")]

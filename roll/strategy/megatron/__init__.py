@@ -1,0 +1,1 @@
+"""Megatron-Core: training and scoring with tensor, pipeline and expert parallelism."""

@@ -1,0 +1,168 @@
+"""A model on Megatron-Core: this rank's part of it, and which Hugging Face tensors it makes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from mcore_adapter.build.config import BuildOptions
+from mcore_adapter.build.data_parallel import data_parallel
+from mcore_adapter.build.model import build_model
+from mcore_adapter.convert.plan import check_layout, tasks
+from mcore_adapter.convert.shards import Replicated
+from mcore_adapter.convert.table import ModelTable
+from mcore_adapter.errors import AdapterError
+from mcore_adapter.held import Held, Ranks, held_tensors
+from mcore_adapter.load import load, read_config
+from mcore_adapter.models import table_of
+from mcore_adapter.sizes import ParallelSizes
+from roll.config.model import ModelConfig
+from roll.config.strategy import MegatronConfig
+from roll.core.errors import ConfigError
+from roll.strategy.checkpoint import folder_of, read_checkpoint
+from roll.weight_sync.manifest import Manifest, TensorMeta, even_cuts
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter of this rank."""
+
+    task: str
+    """Its name in the whole model."""
+    parameter: nn.Parameter
+    master: Tensor
+    """In float32: the parameter itself, or what it is rounded from."""
+    share: float
+    """1 over the number of ranks that hold the same, so that sums over all ranks count it once; 0
+    of the second copy of a tied embedding."""
+
+
+@dataclass(frozen=True)
+class MegatronModel:
+    chunks: Sequence[Any]
+    """Modules of this rank; of a model that learns in Megatron-Core's data parallel wrapper."""
+    table: ModelTable
+    sizes: ParallelSizes
+    ranks: Ranks
+    held: Sequence[Held]
+    weights: Sequence[Weight]
+    """Empty of a frozen model."""
+    manifest: Manifest
+    vocab: int
+    sequence_parallel: bool
+
+
+def load_model(
+    config: MegatronConfig, sizes: ParallelSizes, model: ModelConfig, *, trainable: bool
+) -> MegatronModel:
+    """Build this rank's part and fill it from the checkpoint; collective.
+
+    Raises:
+        ConfigError: the checkpoint's family has no table, something does not divide, or tensors
+            are missing; says which.
+    """
+    dtype: torch.dtype = getattr(torch, model.dtype)
+    folder = folder_of(model)
+    options = BuildOptions(
+        dtype=dtype,
+        sequence_parallel=config.sequence_parallel,
+        recompute=config.recompute,
+        aux_loss_coeff=config.aux_loss_coef,
+    )
+    try:
+        found = read_config(folder)
+        table = table_of(found)
+        check_layout(table, sizes)
+        bare = build_model(found, sizes, options)
+        ranks = Ranks.of_this_process()
+        masters = _fill(folder, bare, table, sizes)
+        held = held_tensors(bare, table, sizes, ranks)
+    except AdapterError as error:
+        raise ConfigError(f"model.path: {model.path!r} on kind: megatron: {error}") from error
+    for chunk in bare:
+        chunk.requires_grad_(trainable)
+        # Micro-batches are cut by tokens: each has a shape of its own.
+        chunk.config.variable_seq_lengths = True
+    return MegatronModel(
+        chunks=data_parallel(bare) if trainable else bare,
+        table=table,
+        sizes=sizes,
+        ranks=ranks,
+        held=held,
+        weights=_weights(held, masters, sizes) if trainable else (),
+        manifest=_manifest(model, held, table, sizes),
+        vocab=found["vocab_size"],
+        sequence_parallel=bool(bare[0].config.sequence_parallel),
+    )
+
+
+def _fill(
+    folder: Path, chunks: Sequence[nn.Module], table: ModelTable, sizes: ParallelSizes
+) -> dict[nn.Parameter, Tensor]:
+    """Load the checkpoint; returns float32 masters, which are not rounded to the dtype that the
+    model computes in."""
+    parameters = [p for chunk in chunks for p in chunk.parameters()]
+    kinds = [p.dtype for p in parameters]
+    for p in parameters:
+        p.data = p.data.float()
+    load(folder, chunks, table, sizes)
+    masters: dict[nn.Parameter, Tensor] = {}
+    for p, kind in zip(parameters, kinds, strict=True):
+        masters[p] = p if kind == torch.float32 else p.data
+        p.data = p.data.to(kind)
+    return masters
+
+
+def _weights(
+    held: Sequence[Held], masters: dict[nn.Parameter, Tensor], sizes: ParallelSizes
+) -> list[Weight]:
+    ranks_of_a_stage = dist.get_world_size() // sizes.pp
+    found = []
+    for one in held:
+        if not isinstance(one.tensor, nn.Parameter):
+            continue
+        task = one.task
+        pieces = 1 if isinstance(task.param.shard, Replicated) else task.shards(sizes)
+        apart = pieces * (1 if task.expert is None else sizes.ep)
+        share = 0.0 if task.param.copy_of is not None else apart / ranks_of_a_stage
+        found.append(Weight(task.name, one.tensor, masters[one.tensor], share))
+    return found
+
+
+def _manifest(
+    model: ModelConfig, held: Sequence[Held], table: ModelTable, sizes: ParallelSizes
+) -> Manifest:
+    """Of what `mcore_adapter.gather.export` yields, in its order: shapes are the checkpoint's. Each
+    rank, which sees every tensor whole for a moment, sends an equal part of it."""
+    shapes = read_checkpoint(model).shapes
+    own = {one.task.name: str(one.tensor.dtype).removeprefix("torch.") for one in held}
+    every: list[dict[str, str] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, own)
+    kinds = {name: kind for each in every if each is not None for name, kind in each.items()}
+    metas, parts = [], dict[str, int]()
+    for task in tasks(table, sizes):
+        if task.name not in kinds or task.param.copy_of is not None:
+            continue
+        for ref in task.hf:
+            parts[ref.name] = parts.get(ref.name, 0) + 1
+            if ref.index is None or parts[ref.name] == table.shape.num_experts:
+                metas.append(TensorMeta(ref.name, shapes[ref.name], kinds[task.name]))
+    world = dist.get_world_size()
+    cuts = tuple(even_cuts(meta.num_elements, 1, world) for meta in metas)
+    return Manifest(tuple(metas), cuts)
+
+
+def identity(model: MegatronModel) -> dict[str, object]:
+    """What tells one model from another, whatever its layout."""
+    shapes = {meta.name: list(meta.shape) for meta in model.manifest.tensors}
+    found: dict[str, object] = json.loads(
+        json.dumps({"model_type": model.table.model_type, "tensors": shapes})
+    )
+    return found

@@ -1,0 +1,116 @@
+"""A batch through the pipeline: micro-batches by token budget, the same number on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from mcore_adapter.parallel.schedule import run_schedule
+from roll.core.batches import TokenBatch
+from roll.strategy import microbatch
+from roll.strategy.megatron.model import MegatronModel
+from roll.strategy.reduce import max_over_ranks
+
+B = TypeVar("B", bound=TokenBatch)
+R = TypeVar("R")
+
+_EMPTY = (1, 2)
+"""Rows and tokens of a micro-batch of nothing."""
+
+
+@dataclass(frozen=True)
+class Micro(Generic[B]):
+    """One pass of the pipeline."""
+
+    rows: Sequence[int]
+    """Of the rank's batch."""
+    batch: B | None
+    """Those rows; None of a pass that only keeps other ranks company."""
+    tokens_BT: Tensor
+    """Their tokens, with more padding where ranks must agree on a shape."""
+
+
+def micro_batches(
+    batch: B, max_tokens: int, model: MegatronModel, device: torch.device
+) -> list[Micro[B]]:
+    """Collective: every rank has as many.
+
+    Ranks that exchange tokens of experts agree on the shape of each.
+    """
+    sizes = model.sizes
+    parts = microbatch.plan(batch.lengths.tolist(), max_tokens)
+    passes = max_over_ranks(len(parts), device)
+    if sizes.vpp > 1:
+        passes += -passes % sizes.pp  # the chunks of a stage take turns in groups of pp
+    batches = [microbatch.take(batch, rows) for rows in parts]
+    shapes = [_shape(each.tokens, model) for each in batches]
+    shapes += [_shape(torch.empty(_EMPTY), model)] * (passes - len(parts))
+    if sizes.ep > 1:
+        agreed = torch.tensor(shapes, device=device)
+        dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
+        shapes = [(rows, width) for rows, width in agreed.tolist()]
+    made = []
+    for i, shape in enumerate(shapes):
+        tokens_BT = torch.zeros(shape, dtype=torch.long)
+        if i < len(parts):
+            rows, width = batches[i].tokens.shape
+            tokens_BT[:rows, :width] = batches[i].tokens
+        some = i < len(parts)
+        made.append(
+            Micro(parts[i] if some else (), batches[i] if some else None, tokens_BT.to(device))
+        )
+    return made
+
+
+def run(
+    model: MegatronModel,
+    micros: Sequence[Micro[B]],
+    reduce: Callable[[Tensor, B], tuple[Tensor, R]],
+    *,
+    forward_only: bool,
+) -> list[tuple[Micro[B], R]]:
+    """All passes, and the backward passes unless `forward_only`; collective.
+
+    Args:
+        reduce: of the last stage's logits `[B, T, S]` of a micro-batch: its loss, which are
+            added, and what to keep.
+
+    Returns:
+        What was kept of each micro-batch; nothing but on the last stage.
+    """
+
+    def loss(logits_BTS: Tensor, micro: Micro[B]) -> tuple[Tensor, tuple[Micro[B], R] | None]:
+        if micro.batch is None:
+            return logits_BTS[:0].float().sum(), None
+        rows, width = micro.batch.tokens.shape
+        value, result = reduce(logits_BTS[:rows, :width], micro.batch)
+        return value, (micro, result)
+
+    kept = run_schedule(
+        model.chunks,
+        micros,
+        _forward,
+        loss,
+        micro_batch_size=_EMPTY[0],
+        longest=_EMPTY[1],
+        forward_only=forward_only,
+    )
+    return [each for each in kept if each is not None]
+
+
+def _forward(chunk: nn.Module, micro: Micro[B]) -> Tensor:
+    tokens_BT = micro.tokens_BT
+    positions = torch.arange(tokens_BT.shape[1], device=tokens_BT.device).expand_as(tokens_BT)
+    output: Tensor = chunk(tokens_BT, positions, None)
+    return output
+
+
+def _shape(tokens_BT: Tensor, model: MegatronModel) -> tuple[int, int]:
+    """Sequence parallel ranks have equal parts of each row."""
+    rows, width = tokens_BT.shape
+    return rows, width + (-width % model.sizes.tp if model.sequence_parallel else 0)

@@ -1,0 +1,216 @@
+"""Training and scoring on Megatron-Core.
+
+Every method is collective: all ranks of the cluster call it, those of one data parallel group with
+the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from roll.algorithms import logprobs
+from roll.algorithms.api import PolicyTerms, TermsLoss
+from roll.config.model import ModelConfig
+from roll.config.strategy import MegatronConfig
+from roll.config.training import OptimizerConfig
+from roll.core.batches import RolloutBatch, TokenBatch
+from roll.core.errors import ConfigError
+from roll.core.metrics import Last, Metrics, Sum
+from roll.core.types import RankInfo, WorkerSpec
+from roll.platform import get_platform
+from roll.strategy.forward import PolicyHead
+from roll.strategy.megatron import export, groups, memory, state
+from roll.strategy.megatron.logprobs import from_shards
+from roll.strategy.megatron.model import load_model
+from roll.strategy.megatron.passes import micro_batches, run
+from roll.strategy.megatron.update import Update
+from roll.strategy.reduce import LossMetrics, weighted_sum
+from roll.weight_sync.manifest import Manifest
+
+_GROUP_TIMEOUT_S = 1800.0
+"""For one collective, the wait for a slower rank included; dead workers are noticed sooner."""
+
+
+class MegatronStrategy:
+    """A `TrainStrategy` of policies; without an optimizer a `ScoreStrategy`.
+
+    Args:
+        spec: this rank; it joins the process group at `spec.rendezvous` unless one exists.
+        head: temperature of the log-probs, and how many are computed at once.
+        max_tokens_per_microbatch: padded tokens of one forward and backward pass.
+        optimizer: None for a frozen model.
+        total_steps: optimizer steps of the whole run; needed by decaying schedules.
+
+    Raises:
+        ConfigError: layout, model and ranks do not fit each other.
+    """
+
+    def __init__(
+        self,
+        config: MegatronConfig,
+        *,
+        spec: WorkerSpec,
+        model: ModelConfig,
+        head: PolicyHead,
+        max_tokens_per_microbatch: int,
+        optimizer: OptimizerConfig | None,
+        total_steps: int | None,
+    ) -> None:
+        self._platform = get_platform(spec.platform)
+        self._owns_group = not dist.is_initialized()
+        if self._owns_group:
+            self._platform.init_process_group(spec, timeout_s=_GROUP_TIMEOUT_S)
+        self._device = self._platform.device(spec)
+        self._model_config = model
+        self._head = head
+        self._max_tokens = max_tokens_per_microbatch
+        sizes = groups.sizes_of(config)
+        self._owns_cut = groups.join(sizes, spec, _GROUP_TIMEOUT_S)
+        self._rank_info = groups.rank_info()
+        self._model = load_model(config, sizes, model, trainable=optimizer is not None)
+        self._update = (
+            None
+            if optimizer is None
+            else Update(self._model.weights, optimizer, total_steps, self._device)
+        )
+
+    @property
+    def rank_info(self) -> RankInfo:
+        return self._rank_info
+
+    def score(self, batch: TokenBatch, *, entropy: bool = False) -> PolicyTerms:
+        micros = micro_batches(batch, self._max_tokens, self._model, self._device)
+
+        def reduce(logits_BTS: Tensor, micro: TokenBatch) -> tuple[Tensor, PolicyTerms]:
+            needed_BT = torch.arange(micro.tokens.shape[1]) < micro.lengths[:, None]
+            terms = self._terms(logits_BTS, micro, needed_BT, entropy=entropy)
+            return terms.logprobs_BT.sum(), terms
+
+        for chunk in self._model.chunks:
+            chunk.eval()
+        out = torch.zeros(1 + entropy, *batch.tokens.shape)
+        with torch.no_grad():
+            for micro, terms in run(self._model, micros, reduce, forward_only=True):
+                width = terms.logprobs_BT.shape[1]
+                out[0, micro.rows, :width] = terms.logprobs_BT.cpu()
+                if terms.entropy_BT is not None:
+                    out[1, micro.rows, :width] = terms.entropy_BT.cpu()
+        out = groups.from_last_stage(out.to(self._device)).cpu()
+        return PolicyTerms(logprobs_BT=out[0], entropy_BT=out[1] if entropy else None)
+
+    def train(self, batch: RolloutBatch, loss: TermsLoss[PolicyTerms]) -> Metrics:
+        """One optimizer step on the rows of all ranks; see `Update.apply` for bad gradients.
+
+        The metrics are this rank's share: merging those of all data parallel leaders gives the
+        update's.
+        """
+        update = self._require_update()
+        batch.require("token_weights", made_by="token_weights")
+        info = self._rank_info
+        metrics = LossMetrics(len(batch), info.dp_size)
+        micros = micro_batches(batch, self._max_tokens, self._model, self._device)
+
+        def reduce(logits_BTS: Tensor, micro: RolloutBatch) -> tuple[Tensor, None]:
+            total = self._micro_loss(logits_BTS, micro, loss, metrics)
+            # Megatron-Core takes the mean over data parallel ranks; the weights of the tokens
+            # already say what mean is meant.
+            return total * info.dp_size, None
+
+        for chunk in self._model.chunks:
+            chunk.train()
+            chunk.zero_grad_buffer()
+        run(self._model, micros, reduce, forward_only=False)
+        grad_norm, lr, applied = update.apply()
+        skipped = 0.0 if applied or info.dp_rank else 1.0
+        return metrics.take() | {
+            "grad_norm": Last(grad_norm),
+            "lr": Last(lr),
+            "skipped_steps": Sum(skipped),
+        }
+
+    def weight_manifest(self) -> Manifest:
+        return self._model.manifest
+
+    def frozen_weights(self) -> frozenset[str]:
+        return frozenset()
+
+    def export_parts(self) -> Iterator[tuple[str, Tensor]]:
+        return export.parts(self._model)
+
+    def export_weights(self) -> Iterator[tuple[str, Tensor]]:
+        return export.full_weights(self._model)
+
+    def save(self, path: Path) -> None:
+        state.save(path, self._model, self._require_update())
+
+    def load(self, path: Path) -> None:
+        state.load(path, self._model, self._require_update())
+
+    def save_hf(self, path: Path) -> None:
+        state.save_hf(path, self._model, self._model_config)
+
+    def offload(self) -> None:
+        if self._device.type != "cpu":
+            memory.offload(self._model, self._update)
+
+    def onload(self) -> None:
+        if self._device.type != "cpu":
+            memory.onload(self._model, self._update, self._device)
+
+    def close(self) -> None:
+        """Leave the process groups that this strategy joined."""
+        if self._owns_cut:
+            groups.leave()
+            self._owns_cut = False
+        if self._owns_group:
+            self._platform.destroy()
+            self._owns_group = False
+
+    def _micro_loss(
+        self,
+        logits_BTS: Tensor,
+        micro: RolloutBatch,
+        loss: TermsLoss[PolicyTerms],
+        metrics: LossMetrics,
+    ) -> Tensor:
+        weights_BT = micro.require("token_weights", made_by="token_weights")
+        needed_BT = micro.loss_mask | (weights_BT != 0)
+        terms = self._terms(logits_BTS, micro, needed_BT, entropy=True)
+        micro = micro.to(self._device)
+        weights_BT = weights_BT.to(self._device)
+        token_loss = loss(terms, micro)
+        total = weighted_sum(token_loss.loss_BT, weights_BT)
+        metrics.add(token_loss, weights_BT, micro.loss_mask, total)
+        return total
+
+    def _terms(
+        self, logits_BTS: Tensor, micro: TokenBatch, needed_BT: Tensor, *, entropy: bool
+    ) -> PolicyTerms:
+        """Of the needed tokens of a micro-batch on the CPU; zero at the others."""
+        positions_N = logprobs.positions(needed_BT).to(self._device)
+        tokens_N = micro.tokens.to(self._device).flatten()[positions_N]
+        logprobs_N, entropy_N = from_shards(
+            logits_BTS.flatten(0, 1)[positions_N - 1],
+            tokens_N,
+            vocab=self._model.vocab,
+            temperature=self._head.temperature,
+            chunk_tokens=self._head.chunk_tokens,
+            entropy=entropy,
+            group=groups.tensor_parallel(),
+        )
+        shape = micro.tokens.shape
+        empty_BT = logprobs_N.new_zeros(shape)
+        return PolicyTerms(
+            logprobs_BT=empty_BT.put(positions_N, logprobs_N),
+            entropy_BT=empty_BT.put(positions_N, entropy_N) if entropy else None,
+        )
+
+    def _require_update(self) -> Update:
+        if self._update is None:
+            raise ConfigError("this model is frozen: it was built without an optimizer")
+        return self._update
