@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from roll.algorithms.api import PolicyTerms
 from roll.config.model import ModelConfig
-from roll.config.strategy import Fsdp2Config, HfScoreConfig
+from roll.config.strategy import Fsdp2Config, HfScoreConfig, MegatronConfig
 from roll.config.training import OptimizerConfig, ScoreRole, TrainRole
 from roll.core.types import WorkerSpec
 from roll.strategy.api import ScoreStrategy, TrainStrategy
@@ -30,9 +31,11 @@ class TrainBackend:
     """A backend under test: `strategy` is its config class, `options` its variants by name."""
 
     name: str
-    strategy: type[Fsdp2Config]
+    strategy: type[Fsdp2Config] | type[MegatronConfig]
     options: tuple[str, ...]
     """Boolean options that change memory and speed, and no number."""
+    layout: Mapping[str, Any] = field(default_factory=dict)
+    """Options on more than one rank; one rank has none, and resumes what they wrote."""
 
     def build(
         self,
@@ -46,9 +49,10 @@ class TrainBackend:
         total_steps: int | None = None,
         **options: Any,
     ) -> TrainStrategy[PolicyTerms]:
+        layout = self.layout if spec.world_size > 1 else {}
         role = TrainRole(
             pool="p",
-            strategy=self.strategy(**options),
+            strategy=self.strategy(**layout, **options),
             optimizer=optimizer,
             max_tokens_per_microbatch=budget,
         )
@@ -58,11 +62,15 @@ class TrainBackend:
 
 TRAIN_BACKENDS = [
     TrainBackend("fsdp2", Fsdp2Config, ("activation_checkpointing", "cpu_offload")),
+    TrainBackend("megatron-dp2", MegatronConfig, ()),
+    TrainBackend("megatron-tp2", MegatronConfig, (), {"tp": 2}),
+    TrainBackend("megatron-pp2", MegatronConfig, (), {"pp": 2}),
 ]
 
-SCORE_BACKENDS: dict[str, type[HfScoreConfig] | type[Fsdp2Config]] = {
+SCORE_BACKENDS: dict[str, type[HfScoreConfig] | type[Fsdp2Config] | type[MegatronConfig]] = {
     "hf": HfScoreConfig,
     "fsdp2": Fsdp2Config,
+    "megatron": MegatronConfig,
 }
 
 

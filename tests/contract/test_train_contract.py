@@ -71,9 +71,14 @@ def relative_distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     return max(float((a[name] - b[name]).abs().max()) for name in a) / scale
 
 
+def leaders(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those whose results a cluster keeps."""
+    return [result for result in ranks if result["info"].is_dp_leader]
+
+
 def merged(ranks: list[dict[str, Any]], *path: str) -> dict[str, float]:
     parts: list[Metrics] = []
-    for result in ranks:
+    for result in leaders(ranks):
         for key in path:
             result = result[key]
         parts.append(result["metrics"])
@@ -119,15 +124,16 @@ def test_scores_follow_the_update_and_agree_with_hf(runs: Results, world: int) -
     for weights, key in ((None, "before"), (runs[world][0]["steps"]["whole"]["weights"], "after")):
         if weights is not None:
             model.load_state_dict(weights)
-        for rank, part in enumerate(train_batch().split(world)):
-            got = runs[world][rank]["steps"]["whole"][key]
+        for result in runs[world]:
+            part = train_batch().split(result["info"].dp_size)[result["info"].dp_rank]
+            got = result["steps"]["whole"][key]
             got_BT = got if isinstance(got, Tensor) else got.logprobs_BT
             for row, length in enumerate(part.lengths.tolist()):
                 tokens = part.tokens[row, :length]
                 with torch.no_grad():
                     logp = model(tokens[None]).logits[0, :-1].log_softmax(-1)
                 want = logp[torch.arange(length - 1), tokens[1:]]
-                torch.testing.assert_close(got_BT[row, 1:length], want, atol=1e-5, rtol=1e-5)
+                torch.testing.assert_close(got_BT[row, 1:length], want, atol=1e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("world", WORLD_SIZES)
@@ -194,8 +200,9 @@ def test_checkpoint_of_another_model_names_the_difference(runs: Results, world: 
 @pytest.mark.parametrize("world", WORLD_SIZES)
 def test_gradient_that_is_not_finite_skips_the_update(runs: Results, world: int) -> None:
     skipped = [result["skipped"] for result in runs[world]]
-    bad = Metrics.concat([s["bad"] for s in skipped]).values_by_name()
-    good = Metrics.concat([s["good"] for s in skipped]).values_by_name()
+    counted = [result["skipped"] for result in leaders(runs[world])]
+    bad = Metrics.concat([s["bad"] for s in counted]).values_by_name()
+    good = Metrics.concat([s["good"] for s in counted]).values_by_name()
     assert bad["skipped_steps"] == 1
     assert not math.isfinite(bad["grad_norm"])
     assert good["skipped_steps"] == 0
@@ -211,7 +218,8 @@ def test_an_update_without_a_trained_token_is_skipped_whatever_came_before(
 ) -> None:
     """Adam would go on in the direction of the updates before, and decay the weights."""
     skipped = [result["skipped"] for result in runs[world]]
-    masked = Metrics.concat([s["masked"] for s in skipped]).values_by_name()
+    counted = [result["skipped"] for result in leaders(runs[world])]
+    masked = Metrics.concat([s["masked"] for s in counted]).values_by_name()
     assert masked["skipped_steps"] == 1
     assert masked["grad_norm"] == 0
     for s in skipped:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,7 @@ def job(spec: WorkerSpec, folder: Path, backend_name: str) -> dict[str, Any]:
     # Kept for its process group, which the strategies built after it share.
     first = backend.build(spec, untied)
     results: dict[str, Any] = {
+        "info": first.rank_info,
         "export": exported(first),
         "parts": {name: part.clone() for name, part in first.export_parts()},
         "manifest": first.weight_manifest(),
@@ -109,11 +111,13 @@ def job(spec: WorkerSpec, folder: Path, backend_name: str) -> dict[str, Any]:
     return results
 
 
-def job_fsdp2(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
-    return job(spec, folder, "fsdp2")
+JOBS = {b.name: partial(job, backend_name=b.name) for b in TRAIN_BACKENDS}
 
 
-JOBS = {"fsdp2": job_fsdp2}
+def rows_of(strategy: TrainStrategy[PolicyTerms], batch: RolloutBatch) -> RolloutBatch:
+    """What a cluster's dispatch would give this rank."""
+    info = strategy.rank_info
+    return batch.split(info.dp_size)[info.dp_rank]
 
 
 def _one_step(
@@ -124,7 +128,7 @@ def _one_step(
     **options: Any,
 ) -> dict[str, Any]:
     strategy = backend.build(spec, model, **options)
-    rows = (batch or train_batch()).split(spec.world_size)[spec.rank]
+    rows = rows_of(strategy, batch or train_batch())
     # A score before the update must leave nothing behind, and one after it must see it.
     before = strategy.score(rows).logprobs_BT
     metrics = strategy.train(rows, EntropyBonusLoss())
@@ -157,9 +161,9 @@ def _steps(backend: TrainBackend, spec: WorkerSpec, model: ModelConfig) -> dict[
 def _checkpoint(
     backend: TrainBackend, spec: WorkerSpec, model: ModelConfig, folder: Path
 ) -> dict[str, Any]:
-    rows = train_batch().split(spec.world_size)[spec.rank]
     loss = EntropyBonusLoss()
     straight = backend.build(spec, model, optimizer=ADAM, total_steps=4)
+    rows = rows_of(straight, train_batch())
     straight.train(rows, loss)
     straight.train(rows, loss)
     straight.save(folder / "checkpoint")
@@ -205,7 +209,7 @@ def _error_of_other_model(
 def _skipped(backend: TrainBackend, spec: WorkerSpec, model: ModelConfig) -> dict[str, Any]:
     strategy = backend.build(spec, model, optimizer=ADAM, total_steps=4)
     before = exported(strategy)
-    rows = train_batch().split(spec.world_size)[spec.rank]
+    rows = rows_of(strategy, train_batch())
     bad = strategy.train(rows, EntropyBonusLoss(scale=float("inf")))
     unchanged = exported(strategy)
     good = strategy.train(rows, EntropyBonusLoss())
