@@ -143,13 +143,19 @@ def assert_equal(
     *,
     logits: float = 1e-5,
     gradient: float = 1e-6,
+    loose: dict[str, float] | None = None,
 ) -> None:
-    """Every rank found every case equal to Hugging Face."""
+    """Every rank found every case equal to Hugging Face.
+
+    Args:
+        loose: by model, larger differences of gradients than `gradient`.
+    """
     for answer in answers:
         assert list(answer) == [str(case) for case in cases]
         for case, found in answer.items():
             assert not found.missing, (case, found)
             assert found.logits <= logits, (case, found)
             assert found.loss <= logits, (case, found)
-            assert found.gradient <= gradient, (case, found)
+            model = case.split()[0]
+            assert found.gradient <= (loose or {}).get(model, gradient), (case, found)
             assert found.weights_equal, (case, found)

@@ -19,7 +19,7 @@ PRELOADED = ["tests.convert.preload"]
 
 
 def run_ranks(
-    work: Callable[..., Any], ranks: int, *args: object, timeout_s: float = 120
+    work: Callable[..., Any], ranks: int, *args: object, timeout_s: float = 280
 ) -> list[Any]:
     """What `work(*args)` returns on each rank, in their order.
 

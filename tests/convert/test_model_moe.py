@@ -11,7 +11,9 @@ from tests.convert.parity import Case, assert_equal, compare
 from tests.convert.spawned import run_ranks
 from tests.convert.tiny_models import rows, save_model, save_reference
 
-NAMES = ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "deepseek_v3", "gpt_oss")
+NAMES = ("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "deepseek_v3", "gpt_oss", "qwen3_next")
+# Gradients of the delta net are sums over all positions of products of decays.
+LOOSE = {"qwen3_next": 1e-5}
 TWO = (
     ParallelSizes(),
     ParallelSizes(tp=2),
@@ -49,10 +51,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.mark.slow
 def test_two_ranks_compute_what_hugging_face_computes(folders: list[Path]) -> None:
     cases = cases_of(folders, TWO)
-    assert_equal(run_ranks(compare, 2, cases), cases)
+    assert_equal(run_ranks(compare, 2, cases), cases, loose=LOOSE)
 
 
 @pytest.mark.slow
 def test_four_ranks_compute_what_hugging_face_computes(folders: list[Path]) -> None:
     cases = cases_of(folders, FOUR)
-    assert_equal(run_ranks(compare, 4, cases), cases)
+    assert_equal(run_ranks(compare, 4, cases), cases, loose=LOOSE)

@@ -20,8 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-logger = logging.getLogger(__name__)
-
 MODULES = (
     "megatron.core.dist_checkpointing",
     "megatron.core.distributed",
@@ -69,6 +67,7 @@ def adapt_to_cpu(*, has_cuda: bool | None = None) -> bool:
             _adapt_module(module)
     _adapt_tensors()
     _adapt_rng()
+    _adapt_dispatcher()
     return True
 
 
@@ -97,7 +96,10 @@ class _Idle:
 
     def nothing(self, *_: object, **__: object) -> None: ...
 
-    record = wait = synchronize = wait_stream = wait_event = record_event = nothing
+    record = wait = synchronize = wait_stream = wait_event = nothing
+
+    def record_event(self, *_: object) -> _Idle:
+        return self
 
 
 class _Fallthrough(types.ModuleType):
@@ -183,11 +185,26 @@ def _adapt_module(module: types.ModuleType) -> None:
 
 
 def _adapt_tensors() -> None:
-    """Methods of tensors cannot be given to Megatron-Core alone; without CUDA both only raise."""
+    """Methods of tensors cannot be given to Megatron-Core alone. Without CUDA the first two only
+    raise; the third answers Megatron-Core's optimizers alone."""
     # The embedding is moved to "the device" before the two ends of a pipeline share it.
     Tensor.cuda = _itself  # type: ignore[method-assign, assignment]
     # Token dispatchers tell the allocator which stream still reads a tensor.
     Tensor.record_stream = _nothing  # type: ignore[method-assign]
+    # Optimizers sort parameters by the name of their type, and know those of GPUs only.
+    if Tensor.type is not _type_for_optimizers:
+        Tensor.type = _type_for_optimizers  # type: ignore[method-assign, assignment]
+
+
+_type_of = Tensor.type
+
+
+def _type_for_optimizers(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+    found = _type_of(tensor, *args, **kwargs)
+    caller = sys._getframe(1).f_globals.get("__name__", "")
+    if isinstance(found, str) and caller.startswith("megatron.core.optimizer"):
+        return found.replace("torch.", "torch.cuda.", 1)
+    return found
 
 
 def _adapt_rng() -> None:
@@ -197,6 +214,24 @@ def _adapt_rng() -> None:
 
     random._get_cuda_rng_state = _get_rng_state
     random._set_cuda_rng_state = _set_rng_state
+    # It warns when the CPU's generator is drawn from in place of the GPU's, as it must be here.
+    logging.getLogger(random.__name__).addFilter(_not_about_the_generator)
+
+
+def _not_about_the_generator(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("CPU RNG state changed")
+
+
+def _adapt_dispatcher() -> None:
+    """The all-to-all dispatcher turns counts of tokens into numbers when it copies them from the
+    GPU, and so leaves tensors where they are on the CPU already; collectives want numbers."""
+    from megatron.core.transformer.moe import token_dispatcher
+
+    token_dispatcher.maybe_move_tensor_to_cpu = _counts
+
+
+def _counts(tensor: object, as_numpy: bool = False, **_: object) -> object:
+    return tensor.numpy() if as_numpy and isinstance(tensor, Tensor) else tensor
 
 
 def _get_rng_state(*_: object, **__: object) -> Tensor:

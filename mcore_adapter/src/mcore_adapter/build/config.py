@@ -40,7 +40,10 @@ class BuildOptions:
     te: bool | None = None
     """Transformer Engine's layers; by default where it is installed and there is CUDA."""
     dispatcher: Literal["allgather", "alltoall"] | None = None
-    """How tokens travel to experts; alltoall by default where there is CUDA."""
+    """How tokens travel to experts. By default all to all; but not on gloo with ep and etp both
+    more than 1, where ranks would have to gather different numbers of tokens."""
+    variable_lengths: bool = False
+    """Micro-batches of a pipeline may differ in shape (not with the allgather dispatcher)."""
     aux_loss_coeff: float = 0.0
     """Of the load balancing loss of experts (its gradient is added; the loss itself is not)."""
     z_loss_coeff: float | None = None
@@ -92,12 +95,16 @@ def model_config(
             f"experts of {config['model_type']} have biases, which Megatron-Core cannot cut over "
             f"etp = {sizes.expert_tp} ranks; say etp = 1"
         )
+    cuda = torch.cuda.is_available()
+    uneven = sizes.ep > 1 and sizes.expert_tp > 1
+    dispatcher = options.dispatcher or ("allgather" if uneven and not cuda else "alltoall")
+    if sparse and options.variable_lengths and dispatcher == "allgather":
+        raise LayoutError("micro-batches of variable lengths need the alltoall dispatcher")
     sequence_parallel = options.sequence_parallel
     if sequence_parallel is None:
         sequence_parallel = sparse and sizes.tp > 1
     if sparse and sizes.tp > 1 and not sequence_parallel:
         raise LayoutError("models with experts need sequence_parallel where tp is more than 1")
-    cuda = torch.cuda.is_available()
     made = (MLATransformerConfig if fields.latent else TransformerConfig)(
         **{
             "normalization": "RMSNorm",
@@ -120,12 +127,13 @@ def model_config(
             "use_cpu_initialization": not cuda,
             # Weights are loaded, or drawn by whoever trains from nothing.
             "perform_initialization": True,
-            # Micro-batches may differ in length; allgather of tokens wants them equal.
+            "variable_seq_lengths": options.variable_lengths,
+            # Gloo has no batches of sends and receives.
             "batch_p2p_comm": cuda,
             "overlap_p2p_comm": False,
             "deallocate_pipeline_outputs": True,
             "transformer_impl": "transformer_engine" if te else "local",
-            **(_expert_values(options, cuda=cuda) if sparse else {}),
+            **(_expert_values(options, dispatcher) if sparse else {}),
             **_recompute_values(options.recompute),
             **values,
         }
@@ -154,10 +162,10 @@ def _layout(sizes: ParallelSizes, num_layers: int) -> list[list[str]] | None:
     return chunks
 
 
-def _expert_values(options: BuildOptions, *, cuda: bool) -> dict[str, Any]:
+def _expert_values(options: BuildOptions, dispatcher: str) -> dict[str, Any]:
     coefficient = options.aux_loss_coeff
     return {
-        "moe_token_dispatcher_type": options.dispatcher or ("alltoall" if cuda else "allgather"),
+        "moe_token_dispatcher_type": dispatcher,
         "moe_router_load_balancing_type": "aux_loss" if coefficient else "none",
         "moe_aux_loss_coeff": coefficient,
         "moe_z_loss_coeff": options.z_loss_coeff,

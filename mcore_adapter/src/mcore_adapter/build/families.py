@@ -13,6 +13,7 @@ from mcore_adapter.build.rope import rope_parameters
 from mcore_adapter.errors import ConfigError, UnknownModelError
 from mcore_adapter.models.common import num_experts_of, shape_of
 from mcore_adapter.models.qwen2_moe import sparse_layers
+from mcore_adapter.models.qwen3_next import linear_layers
 
 Config = Mapping[str, Any]
 
@@ -169,6 +170,30 @@ def gpt_oss(config: Config) -> Fields:
     )
 
 
+def qwen3_next(config: Config) -> Fields:
+    """qwen3_next: gated delta nets, every fourth layer gated attention, a quarter of heads rotated;
+    routed and shared experts; norms centred on zero."""
+    linear = linear_layers(config)
+    base = qwen_moe({**config, "model_type": "qwen2_moe", "qkv_bias": config["attention_bias"]})
+    values = {
+        **base.config,
+        "qk_layernorm": True,
+        "attention_output_gate": True,
+        "layernorm_zero_centered_gamma": True,
+        "experimental_attention_variant": "gated_delta_net",
+        "linear_attention_freq": [
+            int(layer in linear) for layer in range(config["num_hidden_layers"])
+        ],
+        "linear_conv_kernel_dim": config["linear_conv_kernel_dim"],
+        "linear_key_head_dim": config["linear_key_head_dim"],
+        "linear_value_head_dim": config["linear_value_head_dim"],
+        "linear_num_key_heads": config["linear_num_key_heads"],
+        "linear_num_value_heads": config["linear_num_value_heads"],
+    }
+    out_bias = bool(config["attention_bias"])
+    return Fields(config=values, rope_width=base.rope_width, out_bias=out_bias)
+
+
 def mixtral(config: Config) -> Fields:
     """Every layer has experts; the chosen ones' probabilities add up to one."""
     return with_experts(
@@ -274,6 +299,7 @@ FAMILIES: dict[str, Callable[[Config], Fields]] = {
     "qwen2_moe": qwen_moe,
     "qwen3": dense,
     "qwen3_moe": qwen_moe,
+    "qwen3_next": qwen3_next,
     "seed_oss": dense,
 }
 """`model_type` in a `config.json` to its map."""

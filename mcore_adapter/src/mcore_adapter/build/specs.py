@@ -18,6 +18,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from mcore_adapter.build.attention import CoreAttention
+from mcore_adapter.build.delta_net import delta_net
 from mcore_adapter.build.latent import LatentAttention
 from mcore_adapter.build.norm import RMSNorm
 from mcore_adapter.errors import ConfigError
@@ -57,10 +58,17 @@ def block_spec(
     if te and out_bias:
         raise ConfigError("a bias of the output projection alone needs the local layer spec")
     make = _te_layer if te else _local_layer
-    kinds = {sparse: make(config, sparse, out_bias) for sparse in (False, True)}
-    sparse_layers = _sparse_layers(config)
+    sparse, linear = _sparse_layers(config), _linear_layers(config)
+    if te and any(linear):
+        raise ConfigError("gated delta nets need the local layer spec")
+    specs = []
+    for layer in layers:
+        spec = make(config, sparse[layer], out_bias and not linear[layer])
+        if linear[layer]:
+            spec.submodules.self_attention = delta_net()
+        specs.append(spec)
     return TransformerBlockSubmodules(
-        layer_specs=[kinds[sparse_layers[layer]] for layer in layers],
+        layer_specs=specs,
         layer_norm=gpt_layer_specs.TENorm if te else RMSNorm,
     )
 
@@ -73,6 +81,13 @@ def _sparse_layers(config: TransformerConfig) -> list[bool]:
     if isinstance(frequency, int):
         return [layer % frequency == 0 for layer in range(config.num_layers)]
     return [bool(sparse) for sparse in frequency]
+
+
+def _linear_layers(config: TransformerConfig) -> list[bool]:
+    """Which layers have a gated delta net instead of attention."""
+    if config.experimental_attention_variant is None:
+        return [False] * config.num_layers
+    return [bool(linear) for linear in config.linear_attention_freq]
 
 
 def _te_layer(config: TransformerConfig, sparse: bool, out_bias: bool) -> ModuleSpec:

@@ -1,0 +1,66 @@
+"""What a model computes does not depend on how activations are kept or tokens travel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mcore_adapter.build.model import BuildOptions, build_model
+from mcore_adapter.errors import ConfigError, LayoutError
+from mcore_adapter.sizes import ParallelSizes
+from tests.convert.parity import Case, assert_equal, compare
+from tests.convert.spawned import run_ranks
+from tests.convert.tiny_models import COMMON, MODELS, rows, save_model, save_reference
+
+DENSE = (
+    (ParallelSizes(tp=2), BuildOptions(sequence_parallel=True)),
+    (ParallelSizes(tp=2), BuildOptions(recompute="attention")),
+    (ParallelSizes(tp=2), BuildOptions(recompute="full", sequence_parallel=True)),
+    (ParallelSizes(pp=2), BuildOptions(recompute="full")),
+)
+SPARSE = (
+    (ParallelSizes(), BuildOptions(dispatcher="allgather")),
+    (ParallelSizes(ep=2), BuildOptions(dispatcher="allgather")),
+    (ParallelSizes(tp=2), BuildOptions(dispatcher="allgather")),
+    (ParallelSizes(tp=2, ep=2, etp=1), BuildOptions(dispatcher="allgather")),
+    (ParallelSizes(ep=2), BuildOptions(recompute="full")),
+)
+
+
+@pytest.mark.slow
+def test_recomputation_sequence_parallelism_and_dispatchers_change_nothing(tmp_path: Path) -> None:
+    cases = []
+    for name, variants in (("qwen3_tied", DENSE), ("qwen3_moe", SPARSE), ("deepseek_v3", SPARSE)):
+        folder = save_model(tmp_path, name)
+        save_reference(folder, rows())
+        cases += [Case(folder, sizes, options) for sizes, options in variants]
+    assert_equal(run_ranks(compare, 2, cases), cases)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("qwen3", {"hidden_act": "mish"}, "hidden_act 'mish'"),
+        ("llama", {"rope_parameters": {"rope_type": "longrope"}}, "rope_type 'longrope'"),
+        ("llama", {"mlp_bias": True}, "mlp_bias is True"),
+        ("deepseek_v3", {"rope_interleave": False}, "rope_interleave is False"),
+        ("deepseek_v3", {"topk_group": 1}, "rated by their best 4"),
+        ("gpt_oss", {"swiglu_alpha": 1.0}, "swiglu_alpha is 1.0"),
+        ("qwen2_tied", {"layer_types": ["chunked_attention"], "sliding_window": 4}, "chunked"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(
+    name: str, change: dict[str, object], message: str
+) -> None:
+    config = {**COMMON, "hidden_act": "silu", "rms_norm_eps": 1e-6, **MODELS[name], **change}
+    with pytest.raises(ConfigError, match=message):
+        build_model(config, ParallelSizes())
+
+
+def test_layouts_that_cannot_be_built_are_refused() -> None:
+    config = {**COMMON, "hidden_act": "silu", "rms_norm_eps": 1e-6, **MODELS["gpt_oss"]}
+    with pytest.raises(LayoutError, match="etp = 1"):
+        build_model(config, ParallelSizes(tp=2))
+    with pytest.raises(LayoutError, match="sequence_parallel"):
+        build_model(config, ParallelSizes(tp=2, etp=1), BuildOptions(sequence_parallel=False))
