@@ -5,13 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
 
-from mcore_adapter.build.model import BuildOptions, build_model
+from mcore_adapter.build.model import BuildOptions, build_model, init_parallel
 from mcore_adapter.errors import ConfigError, LayoutError
+from mcore_adapter.load import load, read_config
+from mcore_adapter.models import table_of
+from mcore_adapter.parallel.schedule import run_schedule
+from mcore_adapter.platform import adapt_to_cpu
 from mcore_adapter.sizes import ParallelSizes
-from tests.convert.parity import Case, assert_equal, compare
+from tests.convert.parity import Case, assert_equal, compare, forward
 from tests.convert.spawned import run_ranks
-from tests.convert.tiny_models import COMMON, MODELS, rows, save_model, save_reference
+from tests.convert.tiny_models import COMMON, MODELS, VOCAB, rows, save_model, save_reference
+
+LENGTHS = (7, 12)
 
 DENSE = (
     (ParallelSizes(tp=2), BuildOptions(sequence_parallel=True)),
@@ -64,3 +73,33 @@ def test_layouts_that_cannot_be_built_are_refused() -> None:
         build_model(config, ParallelSizes(tp=2))
     with pytest.raises(LayoutError, match="sequence_parallel"):
         build_model(config, ParallelSizes(tp=2, etp=1), BuildOptions(sequence_parallel=False))
+
+
+def different_lengths(folder: Path) -> list[list[Tensor]]:
+    """Logits of two micro-batches that differ in length, over two stages; on the last of them."""
+    adapt_to_cpu()
+    config, sizes = read_config(folder), ParallelSizes(pp=2)
+    init_parallel(sizes)
+    chunks = build_model(config, sizes, BuildOptions(variable_lengths=True))
+    load(folder, chunks, table_of(config), sizes)
+    return run_schedule(
+        chunks,
+        LENGTHS,
+        lambda chunk, length: forward(chunk, rows(1, 12)[:, :length]),
+        lambda output, _: (output.sum(), output.detach()[..., :VOCAB]),
+        micro_batch_size=1,
+        longest=max(LENGTHS),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_moe"])
+def test_micro_batches_of_a_pipeline_may_differ_in_length(name: str, tmp_path: Path) -> None:
+    folder = save_model(tmp_path, name)
+    first, last = run_ranks(different_lengths, 2, folder)
+    assert not first
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    for length, logits in zip(LENGTHS, last, strict=True):
+        with torch.no_grad():
+            expected = model(input_ids=rows(1, 12)[:, :length], use_cache=False).logits
+        assert (logits - expected).abs().max() < 1e-5

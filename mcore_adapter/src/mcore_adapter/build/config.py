@@ -37,8 +37,9 @@ class BuildOptions:
     recompute: Literal["none", "attention", "full"] = "none"
     """Activations that are computed again instead of kept: those of core attention, or all but the
     input of each layer."""
-    te: bool | None = None
-    """Transformer Engine's layers; by default where it is installed and there is CUDA."""
+    te: bool = False
+    """Transformer Engine's layers. They fuse norms into the linear layers behind them, whose names
+    the tables do not have: such a model can be trained, but not loaded or exported."""
     dispatcher: Literal["allgather", "alltoall"] | None = None
     """How tokens travel to experts. By default all to all; but not on gloo with ep and etp both
     more than 1, where ranks would have to gather different numbers of tokens."""
@@ -68,12 +69,11 @@ class ModelConfig:
 
 
 def model_config(
-    config: Mapping[str, Any], sizes: ParallelSizes, options: BuildOptions, *, te: bool
+    config: Mapping[str, Any], sizes: ParallelSizes, options: BuildOptions
 ) -> ModelConfig:
     """
     Args:
         config: the content of a `config.json`.
-        te: whether layers are Transformer Engine's.
 
     Raises:
         ConfigError: it names an activation, a rope or a layer that cannot be built.
@@ -128,12 +128,13 @@ def model_config(
             # Weights are loaded, or drawn by whoever trains from nothing.
             "perform_initialization": True,
             "variable_seq_lengths": options.variable_lengths,
+            "moe_token_dispatcher_type": dispatcher,
             # Gloo has no batches of sends and receives.
             "batch_p2p_comm": cuda,
             "overlap_p2p_comm": False,
             "deallocate_pipeline_outputs": True,
-            "transformer_impl": "transformer_engine" if te else "local",
-            **(_expert_values(options, dispatcher) if sparse else {}),
+            "transformer_impl": "transformer_engine" if options.te else "local",
+            **(_expert_values(options) if sparse else {}),
             **_recompute_values(options.recompute),
             **values,
         }
@@ -144,7 +145,7 @@ def model_config(
     return ModelConfig(
         transformer=made,
         rope=rope,
-        te=te,
+        te=options.te,
         out_bias=fields.out_bias,
         tied=bool(config.get("tie_word_embeddings", False)),
         vocab=config["vocab_size"],
@@ -162,10 +163,9 @@ def _layout(sizes: ParallelSizes, num_layers: int) -> list[list[str]] | None:
     return chunks
 
 
-def _expert_values(options: BuildOptions, dispatcher: str) -> dict[str, Any]:
+def _expert_values(options: BuildOptions) -> dict[str, Any]:
     coefficient = options.aux_loss_coeff
     return {
-        "moe_token_dispatcher_type": dispatcher,
         "moe_router_load_balancing_type": "aux_loss" if coefficient else "none",
         "moe_aux_loss_coeff": coefficient,
         "moe_z_loss_coeff": options.z_loss_coeff,

@@ -75,10 +75,9 @@ def build_model(
     options = options or BuildOptions()
     if not HAVE_TE:
         mend_missing_te()
-    te = options.te if options.te is not None else HAVE_TE and torch.cuda.is_available()
-    if te and not HAVE_TE:
+    if options.te and not HAVE_TE:
         raise LayoutError("layers of Transformer Engine are asked for, which is not installed")
-    made = model_config(config, sizes, options, te=te)
+    made = model_config(config, sizes, options)
     return [_chunk(made, sizes, chunk) for chunk in range(sizes.vpp)]
 
 
