@@ -8,8 +8,10 @@ files and writes at known places, and so needs to talk to nobody.
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
+import platform
 import signal
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,6 +25,8 @@ from mcore_adapter.convert.ops import FormatOp, Shape
 from mcore_adapter.convert.shards import ShardRule
 from mcore_adapter.convert.tensorfile import Piece, Reader, Spec, Writer, make_header
 from mcore_adapter.errors import AdapterError, ConversionError
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h of glibc
 
 Progress = Callable[[int], None]
 """Called with the number of bytes that were written since."""
@@ -155,6 +159,7 @@ def _listen(ends: list[Connection], report: Progress) -> None:
 def _worker(jobs: Sequence[Job], checks: Sequence[Same], shape: Shape, there: Connection) -> None:
     # Ctrl-C reaches all processes of a terminal; the first one ends the others
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _reuse_freed_memory()
     try:
         # a write to a parent that was killed fails, and so ends this process
         _work(jobs, checks, shape, there.send)
@@ -163,6 +168,18 @@ def _worker(jobs: Sequence[Job], checks: Sequence[Same], shape: Shape, there: Co
         os._exit(1)
     except AdapterError as error:
         there.send(error)
+
+
+def _reuse_freed_memory() -> None:
+    """Tensors are made and freed one after the other, all of a few sizes.
+
+    glibc maps each large one anew, and the kernel clears its pages. That takes about as long as the
+    conversion, so this process allocates all on its heap and keeps it.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_MAX, 0)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def _work(jobs: Sequence[Job], checks: Sequence[Same], shape: Shape, report: Progress) -> None:
