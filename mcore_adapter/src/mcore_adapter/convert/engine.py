@@ -92,7 +92,7 @@ def create_files(files: Iterable[tuple[Path, dict[str, Spec]]]) -> dict[Path, di
         size = len(header) + sum(spec.num_bytes for spec in specs.values())
         with path.open("wb") as file:
             file.write(header)
-            # not fallocate: writing to blocks that ext4 has set aside takes longer than to none
+            # the disk was seen to have room; one that fills up meanwhile ends the conversion
             file.truncate(size)
     return made
 
