@@ -14,10 +14,16 @@ from roll.config.placement import parse_devices
 from roll.config.roles import Role
 from roll.config.rollout_checks import rollout_problems
 from roll.config.shaping_checks import shaping_problems
-from roll.config.strategy import Fsdp2Config, MegatronConfig, SglangConfig, VllmConfig
+from roll.config.strategy import HfScoreConfig, MegatronConfig, SglangConfig, VllmConfig
 
 if TYPE_CHECKING:
     from roll.config.pipelines import RlvrConfig
+
+_BACKWARD_ONLY = {
+    "fsdp2": ("activation_checkpointing", "reduce_dtype"),
+    "megatron": ("recompute", "aux_loss_coef"),
+}
+"""Options of backends that a model without a backward pass has no use for."""
 
 
 def check_rlvr(config: RlvrConfig) -> None:
@@ -298,9 +304,9 @@ def _without_effect(config: RlvrConfig) -> Iterator[str]:
             f"algorithm.aggregation is {algorithm.aggregation.value}; drop one or change the other"
         )
     # Compared with the defaults, because a resolved config, which sets every key, must reload.
-    if reference is not None and isinstance(reference.strategy, Fsdp2Config):
-        defaults = Fsdp2Config()
-        for name in ("activation_checkpointing", "reduce_dtype"):
+    if reference is not None and not isinstance(reference.strategy, HfScoreConfig):
+        defaults = type(reference.strategy)()
+        for name in _BACKWARD_ONLY[reference.strategy.kind]:
             if getattr(reference.strategy, name) != getattr(defaults, name):
                 yield (
                     f"reference.strategy.{name}: concerns the backward pass, which a frozen "

@@ -134,6 +134,35 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
             "reference.strategy={kind: fsdp2, reduce_dtype: bfloat16}",
             ["reference.strategy.reduce_dtype", "backward pass"],
         ),
+        (
+            "reference.strategy={kind: megatron, recompute: full}",
+            ["reference.strategy.recompute", "backward pass"],
+        ),
+        (
+            "actor_train.strategy={kind: megatron, vpp: 2}",
+            ["vpp is 2 but pp is 1"],
+        ),
+        (
+            "actor_train.strategy={kind: megatron, pp: 2, layers: [3]}",
+            ["layers names 1 chunks, expected pp * vpp = 2"],
+        ),
+        ("actor_train.strategy={kind: megatron, cp: 2}", ["actor_train.strategy.cp = 2"]),
+        (
+            "actor_train.strategy={kind: megatron, sequence_parallel: true}",
+            ["sequence_parallel needs tp above 1"],
+        ),
+        (
+            "pools.all=0-2|actor_train.strategy={kind: megatron, tp: 2}",
+            ["actor_train.strategy: tp * pp = 2 does not divide the 3 devices of pool 'all'"],
+        ),
+        (
+            "pools.all=0-1|actor_train.strategy={kind: megatron, tp: 2, ep: 2}",
+            ["actor_train.strategy: etp * ep * pp = 4 does not divide the 2 devices"],
+        ),
+        (
+            "critic={pool: all, strategy: {kind: megatron}}|algorithm.advantage={kind: gae}",
+            ["critic.strategy.kind: megatron has no value head"],
+        ),
         ("algorithm.advantage={kind: distill}", ["teachers: distill needs at least one"]),
         ("algorithm.advantage={kind: gae}", ["gae needs a `critic` role"]),
         ("critic={pool: all}", ["nothing uses its values"]),
