@@ -10,6 +10,7 @@ losses and gradient norms agree to 1e-4 relative.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 import time
@@ -217,14 +218,13 @@ def _strategy_steps(
     layout: Layout, spec: WorkerSpec, folder: Path, steps: int
 ) -> list[Metrics] | None:
     """This rank's share of the metrics of each step, if it counts."""
-    role = TrainRole.model_validate(
-        {
-            "pool": "all",
-            "strategy": layout.strategy,
-            "optimizer": OPTIMIZER.model_dump(),
-            "max_tokens_per_microbatch": BUDGET,
-        }
-    )
+    fields = {
+        "pool": "all",
+        "strategy": layout.strategy,
+        "optimizer": OPTIMIZER.model_dump(),
+        "max_tokens_per_microbatch": BUDGET,
+    }
+    role = TrainRole.model_validate_json(json.dumps(fields))  # as a run file is read
     head = PolicyHead(TEMPERATURE, 16)
     model = ModelConfig(path=str(folder), dtype="float32")
     strategy = build_train(role, model, spec, head, total_steps=steps)
