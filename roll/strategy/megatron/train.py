@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mcore_adapter.parallel.logprobs import token_logprobs
 from roll.algorithms import logprobs
 from roll.algorithms.api import PolicyTerms, TermsLoss
 from roll.config.model import ModelConfig
@@ -25,7 +26,6 @@ from roll.core.types import RankInfo, WorkerSpec
 from roll.platform import get_platform
 from roll.strategy.forward import PolicyHead
 from roll.strategy.megatron import export, groups, memory, state
-from roll.strategy.megatron.logprobs import from_shards
 from roll.strategy.megatron.model import load_model
 from roll.strategy.megatron.passes import micro_batches, run
 from roll.strategy.megatron.update import Update
@@ -194,13 +194,12 @@ class MegatronStrategy:
         """Of the needed tokens of a micro-batch on the CPU; zero at the others."""
         positions_N = logprobs.positions(needed_BT).to(self._device)
         tokens_N = micro.tokens.to(self._device).flatten()[positions_N]
-        logprobs_N, entropy_N = from_shards(
+        logprobs_N, entropy_N = token_logprobs(
             logits_BTS.flatten(0, 1)[positions_N - 1],
             tokens_N,
             vocab=self._model.vocab,
             temperature=self._head.temperature,
-            chunk_tokens=self._head.chunk_tokens,
-            entropy=entropy,
+            chunk=self._head.chunk_tokens,
             group=groups.tensor_parallel(),
         )
         shape = micro.tokens.shape
