@@ -88,8 +88,8 @@ def load_model(
         raise ConfigError(f"model.path: {model.path!r} on kind: megatron: {error}") from error
     for chunk in bare:
         chunk.requires_grad_(trainable)
-        # Micro-batches are cut by tokens: each has a shape of its own.
-        chunk.config.variable_seq_lengths = True
+        # Micro-batches are cut by tokens: each has a shape of its own, but see `micro_batches`.
+        chunk.config.variable_seq_lengths = sizes.vpp == 1
     return MegatronModel(
         chunks=data_parallel(bare) if trainable else bare,
         table=table,

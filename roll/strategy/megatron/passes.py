@@ -40,10 +40,15 @@ def micro_batches(
 ) -> list[Micro[B]]:
     """Collective: every rank has as many.
 
-    Ranks that exchange tokens of experts agree on the shape of each.
+    Ranks that exchange tokens of experts agree on the shape of each. With virtual stages all have
+    one shape: Megatron-Core announces shapes to the stages before and after in one go, which with
+    two stages are one rank, and mixes them up.
     """
     sizes = model.sizes
-    parts = microbatch.plan(batch.lengths.tolist(), max_tokens)
+    lengths = batch.lengths.tolist()
+    if sizes.vpp > 1:
+        lengths = [max(lengths)] * len(lengths)
+    parts = microbatch.plan(lengths, max_tokens)
     passes = max_over_ranks(len(parts), device)
     if sizes.vpp > 1:
         passes += -passes % sizes.pp  # the chunks of a stage take turns in groups of pp
@@ -54,6 +59,9 @@ def micro_batches(
         agreed = torch.tensor(shapes, device=device)
         dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
         shapes = [(rows, width) for rows, width in agreed.tolist()]
+    if sizes.vpp > 1:
+        largest = max(rows for rows, _ in shapes), max(width for _, width in shapes)
+        shapes = [largest] * passes
     made = []
     for i, shape in enumerate(shapes):
         tokens_BT = torch.zeros(shape, dtype=torch.long)
@@ -91,13 +99,14 @@ def run(
         value, result = reduce(logits_BTS[:rows, :width], micro.batch)
         return value, (micro, result)
 
+    rows, width = micros[0].tokens_BT.shape
     kept = run_schedule(
         model.chunks,
         micros,
         _forward,
         loss,
-        micro_batch_size=_EMPTY[0],
-        longest=_EMPTY[1],
+        micro_batch_size=rows,  # of meaning only where all micro-batches have one shape
+        longest=width,
         forward_only=forward_only,
     )
     return [each for each in kept if each is not None]
