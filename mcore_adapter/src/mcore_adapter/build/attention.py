@@ -36,12 +36,11 @@ class CoreAttention(MegatronModule):
         layer_number: int,
         attn_mask_type: AttnMaskType,
         attention_type: str,
-        attention_dropout: float | None = None,
+        *,
         softmax_scale: float | None = None,
         k_channels: int | None = None,
-        v_channels: int | None = None,
-        cp_comm_type: str | None = None,
         pg_collection: ProcessGroupCollection | None = None,
+        **unused: object,  # Megatron also says what dropout and context parallelism would need
     ) -> None:
         super().__init__(config=config)
         if config.context_parallel_size > 1:

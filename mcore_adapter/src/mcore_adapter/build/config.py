@@ -95,49 +95,8 @@ def model_config(
             f"experts of {config['model_type']} have biases, which Megatron-Core cannot cut over "
             f"etp = {sizes.expert_tp} ranks; say etp = 1"
         )
-    cuda = torch.cuda.is_available()
-    uneven = sizes.ep > 1 and sizes.expert_tp > 1
-    dispatcher = options.dispatcher or ("allgather" if uneven and not cuda else "alltoall")
-    if sparse and options.variable_lengths and dispatcher == "allgather":
-        raise LayoutError("micro-batches of variable lengths need the alltoall dispatcher")
-    sequence_parallel = options.sequence_parallel
-    if sequence_parallel is None:
-        sequence_parallel = sparse and sizes.tp > 1
-    if sparse and sizes.tp > 1 and not sequence_parallel:
-        raise LayoutError("models with experts need sequence_parallel where tp is more than 1")
     made = (MLATransformerConfig if fields.latent else TransformerConfig)(
-        **{
-            "normalization": "RMSNorm",
-            "gated_linear_unit": True,
-            "add_bias_linear": False,
-            # Post-training runs without dropout: two passes over one sequence must agree.
-            "hidden_dropout": 0.0,
-            "attention_dropout": 0.0,
-            "params_dtype": options.dtype,
-            "pipeline_dtype": options.dtype,
-            "bf16": options.dtype is torch.bfloat16,
-            "fp16": options.dtype is torch.float16,
-            "tensor_model_parallel_size": sizes.tp,
-            "pipeline_model_parallel_size": sizes.pp,
-            "virtual_pipeline_model_parallel_size": sizes.vpp if sizes.vpp > 1 else None,
-            "pipeline_model_parallel_layout": _layout(sizes, values["num_layers"]),
-            "expert_model_parallel_size": sizes.ep,
-            "expert_tensor_parallel_size": sizes.expert_tp,
-            "sequence_parallel": sequence_parallel and sizes.tp > 1,
-            "use_cpu_initialization": not cuda,
-            # Weights are loaded, or drawn by whoever trains from nothing.
-            "perform_initialization": True,
-            "variable_seq_lengths": options.variable_lengths,
-            "moe_token_dispatcher_type": dispatcher,
-            # Gloo has no batches of sends and receives.
-            "batch_p2p_comm": cuda,
-            "overlap_p2p_comm": False,
-            "deallocate_pipeline_outputs": True,
-            "transformer_impl": "transformer_engine" if options.te else "local",
-            **(_expert_values(options) if sparse else {}),
-            **_recompute_values(options.recompute),
-            **values,
-        }
+        **{**_values(sizes, options, sparse=sparse, num_layers=values["num_layers"]), **values}
     )
     if rope is not None and rope.scale != 1.0:
         # Attention reads the scale of cosines and sines from this factor: 0.1 * ln(factor) + 1.
@@ -151,6 +110,53 @@ def model_config(
         vocab=config["vocab_size"],
         longest=config["max_position_embeddings"],
     )
+
+
+def _values(
+    sizes: ParallelSizes, options: BuildOptions, *, sparse: bool, num_layers: int
+) -> dict[str, Any]:
+    """What every family has in common; `sparse`: it has experts."""
+    cuda = torch.cuda.is_available()
+    uneven = sizes.ep > 1 and sizes.expert_tp > 1
+    dispatcher = options.dispatcher or ("allgather" if uneven and not cuda else "alltoall")
+    if sparse and options.variable_lengths and dispatcher == "allgather":
+        raise LayoutError("micro-batches of variable lengths need the alltoall dispatcher")
+    sequence_parallel = options.sequence_parallel
+    if sequence_parallel is None:
+        sequence_parallel = sparse and sizes.tp > 1
+    if sparse and sizes.tp > 1 and not sequence_parallel:
+        raise LayoutError("models with experts need sequence_parallel where tp is more than 1")
+    return {
+        "normalization": "RMSNorm",
+        "gated_linear_unit": True,
+        "add_bias_linear": False,
+        # Post-training runs without dropout: two passes over one sequence must agree.
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "params_dtype": options.dtype,
+        "pipeline_dtype": options.dtype,
+        "bf16": options.dtype is torch.bfloat16,
+        "fp16": options.dtype is torch.float16,
+        "tensor_model_parallel_size": sizes.tp,
+        "pipeline_model_parallel_size": sizes.pp,
+        "virtual_pipeline_model_parallel_size": sizes.vpp if sizes.vpp > 1 else None,
+        "pipeline_model_parallel_layout": _layout(sizes, num_layers),
+        "expert_model_parallel_size": sizes.ep,
+        "expert_tensor_parallel_size": sizes.expert_tp,
+        "sequence_parallel": sequence_parallel and sizes.tp > 1,
+        "use_cpu_initialization": not cuda,
+        # Weights are loaded, or drawn by whoever trains from nothing.
+        "perform_initialization": True,
+        "variable_seq_lengths": options.variable_lengths,
+        "moe_token_dispatcher_type": dispatcher,
+        # Gloo has no batches of sends and receives.
+        "batch_p2p_comm": cuda,
+        "overlap_p2p_comm": False,
+        "deallocate_pipeline_outputs": True,
+        "transformer_impl": "transformer_engine" if options.te else "local",
+        **(_expert_values(options) if sparse else {}),
+        **_recompute_values(options.recompute),
+    }
 
 
 def _layout(sizes: ParallelSizes, num_layers: int) -> list[list[str]] | None:
