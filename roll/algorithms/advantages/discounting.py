@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+
+BLOCK = 64
+"""Steps; a power of 2. Six passes over all numbers, and one through the blocks: 10 passes, which
+1024 steps would need without blocks, take a fifth to a quarter longer."""
 
 
 def discounts(mask_BT: Tensor, gamma: float) -> Tensor:
@@ -22,8 +29,8 @@ def discounted_sums(values_BT: Tensor, decay_B: Tensor) -> Tensor:
     """y_t = sum over j >= t of decay ** (j - t) * values_j, that is y_t = values_t + decay y_{t+1}.
 
     Sums over the next n steps make those over the next 2n: the sum from t, plus decay ** n times
-    the sum from t + n; so there are as many passes as T has binary digits. All powers are at most
-    1, so no value costs its neighbours precision.
+    the sum from t + n; up to blocks of `BLOCK` steps, which are then walked through from the last
+    to the first. All powers are at most 1, so no value costs its neighbours precision.
 
     Args:
         values_BT: finite; computed in float64.
@@ -32,14 +39,18 @@ def discounted_sums(values_BT: Tensor, decay_B: Tensor) -> Tensor:
     Returns:
         Float64 `[B, T]`.
     """
-    sums_BT = values_BT.to(torch.float64, copy=True)
-    spare_BT = torch.empty_like(sums_BT)
+    steps = values_BT.shape[1]
+    sums_BW = pad(values_BT.double(), [0, -steps % BLOCK])
+    spare_BW = torch.empty_like(sums_BW)
     decay_D1 = decay_B.to(values_BT.device, torch.float64)[:, None]
-    reach, steps = 1, values_BT.shape[1]
-    while reach < steps:
-        near_BT, far_BT = sums_BT[:, :-reach], sums_BT[:, reach:]
-        torch.addcmul(near_BT, far_BT, decay_D1, out=spare_BT[:, :-reach])
-        spare_BT[:, -reach:] = sums_BT[:, -reach:]
-        sums_BT, spare_BT = spare_BT, sums_BT
+    reach = 1
+    while reach < min(BLOCK, steps):
+        near_BW, far_BW = sums_BW[:, :-reach], sums_BW[:, reach:]
+        torch.addcmul(near_BW, far_BW, decay_D1, out=spare_BW[:, :-reach])
+        spare_BW[:, -reach:] = sums_BW[:, -reach:]
+        sums_BW, spare_BW = spare_BW, sums_BW
         decay_D1, reach = decay_D1.square(), 2 * reach
-    return sums_BT
+    from_last = torch.split(sums_BW, BLOCK, dim=1)[::-1]
+    for far_BC, near_BC in pairwise(from_last):
+        near_BC.addcmul_(far_BC, decay_D1)
+    return sums_BW[:, :steps]

@@ -14,7 +14,7 @@ from roll.algorithms.api import Estimate
 from roll.algorithms.registries import ADVANTAGES
 from roll.core.batches import RolloutBatch
 
-POSITIONS = 2**17
+POSITIONS = 2**18
 """As many rows at a time as have about so many positions. Rows do not concern each other; what is
 computed from a few of them stays in the cache, and temporaries of a whole step are so large that
 fetching their memory from the system costs several times what the arithmetic does. Rows of about
