@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Any
 
 import pytest
 from tiny_checkpoints import ALONE, assert_same, contents, rewrite, there_and_back
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from mcore_adapter.convert import api
 from mcore_adapter.convert.arrays import A, cut, join
@@ -18,9 +18,13 @@ from mcore_adapter.convert.ops import FuseQKV, Rename, Shape
 from mcore_adapter.convert.shards import Sharded
 from mcore_adapter.convert.table import ModelTable, Param
 from mcore_adapter.errors import UnknownModelError
-from mcore_adapter.models import TABLES
+from mcore_adapter.models import FAMILIES, llama
 from mcore_adapter.models.common import HF, MCORE, ends, norms, same, shape_of, tied_output
+from mcore_adapter.models.fields import Fields
 from mcore_adapter.sizes import ParallelSizes
+from tests.convert.parity import Case, Difference, assert_equal, compare
+from tests.convert.spawned import run_ranks
+from tests.convert.tiny_models import rows, save_model, save_reference
 
 DOC = Path(__file__).parents[2] / "docs" / "add_a_model.md"
 
@@ -70,30 +74,20 @@ def table(config: Mapping[str, Any]) -> ModelTable:
     )
 
 
+def fields(config: Mapping[str, Any]) -> Fields:
+    return llama.fields(config)
+
+
 @pytest.fixture
 def phi3(tmp_path: Path) -> Path:
-    config = AutoConfig.for_model(
-        "phi3",
-        hidden_size=32,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=48,
-        vocab_size=67,
-        pad_token_id=0,
-    )
-    model = AutoModelForCausalLM.from_config(config)
-    for parameter in model.parameters():
-        parameter.data.normal_()
-    model.save_pretrained(tmp_path / "src")
-    return tmp_path / "src"
+    return save_model(tmp_path, "phi3").rename(tmp_path / "src")
 
 
 @pytest.fixture
 def _known() -> Iterator[None]:
-    TABLES["phi3"] = table
+    FAMILIES["phi3"] = sys.modules[__name__]
     yield
-    del TABLES["phi3"]
+    del FAMILIES["phi3"]
 
 
 def test_phi3_is_unknown_without_a_table(phi3: Path, tmp_path: Path) -> None:
@@ -128,11 +122,23 @@ def test_its_layout_is_that_of_a_llama_with_the_same_weights(phi3: Path, tmp_pat
     assert_same(tmp_path / "src tp2", tmp_path / "llama tp2")
 
 
+@pytest.mark.slow
+def test_two_ranks_compute_what_hugging_face_computes(phi3: Path) -> None:
+    save_reference(phi3, rows())
+    cases = [Case(phi3, sizes) for sizes in (ParallelSizes(tp=2), ParallelSizes(pp=2))]
+    assert_equal(run_ranks(_compare, 2, cases), cases)
+
+
+def _compare(cases: list[Case]) -> dict[str, Difference]:
+    FAMILIES["phi3"] = sys.modules[__name__]
+    return compare(cases)
+
+
 def test_the_page_shows_this_very_code() -> None:
     ours = re.sub(r"\s+", " ", Path(__file__).read_text())
     blocks = re.findall(r"```python\n(.*?)```", DOC.read_text(), flags=re.DOTALL)
     assert len(blocks) >= 2
     for block in blocks:
         for part in re.split(r"\n\n\n", block.strip()):
-            if not part.startswith(("from ", '"""', "TABLES")):
+            if not part.startswith(("from ", '"""', "FAMILIES")):
                 assert re.sub(r"\s+", " ", part).strip() in ours, part

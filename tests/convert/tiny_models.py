@@ -152,6 +152,7 @@ MODELS: dict[str, dict[str, Any]] = {
             "partial_rotary_factor": 0.25,
         },
     },
+    "phi3": {"model_type": "phi3"},
     "qwen2_tied": {"model_type": "qwen2", "tie_word_embeddings": True},
     "qwen3": {"model_type": "qwen3", "head_dim": 12},
     "qwen3_tied": {"model_type": "qwen3", "head_dim": 12, "tie_word_embeddings": True},

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
-from mcore_adapter.build.families import fields_of
 from mcore_adapter.build.rope import Rope, rope_of
 from mcore_adapter.errors import ConfigError, LayoutError
+from mcore_adapter.models import family_of
 from mcore_adapter.sizes import ParallelSizes
 
 ACTIVATIONS = {
@@ -80,7 +80,7 @@ def model_config(
         UnknownModelError: of a type that cannot be built.
         LayoutError: layers, or something else, do not divide.
     """
-    fields = fields_of(config)
+    fields = family_of(config).fields(config)
     values = dict(fields.config)
     activation = values.pop("activation_func")
     if activation not in ACTIVATIONS:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mcore_adapter.errors import ConfigError
+from mcore_adapter.models.fields import rope_parameters
 
 
 @dataclass(frozen=True)
@@ -21,16 +22,6 @@ class Rope:
     """[rotated width / 2], fp32, radians per position."""
     scale: float = 1.0
     """Cosines and sines are multiplied by it (yarn)."""
-
-
-def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """`rope_parameters`; older configs say `rope_theta` and `rope_scaling`."""
-    found = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    if "type" in found:
-        found.setdefault("rope_type", found.pop("type"))
-    found.setdefault("rope_type", "default")
-    found.setdefault("rope_theta", config.get("rope_theta", 10000.0))
-    return found
 
 
 def rope_of(config: Mapping[str, Any], width: int) -> Rope:

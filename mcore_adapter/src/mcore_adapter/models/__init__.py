@@ -1,10 +1,10 @@
-"""One table per model type: `table_of(config)`."""
+"""One file per family: its table of parameters, and the fields of its config."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Protocol
 
 from mcore_adapter.convert.table import ModelTable
 from mcore_adapter.errors import UnknownModelError
@@ -17,39 +17,57 @@ from mcore_adapter.models import (
     qwen2_moe,
     qwen3_next,
 )
+from mcore_adapter.models.fields import Fields
 
-Maker = Callable[[Mapping[str, Any]], ModelTable]
 
-TABLES: dict[str, Maker] = {
-    "deepseek_v3": deepseek_v3.table,
-    "glm4_moe": glm4_moe.table,
-    "gpt_oss": gpt_oss.table,
-    "llama": llama.table,
-    "mistral": llama.table,
-    "mixtral": mixtral.table,
-    "qwen2": llama.table,
-    "qwen2_moe": qwen2_moe.table,
-    "qwen3": llama.table,
-    "qwen3_moe": qwen2_moe.table,
-    "qwen3_next": qwen3_next.table,
-    "seed_oss": llama.table,
+class Family(Protocol):
+    """What a file here has; both functions take the content of a `config.json`."""
+
+    def table(self, config: Mapping[str, Any], /) -> ModelTable:
+        """What each parameter is called, how it is formatted and cut."""
+        ...
+
+    def fields(self, config: Mapping[str, Any], /) -> Fields:
+        """What Megatron-Core's config says of such a model."""
+        ...
+
+
+FAMILIES: dict[str, Family] = {
+    "deepseek_v3": deepseek_v3,
+    "glm4_moe": glm4_moe,
+    "gpt_oss": gpt_oss,
+    "llama": llama,
+    "mistral": llama,
+    "mixtral": mixtral,
+    "qwen2": llama,
+    "qwen2_moe": qwen2_moe,
+    "qwen3": llama,
+    "qwen3_moe": qwen2_moe,
+    "qwen3_next": qwen3_next,
+    "seed_oss": llama,
 }
-"""`model_type` in a `config.json` to its table. A new family is a file and a line here."""
+"""By `model_type` in a `config.json`. A new family is a file and a line here."""
 
 
-def table_of(config: Mapping[str, Any]) -> ModelTable:
+def family_of(config: Mapping[str, Any]) -> Family:
     """
     Args:
         config: the content of a `config.json`.
 
     Raises:
-        UnknownModelError: there is no table for its `model_type`.
+        UnknownModelError: there is no family for its `model_type`.
     """
     found = config.get("model_type")
-    if found not in TABLES:
-        near = get_close_matches(str(found), TABLES, n=1)
+    if found not in FAMILIES:
+        near = get_close_matches(str(found), FAMILIES, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise UnknownModelError(
-            f"config.json: model_type {found!r} is not supported{hint}; known: {', '.join(TABLES)}"
+            f"config.json: model_type {found!r} is not supported{hint}; known: "
+            + ", ".join(FAMILIES)
         )
-    return TABLES[found](config)
+    return FAMILIES[found]
+
+
+def table_of(config: Mapping[str, Any]) -> ModelTable:
+    """The table of the model that a `config.json` describes; raises as `family_of`."""
+    return family_of(config).table(config)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from mcore_adapter.convert.table import ModelTable, Param
+from mcore_adapter.models import llama
 from mcore_adapter.models.common import (
     HF,
     MCORE,
@@ -21,10 +19,11 @@ from mcore_adapter.models.common import (
     shape_of,
     tied_output,
 )
-from mcore_adapter.models.deepseek_v3 import experts
+from mcore_adapter.models.deepseek_v3 import experts, with_corrected_experts
+from mcore_adapter.models.fields import Config, Fields
 
 
-def table(config: Mapping[str, Any]) -> ModelTable:
+def table(config: Config) -> ModelTable:
     shape = shape_of(config, num_experts=num_experts_of(config))
     dense = range(config["first_k_dense_replace"])
     sparse = range(len(dense), shape.num_layers)
@@ -57,3 +56,11 @@ def table(config: Mapping[str, Any]) -> ModelTable:
         repeats=repeats,
         config=config,
     )
+
+
+def fields(config: Config) -> Fields:
+    """glm4_moe: deepseek_v3's experts with grouped-query attention, half of each head rotated."""
+    # The output projection never has a bias, whatever `attention_bias` says.
+    base = llama.fields({**config, "attention_out_bias": False})
+    values = {**base.config, "qk_layernorm": bool(config.get("use_qk_norm", False))}
+    return with_corrected_experts(Fields(config=values, rope_width=base.rope_width), config)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from mcore_adapter.convert.ops import FormatOp, Rename, Transpose, Unweave
 from mcore_adapter.convert.shards import Replicated, Sharded, ShardRule
 from mcore_adapter.convert.table import ModelTable, Param
+from mcore_adapter.models import llama
 from mcore_adapter.models.common import (
     HF,
     MCORE,
@@ -19,9 +17,10 @@ from mcore_adapter.models.common import (
     shape_of,
     tied_output,
 )
+from mcore_adapter.models.fields import Config, Fields, expect, with_experts
 
 
-def table(config: Mapping[str, Any]) -> ModelTable:
+def table(config: Config) -> ModelTable:
     shape = shape_of(config, num_experts=num_experts_of(config))
     biased = bool(config.get("attention_bias", True))
     sinks = MCORE + "self_attention.core_attention.softmax_offset", HF + "self_attn.sinks"
@@ -47,4 +46,28 @@ def table(config: Mapping[str, Any]) -> ModelTable:
         ),
         repeats=tied_output(shape),
         config=config,
+    )
+
+
+def fields(config: Config) -> Fields:
+    """gpt_oss: sinks, biases everywhere, clamped gates, every other layer in a window."""
+    expect(config, "swiglu_alpha", 1.702)
+    expect(config, "attention_bias", True)
+    base = llama.fields({**config, "attention_bias": False})
+    return with_experts(
+        Fields(
+            config={
+                **base.config,
+                "add_bias_linear": True,
+                "softmax_type": "learnable",
+                # `hidden_act` says silu; what is computed is x * sigmoid(1.702 x).
+                "activation_func": "quick_gelu",
+                "activation_func_clamp_value": config.get("swiglu_limit", 7.0),
+                "glu_linear_offset": 1.0,
+            },
+            rope_width=base.rope_width,
+        ),
+        experts=num_experts_of(config),
+        width=config["intermediate_size"],
+        topk=config["num_experts_per_tok"],
     )

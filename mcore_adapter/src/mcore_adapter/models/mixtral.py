@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from mcore_adapter.convert.ops import Rename
 from mcore_adapter.convert.table import ModelTable, Param
+from mcore_adapter.models import llama
 from mcore_adapter.models.common import (
     HF,
     MCORE,
@@ -18,9 +16,10 @@ from mcore_adapter.models.common import (
     shape_of,
     tied_output,
 )
+from mcore_adapter.models.fields import Config, Fields, with_experts
 
 
-def table(config: Mapping[str, Any]) -> ModelTable:
+def table(config: Config) -> ModelTable:
     shape = shape_of(config, num_experts=num_experts_of(config))
     router = HF + "block_sparse_moe.gate.weight"
     return ModelTable(
@@ -39,4 +38,14 @@ def table(config: Mapping[str, Any]) -> ModelTable:
         ),
         repeats=tied_output(shape),
         config=config,
+    )
+
+
+def fields(config: Config) -> Fields:
+    """Every layer has experts; the chosen ones' probabilities add up to one."""
+    return with_experts(
+        llama.fields(config),
+        experts=num_experts_of(config),
+        width=config["intermediate_size"],
+        topk=config["num_experts_per_tok"],
     )

@@ -5,12 +5,10 @@ Norms are centred on zero in both formats, so their weights pass as they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from mcore_adapter.convert.ops import Rename, Ungroup
 from mcore_adapter.convert.shards import Sharded
 from mcore_adapter.convert.table import ModelTable, Param
+from mcore_adapter.models import qwen2_moe
 from mcore_adapter.models.common import (
     HF,
     MCORE,
@@ -25,10 +23,11 @@ from mcore_adapter.models.common import (
     shape_of,
     tied_output,
 )
+from mcore_adapter.models.fields import Config, Fields
 from mcore_adapter.models.qwen2_moe import shared_expert, sparse_layers
 
 
-def table(config: Mapping[str, Any]) -> ModelTable:
+def table(config: Config) -> ModelTable:
     shape = shape_of(config, num_experts=num_experts_of(config))
     linear = linear_layers(config)
     full = tuple(layer for layer in range(shape.num_layers) if layer not in linear)
@@ -59,6 +58,30 @@ def table(config: Mapping[str, Any]) -> ModelTable:
     )
 
 
+def fields(config: Config) -> Fields:
+    """qwen3_next: gated delta nets, every fourth layer gated attention, a quarter of heads rotated;
+    routed and shared experts; norms centred on zero."""
+    linear = linear_layers(config)
+    biased = bool(config["attention_bias"])
+    base = qwen2_moe.fields({**config, "model_type": "qwen2_moe", "qkv_bias": biased})
+    values = {
+        **base.config,
+        "qk_layernorm": True,
+        "attention_output_gate": True,
+        "layernorm_zero_centered_gamma": True,
+        "experimental_attention_variant": "gated_delta_net",
+        "linear_attention_freq": [
+            int(layer in linear) for layer in range(config["num_hidden_layers"])
+        ],
+        "linear_conv_kernel_dim": config["linear_conv_kernel_dim"],
+        "linear_key_head_dim": config["linear_key_head_dim"],
+        "linear_value_head_dim": config["linear_value_head_dim"],
+        "linear_num_key_heads": config["linear_num_key_heads"],
+        "linear_num_value_heads": config["linear_num_value_heads"],
+    }
+    return Fields(config=values, rope_width=base.rope_width, out_bias=biased)
+
+
 def next_token_layer(biased: bool) -> tuple[Param, ...]:
     """Published checkpoints have one MTP layer, with gated attention and experts."""
     ours, theirs = mtp_prefix(0), "mtp.layers.0."
@@ -79,7 +102,7 @@ def next_token_layer(biased: bool) -> tuple[Param, ...]:
     return mtp_layer(0, names, within)
 
 
-def linear_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
+def linear_layers(config: Config) -> tuple[int, ...]:
     """Layers with a gated delta net: all but every `full_attention_interval`-th, or as listed."""
     count = config["num_hidden_layers"]
     kinds = config.get("layer_types")
@@ -89,7 +112,7 @@ def linear_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(layer for layer in range(count) if kinds[layer] == "linear_attention")
 
 
-def delta_net(config: Mapping[str, Any], layers: tuple[int, ...]) -> tuple[Param, ...]:
+def delta_net(config: Config, layers: tuple[int, ...]) -> tuple[Param, ...]:
     """Hugging Face groups rows of the projections by key head, Megatron by what they are.
 
     Every rank has its heads of each of q, k, v, z, b, a.
