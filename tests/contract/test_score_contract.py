@@ -60,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=[1, 2])
 def ranks(request: pytest.FixtureRequest, folder: Path) -> list[dict[str, Any]]:
-    return run_ranks(request.param, job, folder / str(request.param), timeout_s=120)
+    return run_ranks(request.param, job, folder / str(request.param), timeout_s=280)
 
 
 @pytest.mark.parametrize("backend", SCORE_BACKENDS)
