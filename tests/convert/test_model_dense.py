@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from mcore_adapter.sizes import ParallelSizes
-from tests.convert.parity import Case, assert_equal, compare
-from tests.convert.spawned import run_ranks
+from tests.convert.parity import Case, assert_equal
 from tests.convert.tiny_models import rows, save_model, save_reference
 
 NAMES = ("llama", "llama_biased_tied", "mistral", "qwen2_tied", "qwen3", "qwen3_tied", "seed_oss")
@@ -32,10 +31,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.mark.slow
 def test_two_ranks_compute_what_hugging_face_computes(folders: list[Path]) -> None:
     cases = [Case(folder, sizes) for folder in folders for sizes in TWO]
-    assert_equal(run_ranks(compare, 2, cases), cases)
+    assert_equal(2, cases)
 
 
 @pytest.mark.slow
 def test_four_ranks_compute_what_hugging_face_computes(folders: list[Path]) -> None:
     cases = [Case(folder, ParallelSizes(tp=2, pp=2)) for folder in folders]
-    assert_equal(run_ranks(compare, 4, cases), cases)
+    assert_equal(4, cases)

@@ -66,9 +66,9 @@ def join(sizes: ParallelSizes, spec: WorkerSpec, timeout_s: float) -> bool:
 def leave() -> None:
     """Dissolve the groups that `join` cut."""
     global _cut
-    from megatron.core import parallel_state
+    from mcore_adapter.build.model import leave_parallel
 
-    parallel_state.destroy_model_parallel()
+    leave_parallel()
     _cut = None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -43,8 +44,7 @@ def init_parallel(
     ):
         if ranks % size:
             raise LayoutError(f"{ranks} ranks do not divide by {what} = {size}")
-    if parallel_state.is_initialized():
-        parallel_state.destroy_model_parallel()
+    leave_parallel()
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=sizes.tp,
         pipeline_model_parallel_size=sizes.pp,
@@ -56,6 +56,30 @@ def init_parallel(
         create_gloo_process_groups=dist.get_backend() != "gloo",
     )
     model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
+
+
+def leave_parallel() -> None:
+    """Dissolve what `init_parallel` cut. All ranks call it; without a cut it does nothing.
+
+    Megatron-Core by itself only forgets its groups, whose sockets and threads then stay: dozens per
+    layout, which slow down all processes of the machine.
+    """
+    groups = _cut_groups()
+    parallel_state.destroy_model_parallel()
+    for name in [n for n, v in vars(parallel_state).items() if isinstance(v, dist.ProcessGroup)]:
+        setattr(parallel_state, name, None)
+    # In an order that all ranks share: some backends wait for each other.
+    for group in sorted(groups - {dist.group.WORLD}, key=lambda each: str(each.group_name)):
+        dist.destroy_process_group(group)
+    # Models that nobody uses any more name them, in cycles.
+    del groups
+    gc.collect()
+
+
+def _cut_groups() -> set[dist.ProcessGroup]:
+    kept = [*vars(parallel_state).values()]
+    kept += [each for value in kept if isinstance(value, list) for each in value]
+    return {each for each in kept if isinstance(each, dist.ProcessGroup)}
 
 
 def build_model(
