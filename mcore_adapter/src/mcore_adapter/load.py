@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -12,8 +12,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from mcore_adapter.convert.plan import HfRef, check_coverage, tasks
-from mcore_adapter.convert.table import ModelTable, Param
+from mcore_adapter.convert.arrays import A, join, zeros
+from mcore_adapter.convert.plan import HfRef, Task, check_coverage, tasks
+from mcore_adapter.convert.table import ModelTable
 from mcore_adapter.errors import ConversionError
 from mcore_adapter.held import Held, Ranks, held_tensors
 from mcore_adapter.sizes import ParallelSizes
@@ -46,48 +47,47 @@ def load(
         ConversionError: folder, table and model do not have the same tensors or shapes.
     """
     ranks = ranks or Ranks.of_this_process()
-    fill(folder, held_tensors(chunks, table, sizes, ranks), table, sizes, ranks)
+    with torch.no_grad():
+        for held, shard in shards(
+            folder, held_tensors(chunks, table, sizes, ranks), table, sizes, ranks
+        ):
+            held.tensor.copy_(shard)
 
 
-def fill(
+def shards(
     folder: Path,
     targets: Iterable[Held],
     table: ModelTable,
     sizes: ParallelSizes,
     ranks: Ranks,
-) -> None:
-    """The same for any tensors that lie as the model's do, such as moments of an optimizer.
+) -> Iterator[tuple[Held, Tensor]]:
+    """What a folder has for each of the targets, one at a time and in the type of the folder.
 
     Raises:
-        ConversionError: folder and table do not have the same tensors or shapes.
+        ConversionError: folder, table and model do not have the same tensors or shapes.
     """
     with HfTensors(folder) as tensors:
         check_coverage(tasks(table, sizes), tensors.names, table)
         for held in targets:
-            _fill(held, tensors, table, sizes, ranks)
+            task = held.task
+            full = task.param.op.to_mcore([tensors.read(ref) for ref in task.hf], table.shape)
+            shard = shard_of(full, task, sizes, ranks)
+            if shard.shape != held.tensor.shape:
+                raise ConversionError(
+                    f"{task.name}: the model has shape {list(held.tensor.shape)}, the checkpoint "
+                    f"gives {list(shard.shape)} for shard {ranks.shard_of(task)} of "
+                    f"{task.shards(sizes)}"
+                )
+            yield held, shard
 
 
-@torch.no_grad()
-def _fill(
-    held: Held, tensors: HfTensors, table: ModelTable, sizes: ParallelSizes, ranks: Ranks
-) -> None:
-    task = held.task
-    full = task.param.op.to_mcore([tensors.read(ref) for ref in task.hf], table.shape)
-    shards = task.shards(sizes)
-    full = pad_vocab(full, task.param, shards)
-    shard = task.param.shard.split(full, shards)[ranks.shard_of(task)]
-    if shard.shape != held.tensor.shape:
-        raise ConversionError(
-            f"{task.name}: the model has shape {list(held.tensor.shape)}, the checkpoint gives "
-            f"{list(shard.shape)} for shard {ranks.shard_of(task)} of {shards}"
-        )
-    held.tensor.copy_(shard)
-
-
-def pad_vocab(full: Tensor, param: Param, shards: int) -> Tensor:
-    """Rows of zeros after those of the vocabulary, to divide over the ranks."""
-    missing = -full.shape[0] % shards if param.pads_vocab else 0
-    return torch.cat([full, full.new_zeros(missing, *full.shape[1:])]) if missing else full
+def shard_of(full: A, task: Task, sizes: ParallelSizes, ranks: Ranks) -> A:
+    """This rank's, of a full tensor whose vocabulary has no padding yet."""
+    count = task.shards(sizes)
+    missing = -full.shape[0] % count if task.param.pads_vocab else 0
+    if missing:
+        full = join([full, zeros(full, (missing, *full.shape[1:]))])
+    return task.param.shard.split(full, count)[ranks.shard_of(task)]
 
 
 class HfTensors:

@@ -44,10 +44,10 @@ def complete_or_absent(dst: Path, num_bytes: int) -> Iterator[Path]:
     try:
         yield partial
         for path in [*partial.rglob("*"), partial]:
-            _flush(path)
+            flush(path)
         refuse_existing(dst)
         partial.rename(dst)
-        _flush(dst.parent)
+        flush(dst.parent)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -84,7 +84,7 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)

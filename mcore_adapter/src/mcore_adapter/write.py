@@ -1,0 +1,59 @@
+"""Tensors of torch into safetensors files, one after the other: only one is copied at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mcore_adapter.convert.engine import create_files
+from mcore_adapter.convert.output import flush
+from mcore_adapter.convert.tensorfile import Spec, Writer
+
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+Write = Callable[[str, Tensor], None]
+
+
+def spec_of(shape: tuple[int, ...], dtype: torch.dtype) -> Spec:
+    return Spec(_NAMES[dtype], tuple(shape))
+
+
+@contextmanager
+def written(files: Mapping[Path, dict[str, Spec]]) -> Iterator[Write]:
+    """Yields what writes a tensor to its place, in any order; on the disk when the block ends."""
+    where = {
+        name: piece
+        for pieces in create_files(files.items()).values()
+        for name, piece in pieces.items()
+    }
+    writer = Writer()
+
+    def write(name: str, tensor: Tensor) -> None:
+        piece = where.pop(name)
+        assert spec_of(tuple(tensor.shape), tensor.dtype) == piece.spec, name
+        writer.write(piece, tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+
+    try:
+        yield write
+    finally:
+        writer.close()
+    assert not where, f"{next(iter(where))} was announced and not written"
+    for path in files:
+        flush(path)
