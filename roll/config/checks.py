@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _BACKWARD_ONLY = {
     "fsdp2": ("activation_checkpointing", "reduce_dtype"),
-    "megatron": ("recompute", "aux_loss_coef"),
+    "megatron": ("recompute", "aux_loss_coef", "distributed_optimizer"),
 }
 """Options of backends that a model without a backward pass has no use for."""
 

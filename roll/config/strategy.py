@@ -56,6 +56,9 @@ class MegatronConfig(Config):
     experts and tp is above 1."""
     recompute: Literal["none", "attention", "full"] = "none"
     """Activations that the backward pass computes again: those of attention, or of whole layers."""
+    distributed_optimizer: bool = False
+    """Each data parallel rank keeps and updates its part of the float32 masters and moments: less
+    memory where several hold the same, and the weights are gathered after each update."""
     aux_loss_coef: float = Field(default=0.0, ge=0)
     """Of the loss that balances the load of experts; not part of `loss/total`."""
 

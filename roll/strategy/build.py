@@ -6,8 +6,15 @@ from typing import TypeVar, assert_never, cast
 
 from roll.algorithms.api import PolicyTerms
 from roll.config.model import ModelConfig
-from roll.config.strategy import Fsdp2Config, HfEngineConfig, MegatronConfig, SglangConfig
-from roll.config.training import InferRole, ScoreRole, TrainRole
+from roll.config.strategy import (
+    Fsdp2Config,
+    HfEngineConfig,
+    HfScoreConfig,
+    MegatronConfig,
+    SglangConfig,
+    TrainStrategyConfig,
+)
+from roll.config.training import InferRole, OptimizerConfig, ScoreRole, TrainRole
 from roll.core.errors import ConfigError
 from roll.core.types import WorkerSpec
 from roll.strategy.api import InferenceStrategy, ScoreStrategy, TrainStrategy
@@ -26,17 +33,50 @@ def build_train(
         head: `PolicyHead`, or `ValueHead` of a critic.
         total_steps: optimizer steps of the whole run.
     """
-    match role.strategy:
+    return _learner(
+        role.strategy, role, model, spec, head, optimizer=role.optimizer, total_steps=total_steps
+    )
+
+
+def build_score(
+    role: ScoreRole, model: ModelConfig, spec: WorkerSpec, head: PolicyHead
+) -> ScoreStrategy[PolicyTerms]:
+    """The backend that scores with a frozen model."""
+    if isinstance(role.strategy, HfScoreConfig):
+        from roll.strategy.hf.score import HfScore
+
+        return HfScore(
+            role.strategy,
+            spec=spec,
+            model=model,
+            head=head,
+            max_tokens_per_microbatch=role.max_tokens_per_microbatch,
+        )
+    return _learner(role.strategy, role, model, spec, head, optimizer=None, total_steps=None)
+
+
+def _learner(
+    strategy: TrainStrategyConfig,
+    role: TrainRole | ScoreRole,
+    model: ModelConfig,
+    spec: WorkerSpec,
+    head: Head[T],
+    *,
+    optimizer: OptimizerConfig | None,
+    total_steps: int | None,
+) -> TrainStrategy[T]:
+    """A backend that can train; one without an optimizer only scores."""
+    match strategy:
         case MegatronConfig():
             from roll.strategy.megatron.train import MegatronStrategy
 
             made = MegatronStrategy(
-                role.strategy,
+                strategy,
                 spec=spec,
                 model=model,
                 head=_policy_head(head),
                 max_tokens_per_microbatch=role.max_tokens_per_microbatch,
-                optimizer=role.optimizer,
+                optimizer=optimizer,
                 total_steps=total_steps,
             )
             return cast(TrainStrategy[T], made)  # T is what a PolicyHead gives
@@ -44,54 +84,15 @@ def build_train(
             from roll.strategy.fsdp2.train import Fsdp2Strategy
 
             return Fsdp2Strategy(
-                role.strategy,
+                strategy,
                 spec=spec,
                 model=model,
                 head=head,
                 max_tokens_per_microbatch=role.max_tokens_per_microbatch,
-                optimizer=role.optimizer,
+                optimizer=optimizer,
                 total_steps=total_steps,
             )
-    assert_never(role.strategy)
-
-
-def build_score(
-    role: ScoreRole, model: ModelConfig, spec: WorkerSpec, head: PolicyHead
-) -> ScoreStrategy[PolicyTerms]:
-    """The backend that scores with a frozen model."""
-    if isinstance(role.strategy, MegatronConfig):
-        from roll.strategy.megatron.train import MegatronStrategy
-
-        return MegatronStrategy(
-            role.strategy,
-            spec=spec,
-            model=model,
-            head=head,
-            max_tokens_per_microbatch=role.max_tokens_per_microbatch,
-            optimizer=None,
-            total_steps=None,
-        )
-    if isinstance(role.strategy, Fsdp2Config):
-        from roll.strategy.fsdp2.train import Fsdp2Strategy
-
-        return Fsdp2Strategy(
-            role.strategy,
-            spec=spec,
-            model=model,
-            head=head,
-            max_tokens_per_microbatch=role.max_tokens_per_microbatch,
-            optimizer=None,
-            total_steps=None,
-        )
-    from roll.strategy.hf.score import HfScore
-
-    return HfScore(
-        role.strategy,
-        spec=spec,
-        model=model,
-        head=head,
-        max_tokens_per_microbatch=role.max_tokens_per_microbatch,
-    )
+    assert_never(strategy)
 
 
 def _policy_head(head: object) -> PolicyHead:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from roll.algorithms.api import TokenLoss
-from roll.core.metrics import Max, Mean, Metric, Metrics, Sum
+from roll.algorithms.api import TermsLoss, TokenLoss
+from roll.core.batches import RolloutBatch
+from roll.core.metrics import Last, Max, Mean, Metric, Metrics, Sum
+from roll.core.types import RankInfo
+
+T = TypeVar("T")
 
 
 def weighted_sum(values_BT: Tensor, weights_BT: Tensor) -> Tensor:
@@ -66,3 +73,33 @@ class LossMetrics:
         for name, parts in self._largest.items():
             values[name] = Max(float(torch.stack(parts).max()))
         return Metrics(values)
+
+
+def micro_loss(
+    micro: RolloutBatch,
+    terms_of: Callable[[Tensor], T],
+    loss: TermsLoss[T],
+    metrics: LossMetrics,
+    device: torch.device,
+) -> Tensor:
+    """The loss of a micro-batch, of which `metrics` takes note.
+
+    Args:
+        micro: on the CPU.
+        terms_of: the model's terms where a mask `[B, T]` on the CPU is set.
+    """
+    weights_BT = micro.require("token_weights", made_by="token_weights")
+    terms = terms_of(micro.loss_mask | (weights_BT != 0))
+    micro, weights_BT = micro.to(device), weights_BT.to(device)
+    token_loss = loss(terms, micro)
+    total = weighted_sum(token_loss.loss_BT, weights_BT)
+    metrics.add(token_loss, weights_BT, micro.loss_mask, total)
+    return total
+
+
+def update_metrics(
+    grad_norm: float, lr: float, *, applied: bool, info: RankInfo
+) -> dict[str, Metric]:
+    """How an update ended; the first data parallel rank counts it if it was skipped."""
+    skipped = 0.0 if applied or info.dp_rank else 1.0
+    return {"grad_norm": Last(grad_norm), "lr": Last(lr), "skipped_steps": Sum(skipped)}

@@ -1,4 +1,4 @@
-"""Learning rate as a pure function of the optimizer step."""
+"""The learning rate of each optimizer step."""
 
 from __future__ import annotations
 
@@ -26,3 +26,24 @@ def lr_at(step: int, config: OptimizerConfig, total_steps: int | None) -> float:
     done = min((step - config.warmup_steps) / span, 1.0)
     left = 1.0 - done if config.schedule == "linear" else (1.0 + math.cos(math.pi * done)) / 2
     return config.lr * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * left)
+
+
+class Schedule:
+    """Counts the updates of a run, so that the rate goes on with skipped ones too and ends with
+    the run."""
+
+    def __init__(self, config: OptimizerConfig, total_steps: int | None) -> None:
+        """
+        Raises:
+            ValueError: as `lr_at`.
+        """
+        self._config = config
+        self._total_steps = total_steps
+        self.updates = 0
+        """Optimizer steps so far, skipped ones included."""
+        lr_at(config.warmup_steps, config, total_steps)  # a schedule without its end fails here
+
+    def advance(self) -> float:
+        """The rate of the next update, which from now on is done."""
+        self.updates += 1
+        return lr_at(self.updates - 1, self._config, self._total_steps)

@@ -1,17 +1,82 @@
-"""What checkpoints of all training backends have in common: identity and random states."""
+"""What the folders of all training backends have in common.
+
+A checkpoint is one folder: what its backend writes, `rng_<rank>.pt`, and last of all `meta.json`,
+which says which model and update it is of.
+"""
 
 from __future__ import annotations
 
+import copy
+import json
+import pickle
 import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from roll.core.errors import CheckpointError
 
 FORMAT = 1
+
+
+def finish(path: Path, identity: dict[str, Any], **progress: Any) -> None:
+    """Write the random states and, when all ranks have written theirs, `meta.json`; collective.
+
+    Args:
+        identity: `model_type`, and the shapes of `tensors`.
+        progress: what the backend's `load` wants to know.
+    """
+    torch.save(rng_states(), _rng_file(path))
+    dist.barrier()
+    if dist.get_rank() == 0:
+        meta = {"format": FORMAT, "world_size": dist.get_world_size(), **progress, **identity}
+        (path / "meta.json").write_text(json.dumps(meta, indent=1))
+    dist.barrier()
+
+
+def begin(path: Path, identity: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """What `finish` wrote: the meta data and this rank's random states, None of a rank that the
+    saving run did not have.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, or belongs to another model.
+    """
+    try:
+        meta = json.loads((path / "meta.json").read_text())
+        check_identity(path, meta, identity)
+        rng = _rng_file(path)
+        if dist.get_rank() >= meta["world_size"]:
+            return meta, None
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"no complete checkpoint in {path}: {error.filename} is missing"
+        ) from error
+    except (ValueError, KeyError) as error:
+        raise CheckpointError(f"{path / 'meta.json'} is damaged: {error!r}") from error
+    if not rng.is_file():
+        raise CheckpointError(f"no complete checkpoint in {path}: {rng} is missing")
+    try:
+        return meta, torch.load(rng, weights_only=False)
+    except (RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"{rng} is damaged: {error!r}") from error
+
+
+def save_companions(
+    path: Path, config: PretrainedConfig, dtype: torch.dtype, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """What stands beside the weights in a Hugging Face folder.
+
+    Args:
+        dtype: of the weights, which the config is to name.
+    """
+    config = copy.deepcopy(config)
+    config.dtype = dtype
+    config.save_pretrained(path)
+    tokenizer.save_pretrained(path)
 
 
 def check_identity(path: Path, found: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -55,9 +120,16 @@ def rng_states() -> dict[str, Any]:
     return states
 
 
-def set_rng_states(states: dict[str, Any]) -> None:
+def set_rng_states(states: dict[str, Any] | None) -> None:
+    """None: a rank that the saving run did not have keeps its own."""
+    if states is None:
+        return
     torch.set_rng_state(states["torch"])
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
     if "cuda" in states and torch.cuda.is_initialized():
         torch.cuda.set_rng_state(states["cuda"])
+
+
+def _rng_file(path: Path) -> Path:
+    return path / f"rng_{dist.get_rank():05d}.pt"

@@ -62,7 +62,8 @@ class TrainBackend:
 
 TRAIN_BACKENDS = [
     TrainBackend("fsdp2", Fsdp2Config, ("activation_checkpointing", "cpu_offload")),
-    TrainBackend("megatron-dp2", MegatronConfig, ()),
+    TrainBackend("megatron-dp2", MegatronConfig, ("distributed_optimizer",)),
+    TrainBackend("megatron-zero", MegatronConfig, (), {"distributed_optimizer": True}),
     TrainBackend("megatron-tp2", MegatronConfig, (), {"tp": 2}),
     TrainBackend("megatron-pp2", MegatronConfig, (), {"pp": 2}),
 ]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from mcore_adapter.convert.conversions import MAX_SHARD_BYTES, split_files, write_index
 from mcore_adapter.convert.engine import create_files
 from mcore_adapter.convert.output import flush
 from mcore_adapter.convert.tensorfile import Spec, Writer
@@ -57,3 +58,24 @@ def written(files: Mapping[Path, dict[str, Spec]]) -> Iterator[Write]:
     assert not where, f"{next(iter(where))} was announced and not written"
     for path in files:
         flush(path)
+
+
+def write_hf(
+    folder: Path,
+    weights: Iterable[tuple[str, Tensor]],
+    specs: Mapping[str, Spec],
+    *,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """The safetensors files of a Hugging Face folder, with an index if there are several.
+
+    Args:
+        weights: as `gather.export` gives them.
+        specs: of each of them.
+    """
+    files = split_files(specs, max_shard_bytes, "model.safetensors")
+    with written({folder / name: held for name, held in files.items()}) as write:
+        for name, tensor in weights:
+            write(name, tensor)
+    if len(files) > 1:
+        write_index(folder / "model.safetensors.index.json", files)

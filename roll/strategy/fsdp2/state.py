@@ -1,13 +1,11 @@
 """What leaves and enters a sharded model on disk: checkpoints, Hugging Face folders.
 
-A checkpoint is one folder: the shards that every rank writes (torch.distributed.checkpoint),
-`rng_<rank>.pt`, and last of all `meta.json`, which says which model and optimizer step it is.
+A checkpoint has the shards that every rank writes (torch.distributed.checkpoint), and what
+`strategy/state.py` says.
 """
 
 from __future__ import annotations
 
-import copy
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,32 +20,20 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from roll.core.errors import CheckpointError
 from roll.strategy.fsdp2.export import full_weights
-from roll.strategy.state import FORMAT, check_identity, rng_states, set_rng_states
+from roll.strategy.state import begin, finish, save_companions, set_rng_states
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def save(path: Path, model: PreTrainedModel, optimizer: Optimizer, updates: int) -> None:
     """Write the checkpoint; collective. `updates` counts optimizer steps, skipped ones included."""
-    rank = dist.get_rank()
     path.mkdir(parents=True, exist_ok=True)
     tensors = _model_tensors(model)
     stepped = any(optimizer.state.values())
     if stepped:
         tensors |= _optimizer_tensors(model, optimizer)
     dcp_save(tensors, checkpoint_id=path)
-    torch.save(rng_states(), path / f"rng_{rank:05d}.pt")
-    dist.barrier()
-    if rank == 0:
-        meta = {
-            "format": FORMAT,
-            "updates": updates,
-            "optimizer_state": stepped,
-            "world_size": dist.get_world_size(),
-            **_identity(model),
-        }
-        (path / "meta.json").write_text(json.dumps(meta, indent=1))
-    dist.barrier()
+    finish(path, _identity(model), updates=updates, optimizer_state=stepped)
 
 
 def load(path: Path, model: PreTrainedModel, optimizer: Optimizer) -> int:
@@ -59,13 +45,7 @@ def load(path: Path, model: PreTrainedModel, optimizer: Optimizer) -> int:
         CheckpointError: files are missing or belong to another model, which is found out before
             anything changes; a damaged shard only in the middle.
     """
-    try:
-        meta = json.loads((path / "meta.json").read_text())
-    except FileNotFoundError as error:
-        raise CheckpointError(
-            f"no complete checkpoint in {path}: {error.filename} is missing"
-        ) from error
-    check_identity(path, meta, _identity(model))
+    meta, rng = begin(path, _identity(model))
     optimizer.state.clear()
     tensors = _model_tensors(model)
     if meta["optimizer_state"]:
@@ -80,9 +60,7 @@ def load(path: Path, model: PreTrainedModel, optimizer: Optimizer) -> int:
         dcp_load(tensors, checkpoint_id=path)
     except (FileNotFoundError, CheckpointException) as error:
         raise CheckpointError(f"checkpoint {path} is incomplete: {error}") from error
-    rng = path / f"rng_{dist.get_rank():05d}.pt"
-    if rng.exists():
-        set_rng_states(torch.load(rng, weights_only=False))
+    set_rng_states(rng)
     dist.barrier()
     return int(meta["updates"])
 
@@ -103,10 +81,7 @@ def save_hf(
         path.mkdir(parents=True, exist_ok=True)
         model.save_pretrained(path, state_dict=weights)
         # `save_pretrained` notes the dtype of the masters; what it wrote is `dtype`.
-        config = copy.deepcopy(model.config)
-        config.dtype = dtype
-        config.save_pretrained(path)
-        tokenizer.save_pretrained(path)
+        save_companions(path, model.config, dtype, tokenizer)
     dist.barrier()
 
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -22,21 +22,18 @@ from roll.config.strategy import Fsdp2Config
 from roll.config.training import OptimizerConfig
 from roll.core.batches import RolloutBatch, TokenBatch
 from roll.core.errors import ConfigError
-from roll.core.metrics import Last, Metrics, Sum
+from roll.core.metrics import Metrics
 from roll.core.types import RankInfo, WorkerSpec
 from roll.models.load import load_tokenizer
-from roll.platform import get_platform
 from roll.strategy import forward, microbatch
 from roll.strategy.fsdp2 import export, state
 from roll.strategy.fsdp2.shard import load_sharded
-from roll.strategy.reduce import LossMetrics, max_over_ranks, weighted_sum
-from roll.strategy.schedule import lr_at
+from roll.strategy.group import Membership
+from roll.strategy.reduce import LossMetrics, max_over_ranks, micro_loss, update_metrics
+from roll.strategy.schedule import Schedule
 from roll.weight_sync.manifest import Manifest
 
 T = TypeVar("T")
-
-_GROUP_TIMEOUT_S = 1800.0
-"""For one collective, the wait for a slower rank included; dead workers are noticed sooner."""
 
 
 class Fsdp2Strategy(Generic[T]):
@@ -61,11 +58,8 @@ class Fsdp2Strategy(Generic[T]):
         optimizer: OptimizerConfig | None,
         total_steps: int | None,
     ) -> None:
-        self._platform = get_platform(spec.platform)
-        self._owns_group = not dist.is_initialized()
-        if self._owns_group:
-            self._platform.init_process_group(spec, timeout_s=_GROUP_TIMEOUT_S)
-        self._device = self._platform.device(spec)
+        self._group = Membership(spec)
+        self._device = self._group.device
         self._model_config = model
         self._dtype: torch.dtype = getattr(torch, model.dtype)
         self._max_tokens = max_tokens_per_microbatch
@@ -116,17 +110,14 @@ class Fsdp2Strategy(Generic[T]):
             if passes > 1 and i in (0, passes - 1):
                 root.set_requires_gradient_sync(i == passes - 1)
             if i < len(parts):
-                total = self._micro_loss(microbatch.take(batch, parts[i]), loss, metrics)
+                micro = microbatch.take(batch, parts[i])
+                terms_of = partial(self._terms, micro)
+                total = micro_loss(micro, terms_of, loss, metrics, self._device)
             else:
                 total = forward.empty_pass(self._model, self._device)
             total.backward()
         grad_norm, lr, applied = update.apply()
-        skipped = 0.0 if applied or info.rank else 1.0
-        return metrics.take() | {
-            "grad_norm": Last(grad_norm),
-            "lr": Last(lr),
-            "skipped_steps": Sum(skipped),
-        }
+        return metrics.take() | update_metrics(grad_norm, lr, applied=applied, info=info)
 
     def weight_manifest(self) -> Manifest:
         return export.manifest(self._model.model, self._dtype)
@@ -143,11 +134,11 @@ class Fsdp2Strategy(Generic[T]):
 
     def save(self, path: Path) -> None:
         update = self._require_update()
-        state.save(path, self._model.model, update.optimizer, update.updates)
+        state.save(path, self._model.model, update.optimizer, update.schedule.updates)
 
     def load(self, path: Path) -> None:
         update = self._require_update()
-        update.updates = state.load(path, self._model.model, update.optimizer)
+        update.schedule.updates = state.load(path, self._model.model, update.optimizer)
 
     def save_hf(self, path: Path) -> None:
         tokenizer = load_tokenizer(self._model_config)
@@ -164,20 +155,10 @@ class Fsdp2Strategy(Generic[T]):
 
     def close(self) -> None:
         """Leave the process group, if this strategy joined it."""
-        if self._owns_group:
-            self._platform.destroy()
-            self._owns_group = False
+        self._group.leave()
 
-    def _micro_loss(self, micro: RolloutBatch, loss: TermsLoss[T], metrics: LossMetrics) -> Tensor:
-        weights_BT = micro.require("token_weights", made_by="token_weights")
-        needed_BT = micro.loss_mask | (weights_BT != 0)
-        terms = forward.token_terms(self._model, micro, needed_BT, self._device, entropy=True)
-        micro = micro.to(self._device)
-        weights_BT = weights_BT.to(self._device)
-        token_loss = loss(terms, micro)
-        total = weighted_sum(token_loss.loss_BT, weights_BT)
-        metrics.add(token_loss, weights_BT, micro.loss_mask, total)
-        return total
+    def _terms(self, micro: RolloutBatch, needed_BT: Tensor) -> T:
+        return forward.token_terms(self._model, micro, needed_BT, self._device, entropy=True)
 
     def _move(self, device: torch.device) -> None:
         self._model.to(device)
@@ -199,11 +180,9 @@ class Update:
     def __init__(
         self, model: forward.TokenModel[T], config: OptimizerConfig, total_steps: int | None
     ) -> None:
-        self._config = config
-        self._total_steps = total_steps
+        self._max_grad_norm = config.max_grad_norm
         self._params = list(model.parameters())
-        self.updates = 0
-        """Optimizer steps so far, skipped ones included."""
+        self.schedule = Schedule(config, total_steps)
         # Decay pulls weights to zero; on norms and biases that only hurts.
         groups: list[dict[str, Any]] = [
             {"params": [p for p in self._params if p.dim() >= 2]},
@@ -217,7 +196,6 @@ class Update:
             weight_decay=config.weight_decay,
             fused=True,
         )
-        lr_at(config.warmup_steps, config, total_steps)  # a schedule without its end fails here
 
     def apply(self) -> tuple[float, float, bool]:
         """Clip, step and clear the gradients; returns (grad norm, learning rate, applied).
@@ -227,8 +205,7 @@ class Update:
         AdamW would go on in its old direction. The schedule still moves on, so that it ends with
         the run.
         """
-        lr = lr_at(self.updates, self._config, self._total_steps)
-        self.updates += 1
+        lr = self.schedule.advance()
         grads = [p.grad for p in self._params if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(grads)
         if isinstance(norm, DTensor):
@@ -236,8 +213,8 @@ class Update:
         grad_norm = float(norm)
         applied = 0 < grad_norm < math.inf
         if applied:
-            if grad_norm > self._config.max_grad_norm:
-                torch.nn.utils.clip_grads_with_norm_(self._params, self._config.max_grad_norm, norm)
+            if grad_norm > self._max_grad_norm:
+                torch.nn.utils.clip_grads_with_norm_(self._params, self._max_grad_norm, norm)
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
             self.optimizer.step()

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch.distributed as dist
 from torch import Tensor
 
-from mcore_adapter.gather import export, weight
+from mcore_adapter.gather import export
 from roll.strategy.megatron.model import MegatronModel
 
 BUCKET_BYTES = 256 << 20
 """Of whole tensors that exist beside the model at once."""
 
 
-def full_weights(
-    model: MegatronModel,
-    *,
-    value: Callable[[Tensor], Tensor | None] = weight,
-    wanted: bool = True,
-) -> Iterator[tuple[str, Tensor]]:
+def full_weights(model: MegatronModel, *, wanted: bool = True) -> Iterator[tuple[str, Tensor]]:
     """Names and whole tensors in the order of `model.manifest`; collective.
 
     Args:
-        value: what comes instead of a parameter or buffer; None: nothing.
         wanted: whether this rank gets them; if not, it only takes part.
     """
     return export(
         model.chunks,
         model.table,
         model.sizes,
-        value=value,
         wanted=wanted,
         bucket_bytes=BUCKET_BYTES,
     )

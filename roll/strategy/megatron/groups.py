@@ -13,6 +13,7 @@ from mcore_adapter.sizes import ParallelSizes
 from roll.config.strategy import MegatronConfig
 from roll.core.errors import ConfigError
 from roll.core.types import RankInfo, WorkerSpec
+from roll.strategy.group import TIMEOUT_S
 
 _cut: ParallelSizes | None = None
 """How the ranks of this process are cut at present."""
@@ -29,7 +30,7 @@ def sizes_of(config: MegatronConfig) -> ParallelSizes:
     )
 
 
-def join(sizes: ParallelSizes, spec: WorkerSpec, timeout_s: float) -> bool:
+def join(sizes: ParallelSizes, spec: WorkerSpec) -> bool:
     """Cut the ranks of the default process group; collective.
 
     Models of one layout share the groups.
@@ -56,7 +57,7 @@ def join(sizes: ParallelSizes, spec: WorkerSpec, timeout_s: float) -> bool:
     from mcore_adapter.build.model import init_parallel
 
     try:
-        init_parallel(sizes, seed=spec.seed, timeout=timedelta(seconds=timeout_s))
+        init_parallel(sizes, seed=spec.seed, timeout=timedelta(seconds=TIMEOUT_S))
     except AdapterError as error:
         raise ConfigError(f"kind: megatron: {error}") from error
     _cut = sizes

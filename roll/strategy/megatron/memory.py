@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from mcore_adapter.held import unwrapped
@@ -13,30 +15,31 @@ _CPU = torch.device("cpu")
 
 def offload(model: MegatronModel, update: Update | None) -> None:
     """To host memory; gradients, which the next update makes anew, are dropped."""
-    _move(model, update, _CPU)
     if update is not None:
-        for chunk in model.chunks:
-            chunk.offload_grad_buffers()
+        update.optimizer.offload_to_cpu()
+        for buffer in _buffers(model):
+            buffer.offload_to_cpu()
+    _move(model, update, _CPU)
     torch.cuda.empty_cache()
 
 
 def onload(model: MegatronModel, update: Update | None, device: torch.device) -> None:
     _move(model, update, device)
     if update is not None:
-        for chunk in model.chunks:
-            chunk.restore_grad_buffers()
+        for buffer in _buffers(model):
+            buffer.reload_from_cpu()
+        update.optimizer.restore_from_cpu()
+
+
+def _buffers(model: MegatronModel) -> list[Any]:
+    """Of gradients; with a distributed optimizer of parameters too."""
+    return [b for chunk in model.chunks for b in chunk.buffers + chunk.expert_parallel_buffers]
 
 
 def _move(model: MegatronModel, update: Update | None, device: torch.device) -> None:
-    """In place, because the data parallel wrapper and the optimizer know the objects."""
+    """What is in no buffer; in place, because wrapper and optimizer know the objects."""
     for chunk in model.chunks:
         inner = unwrapped(chunk)
-        for tensor in (*inner.parameters(), *inner.buffers()):
+        in_buffer = update is not None and chunk.ddp_config.use_distributed_optimizer
+        for tensor in (*inner.buffers(), *(() if in_buffer else inner.parameters())):
             tensor.data = tensor.data.to(device)
-    if update is None:
-        return
-    for weight in update.weights:
-        weight.master.data = weight.master.data.to(device)
-    for values in update.optimizer.state.values():
-        for name, value in values.items():
-            values[name] = value.to(device)

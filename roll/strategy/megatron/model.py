@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 
 from mcore_adapter.build.config import BuildOptions
 from mcore_adapter.build.data_parallel import data_parallel
 from mcore_adapter.build.model import build_model
 from mcore_adapter.convert.plan import check_layout, tasks
-from mcore_adapter.convert.shards import Replicated
 from mcore_adapter.convert.table import ModelTable
 from mcore_adapter.errors import AdapterError
 from mcore_adapter.held import Held, Ranks, held_tensors
@@ -31,29 +28,11 @@ from roll.weight_sync.manifest import Manifest, TensorMeta, even_cuts
 
 
 @dataclass(frozen=True)
-class Weight:
-    """A parameter of this rank."""
-
-    task: str
-    """Its name in the whole model."""
-    parameter: nn.Parameter
-    master: Tensor
-    """In float32: the parameter itself, or what it is rounded from."""
-    share: float
-    """1 over the number of ranks that hold the same, so that sums over all ranks count it once; 0
-    of the second copy of a tied embedding."""
-
-
-@dataclass(frozen=True)
 class MegatronModel:
     chunks: Sequence[Any]
     """Modules of this rank; of a model that learns in Megatron-Core's data parallel wrapper."""
     table: ModelTable
     sizes: ParallelSizes
-    ranks: Ranks
-    held: Sequence[Held]
-    weights: Sequence[Weight]
-    """Empty of a frozen model."""
     manifest: Manifest
     vocab: int
     sequence_parallel: bool
@@ -81,9 +60,8 @@ def load_model(
         table = table_of(found)
         check_layout(table, sizes)
         bare = build_model(found, sizes, options)
-        ranks = Ranks.of_this_process()
-        masters = _fill(folder, bare, table, sizes)
-        held = held_tensors(bare, table, sizes, ranks)
+        load(folder, bare, table, sizes)
+        held = held_tensors(bare, table, sizes, Ranks.of_this_process())
     except AdapterError as error:
         raise ConfigError(f"model.path: {model.path!r} on kind: megatron: {error}") from error
     for chunk in bare:
@@ -91,49 +69,15 @@ def load_model(
         # Micro-batches are cut by tokens: each has a shape of its own, but see `micro_batches`.
         chunk.config.variable_seq_lengths = sizes.vpp == 1
     return MegatronModel(
-        chunks=data_parallel(bare) if trainable else bare,
+        chunks=data_parallel(bare, distributed_optimizer=config.distributed_optimizer)
+        if trainable
+        else bare,
         table=table,
         sizes=sizes,
-        ranks=ranks,
-        held=held,
-        weights=_weights(held, masters, sizes) if trainable else (),
         manifest=_manifest(model, held, table, sizes),
         vocab=found["vocab_size"],
         sequence_parallel=bool(bare[0].config.sequence_parallel),
     )
-
-
-def _fill(
-    folder: Path, chunks: Sequence[nn.Module], table: ModelTable, sizes: ParallelSizes
-) -> dict[nn.Parameter, Tensor]:
-    """Load the checkpoint; returns float32 masters, which are not rounded to the dtype that the
-    model computes in."""
-    parameters = [p for chunk in chunks for p in chunk.parameters()]
-    kinds = [p.dtype for p in parameters]
-    for p in parameters:
-        p.data = p.data.float()
-    load(folder, chunks, table, sizes)
-    masters: dict[nn.Parameter, Tensor] = {}
-    for p, kind in zip(parameters, kinds, strict=True):
-        masters[p] = p if kind == torch.float32 else p.data
-        p.data = p.data.to(kind)
-    return masters
-
-
-def _weights(
-    held: Sequence[Held], masters: dict[nn.Parameter, Tensor], sizes: ParallelSizes
-) -> list[Weight]:
-    ranks_of_a_stage = dist.get_world_size() // sizes.pp
-    found = []
-    for one in held:
-        if not isinstance(one.tensor, nn.Parameter):
-            continue
-        task = one.task
-        pieces = 1 if isinstance(task.param.shard, Replicated) else task.shards(sizes)
-        apart = pieces * (1 if task.expert is None else sizes.ep)
-        share = 0.0 if task.param.copy_of is not None else apart / ranks_of_a_stage
-        found.append(Weight(task.name, one.tensor, masters[one.tensor], share))
-    return found
 
 
 def _manifest(

@@ -7,10 +7,10 @@ the same rows.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from mcore_adapter.parallel.logprobs import token_logprobs
@@ -21,19 +21,16 @@ from roll.config.strategy import MegatronConfig
 from roll.config.training import OptimizerConfig
 from roll.core.batches import RolloutBatch, TokenBatch
 from roll.core.errors import ConfigError
-from roll.core.metrics import Last, Metrics, Sum
+from roll.core.metrics import Metrics
 from roll.core.types import RankInfo, WorkerSpec
-from roll.platform import get_platform
 from roll.strategy.forward import PolicyHead
+from roll.strategy.group import Membership
 from roll.strategy.megatron import export, groups, memory, state
 from roll.strategy.megatron.model import load_model
 from roll.strategy.megatron.passes import micro_batches, run
 from roll.strategy.megatron.update import Update
-from roll.strategy.reduce import LossMetrics, weighted_sum
+from roll.strategy.reduce import LossMetrics, micro_loss, update_metrics
 from roll.weight_sync.manifest import Manifest
-
-_GROUP_TIMEOUT_S = 1800.0
-"""For one collective, the wait for a slower rank included; dead workers are noticed sooner."""
 
 
 class MegatronStrategy:
@@ -61,22 +58,17 @@ class MegatronStrategy:
         optimizer: OptimizerConfig | None,
         total_steps: int | None,
     ) -> None:
-        self._platform = get_platform(spec.platform)
-        self._owns_group = not dist.is_initialized()
-        if self._owns_group:
-            self._platform.init_process_group(spec, timeout_s=_GROUP_TIMEOUT_S)
-        self._device = self._platform.device(spec)
+        self._group = Membership(spec)
+        self._device = self._group.device
         self._model_config = model
         self._head = head
         self._max_tokens = max_tokens_per_microbatch
         sizes = groups.sizes_of(config)
-        self._owns_cut = groups.join(sizes, spec, _GROUP_TIMEOUT_S)
+        self._owns_cut = groups.join(sizes, spec)
         self._rank_info = groups.rank_info()
         self._model = load_model(config, sizes, model, trainable=optimizer is not None)
         self._update = (
-            None
-            if optimizer is None
-            else Update(self._model.weights, optimizer, total_steps, self._device)
+            None if optimizer is None else Update(self._model, model, optimizer, total_steps)
         )
 
     @property
@@ -116,22 +108,17 @@ class MegatronStrategy:
         micros = micro_batches(batch, self._max_tokens, self._model, self._device)
 
         def reduce(logits_BTS: Tensor, micro: RolloutBatch) -> tuple[Tensor, None]:
-            total = self._micro_loss(logits_BTS, micro, loss, metrics)
+            terms_of = partial(self._terms, logits_BTS, micro, entropy=True)
+            total = micro_loss(micro, terms_of, loss, metrics, self._device)
             # Megatron-Core takes the mean over data parallel ranks; the weights of the tokens
             # already say what mean is meant.
             return total * info.dp_size, None
 
         for chunk in self._model.chunks:
             chunk.train()
-            chunk.zero_grad_buffer()
         run(self._model, micros, reduce, forward_only=False)
         grad_norm, lr, applied = update.apply()
-        skipped = 0.0 if applied or info.dp_rank else 1.0
-        return metrics.take() | {
-            "grad_norm": Last(grad_norm),
-            "lr": Last(lr),
-            "skipped_steps": Sum(skipped),
-        }
+        return metrics.take() | update_metrics(grad_norm, lr, applied=applied, info=info)
 
     def weight_manifest(self) -> Manifest:
         return self._model.manifest
@@ -167,26 +154,7 @@ class MegatronStrategy:
         if self._owns_cut:
             groups.leave()
             self._owns_cut = False
-        if self._owns_group:
-            self._platform.destroy()
-            self._owns_group = False
-
-    def _micro_loss(
-        self,
-        logits_BTS: Tensor,
-        micro: RolloutBatch,
-        loss: TermsLoss[PolicyTerms],
-        metrics: LossMetrics,
-    ) -> Tensor:
-        weights_BT = micro.require("token_weights", made_by="token_weights")
-        needed_BT = micro.loss_mask | (weights_BT != 0)
-        terms = self._terms(logits_BTS, micro, needed_BT, entropy=True)
-        micro = micro.to(self._device)
-        weights_BT = weights_BT.to(self._device)
-        token_loss = loss(terms, micro)
-        total = weighted_sum(token_loss.loss_BT, weights_BT)
-        metrics.add(token_loss, weights_BT, micro.loss_mask, total)
-        return total
+        self._group.leave()
 
     def _terms(
         self, logits_BTS: Tensor, micro: TokenBatch, needed_BT: Tensor, *, entropy: bool

@@ -145,7 +145,7 @@ def to_hf(
         _check_delta(name, delta, specs)
     for name in source.repeats:
         specs[name] = specs[source.table.repeats[name]]
-    files = _shard(specs, max_shard_bytes, single)
+    files = split_files(specs, max_shard_bytes, single)
     with complete_or_absent(dst, _announced(files, settings)) as folder:
         made = create_files((folder / name, held) for name, held in files.items())
         where = {name: piece for pieces in made.values() for name, piece in pieces.items()}
@@ -158,7 +158,7 @@ def to_hf(
         _run(jobs, source, settings)
         copy_companions(source.folder.path, folder, settings.dtype)
         if len(files) > 1:
-            _write_index(folder / "model.safetensors.index.json", files)
+            write_index(folder / "model.safetensors.index.json", files)
         if finish is not None:
             finish(folder)
 
@@ -214,7 +214,7 @@ def _vocab(source: Source) -> int | None:
     return None
 
 
-def _shard(specs: Mapping[str, Spec], most: int, single: str) -> dict[str, dict[str, Spec]]:
+def split_files(specs: Mapping[str, Spec], most: int, single: str) -> dict[str, dict[str, Spec]]:
     """Files of at most `most` bytes, or of one tensor."""
     groups: list[dict[str, Spec]] = [{}]
     used = 0
@@ -233,7 +233,7 @@ def _shard(specs: Mapping[str, Spec], most: int, single: str) -> dict[str, dict[
     }
 
 
-def _write_index(path: Path, files: Mapping[str, Mapping[str, Spec]]) -> None:
+def write_index(path: Path, files: Mapping[str, Mapping[str, Spec]]) -> None:
     total = sum(spec.num_bytes for specs in files.values() for spec in specs.values())
     weight_map = {name: file for file, specs in files.items() for name in specs}
     content = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
