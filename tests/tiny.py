@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from roll.core.batches import RolloutBatch
 
@@ -35,28 +43,44 @@ def char_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def tiny_qwen3(*, tied: bool = True, layers: int = 2, hidden: int = 64) -> Qwen3ForCausalLM:
-    config = Qwen3Config(
-        vocab_size=len(SPECIAL) + len(ALPHABET),
-        hidden_size=hidden,
-        intermediate_size=hidden * 2,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=512,
-        tie_word_embeddings=tied,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=None,
-        dtype="float32",
+    return Qwen3ForCausalLM(Qwen3Config(**_sizes(tied, layers, hidden))).eval()
+
+
+def tiny_qwen3_moe(*, tied: bool = True) -> Qwen3MoeForCausalLM:
+    """Four experts a layer, two for each token."""
+    config = Qwen3MoeConfig(
+        **_sizes(tied, layers=2, hidden=64),
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=48,
+        norm_topk_prob=True,
     )
-    return Qwen3ForCausalLM(config).eval()
+    return Qwen3MoeForCausalLM(config).eval()
 
 
-def save_tiny_model(path: Path, *, seed: int = 0, tied: bool = True) -> Path:
+def _sizes(tied: bool, layers: int, hidden: int) -> dict[str, Any]:
+    return {
+        "vocab_size": len(SPECIAL) + len(ALPHABET),
+        "hidden_size": hidden,
+        "intermediate_size": hidden * 2,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": tied,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "bos_token_id": None,
+        "dtype": "float32",
+    }
+
+
+def save_tiny_model(path: Path, *, seed: int = 0, tied: bool = True, experts: bool = False) -> Path:
     """A Hugging Face folder with weights and tokenizer."""
     torch.manual_seed(seed)
-    tiny_qwen3(tied=tied).save_pretrained(path)
+    model: PreTrainedModel = (tiny_qwen3_moe if experts else tiny_qwen3)(tied=tied)
+    model.save_pretrained(path)
     char_tokenizer().save_pretrained(path)
     return path
 

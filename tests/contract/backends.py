@@ -36,6 +36,8 @@ class TrainBackend:
     """Boolean options that change memory and speed, and no number."""
     layout: Mapping[str, Any] = field(default_factory=dict)
     """Options on more than one rank; one rank has none, and resumes what they wrote."""
+    experts: bool = False
+    """Tested on a mixture of experts."""
 
     def build(
         self,
@@ -66,27 +68,49 @@ TRAIN_BACKENDS = [
     TrainBackend("megatron-zero", MegatronConfig, (), {"distributed_optimizer": True}),
     TrainBackend("megatron-tp2", MegatronConfig, (), {"tp": 2}),
     TrainBackend("megatron-pp2", MegatronConfig, (), {"pp": 2}),
+    TrainBackend("megatron-ep2", MegatronConfig, ("distributed_optimizer",), {"ep": 2}, True),
 ]
 
-SCORE_BACKENDS: dict[str, type[HfScoreConfig] | type[Fsdp2Config] | type[MegatronConfig]] = {
-    "hf": HfScoreConfig,
-    "fsdp2": Fsdp2Config,
-    "megatron": MegatronConfig,
+
+@dataclass(frozen=True)
+class ScoreBackend:
+    """As `TrainBackend`."""
+
+    strategy: type[HfScoreConfig] | type[Fsdp2Config] | type[MegatronConfig]
+    layout: Mapping[str, Any] = field(default_factory=dict)
+    experts: bool = False
+
+    @property
+    def model(self) -> str:
+        """Its folder among those of the test."""
+        return "experts" if self.experts else "dense"
+
+    @property
+    def reference(self) -> str:
+        """The backend of plain Hugging Face passes on the same model."""
+        return "hf-experts" if self.experts else "hf"
+
+    def build(
+        self,
+        spec: WorkerSpec,
+        model: ModelConfig,
+        *,
+        budget: int = 16384,
+        chunk: int = 1024,
+        temperature: float = 1.0,
+    ) -> ScoreStrategy[PolicyTerms]:
+        role = ScoreRole(
+            pool="p",
+            strategy=self.strategy(**(self.layout if spec.world_size > 1 else {})),
+            max_tokens_per_microbatch=budget,
+        )
+        return build_score(role, model, spec, PolicyHead(temperature, chunk))
+
+
+SCORE_BACKENDS = {
+    "hf": ScoreBackend(HfScoreConfig),
+    "fsdp2": ScoreBackend(Fsdp2Config),
+    "megatron": ScoreBackend(MegatronConfig),
+    "hf-experts": ScoreBackend(HfScoreConfig, experts=True),
+    "megatron-ep2": ScoreBackend(MegatronConfig, {"ep": 2}, experts=True),
 }
-
-
-def build_scorer(
-    name: str,
-    spec: WorkerSpec,
-    model: ModelConfig,
-    *,
-    budget: int = 16384,
-    chunk: int = 1024,
-    temperature: float = 1.0,
-) -> ScoreStrategy[PolicyTerms]:
-    role = ScoreRole(
-        pool="p",
-        strategy=SCORE_BACKENDS[name](),
-        max_tokens_per_microbatch=budget,
-    )
-    return build_score(role, model, spec, PolicyHead(temperature, chunk))

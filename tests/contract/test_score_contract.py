@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from roll.config.model import ModelConfig
 from roll.core.batches import RolloutBatch
 from roll.core.types import WorkerSpec
-from tests.contract.backends import SCORE_BACKENDS, build_scorer
+from tests.contract.backends import SCORE_BACKENDS
 from tests.contract.ranks import run_ranks
 from tests.tiny import rollout_batch, save_tiny_model
 
@@ -30,12 +30,12 @@ def job(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
     rows = score_batch().split(spec.world_size)[spec.rank]
     at = torch.arange(rows.tokens.shape[1])
     dirty = replace(rows, tokens=rows.tokens.masked_fill(at >= rows.lengths[:, None], 10**6))
-    model = ModelConfig(path=str(folder.parent / "model"))
     results: dict[str, Any] = {}
-    for name in SCORE_BACKENDS:
-        build = partial(build_scorer, name, spec, model, temperature=TEMPERATURE)
+    for name, backend in SCORE_BACKENDS.items():
+        model = ModelConfig(path=str(folder.parent / backend.model))
+        build = partial(backend.build, spec, model, temperature=TEMPERATURE)
         whole, small = build(), build(budget=20, chunk=3)
-        bf16 = build_scorer(name, spec, model.model_copy(update={"dtype": "bfloat16"}))
+        bf16 = backend.build(spec, model.model_copy(update={"dtype": "bfloat16"}))
         whole.offload()
         whole.onload()
         results[name] = {
@@ -54,7 +54,8 @@ def job(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("score")
-    save_tiny_model(folder / "model")
+    save_tiny_model(folder / "dense")
+    save_tiny_model(folder / "experts", experts=True)
     return folder
 
 
@@ -67,7 +68,8 @@ def ranks(request: pytest.FixtureRequest, folder: Path) -> list[dict[str, Any]]:
 def test_scores_equal_hf_row_by_row(
     ranks: list[dict[str, Any]], folder: Path, backend: str
 ) -> None:
-    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    path = folder / SCORE_BACKENDS[backend].model
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     for result, part in zip(ranks, score_batch().split(len(ranks)), strict=True):
         for how in ("whole", "small", "dirty padding"):
             terms = result[backend][how]
@@ -98,4 +100,5 @@ def test_bf16_scores_are_near(ranks: list[dict[str, Any]], backend: str) -> None
         got = result[backend]["bf16"]
         assert got.dtype == torch.float32
         assert torch.isfinite(got).all()
-        torch.testing.assert_close(got, result["hf"]["bf16"], atol=0.02, rtol=0.02)
+        want = result[SCORE_BACKENDS[backend].reference]["bf16"]
+        torch.testing.assert_close(got, want, atol=0.02, rtol=0.02)

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from roll.algorithms.api import PolicyTerms, TokenLoss
 from roll.config.model import ModelConfig
@@ -104,8 +104,7 @@ def job(spec: WorkerSpec, folder: Path, backend_name: str) -> dict[str, Any]:
     first.onload()
     results["onloaded"] = exported(first)
     first.save_hf(folder / "hf")
-    saved = AutoModelForCausalLM.from_pretrained(folder / "hf", dtype="auto")
-    results["saved_hf"] = dict(saved.state_dict())
+    results["saved_hf"] = load_file(folder / "hf" / "model.safetensors")
     first.close()
     results["group_left"] = not dist.is_initialized()
     return results

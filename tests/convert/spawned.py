@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -27,25 +28,38 @@ def run_ranks(
         RuntimeError: a rank raised; its traceback.
         TimeoutError: ranks that have not answered, and where they stand.
     """
-    server = mp.get_context("forkserver")
-    server.set_forkserver_preload(PRELOADED)
     with tempfile.TemporaryDirectory() as folder:
-        processes, pipes = [], []
-        for rank in range(ranks):
-            ours, theirs = server.Pipe(duplex=False)
-            process = server.Process(
-                target=_rank, args=(work, rank, ranks, Path(folder), theirs, timeout_s, args)
-            )
-            process.start()
-            theirs.close()
-            processes.append(process)
-            pipes.append(ours)
+        processes, pipes = start_ranks(work, ranks, Path(folder), *args, timeout_s=timeout_s)
         try:
             return _answers(pipes, Path(folder), timeout_s)
         finally:
             for process in processes:
                 process.kill()
                 process.join()
+
+
+def start_ranks(
+    work: Callable[..., Any], ranks: int, folder: Path, *args: object, timeout_s: float = 280
+) -> tuple[list[BaseProcess], list[Connection]]:
+    """Processes that run `work(*args)`, and where each will put its answer.
+
+    Args:
+        folder: for what they exchange.
+    """
+    server = mp.get_context("forkserver")
+    server.set_forkserver_preload(PRELOADED)
+    processes: list[BaseProcess] = []
+    pipes = []
+    for rank in range(ranks):
+        ours, theirs = server.Pipe(duplex=False)
+        process = server.Process(
+            target=_rank, args=(work, rank, ranks, folder, theirs, timeout_s, args)
+        )
+        process.start()
+        theirs.close()
+        processes.append(process)
+        pipes.append(ours)
+    return processes, pipes
 
 
 def _answers(pipes: list[Connection], folder: Path, timeout_s: float) -> list[Any]:

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -62,6 +63,8 @@ class CoreAttention(MegatronModule):
             self.softmax_offset: torch.nn.Parameter | None = torch.nn.Parameter(
                 torch.zeros(heads, dtype=config.params_dtype, device=device)
             )
+            # Without it the gradient norm would count one rank's heads only.
+            set_tensor_model_parallel_attributes(self.softmax_offset, True, dim=0, stride=1)
         else:
             self.softmax_offset = None
 
