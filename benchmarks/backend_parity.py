@@ -65,6 +65,7 @@ DENSE = (
     *FSDP2,
     megatron("x1", 1),
     megatron("dp2", 2),
+    megatron("dp2 distributed", 2, distributed_optimizer=True),
     megatron("tp2", 2, tp=2),
     megatron("tp2 sequence parallel", 2, tp=2, sequence_parallel=True),
     megatron("pp2", 2, pp=2),

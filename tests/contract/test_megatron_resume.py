@@ -46,7 +46,7 @@ def strategy_of(
 
 def write(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
     """Two updates, a checkpoint, and the update after it."""
-    results = {}
+    results, kept = {}, []
     for name in MODELS:
         strategy = strategy_of({"tp": 2, "pp": 2}, spec, folder, name)
         rows = rows_of(strategy, train_batch())
@@ -54,19 +54,19 @@ def write(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
             strategy.train(rows, EntropyBonusLoss())
         strategy.save(folder.parent / f"{name}.checkpoint")
         results[name] = _update(strategy)
-        strategy.close()
+        kept.append(strategy)  # the first holds the process group, which the others share
     return results
 
 
 def go_on(spec: WorkerSpec, folder: Path, sizes: dict[str, Any]) -> dict[str, Any]:
     """What was loaded, written at once by the layout that loaded it; and the update after it."""
-    results = {}
+    results, kept = {}, []
     for name in MODELS:
         strategy = strategy_of(sizes, spec, folder, name)
         strategy.load(folder.parent / f"{name}.checkpoint")
         strategy.save(folder / f"{name}.checkpoint")
         results[name] = _update(strategy)
-        strategy.close()
+        kept.append(strategy)  # the first holds the process group, which the others share
     return results
 
 

@@ -17,7 +17,7 @@ from roll.core.batches import RolloutBatch
 from roll.core.metrics import Metrics
 from tests.contract.backends import TRAIN_BACKENDS, gradient_of_step
 from tests.contract.ranks import run_ranks
-from tests.contract.train_job import JOBS, train_batch
+from tests.contract.train_job import DAMAGED, JOBS, train_batch
 from tests.tiny import save_tiny_model
 
 WORLD_SIZES = (2, 1)  # two first: one rank then resumes its checkpoint
@@ -207,6 +207,14 @@ def test_checkpoint_of_another_model_names_the_difference(runs: Results, world: 
         assert "another model" in other
         assert "lm_head.weight" in other
         assert "meta.json" in missing
+
+
+@pytest.mark.parametrize("world", WORLD_SIZES)
+def test_damaged_file_of_a_checkpoint_is_named(runs: Results, world: int) -> None:
+    for result in runs[world]:
+        for name, said in zip(DAMAGED, result["damaged"], strict=True):
+            assert name in said
+            assert "is damaged" in said
 
 
 @pytest.mark.parametrize("world", WORLD_SIZES)

@@ -5,7 +5,9 @@ One group of processes runs all of it, because starting one costs seconds.
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -98,6 +100,7 @@ def job(spec: WorkerSpec, folder: Path, backend_name: str) -> dict[str, Any]:
         "bf16": _one_step(backend, spec, untied.model_copy(update={"dtype": "bfloat16"})),
         "checkpoint": _checkpoint(backend, spec, untied, folder),
         "other_model": _error_of_other_model(backend, spec, tied, folder),
+        "damaged": _errors_of_damaged_files(backend, spec, untied, folder),
         "skipped": _skipped(backend, spec, untied),
     }
     first.offload()
@@ -200,6 +203,30 @@ def _error_of_other_model(
     for path in (folder / "checkpoint", folder / "nothing"):
         try:
             strategy.load(path)
+        except CheckpointError as error:
+            messages.append(str(error))
+    return messages
+
+
+DAMAGED = ("meta.json", "rng_")
+"""Beginnings of the names of files that are cut short."""
+
+
+def _errors_of_damaged_files(
+    backend: TrainBackend, spec: WorkerSpec, model: ModelConfig, folder: Path
+) -> list[str]:
+    strategy = backend.build(spec, model, optimizer=ADAM, total_steps=4)
+    messages = []
+    for name in DAMAGED:
+        copy = folder / f"damaged_{name}"
+        if spec.rank == 0:
+            shutil.copytree(folder / "checkpoint", copy)
+            for file in copy.glob(f"{name}*"):
+                os.truncate(file, file.stat().st_size // 2)
+        if spec.world_size > 1:
+            dist.barrier()
+        try:
+            strategy.load(copy)
         except CheckpointError as error:
             messages.append(str(error))
     return messages

@@ -139,6 +139,10 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
             ["reference.strategy.recompute", "backward pass"],
         ),
         (
+            "reference.strategy={kind: megatron, distributed_optimizer: true}",
+            ["reference.strategy.distributed_optimizer", "backward pass"],
+        ),
+        (
             "actor_train.strategy={kind: megatron, vpp: 2}",
             ["vpp is 2 but pp is 1"],
         ),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.config.training import OptimizerConfig
-from roll.strategy.schedule import lr_at
+from roll.strategy.schedule import Schedule, lr_at
 
 
 def rates(total: int, **settings: object) -> list[float]:
@@ -59,3 +59,11 @@ def test_the_rate_rises_once_then_falls_and_stays_in_bounds(
     assert values[: peak + 1] == sorted(values[: peak + 1])
     assert values[peak:] == sorted(values[peak:], reverse=True)
     assert all(0 <= value <= 1 for value in values)
+
+
+def test_a_schedule_counts_updates_and_goes_on_from_any() -> None:
+    config = OptimizerConfig.model_validate({"lr": 1.0, "schedule": "linear"})
+    schedule = Schedule(config, 5)
+    assert [schedule.advance() for _ in range(5)] == rates(5, schedule="linear")
+    schedule.updates = 2
+    assert schedule.advance() == rates(5, schedule="linear")[2]

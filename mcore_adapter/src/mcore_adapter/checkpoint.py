@@ -10,7 +10,7 @@ its own. Both go tensor by tensor.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,14 +32,14 @@ from mcore_adapter.held import Ranks, held_tensors
 from mcore_adapter.load import shard_of
 from mcore_adapter.saved import INDEX, WEIGHT, Saved, key_of
 from mcore_adapter.sizes import ParallelSizes
-from mcore_adapter.slots import MOMENTS, slots_of
+from mcore_adapter.slots import MOMENTS, Slot, slots_of
 from mcore_adapter.write import spec_of, written
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Part:
+class _Part:
     """What this rank writes of a shard."""
 
     key: str
@@ -55,7 +55,7 @@ class _Announced:
     """What a rank tells the first before it writes."""
 
     shards: dict[str, tuple[int, tuple[int, ...]]]
-    """Start and shape, see `Part`."""
+    """Start and shape, see `_Part`."""
     step: int
     num_bytes: int
 
@@ -78,7 +78,7 @@ def save(
         ConversionError: on all ranks, if one could not write.
     """
     rank, slots = dist.get_rank(), slots_of(chunks, optimizer)
-    parts = list(_parts(chunks, optimizer, table, sizes))
+    parts = list(_parts(chunks, slots, table, sizes))
     file = f"rank{rank:05d}.safetensors"
     mine = _Announced(
         {part.key: (part.start, part.shape) for part in parts},
@@ -162,11 +162,11 @@ def restore(
 
 def _parts(
     chunks: Sequence[DistributedDataParallel],
-    optimizer: MegatronOptimizer,
+    slots: Mapping[Tensor, Slot],
     table: ModelTable,
     sizes: ParallelSizes,
-) -> Iterator[Part]:
-    ranks, slots = Ranks.of_this_process(), slots_of(chunks, optimizer)
+) -> Iterator[_Part]:
+    ranks = Ranks.of_this_process()
     cut = chunks[0].ddp_config.use_distributed_optimizer
     for held in held_tensors(chunks, table, sizes, ranks):
         shard, shape = ranks.shard_of(held.task), tuple(held.tensor.shape)
@@ -177,9 +177,9 @@ def _parts(
         if slot is not None and (cut or is_first):
             for kind, tensor in {WEIGHT: slot.main, **slot.moments}.items():
                 key = key_of(held.task, kind, shard)
-                yield Part(key, tensor.detach().view(-1), slot.start, shape)
+                yield _Part(key, tensor.detach().view(-1), slot.start, shape)
         if is_first and not isinstance(held.tensor, nn.Parameter):
-            yield Part(key_of(held.task, WEIGHT, shard), held.tensor.view(-1), 0, shape)
+            yield _Part(key_of(held.task, WEIGHT, shard), held.tensor.view(-1), 0, shape)
 
 
 def _copy_of(task: Task) -> int:
