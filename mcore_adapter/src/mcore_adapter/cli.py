@@ -1,6 +1,6 @@
-"""The command line: `mcore-adapter to-mcore|to-hf|convert|check`. Importing it loads nothing heavy.
+"""The command line: `mcore-adapter to-mcore|to-hf|convert|check|train`. Importing it is light.
 
-torch, transformers and megatron are not needed to convert, and are not imported by these commands.
+torch, transformers and megatron are not needed to convert or to check, only to train.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+_STOPPED = 130
+"""Exit code after Ctrl-C, as shells have it."""
 _out = Console(highlight=False, soft_wrap=True)
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -170,13 +172,37 @@ def check(src: Src, sizes: ParallelSizes | None, dtype: Dtype = None, base: Base
     _out.print("every tensor is mapped")
 
 
+@app.command("train")
+def train(
+    config: Annotated[Path, typer.Argument(help="A YAML file.", metavar="CONFIG")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="As in optimizer.lr=1e-5.", metavar="KEY=VALUE...")
+    ] = None,
+) -> None:
+    """Pretrain, fine-tune or DPO a Hugging Face checkpoint, in any layout.
+
+    On several ranks: torchrun --nproc-per-node 8 -m mcore_adapter train CONFIG KEY=VALUE...
+    """
+    from mcore_adapter.train.settings import read_settings
+
+    with _reported("stopped: checkpoints are as they were; say resume=auto to go on"):
+        # Before anything heavy is loaded: a typo is told at once.
+        settings = read_settings(config, overrides or ())
+        from mcore_adapter.platform import quiet_imports
+
+        with quiet_imports():
+            from mcore_adapter.train.api import train as to_the_end
+        if not to_the_end(settings):
+            raise typer.Exit(_STOPPED)
+
+
 def main() -> None:
     """The console script."""
     app()
 
 
 @contextmanager
-def _reported() -> Iterator[None]:
+def _reported(when_stopped: str = "stopped: nothing was written") -> Iterator[None]:
     """Errors as one line and exit code 1."""
     try:
         yield
@@ -184,8 +210,8 @@ def _reported() -> Iterator[None]:
         _err.print(f"error: {error}", markup=False)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        _err.print("stopped: nothing was written")
-        raise typer.Exit(130) from None
+        _err.print(when_stopped)
+        raise typer.Exit(_STOPPED) from None
 
 
 @contextmanager

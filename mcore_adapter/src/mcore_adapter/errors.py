@@ -21,3 +21,7 @@ class UnknownModelError(AdapterError):
 
 class ConfigError(AdapterError):
     """A `config.json` says something that cannot be built."""
+
+
+class DataError(AdapterError):
+    """A row of a data file cannot be trained on."""

@@ -1,0 +1,171 @@
+"""The model in training: this rank's chunks, and micro-batches through them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer import MegatronOptimizer
+from torch import Tensor, nn
+
+from mcore_adapter.build.config import BuildOptions
+from mcore_adapter.build.data_parallel import data_parallel
+from mcore_adapter.build.model import build_model
+from mcore_adapter.build.optimizer import adam
+from mcore_adapter.convert.table import ModelTable
+from mcore_adapter.errors import ConfigError
+from mcore_adapter.load import load, read_config
+from mcore_adapter.models import table_of
+from mcore_adapter.parallel.logprobs import token_logprobs
+from mcore_adapter.parallel.schedule import run_schedule
+from mcore_adapter.sizes import ParallelSizes
+from mcore_adapter.train.dataset import Dataset
+from mcore_adapter.train.plan import Micro, micro, plan
+from mcore_adapter.train.settings import Batch, Settings
+
+Result = TypeVar("Result")
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Policy:
+    chunks: Sequence[DistributedDataParallel]
+    optimizer: MegatronOptimizer
+    table: ModelTable
+    sizes: ParallelSizes
+    batch: Batch
+    device: torch.device
+
+    @property
+    def answers(self) -> bool:
+        """Whether this rank is the first of those that have the results of its micro-batches."""
+        return bool(
+            parallel_state.is_pipeline_last_stage(ignore_virtual=True)
+            and parallel_state.get_tensor_model_parallel_rank() == 0
+        )
+
+    def run(
+        self,
+        dataset: Dataset,
+        examples: Sequence[int],
+        reduce: Callable[[Tensor, Micro], tuple[Tensor, Result]],
+        *,
+        forward_only: bool,
+    ) -> list[Result]:
+        """All micro-batches of a step that are this rank's; a collective.
+
+        Args:
+            examples: of all ranks.
+            reduce: of the log-probs [N] of the tokens of a micro-batch that are trained on: its
+                part of the loss, whose parts are added over all ranks, and what to keep.
+
+        Returns:
+            What was kept, on the last stage; nothing on the others.
+        """
+        replicas = parallel_state.get_data_parallel_world_size()
+        # With virtual stages, chunks take turns in groups of pp micro-batches.
+        turns = self.sizes.pp if self.sizes.vpp > 1 else 1
+        made = plan(
+            [dataset.lengths_of(example) for example in examples],
+            capacity=self.batch.tokens,
+            packing=self.batch.packing,
+            width_multiple=self.sizes.tp,
+            count_multiple=replicas * turns,
+        )
+        mine = made.parts[parallel_state.get_data_parallel_rank() :: replicas]
+        micros = [
+            micro(
+                dataset,
+                [examples[place] for place in part],
+                made,
+                packing=self.batch.packing,
+                device=self.device,
+            )
+            for part in mine
+        ]
+
+        def loss(logits_BTV: Tensor, of: Micro) -> tuple[Tensor, Result | None]:
+            if not of.sequences:
+                return logits_BTV[:0].float().sum(), None
+            value, result = reduce(self._logprobs(logits_BTV, of), of)
+            # Megatron-Core takes the mean over data parallel ranks.
+            return value * replicas, result
+
+        for chunk in self.chunks:
+            chunk.train(not forward_only)
+        with torch.set_grad_enabled(not forward_only):
+            kept = run_schedule(
+                self.chunks,
+                micros,
+                _forward,
+                loss,
+                micro_batch_size=made.rows,
+                longest=made.width,
+                forward_only=forward_only,
+            )
+        return [result for result in kept if result is not None]
+
+    def total(self, sums: Iterable[Tensor], like: int) -> list[float]:
+        """Sums [`like`] of micro-batches over all ranks, on all of them; a collective."""
+        found = torch.zeros(like, dtype=torch.float64, device=self.device)
+        if self.answers:
+            for each in sums:
+                found += each
+        dist.all_reduce(found)
+        values: list[float] = found.tolist()
+        return values
+
+    def _logprobs(self, logits_BTV: Tensor, of: Micro) -> Tensor:
+        """[N], of each token that is trained on, given those before it in its sequence."""
+        logprobs_N, _ = token_logprobs(
+            logits_BTV.flatten(0, 1)[of.places_N - 1],
+            of.tokens_BT.flatten()[of.places_N],
+            vocab=self.table.shape.vocab,
+            group=parallel_state.get_tensor_model_parallel_group(),
+        )
+        return logprobs_N
+
+
+def load_policy(settings: Settings, device: torch.device) -> Policy:
+    """This rank's part of the model, filled from its folder.
+
+    Raises:
+        ConfigError: it cannot be packed, or not be built.
+        LayoutError: something does not divide.
+    """
+    config, sizes = read_config(settings.model), settings.layout.sizes
+    table = table_of(config)
+    options = BuildOptions(
+        dtype=DTYPES[settings.dtype],
+        sequence_parallel=settings.layout.sequence_parallel,
+        recompute=settings.layout.recompute,
+    )
+    bare = build_model(config, sizes, options)
+    if settings.batch.packing and bare[0].config.experimental_attention_variant is not None:
+        raise ConfigError(
+            f"{table.model_type} has linear attention, which runs over the bounds of packed "
+            "sequences; say batch.packing=false"
+        )
+    load(settings.model, bare, table, sizes)
+    chunks = data_parallel(bare, distributed_optimizer=settings.layout.distributed_optimizer)
+    how = settings.optimizer
+    optimizer = adam(
+        chunks,
+        lr=how.lr,
+        betas=how.betas,
+        eps=how.eps,
+        weight_decay=how.weight_decay,
+        max_grad_norm=how.max_grad_norm,
+    )
+    return Policy(chunks, optimizer, table, sizes, settings.batch, device)
+
+
+def _forward(chunk: nn.Module, of: Micro) -> Tensor:
+    output: Tensor = chunk(of.tokens_BT, of.positions_BT, None, packed_seq_params=of.packed)
+    return output

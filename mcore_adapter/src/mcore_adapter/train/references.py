@@ -1,0 +1,63 @@
+"""DPO's log-probabilities of answers under the model that training starts from.
+
+They are computed once and kept beside the data, since a run that goes on has no such model: its
+weights are those of the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from mcore_adapter.train.dataset import Dataset
+from mcore_adapter.train.plan import Micro
+from mcore_adapter.train.policy import Policy
+
+
+def references(
+    policy: Policy, dataset: Dataset, examples: Iterable[int], path: Path, per_step: int
+) -> Tensor:
+    """Of all sequences of the dataset, natural logarithm, NaN but of the given examples; a
+    collective. What is not yet in the file is computed, with the weights that `policy` has now.
+
+    Args:
+        per_step: examples that run together.
+    """
+    count = len(dataset) * dataset.sequences_each
+    known_S = load_file(path)["logprobs"] if path.is_file() else torch.full((count,), torch.nan)
+    missing = sorted(
+        {e for e in examples if known_S[dataset.sequences_of(e).start].isnan()},
+        key=dataset.lengths_of,
+    )
+    if not missing:
+        return known_S
+    found_S = torch.zeros(count, device=policy.device)
+    for start in range(0, len(missing), per_step):
+        kept = policy.run(dataset, missing[start : start + per_step], _keep_sums, forward_only=True)
+        for sequences, sums_S in kept if policy.answers else ():
+            found_S[sequences] = sums_S
+    dist.all_reduce(found_S)
+    for example in missing:
+        places = list(dataset.sequences_of(example))
+        known_S[places] = found_S.cpu()[places]
+    if dist.get_rank() == 0:
+        aside = path.with_suffix(".partial")
+        save_file({"logprobs": known_S}, aside)
+        aside.rename(path)
+    return known_S
+
+
+def sequence_sums(logprobs_N: Tensor, micro: Micro) -> Tensor:
+    """[S], of each sequence of a micro-batch."""
+    zeros_S = logprobs_N.new_zeros(len(micro.sequences))
+    return zeros_S.index_add(0, micro.sequence_N, logprobs_N)
+
+
+def _keep_sums(logprobs_N: Tensor, micro: Micro) -> tuple[Tensor, tuple[list[int], Tensor]]:
+    sums_S = sequence_sums(logprobs_N, micro)
+    return sums_S.sum(), (micro.sequences, sums_S)

@@ -1,0 +1,73 @@
+"""What a run says: a bar or lines, and a line of JSON for every step."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+Metrics = Mapping[str, float]
+
+
+class Report:
+    """Rank 0's; the others' says nothing."""
+
+    def __init__(self, path: Path, *, speaks: bool, first_step: int, num_steps: int, every: int):
+        """
+        Args:
+            path: of the lines of JSON; those of steps that will be made again are dropped.
+            every: steps between lines, where there is no terminal.
+        """
+        self._path, self._speaks = path, speaks
+        self._num_steps, self._every = num_steps, every
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._bar = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not (speaks and self._console.is_terminal),
+        )
+        self._task = self._bar.add_task("", total=num_steps, completed=first_step)
+        if speaks:
+            lines = path.read_text().splitlines() if path.is_file() else []
+            kept = [line for line in lines if json.loads(line)["step"] <= first_step > 0]
+            path.write_text("".join(f"{line}\n" for line in kept))
+
+    @contextmanager
+    def shown(self) -> Iterator[Report]:
+        with self._bar:
+            yield self
+
+    def say(self, text: str) -> None:
+        if self._speaks:
+            self._console.print(text, markup=False)
+
+    def step(self, done: int, metrics: Metrics) -> None:
+        """After a step; `done`: how many there are now."""
+        self._write({"step": done, **metrics})
+        text = (
+            f"loss {metrics['loss']:.4f}  lr {metrics['lr']:.2e}  "
+            f"{metrics['tokens_per_s']:,.0f} tokens/s"
+        )
+        self._bar.update(self._task, completed=done, description=text)
+        # A bar shows it already.
+        if self._bar.disable and (done % self._every == 0 or done == self._num_steps):
+            self.say(f"step {done}/{self._num_steps}  {text}")
+
+    def validation(self, done: int, metrics: Metrics) -> None:
+        self._write({"step": done, **{f"validation/{k}": v for k, v in metrics.items()}})
+        values = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        self.say(f"step {done}/{self._num_steps}  validation: {values}")
+
+    def _write(self, line: Mapping[str, float]) -> None:
+        if self._speaks:
+            with self._path.open("a") as file:
+                file.write(json.dumps({**line, "time": time.time()}) + "\n")

@@ -1,0 +1,167 @@
+"""The loop: updates, validations, checkpoints, and the model at the end."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from mcore_adapter.checkpoint import restore, save
+from mcore_adapter.errors import ConfigError
+from mcore_adapter.train.folder import Folder
+from mcore_adapter.train.losses import lr_at
+from mcore_adapter.train.objective import Objective, evaluate, train_step
+from mcore_adapter.train.order import Order
+from mcore_adapter.train.policy import Policy
+from mcore_adapter.train.processes import StopRequest
+from mcore_adapter.train.report import Report
+from mcore_adapter.train.settings import Settings
+from mcore_adapter.write import write_hf
+
+
+@dataclass
+class Run:
+    """A run between its first step and its last."""
+
+    settings: Settings
+    folder: Folder
+    policy: Policy
+    objective: Objective
+    validation: Objective | None
+    order: Order
+    done: int = 0
+    """Steps, those included that were skipped."""
+    skipped: int = 0
+
+    @cached_property
+    def report(self) -> Report:
+        return Report(
+            self.folder.metrics,
+            speaks=dist.get_rank() == 0,
+            first_step=self.done,
+            num_steps=self.order.num_steps,
+            every=self.settings.log_every,
+        )
+
+    def to_the_end(self, stop: StopRequest) -> bool:
+        """Whether it came there, and was not stopped."""
+        for name, each in (("train", self.objective), ("validation", self.validation)):
+            if each is not None:
+                self.report.say(f"{name}: {each.dataset.summary}")
+        with self.report.shown():
+            finished = self._all_steps(stop)
+        if finished:
+            self._export()
+        return finished
+
+    def _all_steps(self, stop: StopRequest) -> bool:
+        if self.done == 0:
+            self._validate()
+        while self.done < self.order.num_steps:
+            self._step()
+            last = self.done == self.order.num_steps
+            stopped = self._agreed(stop.made) and not last
+            if last or (_due(self.done, self.settings.validate_every) and not stopped):
+                self._validate()
+            if last or stopped or _due(self.done, self.settings.save_every):
+                self._save()
+            if stopped:
+                self.report.say(
+                    f"stopped after step {self.done}, which {self.folder.checkpoint(self.done)} "
+                    "keeps; say resume=auto to go on"
+                )
+                return False
+        return True
+
+    def resume(self, path: Path) -> None:
+        """
+        Raises:
+            ConfigError: the run that wrote the checkpoint took its examples in another order.
+        """
+        policy = self.policy
+        extra = restore(path, policy.chunks, policy.optimizer, policy.table, policy.sizes)
+        was, now = extra["order"], self._identity()
+        other = [f"{key} was {was[key]!r}, is {now[key]!r}" for key in now if was[key] != now[key]]
+        if other:
+            raise ConfigError(
+                f"{path} is of a run on other examples, or in another order: {'; '.join(other)}; "
+                "set them back, or name another output folder"
+            )
+        if extra["step"] > self.order.num_steps:
+            raise ConfigError(
+                f"{path} has made {extra['step']} steps, and {self.order.num_steps} are asked for"
+            )
+        self.done, self.skipped = extra["step"], extra["skipped"]
+
+    def _step(self) -> None:
+        start = time.perf_counter()
+        examples = self.order[self.done]
+        lr = lr_at(self.done, self.settings.optimizer, self.order.num_steps)
+        found = train_step(self.policy, self.objective, examples, lr)
+        self.done += 1
+        self.skipped += found.skipped
+        tokens = sum(sum(self.objective.dataset.lengths_of(example)) for example in examples)
+        self.report.step(
+            self.done,
+            {
+                **found.means,
+                "lr": lr,
+                "grad_norm": found.grad_norm,
+                "skipped_steps": self.skipped,
+                "tokens": tokens,
+                "tokens_per_s": tokens / (time.perf_counter() - start),
+            },
+        )
+
+    def _validate(self) -> None:
+        if self.validation is not None:
+            found = evaluate(self.policy, self.validation, self.settings.batch.examples)
+            self.report.validation(self.done, found)
+
+    def _save(self) -> None:
+        policy, path = self.policy, self.folder.checkpoint(self.done)
+        extra = {"step": self.done, "skipped": self.skipped, "order": self._identity()}
+        save(path, policy.chunks, policy.optimizer, policy.table, policy.sizes, extra)
+        if dist.get_rank() == 0:
+            self.folder.forget(self.settings.keep)
+
+    def _export(self) -> None:
+        policy, target = self.policy, self.folder.model
+        if dist.get_rank() == 0 and target.exists():
+            # Of this run, when it had fewer steps to make.
+            shutil.rmtree(target)
+        write_hf(
+            target,
+            self.settings.model,
+            policy.chunks,
+            policy.table,
+            policy.sizes,
+            dtype=self.settings.dtype,
+        )
+        self.report.say(f"wrote {target}, for AutoModelForCausalLM.from_pretrained")
+
+    def _identity(self) -> dict[str, Any]:
+        """What the examples of each step depend on."""
+        return {
+            "method": self.settings.method,
+            "data": self.objective.dataset.name,
+            "data.shuffle": self.settings.data.shuffle,
+            "batch.examples": self.settings.batch.examples,
+            "seed": self.settings.seed,
+        }
+
+    def _agreed(self, asked: bool) -> bool:
+        """Whether any rank was asked to stop; a collective."""
+        flag = torch.tensor(float(asked), device=self.policy.device)
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        return bool(flag)
+
+
+def _due(done: int, every: int | None) -> bool:
+    return every is not None and done % every == 0
