@@ -11,16 +11,20 @@ from pydantic import BaseModel
 def nearest_key(key: str, model: type[BaseModel]) -> str:
     """`; did you mean x.y?`; when nothing is near, the keys that are known there."""
     known = list(_keys(model))
-    by_name = {name.rpartition(".")[2]: name for name in reversed(known)}
-    near = get_close_matches(key, known, n=1, cutoff=0.75)
+    section, name = _split(key)
+    there = {_split(other)[1]: other for other in known if _split(other)[0] == section}
     # In another section: `lr` is found as `optimizer.lr`.
-    elsewhere = get_close_matches(key.rpartition(".")[2], by_name, n=1, cutoff=0.75)
-    meant = [*near, *(by_name[name] for name in elsewhere)]
-    if meant:
-        return f"; did you mean {meant[0]}?"
-    section = key.rpartition(".")[0]
-    there = (name for name in known if name.rpartition(".")[0] == section)
-    return f" (known: {', '.join(there)})"
+    everywhere = {_split(other)[1]: other for other in known}
+    for keys, cutoff in ((there, 0.6), (everywhere, 0.75)):
+        near = get_close_matches(name, keys, n=1, cutoff=cutoff)
+        if near:
+            return f"; did you mean {keys[near[0]]}?"
+    return f" (known: {', '.join(there.values())})"
+
+
+def _split(key: str) -> tuple[str, str]:
+    section, _, name = key.rpartition(".")
+    return section, name
 
 
 def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:

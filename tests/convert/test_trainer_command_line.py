@@ -1,0 +1,149 @@
+"""The trainer as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from mcore_adapter.errors import ConfigError
+from mcore_adapter.train.settings import read_settings
+from tests.convert.trainer_runs import (
+    chat_rows,
+    hf_model,
+    likelihood_by_hand,
+    steps_of,
+    text_rows,
+    trainable,
+    write_rows,
+)
+
+SOURCE = Path(__file__).parents[2] / "mcore_adapter" / "src"
+
+
+def config(folder: Path, model: Path, rows: Path, method: str) -> Path:
+    """A file of as little as needed."""
+    path = folder / "run.yaml"
+    made = {
+        "method": method,
+        "model": str(model),
+        "output": str(folder / "out"),
+        "data": {"train": str(rows), "max_length": 64},
+        "batch": {"examples": 6, "tokens": 128},
+        "dtype": "fp32",
+        "log_every": 1,
+    }
+    path.write_text(yaml.safe_dump(made))
+    return path
+
+
+def start(*arguments: str | Path, ranks: int = 1) -> subprocess.Popen[str]:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    command = [
+        sys.executable,
+        *(torchrun if ranks > 1 else []),
+        "-m",
+        "mcore_adapter",
+        "train",
+        *map(str, arguments),
+    ]
+    path = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def finished(process: subprocess.Popen[str]) -> tuple[int, str]:
+    try:
+        _, said = process.communicate(timeout=240)
+    finally:
+        process.kill()
+    return process.returncode, said
+
+
+@pytest.mark.slow
+def test_two_ranks_of_torchrun_train_a_model_that_knows_more(tmp_path: Path) -> None:
+    rows = chat_rows(24)
+    model = trainable(tmp_path, "qwen3")
+    path = config(tmp_path, model, write_rows(tmp_path / "rows.jsonl", rows), "sft")
+    code, said = finished(start(path, "layout.tp=2", "optimizer.lr=3e-3", "epochs=2", ranks=2))
+    assert code == 0, said
+    # Rank 0 speaks alone.
+    assert said.count("step 8/8") == 1, said
+    assert "24 rows, 24 examples" in said
+    with torch.no_grad():
+        before, after = (
+            likelihood_by_hand(hf_model(folder), rows)
+            for folder in (model, tmp_path / "out" / "model")
+        )
+    assert after < before - 0.1
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_a_checkpoint_that_the_next_run_goes_on_from(tmp_path: Path) -> None:
+    model = trainable(tmp_path, "qwen3")
+    path = config(tmp_path, model, write_rows(tmp_path / "x.jsonl", text_rows(20)), "pretrain")
+    process = start(path, "steps=100000")
+    metrics = tmp_path / "out" / "metrics.jsonl"
+    deadline = time.monotonic() + 200
+    while not (metrics.is_file() and metrics.read_text().count("\n") > 2):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    code, said = finished(process)
+    assert code == 130, said
+    made = json.loads(metrics.read_text().splitlines()[-1])["step"]
+    assert f"stopped after step {made}" in said
+    assert "say resume=auto to go on" in said
+    code, said = finished(start(path, f"steps={made + 1}", "resume=auto"))
+    assert code == 0, said
+    assert [line["step"] for line in steps_of(read_settings(path))] == list(range(1, made + 2))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optimizer.lrr=1", "unknown key optimizer.lrr; did you mean optimizer.lr?"),
+        ("lr=1", "unknown key lr; did you mean optimizer.lr?"),
+        ("layuot.tp=2", "unknown key layuot; did you mean layout?"),
+        ("optimizer.zzz=1", "unknown key optimizer.zzz (known: optimizer.lr, optimizer.schedule"),
+        ("optimizer.lr=fast", "optimizer.lr is 'fast': Input should be a valid number"),
+        ("optimizer.lr=0", "optimizer.lr is 0: Input should be greater than 0"),
+        ("model=null", "model is None"),
+        ("steps", "expected key.sub=value"),
+        ("data.too_long=split", "which sft cannot do"),
+        ("dpo.beta=1", "dpo.* is given, but method is sft"),
+        ("batch.tokens=63", "one example can have 64 tokens"),
+        ("epochs=1", "epochs and steps are both given"),
+    ],
+)
+def test_what_is_wrong_with_a_config_is_named(override: str, message: str, tmp_path: Path) -> None:
+    path = config(tmp_path, tmp_path, tmp_path, "sft")
+    assert read_settings(path, ["optimizer.lr=1e-4", "steps=3"]).optimizer.lr == 1e-4
+    with pytest.raises(ConfigError) as caught:
+        read_settings(path, ["steps=3", override])
+    assert message in str(caught.value)
+
+
+def test_a_typo_is_told_without_loading_torch(tmp_path: Path) -> None:
+    path = config(tmp_path, tmp_path, tmp_path, "sft")
+    code = (
+        "import sys; from mcore_adapter.cli import app\n"
+        f"try: app(['train', {str(path)!r}, 'optimizer.lrr=1'])\n"
+        "except SystemExit as e: code = e.code\n"
+        "heavy = {'torch', 'megatron', 'transformers'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else code)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == f"error: {path}: unknown key optimizer.lrr; did you mean optimizer.lr?\n"

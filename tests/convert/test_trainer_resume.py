@@ -1,0 +1,139 @@
+"""A run that goes on ends as one that was never stopped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from safetensors.torch import load_file
+
+from mcore_adapter.errors import ConfigError
+from mcore_adapter.train.processes import StopRequest
+from mcore_adapter.train.settings import Settings
+from tests.convert.spawned import run_ranks
+from tests.convert.trainer_runs import (
+    chat_rows,
+    hf_model,
+    pair_rows,
+    run_all,
+    settings,
+    steps_of,
+    trainable,
+    write_rows,
+)
+
+
+class StopAfter(StopRequest):
+    """As if a signal came in the course of a step."""
+
+    def __init__(self, steps: int) -> None:
+        self._left = steps
+
+    @property
+    def made(self) -> bool:
+        """Asked once a step."""
+        self._left -= 1
+        return self._left < 0
+
+
+def stop_in_third_step(run: Settings) -> bool:
+    from mcore_adapter.train.api import prepare
+    from mcore_adapter.train.processes import joined
+
+    with joined(run.layout.sizes, run.seed) as device:
+        # One rank hears it, and all stop.
+        return prepare(run, device).to_the_end(StopAfter(2 if dist.get_rank() == 1 else 99))
+
+
+def three_runs(through: Settings, stopped: Settings, others: list[Settings]) -> tuple[bool, Any]:
+    """Whether the stopped run came to its end; and what runs say that do not fit what it left."""
+    from mcore_adapter.train.api import train
+
+    run_all([through])
+    finished = stop_in_third_step(stopped)
+    refusals = []
+    for other in others:
+        with pytest.raises(ConfigError) as caught:
+            train(other)
+        refusals.append(str(caught.value))
+    run_all([stopped.model_copy(update={"resume": "auto"})])
+    return finished, refusals
+
+
+def same_in_both(run: Settings) -> list[dict[str, Any]]:
+    return [
+        {name: value for name, value in step.items() if name not in ("time", "tokens_per_s")}
+        for step in steps_of(run)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "name", "layout"),
+    [("dpo", "qwen3_tied", {"distributed_optimizer": True}), ("sft", "qwen3_moe", {"ep": 2})],
+)
+def test_a_run_that_goes_on_is_the_same_to_the_bit(
+    method: str, name: str, layout: dict[str, Any], tmp_path: Path
+) -> None:
+    model = trainable(tmp_path, name)
+    data = write_rows(tmp_path / "rows.jsonl", (pair_rows if method == "dpo" else chat_rows)(10))
+    how: dict[str, Any] = {
+        "layout": layout,
+        "data": {"shuffle": True},
+        "optimizer": {"schedule": "cosine", "warmup_steps": 2},
+        "steps": 6,
+        "keep": 2,
+        "save_every": 2,
+    }
+    through = settings(model, data, tmp_path / "through", method, **how)
+    stopped = settings(model, data, tmp_path / "stopped", method, **how)
+    others = [
+        stopped,
+        stopped.model_copy(update={"resume": "auto", "seed": 5}),
+        settings(model, data, tmp_path / "stopped", method, **{**how, "steps": 2}, resume="auto"),
+    ]
+    for finished, (again, seed, shorter) in run_ranks(three_runs, 2, through, stopped, others):
+        assert not finished
+        assert "exists; say resume=auto" in again
+        assert "seed was 0, is 5" in seed
+        assert "has made 3 steps, and 2 are asked for" in shorter
+    assert len(same_in_both(through)) == 6
+    assert same_in_both(stopped) == same_in_both(through)
+    for run in (through, stopped):
+        kept = sorted(path.name for path in (run.output / "checkpoints").iterdir())
+        assert kept == ["step-00000004", "step-00000006"]
+    ends = [load_file(run.output / "model" / "model.safetensors") for run in (through, stopped)]
+    assert ends[0].keys() == ends[1].keys()
+    assert all(ends[0][key].equal(ends[1][key]) for key in ends[0])
+
+
+def in_several_files(model: Path, target: Path) -> None:
+    from mcore_adapter.build.model import build_model, init_parallel
+    from mcore_adapter.load import load, read_config
+    from mcore_adapter.models import table_of
+    from mcore_adapter.platform import adapt_to_cpu
+    from mcore_adapter.sizes import ParallelSizes
+    from mcore_adapter.write import write_hf
+
+    adapt_to_cpu()
+    config, sizes = read_config(model), ParallelSizes(tp=2)
+    init_parallel(sizes)
+    chunks = build_model(config, sizes)
+    load(model, chunks, table_of(config), sizes)
+    write_hf(target, model, chunks, table_of(config), sizes, dtype="fp32", file_bytes=20_000)
+
+
+def test_a_large_model_is_written_in_several_files(tmp_path: Path) -> None:
+    model, target = trainable(tmp_path, "qwen3_tied"), tmp_path / "target"
+    run_ranks(in_several_files, 2, model, target)
+    index = json.loads((target / "model.safetensors.index.json").read_text())
+    files = sorted(path.name for path in target.glob("*.safetensors"))
+    assert files == sorted(set(index["weight_map"].values()))
+    assert files[0] == f"model-00001-of-{len(files):05d}.safetensors"
+    assert len(files) > 2
+    weights = hf_model(target).state_dict()
+    assert all(weights[key].equal(value) for key, value in hf_model(model).state_dict().items())
+    assert (target / "chat_template.jinja").is_file()
