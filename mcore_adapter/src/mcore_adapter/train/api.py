@@ -33,11 +33,11 @@ def train(settings: Settings) -> bool:
         AdapterError: settings, data, model and checkpoint do not fit each other.
     """
     check_layout(table_of(open_hf(settings.model).config), settings.layout.sizes)
-    with (
-        joined(settings.layout.sizes, settings.seed) as device,
-        StopRequest().heard() as stop,
-    ):
-        return prepare(settings, device).to_the_end(stop)
+    with joined(settings.layout.sizes, settings.seed) as device:
+        run = prepare(settings, device)
+        # Before, there is nothing to keep, and Ctrl-C stops at once.
+        with StopRequest().heard() as stop:
+            return run.to_the_end(stop)
 
 
 def prepare(settings: Settings, device: torch.device) -> Run:

@@ -42,12 +42,11 @@ def joined(sizes: ParallelSizes, seed: int) -> Iterator[torch.device]:
         else:
             store = HashStore()
             dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=_TIMEOUT)
-    try:
-        init_parallel(sizes, seed=seed, timeout=_TIMEOUT)
-        yield device
-    finally:
-        if owner:
-            dist.destroy_process_group()
+    init_parallel(sizes, seed=seed, timeout=_TIMEOUT)
+    yield device
+    # Not after an error, when others may wait in a collective that leaving would wait for, too.
+    if owner:
+        dist.destroy_process_group()
 
 
 class StopRequest:

@@ -42,9 +42,8 @@ def references(
         for sequences, sums_S in kept if policy.answers else ():
             found_S[sequences] = sums_S
     dist.all_reduce(found_S)
-    for example in missing:
-        places = list(dataset.sequences_of(example))
-        known_S[places] = found_S.cpu()[places]
+    places = [number for example in missing for number in dataset.sequences_of(example)]
+    known_S[places] = found_S.cpu()[places]
     if dist.get_rank() == 0:
         aside = path.with_suffix(".partial")
         save_file({"logprobs": known_S}, aside)
