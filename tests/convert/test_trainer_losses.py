@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mcore_adapter.errors import ConfigError
 from mcore_adapter.train.losses import lr_at, pair_sums
 from mcore_adapter.train.settings import Dpo, Optimizer, Settings
 from tests.convert.spawned import run_ranks
@@ -46,7 +47,8 @@ def assert_steps(run: Settings, expected: list[tuple[float, float]]) -> None:
 def test_fine_tuning_is_that_of_hugging_face_in_every_layout(tmp_path: Path) -> None:
     rows = chat_rows(EXAMPLES * STEPS)
     data = write_rows(tmp_path / "rows.jsonl", rows)
-    dense, sparse = (trainable(tmp_path, name) for name in ("qwen3_tied", "qwen3_moe"))
+    names = ("qwen3_tied", "qwen3_moe", "qwen3_next")
+    dense, sparse, linear = (trainable(tmp_path, name) for name in names)
     layouts = [
         (dense, {"layout": {}}),
         (dense, {"layout": {"distributed_optimizer": True}}),
@@ -57,13 +59,14 @@ def test_fine_tuning_is_that_of_hugging_face_in_every_layout(tmp_path: Path) -> 
         (dense, {"layout": {"pp": 2, "vpp": 2}}),
         (sparse, {"layout": {"ep": 2}}),
         (sparse, {"layout": {"tp": 2, "etp": 1}}),
+        (linear, {"layout": {}, "batch": {"packing": False}}),
     ]
     runs = [
         settings(model, data, tmp_path / f"run{i}", **more)
         for i, (model, more) in enumerate(layouts)
     ]
     run_ranks(run_all, 2, runs)
-    expected = {model: train_by_hand(model, rows) for model in (dense, sparse)}
+    expected = {model: train_by_hand(model, rows) for model in (dense, sparse, linear)}
     for run in runs:
         steps, after = expected[run.model]
         assert_steps(run, steps)
@@ -112,6 +115,19 @@ def test_pretraining_and_dpo_are_those_of_hugging_face(tmp_path: Path) -> None:
 @torch.no_grad()
 def likelihood(folder: Path, rows: list[dict[str, Any]]) -> float:
     return likelihood_by_hand(hf_model(folder), rows).item()
+
+
+def refusal(run: Settings) -> str:
+    with pytest.raises(ConfigError) as caught:
+        run_all([run])
+    return str(caught.value)
+
+
+def test_linear_attention_refuses_packed_sequences(tmp_path: Path) -> None:
+    data = write_rows(tmp_path / "x.jsonl", chat_rows(EXAMPLES))
+    run = settings(trainable(tmp_path, "qwen3_next"), data, tmp_path / "out")
+    (said,) = run_ranks(refusal, 1, run)
+    assert "say batch.packing=false" in said
 
 
 def test_a_step_with_a_gradient_that_is_not_finite_is_skipped_and_counted(tmp_path: Path) -> None:

@@ -72,16 +72,20 @@ def same_in_both(run: Settings) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "name", "layout"),
-    [("dpo", "qwen3_tied", {"distributed_optimizer": True}), ("sft", "qwen3_moe", {"ep": 2})],
+    ("method", "name", "layout", "dtype"),
+    [
+        ("dpo", "qwen3_tied", {"distributed_optimizer": True}, "bf16"),
+        ("sft", "qwen3_moe", {"ep": 2}, "fp32"),
+    ],
 )
 def test_a_run_that_goes_on_is_the_same_to_the_bit(
-    method: str, name: str, layout: dict[str, Any], tmp_path: Path
+    method: str, name: str, layout: dict[str, Any], dtype: str, tmp_path: Path
 ) -> None:
     model = trainable(tmp_path, name)
     data = write_rows(tmp_path / "rows.jsonl", (pair_rows if method == "dpo" else chat_rows)(10))
     how: dict[str, Any] = {
         "layout": layout,
+        "dtype": dtype,
         "data": {"shuffle": True},
         "optimizer": {"schedule": "cosine", "warmup_steps": 2},
         "steps": 6,
