@@ -120,14 +120,16 @@ def in_several_files(model: Path, target: Path) -> None:
     from mcore_adapter.models import table_of
     from mcore_adapter.platform import adapt_to_cpu
     from mcore_adapter.sizes import ParallelSizes
-    from mcore_adapter.write import write_hf
+    from mcore_adapter.write import write_model
 
     adapt_to_cpu()
     config, sizes = read_config(model), ParallelSizes(tp=2)
     init_parallel(sizes)
     chunks = build_model(config, sizes)
     load(model, chunks, table_of(config), sizes)
-    write_hf(target, model, chunks, table_of(config), sizes, dtype="fp32", file_bytes=20_000)
+    write_model(
+        target, model, chunks, table_of(config), sizes, dtype="fp32", max_shard_bytes=20_000
+    )
 
 
 def test_a_large_model_is_written_in_several_files(tmp_path: Path) -> None:

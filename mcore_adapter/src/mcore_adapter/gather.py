@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,7 +37,7 @@ def gradient(tensor: Tensor) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Meta:
-    """A shard that other ranks hold."""
+    """What is known of a tensor that may be elsewhere."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -79,6 +80,32 @@ def export(
             continue
         for task, parts in zip(bucket, shards, strict=True):
             yield from _to_hf(task, parts, table, stacks)
+
+
+def exported(
+    chunks: Sequence[nn.Module],
+    table: ModelTable,
+    sizes: ParallelSizes,
+    shapes: Mapping[str, Sequence[int]],
+) -> dict[str, Meta]:
+    """Of each weight that `export` yields, in its order. A collective.
+
+    Args:
+        shapes: of the tensors of the checkpoint, by their Hugging Face names.
+    """
+    ranks = Ranks.of_this_process()
+    held = held_tensors(chunks, table, sizes, ranks)
+    metas = _metas_of_all({one.task.name: one.tensor for one in held})
+    found: dict[str, Meta] = {}
+    parts: Counter[str] = Counter()
+    for task in tasks(table, sizes):
+        if task.name not in metas or task.param.copy_of is not None:
+            continue
+        for ref in task.hf:
+            parts[ref.name] += 1
+            if ref.index is None or parts[ref.name] == table.shape.num_experts:
+                found[ref.name] = Meta(tuple(shapes[ref.name]), metas[task.name].dtype)
+    return found
 
 
 def _metas_of_all(mine: dict[str, Tensor]) -> dict[str, Meta]:

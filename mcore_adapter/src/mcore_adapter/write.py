@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from mcore_adapter.convert.conversions import MAX_SHARD_BYTES, split_files, write_index
 from mcore_adapter.convert.engine import create_files
-from mcore_adapter.convert.output import flush
+from mcore_adapter.convert.folders import copy_companions, open_hf
+from mcore_adapter.convert.output import complete_or_absent, flush
+from mcore_adapter.convert.table import ModelTable
 from mcore_adapter.convert.tensorfile import Spec, Writer
+from mcore_adapter.gather import export, exported
+from mcore_adapter.sizes import ParallelSizes
 
 _NAMES = {
     torch.float64: "F64",
@@ -32,7 +38,7 @@ _NAMES = {
 Write = Callable[[str, Tensor], None]
 
 
-def spec_of(shape: tuple[int, ...], dtype: torch.dtype) -> Spec:
+def spec_of(shape: Sequence[int], dtype: torch.dtype) -> Spec:
     return Spec(_NAMES[dtype], tuple(shape))
 
 
@@ -79,3 +85,37 @@ def write_hf(
             write(name, tensor)
     if len(files) > 1:
         write_index(folder / "model.safetensors.index.json", files)
+
+
+def write_model(
+    dst: Path,
+    src: Path,
+    chunks: Sequence[nn.Module],
+    table: ModelTable,
+    sizes: ParallelSizes,
+    *,
+    dtype: str,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """A model that is cut over ranks as a folder for `from_pretrained`; a collective.
+
+    Args:
+        dst: must not exist. Rank 0 writes it; it is complete or absent.
+        src: the Hugging Face checkpoint that the model was loaded from.
+        dtype: of the weights, as the command line names it; `config.json` will say so.
+
+    Raises:
+        ConversionError: `dst` exists, or the disk is too small.
+    """
+    shapes = {name: piece.spec.shape for name, piece in open_hf(src).tensors.items()}
+    metas = exported(chunks, table, sizes, shapes)
+    writes = dist.get_rank() == 0
+    weights = export(chunks, table, sizes, wanted=writes)
+    if writes:
+        with complete_or_absent(dst, sum(meta.num_bytes for meta in metas.values())) as folder:
+            copy_companions(src, folder, dtype)
+            specs = {name: spec_of(meta.shape, meta.dtype) for name, meta in metas.items()}
+            write_hf(folder, weights, specs, max_shard_bytes=max_shard_bytes)
+    else:
+        deque(weights, maxlen=0)
+    dist.barrier()

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from mcore_adapter.build.config import BuildOptions
 from mcore_adapter.build.data_parallel import data_parallel
 from mcore_adapter.build.model import build_model
-from mcore_adapter.convert.plan import check_layout, tasks
+from mcore_adapter.convert.plan import check_layout
 from mcore_adapter.convert.table import ModelTable
 from mcore_adapter.errors import AdapterError
-from mcore_adapter.held import Held, Ranks, held_tensors
+from mcore_adapter.gather import exported
 from mcore_adapter.load import load, read_config
 from mcore_adapter.models import table_of
 from mcore_adapter.sizes import ParallelSizes
@@ -61,7 +61,6 @@ def load_model(
         check_layout(table, sizes)
         bare = build_model(found, sizes, options)
         load(folder, bare, table, sizes)
-        held = held_tensors(bare, table, sizes, Ranks.of_this_process())
     except AdapterError as error:
         raise ConfigError(f"model.path: {model.path!r} on kind: megatron: {error}") from error
     for chunk in bare:
@@ -74,33 +73,24 @@ def load_model(
         else bare,
         table=table,
         sizes=sizes,
-        manifest=_manifest(model, held, table, sizes),
+        manifest=_manifest(model, bare, table, sizes),
         vocab=found["vocab_size"],
         sequence_parallel=bool(bare[0].config.sequence_parallel),
     )
 
 
 def _manifest(
-    model: ModelConfig, held: Sequence[Held], table: ModelTable, sizes: ParallelSizes
+    model: ModelConfig, chunks: Sequence[Any], table: ModelTable, sizes: ParallelSizes
 ) -> Manifest:
-    """Of what `mcore_adapter.gather.export` yields, in its order: shapes are the checkpoint's. Each
-    rank, which sees every tensor whole for a moment, sends an equal part of it."""
-    shapes = read_checkpoint(model).shapes
-    own = {one.task.name: str(one.tensor.dtype).removeprefix("torch.") for one in held}
-    every: list[dict[str, str] | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, own)
-    kinds = {name: kind for each in every if each is not None for name, kind in each.items()}
-    metas, parts = [], dict[str, int]()
-    for task in tasks(table, sizes):
-        if task.name not in kinds or task.param.copy_of is not None:
-            continue
-        for ref in task.hf:
-            parts[ref.name] = parts.get(ref.name, 0) + 1
-            if ref.index is None or parts[ref.name] == table.shape.num_experts:
-                metas.append(TensorMeta(ref.name, shapes[ref.name], kinds[task.name]))
+    """Of what `mcore_adapter.gather.export` yields, in its order. Each rank, which sees every
+    tensor whole for a moment, sends an equal part of it."""
+    found = exported(chunks, table, sizes, read_checkpoint(model).shapes)
+    metas = tuple(
+        TensorMeta(name, meta.shape, str(meta.dtype).removeprefix("torch."))
+        for name, meta in found.items()
+    )
     world = dist.get_world_size()
-    cuts = tuple(even_cuts(meta.num_elements, 1, world) for meta in metas)
-    return Manifest(tuple(metas), cuts)
+    return Manifest(metas, tuple(even_cuts(meta.num_elements, 1, world) for meta in metas))
 
 
 def identity(model: MegatronModel) -> dict[str, object]:

@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from mcore_adapter.build.optimizer import set_lr, step
+from mcore_adapter.build.optimizer import step
 from mcore_adapter.train.dataset import Dataset
 from mcore_adapter.train.losses import PAIR_METRICS, TOKEN_METRICS, pair_sums, token_sums
 from mcore_adapter.train.plan import Micro
@@ -77,8 +77,7 @@ def train_step(
 ) -> StepMetrics:
     """One update on the examples of all ranks; a collective."""
     means = _pass(policy, objective, [examples], forward_only=False)
-    set_lr(policy.optimizer, lr)
-    done = step(policy.optimizer, policy.chunks)
+    done = step(policy.optimizer, policy.chunks, lr=lr)
     return StepMetrics(means, done.grad_norm, done.skipped)
 
 

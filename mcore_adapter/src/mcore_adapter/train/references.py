@@ -1,7 +1,7 @@
 """DPO's log-probabilities of answers under the model that training starts from.
 
-They are computed once, before a checkpoint is restored, and kept beside the data, so that a run that
-goes on need not compute them again.
+They are computed once, before a checkpoint is restored, and kept beside the data, so that a run
+that goes on need not compute them again.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from mcore_adapter.train.policy import Policy
 from mcore_adapter.train.processes import StopRequest
 from mcore_adapter.train.report import Report
 from mcore_adapter.train.settings import Settings
-from mcore_adapter.write import write_hf
+from mcore_adapter.write import write_model
 
 
 @dataclass
@@ -136,7 +136,7 @@ class Run:
         if dist.get_rank() == 0 and target.exists():
             # Of this run, when it had fewer steps to make.
             shutil.rmtree(target)
-        write_hf(
+        write_model(
             target,
             self.settings.model,
             policy.chunks,
