@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from roll.config.model import ModelConfig
 from roll.core.batches import RolloutBatch
 from roll.core.types import WorkerSpec
+from roll.strategy.group import Membership
 from tests.contract.backends import SCORE_BACKENDS
 from tests.contract.ranks import run_ranks
 from tests.tiny import rollout_batch, save_tiny_model
@@ -31,6 +32,7 @@ def job(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
     at = torch.arange(rows.tokens.shape[1])
     dirty = replace(rows, tokens=rows.tokens.masked_fill(at >= rows.lengths[:, None], 10**6))
     results: dict[str, Any] = {}
+    group = Membership(spec)  # of all backends
     for name, backend in SCORE_BACKENDS.items():
         model = ModelConfig(path=str(folder.parent / backend.model))
         build = partial(backend.build, spec, model, temperature=TEMPERATURE)
@@ -48,6 +50,7 @@ def job(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
         }
         for strategy in (small, bf16, whole):
             strategy.close()
+    group.leave()
     return results
 
 
