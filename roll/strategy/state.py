@@ -61,7 +61,7 @@ def begin(path: Path, identity: dict[str, Any]) -> tuple[dict[str, Any], dict[st
         raise CheckpointError(f"no complete checkpoint in {path}: {rng} is missing")
     try:
         return meta, torch.load(rng, weights_only=False)
-    except (RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+    except (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"{rng} is damaged: {error!r}") from error
 
 
