@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -71,9 +70,6 @@ def leave_parallel() -> None:
     # In an order that all ranks share: some backends wait for each other.
     for group in sorted(groups - {dist.group.WORLD}, key=lambda each: str(each.group_name)):
         dist.destroy_process_group(group)
-    # Models that nobody uses any more name them, in cycles.
-    del groups
-    gc.collect()
 
 
 def _cut_groups() -> set[dist.ProcessGroup]:
