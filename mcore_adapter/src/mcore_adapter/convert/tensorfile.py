@@ -22,7 +22,9 @@ from mcore_adapter.convert.arrays import DTYPES, Bits
 from mcore_adapter.errors import ConversionError
 
 _LONGEST_HEADER = 100_000_000
-_WRITE_BYTES = 1 << 20
+_WRITE_BYTES = 128 << 10
+"""Of one call, as `cp` has it. Linux keeps what a call writes in one block of memory where it can,
+and large blocks are so hard to find that writing took several times as long with 1 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,5 +172,5 @@ class Writer:
 def _write_all(file: int, tensor: Bits, offset: int) -> None:
     left = tensor.reshape(-1).view(np.uint8).data
     while left:
-        written = os.pwrite(file, left, offset)
+        written = os.pwrite(file, left[:_WRITE_BYTES], offset)
         offset, left = offset + written, left[written:]
