@@ -6,7 +6,8 @@ round the same bytes are copied by `cp`, and by `cp` with a flush of what it wro
 alone leaves that to the kernel. The source is in the page cache, and so that all find the kernel's
 memory alike, a copy of the source is made and removed before each: a virtual machine may have to
 ask its host for pages that it has not used lately, and then `cp` itself takes three times as long.
-For the same reason the fastest round counts: what varies is only ever the machine. Then the same with twice the layers of half the width: memory must not grow with them.
+For the same reason the fastest round counts: what varies is only ever the machine. Then the same
+with twice the layers of half the width: memory must not grow with them.
 """
 
 from __future__ import annotations

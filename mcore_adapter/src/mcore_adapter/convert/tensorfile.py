@@ -7,10 +7,12 @@ tensors can be written in any order and by any process.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import mmap
 import os
 import struct
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -21,6 +23,7 @@ import numpy as np
 from mcore_adapter.convert.arrays import DTYPES, Bits
 from mcore_adapter.errors import ConversionError
 
+_LIBC = ctypes.CDLL(None)
 _LONGEST_HEADER = 100_000_000
 _WRITE_BYTES = 128 << 10
 """Of one call, as `cp` has it. Linux keeps what a call writes in one block of memory where it can,
@@ -150,11 +153,13 @@ class Writer:
         self._files: dict[Path, int] = {}
 
     def write(self, piece: Piece, tensor: Bits) -> None:
+        """The disk begins to write at once; `output.flush` waits for it."""
         file = self._files.get(piece.path)
         if file is None:
             file = self._files[piece.path] = os.open(piece.path, os.O_WRONLY)
         if tensor.flags.c_contiguous or tensor.ndim < 2:
             _write_all(file, np.ascontiguousarray(tensor), piece.offset)
+            _write_back(file, piece)
             return
         # a few rows at a time: what is gathered is still in the cache when it is written
         row_bytes = tensor[:1].nbytes
@@ -163,6 +168,7 @@ class Writer:
             rows = np.ascontiguousarray(tensor[start : start + step])
             _write_all(file, rows, at)
             at += rows.nbytes
+        _write_back(file, piece)
 
     def close(self) -> None:
         while self._files:
@@ -174,3 +180,17 @@ def _write_all(file: int, tensor: Bits, offset: int) -> None:
     while left:
         written = os.pwrite(file, left[:_WRITE_BYTES], offset)
         offset, left = offset + written, left[written:]
+
+
+_SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
+
+
+def _write_back(file: int, piece: Piece) -> None:
+    """Linux by itself writes back after seconds, and a flush at the end would then wait for all."""
+    if sys.platform == "linux":
+        _LIBC.sync_file_range(
+            file,
+            ctypes.c_int64(piece.offset),
+            ctypes.c_int64(piece.spec.num_bytes),
+            _SYNC_FILE_RANGE_WRITE,
+        )
