@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import mmap
 import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -42,29 +44,53 @@ class Slot(Protocol):
         ...
 
 
-class _Views:
-    """Which tensors of a mapping are still referred to."""
+class _MappedSlot(ABC):
+    """Memory that knows which of its tensors are still referred to."""
 
     def __init__(self) -> None:
         self._given: list[tuple[weakref.ref[memoryview], int, int]] = []
+        self._renew()
 
-    def view(self, mapping: mmap.mmap, offset: int, meta: TensorMeta) -> Tensor:
+    @property
+    def memory(self) -> Tensor:
+        return self._memory
+
+    def view(self, offset: int, meta: TensorMeta) -> Tensor:
         end = offset + meta.num_bytes
         # A tensor, and every view of it, keeps the buffer it was made from alive, and a buffer of
         # its own tells whether there still is one.
-        buffer = memoryview(mapping)[offset:end]
+        buffer = memoryview(self._mapping)[offset:end]
         self._given.append((weakref.ref(buffer), offset, end))
         return torch.frombuffer(buffer, dtype=meta.torch_dtype).reshape(meta.shape)
 
-    def live(self) -> list[tuple[int, int]]:
+    def in_use(self) -> bool:
+        return bool(self._live())
+
+    def recycle(self) -> None:
+        live = self._live()
+        self._keep(live)
+        self._given.clear()
+        if live:
+            self._renew()
+
+    @abstractmethod
+    def _mapped(self) -> mmap.mmap:
+        """Memory for the next bucket."""
+
+    @abstractmethod
+    def _keep(self, live: Sequence[tuple[int, int]]) -> None:
+        """Make these bytes last."""
+
+    def _live(self) -> list[tuple[int, int]]:
         """(first byte, end) of those in use."""
         return [(first, end) for buffer, first, end in self._given if buffer() is not None]
 
-    def clear(self) -> None:
-        self._given.clear()
+    def _renew(self) -> None:
+        self._mapping = self._mapped()
+        self._memory = torch.frombuffer(self._mapping, dtype=torch.uint8)
 
 
-class SharedSlot:
+class SharedSlot(_MappedSlot):
     """A bucket in memory that a sender of the same host writes to.
 
     It is mapped copy-on-write: read in place as long as nobody writes here, and a page that is
@@ -77,62 +103,30 @@ class SharedSlot:
         self._fd = fd
         self._start = start
         self._num_bytes = num_bytes
-        self._views = _Views()
-        self._map()
+        super().__init__()
 
-    @property
-    def memory(self) -> Tensor:
-        return self._memory
+    def _mapped(self) -> mmap.mmap:
+        return mmap.mmap(self._fd, self._num_bytes, flags=mmap.MAP_PRIVATE, offset=self._start)
 
-    def view(self, offset: int, meta: TensorMeta) -> Tensor:
-        return self._views.view(self._mapping, offset, meta)
-
-    def in_use(self) -> bool:
-        return bool(self._views.live())
-
-    def recycle(self) -> None:
-        live = self._views.live()
+    def _keep(self, live: Sequence[tuple[int, int]]) -> None:
         for first, end in live:
             page = first // mmap.PAGESIZE * mmap.PAGESIZE
             self._memory[page : end : mmap.PAGESIZE].add_(0)  # a write, which copies the page
-        self._views.clear()
-        if live:
-            self._map()
-
-    def _map(self) -> None:
-        self._mapping = mmap.mmap(
-            self._fd, self._num_bytes, flags=mmap.MAP_PRIVATE, offset=self._start
-        )
-        self._memory = torch.frombuffer(self._mapping, dtype=torch.uint8)
 
 
-class PrivateSlot:
-    """A bucket in this process's own memory, which a transport copies into."""
+class PrivateSlot(_MappedSlot):
+    """A bucket in this process's own memory, which a transport copies into. Tensors in use keep
+    the whole of it; the next bucket gets another."""
 
     def __init__(self, num_bytes: int) -> None:
         self._num_bytes = num_bytes
-        self._views = _Views()
-        self._map()
+        super().__init__()
 
-    @property
-    def memory(self) -> Tensor:
-        return self._memory
+    def _mapped(self) -> mmap.mmap:
+        return anonymous(self._num_bytes)
 
-    def view(self, offset: int, meta: TensorMeta) -> Tensor:
-        return self._views.view(self._mapping, offset, meta)
-
-    def in_use(self) -> bool:
-        return bool(self._views.live())
-
-    def recycle(self) -> None:
-        """Tensors in use keep the whole memory; the next bucket gets another."""
-        if self._views.live():
-            self._map()
-        self._views.clear()
-
-    def _map(self) -> None:
-        self._mapping = anonymous(self._num_bytes)
-        self._memory = torch.frombuffer(self._mapping, dtype=torch.uint8)
+    def _keep(self, live: Sequence[tuple[int, int]]) -> None:
+        """They last as long as their mapping, which nobody else has."""
 
 
 class DeviceSlot:
