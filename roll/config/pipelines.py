@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -9,7 +10,7 @@ from pydantic import Field, model_validator
 from roll.config.algorithm import AlgorithmConfig, Need
 from roll.config.base import Config
 from roll.config.checks import check_rlvr
-from roll.config.data import DataConfig
+from roll.config.data import DataConfig, SourceConfig
 from roll.config.lifecycle import CheckpointConfig, TrackConfig, ValidationConfig
 from roll.config.model import ModelConfig
 from roll.config.placement import ClusterConfig, DeviceList, parse_devices
@@ -21,8 +22,10 @@ from roll.config.strategy import MegatronConfig
 from roll.config.training import CriticRole, InferRole, ScoreRole, TeacherRole, TrainRole
 from roll.config.weights import WeightSyncConfig
 
+RoleConfig = TrainRole | ScoreRole | InferRole
 
-class RunConfig(Config):
+
+class RunConfig(Config, ABC):
     """What every pipeline has."""
 
     output_dir: str = Field(min_length=1)
@@ -38,6 +41,51 @@ class RunConfig(Config):
     model: ModelConfig
     checkpoint: CheckpointConfig = CheckpointConfig()
     track: TrackConfig = TrackConfig()
+
+    @property
+    @abstractmethod
+    def roles(self) -> dict[str, RoleConfig]:
+        """Every role that holds devices, by its key in the file."""
+
+    @property
+    @abstractmethod
+    def sources(self) -> tuple[SourceConfig, ...]:
+        """All data that the run reads."""
+
+    @property
+    def role_pools(self) -> dict[str, str]:
+        """The pool of every role that holds devices."""
+        return {name: role.pool for name, role in self.roles.items()}
+
+    @property
+    def trained(self) -> dict[Role, TrainRole]:
+        """The roles whose models learn."""
+        roles = self.roles.items()
+        return {Role(name): role for name, role in roles if isinstance(role, TrainRole)}
+
+    @property
+    def computing(self) -> dict[str, TrainRole | ScoreRole]:
+        """The roles that train or score."""
+        return {n: role for n, role in self.roles.items() if not isinstance(role, InferRole)}
+
+    @property
+    def models(self) -> dict[str, ModelConfig]:
+        """Key -> model, of all that the file names."""
+        own = {f"{name}.model": role.model for name, role in self.computing.items()}
+        return {"model": self.model} | {k: model for k, model in own.items() if model is not None}
+
+    def num_devices(self, role: str) -> int:
+        """Devices of the role's pool; for training and scoring also its number of ranks."""
+        return len(parse_devices(self.pools[self.role_pools[role]]))
+
+    def num_parts(self, role: str) -> int:
+        """Data-parallel ranks of a role that trains or scores: parts that a batch is split into.
+
+        At least 1, also where the layout does not fit the pool, which is a problem of its own.
+        """
+        strategy = self.computing[role].strategy
+        copy = strategy.ranks_per_copy if isinstance(strategy, MegatronConfig) else 1
+        return max(1, self.num_devices(role) // copy)
 
 
 class RlvrConfig(RunConfig):
@@ -67,50 +115,20 @@ class RlvrConfig(RunConfig):
         return self
 
     @property
-    def role_pools(self) -> dict[str, str]:
-        """The pool of every role that holds devices; a teacher is `teachers.<name>`."""
-        pools: dict[str, str] = {
-            Role.ACTOR_TRAIN: self.actor_train.pool,
-            Role.ACTOR_INFER: self.actor_infer.pool,
+    def roles(self) -> dict[str, RoleConfig]:
+        """Every role that holds devices; a teacher is `teachers.<name>`."""
+        named: dict[str, RoleConfig | None] = {
+            Role.ACTOR_TRAIN: self.actor_train,
+            Role.ACTOR_INFER: self.actor_infer,
+            Role.REFERENCE: self.reference,
+            Role.CRITIC: self.critic,
+            **{f"teachers.{name}": role for name, role in self.teachers.items()},
         }
-        if self.reference is not None:
-            pools[Role.REFERENCE] = self.reference.pool
-        if self.critic is not None:
-            pools[Role.CRITIC] = self.critic.pool
-        return pools | {f"teachers.{name}": role.pool for name, role in self.teachers.items()}
+        return {name: role for name, role in named.items() if role is not None}
 
     @property
-    def trained(self) -> dict[Role, TrainRole]:
-        """The roles whose models learn."""
-        roles = {Role.ACTOR_TRAIN: self.actor_train}
-        if self.critic is not None:
-            roles[Role.CRITIC] = self.critic
-        return roles
-
-    @property
-    def computing(self) -> dict[str, TrainRole | ScoreRole]:
-        """The roles that train or score; a teacher is `teachers.<name>`."""
-        roles: dict[str, TrainRole | ScoreRole] = {}
-        for name, role in self.trained.items():
-            roles[name] = role
-        if self.reference is not None:
-            roles[Role.REFERENCE] = self.reference
-        for tag, teacher in self.teachers.items():
-            roles[f"teachers.{tag}"] = teacher
-        return roles
-
-    def num_devices(self, role: str) -> int:
-        """Devices of the role's pool; for training and scoring also its number of ranks."""
-        return len(parse_devices(self.pools[self.role_pools[role]]))
-
-    def num_parts(self, role: str) -> int:
-        """Data-parallel ranks of a role that trains or scores: parts that a batch is split into.
-
-        At least 1, also where the layout does not fit the pool, which is a problem of its own.
-        """
-        strategy = self.computing[role].strategy
-        copy = strategy.ranks_per_copy if isinstance(strategy, MegatronConfig) else 1
-        return max(1, self.num_devices(role) // copy)
+    def sources(self) -> tuple[SourceConfig, ...]:
+        return (*self.data.sources, *self.validation.sets.values())
 
     @property
     def num_replicas(self) -> int:

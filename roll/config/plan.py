@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roll.config.pipelines import RlvrConfig
+from roll.config.pipelines import RlvrConfig, RunConfig
 from roll.config.placement import parse_devices
 from roll.config.roles import Role
 
@@ -60,20 +60,13 @@ class BatchPlan:
         ]
 
 
-def device_map(config: RlvrConfig) -> dict[str, list[str]]:
+def device_map(config: RunConfig) -> dict[str, list[str]]:
     """Pool and its devices -> the roles that live there, with their backends."""
-    backends: dict[str, str] = {
-        Role.ACTOR_TRAIN: config.actor_train.strategy.kind,
-        Role.ACTOR_INFER: config.actor_infer.strategy.kind,
-    }
-    if config.reference is not None:
-        backends[Role.REFERENCE] = config.reference.strategy.kind
-    if config.critic is not None:
-        backends[Role.CRITIC] = config.critic.strategy.kind
-    backends |= {f"teachers.{n}": role.strategy.kind for n, role in config.teachers.items()}
     return {
         f"{pool} ({', '.join(str(d) for d in parse_devices(devices))})": [
-            f"{role} [{backends[role]}]" for role, name in config.role_pools.items() if name == pool
+            f"{name} [{role.strategy.kind}]"
+            for name, role in config.roles.items()
+            if role.pool == pool
         ]
         for pool, devices in config.pools.items()
     }

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from roll.config.compose import LoadedConfig
 from roll.config.errors import ConfigError, UserError, nearest
-from roll.config.pipelines import RlvrConfig
+from roll.config.pipelines import RunConfig
 from roll.config.rollout import CustomFilterConfig
 from roll.config.strategy import SglangConfig, VllmConfig
 from roll.core.errors import NotMadeYetError
@@ -41,13 +41,13 @@ class Finding:
 def inspect(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> list[Finding]:
     """Everything wrong with the files, models, engines, devices and import paths of a config."""
     config = loaded.config
-    sources = [*config.data.sources, *config.validation.sets.values()]
+    backends: set[str] = {role.strategy.kind for role in config.roles.values()}
     checks: list[tuple[Callable[[], object], bool]] = [
-        *((partial(check_source, source), False) for source in sources),
+        *((partial(check_source, source), False) for source in config.sources),
         *((check, False) for check in _check_rewards(loaded)),
         *((check, False) for check in _check_filters(loaded)),
         *((partial(_check_model, *named), False) for named in _models(config)),
-        *((partial(check_engine, kind), True) for kind in sorted(_backends(config))),
+        *((partial(check_engine, kind), True) for kind in sorted(backends)),
         (partial(_check_engine_arguments, config), False),
         (partial(_check_devices, config, environ), True),
         (partial(check_trackers, config.track), True),
@@ -69,16 +69,8 @@ def user_folder(loaded: LoadedConfig) -> Path:
     return loaded.path.resolve().parent
 
 
-def _models(config: RlvrConfig) -> Iterator[tuple[str, str, str | None]]:
-    named = {"model": config.model, "actor_train.model": config.actor_train.model}
-    if config.reference is not None:
-        named["reference.model"] = config.reference.model
-    if config.critic is not None:
-        named["critic.model"] = config.critic.model
-    named |= {f"teachers.{name}.model": role.model for name, role in config.teachers.items()}
-    for key, model in named.items():
-        if model is None:
-            continue
+def _models(config: RunConfig) -> Iterator[tuple[str, str, str | None]]:
+    for key, model in config.models.items():
         yield key, model.path, model.made_by
         if model.tokenizer is not None:
             yield f"{key}.tokenizer", model.tokenizer, None
@@ -132,22 +124,15 @@ def _check_built_in(key: str, name: str) -> None:
         )
 
 
-def _backends(config: RlvrConfig) -> set[str]:
-    kinds: set[str] = {role.strategy.kind for role in config.trained.values()}
-    kinds.add(config.actor_infer.strategy.kind)
-    kinds |= {role.strategy.kind for role in config.teachers.values()}
-    return kinds | ({config.reference.strategy.kind} if config.reference else set())
+def _check_engine_arguments(config: RunConfig) -> None:
+    for role in config.roles.values():
+        if isinstance(role.strategy, VllmConfig):
+            vllm.check_arguments(role.strategy.engine_args)
+        if isinstance(role.strategy, SglangConfig):
+            sglang.check_arguments(role.strategy.engine_args)
 
 
-def _check_engine_arguments(config: RlvrConfig) -> None:
-    strategy = config.actor_infer.strategy
-    if isinstance(strategy, VllmConfig):
-        vllm.check_arguments(strategy.engine_args)
-    if isinstance(strategy, SglangConfig):
-        sglang.check_arguments(strategy.engine_args)
-
-
-def _check_devices(config: RlvrConfig, environ: Mapping[str, str]) -> None:
+def _check_devices(config: RunConfig, environ: Mapping[str, str]) -> None:
     # The machines of a cluster that is joined are known only when Ray runs.
     if address_to_join(config.cluster, environ) is None:
         plan_layout(config.cluster, config.pools, this_machine(), joined=False)
