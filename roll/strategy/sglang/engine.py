@@ -62,6 +62,8 @@ class SglangEngine:
         self._max_model_len = config.max_model_len or max_model_len
         self._name = f"SGLang of {spec.name}"
         self._watch = DeathWatch(self._name)
+        self._processes: list[psutil.Process] = []
+        """Known from the start: children of a process that is gone cannot be found any more."""
         self._asleep: frozenset[str] = frozenset()
         """Those of `_ALL_TAGS` whose memory is given back."""
         self._open = contextlib.AsyncExitStack()
@@ -93,7 +95,9 @@ class SglangEngine:
             await self.close()
             raise
         main = psutil.Process(server.pid)
-        self._watch.begin({main: f"process {main.pid} (main)"} | children_of(main))
+        processes = {main: f"process {main.pid} (main)"} | children_of(main)
+        self._processes = list(processes)
+        self._watch.begin(processes)
 
     async def generate(self, request: GenerateRequest) -> list[Completion]:
         """`request.n` completions, in sibling order. After `abort` they end with ABORT.
@@ -205,16 +209,16 @@ class SglangEngine:
                 stdin=subprocess.DEVNULL,
                 env=environment,
             )
-        self._open.push_async_callback(asyncio.to_thread, _end, server)
+        self._open.push_async_callback(asyncio.to_thread, self._end, server)
         return server, ours
 
-
-def _end(server: subprocess.Popen[bytes]) -> None:
-    """Kill the process and all below it: there is nothing that they could save."""
-    children = list(children_of(psutil.Process(server.pid)))
-    server.kill()
-    for child in children:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
-    server.wait(_SHUTDOWN_S)
-    psutil.wait_procs(children, _SHUTDOWN_S)
+    def _end(self, server: subprocess.Popen[bytes]) -> None:
+        """Kill the process and all below it: there is nothing that they could save."""
+        main = psutil.Process(server.pid)
+        below = {*self._processes, *children_of(main)} - {main}
+        server.kill()
+        for process in below:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        server.wait(_SHUTDOWN_S)
+        psutil.wait_procs(below, _SHUTDOWN_S)
