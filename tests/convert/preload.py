@@ -4,7 +4,7 @@ import os
 
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
-import transformers  # noqa: F401
+from transformers import AutoModelForCausalLM  # noqa: F401
 
 import mcore_adapter.build.model
 import mcore_adapter.load  # noqa: F401
