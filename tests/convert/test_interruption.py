@@ -31,13 +31,15 @@ CONFIG = {
 SIZES = ParallelSizes(tp=2, pp=2)
 # the signal is sent by the process to itself when some tensors are written
 JOB = """
-import os, sys
+import os, signal, sys
 from pathlib import Path
 from mcore_adapter.convert import api
 from mcore_adapter.convert.conversions import Settings
 from mcore_adapter.sizes import ParallelSizes
 
 left = 10
+# shells that start tests in the background have them ignore it
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def progress(num_bytes):
     global left
