@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mcore_adapter.errors import ConfigError
-from mcore_adapter.train.losses import lr_at, pair_sums
+from mcore_adapter.train.losses import pair_sums
+from mcore_adapter.train.schedule import lr_at
 from mcore_adapter.train.settings import Dpo, Optimizer, Settings
 from tests.convert.spawned import run_ranks
 from tests.convert.trainer_runs import (

@@ -21,7 +21,7 @@ def sums_by_a_loop(values: list[float], decay: float) -> list[float]:
 
 @given(
     rows=st.integers(1, 4),
-    steps=st.sampled_from([0, 1, 15, 16, 17, 40, 300]),
+    steps=st.sampled_from([0, 1, 17, 63, 64, 65, 128, 300]),
     decays=st.lists(st.sampled_from([0.0, 1e-9, 0.3, 0.95, 0.999, 1.0]), min_size=4, max_size=4),
     shared=st.booleans(),
     seed=st.integers(0, 1000),
@@ -48,6 +48,13 @@ def test_a_large_value_far_behind_does_not_blur_what_precedes_it() -> None:
     found_BT = discounted_sums(values_BT, torch.tensor([0.5], dtype=torch.float64))
     assert found_BT[0, 0].item() == 1.0
     assert found_BT[0, 998].item() == 5e8
+
+
+@pytest.mark.parametrize("steps", [1, 64, 128])
+def test_what_is_summed_stays_as_it_was(steps: int) -> None:
+    values_BT = torch.ones(2, steps, dtype=torch.float64)
+    discounted_sums(values_BT, torch.tensor([0.5], dtype=torch.float64))
+    assert (values_BT == 1).all()
 
 
 def test_trained_tokens_move_side_by_side_and_back() -> None:

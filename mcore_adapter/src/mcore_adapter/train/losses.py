@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import torch.nn.functional as F
 from torch import Tensor
 
-from mcore_adapter.train.settings import Dpo, Optimizer
+from mcore_adapter.train.settings import Dpo
 
 TOKEN_METRICS = ("loss",)
 PAIR_METRICS = ("loss", "accuracy", "chosen_reward", "rejected_reward")
@@ -35,18 +33,3 @@ def pair_sums(logprobs_S: Tensor, reference_S: Tensor, dpo: Dpo) -> dict[str, Te
         "chosen_reward": reward_P2[:, 0].sum(),
         "rejected_reward": reward_P2[:, 1].sum(),
     }
-
-
-def lr_at(step: int, settings: Optimizer, num_steps: int) -> float:
-    """Of a step counted from 0.
-
-    Warm-up grows linearly and reaches the peak at step `warmup_steps`; its first step is not zero.
-    A decay reaches `min_lr` at the last step.
-    """
-    if step < settings.warmup_steps:
-        return settings.lr * (step + 1) / (settings.warmup_steps + 1)
-    if settings.schedule == "constant":
-        return settings.lr
-    done = (step - settings.warmup_steps) / max(num_steps - 1 - settings.warmup_steps, 1)
-    left = 1 - done if settings.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
-    return settings.min_lr + (settings.lr - settings.min_lr) * left

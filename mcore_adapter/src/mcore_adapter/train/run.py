@@ -15,12 +15,12 @@ import torch.distributed as dist
 from mcore_adapter.checkpoint import restore, save
 from mcore_adapter.errors import ConfigError
 from mcore_adapter.train.folder import Folder
-from mcore_adapter.train.losses import lr_at
 from mcore_adapter.train.objective import Objective, evaluate, train_step
 from mcore_adapter.train.order import Order
 from mcore_adapter.train.policy import Policy
 from mcore_adapter.train.processes import StopRequest
 from mcore_adapter.train.report import Report
+from mcore_adapter.train.schedule import lr_at
 from mcore_adapter.train.settings import Settings
 from mcore_adapter.write import write_model
 

@@ -1,0 +1,22 @@
+"""The learning rate of each step."""
+
+from __future__ import annotations
+
+import math
+
+from mcore_adapter.train.settings import Optimizer
+
+
+def lr_at(step: int, settings: Optimizer, num_steps: int) -> float:
+    """Of a step counted from 0.
+
+    Warm-up grows linearly and reaches the peak at step `warmup_steps`; its first step is not zero.
+    A decay reaches `min_lr` at the last step.
+    """
+    if step < settings.warmup_steps:
+        return settings.lr * (step + 1) / (settings.warmup_steps + 1)
+    if settings.schedule == "constant":
+        return settings.lr
+    done = (step - settings.warmup_steps) / max(num_steps - 1 - settings.warmup_steps, 1)
+    left = 1 - done if settings.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+    return settings.min_lr + (settings.lr - settings.min_lr) * left
