@@ -136,17 +136,14 @@ def _leave_out_triton() -> None:
 
 
 def _print_plan(loaded: LoadedConfig) -> None:
-    from roll.config.plan import BatchPlan, device_map
+    from roll.config.plan import device_map, plan_lines
 
     _out.print(f"{loaded.path}: pipeline {loaded.config.pipeline}", markup=False)
     table = Table("pool (devices)", "roles")
     for pool, roles in device_map(loaded.config).items():
         table.add_row(pool, ", ".join(roles).replace("[", r"\["))
     _out.print(table)
-    for name, reward in loaded.config.rewards.items():
-        text = f"  reward {name}: {reward.fn or reward.worker}, weight {reward.weight:g}, for "
-        _out.print(text + ", ".join(reward.tags), markup=False)
-    for line in BatchPlan.of(loaded.config).lines():
+    for line in plan_lines(loaded.config):
         _out.print(f"  {line}", markup=False)
 
 

@@ -16,8 +16,7 @@ import yaml
 from roll.config import load_config
 from roll.core.loop_thread import LoopThread
 from roll.distributed.local import LocalLauncher
-from roll.pipeline.data import load_data
-from roll.pipeline.rlvr import RlvrPipeline
+from roll.pipeline.launch import PIPELINES
 from roll.pipeline.track import read_records
 from tests.tiny import save_tiny_model
 
@@ -95,14 +94,53 @@ def write_task(folder: Path, **changes: Any) -> Path:
     return path
 
 
+def write_rows_task(folder: Path, pipeline: str, rows: Mapping[str, Any], **changes: Any) -> Path:
+    """A folder with model, data and `run.yaml` of a pipeline on rows at hand.
+
+    Args:
+        rows: `train` and `held_out`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "model").exists():
+        save_tiny_model(folder / "model")
+    for name, part in rows.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    columns = changes.pop("columns", None)
+    source = {"columns": columns} if columns else {}
+    config: dict[str, Any] = {
+        "pipeline": pipeline,
+        "output_dir": str(folder / "out"),
+        "max_steps": 4,
+        "model": {"path": str(folder / "model")},
+        "pools": {"all": "0"},
+        "actor_train": {"pool": "all", "optimizer": {"lr": 1e-3, "warmup_steps": 2}},
+        "data": {
+            "sources": [{"path": str(folder / "train.jsonl"), **source}],
+            "rows_per_step": 4,
+            "max_tokens": 64,
+        },
+        "validation": {
+            "every": 2,
+            "sets": {"held_out": {"path": str(folder / "held_out.jsonl"), **source}},
+        },
+        "checkpoint": {"every": 2},
+        "track": {"tensorboard": False},
+    }
+    config |= changes
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
 def run_local(path: Path, overrides: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Run in this process, without Ray; returns the records of metrics.jsonl."""
     config = load_config(path, overrides).config
     sys.path.insert(0, str(path.parent))
     try:
         with LocalLauncher() as launcher, LoopThread("rollout") as loop:
-            data = load_data(config)
-            RlvrPipeline(config, launcher, loop, platform="cpu", data=data).run()
+            pipeline = PIPELINES[config.pipeline]
+            config, data = pipeline.prepare(config)
+            pipeline(config, launcher, loop, platform="cpu", data=data).run()
     finally:
         sys.path.remove(str(path.parent))
         sys.modules.pop("test_run_rewards", None)

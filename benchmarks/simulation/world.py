@@ -19,8 +19,8 @@ from benchmarks.simulation.oracle import StepWork
 from roll.config.rollout import HealthConfig
 from roll.core.errors import WaitTimeoutError
 from roll.core.types import Prompt, Sample, SamplingParams
-from roll.data.datasets import PromptDataset, PromptSource
-from roll.data.mixing import PromptSampler
+from roll.data.datasets import Dataset, Source
+from roll.data.mixing import Sampler
 from roll.rollout.budget import Budget
 from roll.rollout.fleet import Fleet
 from roll.rollout.health import Health
@@ -155,7 +155,7 @@ class World:
             request_timeout_s=1e9,
             separate_siblings=scenario.separate_siblings,
         )
-        prompts = PromptSampler(_dataset(scenario), seed=scenario.seed)
+        prompts = Sampler(_dataset(scenario), seed=scenario.seed)
         budget = Budget(
             scenario.prompts_per_step,
             scenario.staleness,
@@ -281,16 +281,16 @@ async def _score(samples: list[Sample]) -> list[ScoredSample]:
     return [ScoredSample(sample, 1.0) for sample in samples]
 
 
-def _dataset(scenario: Scenario) -> PromptDataset:
+def _dataset(scenario: Scenario) -> Dataset[Prompt]:
     """Two sources, one of which is drawn three times as often."""
     count = scenario.prompts_per_step
     tokens = (0,) * PROMPT_TOKENS
     sources = [
-        PromptSource(
+        Source(
             name,
             weight,
             tuple(Prompt(f"{name}:{row}", tokens, "", "", "") for row in range(count)),
         )
         for name, weight in (("often", 3.0), ("seldom", 1.0))
     ]
-    return PromptDataset(tuple(sources), (), "simulated")
+    return Dataset(tuple(sources), (), "simulated")

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from roll.core.batches import RolloutBatch
+from roll.core.batches import RolloutBatch, TrainBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,14 @@ class ValueTerms:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreTerms:
+    """What a reward model's forward pass gives."""
+
+    scores_BT: Tensor
+    """Score of the text up to and including token t; 0 at position 0."""
+
+
+@dataclass(frozen=True, slots=True)
 class TokenLoss:
     """A loss before its reduction."""
 
@@ -44,18 +52,21 @@ class TokenLoss:
     """Reported as means over trained tokens (`clip_fraction`); detached."""
     maxima_BT: dict[str, Tensor] = field(default_factory=dict)
     """Reported as the largest value of any trained token; detached."""
+    metrics_B: dict[str, Tensor] = field(default_factory=dict)
+    """Reported as means over rows that have trained tokens (`accuracy`); detached."""
 
 
 T_contra = TypeVar("T_contra", contravariant=True)
+B_contra = TypeVar("B_contra", bound=TrainBatch, contravariant=True)
 
 
-class TermsLoss(Protocol[T_contra]):
+class TermsLoss(Protocol[T_contra, B_contra]):
     """A per-token loss of one forward pass."""
 
-    def __call__(self, terms: T_contra, batch: RolloutBatch) -> TokenLoss: ...
+    def __call__(self, terms: T_contra, batch: B_contra) -> TokenLoss: ...
 
 
-Loss = TermsLoss[PolicyTerms]
+Loss = TermsLoss[PolicyTerms, RolloutBatch]
 """Of a policy."""
 
 

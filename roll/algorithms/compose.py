@@ -74,7 +74,7 @@ def build_loss(config: AlgorithmConfig) -> SumLoss:
     return SumLoss(tuple(terms))
 
 
-def build_value_loss(config: ValueLossConfig) -> TermsLoss[ValueTerms]:
+def build_value_loss(config: ValueLossConfig) -> TermsLoss[ValueTerms, RolloutBatch]:
     """The critic's loss."""
     return ClippedValueLoss(**config.model_dump())
 

@@ -9,7 +9,7 @@ from roll.config.algorithm import Need, PassKConfig
 from roll.config.errors import nearest
 
 if TYPE_CHECKING:
-    from roll.config.pipelines import RlvrConfig
+    from roll.config.rlvr import RlvrConfig
 
 
 def algorithm_problems(config: RlvrConfig) -> Iterator[str]:

@@ -25,7 +25,8 @@ from pydantic import ValidationError
 
 from roll.config.errors import ConfigError, nearest
 from roll.config.explain import Origins, describe
-from roll.config.pipelines import PIPELINES, RlvrConfig
+from roll.config.pipelines import PIPELINES
+from roll.config.run import RunConfig
 
 PRESETS = Path(__file__).parent / "presets"
 """One YAML file per preset: what lies under a run file whose `algorithm.preset` names it."""
@@ -38,7 +39,7 @@ COMMAND_LINE = "command line"
 class LoadedConfig:
     """A validated config and where it came from."""
 
-    config: RlvrConfig
+    config: RunConfig
     path: Path
     overrides: tuple[str, ...]
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Literal
 
 from pydantic import Field
 
 from roll.config.base import Config
-from roll.config.data import SourceConfig
+from roll.config.data import PreferenceSource, SourceConfig, TextSource
 from roll.config.sampling import SamplingConfig
 
 
@@ -23,15 +24,33 @@ def score_names(num_samples: int) -> list[str]:
     return [*means, *(f"pass@{k}" for k in pass_ks(num_samples)), f"maj@{num_samples}"]
 
 
-class ValidationConfig(Config):
-    """Held-out evaluation by the same rewards."""
+class EvaluationConfig(Config, ABC):
+    """When held-out data are looked at."""
 
-    sets: dict[str, SourceConfig] = {}
-    """Name -> source; no sets, no validation."""
     every: int = Field(default=10, ge=1)
     """Steps between validations; the last step is always validated."""
     at_start: bool = True
     """Also before the first step."""
+
+    @property
+    @abstractmethod
+    def metrics(self) -> list[str]:
+        """Names of everything that validation reports."""
+
+    def due(self, step: int, *, last: int) -> bool:
+        """Whether the model after `step` steps is validated."""
+        if not self.metrics:
+            return False
+        if step == 0:
+            return self.at_start
+        return step == last or step % self.every == 0
+
+
+class ValidationConfig(EvaluationConfig):
+    """Held-out evaluation by the same rewards."""
+
+    sets: dict[str, SourceConfig] = {}
+    """Name -> source; no sets, no validation."""
     samples_per_prompt: int = Field(default=1, ge=1)
     """n of mean@n, maj@n and pass@k for k = 1, 2, 4, ... and n."""
     sampling: SamplingConfig | None = None
@@ -47,6 +66,28 @@ class ValidationConfig(Config):
             for name in self.sets
             for score in score_names(self.samples_per_prompt)
         ]
+
+
+class TextValidation(EvaluationConfig):
+    """The loss of held-out texts, every trained token counting the same."""
+
+    sets: dict[str, TextSource] = {}
+    """Name -> source; no sets, no validation."""
+
+    @property
+    def metrics(self) -> list[str]:
+        return [f"val/{name}/loss" for name in self.sets]
+
+
+class PreferenceValidation(EvaluationConfig):
+    """Held-out pairs."""
+
+    sets: dict[str, PreferenceSource] = {}
+    """Name -> source; no sets, no validation."""
+
+    @property
+    def metrics(self) -> list[str]:
+        return [f"val/{name}/{score}" for name in self.sets for score in ("loss", "accuracy")]
 
 
 class CheckpointConfig(Config):

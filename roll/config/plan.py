@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roll.config.pipelines import RlvrConfig, RunConfig
+from roll.config.offline import OfflineConfig
 from roll.config.placement import parse_devices
+from roll.config.rlvr import RlvrConfig
 from roll.config.roles import Role
+from roll.config.run import RunConfig
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """What one step consists of."""
+    """What one step of an RLVR run consists of."""
 
     prompts: int
     samples: int
@@ -58,6 +60,25 @@ class BatchPlan:
             f"rows of at most {self.max_tokens_per_row} tokens, at most "
             f"{self.max_microbatches_per_update} micro-batch(es) per rank and optimizer step",
         ]
+
+
+def plan_lines(config: RunConfig) -> list[str]:
+    """What one step consists of, one fact a line."""
+    if isinstance(config, RlvrConfig):
+        rewards = [
+            f"reward {name}: {reward.fn or reward.worker}, weight {reward.weight:g}, for "
+            + ", ".join(reward.tags)
+            for name, reward in config.rewards.items()
+        ]
+        return [*rewards, *BatchPlan.of(config).lines()]
+    assert isinstance(config, OfflineConfig)
+    rows, ranks = config.data.rows_per_step, config.num_parts(Role.ACTOR_TRAIN)
+    until = f"{config.epochs:g} epoch(s)" if config.epochs else f"{config.max_steps} steps"
+    return [
+        f"{rows} rows a step, {rows // ranks} on each of {ranks} rank(s), for {until}",
+        f"sequences of at most {config.data.max_tokens} tokens; longer ones: "
+        f"{config.data.too_long}",
+    ]
 
 
 def device_map(config: RunConfig) -> dict[str, list[str]]:

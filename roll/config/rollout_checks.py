@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from roll.config.algorithm import PassKConfig
 
 if TYPE_CHECKING:
-    from roll.config.pipelines import RlvrConfig
+    from roll.config.rlvr import RlvrConfig
 
 
 def rollout_problems(config: RlvrConfig) -> Iterator[str]:

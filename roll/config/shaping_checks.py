@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from roll.config.algorithm import NormalizeRewardConfig, OverlongPenaltyConfig
 
 if TYPE_CHECKING:
-    from roll.config.pipelines import RlvrConfig
+    from roll.config.rlvr import RlvrConfig
 
 
 def shaping_problems(config: RlvrConfig) -> Iterator[str]:

@@ -40,7 +40,7 @@ class OptimizerConfig(Config):
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
 
 
-class TrainRole(Config):
+class LearnerRole(Config):
     """A role that trains a model."""
 
     pool: str
@@ -49,14 +49,22 @@ class TrainRole(Config):
     model: ModelConfig | None = None
     """Left out: the top-level `model`."""
     optimizer: OptimizerConfig = OptimizerConfig()
+    max_tokens_per_microbatch: int = Field(default=16384, ge=1)
+    """Tokens, padding included, in one forward and backward pass of one device."""
+    packing: bool = False
+    """Put the sequences of a micro-batch behind each other in one row, where attention keeps them
+    apart, instead of padding them to the longest."""
+    logprob_chunk_tokens: int = Field(default=1024, ge=1)
+    """Tokens whose logits exist at once when log-probs and entropy are computed."""
+
+
+class TrainRole(LearnerRole):
+    """A role that trains on what was generated in a step."""
+
     samples_per_update: int | None = Field(default=None, ge=1)
     """Samples per optimizer step, over all ranks; left out: all samples of the step."""
     epochs: int = Field(default=1, ge=1)
     """Passes over the samples of a step."""
-    max_tokens_per_microbatch: int = Field(default=16384, ge=1)
-    """Padded tokens in one forward and backward pass of one device."""
-    logprob_chunk_tokens: int = Field(default=1024, ge=1)
-    """Tokens whose logits exist at once when log-probs and entropy are computed."""
 
 
 class CriticRole(TrainRole):
@@ -76,7 +84,9 @@ class ScoreRole(Config):
     model: ModelConfig | None = None
     """Left out: the model that training starts from, actor_train.model or the top-level `model`."""
     max_tokens_per_microbatch: int = Field(default=16384, ge=1)
-    """Padded tokens in one forward pass of one device."""
+    """Tokens, padding included, in one forward pass of one device."""
+    packing: bool = False
+    """As that of a role that trains."""
     logprob_chunk_tokens: int = Field(default=1024, ge=1)
     """Tokens whose logits exist at once."""
 

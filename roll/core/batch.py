@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import Field, dataclass, field, fields, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -32,6 +32,9 @@ def tensor(axes: str, *, pad: float = 0, required: bool = False) -> Any:
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """Samples along axis B. Subclasses declare tensors with `tensor(...)` and lists per sample."""
+
+    unit: ClassVar[int] = 1
+    """Consecutive rows that belong together, as the two of a pair do; no split parts them."""
 
     def __len__(self) -> int:
         first = getattr(self, fields(self)[0].name)
@@ -65,14 +68,17 @@ class Batch:
         """Equal consecutive parts.
 
         Raises:
-            ValueError: the rows do not divide into `parts`.
+            ValueError: the rows, or the units of them, do not divide into `parts`.
         """
-        size, rest = divmod(len(self), parts)
-        if rest:
+        units, unit = len(self) // self.unit, self.unit
+        size, rest = divmod(units, parts)
+        if rest or len(self) % unit:
+            what = "samples" if unit == 1 else f"units of {unit} samples"
             raise ValueError(
-                f"{len(self)} samples do not divide into {parts} equal parts; "
-                f"{len(self) - rest} or {len(self) - rest + parts} do"
+                f"{units} {what} do not divide into {parts} equal parts; "
+                f"{units - rest} or {units - rest + parts} do"
             )
+        size *= unit
         return [self.select(range(i * size, (i + 1) * size)) for i in range(parts)]
 
     @classmethod

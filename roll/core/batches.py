@@ -7,6 +7,7 @@ logits and tokens happens once, in `algorithms/logprobs.py`, and nowhere else.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -24,8 +25,42 @@ class TokenBatch(Batch):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutBatch(TokenBatch):
-    """Generated samples on their way through reward, scoring, advantage and training.
+class TrainBatch(TokenBatch):
+    """What every update needs: which tokens it is about, and what each counts."""
+
+    loss_mask: Tensor = tensor("BT", required=True)
+    """Bool; True where a token is trained."""
+    token_weights: Tensor | None = tensor("BT")
+    """Float32; what turns a sum over all ranks and micro-batches into the configured mean."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceBatch(TrainBatch):
+    """Pairs of responses: each row at an even place is chosen, the one behind it rejected."""
+
+    unit: ClassVar[int] = 2
+    margins: Tensor | None = tensor("B")
+    """Float32; how much better the chosen response is, the same in both rows."""
+    ref_sums: Tensor | None = tensor("B")
+    """Float32; log-prob of the trained tokens by the frozen reference model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledBatch(TrainBatch):
+    """Single responses, wanted or not."""
+
+    desirable: Tensor = tensor("B", required=True)
+    """Bool."""
+    ref_sums: Tensor | None = tensor("B")
+    """Float32; log-prob of the trained tokens by the frozen reference model."""
+    divergence: Tensor | None = tensor("B")
+    """Float32; of policy and reference, estimated on the whole update; the same in all rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutBatch(TrainBatch):
+    """Generated samples on their way through reward, scoring, advantage and training. What the
+    policy wrote is trained.
 
     Frozen: a step returns `dataclasses.replace(batch, advantages=...)`, so what each step adds is
     visible at its call.
@@ -41,8 +76,6 @@ class RolloutBatch(TokenBatch):
     """Where each prompt came from; routes rewards and groups metrics."""
     group_ids: Tensor = tensor("B", required=True)
     """Int64; siblings of one prompt share an id."""
-    loss_mask: Tensor = tensor("BT", required=True)
-    """Bool; True where the policy produced the token."""
     rewards: Tensor | None = tensor("B")
     """Float32; the total reward of each sample."""
     named_rewards: Tensor | None = tensor("BR")
@@ -80,5 +113,3 @@ class RolloutBatch(TokenBatch):
     zero outside `loss_mask`."""
     chosen_tokens: Tensor | None = tensor("BT")
     """Bool; tokens that a loss term treats in its own way, chosen from the whole update."""
-    token_weights: Tensor | None = tensor("BT")
-    """Float32; what turns a sum over all ranks and micro-batches into the configured mean."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from roll.config.data import ColumnsConfig, SourceConfig
+from roll.config.data import FileConfig, SourceConfig
 from roll.config.errors import nearest
 from roll.core.errors import DataError
 from roll.core.types import Message
@@ -47,31 +47,32 @@ def map_row(row: RawRow, source: SourceConfig) -> PromptRow:
         DataError: a column is missing or holds the wrong type.
     """
     columns = source.columns
-    used = _used_columns(columns)
+    used = source.columns_used
     require_columns(row.values, source, row.place)
     values = row.values
-    prompt = None if columns.prompt is None else _text(values, columns.prompt, row.place)
+    prompt = None if columns.prompt is None else text_of(values, columns.prompt, row.place)
     messages = None
     if columns.messages is not None:
-        messages = _messages(values[columns.messages], f"{row.place}: column {columns.messages!r}")
+        where = f"{row.place}: column {columns.messages!r}"
+        messages = messages_of(values[columns.messages], where)
     return PromptRow(
         place=row.place,
         prompt=prompt,
         messages=messages,
         answer="" if columns.answer is None else _answer(values, columns.answer, row.place),
-        tag=source.tag if columns.tag is None else _text(values, columns.tag, row.place),
+        tag=source.tag if columns.tag is None else text_of(values, columns.tag, row.place),
         extra={name: value for name, value in values.items() if name not in used},
     )
 
 
-def require_columns(found: Iterable[str], source: SourceConfig, place: str) -> None:
+def require_columns(found: Iterable[str], source: FileConfig, place: str) -> None:
     """Check that every configured column exists.
 
     Raises:
         DataError: naming the missing column and the nearest existing one.
     """
     have = list(found)
-    for name in _used_columns(source.columns):
+    for name in source.columns_used:
         if name not in have:
             raise DataError(
                 f"{place}: no column {name!r}{nearest(name, have)} (columns: "
@@ -79,15 +80,15 @@ def require_columns(found: Iterable[str], source: SourceConfig, place: str) -> N
             )
 
 
-def _used_columns(columns: ColumnsConfig) -> list[str]:
-    names = (columns.prompt, columns.messages, columns.answer, columns.tag)
-    return [name for name in names if name is not None]
+def text_of(values: Mapping[str, Any], name: str, place: str) -> str:
+    """A column of text.
 
-
-def _text(values: Mapping[str, Any], name: str, place: str) -> str:
+    Raises:
+        DataError: it is none, or empty.
+    """
     value = values[name]
     if not isinstance(value, str):
-        raise DataError(f"{place}: column {name!r} must be text, found {_show(value)}")
+        raise DataError(f"{place}: column {name!r} must be text, found {show(value)}")
     if not value.strip():
         raise DataError(f"{place}: column {name!r} is empty; give it a text or remove the row")
     return value
@@ -100,33 +101,39 @@ def _answer(values: Mapping[str, Any], name: str, place: str) -> str:
     if isinstance(value, (str, bool, int, float)) and not missing:
         return str(value)
     raise DataError(
-        f"{place}: column {name!r} must be text or a number, found {_show(value)}; where a source "
+        f"{place}: column {name!r} must be text or a number, found {show(value)}; where a source "
         "has no answers, set `columns.answer: null`"
     )
 
 
-def _messages(value: Any, where: str) -> tuple[Message, ...]:
+def messages_of(value: Any, where: str) -> tuple[Message, ...]:
+    """A list of messages, or its JSON text.
+
+    Raises:
+        DataError: it is none.
+    """
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except json.JSONDecodeError as error:
             raise DataError(f"{where} is text but not JSON: {error.msg}") from None
     if not isinstance(value, Sequence) or not value or isinstance(value, str):
-        raise DataError(f"{where} must be a list of {{role, content}}, found {_show(value)}")
+        raise DataError(f"{where} must be a list of {{role, content}}, found {show(value)}")
     messages = []
     for number, item in enumerate(value):
         if not isinstance(item, Mapping):
-            raise DataError(f"{where}[{number}] must be {{role, content}}, found {_show(item)}")
+            raise DataError(f"{where}[{number}] must be {{role, content}}, found {show(item)}")
         for key in ("role", "content"):
             if not isinstance(item.get(key), str):
                 raise DataError(
-                    f"{where}[{number}].{key} must be text, found {_show(item.get(key))}"
+                    f"{where}[{number}].{key} must be text, found {show(item.get(key))}"
                 )
         messages.append(Message(role=item["role"], content=item["content"]))
     return tuple(messages)
 
 
-def _show(value: Any) -> str:
+def show(value: Any) -> str:
+    """A value as an error tells it."""
     text = repr(value)
     short = text if len(text) <= 60 else text[:57] + "..."
     return "nothing (null)" if value is None else f"{type(value).__name__} {short}"

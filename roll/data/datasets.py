@@ -1,21 +1,40 @@
-"""Sources -> tokenized prompts, with a report of what was left out and a fingerprint."""
+"""Rows by source, and prompts: tokenized, with a report of what was left out and a fingerprint."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
 
-from roll.config.data import DataConfig, SourceConfig
+from roll.config.data import DataConfig, FileConfig, SourceConfig
 from roll.core.errors import DataError
 from roll.core.types import Prompt
+from roll.data.columns import map_row
 from roll.data.sources import read_source
 from roll.data.templates import PromptTokenizer, render_prompts, tokenize_prompts
 
 log = logging.getLogger(__name__)
+
+
+class Item(Protocol):
+    """A row that is ready to be used."""
+
+    @property
+    def id(self) -> str:
+        """`<source>:<row>`, stable across runs."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """Name of the data source it is from."""
+        ...
+
+
+Row = TypeVar("Row", bound=Item)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,62 +47,67 @@ class SourceReport:
     name: str
     kept: int
     too_long: int
-    """Rows left out because their prompt is longer than `max_prompt_tokens`."""
+    """Rows left out, or cut, because of their length."""
     longest_tokens: int
-    """Tokens of the longest prompt, also of those left out."""
+    """Tokens of the longest row, also of those left out."""
 
 
 @dataclass(frozen=True, slots=True)
-class PromptSource:
-    """The prompts of one source, in file order."""
+class Source(Generic[Row]):
+    """The rows of one source, in file order."""
 
     name: str
     """File stem or dataset name; unique in a dataset."""
     weight: float
-    prompts: tuple[Prompt, ...]
+    items: tuple[Row, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class PromptDataset:
-    """All prompts of a run, source by source."""
+class Dataset(Generic[Row]):
+    """All rows of a run, source by source."""
 
-    sources: tuple[PromptSource, ...]
+    sources: tuple[Source[Row], ...]
     report: tuple[SourceReport, ...]
     fingerprint: str
-    """Hash of ids, tokens, answers and tags; differs when any of them does."""
+    """Hash of what the rows say; differs when any of them does."""
 
     def __len__(self) -> int:
-        return sum(len(source.prompts) for source in self.sources)
+        return sum(len(source.items) for source in self.sources)
 
     @property
-    def prompts(self) -> list[Prompt]:
-        """All prompts, source after source."""
-        return [prompt for source in self.sources for prompt in source.prompts]
+    def items(self) -> list[Row]:
+        """All rows, source after source."""
+        return [item for source in self.sources for item in source.items]
 
-    @classmethod
-    def load(
-        cls,
-        sources: Sequence[SourceConfig] | Mapping[str, SourceConfig],
-        data: DataConfig,
-        tokenizer: PromptTokenizer,
-        *,
-        base_dir: Path | None = None,
-    ) -> PromptDataset:
-        """Read, render and tokenize.
 
-        Args:
-            sources: training sources, or validation sets by name (the name then begins the ids).
-            data: template settings and the limit of prompt tokens.
-            tokenizer: of the model that will read the prompts.
-            base_dir: where relative paths begin; the working directory when left out.
+def load_prompts(
+    sources: Sequence[SourceConfig] | Mapping[str, SourceConfig],
+    data: DataConfig,
+    tokenizer: PromptTokenizer,
+    *,
+    base_dir: Path | None = None,
+) -> Dataset[Prompt]:
+    """Read, render and tokenize.
 
-        Raises:
-            DataError: a source cannot be read, or all its prompts are too long.
-        """
-        named = dict(sources) if isinstance(sources, Mapping) else _named(sources)
-        loaded = [_load(name, source, data, tokenizer, base_dir) for name, source in named.items()]
-        kept = tuple(source for source, _ in loaded)
-        return cls(kept, tuple(report for _, report in loaded), _fingerprint(kept))
+    Args:
+        sources: training sources, or validation sets by name (the name then begins the ids).
+        data: template settings and the limit of prompt tokens.
+        tokenizer: of the model that will read the prompts.
+        base_dir: where relative paths begin; the working directory when left out.
+
+    Raises:
+        DataError: a source cannot be read, or all its prompts are too long.
+    """
+    loaded = [
+        _load(name, source, data, tokenizer, base_dir)
+        for name, source in named_sources(sources).items()
+    ]
+    kept = tuple(source for source, _ in loaded)
+    return Dataset(kept, tuple(report for _, report in loaded), fingerprint(kept, _identity))
+
+
+def _identity(prompt: Prompt) -> list[Any]:
+    return [prompt.id, prompt.tokens, prompt.answer, prompt.tag]
 
 
 def _load(
@@ -92,8 +116,8 @@ def _load(
     data: DataConfig,
     tokenizer: PromptTokenizer,
     base_dir: Path | None,
-) -> tuple[PromptSource, SourceReport]:
-    rows = read_source(source, base_dir)
+) -> tuple[Source[Prompt], SourceReport]:
+    rows = read_source(source, map_row, base_dir)
     texts = render_prompts(rows, tokenizer, data, source.system)
     tokens = tokenize_prompts(texts, tokenizer, data)
     prompts = tuple(
@@ -119,7 +143,7 @@ def _load(
     if empty is not None:
         raise DataError(f"{source.path}: prompt {empty} has no tokens; give it a text")
     _log(report, data.max_prompt_tokens)
-    return PromptSource(name, source.weight, prompts), report
+    return Source(name, source.weight, prompts), report
 
 
 def _log(report: SourceReport, limit: int) -> None:
@@ -137,9 +161,14 @@ def _log(report: SourceReport, limit: int) -> None:
         log.info("source %s: %d prompts", report.name, report.kept)
 
 
-def _named(sources: Sequence[SourceConfig]) -> dict[str, SourceConfig]:
+S = TypeVar("S", bound=FileConfig)
+
+
+def named_sources(sources: Sequence[S] | Mapping[str, S]) -> dict[str, S]:
     """Sources by file stem (the last part of a hub name); a second one of a stem gets a number."""
-    named: dict[str, SourceConfig] = {}
+    if isinstance(sources, Mapping):
+        return dict(sources)
+    named: dict[str, S] = {}
     for source in sources:
         path = Path(source.path)
         stem = path.stem or "source"
@@ -150,11 +179,15 @@ def _named(sources: Sequence[SourceConfig]) -> dict[str, SourceConfig]:
     return named
 
 
-def _fingerprint(sources: Sequence[PromptSource]) -> str:
+def fingerprint(sources: Sequence[Source[Row]], identity: Callable[[Row], list[Any]]) -> str:
+    """Of everything in the rows that a run depends on.
+
+    Args:
+        identity: a row as plain JSON.
+    """
     digest = hashlib.sha256()
     for source in sources:
-        digest.update(json.dumps([source.name, len(source.prompts)]).encode())
-        for prompt in source.prompts:
-            record = [prompt.id, prompt.tokens, prompt.answer, prompt.tag]
-            digest.update(json.dumps(record).encode())
+        digest.update(json.dumps([source.name, len(source.items)]).encode())
+        for item in source.items:
+            digest.update(json.dumps(identity(item)).encode())
     return digest.hexdigest()[:32]

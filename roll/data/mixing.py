@@ -1,7 +1,7 @@
-"""The order in which prompts are drawn: several sources by weight, endless, and resumable.
+"""The order in which rows are drawn: several sources by weight, endless, and resumable.
 
 The position is a few counts per source. Which source comes next follows from the counts (the one
-furthest behind its share), and which prompt of it follows from the seed and the count (a new
+furthest behind its share), and which row of it follows from the seed and the count (a new
 permutation each epoch), so nothing random is stored and a restored sampler goes on exactly.
 """
 
@@ -11,19 +11,20 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from math import lcm
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from roll.core.errors import CheckpointError
-from roll.core.types import Prompt
-from roll.data.datasets import PromptDataset, PromptSource
+from roll.data.datasets import Dataset, Item, Source
+
+Row = TypeVar("Row", bound=Item)
 
 
-class PromptSampler(Iterator[Prompt]):
-    """Endless prompts. Of those that were settled, and of those settled and under way together,
-    each source is at any time fewer than `len(sources)` off its share: a prompt that came to
+class Sampler(Iterator[Row], Generic[Row]):
+    """Endless rows. Of those that were settled, and of those settled and under way together,
+    each source is at any time fewer than `len(sources)` off its share: a row that came to
     nothing is replaced by one of the same source."""
 
-    def __init__(self, dataset: PromptDataset, *, seed: int, shuffle: bool = True) -> None:
+    def __init__(self, dataset: Dataset[Row], *, seed: int, shuffle: bool = True) -> None:
         self._sources = dataset.sources
         self._seed = seed
         self._shuffle = shuffle
@@ -38,37 +39,37 @@ class PromptSampler(Iterator[Prompt]):
         self._settled = [0] * len(dataset.sources)
         self._under_way = [0] * len(dataset.sources)
         self._drawn = [0] * len(dataset.sources)
-        self._returned: list[list[Prompt]] = [[] for _ in dataset.sources]
+        self._returned: list[list[Row]] = [[] for _ in dataset.sources]
         """The last one is offered first."""
         self._orders: dict[int, tuple[int, list[int]]] = {}
 
-    def __next__(self) -> Prompt:
+    def __next__(self) -> Row:
         turns = [a + b for a, b in zip(self._settled, self._under_way, strict=True)]
         index = self._most_behind(turns)
         self._under_way[index] += 1
         if self._returned[index]:
             return self._returned[index].pop()
         source = self._sources[index]
-        epoch, position = divmod(self._drawn[index], len(source.prompts))
+        epoch, position = divmod(self._drawn[index], len(source.items))
         self._drawn[index] += 1
-        return source.prompts[self._order(index, epoch)[position]]
+        return source.items[self._order(index, epoch)[position]]
 
-    def settle(self, prompt: Prompt) -> None:
+    def settle(self, item: Row) -> None:
         """It was used: it counts for its source's share."""
-        self._under_way[self._numbers[prompt.source]] -= 1
-        self._settled[self._numbers[prompt.source]] += 1
+        self._under_way[self._numbers[item.source]] -= 1
+        self._settled[self._numbers[item.source]] += 1
 
-    def replace(self, prompt: Prompt) -> None:
+    def replace(self, item: Row) -> None:
         """It came to nothing: it is its source's turn again."""
-        self._under_way[self._numbers[prompt.source]] -= 1
+        self._under_way[self._numbers[item.source]] -= 1
 
-    def put_back(self, prompt: Prompt) -> None:
-        """It was not used: it is its source's turn again, and this prompt comes first."""
-        self._under_way[self._numbers[prompt.source]] -= 1
-        self._returned[self._numbers[prompt.source]].append(prompt)
+    def put_back(self, item: Row) -> None:
+        """It was not used: it is its source's turn again, and this one comes first."""
+        self._under_way[self._numbers[item.source]] -= 1
+        self._returned[self._numbers[item.source]].append(item)
 
     def schedule(self, count: int) -> list[str]:
-        """The sources of the next `count` prompts to be settled."""
+        """The sources of the next `count` rows to be settled."""
         turns, names = list(self._settled), []
         for _ in range(count):
             index = self._most_behind(turns)
@@ -84,21 +85,21 @@ class PromptSampler(Iterator[Prompt]):
             "settled": list(self._settled),
             "under_way": list(self._under_way),
             "drawn": list(self._drawn),
-            "returned": [[prompt.id for prompt in prompts] for prompts in self._returned],
+            "returned": [[item.id for item in items] for items in self._returned],
         }
 
-    def restore(self, state: Mapping[str, Any], find: Callable[[str], Prompt]) -> None:
+    def restore(self, state: Mapping[str, Any], find: Callable[[str], Row]) -> None:
         """Go on where `state` was taken.
 
         Args:
-            find: prompt of an id.
+            find: row of an id.
 
         Raises:
             CheckpointError: the state is not one of a sampler, or belongs to other data, weights,
                 another seed or another order.
         """
         if state.keys() != self.state().keys():
-            raise CheckpointError(f"not the state of a prompt sampler: keys {sorted(state)}")
+            raise CheckpointError(f"not the state of a sampler: keys {sorted(state)}")
         theirs = state["identity"]
         changed = [k for k, mine in self._identity.items() if theirs.get(k) != mine]
         if changed:
@@ -124,7 +125,7 @@ class PromptSampler(Iterator[Prompt]):
         cached = self._orders.get(index)
         if cached is None or cached[0] != epoch:
             source = self._sources[index]
-            order = list(range(len(source.prompts)))
+            order = list(range(len(source.items)))
             if self._shuffle:
                 # A text seed is hashed with SHA-512, the same in every process.
                 random.Random(f"{self._seed}:{source.name}:{epoch}").shuffle(order)
@@ -140,7 +141,7 @@ _WORDS = {
 }
 
 
-def _integer_shares(sources: tuple[PromptSource, ...]) -> list[int]:
+def _integer_shares(sources: tuple[Source[Any], ...]) -> list[int]:
     """Weights as integers in the same proportion, so that the schedule has no rounding."""
     # The text of a float is what the user wrote: 0.1 means one tenth.
     weights = [Fraction(repr(source.weight)) for source in sources]

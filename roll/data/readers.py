@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from roll.config.data import SourceConfig
+from roll.config.data import FileConfig
 from roll.config.errors import nearest
 from roll.core.errors import DataError
 from roll.data.columns import RawRow
@@ -125,7 +125,7 @@ def read_disk(path: Path, split: str) -> Iterator[RawRow]:
         yield RawRow(f"{path}: row {number}", row)
 
 
-def read_hub(source: SourceConfig) -> Iterator[RawRow]:
+def read_hub(source: FileConfig) -> Iterator[RawRow]:
     """A dataset of the Hugging Face hub, downloaded or from the local cache."""
     import datasets
 

@@ -1,4 +1,4 @@
-"""A `SourceConfig` -> its rows, or one message that names the file, the line and what to do.
+"""A source -> its rows, or one message that names the file, the line and what to do.
 
 `check_source` looks at as little as possible (existence, first row, columns) and imports neither
 torch nor datasets, so that `roll check` answers at once; `read_source` reads everything.
@@ -7,15 +7,20 @@ torch nor datasets, so that `roll check` answers at once; `read_source` reads ev
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
-from roll.config.data import SourceConfig
+from roll.config.data import FileConfig, PreferenceSource, SourceConfig, TextSource
 from roll.config.errors import nearest
 from roll.core.errors import DataError, NotMadeYetError
 from roll.core.hub import has_hub_form, may_be_on_hub
 from roll.data.columns import PromptRow, RawRow, map_row, require_columns
+from roll.data.dialogues import DialogueRow, map_preference, map_text
 from roll.data.readers import FILE_READERS, parquet_columns, read_disk, read_hub
+
+S = TypeVar("S", bound=FileConfig)
+R = TypeVar("R")
 
 ENDINGS = {
     ".jsonl": "jsonl",
@@ -26,24 +31,39 @@ ENDINGS = {
 }
 
 
-def read_source(source: SourceConfig, base_dir: Path | None = None) -> list[PromptRow]:
+def map_any(row: RawRow, source: FileConfig) -> PromptRow | DialogueRow:
+    """The row as its kind of source has it."""
+    match source:
+        case SourceConfig():
+            return map_row(row, source)
+        case TextSource():
+            return map_text(row, source)
+        case PreferenceSource():
+            return map_preference(row, source)
+    raise TypeError(f"no rows are known of {type(source).__name__}")
+
+
+def read_source(
+    source: S, map_one: Callable[[RawRow, S], R], base_dir: Path | None = None
+) -> list[R]:
     """All rows of a source (the first `limit`), in file order.
 
     Args:
         source: what to read.
+        map_one: what makes a row of the columns.
         base_dir: where relative paths begin; the working directory when left out.
 
     Raises:
         NotMadeYetError: the file does not exist, and `made_by` names the command that makes it.
         DataError: anything else that is wrong with the file, a row or a column.
     """
-    rows = [map_row(row, source) for row in _limited(source, base_dir)]
+    rows = [map_one(row, source) for row in _limited(source, base_dir)]
     if not rows:
         raise DataError(f"{source.path}: no rows; a source needs at least one")
     return rows
 
 
-def check_source(source: SourceConfig, base_dir: Path | None = None) -> None:
+def check_source(source: FileConfig, base_dir: Path | None = None) -> None:
     """Look whether a source can be read: it exists and its first row has the columns.
 
     Hub datasets are only checked by the form of their name. Raises like `read_source`.
@@ -62,12 +82,12 @@ def check_source(source: SourceConfig, base_dir: Path | None = None) -> None:
             return
     else:
         for row in itertools.islice(FILE_READERS[form](path), 1):
-            map_row(row, source)
+            map_any(row, source)
             return
     raise DataError(f"{source.path}: no rows; a source needs at least one")
 
 
-def resolve_format(source: SourceConfig, base_dir: Path | None = None) -> str:
+def resolve_format(source: FileConfig, base_dir: Path | None = None) -> str:
     """The format of a source, `auto` resolved; also checks that what is local exists.
 
     Raises:
@@ -94,7 +114,7 @@ def resolve_format(source: SourceConfig, base_dir: Path | None = None) -> str:
     return form
 
 
-def _limited(source: SourceConfig, base_dir: Path | None) -> Iterator[RawRow]:
+def _limited(source: FileConfig, base_dir: Path | None) -> Iterator[RawRow]:
     form = resolve_format(source, base_dir)
     path = _local(source, base_dir)
     if form == "hub":
@@ -106,18 +126,18 @@ def _limited(source: SourceConfig, base_dir: Path | None) -> Iterator[RawRow]:
     return itertools.islice(rows, source.limit)
 
 
-def _local(source: SourceConfig, base_dir: Path | None) -> Path:
+def _local(source: FileConfig, base_dir: Path | None) -> Path:
     path = Path(source.path).expanduser()
     return path if base_dir is None else base_dir / path
 
 
-def _names_hub(source: SourceConfig) -> bool:
+def _names_hub(source: FileConfig) -> bool:
     """`org/name` without a known ending; `made_by` says that it is a local file to come."""
     is_name = "/" in source.path and may_be_on_hub(source.path)
     return is_name and Path(source.path).suffix.lower() not in ENDINGS and source.made_by is None
 
 
-def _missing(source: SourceConfig, path: Path) -> DataError:
+def _missing(source: FileConfig, path: Path) -> DataError:
     if source.made_by is not None:
         return NotMadeYetError(
             f"{source.path}: no such file or folder yet; make it with: {source.made_by}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from roll.config.data import DataConfig
+from roll.config.data import DataConfig, TemplateConfig
 from roll.core.errors import DataError
 from roll.core.types import Message
 from roll.data.columns import PromptRow
@@ -36,7 +36,10 @@ def render_prompts(
                 "the tokenizer has no chat template; set `data.chat_template: false` to take the "
                 "prompt text as it is, or use an instruction-tuned model"
             )
-        return [_render(row, tokenizer, data, system) for row in rows]
+        return [
+            apply_template(conversation_of(row, system), tokenizer, data, row.place, asks=True)
+            for row in rows
+        ]
     if system is not None:
         raise DataError(
             "`system` needs a chat template; remove it or set `data.chat_template: true`"
@@ -58,7 +61,7 @@ def tokenize_prompts(
     return [tuple(ids) for ids in encoded["input_ids"]]
 
 
-def conversation_of(row: PromptRow, system: str | None) -> list[dict[str, str]]:
+def conversation_of(row: PromptRow, system: str | None) -> tuple[Message, ...]:
     """The messages of a row, the system message of its source first."""
     turns = row.messages or (Message(role="user", content=row.prompt or ""),)
     if system is not None:
@@ -68,23 +71,37 @@ def conversation_of(row: PromptRow, system: str | None) -> list[dict[str, str]]:
                 "keep one of the two"
             )
         turns = (Message(role="system", content=system), *turns)
-    return [{"role": turn.role, "content": turn.content} for turn in turns]
+    return turns
 
 
-def _render(
-    row: PromptRow, tokenizer: PromptTokenizer, data: DataConfig, system: str | None
+def apply_template(
+    messages: Sequence[Message],
+    tokenizer: PromptTokenizer,
+    template: TemplateConfig,
+    place: str,
+    *,
+    asks: bool,
 ) -> str:
+    """The text of a conversation.
+
+    Args:
+        place: of its row, for the message.
+        asks: the text ends where the assistant is to write.
+
+    Raises:
+        DataError: the template refuses it.
+    """
     from jinja2 import TemplateError
 
     try:
         text = tokenizer.apply_chat_template(
-            conversation_of(row, system),
+            [{"role": turn.role, "content": turn.content} for turn in messages],
             tokenize=False,
-            add_generation_prompt=True,
-            **data.chat_template_kwargs,
+            add_generation_prompt=asks,
+            **template.chat_template_kwargs,
         )
     except TemplateError as error:
-        raise DataError(f"{row.place}: the chat template refuses this row: {error}") from None
+        raise DataError(f"{place}: the chat template refuses this row: {error}") from None
     assert isinstance(text, str)
     return text
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
     PreTrainedConfig,
@@ -107,15 +108,30 @@ def load_value_model(model: ModelConfig, *, dtype: torch.dtype | None = None) ->
         ConfigError: as `load_causal_lm`; or the architecture has no token classifier, or the
             checkpoint's has several labels.
     """
+    return _load_classifier(model, dtype, AutoModelForTokenClassification, "Token", "a critic")
+
+
+def load_score_model(model: ModelConfig, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """A sequence classifier with one label, on the CPU: what a reward model is.
+
+    Head and errors are as those of `load_value_model`.
+    """
+    factory = AutoModelForSequenceClassification
+    return _load_classifier(model, dtype, factory, "Sequence", "a reward model")
+
+
+def _load_classifier(
+    model: ModelConfig, dtype: torch.dtype | None, factory: Any, of: str, what: str
+) -> PreTrainedModel:
     config = load_config(model)
-    classifies = any("TokenClassification" in name for name in config.architectures or ())
+    classifies = any(f"{of}Classification" in name for name in config.architectures or ())
     if classifies and config.num_labels != 1:
         raise ConfigError(
-            f"model {model.path!r} classifies tokens into {config.num_labels} labels; a critic "
-            "needs 1"
+            f"model {model.path!r} classifies {of.lower()}s into {config.num_labels} labels; "
+            f"{what} needs 1"
         )
     config.num_labels = 1
-    loaded, missing = _load(AutoModelForTokenClassification, model, config, dtype)
+    loaded, missing = _load(factory, model, config, dtype)
     _, head = split_value_head(loaded)
     head_keys = {name for name, p in loaded.named_parameters() if p in set(head.parameters())}
     if set(missing) - head_keys or (classifies and missing):

@@ -11,12 +11,14 @@ from typing import Any, Generic, TypeVar
 
 import yaml
 
-from roll.config.pipelines import RunConfig
+from roll.config.run import RunConfig
+from roll.core.loop_thread import LoopThread
 from roll.core.metrics import Metrics
 from roll.core.timing import Timers
 from roll.distributed.cluster import Launcher
 from roll.pipeline.checkpoint import Checkpoints, RunState
 from roll.pipeline.folder import Start, find_start, finished_summary
+from roll.pipeline.paths import absolute_paths
 from roll.pipeline.summary import read_summary, write_summary
 from roll.pipeline.track import Trackers, open_trackers
 
@@ -32,20 +34,31 @@ class Pipeline(ABC, Generic[C]):
     done, and carries the validation of the policy it begins with.
     """
 
-    def __init__(self, config: C, launcher: Launcher, *, written: C) -> None:
+    def __init__(
+        self, config: C, launcher: Launcher, loop: LoopThread, *, platform: str, data: Any
+    ) -> None:
         """
         Args:
-            written: `config` as the user wrote it, which is what config.yaml keeps.
+            config: as `prepare` gave it, with `data`.
+            loop: of everything that generates.
         """
-        self.config = config
-        self.written = written
+        self.written = config
+        self.config = absolute_paths(config)
         self.launcher = launcher
-        self.output_dir = Path(config.output_dir)
+        self.loop = loop
+        self.platform = platform
+        self.output_dir = Path(self.config.output_dir)
         self.checkpoints = Checkpoints(self.output_dir / "checkpoints", config.checkpoint)
         self.timers = Timers()
         self._begun = time.perf_counter()
         self._earlier_s = 0.0
         self._under_way = False
+
+    @classmethod
+    @abstractmethod
+    def prepare(cls, config: C) -> tuple[C, Any]:
+        """What can fail before anything is started: the run's data, and the config as it is once
+        they are known."""
 
     @abstractmethod
     def open(self) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from roll.config.algorithm import Need
-from roll.config.pipelines import RlvrConfig
+from roll.config.rlvr import RlvrConfig
 from roll.config.roles import Role
 from roll.config.sampling import SamplingConfig
 from roll.core.errors import CheckpointError
 from roll.core.loop_thread import LoopThread
 from roll.core.types import Prompt, SamplingParams
-from roll.data.mixing import PromptSampler
+from roll.data.mixing import Sampler
 from roll.distributed.cluster import Cluster, Launcher, Placement
 from roll.distributed.colocation import Colocation
 from roll.distributed.worker import Worker
@@ -47,7 +47,7 @@ class Cast:
     critic: Cluster[CriticWorker] | None
     teachers: Mapping[str, Cluster[ReferenceWorker]]
     scorer: Scorer
-    prompts: PromptSampler
+    prompts: Sampler[Prompt]
     scheduler: GenerateScheduler
     validator: Validator
     colocation: Colocation
@@ -80,7 +80,7 @@ def open_cast(
     serving.pusher = WeightPusher(models.actor, serving.infer, platform, config.weight_sync)
 
     make_turn = partial(_single_turn, config, serving.fleet, partial(_decode, tokenizer), scorer)
-    prompts = PromptSampler(dataset, seed=config.seed, shuffle=config.data.shuffle)
+    prompts = Sampler(dataset, seed=config.seed, shuffle=config.data.shuffle)
     return Cast(
         actor=models.actor,
         serving=serving,
@@ -108,14 +108,14 @@ def open_cast(
         ),
         validator=Validator(
             config=config.validation,
-            sets={source.name: source.prompts for source in held_out.sources},
+            sets={source.name: source.items for source in held_out.sources},
             single_turn=make_turn(config.validation_sampling, config.validation.samples_per_prompt),
             scorer=scorer,
             extract=partial(answer_key, math_tags=_math_tags(config)),
             max_in_flight=rollout.max_in_flight_groups,
         ),
         colocation=models.colocation,
-        find_prompt=partial(_find_prompt, {prompt.id: prompt for prompt in dataset.prompts}),
+        find_prompt=partial(_find_prompt, {prompt.id: prompt for prompt in dataset.items}),
         tag_shares=tag_shares(dataset),
     )
 

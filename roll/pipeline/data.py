@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from roll.config.pipelines import RlvrConfig
+from roll.config.rlvr import RlvrConfig
 from roll.core.errors import DataError
-from roll.data.datasets import PromptDataset
+from roll.core.types import Prompt
+from roll.data.datasets import Dataset, load_prompts
 from roll.models.load import load_tokenizer
 
 
@@ -19,8 +20,8 @@ class RunData:
     """Prompts to train on and to validate on."""
 
     tokenizer: PreTrainedTokenizerBase
-    train: PromptDataset
-    held_out: PromptDataset
+    train: Dataset[Prompt]
+    held_out: Dataset[Prompt]
 
 
 def load_data(config: RlvrConfig) -> RunData:
@@ -31,19 +32,19 @@ def load_data(config: RlvrConfig) -> RunData:
         DataError: a source cannot be read, or a prompt has a tag that no reward takes.
     """
     tokenizer = load_tokenizer(config.train_model)
-    train = PromptDataset.load(config.data.sources, config.data, tokenizer)
-    held_out = PromptDataset.load(config.validation.sets, config.data, tokenizer)
+    train = load_prompts(config.data.sources, config.data, tokenizer)
+    held_out = load_prompts(config.validation.sets, config.data, tokenizer)
     _check_tags(config, train, held_out)
     return RunData(tokenizer, train, held_out)
 
 
-def tag_shares(dataset: PromptDataset) -> dict[str, float]:
+def tag_shares(dataset: Dataset[Prompt]) -> dict[str, float]:
     """Tag -> share of the prompts that are drawn, by the weights of the sources; sums to 1."""
     total = sum(source.weight for source in dataset.sources)
     shares: dict[str, float] = {}
     for source in dataset.sources:
-        for tag, count in Counter(prompt.tag for prompt in source.prompts).items():
-            part = source.weight / total * count / len(source.prompts)
+        for tag, count in Counter(prompt.tag for prompt in source.items).items():
+            part = source.weight / total * count / len(source.items)
             shares[tag] = shares.get(tag, 0.0) + part
     return shares
 
@@ -53,12 +54,12 @@ def samples_by_tag(shares: Mapping[str, float], samples: int) -> dict[str, float
     return {tag: share * samples for tag, share in shares.items()}
 
 
-def _check_tags(config: RlvrConfig, *datasets: PromptDataset) -> None:
+def _check_tags(config: RlvrConfig, *datasets: Dataset[Prompt]) -> None:
     """Tags that come from a column are known only now."""
     rewarded = {tag for reward in config.rewards.values() for tag in reward.tags}
     for dataset in datasets:
         for source in dataset.sources:
-            for prompt in source.prompts:
+            for prompt in source.items:
                 if prompt.tag not in rewarded:
                     raise DataError(
                         f"prompt {prompt.id} has the tag {prompt.tag!r}, which no reward takes "

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roll.config.pipelines import RunConfig
+from roll.config.run import RunConfig
 from roll.core.errors import ConfigError
 from roll.pipeline.checkpoint import Checkpoints, RunState, load_state
 from roll.pipeline.summary import read_summary, write_summary

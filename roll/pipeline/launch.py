@@ -10,19 +10,31 @@ from typing import Any
 from rich.console import Console
 
 from roll.config.compose import LoadedConfig
+from roll.config.run import RunConfig
 from roll.core.collector import calm_collector
 from roll.core.logs import setup_logging
 from roll.core.loop_thread import LoopThread
 from roll.distributed.resources import ResourceManager
 from roll.distributed.shutdown import orderly_end
-from roll.pipeline.data import load_data
+from roll.pipeline.base import Pipeline
+from roll.pipeline.dpo import DpoPipeline
 from roll.pipeline.folder import finished_summary, make_writable, set_aside
 from roll.pipeline.preflight import user_folder
+from roll.pipeline.reward_model import RewardModelPipeline
 from roll.pipeline.rlvr import RlvrPipeline
+from roll.pipeline.sft import SftPipeline
 from roll.pipeline.track import check_trackers
 from roll.platform.allocator import keep_freed_memory
 
 logger = logging.getLogger(__name__)
+
+
+PIPELINES: dict[str, type[Pipeline[Any]]] = {
+    "rlvr": RlvrPipeline,
+    "sft": SftPipeline,
+    "dpo": DpoPipeline,
+    "reward_model": RewardModelPipeline,
+}
 
 
 def launch(loaded: LoadedConfig) -> dict[str, Any]:
@@ -34,24 +46,25 @@ def launch(loaded: LoadedConfig) -> dict[str, Any]:
     """
     setup_logging("driver")
     keep_freed_memory()
-    config = loaded.config
+    folder = user_folder(loaded)
+    sys.path.insert(0, str(folder))
+    pipeline = PIPELINES[loaded.config.pipeline]
+    config, data = pipeline.prepare(loaded.config)
     output_dir = Path(config.output_dir).expanduser().absolute()
     summary = finished_summary(config.model_copy(update={"output_dir": str(output_dir)}))
     if summary is None:
-        summary = _launch(loaded, output_dir)
+        check_trackers(config.track)
+        if config.resume == "never":
+            set_aside(output_dir)
+        make_writable(output_dir)
+        summary = _run(pipeline, config, data, folder)
     _print_end(Path(config.output_dir), summary)
     return summary
 
 
-def _launch(loaded: LoadedConfig, output_dir: Path) -> dict[str, Any]:
-    config = loaded.config
-    folder = user_folder(loaded)
-    sys.path.insert(0, str(folder))
-    check_trackers(config.track)
-    data = load_data(config)
-    if config.resume == "never":
-        set_aside(output_dir)
-    make_writable(output_dir)
+def _run(
+    pipeline: type[Pipeline[Any]], config: RunConfig, data: Any, folder: Path
+) -> dict[str, Any]:
     calm_collector()
     with orderly_end() as cleanups:
         logger.info("starting Ray and the workers")
@@ -60,13 +73,12 @@ def _launch(loaded: LoadedConfig, output_dir: Path) -> dict[str, Any]:
         )
         # Last, so that it is the first to end: what generates asks workers that still live.
         loop = cleanups.enter_context(LoopThread("roll-rollout"))
-        pipeline = RlvrPipeline(config, resources, loop, platform=resources.platform, data=data)
-        return pipeline.run()
+        return pipeline(config, resources, loop, platform=resources.platform, data=data).run()
 
 
 def _print_end(output_dir: Path, summary: dict[str, Any]) -> None:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     for name, value in summary["validation"].items():
-        if name.endswith("mean@1"):
+        if name.endswith(("mean@1", "/loss", "/accuracy")):
             console.print(f"{name}: {value['first']:.3f} -> [bold]{value['last']:.3f}[/bold]")
     console.print(f"{summary['steps']} steps; everything is in {output_dir}/")

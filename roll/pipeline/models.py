@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeVar
 
-from roll.config.pipelines import RlvrConfig
 from roll.config.placement import parse_devices
+from roll.config.rlvr import RlvrConfig
 from roll.config.roles import Role
 from roll.config.training import CriticRole, ScoreRole, TeacherRole
 from roll.core.loop_thread import LoopThread
 from roll.distributed.cluster import Cluster, Launcher, Placement
-from roll.distributed.colocation import Colocation, Resident
+from roll.distributed.colocation import Colocation
 from roll.pipeline.serving import Serving, build_fleet
+from roll.pipeline.sharing import Sharing
 from roll.workers.actor import ActorWorker
 from roll.workers.critic import CriticWorker
 from roll.workers.infer import InferWorker
-from roll.workers.model import ScoreWorker
 from roll.workers.reference import ReferenceWorker
-
-M = TypeVar("M", bound=ScoreWorker[Any])
 
 
 @dataclass(frozen=True)
@@ -44,30 +39,15 @@ def start_models(config: RlvrConfig, launcher: Launcher, loop: LoopThread, platf
     Args:
         loop: of everything that generates.
     """
-    devices = {
-        role: frozenset(parse_devices(config.pools[pool]))
-        for role, pool in config.role_pools.items()
-    }
     # Without GPUs sharing costs no memory; but what generates while others train would slow them.
-    taking_turns = platform == "cuda" or config.rollout.max_staleness > 0
-    colocation = Colocation(enabled=taking_turns and _any_shared(devices))
+    sharing = Sharing(config, taking_turns=platform == "cuda" or config.rollout.max_staleness > 0)
+    colocation, share = sharing.colocation, sharing.share
     infer = _start_infer(config, launcher)
     serving = Serving(infer, loop, build_fleet(config, infer), colocation, config.rollout.health)
     loading = infer.submit(InferWorker.start)
     if colocation.enabled:
         loading.result(config.cluster.start_timeout_s)
     colocation.add(Role.ACTOR_INFER, *serving.residents(_replica_devices(config)))
-
-    def share(role: str, cluster: Cluster[M]) -> Cluster[M]:
-        colocation.add(
-            role,
-            Resident(
-                devices[role],
-                onload=partial(cluster.call, ScoreWorker.onload),
-                offload=partial(cluster.call, ScoreWorker.offload),
-            ),
-        )
-        return cluster
 
     models = Models(
         serving=serving,
@@ -91,10 +71,6 @@ def start_models(config: RlvrConfig, launcher: Launcher, loop: LoopThread, platf
     loading.result(config.cluster.start_timeout_s)
     serving.start()
     return models
-
-
-def _any_shared(devices: Mapping[str, frozenset[int]]) -> bool:
-    return len(frozenset().union(*devices.values())) < sum(map(len, devices.values()))
 
 
 def _replica_devices(config: RlvrConfig) -> list[frozenset[int]]:

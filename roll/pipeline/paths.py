@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from roll.config.model import ModelConfig
-from roll.config.pipelines import RlvrConfig
+from roll.config.run import RunConfig
+
+C = TypeVar("C", bound=RunConfig)
 
 
-def absolute_paths(config: RlvrConfig) -> RlvrConfig:
+def absolute_paths(config: C) -> C:
     """The same config, with the paths that workers open made absolute.
 
     These are `output_dir` and the folders of models and tokenizers; a model that is no folder here
@@ -20,18 +22,15 @@ def absolute_paths(config: RlvrConfig) -> RlvrConfig:
         "output_dir": str(_absolute(config.output_dir)),
         "model": _model(config.model),
     }
-    roles = {
-        "actor_train": config.actor_train,
-        "critic": config.critic,
-        "reference": config.reference,
-    }
-    for name, role in roles.items():
-        if role is not None and role.model is not None:
-            changes[name] = role.model_copy(update={"model": _model(role.model)})
-    changes["teachers"] = {
-        name: role.model_copy(update={"model": _model(role.model)})
-        for name, role in config.teachers.items()
-    }
+    for key, role in config.computing.items():
+        if role.model is None:
+            continue
+        placed = role.model_copy(update={"model": _model(role.model)})
+        group, _, name = key.rpartition(".")
+        if group:
+            changes[group] = {**changes.get(group, getattr(config, group)), name: placed}
+        else:
+            changes[key] = placed
     return config.model_copy(update=changes)
 
 

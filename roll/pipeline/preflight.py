@@ -13,8 +13,9 @@ from pathlib import Path
 
 from roll.config.compose import LoadedConfig
 from roll.config.errors import ConfigError, UserError, nearest
-from roll.config.pipelines import RunConfig
+from roll.config.rlvr import RlvrConfig
 from roll.config.rollout import CustomFilterConfig
+from roll.config.run import RunConfig
 from roll.config.strategy import SglangConfig, VllmConfig
 from roll.core.errors import NotMadeYetError
 from roll.core.hub import may_be_on_hub
@@ -44,8 +45,7 @@ def inspect(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> li
     backends: set[str] = {role.strategy.kind for role in config.roles.values()}
     checks: list[tuple[Callable[[], object], bool]] = [
         *((partial(check_source, source), False) for source in config.sources),
-        *((check, False) for check in _check_rewards(loaded)),
-        *((check, False) for check in _check_filters(loaded)),
+        *((check, False) for check in _check_user_code(config, user_folder(loaded))),
         *((partial(_check_model, *named), False) for named in _models(config)),
         *((partial(check_engine, kind), True) for kind in sorted(backends)),
         (partial(_check_engine_arguments, config), False),
@@ -94,26 +94,23 @@ def _check_model(key: str, name: str, made_by: str | None) -> None:
         )
 
 
-def _check_rewards(loaded: LoadedConfig) -> Iterator[Callable[[], object]]:
-    for name, reward in loaded.config.rewards.items():
+def _check_user_code(config: RunConfig, folder: Path) -> Iterator[Callable[[], object]]:
+    if not isinstance(config, RlvrConfig):
+        return
+    for name, reward in config.rewards.items():
         for kind, path in (("fn", reward.fn), ("worker", reward.worker)):
             if path is None:
                 continue
             key = f"rewards.{name}.{kind}"
             if kind == "worker" or ":" in path:
                 keywords = tuple(reward.kwargs) if kind == "fn" else ()
-                yield partial(check_import_path, key, path, user_folder(loaded), keywords)
+                yield partial(check_import_path, key, path, folder, keywords)
             else:
                 yield partial(_check_built_in, key, path)
-
-
-def _check_filters(loaded: LoadedConfig) -> Iterator[Callable[[], object]]:
-    for i, choice in enumerate(loaded.config.rollout.filters):
+    for i, choice in enumerate(config.rollout.filters):
         if isinstance(choice, CustomFilterConfig):
             key = f"rollout.filters.{i}.fn"
-            yield partial(
-                check_import_path, key, choice.fn, user_folder(loaded), tuple(choice.kwargs)
-            )
+            yield partial(check_import_path, key, choice.fn, folder, tuple(choice.kwargs))
 
 
 def _check_built_in(key: str, name: str) -> None:

@@ -14,7 +14,7 @@ from roll.algorithms.losses.value import explained_variance
 from roll.algorithms.mismatch import mismatch_metrics, teacher_metrics
 from roll.algorithms.shaping.compose import build_shaping
 from roll.config.algorithm import Aggregation
-from roll.config.pipelines import RlvrConfig
+from roll.config.rlvr import RlvrConfig
 from roll.config.roles import Role
 from roll.core.batches import RolloutBatch
 from roll.core.loop_thread import LoopThread
@@ -23,9 +23,8 @@ from roll.distributed.cluster import Cluster, Launcher
 from roll.pipeline.base import Pipeline
 from roll.pipeline.cast import Cast, open_cast
 from roll.pipeline.checkpoint import RunState, require_written, write_folder
-from roll.pipeline.data import RunData, samples_by_tag
+from roll.pipeline.data import RunData, load_data, samples_by_tag
 from roll.pipeline.folder import mark_export
-from roll.pipeline.paths import absolute_paths
 from roll.pipeline.steps import advantage_metrics, dump_rollouts, updates
 from roll.pipeline.teachers import require_same_tokens, teacher_logprobs
 from roll.rollout.assemble import assemble, rollout_metrics
@@ -49,9 +48,7 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         platform: str,
         data: RunData,
     ) -> None:
-        super().__init__(absolute_paths(config), launcher, written=config)
-        self.loop = loop
-        self.platform = platform
+        super().__init__(config, launcher, loop, platform=platform, data=data)
         self.data = data
         self.advantage = build_advantage(config.algorithm)
         self.loss = build_loss(config.algorithm)
@@ -59,6 +56,10 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
             config.algorithm, max_new_tokens=config.sampling.max_new_tokens
         )
         self.version = 0
+
+    @classmethod
+    def prepare(cls, config: RlvrConfig) -> tuple[RlvrConfig, RunData]:
+        return config, load_data(config)
 
     def open(self) -> None:
         require_same_tokens(self.config.train_model, self.config.teachers)
@@ -208,7 +209,7 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         return Metrics({"memory/rss_gb_max": Max(self.cast.memory_gb())})
 
     def validate(self, step: int) -> dict[str, float]:
-        if not self.cast.validator.due(step, last=self.config.max_steps):
+        if not self.config.validation.due(step, last=self.config.max_steps):
             return {}
         with self.timers.timed("validate"):
             self.cast.serving.take_devices()

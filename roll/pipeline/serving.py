@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from roll.config.pipelines import RlvrConfig
+from roll.config.rlvr import RlvrConfig
 from roll.config.roles import Role
 from roll.config.rollout import HealthConfig
 from roll.core.errors import WorkerLostError

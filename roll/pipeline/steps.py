@@ -6,14 +6,17 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from roll.algorithms.shaping.sample_weights import weigh_samples
 from roll.algorithms.weights import token_weights
 from roll.config.algorithm import Aggregation
-from roll.core.batches import RolloutBatch
+from roll.core.batches import RolloutBatch, TokenBatch
 from roll.core.metrics import Mean, Metrics
 from roll.data.balance import balanced_order
 from roll.rollout.types import Group
+
+B = TypeVar("B", bound=TokenBatch)
 
 
 def updates(
@@ -39,8 +42,16 @@ def updates(
         weights_BT = token_weights(update.loss_mask, aggregation, max_tokens=aggregation_tokens)
         if update.sample_weights is not None:
             weights_BT = weigh_samples(weights_BT, update.sample_weights)
-        update = replace(update, token_weights=weights_BT)
-        yield update.select(balanced_order(update.lengths.tolist(), ranks))
+        yield balanced(replace(update, token_weights=weights_BT), ranks)
+
+
+def balanced(batch: B, ranks: int) -> B:
+    """The same rows, ordered so that the ranks' equal shares hold about equally many tokens; units
+    (pairs) stay together."""
+    unit = batch.unit
+    lengths = batch.lengths.view(-1, unit).sum(1).tolist()
+    order = balanced_order(lengths, ranks)
+    return batch.select([one * unit + i for one in order for i in range(unit)])
 
 
 def advantage_metrics(update: RolloutBatch) -> Metrics:

@@ -29,14 +29,6 @@ class Validator:
     """Sample to a normalised answer, for the majority vote."""
     max_in_flight: int
 
-    def due(self, step: int, *, last: int) -> bool:
-        """Whether the policy after `step` steps is validated."""
-        if not self.sets:
-            return False
-        if step == 0:
-            return self.config.at_start
-        return step == last or step % self.config.every == 0
-
     async def run(self, step: int) -> dict[str, float]:
         """`val/<set>/mean@k`, `pass@k`, `maj@k` of the current weights."""
         tags = Counter(prompt.tag for prompts in self.sets.values() for prompt in prompts)

@@ -14,13 +14,14 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from roll.algorithms.api import TermsLoss
-from roll.core.batches import RolloutBatch, TokenBatch
+from roll.core.batches import TokenBatch, TrainBatch
 from roll.core.metrics import Metrics
 from roll.core.types import Completion, GenerateRequest, Heartbeat, RankInfo
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.manifest import Manifest
 
 T_co = TypeVar("T_co", covariant=True)
+B = TypeVar("B", bound=TrainBatch)
 
 
 class ScoreStrategy(Protocol[T_co]):
@@ -45,7 +46,7 @@ class ScoreStrategy(Protocol[T_co]):
 class TrainStrategy(ScoreStrategy[T_co], Protocol[T_co]):
     """A model that learns."""
 
-    def train(self, batch: RolloutBatch, loss: TermsLoss[T_co]) -> Metrics:
+    def train(self, batch: B, loss: TermsLoss[T_co, B]) -> Metrics:
         """One optimizer step on the rows of all ranks. `batch.token_weights` must be set."""
         ...
 

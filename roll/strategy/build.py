@@ -14,7 +14,7 @@ from roll.config.strategy import (
     SglangConfig,
     TrainStrategyConfig,
 )
-from roll.config.training import InferRole, OptimizerConfig, ScoreRole, TrainRole
+from roll.config.training import InferRole, LearnerRole, OptimizerConfig, ScoreRole
 from roll.core.errors import ConfigError
 from roll.core.types import WorkerSpec
 from roll.strategy.api import InferenceStrategy, ScoreStrategy, TrainStrategy
@@ -24,13 +24,18 @@ T = TypeVar("T")
 
 
 def build_train(
-    role: TrainRole, model: ModelConfig, spec: WorkerSpec, head: Head[T], *, total_steps: int | None
+    role: LearnerRole,
+    model: ModelConfig,
+    spec: WorkerSpec,
+    head: Head[T],
+    *,
+    total_steps: int | None,
 ) -> TrainStrategy[T]:
     """The backend that trains; every rank of the cluster builds its own at the same time.
 
     Args:
-        model: what the role trains; `RlvrConfig.train_model` says which.
-        head: `PolicyHead`, or `ValueHead` of a critic.
+        model: what the role trains; `RunConfig.train_model` says which.
+        head: `PolicyHead`, `ValueHead` of a critic, or `ScoreHead` of a reward model.
         total_steps: optimizer steps of the whole run.
     """
     return _learner(
@@ -51,13 +56,14 @@ def build_score(
             model=model,
             head=head,
             max_tokens_per_microbatch=role.max_tokens_per_microbatch,
+            packing=role.packing,
         )
     return _learner(role.strategy, role, model, spec, head, optimizer=None, total_steps=None)
 
 
 def _learner(
     strategy: TrainStrategyConfig,
-    role: TrainRole | ScoreRole,
+    role: LearnerRole | ScoreRole,
     model: ModelConfig,
     spec: WorkerSpec,
     head: Head[T],
@@ -89,6 +95,7 @@ def _learner(
                 model=model,
                 head=head,
                 max_tokens_per_microbatch=role.max_tokens_per_microbatch,
+                packing=role.packing,
                 optimizer=optimizer,
                 total_steps=total_steps,
             )
@@ -98,8 +105,8 @@ def _learner(
 def _policy_head(head: object) -> PolicyHead:
     if not isinstance(head, PolicyHead):
         raise ConfigError(
-            f"kind: megatron has no {type(head).__name__}: it trains policies; a critic needs "
-            "kind: fsdp2"
+            f"kind: megatron has no {type(head).__name__}: it trains policies; other models "
+            "need kind: fsdp2"
         )
     return head
 

@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 
 from roll.core.batches import TokenBatch
+from roll.data.packing import pack
 
 B = TypeVar("B", bound=TokenBatch)
 
@@ -17,8 +18,29 @@ MIN_PASS_COST_TOKENS = 128
 """The same in tokens, at least: a pass starts every kernel of the model, however small it is."""
 
 
-def plan(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Row indices of each micro-batch, every row once, longest rows first.
+def plan(
+    lengths: Sequence[int], max_tokens: int, *, unit: int = 1, packed: bool = False
+) -> list[list[int]]:
+    """Row indices of each micro-batch, every row once.
+
+    A micro-batch holds at most `max_tokens`, its padding included; a longer unit goes alone. The
+    plan depends on its arguments alone.
+
+    Args:
+        unit: consecutive rows that are not parted (`Batch.unit`).
+        packed: rows stand behind each other, so there is no padding.
+    """
+    units = [lengths[row : row + unit] for row in range(0, len(lengths), unit)]
+    if packed:
+        totals = [sum(each) for each in units]
+        parts = pack(totals, max(max_tokens, *totals)) if totals else []
+    else:
+        parts = _plan_padded([max(each) for each in units], max_tokens // unit)
+    return [[one * unit + i for one in part for i in range(unit)] for part in parts]
+
+
+def _plan_padded(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Longest first.
 
     Rows of like length go together, so that little padding is computed. Rows times the longest of
     them is at most `max_tokens`; a longer row goes alone. A micro-batch also ends where the padding

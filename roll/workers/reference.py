@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeVar
 
 from roll.algorithms.api import PolicyTerms
+from roll.algorithms.losses.preferences import response_sums
 from roll.config.model import ModelConfig
 from roll.config.training import ScoreRole
-from roll.core.batches import RolloutBatch
+from roll.core.batches import LabelledBatch, PreferenceBatch, RolloutBatch
 from roll.core.types import WorkerSpec
 from roll.distributed.dispatch import SHARD_BATCH, dispatch
 from roll.strategy.build import build_score
 from roll.strategy.forward import PolicyHead
 from roll.workers.model import ScoreWorker
+
+P = TypeVar("P", PreferenceBatch, LabelledBatch)
 
 
 class ReferenceWorker(ScoreWorker[PolicyTerms]):
@@ -27,3 +31,9 @@ class ReferenceWorker(ScoreWorker[PolicyTerms]):
     @dispatch(SHARD_BATCH)
     def add_ref_logprobs(self, batch: RolloutBatch) -> RolloutBatch:
         return replace(batch, ref_logprobs=self.strategy.score(batch).logprobs_BT)
+
+    @dispatch(SHARD_BATCH)
+    def add_ref_sums(self, batch: P) -> P:
+        """Log-prob of each row's trained tokens."""
+        logprobs_BT = self.strategy.score(batch).logprobs_BT
+        return replace(batch, ref_sums=response_sums(logprobs_BT, batch.loss_mask))

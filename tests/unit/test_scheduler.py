@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from roll.core.errors import EngineError, RollError
 from roll.core.types import GenerateRequest
-from roll.data.datasets import PromptDataset, PromptSource
-from roll.data.mixing import PromptSampler
+from roll.data.datasets import Dataset, Source
+from roll.data.mixing import Sampler
 from roll.rollout.budget import Budget
 from roll.rollout.filters import equal_rewards
 from roll.rollout.saved import from_json, to_json
@@ -387,10 +387,10 @@ def test_a_saved_group_is_the_same_when_it_is_read_again() -> None:
 
 def test_a_rejected_group_is_replaced_by_one_of_its_own_source() -> None:
     sources = tuple(
-        PromptSource(name, 1.0, tuple(prompt(f"{name}:{i}") for i in range(50)))
+        Source(name, 1.0, tuple(prompt(f"{name}:{i}") for i in range(50)))
         for name in ("easy", "hard")
     )
-    sampler = PromptSampler(PromptDataset(sources, (), "f"), seed=0)
+    sampler = Sampler(Dataset(sources, (), "f"), seed=0)
 
     async def hard_ones_fail_often(task: GroupTask) -> Group:
         hard = task.prompt.source == "hard"

@@ -8,7 +8,7 @@ from typing import Any
 from roll.config.reward import RewardConfig
 from roll.config.roles import Role
 from roll.core.types import Completion, FinishReason, Prompt, Sample
-from roll.data.datasets import PromptDataset, PromptSource
+from roll.data.datasets import Dataset, Source
 from roll.distributed.cluster import Placement
 from roll.distributed.local import LocalCluster, LocalLauncher
 from roll.pipeline.data import samples_by_tag, tag_shares
@@ -83,7 +83,7 @@ def test_each_reward_takes_turns_of_its_own() -> None:
 def test_expected_tags_follow_weights_and_rows() -> None:
     mixed = tuple(prompt(i, "a" if i < 3 else "b") for i in range(4))
     pure = tuple(prompt(i, "b") for i in range(100))
-    sources = (PromptSource("mixed", 3.0, mixed), PromptSource("pure", 1.0, pure))
-    shares = tag_shares(PromptDataset(sources, (), ""))
+    sources = (Source("mixed", 3.0, mixed), Source("pure", 1.0, pure))
+    shares = tag_shares(Dataset(sources, (), ""))
     assert shares == {"a": 0.5625, "b": 0.4375}
     assert samples_by_tag(shares, 64) == {"a": 36, "b": 28}

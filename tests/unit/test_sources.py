@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import datasets
@@ -12,6 +13,7 @@ import pytest
 
 from roll.config.data import ColumnsConfig, SourceConfig
 from roll.core.errors import DataError, NotMadeYetError
+from roll.data.columns import map_row
 from roll.data.sources import check_source, read_source
 
 ROWS = [
@@ -27,7 +29,7 @@ def _jsonl(path: Path, *lines: str) -> SourceConfig:
 
 def _fails(source: SourceConfig, *parts: str, error: type[DataError] = DataError) -> None:
     """Both the quick check and the full reading complain, in the same words."""
-    for read in (check_source, read_source):
+    for read in (check_source, partial(read_source, map_one=map_row)):
         with pytest.raises(error) as raised:
             read(source)
         for part in parts:
@@ -45,7 +47,7 @@ def test_every_format_gives_the_same_rows(tmp_path: Path) -> None:
     for name in ("a.jsonl", "a.json", "a.csv", "a.parquet", "plain", "split"):
         source = SourceConfig(path=name, tag="sums")
         check_source(source, tmp_path)
-        rows = read_source(source, tmp_path)
+        rows = read_source(source, map_row, tmp_path)
         assert [(r.prompt, r.answer, r.tag, r.extra) for r in rows] == [
             ("1 + 1", "2", "sums", {"level": "easy"}),
             ("2 * 3", "6", "sums", {"level": "hard"}),
@@ -59,7 +61,7 @@ def test_columns_are_mapped_and_the_rest_is_kept_as_extra(tmp_path: Path) -> Non
         json.dumps(row) + "\n" + json.dumps(row | {"messages": json.dumps(row["messages"])})
     )
     columns = ColumnsConfig(prompt=None, messages="messages", answer="truth", tag="kind")
-    for got in read_source(SourceConfig(path=str(path), columns=columns)):
+    for got in read_source(SourceConfig(path=str(path), columns=columns), map_row):
         assert got.messages is not None
         assert [(m.role, m.content) for m in got.messages] == [("user", "hi")]
         assert (got.answer, got.tag, got.extra) == ("7", "chat", {"id": "x"})
@@ -67,7 +69,7 @@ def test_columns_are_mapped_and_the_rest_is_kept_as_extra(tmp_path: Path) -> Non
 
 def test_limit_takes_the_first_rows_and_never_reads_the_broken_ones_after(tmp_path: Path) -> None:
     source = _jsonl(tmp_path / "a.jsonl", json.dumps(ROWS[0]), "{broken")
-    assert len(read_source(source.model_copy(update={"limit": 1}))) == 1
+    assert len(read_source(source.model_copy(update={"limit": 1}), map_row)) == 1
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,7 @@ def test_a_malformed_row_is_named_by_file_and_line(tmp_path: Path, line: str, sa
     good = json.dumps(ROWS[0])
     path = tmp_path / "a.jsonl"
     with pytest.raises(DataError) as raised:
-        read_source(_jsonl(path, good, "", line))
+        read_source(_jsonl(path, good, "", line), map_row)
     assert f"{path}:3" in str(raised.value)
     assert says in str(raised.value)
     _fails(_jsonl(path, line), f"{path}:1", says)
@@ -96,7 +98,7 @@ def test_text_that_is_not_utf8_is_named_by_line(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(json.dumps(ROWS[0]).encode() + b'\n{"prompt": "\xff"}\n')
     with pytest.raises(DataError, match=r"a\.jsonl:2: not UTF-8"):
-        read_source(SourceConfig(path=str(path)))
+        read_source(SourceConfig(path=str(path)), map_row)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,7 @@ def test_a_hub_dataset_out_of_reach_says_what_to_check() -> None:
     source = SourceConfig(path="no-such-org/no-such-set", split="test")
     check_source(source)
     with pytest.raises(DataError, match=r"no-such-org/no-such-set.*'test'.*network"):
-        read_source(source)
+        read_source(source, map_row)
 
 
 def test_the_quick_check_imports_nothing_heavy(tmp_path: Path) -> None:

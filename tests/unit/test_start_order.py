@@ -11,7 +11,7 @@ import pytest
 
 from roll.config import load_config
 from roll.config.model import ModelConfig
-from roll.config.pipelines import RlvrConfig
+from roll.config.rlvr import RlvrConfig
 from roll.config.roles import Role
 from roll.config.strategy import VllmConfig
 from roll.core.loop_thread import LoopThread

@@ -9,7 +9,8 @@ import pytest
 
 from roll.config.data import ColumnsConfig, DataConfig, SourceConfig
 from roll.core.errors import DataError
-from roll.data.datasets import PromptDataset
+from roll.core.types import Prompt
+from roll.data.datasets import Dataset, load_prompts
 from tests.tiny import char_tokenizer
 
 
@@ -26,13 +27,13 @@ def _data(source: SourceConfig, **settings: Any) -> DataConfig:
     return DataConfig(sources=(source,), prompts_per_step=1, **settings)
 
 
-def _load(source: SourceConfig, **settings: Any) -> PromptDataset:
+def _load(source: SourceConfig, **settings: Any) -> Dataset[Prompt]:
     data = _data(source, **settings)
-    return PromptDataset.load(data.sources, data, char_tokenizer())
+    return load_prompts(data.sources, data, char_tokenizer())
 
 
 def test_a_prompt_goes_through_the_chat_template(tmp_path: Path) -> None:
-    [prompt] = _load(_sums(tmp_path / "sums.jsonl", 1)).prompts
+    [prompt] = _load(_sums(tmp_path / "sums.jsonl", 1)).items
     assert prompt.text == "<user>0+1=<assistant>"
     assert char_tokenizer().decode(prompt.tokens, skip_special_tokens=False) == prompt.text
     assert (prompt.id, prompt.answer, prompt.tag) == ("sums:0", "1", "default")
@@ -47,7 +48,7 @@ def test_tokens_equal_those_of_the_tokenizers_own_rendering(tmp_path: Path) -> N
     source = _write(tmp_path / "a.jsonl", [{"messages": turns, "answer": "1"}])
     columns = ColumnsConfig(prompt=None, messages="messages")
     source = source.model_copy(update={"columns": columns})
-    [prompt] = _load(source).prompts
+    [prompt] = _load(source).items
     own = char_tokenizer().apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
     assert list(prompt.tokens) == own
 
@@ -59,12 +60,12 @@ def test_template_arguments_and_the_system_message_reach_the_template(tmp_path: 
         "{{ flavour }}:{% for m in messages %}{{ m.role }}={{ m.content }};{% endfor %}"
     )
     data = _data(source, chat_template_kwargs={"flavour": "plain"})
-    [prompt] = PromptDataset.load(data.sources, data, tokenizer).prompts
+    [prompt] = load_prompts(data.sources, data, tokenizer).items
     assert prompt.text == "plain:system=be brief ;user=0+1=;"
 
 
 def test_plain_text_is_taken_as_it_is(tmp_path: Path) -> None:
-    [prompt] = _load(_sums(tmp_path / "a.jsonl", 1), chat_template=False).prompts
+    [prompt] = _load(_sums(tmp_path / "a.jsonl", 1), chat_template=False).items
     assert prompt.text == "0+1="
     assert len(prompt.tokens) == 4
 
@@ -74,7 +75,7 @@ def test_a_tokenizer_without_a_template_says_what_to_set(tmp_path: Path) -> None
     tokenizer.chat_template = None
     data = _data(_sums(tmp_path / "a.jsonl"))
     with pytest.raises(DataError, match=r"data\.chat_template: false"):
-        PromptDataset.load(data.sources, data, tokenizer)
+        load_prompts(data.sources, data, tokenizer)
 
 
 def test_a_row_that_the_template_refuses_is_named(tmp_path: Path) -> None:
@@ -82,7 +83,7 @@ def test_a_row_that_the_template_refuses_is_named(tmp_path: Path) -> None:
     tokenizer.chat_template = "{{ raise_exception('no such role') }}"
     data = _data(_sums(tmp_path / "a.jsonl"))
     with pytest.raises(DataError, match=r"a\.jsonl:1: .*no such role"):
-        PromptDataset.load(data.sources, data, tokenizer)
+        load_prompts(data.sources, data, tokenizer)
 
 
 def test_what_plain_text_cannot_hold_is_refused(tmp_path: Path) -> None:
@@ -104,7 +105,7 @@ def test_long_prompts_are_counted_and_keep_the_ids_of_the_others(
         dataset = _load(_write(tmp_path / "a.jsonl", rows), max_prompt_tokens=10)
     [report] = dataset.report
     assert (report.kept, report.too_long, report.longest_tokens) == (2, 2, 62)
-    assert [p.id for p in dataset.prompts] == ["a:0", "a:2"]
+    assert [p.id for p in dataset.items] == ["a:0", "a:2"]
     assert "2 left out" in caplog.text
 
 
@@ -117,15 +118,15 @@ def test_two_files_of_one_name_get_different_ids(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     (tmp_path / "y").mkdir()
     sources = (_sums(tmp_path / "x" / "train.jsonl"), _sums(tmp_path / "y" / "train.jsonl"))
-    dataset = PromptDataset.load(sources, _data(sources[0]), char_tokenizer())
+    dataset = load_prompts(sources, _data(sources[0]), char_tokenizer())
     assert [source.name for source in dataset.sources] == ["train", "train-2"]
-    assert len({p.id for p in dataset.prompts}) == len(dataset) == 6
+    assert len({p.id for p in dataset.items}) == len(dataset) == 6
 
 
 def test_validation_sets_are_named_by_their_key(tmp_path: Path) -> None:
     source = _sums(tmp_path / "a.jsonl", 1)
-    dataset = PromptDataset.load({"held_out": source}, _data(source), char_tokenizer())
-    assert [p.id for p in dataset.prompts] == ["held_out:0"]
+    dataset = load_prompts({"held_out": source}, _data(source), char_tokenizer())
+    assert [p.id for p in dataset.items] == ["held_out:0"]
 
 
 def test_the_fingerprint_follows_every_field(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from roll.algorithms.api import TermsLoss
 from roll.config.model import ModelConfig
 from roll.config.strategy import Fsdp2Config
 from roll.config.training import OptimizerConfig
-from roll.core.batches import RolloutBatch, TokenBatch
+from roll.core.batches import TokenBatch, TrainBatch
 from roll.core.errors import ConfigError
 from roll.core.metrics import Metrics
 from roll.core.types import RankInfo, WorkerSpec
@@ -34,6 +34,7 @@ from roll.strategy.schedule import Schedule
 from roll.weight_sync.manifest import Manifest
 
 T = TypeVar("T")
+B = TypeVar("B", bound=TrainBatch)
 
 
 class Fsdp2Strategy(Generic[T]):
@@ -42,7 +43,8 @@ class Fsdp2Strategy(Generic[T]):
     Args:
         spec: this rank; it joins the process group at `spec.rendezvous` unless one exists.
         head: what the model's last layer is for.
-        max_tokens_per_microbatch: padded tokens of one forward and backward pass.
+        max_tokens_per_microbatch: of one forward and backward pass, padding included.
+        packing: micro-batches are rows without padding.
         optimizer: None for a frozen model.
         total_steps: optimizer steps of the whole run; needed by decaying schedules.
     """
@@ -55,6 +57,7 @@ class Fsdp2Strategy(Generic[T]):
         model: ModelConfig,
         head: forward.Head[T],
         max_tokens_per_microbatch: int,
+        packing: bool = False,
         optimizer: OptimizerConfig | None,
         total_steps: int | None,
     ) -> None:
@@ -73,6 +76,8 @@ class Fsdp2Strategy(Generic[T]):
             world_size=spec.world_size,
             trainable=optimizer is not None,
         )
+        if packing:
+            self._model.pack_rows()
         self._update = None if optimizer is None else Update(self._model, optimizer, total_steps)
 
     @property
@@ -93,7 +98,7 @@ class Fsdp2Strategy(Generic[T]):
         _root(self._model).reshard()
         return terms
 
-    def train(self, batch: RolloutBatch, loss: TermsLoss[T]) -> Metrics:
+    def train(self, batch: B, loss: TermsLoss[T, B]) -> Metrics:
         """One optimizer step on the rows of all ranks; see `Update.apply` for bad gradients.
 
         The metrics are this rank's share: merging those of all ranks gives the update's.
@@ -102,7 +107,9 @@ class Fsdp2Strategy(Generic[T]):
         batch.require("token_weights", made_by="token_weights")
         info = self._rank_info
         metrics = LossMetrics(len(batch), info.dp_size)
-        parts = microbatch.plan(batch.lengths.tolist(), self._max_tokens)
+        parts = microbatch.plan(
+            batch.lengths.tolist(), self._max_tokens, unit=batch.unit, packed=self._model.packs
+        )
         passes = max_over_ranks(len(parts), self._device)
         self._model.train()
         root = _root(self._model)
@@ -157,7 +164,7 @@ class Fsdp2Strategy(Generic[T]):
         """Leave the process group, if this strategy joined it."""
         self._group.leave()
 
-    def _terms(self, micro: RolloutBatch, needed_BT: Tensor) -> T:
+    def _terms(self, micro: TokenBatch, needed_BT: Tensor) -> T:
         return forward.token_terms(self._model, micro, needed_BT, self._device, entropy=True)
 
     def _move(self, device: torch.device) -> None:

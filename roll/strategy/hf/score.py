@@ -24,10 +24,13 @@ class HfScore:
         model: ModelConfig,
         head: forward.PolicyHead,
         max_tokens_per_microbatch: int,
+        packing: bool = False,
     ) -> None:
         self._device = get_platform(spec.platform).device(spec)
         self._max_tokens = max_tokens_per_microbatch
         self._policy = head.load(model, getattr(torch, model.dtype))
+        if packing:
+            self._policy.pack_rows()
         self._policy.eval().requires_grad_(False).to(self._device)
         self._rank_info = RankInfo(spec.rank, spec.rank, spec.world_size, is_dp_leader=True)
 

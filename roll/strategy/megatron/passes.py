@@ -48,7 +48,7 @@ def micro_batches(
     lengths = batch.lengths.tolist()
     if sizes.vpp > 1:
         lengths = [max(lengths)] * len(lengths)
-    parts = microbatch.plan(lengths, max_tokens)
+    parts = microbatch.plan(lengths, max_tokens, unit=batch.unit)
     passes = max_over_ranks(len(parts), device)
     if sizes.vpp > 1:
         passes += -passes % sizes.pp  # the chunks of a stage take turns in groups of pp

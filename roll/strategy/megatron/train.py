@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from roll.algorithms.api import PolicyTerms, TermsLoss
 from roll.config.model import ModelConfig
 from roll.config.strategy import MegatronConfig
 from roll.config.training import OptimizerConfig
-from roll.core.batches import RolloutBatch, TokenBatch
+from roll.core.batches import TokenBatch, TrainBatch
 from roll.core.errors import ConfigError
 from roll.core.metrics import Metrics
 from roll.core.types import RankInfo, WorkerSpec
@@ -31,6 +32,8 @@ from roll.strategy.megatron.passes import micro_batches, run
 from roll.strategy.megatron.update import Update
 from roll.strategy.reduce import LossMetrics, micro_loss, update_metrics
 from roll.weight_sync.manifest import Manifest
+
+B = TypeVar("B", bound=TrainBatch)
 
 
 class MegatronStrategy:
@@ -95,7 +98,7 @@ class MegatronStrategy:
         out = groups.from_last_stage(out.to(self._device)).cpu()
         return PolicyTerms(logprobs_BT=out[0], entropy_BT=out[1] if entropy else None)
 
-    def train(self, batch: RolloutBatch, loss: TermsLoss[PolicyTerms]) -> Metrics:
+    def train(self, batch: B, loss: TermsLoss[PolicyTerms, B]) -> Metrics:
         """One optimizer step on the rows of all ranks; see `Update.apply` for bad gradients.
 
         The metrics are this rank's share: merging those of all data parallel leaders gives the
@@ -107,7 +110,7 @@ class MegatronStrategy:
         metrics = LossMetrics(len(batch), info.dp_size)
         micros = micro_batches(batch, self._max_tokens, self._model, self._device)
 
-        def reduce(logits_BTS: Tensor, micro: RolloutBatch) -> tuple[Tensor, None]:
+        def reduce(logits_BTS: Tensor, micro: B) -> tuple[Tensor, None]:
             terms_of = partial(self._terms, logits_BTS, micro, entropy=True)
             total = micro_loss(micro, terms_of, loss, metrics, self._device)
             # Megatron-Core takes the mean over data parallel ranks; the weights of the tokens

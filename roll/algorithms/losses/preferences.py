@@ -1,0 +1,144 @@
+"""Losses of pairs and of labelled responses; see `roll.config.algorithm.preferences`.
+
+A loss of a whole response, or of a pair, is written to each of its trained tokens. With weights
+that add up to the same for every row (`Aggregation.SEQUENCE_MEAN`) the sum over the update is then
+the mean over pairs. Letters: B rows, T tokens, P pairs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid, relu
+
+from roll.algorithms.api import PolicyTerms, TokenLoss
+from roll.config.algorithm.preferences import (
+    HingeConfig,
+    IpoConfig,
+    KtoConfig,
+    OrpoConfig,
+    PairLoss,
+    RobustConfig,
+    SigmoidConfig,
+    SimpoConfig,
+)
+from roll.core.batches import LabelledBatch, PreferenceBatch
+
+
+def response_sums(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Sum over the trained tokens of each row, `[B]`."""
+    return values_BT.masked_fill(~mask_BT, 0.0).sum(1)
+
+
+def spread(values_P: Tensor, mask_BT: Tensor) -> Tensor:
+    """A value of each pair, or of each row, at all tokens of its rows, `[B, T]`."""
+    values_B = values_P.repeat_interleave(len(mask_BT) // len(values_P))
+    return values_B[:, None].expand(mask_BT.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class PairedLoss:
+    """Any of the losses that compare the two responses of a pair."""
+
+    config: PairLoss
+
+    def __call__(self, terms: PolicyTerms, batch: PreferenceBatch) -> TokenLoss:
+        config, mask_BT = self.config, batch.loss_mask
+        counts_B = mask_BT.sum(1).clamp(min=1)
+        sums_B = response_sums(terms.logprobs_BT, mask_BT)
+        logprobs_B = sums_B / counts_B if config.average_logprobs else sums_B
+        rewards_B = logprobs_B
+        if config.needs_reference:
+            ref_B = batch.require("ref_sums", made_by="add_reference")
+            rewards_B = logprobs_B - (ref_B / counts_B if config.average_logprobs else ref_B)
+        chosen_P, rejected_P = rewards_B[::2], rewards_B[1::2]
+        loss_P = pair_loss(config, chosen_P, rejected_P)
+        loss_BT = spread(loss_P, mask_BT)
+        parts_BT = {"preference": loss_BT.detach()}
+        if config.sft_coef:
+            # A pair has two rows, and only one of them is to be imitated.
+            chosen_B1 = (torch.arange(len(mask_BT), device=mask_BT.device) % 2 == 0)[:, None]
+            nll_BT = -2 * config.sft_coef * terms.logprobs_BT.masked_fill(~chosen_B1, 0.0)
+            loss_BT = loss_BT + nll_BT
+            parts_BT["sft"] = nll_BT.detach()
+        return TokenLoss(
+            loss_BT=loss_BT,
+            parts_BT=parts_BT,
+            metrics_B=_pair_metrics(config.beta * rewards_B.detach(), loss_P.detach()),
+        )
+
+
+def pair_loss(config: PairLoss, chosen_P: Tensor, rejected_P: Tensor) -> Tensor:
+    """The loss of each pair, `[P]`.
+
+    Args:
+        chosen_P: log-prob of the chosen response, sum or mean over its tokens, less that of the
+            reference where the loss has one.
+        rejected_P: the same of the rejected one.
+    """
+    beta, difference_P = config.beta, chosen_P - rejected_P
+    match config:
+        case SigmoidConfig(label_smoothing=e):
+            return -(1 - e) * logsigmoid(beta * difference_P) - e * logsigmoid(-beta * difference_P)
+        case RobustConfig(label_smoothing=e):
+            right_P, wrong_P = -logsigmoid(beta * difference_P), -logsigmoid(-beta * difference_P)
+            return ((1 - e) * right_P - e * wrong_P) / (1 - 2 * e)
+        case HingeConfig():
+            return relu(1 - beta * difference_P)
+        case IpoConfig():
+            return (difference_P - 1 / (2 * beta)).square()
+        case SimpoConfig(gamma=gamma):
+            return -logsigmoid(beta * difference_P - gamma)
+        case OrpoConfig():
+            return -beta * logsigmoid(_log_odds(chosen_P) - _log_odds(rejected_P))
+    raise TypeError(f"{type(config).__name__} is no loss of pairs")
+
+
+def _log_odds(logprobs_P: Tensor) -> Tensor:
+    """log(P / (1 - P)); exact where P is small, finite where it is 1."""
+    below_P = logprobs_P.clamp(max=-1e-7)
+    return below_P - torch.log(-torch.expm1(below_P))
+
+
+def _pair_metrics(rewards_B: Tensor, loss_P: Tensor) -> dict[str, Tensor]:
+    """Of both rows of each pair alike, so that a mean over rows is one over pairs."""
+    chosen_P, rejected_P = rewards_B[::2], rewards_B[1::2]
+    # Of two equal rewards half are right: a policy that has not moved yet is no worse than a coin.
+    right_P = (chosen_P > rejected_P).float() + 0.5 * (chosen_P == rejected_P).float()
+    named_P = {
+        "preference_loss": loss_P,
+        "accuracy": right_P,
+        "margin": chosen_P - rejected_P,
+        "reward_chosen": chosen_P,
+        "reward_rejected": rejected_P,
+    }
+    return {name: value_P.repeat_interleave(2) for name, value_P in named_P.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledLoss:
+    """KTO (arXiv 2402.01306)."""
+
+    config: KtoConfig
+
+    def __call__(self, terms: PolicyTerms, batch: LabelledBatch) -> TokenLoss:
+        config, mask_BT = self.config, batch.loss_mask
+        ref_B = batch.require("ref_sums", made_by="add_reference")
+        divergence_B = batch.require("divergence", made_by="add_divergence")
+        rewards_B = response_sums(terms.logprobs_BT, mask_BT) - ref_B
+        sign_B = torch.where(batch.desirable, 1.0, -1.0)
+        weight_B = torch.where(batch.desirable, config.desirable_weight, config.undesirable_weight)
+        above_B = config.beta * sign_B * (rewards_B - divergence_B)
+        loss_B = weight_B * (1 - torch.sigmoid(above_B))
+        seen_B = above_B.detach()
+        return TokenLoss(
+            loss_BT=spread(loss_B, mask_BT),
+            metrics_B={
+                "preference_loss": loss_B.detach(),
+                "accuracy": (seen_B > 0).float() + 0.5 * (seen_B == 0).float(),
+                "margin": seen_B,
+                "divergence": divergence_B,
+            },
+        )

@@ -1,0 +1,42 @@
+"""Bradley-Terry: the better of two responses gets the higher score."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch.nn.functional import logsigmoid
+
+from roll.algorithms.api import ScoreTerms, TokenLoss
+from roll.algorithms.losses.preferences import response_sums, spread
+from roll.core.batches import PreferenceBatch
+
+
+@dataclass(frozen=True, slots=True)
+class BradleyTerryLoss:
+    """-log s(score chosen - score rejected - margin) + center_coef * (sum of the two)^2.
+
+    The loss mask is True at one token of each row, the one whose score counts.
+    """
+
+    center_coef: float = 0.0
+
+    def __call__(self, terms: ScoreTerms, batch: PreferenceBatch) -> TokenLoss:
+        scores_B = response_sums(terms.scores_BT, batch.loss_mask)
+        margins_B = batch.require("margins", made_by="pair_batch")
+        chosen_P, rejected_P = scores_B[::2], scores_B[1::2]
+        difference_P = chosen_P - rejected_P
+        loss_P = -logsigmoid(difference_P - margins_B[::2])
+        if self.center_coef:
+            loss_P = loss_P + self.center_coef * (chosen_P + rejected_P).square()
+        seen_P = difference_P.detach()
+        named_P = {
+            "preference_loss": loss_P.detach(),
+            "accuracy": (seen_P > 0).float() + 0.5 * (seen_P == 0).float(),
+            "margin": seen_P,
+            "score_chosen": chosen_P.detach(),
+            "score_rejected": rejected_P.detach(),
+        }
+        return TokenLoss(
+            loss_BT=spread(loss_P, batch.loss_mask),
+            metrics_B={name: value_P.repeat_interleave(2) for name, value_P in named_P.items()},
+        )

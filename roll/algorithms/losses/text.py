@@ -1,0 +1,18 @@
+"""Imitation: the negative log-likelihood of given tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roll.algorithms.api import PolicyTerms, TokenLoss
+from roll.core.batches import TrainBatch
+
+
+@dataclass(frozen=True, slots=True)
+class TextLoss:
+    """-log p of each trained token."""
+
+    def __call__(self, terms: PolicyTerms, batch: TrainBatch) -> TokenLoss:
+        loss_BT = -terms.logprobs_BT.masked_fill(~batch.loss_mask, 0.0)
+        # The same for every aggregation, so that curves compare; and what validation reports.
+        return TokenLoss(loss_BT=loss_BT, metrics_BT={"nll": loss_BT.detach()})

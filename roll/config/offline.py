@@ -1,0 +1,118 @@
+"""`pipeline: sft`, `dpo`, `reward_model`: training on rows that lie there before the run."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from roll.config.algorithm.preferences import (
+    BradleyTerryConfig,
+    PreferenceLossConfig,
+    SigmoidConfig,
+)
+from roll.config.checks import raise_if_any
+from roll.config.data import FileConfig, PreferenceDataConfig, RowsConfig, TextDataConfig
+from roll.config.lifecycle import PreferenceValidation, TextValidation
+from roll.config.offline_checks import dpo_problems, offline_problems, pairs_only
+from roll.config.roles import Role
+from roll.config.run import RoleConfig, RunConfig
+from roll.config.training import LearnerRole, ScoreRole
+
+NO_LIMIT = 2**62
+"""Of steps."""
+
+
+class OfflineConfig(RunConfig):
+    """One step is one optimizer step, on `data.rows_per_step` rows."""
+
+    max_steps: int = Field(default=NO_LIMIT, ge=1)
+    """Ends the run; or `epochs`, or whichever comes first."""
+    epochs: float | None = Field(default=None, gt=0)
+    """Passes over the data."""
+    actor_train: LearnerRole
+    data: RowsConfig
+    validation: TextValidation | PreferenceValidation
+
+    @property
+    def roles(self) -> dict[str, RoleConfig]:
+        """Every role that holds devices."""
+        return {Role.ACTOR_TRAIN: self.actor_train}
+
+    def total_updates(self, role: Role = Role.ACTOR_TRAIN) -> int:
+        """Optimizer steps of the whole run."""
+        return self.max_steps
+
+    def with_steps(self, num_rows: int) -> Self:
+        """`max_steps` as it is once the number of rows is known."""
+        if self.epochs is None:
+            return self
+        steps = math.ceil(self.epochs * num_rows / self.data.rows_per_step)
+        known = self.model_copy(update={"max_steps": min(self.max_steps, max(steps, 1))})
+        return type(self).model_validate_json(known.model_dump_json())
+
+
+class SftConfig(OfflineConfig):
+    """Supervised fine-tuning: to write what others wrote."""
+
+    pipeline: Literal["sft"] = "sft"
+    data: TextDataConfig
+    aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
+    """Every trained token counts the same, or every sequence."""
+    validation: TextValidation = TextValidation()
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> Self:
+        raise_if_any(offline_problems(self))
+        return self
+
+    @property
+    def sources(self) -> tuple[FileConfig, ...]:
+        return (*self.data.sources, *self.validation.sets.values())
+
+
+class PreferenceConfig(OfflineConfig):
+    """Learning from preferences."""
+
+    data: PreferenceDataConfig
+    validation: PreferenceValidation = PreferenceValidation()
+
+    @property
+    def sources(self) -> tuple[FileConfig, ...]:
+        return (*self.data.sources, *self.validation.sets.values())
+
+
+class DpoConfig(PreferenceConfig):
+    """Direct preference optimization, and its relatives."""
+
+    pipeline: Literal["dpo"] = "dpo"
+    loss: PreferenceLossConfig = SigmoidConfig()
+    reference: ScoreRole | None = None
+    """Frozen copy of the start model; needed by losses that compare with it."""
+    reference_logprobs: Literal["per_step", "once"] = "per_step"
+    """Score the rows of a step as they come, or all rows before the first step."""
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> Self:
+        raise_if_any([*offline_problems(self), *dpo_problems(self)])
+        return self
+
+    @property
+    def roles(self) -> dict[str, RoleConfig]:
+        found: dict[str, RoleConfig] = {Role.ACTOR_TRAIN: self.actor_train}
+        if self.reference is not None:
+            found[Role.REFERENCE] = self.reference
+        return found
+
+
+class RewardModelConfig(PreferenceConfig):
+    """A model that scores responses, learned from pairs."""
+
+    pipeline: Literal["reward_model"] = "reward_model"
+    loss: BradleyTerryConfig = BradleyTerryConfig()
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> Self:
+        raise_if_any([*offline_problems(self), *pairs_only(self)])
+        return self

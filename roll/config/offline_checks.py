@@ -1,0 +1,59 @@
+"""What must hold between the parts of a config of rows at hand; see `roll.config.checks`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from roll.config.checks import nearest_numbers, run_problems
+
+if TYPE_CHECKING:
+    from roll.config.offline import DpoConfig, OfflineConfig, PreferenceConfig
+
+
+def offline_problems(config: OfflineConfig) -> Iterator[str]:
+    """What all of these pipelines can have."""
+    yield from run_problems(config)
+    if config.epochs is None and "max_steps" not in config.model_fields_set:
+        yield "epochs: set epochs or max_steps; nothing else ends the run"
+    if any(pool not in config.pools for pool in config.role_pools.values()):
+        return
+    rows = config.data.rows_per_step
+    for name, role in config.computing.items():
+        parts = config.num_parts(name)
+        if rows % parts:
+            near = nearest_numbers(rows, range(parts, rows + 2 * parts, parts))
+            yield (
+                f"data.rows_per_step: {rows} rows do not divide over the {parts} data-parallel "
+                f"ranks of pool {role.pool!r}; nearest that do: {near}"
+            )
+
+
+def pairs_only(config: PreferenceConfig) -> Iterator[str]:
+    """Of a loss that compares two responses."""
+    sources = {f"data.sources.{i}": source for i, source in enumerate(config.data.sources)}
+    sources |= {f"validation.sets.{name}": s for name, s in config.validation.sets.items()}
+    for key, source in sources.items():
+        if source.columns.label is not None:
+            yield (
+                f"{key}.columns.label: this loss compares pairs; name `chosen` and `rejected`, or "
+                "use pipeline: dpo with loss.kind: kto"
+            )
+
+
+def dpo_problems(config: DpoConfig) -> Iterator[str]:
+    """What the loss asks of roles and data."""
+    loss = config.loss
+    if loss.needs_reference and config.reference is None:
+        yield f"reference: loss.kind {loss.kind} needs a `reference` role; add one"
+    if not loss.needs_reference and config.reference is not None:
+        yield f"reference: loss.kind {loss.kind} compares with no reference; drop the role"
+    if config.reference is None and config.reference_logprobs == "once":
+        yield "reference_logprobs: there is no `reference` role to score with; drop it"
+    if loss.paired:
+        yield from pairs_only(config)
+    elif config.data.rows_per_step < 2:
+        yield (
+            f"data.rows_per_step: loss.kind {loss.kind} compares responses with other prompts of "
+            "the step and needs at least 2 rows"
+        )

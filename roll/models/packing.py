@@ -1,0 +1,103 @@
+"""Several sequences in one row: no padding, and attention stays inside each sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from roll.core.errors import ConfigError
+
+ATTENTION = "roll_packed"
+"""Name of the attention of packed rows that needs no kernel of its own."""
+_KERNELS = ("flash_attention_2",)
+"""Those of transformers that know where a sequence ends."""
+_ATTENDING = frozenset({"full_attention", "sliding_attention"})
+
+
+def enable(model: PreTrainedModel) -> None:
+    """Let `model` take packed rows; others give what they gave before.
+
+    Raises:
+        ConfigError: a layer of the model looks across the borders of sequences in another way
+            than attention, or its attention cannot be replaced.
+    """
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ()) - _ATTENDING
+    if kinds or not model._supports_attention_backend:
+        why = f"layers of kind {', '.join(sorted(kinds))}" if kinds else "attention of its own"
+        raise ConfigError(
+            f"packing: model type {config.model_type!r} has {why}, which would mix the sequences "
+            "of a row; leave out `packing`"
+        )
+    if config._attn_implementation not in _KERNELS:
+        model.set_attn_implementation(ATTENTION)
+
+
+def arguments(lengths: Sequence[int], device: torch.device) -> dict[str, Any]:
+    """What a model needs to know of a row `[1, N]` that holds sequences of these lengths."""
+    ends = torch.tensor(lengths).cumsum(0)
+    borders = torch.cat([ends.new_zeros(1), ends]).to(device, torch.int32)
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    return {
+        "position_ids": positions[None].to(device),
+        "row_lengths": tuple(lengths),
+        "cu_seq_lens_q": borders,
+        "cu_seq_lens_k": borders,
+        "max_length_q": max(lengths),
+        "max_length_k": max(lengths),
+    }
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    row_lengths: Sequence[int] | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention of `[B, heads, T, head_dim]`, sequence by sequence.
+
+    A loop costs a call per sequence, and computes no score that is masked away.
+
+    Args:
+        row_lengths: of the sequences in the only row; left out: each row is one sequence.
+    """
+    del dropout  # there is none: see `roll.models.load.load_config`
+    if attention_mask is not None or kwargs.get("s_aux") is not None or kwargs.get("softcap"):
+        raise ConfigError(
+            f"packing: {type(module).__name__} has a mask, sinks or a soft cap of its own; leave "
+            "out `packing`, or set model.attention: flash_attention_2"
+        )
+    groups = getattr(module, "num_key_value_groups", 1)
+    if groups > 1:
+        key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
+    lengths = list(row_lengths or [query.shape[2]])
+    parts = [
+        nn.functional.scaled_dot_product_attention(
+            q, k, v, scale=scaling, **_causal(q.shape[2], sliding_window, q.device)
+        )
+        for q, k, v in zip(
+            *(each.split(lengths, dim=2) for each in (query, key, value)), strict=True
+        )
+    ]
+    return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
+
+
+def _causal(length: int, window: int | None, device: torch.device) -> dict[str, Any]:
+    if window is None or window >= length:
+        return {"is_causal": True}
+    at = torch.arange(length, device=device)
+    back = at[:, None] - at
+    return {"attn_mask": (back >= 0) & (back < window)}
+
+
+AttentionInterface.register(ATTENTION, packed_attention)

@@ -1,0 +1,87 @@
+"""Direct preference optimization: make the better of two responses the more likely one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+
+from roll.algorithms.losses.preferences import LabelledLoss, PairedLoss
+from roll.config.algorithm import Aggregation
+from roll.config.algorithm.preferences import KtoConfig
+from roll.config.offline import DpoConfig
+from roll.config.roles import Role
+from roll.core.batches import LabelledBatch, PreferenceBatch
+from roll.data.collate import labelled_batch, pair_batch
+from roll.data.examples import Example, mismatched
+from roll.distributed.cluster import Cluster, Placement
+from roll.pipeline.offline import OfflinePipeline, filled
+from roll.strategy.forward import PolicyHead
+from roll.workers.learner import PreferenceWorker
+from roll.workers.reference import ReferenceWorker
+
+Preferences = PreferenceBatch | LabelledBatch
+P = TypeVar("P", PreferenceBatch, LabelledBatch)
+
+
+class DpoPipeline(OfflinePipeline[DpoConfig, Preferences, PreferenceWorker]):
+    """Minimise a loss of how much more likely than for the reference each response is."""
+
+    aggregation = Aggregation.SEQUENCE_MEAN
+    reference: Cluster[ReferenceWorker] | None = None
+
+    def open(self) -> None:
+        config, loss = self.config, self.config.loss
+        head = PolicyHead(1.0, config.actor_train.logprob_chunk_tokens)
+        made = LabelledLoss(loss) if isinstance(loss, KtoConfig) else PairedLoss(loss)
+        self.start_learner(PreferenceWorker, head, made)
+        self.known_sums: dict[str, list[float]] = {}
+        if (role := config.reference) is not None:
+            reference = self.launcher.start(
+                ReferenceWorker,
+                Placement(Role.REFERENCE, pool=role.pool, seed=config.seed),
+                role,
+                role.model or config.train_model,
+                1.0,
+            )
+            self.reference = self.sharing.share(Role.REFERENCE, reference)
+
+    def make_batch(self, examples: Sequence[Example]) -> Preferences:
+        if isinstance(self.config.loss, KtoConfig):
+            batch = self.add_reference(labelled_batch(examples), examples)
+            return replace(batch, divergence=self.divergence(examples).expand(len(batch)))
+        return self.add_reference(pair_batch(examples), examples)
+
+    def add_reference(self, batch: P, examples: Sequence[Example]) -> P:
+        """What the reference, where there is one, thinks of each response."""
+        if self.reference is None:
+            return batch
+        known = self.known_sums
+        if all(example.id in known for example in examples):
+            return replace(batch, ref_sums=torch.tensor([x for e in examples for x in known[e.id]]))
+        batch = self.score_reference(batch)
+        if self.config.reference_logprobs == "once":
+            sums = iter(batch.require("ref_sums", made_by="score_reference").tolist())
+            known.update({e.id: [next(sums) for _ in e.sequences] for e in examples})
+        return batch
+
+    def score_reference(self, batch: P) -> P:
+        assert self.reference is not None
+        with self.sharing.colocation.use(Role.REFERENCE), self.timers.timed("logprob"):
+            rows = filled(batch, self.reference.dp_size)
+            scored = self.reference.call(ReferenceWorker.add_ref_sums, rows)
+        assert scored.ref_sums is not None
+        return replace(batch, ref_sums=scored.ref_sums[: len(batch)])
+
+    def divergence(self, examples: Sequence[Example]) -> torch.Tensor:
+        """Mean log ratio of policy and reference on responses to other prompts, at least 0: an
+        estimate of their divergence that no gradient flows through (arXiv 2402.01306)."""
+        rows = self.score_reference(labelled_batch(mismatched(examples)))
+        with self.sharing.colocation.use(Role.ACTOR_TRAIN), self.timers.timed("logprob"):
+            scored = self.learner.call(
+                PreferenceWorker.add_divergence, filled(rows, self.learner.dp_size)
+            )
+        assert scored.divergence is not None
+        return scored.divergence[: len(rows)].mean().clamp(min=0)

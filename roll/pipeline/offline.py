@@ -1,0 +1,204 @@
+"""What pipelines on rows at hand share: draw, train, look at held-out rows, checkpoint."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from roll.algorithms.api import TermsLoss
+from roll.algorithms.weights import token_weights
+from roll.config.algorithm import Aggregation
+from roll.config.offline import OfflineConfig, PreferenceConfig, SftConfig
+from roll.config.roles import Role
+from roll.core.batches import TrainBatch
+from roll.core.loop_thread import LoopThread
+from roll.core.metrics import Last, Max, Metrics
+from roll.data.datasets import Dataset
+from roll.data.examples import Example, load_preferences, load_texts
+from roll.data.mixing import Sampler
+from roll.distributed.cluster import Cluster, Launcher, Placement
+from roll.distributed.worker import Worker
+from roll.models.load import load_tokenizer
+from roll.pipeline.base import Pipeline
+from roll.pipeline.checkpoint import RunState, require_written, write_folder
+from roll.pipeline.folder import mark_export
+from roll.pipeline.sharing import Sharing
+from roll.pipeline.steps import balanced
+from roll.strategy.forward import Head
+from roll.workers.learner import LearnerWorker
+from roll.workers.model import TrainWorker
+
+C = TypeVar("C", bound=OfflineConfig)
+B = TypeVar("B", bound=TrainBatch)
+T = TypeVar("T")
+L = TypeVar("L", bound=LearnerWorker[Any, Any])
+
+REPORTED = {"nll": "loss", "preference_loss": "loss"}
+"""A metric of the loss -> its name in a validation."""
+
+
+@dataclass(frozen=True)
+class OfflineData:
+    """Rows to train on and to validate on."""
+
+    tokenizer: PreTrainedTokenizerBase
+    train: Dataset[Example]
+    held_out: Dataset[Example]
+
+
+def load_offline(config: OfflineConfig) -> OfflineData:
+    """Read and tokenize everything.
+
+    Raises:
+        ConfigError: no tokenizer.
+        DataError: a source cannot be read, or nothing of it is left.
+    """
+    tokenizer = load_tokenizer(config.train_model)
+    if isinstance(config, SftConfig):
+        train = load_texts(config.data.sources, config.data, tokenizer)
+        return OfflineData(
+            tokenizer, train, load_texts(config.validation.sets, config.data, tokenizer)
+        )
+    assert isinstance(config, PreferenceConfig)
+    train = load_preferences(config.data.sources, config.data, tokenizer)
+    return OfflineData(
+        tokenizer, train, load_preferences(config.validation.sets, config.data, tokenizer)
+    )
+
+
+class OfflinePipeline(Pipeline[C], Generic[C, B, L]):
+    """A run on rows at hand. Subclasses say what a batch is, and what learns from it."""
+
+    learner: Cluster[L]
+    aggregation: Aggregation
+    """How the losses of tokens become one number."""
+
+    def __init__(
+        self,
+        config: C,
+        launcher: Launcher,
+        loop: LoopThread,
+        *,
+        platform: str,
+        data: OfflineData,
+    ) -> None:
+        super().__init__(config, launcher, loop, platform=platform, data=data)
+        self.data = data
+        self.rows = Sampler(data.train, seed=config.seed, shuffle=config.data.shuffle)
+        self.sharing = Sharing(self.config, taking_turns=platform == "cuda")
+
+    @classmethod
+    def prepare(cls, config: C) -> tuple[C, OfflineData]:
+        data = load_offline(config)
+        return config.with_steps(len(data.train)), data
+
+    @abstractmethod
+    def make_batch(self, examples: Sequence[Example]) -> B:
+        """Everything that the loss needs to know of these rows."""
+
+    def start_learner(self, worker: type[L], head: Head[T], loss: TermsLoss[T, Any]) -> None:
+        """Build `learner`, the cluster of `actor_train`."""
+        config, role = self.config, self.config.actor_train
+        cluster = self.launcher.start(
+            worker,
+            Placement(Role.ACTOR_TRAIN, pool=role.pool, seed=config.seed),
+            role,
+            config.train_model,
+            head,
+            loss,
+            config.total_updates(),
+        )
+        self.learner = self.sharing.share(Role.ACTOR_TRAIN, cluster)
+
+    def step(self, step: int) -> Metrics:
+        batch = self.make_batch(self.draw())
+        weights_BT = token_weights(batch.loss_mask, self.aggregation)
+        batch = replace(batch, token_weights=weights_BT)
+        with self.sharing.colocation.use(Role.ACTOR_TRAIN), self.timers.timed("train"):
+            update = balanced(batch, self.learner.dp_size)
+            metrics = self.learner.call(LearnerWorker.train, update)
+        tokens = int(batch.lengths.sum())
+        rate = tokens / max(self.timers.seconds("train"), 1e-9)
+        return metrics | {
+            "perf/trained_tokens_per_s": Last(rate),
+            "data/tokens": Last(tokens),
+            "data/epoch": Last((step + 1) * self.config.data.rows_per_step / len(self.data.train)),
+            "memory/rss_gb_max": Max(max(self.learner.call_each(Worker.memory_gb))),
+        }
+
+    def draw(self) -> list[Example]:
+        """The rows of the next step."""
+        drawn = []
+        for _ in range(self.config.data.rows_per_step):
+            drawn.append(next(self.rows))
+            self.rows.settle(drawn[-1])
+        return drawn
+
+    def validate(self, step: int) -> dict[str, float]:
+        if not self.config.validation.due(step, last=self.config.max_steps):
+            return {}
+        scores: dict[str, float] = {}
+        with self.timers.timed("validate"):
+            for source in self.data.held_out.sources:
+                for name, value in self.evaluate(source.items).values_by_name().items():
+                    scores[f"val/{source.name}/{REPORTED.get(name, name)}"] = value
+        return {**scores, **self.timers.take().values_by_name()}
+
+    def evaluate(self, examples: Sequence[Example]) -> Metrics:
+        """The loss's metrics over all of `examples`."""
+        parts = []
+        for some in _chunks(examples, self.config.data.rows_per_step):
+            batch = filled(self.make_batch(some), self.learner.dp_size)
+            with self.sharing.colocation.use(Role.ACTOR_TRAIN):
+                parts.append(self.learner.call(LearnerWorker.evaluate, batch))
+        return Metrics.concat(parts)
+
+    def restore(self, checkpoint: Path | None, state: RunState | None) -> None:
+        if checkpoint is not None and state is not None:
+            by_id = {example.id: example for example in self.data.train.items}
+            self.rows.restore(state.sampler, by_id.__getitem__)
+            with self.sharing.colocation.use(Role.ACTOR_TRAIN):
+                self.learner.call(TrainWorker.load, checkpoint / Role.ACTOR_TRAIN)
+        self.timers.take()
+
+    def save(self, folder: Path) -> None:
+        path = folder / Role.ACTOR_TRAIN
+        with self.sharing.colocation.use(Role.ACTOR_TRAIN):
+            self.learner.call(TrainWorker.save, path)
+        require_written(path / "meta.json")
+
+    def export(self, step: int) -> None:
+        def write(path: Path) -> None:
+            self.learner.call(TrainWorker.save_hf, path)
+            require_written(path / "config.json")
+            mark_export(path, step)
+
+        with self.sharing.colocation.use(Role.ACTOR_TRAIN):
+            write_folder(self.output_dir / "hf", write)
+
+    def sampler_state(self) -> dict[str, Any]:
+        return self.rows.state()
+
+    def close(self) -> None:
+        """Nothing but clusters was started."""
+
+
+def filled(batch: B, ranks: int) -> B:
+    """The batch, filled up with units that count for nothing until it divides over the ranks."""
+    missing = -(len(batch) // batch.unit) % ranks
+    if not missing:
+        return batch
+    last = [len(batch) - batch.unit + i for i in range(batch.unit)]
+    more = batch.select(last * missing)
+    more = replace(more, loss_mask=torch.zeros_like(more.loss_mask))
+    return type(batch).concat([batch, more])
+
+
+def _chunks(examples: Sequence[Example], size: int) -> Iterator[Sequence[Example]]:
+    return (examples[at : at + size] for at in range(0, len(examples), size))

@@ -1,0 +1,31 @@
+"""Reward models: score the better of two responses higher."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from roll.algorithms.api import ScoreTerms
+from roll.algorithms.losses.ranking import BradleyTerryLoss
+from roll.config.algorithm import Aggregation
+from roll.config.offline import RewardModelConfig
+from roll.core.batches import PreferenceBatch
+from roll.data.collate import scored_pair_batch
+from roll.data.examples import Example
+from roll.pipeline.offline import OfflinePipeline
+from roll.strategy.forward import ScoreHead
+from roll.workers.learner import LearnerWorker
+
+ScoreLearner = LearnerWorker[ScoreTerms, PreferenceBatch]
+
+
+class RewardModelPipeline(OfflinePipeline[RewardModelConfig, PreferenceBatch, ScoreLearner]):
+    """Minimise -log s(score chosen - score rejected - margin)."""
+
+    aggregation = Aggregation.SEQUENCE_MEAN
+
+    def open(self) -> None:
+        loss = BradleyTerryLoss(**self.config.loss.model_dump())
+        self.start_learner(LearnerWorker, ScoreHead(), loss)
+
+    def make_batch(self, examples: Sequence[Example]) -> PreferenceBatch:
+        return scored_pair_batch(examples)

@@ -1,0 +1,46 @@
+"""Which roles share devices, and the clusters that take turns on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+from roll.config.placement import parse_devices
+from roll.config.run import RunConfig
+from roll.distributed.cluster import Cluster
+from roll.distributed.colocation import Colocation, Resident
+from roll.workers.model import ScoreWorker
+
+M = TypeVar("M", bound=ScoreWorker[Any])
+
+
+class Sharing:
+    """The devices of each role, and whose turn it is.
+
+    Args:
+        taking_turns: whether roles that share devices may not be on them at the same time.
+    """
+
+    def __init__(self, config: RunConfig, *, taking_turns: bool) -> None:
+        self.devices = {
+            role: frozenset(parse_devices(config.pools[pool]))
+            for role, pool in config.role_pools.items()
+        }
+        self.colocation = Colocation(enabled=taking_turns and _any_shared(self.devices))
+
+    def share(self, role: str, cluster: Cluster[M]) -> Cluster[M]:
+        """The cluster, which from now on leaves its devices when it is another's turn."""
+        self.colocation.add(
+            role,
+            Resident(
+                self.devices[role],
+                onload=partial(cluster.call, ScoreWorker.onload),
+                offload=partial(cluster.call, ScoreWorker.offload),
+            ),
+        )
+        return cluster
+
+
+def _any_shared(devices: Mapping[str, frozenset[int]]) -> bool:
+    return len(frozenset().union(*devices.values())) < sum(map(len, devices.values()))

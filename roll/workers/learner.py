@@ -1,0 +1,65 @@
+"""`LearnerWorker`: trains a model on rows that the driver sends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from roll.algorithms.api import PolicyTerms, TermsLoss
+from roll.algorithms.losses.preferences import response_sums
+from roll.config.model import ModelConfig
+from roll.config.training import LearnerRole
+from roll.core.batches import LabelledBatch, TrainBatch
+from roll.core.metrics import Metrics
+from roll.core.types import WorkerSpec
+from roll.distributed.dispatch import SHARD_BATCH, dispatch
+from roll.strategy.build import build_train
+from roll.strategy.forward import Head
+from roll.strategy.reduce import LossMetrics
+from roll.workers.model import TrainWorker
+
+T = TypeVar("T")
+B = TypeVar("B", bound=TrainBatch)
+
+
+class LearnerWorker(TrainWorker[T], Generic[T, B]):
+    """One rank of a model that learns by one loss; T is what it gives, B what it learns from."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        role: LearnerRole,
+        model: ModelConfig,
+        head: Head[T],
+        loss: TermsLoss[T, B],
+        total_updates: int,
+    ) -> None:
+        super().__init__(spec, build_train(role, model, spec, head, total_steps=total_updates))
+        self.loss = loss
+
+    @dispatch(SHARD_BATCH)
+    def train(self, batch: B) -> Metrics:
+        """One optimizer step on the rows of all ranks."""
+        return self.strategy.train(batch, self.loss)
+
+    @dispatch(SHARD_BATCH)
+    def evaluate(self, batch: B) -> Metrics:
+        """The loss's own metrics; rows without trained tokens count for nothing."""
+        metrics = LossMetrics(0, 1)
+        loss = self.loss(self.strategy.score(batch), batch)
+        metrics.add(loss, batch.loss_mask.float(), batch.loss_mask, torch.zeros(()))
+        found = metrics.take()
+        return Metrics({name: value for name, value in found.items() if "/" not in name})
+
+
+class PreferenceWorker(LearnerWorker[PolicyTerms, Any]):
+    """A policy that learns from preferences."""
+
+    @dispatch(SHARD_BATCH)
+    def add_divergence(self, batch: LabelledBatch) -> LabelledBatch:
+        """Log-prob of each row's trained tokens, less the reference's."""
+        logprobs_BT = self.strategy.score(batch).logprobs_BT
+        sums_B = response_sums(logprobs_BT, batch.loss_mask)
+        return replace(batch, divergence=sums_B - batch.require("ref_sums", made_by="add_ref_sums"))

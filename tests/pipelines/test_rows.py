@@ -1,0 +1,178 @@
+"""SFT, DPO and reward models end to end, on rows at hand."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from roll.core.errors import CheckpointError
+from roll.pipeline.track import read_records
+from tests.runs import run_local, without_times, write_rows_task
+
+TEXTS = [
+    {
+        "messages": [
+            {"role": "user", "content": f"{i}+{i}="},
+            {"role": "assistant", "content": str(2 * i)},
+            {"role": "user", "content": "and one more?"},
+            {"role": "assistant", "content": str(2 * i + 1)},
+        ]
+    }
+    for i in range(24)
+]
+PAIRS = [
+    {"prompt": f"{i}+{i}=", "chosen": str(2 * i), "rejected": "x" * (1 + i % 3)} for i in range(24)
+]
+LABELLED = [
+    {"prompt": row["prompt"], "completion": row[kind], "label": kind == "chosen"}
+    for row in PAIRS
+    for kind in ("chosen", "rejected")
+]
+
+
+def split(rows: list[Any]) -> dict[str, list[Any]]:
+    return {"train": rows[:-8], "held_out": rows[-8:]}
+
+
+def test_sft_learns_and_its_export_writes_what_it_was_taught(tmp_path: Path) -> None:
+    path = write_rows_task(
+        tmp_path,
+        "sft",
+        split(TEXTS),
+        max_steps=60,
+        actor_train={"pool": "all", "packing": True, "optimizer": {"lr": 5e-3}},
+        validation={"every": 60, "sets": {"same": {"path": str(tmp_path / "train.jsonl")}}},
+    )
+    records = run_local(path)
+    first, last = records[0], records[-1]
+    assert last["val/same/loss"] < 0.3 * first["val/same/loss"]
+    assert first["loss/total"] == pytest.approx(first["nll"])
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out" / "hf")
+    assert model.config.vocab_size
+
+
+@pytest.mark.parametrize("kind", ["sigmoid", "ipo", "simpo", "orpo", "kto"])
+def test_preferences_are_learned(tmp_path: Path, kind: str) -> None:
+    reference = {} if kind in ("simpo", "orpo") else {"reference": {"pool": "all"}}
+    path = write_rows_task(
+        tmp_path,
+        "dpo",
+        split(PAIRS),
+        max_steps=20,
+        loss={"kind": kind},
+        actor_train={"pool": "all", "optimizer": {"lr": 2e-3}},
+        validation={"every": 20, "sets": {"held_out": {"path": str(tmp_path / "held_out.jsonl")}}},
+        **reference,
+    )
+    records = run_local(path)
+    if kind == "sigmoid":
+        assert records[0]["preference_loss"] == pytest.approx(math.log(2), abs=1e-6)
+        assert records[0]["val/held_out/loss"] == pytest.approx(math.log(2), abs=1e-6)
+        assert records[0]["val/held_out/accuracy"] == 0.5
+    assert records[-1]["val/held_out/accuracy"] >= 0.9
+
+
+def test_labelled_responses_are_learned(tmp_path: Path) -> None:
+    columns = {"chosen": None, "rejected": None, "completion": "completion", "label": "label"}
+    path = write_rows_task(
+        tmp_path,
+        "dpo",
+        split(LABELLED),
+        columns=columns,
+        max_steps=30,
+        loss={"kind": "kto"},
+        reference={"pool": "all"},
+        reference_logprobs="once",
+        actor_train={"pool": "all", "optimizer": {"lr": 2e-3}},
+    )
+    records = run_local(path)
+    assert records[0]["preference_loss"] == pytest.approx(0.5, abs=1e-6)
+    assert records[0]["divergence"] == 0
+    assert records[-1]["val/held_out/accuracy"] >= 0.9
+
+
+def test_reference_log_probs_of_once_are_those_of_every_step(tmp_path: Path) -> None:
+    losses = []
+    for how in ("per_step", "once"):
+        path = write_rows_task(
+            tmp_path / how,
+            "dpo",
+            split(PAIRS),
+            max_steps=8,
+            reference={"pool": "all"},
+            reference_logprobs=how,
+        )
+        losses.append([record.get("loss/total") for record in run_local(path)])
+    assert losses[0] == losses[1]
+
+
+def test_a_reward_model_is_a_sequence_classifier_that_ranks(tmp_path: Path) -> None:
+    path = write_rows_task(
+        tmp_path,
+        "reward_model",
+        split(PAIRS),
+        max_steps=30,
+        loss={"center_coef": 0.01},
+        actor_train={"pool": "all", "optimizer": {"lr": 2e-3}},
+    )
+    records = run_local(path)
+    assert records[0]["preference_loss"] == pytest.approx(math.log(2), abs=1e-6)
+    assert records[0]["val/held_out/accuracy"] == 0.5
+    assert records[-1]["val/held_out/accuracy"] >= 0.9
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out" / "hf")
+    assert model.config.num_labels == 1
+    assert model.config.pad_token_id is not None
+    # Hugging Face pools the last token that is no padding, as the pipeline does.
+    padded = torch.tensor([[5, 6, 7, 0, 0], [5, 6, 7, 8, 9]])
+    alone = model(input_ids=padded[:1, :3]).logits
+    torch.testing.assert_close(model(input_ids=padded).logits[:1], alone)
+
+
+@pytest.mark.parametrize("pipeline", ["sft", "dpo", "reward_model"])
+def test_two_halves_are_the_whole(tmp_path: Path, pipeline: str) -> None:
+    rows = TEXTS if pipeline == "sft" else PAIRS
+    extra: dict[str, Any] = {"reference": {"pool": "all"}} if pipeline == "dpo" else {}
+    whole = run_local(write_rows_task(tmp_path / "whole", pipeline, split(rows), **extra))
+    halves = write_rows_task(tmp_path / "halves", pipeline, split(rows), **extra)
+    run_local(halves, ["max_steps=2"])
+    resumed = run_local(halves)
+    assert list(map(without_times, resumed)) == list(map(without_times, whole))
+
+
+def test_epochs_end_a_run_and_other_data_do_not_resume_it(tmp_path: Path) -> None:
+    path = write_rows_task(tmp_path, "sft", split(TEXTS), epochs=1.5, max_steps=100)
+    assert len(run_local(path)) == 6 + 1  # 16 rows, 4 a step; the last record is a validation
+    write_rows_task(tmp_path, "sft", {"train": TEXTS[:12]}, epochs=8.0, max_steps=100)
+    with pytest.raises(CheckpointError, match="content of the data files"):
+        run_local(path)
+
+
+def test_the_best_checkpoint_is_kept(tmp_path: Path) -> None:
+    path = write_rows_task(
+        tmp_path,
+        "sft",
+        split(TEXTS),
+        max_steps=6,
+        actor_train={"pool": "all", "optimizer": {"lr": 3.0, "max_grad_norm": 1e9}},
+        checkpoint={
+            "every": 2,
+            "keep_last": 1,
+            "keep_best": 1,
+            "best_metric": "val/held_out/loss",
+            "higher_is_better": False,
+        },
+    )
+    run_local(path)
+    kept = sorted(folder.name for folder in (tmp_path / "out" / "checkpoints").glob("step_*"))
+    losses = {
+        record["step"]: record["val/held_out/loss"]
+        for record in read_records(tmp_path / "out" / "metrics.jsonl")
+        if "val/held_out/loss" in record and record["step"]
+    }
+    best = min(losses, key=lambda step: losses[step])
+    assert kept == sorted({f"step_{best:06d}", "step_000006"})
