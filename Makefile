@@ -19,7 +19,7 @@ endif
 .PHONY: quickstart setup lint type test test-fast test-gpu bench clean
 
 quickstart: setup  ## Install, make a tiny model, train it by RL.
-	$(BIN)/python examples/rlvr_quickstart/prepare.py
+	$(BIN)/python examples/sorting.py quickstart
 	$(BIN)/roll run examples/rlvr_quickstart/run.yaml
 
 setup: $(STAMP)  ## A virtual environment with everything in it.

@@ -44,7 +44,7 @@ def make_tasks(folder: Path, seeds: int) -> None:
         out = folder / f"task-{seed}"
         if (out / "held_out.jsonl").exists():
             continue
-        prepare = [sys.executable, "examples/rlvr_quickstart/prepare.py"]
+        prepare = [sys.executable, "examples/sorting.py", "quickstart"]
         subprocess.run([*prepare, "--out", out, "--seed", str(seed)], cwd=ROOT, check=True)
 
 

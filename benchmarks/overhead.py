@@ -42,7 +42,7 @@ class Case:
 
 def make_cases(folder: Path) -> list[Case]:
     quick = folder / "quickstart"
-    prepare = [sys.executable, "examples/rlvr_quickstart/prepare.py", "--out", str(quick)]
+    prepare = [sys.executable, "examples/sorting.py", "quickstart", "--out", str(quick)]
     subprocess.run(prepare, cwd=ROOT, check=True)
     run = yaml.safe_load((ROOT / "examples/rlvr_quickstart/run.yaml").read_text())
     run["model"] = {"path": str(quick / "model")}

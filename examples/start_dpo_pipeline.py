@@ -1,4 +1,4 @@
-"""Run preference optimization (DPO and its relatives): the same as `roll run DIR/NAME.yaml [key=value ...]`.
+"""Optimize preferences (DPO and its relatives): as `roll run DIR/NAME.yaml [key=value ...]`.
 
 python examples/start_dpo_pipeline.py --config_path DIR --config_name NAME [key=value ...]
 """

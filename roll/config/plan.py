@@ -66,8 +66,7 @@ def plan_lines(config: RunConfig) -> list[str]:
     """What one step consists of, one fact a line."""
     if isinstance(config, RlvrConfig):
         rewards = [
-            f"reward {name}: {reward.fn or reward.worker}, weight {reward.weight:g}, for "
-            + ", ".join(reward.tags)
+            f"reward {name}: {reward.what}, weight {reward.weight:g}, for " + ", ".join(reward.tags)
             for name, reward in config.rewards.items()
         ]
         return [*rewards, *BatchPlan.of(config).lines()]

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
 from roll.config.base import Config
+from roll.config.model import ModelConfig
 
 
 class RewardConfig(Config):
-    """One reward: a function (`fn`) or a `RewardWorker` subclass (`worker`)."""
+    """One reward: a function (`fn`), a `RewardWorker` subclass (`worker`) or a reward model
+    (`model`)."""
 
     fn: str | None = None
     """Built-in name such as `math`, or `package.module:function`."""
     worker: str | None = None
     """`package.module:Class`, a RewardWorker that sets itself up once."""
+    model: ModelConfig | None = None
+    """A sequence classifier with one label and the policy's tokenizer, as `pipeline: reward_model`
+    trains it; one worker on each device of `pool`."""
+    max_tokens_per_microbatch: int = Field(default=16384, ge=1)
+    """Of `model`: tokens, padding included, in one forward pass."""
     kwargs: dict[str, Any] = {}
     """Keyword arguments for the function or the class."""
     tags: tuple[str, ...] = Field(default=("default",), min_length=1)
@@ -39,10 +46,23 @@ class RewardConfig(Config):
     on_error: float = 0.0
     """Score of a failed sample."""
 
+    @property
+    def what(self) -> str:
+        """What computes it, for people."""
+        return self.fn or self.worker or (self.model.path if self.model else "")
+
     @model_validator(mode="after")
-    def _one_of_fn_and_worker(self) -> RewardConfig:
-        if (self.fn is None) == (self.worker is None):
-            raise ValueError("set exactly one of `fn` (a function) and `worker` (a class)")
+    def _one_of_three(self) -> Self:
+        if sum(each is not None for each in (self.fn, self.worker, self.model)) != 1:
+            raise ValueError(
+                "set exactly one of `fn` (a function), `worker` (a class) and `model` (a reward "
+                "model)"
+            )
+        if self.model is not None and (self.kwargs or not self.in_process or self.workers != 1):
+            raise ValueError(
+                "`kwargs`, `in_process` and `workers` concern functions and classes; a `model` has "
+                "a worker on each device of its `pool`. Drop them"
+            )
         if self.worker is not None and not self.in_process:
             raise ValueError(
                 "`in_process: false` works for a function (`fn`) only; a `worker` runs in its own "

@@ -63,6 +63,11 @@ class RlvrConfig(RunConfig):
         return (*self.data.sources, *self.validation.sets.values())
 
     @property
+    def models(self) -> dict[str, ModelConfig]:
+        rewards = {f"rewards.{name}.model": reward.model for name, reward in self.rewards.items()}
+        return super().models | {key: model for key, model in rewards.items() if model is not None}
+
+    @property
     def trained(self) -> dict[Role, TrainRole]:
         """The roles whose models learn."""
         found = {Role.ACTOR_TRAIN: self.actor_train}

@@ -163,7 +163,7 @@ def _start_rewards(config: RlvrConfig, launcher: Launcher) -> dict[str, HostedRe
         place = Placement(
             Role.REWARD,
             pool=reward.pool or config.actor_infer.pool,
-            workers=reward.workers,
+            workers=None if reward.model else reward.workers,
             seed=config.seed,
             label=name,
         )

@@ -22,15 +22,17 @@ def absolute_paths(config: C) -> C:
         "output_dir": str(_absolute(config.output_dir)),
         "model": _model(config.model),
     }
-    for key, role in config.computing.items():
-        if role.model is None:
+    for key, model in config.models.items():
+        *group, name = key.removesuffix("model").strip(".").split(".")
+        if not name:
             continue
-        placed = role.model_copy(update={"model": _model(role.model)})
-        group, _, name = key.rpartition(".")
-        if group:
-            changes[group] = {**changes.get(group, getattr(config, group)), name: placed}
+        owners = changes.get(group[0], getattr(config, group[0])) if group else None
+        owner = getattr(config, name) if owners is None else owners[name]
+        placed = owner.model_copy(update={"model": _model(model)})
+        if owners is None:
+            changes[name] = placed
         else:
-            changes[key] = placed
+            changes[group[0]] = {**owners, name: placed}
     return config.model_copy(update=changes)
 
 

@@ -62,7 +62,11 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         return config, load_data(config)
 
     def open(self) -> None:
-        require_same_tokens(self.config.train_model, self.config.teachers)
+        others = ("teachers.", "rewards.")
+        require_same_tokens(
+            self.config.train_model,
+            {key: model for key, model in self.config.models.items() if key.startswith(others)},
+        )
         self.cast = open_cast(
             self.config, self.launcher, self.loop, self.data, platform=self.platform
         )

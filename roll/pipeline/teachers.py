@@ -45,21 +45,22 @@ def teacher_logprobs(
     return out_BT
 
 
-def require_same_tokens(student: ModelConfig, teachers: Mapping[str, TeacherRole]) -> None:
-    """Log-probs of a teacher mean something only where its token ids are the policy's.
+def require_same_tokens(policy: ModelConfig, others: Mapping[str, ModelConfig]) -> None:
+    """What another model says of tokens means something only where its ids are the policy's.
+
+    Args:
+        others: key in the config -> model.
 
     Raises:
         ConfigError: names the first id that stands for something else.
     """
-    if not teachers:
+    if not others:
         return
-    own = load_tokenizer(student).get_vocab()
-    for name, role in teachers.items():
-        difference = _first_difference(own, load_tokenizer(role.model).get_vocab())
+    own = load_tokenizer(policy).get_vocab()
+    for key, model in others.items():
+        difference = _first_difference(own, load_tokenizer(model).get_vocab())
         if difference:
-            raise ConfigError(
-                f"teachers.{name}.model: {difference}; use a teacher of the same family"
-            )
+            raise ConfigError(f"{key}: {difference}; use a model of the same family")
 
 
 def _first_difference(own: Mapping[str, int], other: Mapping[str, int]) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TypeVar, assert_never, cast
 
-from roll.algorithms.api import PolicyTerms
 from roll.config.model import ModelConfig
 from roll.config.strategy import (
     Fsdp2Config,
@@ -44,8 +43,8 @@ def build_train(
 
 
 def build_score(
-    role: ScoreRole, model: ModelConfig, spec: WorkerSpec, head: PolicyHead
-) -> ScoreStrategy[PolicyTerms]:
+    role: ScoreRole, model: ModelConfig, spec: WorkerSpec, head: Head[T]
+) -> ScoreStrategy[T]:
     """The backend that scores with a frozen model."""
     if isinstance(role.strategy, HfScoreConfig):
         from roll.strategy.hf.score import HfScore

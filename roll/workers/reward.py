@@ -107,6 +107,11 @@ def reward_worker_class(name: str, config: RewardConfig) -> type[RewardWorker]:
     Raises:
         ConfigError: `worker` is not a RewardWorker with a `score` of its own.
     """
+    if config.model is not None:
+        # Of all rewards this one alone needs torch.
+        from roll.workers.model_reward import ModelReward
+
+        return ModelReward
     if config.worker is None:
         return FunctionReward
     found = load_object(config.worker)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from roll.core.errors import CheckpointError
+from roll.core.errors import CheckpointError, ConfigError
 from roll.pipeline.track import read_records
-from tests.runs import run_local, without_times, write_rows_task
+from tests.runs import run_local, without_times, write_rows_task, write_task
+from tests.tiny import save_tiny_model
 
 TEXTS = [
     {
@@ -176,3 +178,46 @@ def test_the_best_checkpoint_is_kept(tmp_path: Path) -> None:
     }
     best = min(losses, key=lambda step: losses[step])
     assert kept == sorted({f"step_{best:06d}", "step_000006"})
+
+
+def test_a_reward_model_of_one_run_is_the_reward_of_another(tmp_path: Path) -> None:
+    taught = write_rows_task(
+        tmp_path / "judge",
+        "reward_model",
+        split(PAIRS),
+        max_steps=20,
+        actor_train={"pool": "all", "optimizer": {"lr": 2e-3}},
+    )
+    run_local(taught)
+    judge = tmp_path / "judge" / "out" / "hf"
+    path = write_task(
+        tmp_path / "rl",
+        max_steps=2,
+        rewards={"judge": {"model": {"path": str(judge)}, "max_tokens_per_microbatch": 64}},
+    )
+    records = run_local(path)
+    assert math.isfinite(records[0]["reward/judge/mean"])
+    # Hugging Face's own classifier says the same of the same text.
+    model = AutoModelForSequenceClassification.from_pretrained(judge)
+    tokenizer = AutoTokenizer.from_pretrained(judge)
+    dump = (tmp_path / "rl" / "out" / "rollouts" / "step_000000.jsonl").read_text()
+    rows = [json.loads(line) for line in dump.splitlines()]
+    assert len({row["reward"] for row in rows}) > 4
+    for row in rows[:6]:
+        ends = "" if row["finish_reason"] == "length" else tokenizer.eos_token
+        text = row["prompt"] + row["response"] + ends
+        ids = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
+        if ids.shape[1] != row["prompt_tokens"] + row["response_tokens"]:
+            continue  # a special token inside the response, which its text leaves out
+        assert row["reward"] == pytest.approx(model(ids).logits.item(), abs=1e-5)
+
+
+def test_a_reward_model_with_other_tokens_is_refused(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    save_tiny_model(other)
+    tokenizer = AutoTokenizer.from_pretrained(other)
+    tokenizer.add_tokens(["<new>"])
+    tokenizer.save_pretrained(other)
+    path = write_task(tmp_path / "rl", rewards={"judge": {"model": {"path": str(other)}}})
+    with pytest.raises(ConfigError, match=r"rewards\.judge\.model: its tokenizer has \d+ tokens"):
+        run_local(path)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Generic, TypeVar
+
 import torch
 
-from roll.algorithms.api import PolicyTerms
 from roll.config.model import ModelConfig
 from roll.config.strategy import HfScoreConfig
 from roll.core.batches import TokenBatch
@@ -12,8 +13,10 @@ from roll.core.types import RankInfo, WorkerSpec
 from roll.platform import get_platform
 from roll.strategy import forward
 
+T = TypeVar("T")
 
-class HfScore:
+
+class HfScore(Generic[T]):
     """A `ScoreStrategy`; every rank holds the whole model and scores its own rows."""
 
     def __init__(
@@ -22,25 +25,25 @@ class HfScore:
         *,
         spec: WorkerSpec,
         model: ModelConfig,
-        head: forward.PolicyHead,
+        head: forward.Head[T],
         max_tokens_per_microbatch: int,
         packing: bool = False,
     ) -> None:
         self._device = get_platform(spec.platform).device(spec)
         self._max_tokens = max_tokens_per_microbatch
-        self._policy = head.load(model, getattr(torch, model.dtype))
+        self._model = head.load(model, getattr(torch, model.dtype))
         if packing:
-            self._policy.pack_rows()
-        self._policy.eval().requires_grad_(False).to(self._device)
+            self._model.pack_rows()
+        self._model.eval().requires_grad_(False).to(self._device)
         self._rank_info = RankInfo(spec.rank, spec.rank, spec.world_size, is_dp_leader=True)
 
     @property
     def rank_info(self) -> RankInfo:
         return self._rank_info
 
-    def score(self, batch: TokenBatch, *, entropy: bool = False) -> PolicyTerms:
+    def score(self, batch: TokenBatch, *, entropy: bool = False) -> T:
         return forward.score(
-            self._policy,
+            self._model,
             batch,
             device=self._device,
             max_tokens=self._max_tokens,
@@ -49,12 +52,12 @@ class HfScore:
         )
 
     def offload(self) -> None:
-        self._policy.to("cpu")
+        self._model.to("cpu")
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     def onload(self) -> None:
-        self._policy.to(self._device)
+        self._model.to(self._device)
 
     def close(self) -> None:
         """Nothing to stop: no process group, no threads."""

@@ -1,0 +1,180 @@
+"""Make the models and data of the sorting examples, in seconds and without a network.
+
+The task is to sort five digits. The model (Qwen3 architecture, 0.5 M parameters, one token per
+character) knows nothing at first. Held-out problems use sets of digits that occur in no training
+problem, in no order.
+
+    python examples/sorting.py quickstart [--out outputs/quickstart] [--seed 0]
+
+`sft` makes a model that knows nothing and demonstrations for it; `quickstart` trains such a model,
+by an SFT run, on a teacher that sorts up or down at random, and makes problems for RL; `dpo` and
+`reward_model` take that model and make pairs of which the better one is sorted upwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+DIGITS = 5
+HELD_OUT = 256
+TRAIN_PROBLEMS = 2048
+WARM_START_ROWS = 38400
+SPECIAL = ["<pad>", "<eos>", "<user>", "<assistant>"]
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'user' %}<user>{{ m.content }}"
+    "{% else %}<assistant>{{ m.content }}<eos>{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+HERE = Path(__file__).parent
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per character, with a chat template."""
+    vocab = {piece: i for i, piece in enumerate([*SPECIAL, *"0123456789"])}
+    backend = Tokenizer(models.WordLevel(vocab, unk_token="<pad>"))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<pad>",
+        additional_special_tokens=["<user>", "<assistant>"],
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def write_model(folder: Path) -> None:
+    """One that knows nothing."""
+    tokenizer = make_tokenizer()
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        dtype="float32",
+    )
+    tokenizer.save_pretrained(folder)
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+
+
+def split_sets(rng: random.Random) -> tuple[list[str], list[str]]:
+    """All sets of five digits, in two parts that share none: to train on, and held out."""
+    sets = ["".join(s) for s in itertools.combinations_with_replacement("0123456789", DIGITS)]
+    sets = [s for s in sets if len(set(s)) > 1]  # up and down must differ
+    rng.shuffle(sets)
+    return sets[HELD_OUT:], sets[:HELD_OUT]
+
+
+def shuffled(digits: str, rng: random.Random) -> str:
+    return "".join(rng.sample(digits, len(digits)))
+
+
+def upwards(problem: str) -> str:
+    return "".join(sorted(problem))
+
+
+def downwards(problem: str) -> str:
+    return "".join(sorted(problem, reverse=True))
+
+
+def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def write_both(
+    out: Path, seed: int, row: Callable[[str], dict[str, Any]], *, count: int = TRAIN_PROBLEMS
+) -> None:
+    """`train.jsonl` and `held_out.jsonl`; every problem becomes a row."""
+    rng = random.Random(seed)
+    train, held_out = split_sets(rng)
+    problems = [shuffled(rng.choice(train), rng) for _ in range(count)]
+    write_jsonl(out / "train.jsonl", map(row, problems))
+    write_jsonl(out / "held_out.jsonl", (row(shuffled(digits, rng)) for digits in held_out))
+
+
+def make_sft(out: Path, seed: int) -> None:
+    torch.manual_seed(seed)
+    write_model(out / "model")
+    write_both(
+        out, seed, lambda p: {"prompt": p, "completion": upwards(p)}, count=WARM_START_ROWS // 2
+    )
+
+
+def make_quickstart(out: Path, seed: int) -> None:
+    """The warm start is a run of its own, in `<out>/warm_start`."""
+    warm = out / "warm_start"
+    torch.manual_seed(seed)
+    write_model(warm / "model")
+    teacher = random.Random(seed)
+    sort = {True: upwards, False: downwards}
+    write_both(
+        warm,
+        seed,
+        lambda p: {"prompt": p, "completion": sort[teacher.random() < 0.5](p)},
+        count=WARM_START_ROWS,
+    )
+    command = [sys.executable, "-m", "roll.cli", "run", str(HERE / "sft_sort" / "warm_start.yaml")]
+    places = [f"model.path={warm}/model", f"output_dir={warm}/run", f"seed={seed}"]
+    places.append(f"data.sources.0.path={warm}/train.jsonl")
+    subprocess.run([*command, *places], check=True)
+    write_both(out, seed, lambda p: {"prompt": p, "answer": upwards(p)})
+    shutil.copytree(warm / "run" / "hf", out / "making")
+    (out / "making").rename(out / "model")  # last: its presence means complete
+
+
+def make_pairs(out: Path, seed: int) -> None:
+    """Of preferences; the model is the quickstart's."""
+    make_quickstart(out, seed)
+    write_both(out, seed, lambda p: {"prompt": p, "chosen": upwards(p), "rejected": downwards(p)})
+
+
+TASKS: dict[str, Callable[[Path, int], None]] = {
+    "sft": make_sft,
+    "quickstart": make_quickstart,
+    "dpo": make_pairs,
+    "reward_model": make_pairs,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("task", choices=TASKS)
+    parser.add_argument("--out", type=Path, help="default: outputs/<task>")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    out: Path = args.out or Path("outputs") / args.task
+    if (out / "model" / "config.json").exists():
+        print(f"{out} is made already")
+        return
+    shutil.rmtree(out / "making", ignore_errors=True)
+    start = time.perf_counter()
+    TASKS[args.task](out, args.seed)
+    print(f"{out}: a model and its data, made in {time.perf_counter() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
