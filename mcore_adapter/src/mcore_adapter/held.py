@@ -53,12 +53,13 @@ class Held:
 def held_tensors(
     chunks: Sequence[nn.Module], table: ModelTable, sizes: ParallelSizes, ranks: Ranks
 ) -> list[Held]:
-    """In the order of the model.
+    """In the order of the model; of the table of an adapter its factors, of another all else.
 
     Raises:
         ConversionError: the table and the modules do not name the same tensors.
     """
-    have = named_tensors(chunks, table, sizes, ranks)
+    named = named_tensors(chunks, table, sizes, ranks)
+    have = {name: t for name, t in named.items() if is_factor(name) == table.of_adapter}
     due = {
         task.name: task
         for task in tasks(table, sizes)
@@ -79,7 +80,7 @@ def named_tensors(
     for number, chunk in enumerate(chunks):
         layers = sizes.layers_of(ranks.pp, number, table.shape.num_layers)
         for name, tensor in _state(unwrapped(chunk)).items():
-            found[_global_name(name, layers.start, table, sizes, ranks)] = tensor
+            found[global_name(name, layers.start, table, sizes, ranks)] = tensor
     return found
 
 
@@ -121,9 +122,16 @@ def _state(module: nn.Module) -> dict[str, Tensor]:
     return {**parameters, **buffers}
 
 
-def _global_name(
+def is_factor(name: str) -> bool:
+    """Whether a tensor is one of a LoRA adapter."""
+    return ".lora_A." in name or ".lora_B." in name
+
+
+def global_name(
     name: str, first_layer: int, table: ModelTable, sizes: ParallelSizes, ranks: Ranks
 ) -> str:
+    """In the whole model, of a name in a chunk that starts with the given layer."""
+
     def shifted(prefix: str, offset: int, name: str) -> str:
         return re.sub(
             re.escape(prefix) + r"(\d+)", lambda m: f"{prefix}{int(m[1]) + offset}", name, count=1

@@ -197,12 +197,30 @@ def adapter_plan(
 
 
 def _split(task: Task, targets: Mapping[str, Target]) -> tuple[Task, Task]:
-    target = targets[task.name]
-    module = task.name.removesuffix(".weight")
-    op, shard = task.param.op, task.param.shard
+    names = tuple(ref.name for ref in task.hf)
+
+    def part(param: Param) -> Task:
+        refs = tuple(HfRef(name) for name in param.op.hf)
+        return Task(param.op.mcore, param, refs, task.layer, task.expert)
+
+    a, b = factor_rows(task.param, task.name, names, targets[task.name])
+    return part(a), part(b)
+
+
+def factor_rows(row: Param, name: str, names: Sequence[str], target: Target) -> tuple[Param, Param]:
+    """Of a weight, the rows of its factors A and B.
+
+    Args:
+        name: of the weight in Megatron, and `names` in Hugging Face: of one layer, or as the row
+            has them, with `*`; those of the target alike.
+
+    Raises:
+        ConversionError: its operator does more than order rows.
+    """
+    module, op, shard = name.removesuffix(".weight"), row.op, row.shard
     if not isinstance(op, FuseQKV | FuseGateUp | Rename):
-        raise ConversionError(f"{task.name}: LoRA is not converted through {type(op).__name__}")
-    names = [ref.name.removesuffix(".weight") for ref in task.hf]
+        raise ConversionError(f"{name}: LoRA is not converted through {type(op).__name__}")
+    modules = [source.removesuffix(".weight") for source in names]
     factors_a, factors_b = (tuple(factor(m, x) for m in target.modules) for x in "AB")
     of_input = isinstance(shard, Sharded) and shard.dim == 1
     stack = StackA(f"{module}.lora_A.weight", factors_a, target.ranks)
@@ -211,20 +229,12 @@ def _split(task: Task, targets: Mapping[str, Target]) -> tuple[Task, Task]:
         factors_b,
         target.ranks,
         op,
-        tuple(names.index(m) for m in target.modules),
+        tuple(modules.index(m) for m in target.modules),
     )
-
-    def part(op: StackA | BlockB, param: Param) -> Task:
-        refs = tuple(HfRef(name) for name in op.hf)
-        return Task(op.mcore, param, refs, task.layer, task.expert)
-
-    row = replace(task.param, stacked=False, layers=None)
+    shard_a, shard_b = (shard, Replicated()) if of_input else (Replicated(), shard)
     return (
-        part(
-            stack,
-            replace(row, op=stack, shard=shard if of_input else Replicated(), pads_vocab=False),
-        ),
-        part(blocks, replace(row, op=blocks, shard=Replicated() if of_input else shard)),
+        replace(row, op=stack, shard=shard_a, stacked=False, pads_vocab=False),
+        replace(row, op=blocks, shard=shard_b, stacked=False),
     )
 
 

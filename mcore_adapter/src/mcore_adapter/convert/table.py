@@ -66,3 +66,5 @@ class ModelTable:
     """Further counts that tensor parallel ranks must divide, named as in `config.json`."""
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """The `config.json` it was made from."""
+    of_adapter: bool = False
+    """Its tensors are the factors of a LoRA adapter, which modules have beside those of a model."""

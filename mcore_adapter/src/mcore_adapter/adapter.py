@@ -1,0 +1,99 @@
+"""PEFT folders into the factors of a model, and back."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch.distributed as dist
+from torch import nn
+
+from mcore_adapter.build.lora import Adapter
+from mcore_adapter.convert.adapter import target_modules
+from mcore_adapter.convert.folders import open_hf, read_json
+from mcore_adapter.convert.lora import CONFIG, WEIGHTS, open_peft
+from mcore_adapter.convert.output import complete_or_absent
+from mcore_adapter.errors import ConversionError
+from mcore_adapter.gather import export, exported
+from mcore_adapter.load import load
+from mcore_adapter.sizes import ParallelSizes
+from mcore_adapter.write import spec_of, written
+
+
+def load_adapter(
+    folder: Path, chunks: Sequence[nn.Module], adapter: Adapter, sizes: ParallelSizes
+) -> None:
+    """Fill the factors with those of a PEFT folder. No collectives: every rank reads for itself.
+
+    Raises:
+        ConversionError: it has other factors, or another scale.
+    """
+    open_peft(folder, adapter.table.config)
+    config = read_json(folder / CONFIG)
+    patterns = [key for key in ("alpha_pattern", "rank_pattern") if config.get(key)]
+    if config.get("use_rslora") or patterns:
+        raise ConversionError(
+            f"{folder / CONFIG} has {', '.join(patterns) or 'use_rslora'}; only adapters with one "
+            "rank and a scale of lora_alpha / r are trained"
+        )
+    scale = config["lora_alpha"] / config["r"]
+    if scale != adapter.lora.scale:
+        raise ConversionError(
+            f"{folder} has a scale (lora_alpha / r) of {scale}, the model {adapter.lora.scale}; "
+            "give the same"
+        )
+    load(folder, chunks, adapter.table, sizes)
+
+
+def write_adapter(
+    dst: Path, src: Path, chunks: Sequence[nn.Module], adapter: Adapter, sizes: ParallelSizes
+) -> None:
+    """The factors as a folder for PEFT; a collective.
+
+    Args:
+        dst: must not exist. Rank 0 writes it; it is complete or absent.
+        src: the Hugging Face checkpoint of the model, which the adapter will name as its base.
+
+    Raises:
+        ConversionError: `dst` exists, or the disk is too small.
+    """
+    metas = exported(chunks, adapter.table, sizes, _shapes(src, adapter))
+    writes = dist.get_rank() == 0
+    factors = export(chunks, adapter.table, sizes, wanted=writes)
+    if writes:
+        with complete_or_absent(dst, sum(meta.num_bytes for meta in metas.values())) as folder:
+            specs = {name: spec_of(meta.shape, meta.dtype) for name, meta in metas.items()}
+            with written({folder / WEIGHTS: specs}) as write:
+                for name, factor in factors:
+                    write(name, factor)
+            (folder / CONFIG).write_text(json.dumps(_config(src, adapter), indent=2) + "\n")
+    else:
+        deque(factors, maxlen=0)
+    dist.barrier()
+
+
+def _shapes(src: Path, adapter: Adapter) -> dict[str, tuple[int, ...]]:
+    """Of the factors, by their names in PEFT."""
+    rank, found = adapter.lora.rank, dict[str, tuple[int, ...]]()
+    for name, piece in open_hf(src).tensors.items():
+        module = f"base_model.model.{name.removesuffix('.weight')}"
+        found[f"{module}.lora_A.weight"] = (rank, piece.spec.shape[-1])
+        found[f"{module}.lora_B.weight"] = (piece.spec.shape[0], rank)
+    return found
+
+
+def _config(src: Path, adapter: Adapter) -> dict[str, object]:
+    lora = adapter.lora
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(src.resolve()),
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": lora.dropout,
+        "target_modules": target_modules(adapter.table, lora),
+        "bias": "none",
+        "inference_mode": True,
+    }

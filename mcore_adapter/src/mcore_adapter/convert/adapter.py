@@ -1,0 +1,109 @@
+"""The table of a LoRA adapter that is trained: that of its model, a row of each weight as two.
+
+What `convert.lora` reads of files may differ from layer to layer; here every layer of a kind has
+the same factors, so they are rows like any others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from mcore_adapter.convert.lora import Target, factor_rows
+from mcore_adapter.convert.ops import FuseGateUp, FuseQKV, Rename
+from mcore_adapter.convert.table import ModelTable, Param
+from mcore_adapter.errors import ConfigError
+
+_LINEAR = re.compile(r"\.(linear_\w+|in_proj|out_proj)\.weight$|^output_layer\.weight$")
+"""Weights of Megatron's linear layers that tensor parallel ranks cut."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lora:
+    """y = W x + alpha / rank * B A dropout(x), of which only A and B are trained."""
+
+    rank: int
+    alpha: float
+    dropout: float = 0.0
+    targets: Sequence[str] | Literal["all-linear"] = "all-linear"
+    """Ends of the names that linear layers have in Hugging Face, `q_proj` or `self_attn.q_proj`; or
+    those of attention, dense MLPs and shared experts. Never routed experts: Hugging Face has them
+    in stacked tensors, which are no linear layers to PEFT."""
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+    def chooses(self, module: str) -> bool:
+        """A linear layer, by its name in Hugging Face."""
+        if self.targets == "all-linear":
+            return module != "lm_head"
+        return any(_ends(module, target) for target in self.targets)
+
+
+def adapter_table(table: ModelTable, lora: Lora) -> ModelTable:
+    """
+    Args:
+        table: of the model.
+
+    Raises:
+        ConfigError: a target is no linear layer, or one that cannot have factors.
+    """
+    rows: list[Param] = []
+    for row in _linear_rows(table):
+        modules = tuple(m for m in _modules(row) if lora.chooses(m))
+        if not modules:
+            continue
+        if not isinstance(row.op, FuseQKV | FuseGateUp | Rename):
+            raise ConfigError(
+                f"lora.targets: {modules[0]} cannot have factors, its rows are grouped by head in "
+                "Hugging Face and by kind in Megatron; name the others"
+            )
+        target = Target(modules, (lora.rank,) * len(modules))
+        rows += factor_rows(row, row.op.mcore, row.op.hf, target)
+    if lora.targets != "all-linear":
+        for name in lora.targets:
+            _check_target(name, table)
+    return replace(table, params=tuple(rows), repeats={}, dropped=(), of_adapter=True)
+
+
+def target_modules(adapter: ModelTable, lora: Lora) -> list[str]:
+    """For PEFT's `target_modules`."""
+    if lora.targets != "all-linear":
+        return sorted(lora.targets)
+    return sorted({name.split(".")[-3] for row in adapter.params for name in row.op.hf})
+
+
+def _linear_rows(table: ModelTable) -> list[Param]:
+    return [
+        row
+        for row in table.params
+        if _LINEAR.search(row.op.mcore)
+        and not (row.of_expert or row.optional or row.copy_of is not None)
+    ]
+
+
+def _modules(row: Param) -> list[str]:
+    return [name.removesuffix(".weight") for name in row.op.hf]
+
+
+def _ends(module: str, target: str) -> bool:
+    return module == target or module.endswith("." + target)
+
+
+def _check_target(target: str, table: ModelTable) -> None:
+    known = [module for row in _linear_rows(table) for module in _modules(row)]
+    if any(_ends(module, target) for module in known):
+        return
+    others = [module for row in table.params if row.of_expert for module in _modules(row)]
+    if any(_ends(module, target) for module in others):
+        raise ConfigError(
+            f"lora.targets: {target} is of routed experts only, which Hugging Face has in stacked "
+            "tensors that PEFT has no factors for; leave it out"
+        )
+    names = sorted({module.split(".")[-1] for module in known})
+    raise ConfigError(
+        f"lora.targets: {target} is no linear layer of {table.model_type}; it has {names}"
+    )
