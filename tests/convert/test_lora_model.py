@@ -359,8 +359,13 @@ def test_a_target_that_cannot_have_factors_is_named(name: str, targets: Any, sai
         adapter_table(table_of(config), Lora(rank=2, alpha=2.0, targets=targets))
 
 
-def test_all_linear_layers_are_those_of_attention_mlps_and_shared_experts() -> None:
-    made = {**COMMON, **TINY["deepseek_v3"]}
+@pytest.mark.parametrize(
+    ("name", "expected"), [("deepseek_v3", LATENT), ("llama", (*ATTENTION, *MLP))]
+)
+def test_all_linear_layers_are_those_of_attention_and_of_mlps_without_experts(
+    name: str, expected: tuple[str, ...]
+) -> None:
+    made = {**COMMON, **TINY[name]}
     config = AutoConfig.for_model(made.pop("model_type"), **made).to_dict()
     lora = Lora(rank=2, alpha=2.0)
-    assert target_modules(adapter_table(table_of(config), lora), lora) == sorted((*LATENT, *MLP))
+    assert target_modules(adapter_table(table_of(config), lora), lora) == sorted(expected)

@@ -135,16 +135,18 @@ def train_by_hand(
     folder: Path,
     rows: Sequence[dict[str, Any]],
     loss: Callable[[Any, Sequence[dict[str, Any]]], Tensor] = likelihood_by_hand,
+    model: Any = None,
 ) -> tuple[list[tuple[float, float]], float]:
     """Losses and gradient norms of the first steps, rows in the order of the file; and the loss of
     all of them afterwards."""
-    model = hf_model(folder)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.0)
+    model = hf_model(folder) if model is None else model
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=LR, weight_decay=0.0)
     found = []
     for step in range(STEPS):
         value = loss(model, rows[step * EXAMPLES : (step + 1) * EXAMPLES])
         value.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        norm = torch.nn.utils.clip_grad_norm_(trained, CLIP)
         optimizer.step()
         optimizer.zero_grad()
         found.append((value.item(), norm.item()))

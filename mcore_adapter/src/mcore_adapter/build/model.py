@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -55,6 +56,16 @@ def init_parallel(
         create_gloo_process_groups=dist.get_backend() != "gloo",
     )
     model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
+
+
+def seed_dropout(seed: int, step: int) -> None:
+    """What is dropped from now on: of a step the same in every run, on every stage and for every
+    data parallel rank something else."""
+    stage = parallel_state.get_pipeline_model_parallel_rank()
+    replica = parallel_state.get_data_parallel_rank()
+    text = f"{seed} {step} {stage} {replica}".encode()
+    number = int.from_bytes(hashlib.sha256(text).digest()[:4], "big")
+    model_parallel_cuda_manual_seed(number, force_reset_rng=True)
 
 
 def leave_parallel() -> None:

@@ -28,18 +28,22 @@ class Lora:
     alpha: float
     dropout: float = 0.0
     targets: Sequence[str] | Literal["all-linear"] = "all-linear"
-    """Ends of the names that linear layers have in Hugging Face, `q_proj` or `self_attn.q_proj`; or
-    those of attention, dense MLPs and shared experts. Never routed experts: Hugging Face has them
-    in stacked tensors, which are no linear layers to PEFT."""
+    """Ends of the names that linear layers have in Hugging Face, `q_proj` or `self_attn.q_proj`.
+    all-linear: those of attention and, in models without experts, of MLPs. Routed experts never
+    have factors here, and PEFT 0.21 takes names of dense or shared MLPs beside them for theirs."""
 
     @property
     def scale(self) -> float:
         return self.alpha / self.rank
 
-    def chooses(self, module: str) -> bool:
-        """A linear layer, by its name in Hugging Face."""
+    def chooses(self, module: str, *, sparse: bool) -> bool:
+        """
+        Args:
+            module: a linear layer, by its name in Hugging Face.
+            sparse: the model has experts.
+        """
         if self.targets == "all-linear":
-            return module != "lm_head"
+            return module != "lm_head" and not (sparse and ".mlp." in module)
         return any(_ends(module, target) for target in self.targets)
 
 
@@ -52,8 +56,9 @@ def adapter_table(table: ModelTable, lora: Lora) -> ModelTable:
         ConfigError: a target is no linear layer, or one that cannot have factors.
     """
     rows: list[Param] = []
+    sparse = table.shape.num_experts > 0
     for row in _linear_rows(table):
-        modules = tuple(m for m in _modules(row) if lora.chooses(m))
+        modules = tuple(m for m in _modules(row) if lora.chooses(m, sparse=sparse))
         if not modules:
             continue
         if not isinstance(row.op, FuseQKV | FuseGateUp | Rename):
@@ -100,8 +105,8 @@ def _check_target(target: str, table: ModelTable) -> None:
     others = [module for row in table.params if row.of_expert for module in _modules(row)]
     if any(_ends(module, target) for module in others):
         raise ConfigError(
-            f"lora.targets: {target} is of routed experts only, which Hugging Face has in stacked "
-            "tensors that PEFT has no factors for; leave it out"
+            f"lora.targets: {target} is of routed experts only, which cannot have factors; leave "
+            "it out"
         )
     names = sorted({module.split(".")[-1] for module in known})
     raise ConfigError(

@@ -16,7 +16,8 @@ class Folder:
     checkpoints/step-00000100   what `mcore_adapter.checkpoint` writes
     data/                       tokens of the data files, and DPO's reference log-probabilities
     metrics.jsonl               a line for every step and every validation
-    model/                      the result, for `from_pretrained`
+    model/                      the result, for `from_pretrained`; of lora
+    adapter/                    instead, for PEFT
     """
 
     def __init__(self, path: Path) -> None:
@@ -24,6 +25,7 @@ class Folder:
         self.data = path / "data"
         self.metrics = path / "metrics.jsonl"
         self.model = path / "model"
+        self.adapter = path / "adapter"
 
     def newest(self) -> Path | None:
         """The last complete checkpoint."""
@@ -35,7 +37,7 @@ class Folder:
         Raises:
             ConfigError: another run was here.
         """
-        for path in (*self._steps(), self.metrics, self.model):
+        for path in (*self._steps(), self.metrics, self.model, self.adapter):
             if path.exists():
                 raise ConfigError(
                     f"{path} exists; say resume=auto to go on, or name another output folder"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,8 +16,10 @@ from torch import Tensor, nn
 
 from mcore_adapter.build.config import BuildOptions
 from mcore_adapter.build.data_parallel import data_parallel
+from mcore_adapter.build.lora import Adapter, add_adapter
 from mcore_adapter.build.model import build_model
 from mcore_adapter.build.optimizer import adam
+from mcore_adapter.convert.adapter import Lora
 from mcore_adapter.convert.table import ModelTable
 from mcore_adapter.errors import ConfigError
 from mcore_adapter.load import load, read_config
@@ -38,9 +41,21 @@ class Policy:
     chunks: Sequence[DistributedDataParallel]
     optimizer: MegatronOptimizer
     table: ModelTable
+    """Of the model."""
+    adapter: Adapter | None
+    """What is trained, if not the model."""
     sizes: ParallelSizes
     batch: Batch
     device: torch.device
+
+    @property
+    def trained(self) -> ModelTable:
+        """Of what is trained: what checkpoints hold."""
+        return self.table if self.adapter is None else self.adapter.table
+
+    def without_adapter(self) -> AbstractContextManager[None]:
+        """Within, the model is the one that training starts from, if it trains an adapter."""
+        return nullcontext() if self.adapter is None else self.adapter.off()
 
     @property
     def answers(self) -> bool:
@@ -136,7 +151,7 @@ def load_policy(settings: Settings, device: torch.device) -> Policy:
     """This rank's part of the model, filled from its folder.
 
     Raises:
-        ConfigError: it cannot be packed, or not be built.
+        ConfigError: it cannot be packed, not be built, or has no such layers for an adapter.
         LayoutError: something does not divide.
     """
     config, sizes = read_config(settings.model), settings.layout.sizes
@@ -153,6 +168,10 @@ def load_policy(settings: Settings, device: torch.device) -> Policy:
             "sequences; say batch.packing=false"
         )
     load(settings.model, bare, table, sizes)
+    adapter = None
+    if settings.lora is not None:
+        lora = Lora(**settings.lora.model_dump())
+        adapter = add_adapter(bare, table, lora, sizes, seed=settings.seed)
     chunks = data_parallel(bare, distributed_optimizer=settings.layout.distributed_optimizer)
     how = settings.optimizer
     optimizer = adam(
@@ -163,7 +182,7 @@ def load_policy(settings: Settings, device: torch.device) -> Policy:
         weight_decay=how.weight_decay,
         max_grad_norm=how.max_grad_norm,
     )
-    return Policy(chunks, optimizer, table, sizes, settings.batch, device)
+    return Policy(chunks, optimizer, table, adapter, sizes, settings.batch, device)
 
 
 def _forward(chunk: nn.Module, of: Micro) -> Tensor:

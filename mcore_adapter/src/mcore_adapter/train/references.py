@@ -23,7 +23,8 @@ def references(
     policy: Policy, dataset: Dataset, examples: Iterable[int], path: Path, per_step: int
 ) -> Tensor:
     """Of all sequences of the dataset, natural logarithm, NaN but of the given examples; a
-    collective. What is not yet in the file is computed, with the weights that `policy` has now.
+    collective. What is not yet in the file is computed, with the weights that `policy` has now and
+    without its adapter.
 
     Args:
         per_step: examples that run together.
@@ -38,7 +39,9 @@ def references(
         return known_S
     found_S = torch.zeros(count, device=policy.device)
     for start in range(0, len(missing), per_step):
-        kept = policy.run(dataset, missing[start : start + per_step], _keep_sums, forward_only=True)
+        part = missing[start : start + per_step]
+        with policy.without_adapter():
+            kept = policy.run(dataset, part, _keep_sums, forward_only=True)
         for sequences, sums_S in kept if policy.answers else ():
             found_S[sequences] = sums_S
     dist.all_reduce(found_S)

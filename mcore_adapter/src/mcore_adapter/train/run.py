@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from mcore_adapter.adapter import write_adapter
+from mcore_adapter.build.model import seed_dropout
 from mcore_adapter.checkpoint import restore, save
 from mcore_adapter.errors import ConfigError
 from mcore_adapter.train.folder import Folder
@@ -82,16 +84,23 @@ class Run:
     def resume(self, path: Path) -> None:
         """
         Raises:
-            ConfigError: the run that wrote the checkpoint took its examples in another order.
+            ConfigError: the run that wrote the checkpoint took its examples in another order, or
+                trained another adapter.
         """
         policy = self.policy
-        extra = restore(path, policy.chunks, policy.optimizer, policy.table, policy.sizes)
+        extra = restore(path, policy.chunks, policy.optimizer, policy.trained, policy.sizes)
         was, now = extra["order"], self._identity()
         other = [f"{key} was {was[key]!r}, is {now[key]!r}" for key in now if was[key] != now[key]]
         if other:
             raise ConfigError(
                 f"{path} is of a run on other examples, or in another order: {'; '.join(other)}; "
                 "set them back, or name another output folder"
+            )
+        # Checkpoints of the time before adapters do not say so.
+        if extra.get("lora") != self._lora():
+            raise ConfigError(
+                f"{path} is of a run with lora {extra.get('lora')}, not {self._lora()}; set it "
+                "back, or name another output folder"
             )
         if extra["step"] > self.order.num_steps:
             raise ConfigError(
@@ -102,6 +111,8 @@ class Run:
     def _step(self) -> None:
         start = time.perf_counter()
         examples = self.order[self.done]
+        if self.settings.lora is not None and self.settings.lora.dropout:
+            seed_dropout(self.settings.seed, self.done)
         lr = lr_at(self.done, self.settings.optimizer, self.order.num_steps)
         found = train_step(self.policy, self.objective, examples, lr)
         self.done += 1
@@ -126,25 +137,29 @@ class Run:
 
     def _save(self) -> None:
         policy, path = self.policy, self.folder.checkpoint(self.done)
-        extra = {"step": self.done, "skipped": self.skipped, "order": self._identity()}
-        save(path, policy.chunks, policy.optimizer, policy.table, policy.sizes, extra)
+        extra = {
+            "step": self.done,
+            "skipped": self.skipped,
+            "order": self._identity(),
+            "lora": self._lora(),
+        }
+        save(path, policy.chunks, policy.optimizer, policy.trained, policy.sizes, extra)
         if dist.get_rank() == 0:
             self.folder.forget(self.settings.keep)
 
     def _export(self) -> None:
-        policy, target = self.policy, self.folder.model
+        policy = self.policy
+        target = self.folder.model if policy.adapter is None else self.folder.adapter
         if dist.get_rank() == 0 and target.exists():
             # Of this run, when it had fewer steps to make.
             shutil.rmtree(target)
-        write_model(
-            target,
-            self.settings.model,
-            policy.chunks,
-            policy.table,
-            policy.sizes,
-            dtype=self.settings.dtype,
-        )
-        self.report.say(f"wrote {target}, for AutoModelForCausalLM.from_pretrained")
+        src, chunks, sizes = self.settings.model, policy.chunks, policy.sizes
+        if policy.adapter is None:
+            write_model(target, src, chunks, policy.table, sizes, dtype=self.settings.dtype)
+            self.report.say(f"wrote {target}, for AutoModelForCausalLM.from_pretrained")
+        else:
+            write_adapter(target, src, chunks, policy.adapter, sizes)
+            self.report.say(f"wrote {target}, for PeftModel.from_pretrained")
 
     def _identity(self) -> dict[str, Any]:
         """What the examples of each step depend on."""
@@ -155,6 +170,11 @@ class Run:
             "batch.examples": self.settings.batch.examples,
             "seed": self.settings.seed,
         }
+
+    def _lora(self) -> dict[str, Any] | None:
+        """As it comes back from JSON."""
+        lora = self.settings.lora
+        return None if lora is None else lora.model_dump(mode="json")
 
     def _agreed(self, asked: bool) -> bool:
         """Whether any rank was asked to stop; a collective."""

@@ -111,17 +111,40 @@ class Dpo(Section):
         return self
 
 
+class Lora(Section):
+    """y = W x + alpha / rank * B A dropout(x); only A and B are trained, and exported for PEFT."""
+
+    rank: PositiveInt = 16
+    alpha: PositiveFloat = 32.0
+    dropout: NonNegativeFloat = 0.0
+    """Less than 1."""
+    targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+    """Ends of the names of linear layers in Hugging Face, such as q_proj; or those of attention
+    and, in models without experts, of MLPs. Not those of routed experts."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.dropout >= 1:
+            raise ValueError(f"lora.dropout is {self.dropout}, expected less than 1")
+        if not self.targets:
+            raise ValueError("lora.targets is empty; name linear layers, or say all-linear")
+        return self
+
+
 class Settings(Section):
     method: Literal["pretrain", "sft", "dpo"]
     model: Path
     """A Hugging Face folder with tokenizer."""
     output: Path
-    """Gets `checkpoints`, `data`, `metrics.jsonl` and, at the end, `model`; seen by all ranks."""
+    """Gets `checkpoints`, `data`, `metrics.jsonl` and, at the end, `model`, or `adapter`; seen by
+    all ranks."""
     data: Data
     layout: Layout = Layout()
     batch: Batch = Batch()
     optimizer: Optimizer = Optimizer()
     dpo: Dpo = Dpo()
+    lora: Lora | None = None
+    """Instead of all weights, an adapter."""
     epochs: PositiveInt | None = None
     """1 if neither epochs nor steps are given."""
     steps: PositiveInt | None = None
