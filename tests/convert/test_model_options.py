@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,9 @@ SPARSE = (
 )
 
 
+GROUPED = BuildOptions(grouped_experts=True)
+
+
 @pytest.mark.slow
 def test_recomputation_sequence_parallelism_and_dispatchers_change_nothing(tmp_path: Path) -> None:
     cases = []
@@ -45,6 +49,48 @@ def test_recomputation_sequence_parallelism_and_dispatchers_change_nothing(tmp_p
         save_reference(folder, rows())
         cases += [Case(folder, sizes, options) for sizes, options in variants]
     assert_equal(2, cases)
+
+
+def kinds_of_experts(folder: Path, options: BuildOptions) -> set[str]:
+    adapt_to_cpu()
+    init_parallel(ParallelSizes())
+    (chunk,) = build_model(read_config(folder), ParallelSizes(), options)
+    return {type(module).__name__ for module in chunk.modules()} & {
+        "SequentialMLP",
+        "GroupedExperts",
+    }
+
+
+@pytest.mark.slow
+def test_grouped_experts_compute_what_hugging_face_computes(tmp_path: Path) -> None:
+    cases, full = [], replace(GROUPED, recompute="full")
+    for name, sizes in (
+        ("qwen3_moe", (ParallelSizes(), ParallelSizes(ep=2), ParallelSizes(tp=2, etp=1))),
+        ("deepseek_v3", (ParallelSizes(ep=2), ParallelSizes(pp=2))),
+        ("mixtral", (ParallelSizes(tp=2),)),
+    ):
+        folder = save_model(tmp_path, name)
+        save_reference(folder, rows())
+        cases += [Case(folder, each, GROUPED) for each in sizes]
+    assert_equal(2, [*cases, Case(folder, ParallelSizes(ep=2), full)])
+    assert run_ranks(kinds_of_experts, 1, folder, GROUPED) == [{"GroupedExperts"}]
+    assert run_ranks(kinds_of_experts, 1, folder, BuildOptions()) == [{"SequentialMLP"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "message"),
+    [
+        ("qwen3", ParallelSizes(), "for models with experts; qwen3 has none"),
+        ("gpt_oss", ParallelSizes(), "experts of gpt_oss have biases"),
+        ("qwen3_moe", ParallelSizes(tp=2), "10 numbers of torch.float32 in a row"),
+    ],
+)
+def test_experts_that_cannot_be_grouped_are_named(
+    name: str, sizes: ParallelSizes, message: str
+) -> None:
+    config = {**COMMON, "hidden_act": "silu", "rms_norm_eps": 1e-6, **MODELS[name]}
+    with pytest.raises(LayoutError, match=message):
+        build_model(config, sizes, GROUPED)
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,10 @@ def build_model(
     if not HAVE_TE:
         mend_missing_te()
     if options.te and not HAVE_TE:
-        raise LayoutError("layers of Transformer Engine are asked for, which is not installed")
+        raise LayoutError(
+            "layers of Transformer Engine are asked for, which is not installed: with CUDA, "
+            "pip install transformer-engine[pytorch]"
+        )
     made = model_config(config, sizes, options)
     return [_chunk(made, sizes, chunk) for chunk in range(sizes.vpp)]
 
@@ -118,7 +121,7 @@ def _chunk(made: ModelConfig, sizes: ParallelSizes, chunk: int) -> GPTModel:
     model = GPTModel(
         config=made.transformer,
         transformer_layer_spec=block_spec(
-            made.transformer, layers, te=made.te, out_bias=made.out_bias
+            made.transformer, layers, te=made.te, grouped=made.grouped, out_bias=made.out_bias
         ),
         vocab_size=padded_vocab(made.vocab, sizes.tp),
         max_sequence_length=made.longest,

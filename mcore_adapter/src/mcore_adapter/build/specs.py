@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mcore_adapter.build.attention import CoreAttention
 from mcore_adapter.build.delta_net import delta_net
+from mcore_adapter.build.experts import GroupedExperts
 from mcore_adapter.build.latent import LatentAttention
 from mcore_adapter.build.norm import RMSNorm
 from mcore_adapter.errors import ConfigError
@@ -47,12 +48,18 @@ class ExpertOutput(RowParallelLinear):
 
 
 def block_spec(
-    config: TransformerConfig, layers: range, *, te: bool, out_bias: bool = False
+    config: TransformerConfig,
+    layers: range,
+    *,
+    te: bool,
+    grouped: bool = False,
+    out_bias: bool = False,
 ) -> TransformerBlockSubmodules:
     """Modules of the given layers.
 
     Args:
         te: Transformer Engine's modules instead of the local ones.
+        grouped: experts in one product.
         out_bias: whether only the output projection of attention has a bias.
     """
     if te and out_bias:
@@ -66,6 +73,8 @@ def block_spec(
         spec = make(config, sparse[layer], out_bias and not linear[layer])
         if linear[layer]:
             spec.submodules.self_attention = delta_net()
+        if grouped and sparse[layer] and not te:
+            spec.submodules.mlp.submodules.experts.module = GroupedExperts
         specs.append(spec)
     return TransformerBlockSubmodules(
         layer_specs=specs,

@@ -160,6 +160,7 @@ def load_policy(settings: Settings, device: torch.device) -> Policy:
         dtype=DTYPES[settings.dtype],
         sequence_parallel=settings.layout.sequence_parallel,
         recompute=settings.layout.recompute,
+        grouped_experts=settings.layout.grouped_experts,
     )
     bare = build_model(config, sizes, options)
     if settings.batch.packing and bare[0].config.experimental_attention_variant is not None:

@@ -64,6 +64,8 @@ class Layout(Section):
     sequence_parallel: bool | None = None
     """If left, where Megatron-Core wants it: with experts and tp > 1."""
     recompute: Literal["none", "attention", "full"] = "none"
+    grouped_experts: bool = False
+    """All experts of a rank in one product, instead of one after the other: faster on GPUs."""
     distributed_optimizer: bool = False
     """Cut Adam's states over data parallel ranks."""
 

@@ -1,0 +1,43 @@
+"""Experts of the local layer spec whose products run as one."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from megatron.core.transformer.moe.experts import SequentialMLP
+from torch import Tensor
+
+
+class GroupedExperts(SequentialMLP):
+    """Megatron-Core's experts, one after the other, with two calls of PyTorch's grouped product
+    instead of two products for each expert.
+
+    Megatron-Core's own grouped experts need a package for CUDA and keep all experts in one
+    parameter, transposed. Here every expert keeps its own, under the same names: tables, optimizer
+    and checkpoints need not know. The price is a copy of the weights, stacked, in each pass.
+    """
+
+    def forward(
+        self, tokens_ND: Tensor, tokens_per_expert: Tensor, probs_N: Tensor
+    ) -> tuple[Tensor, None]:
+        """
+        Args:
+            tokens_ND: those of the first expert, then those of the second, and so on.
+            tokens_per_expert: [experts of this rank]
+            probs_N: the router's.
+
+        Returns:
+            [N, D], and no bias.
+        """
+        if not len(tokens_ND):
+            # All weights take part, so that all have a gradient.
+            found: tuple[Tensor, None] = super().forward(tokens_ND, tokens_per_expert, probs_N)
+            return found
+        ends_E = tokens_per_expert.to(tokens_ND.device).cumsum(0).to(torch.int32)
+        first, second = (
+            torch.stack([getattr(expert, name).weight for expert in self.local_experts])
+            for name in ("linear_fc1", "linear_fc2")
+        )
+        gate, up = F.grouped_mm(tokens_ND, first.transpose(1, 2), offs=ends_E).chunk(2, dim=-1)
+        scaled = self.config.activation_func(gate) * up * probs_N.unsqueeze(-1)
+        return F.grouped_mm(scaled.to(tokens_ND.dtype), second.transpose(1, 2), offs=ends_E), None
