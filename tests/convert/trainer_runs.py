@@ -136,12 +136,13 @@ def train_by_hand(
     rows: Sequence[dict[str, Any]],
     loss: Callable[[Any, Sequence[dict[str, Any]]], Tensor] = likelihood_by_hand,
     model: Any = None,
+    eps: float = 1e-8,
 ) -> tuple[list[tuple[float, float]], float]:
     """Losses and gradient norms of the first steps, rows in the order of the file; and the loss of
     all of them afterwards."""
     model = hf_model(folder) if model is None else model
     trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=LR, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(trained, lr=LR, weight_decay=0.0, eps=eps)
     found = []
     for step in range(STEPS):
         value = loss(model, rows[step * EXAMPLES : (step + 1) * EXAMPLES])

@@ -60,11 +60,13 @@ def held_tensors(
     """
     named = named_tensors(chunks, table, sizes, ranks)
     have = {name: t for name, t in named.items() if is_factor(name) == table.of_adapter}
+    planned = tasks(table, sizes)
+    # Layers that predict further tokens are only built on demand: Hugging Face has none.
+    further = any(task.param.optional and task.name in have for task in planned)
     due = {
         task.name: task
-        for task in tasks(table, sizes)
-        # Layers that predict further tokens are not built: Hugging Face does not compute them.
-        if not task.param.optional
+        for task in planned
+        if (further or not task.param.optional)
         and ranks.pp in task.stages(sizes, table)
         and task.expert_rank(sizes, table) in (None, ranks.ep)
     }

@@ -70,6 +70,11 @@ def shards(
         check_coverage(tasks(table, sizes), tensors.names, table)
         for held in targets:
             task = held.task
+            if task.param.optional and task.hf[0].name not in tensors.names:
+                raise ConversionError(
+                    f"{folder} has no {task.hf[0].name}: its layers that predict further tokens "
+                    "were left out; build the model without (mtp)"
+                )
             full = task.param.op.to_mcore([tensors.read(ref) for ref in task.hf], table.shape)
             shard = shard_of(full, task, sizes, ranks)
             if shard.shape != held.tensor.shape:

@@ -87,6 +87,15 @@ def write_hf(
         write_index(folder / "model.safetensors.index.json", files)
 
 
+def with_repeats(
+    weights: Iterable[tuple[str, Tensor]], twice: Mapping[str, str]
+) -> Iterator[tuple[str, Tensor]]:
+    """And again, after the tensor itself, what a checkpoint stores twice."""
+    for name, tensor in weights:
+        yield name, tensor
+        yield from ((other, tensor) for other, of in twice.items() if of == name)
+
+
 def write_model(
     dst: Path,
     src: Path,
@@ -115,6 +124,9 @@ def write_model(
         with complete_or_absent(dst, sum(meta.num_bytes for meta in metas.values())) as folder:
             copy_companions(src, folder, dtype)
             specs = {name: spec_of(meta.shape, meta.dtype) for name, meta in metas.items()}
+            twice = {n: of for n, of in table.repeats.items() if n in shapes and of in specs}
+            specs |= {name: specs[of] for name, of in twice.items()}
+            weights = with_repeats(weights, twice)
             write_hf(folder, weights, specs, max_shard_bytes=max_shard_bytes)
     else:
         deque(weights, maxlen=0)

@@ -14,6 +14,7 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 from mcore_adapter.build.rope import Rope, rope_of
 from mcore_adapter.errors import ConfigError, LayoutError
 from mcore_adapter.models import family_of
+from mcore_adapter.models.common import num_mtp_layers
 from mcore_adapter.sizes import ParallelSizes
 
 ACTIVATIONS = {
@@ -52,6 +53,8 @@ class BuildOptions:
     grouped_experts: bool = False
     """All experts of a rank in one product, instead of one after the other: faster on GPUs, where
     many small products are slow to start. With `te`, Transformer Engine's."""
+    mtp: bool = False
+    """Layers that predict further tokens, where the model has them; not over a pipeline."""
     router_replay: bool = False
     """Experts can be given from outside instead of chosen."""
 
@@ -100,6 +103,8 @@ def model_config(
             f"experts of {config['model_type']} have biases, which Megatron-Core cannot cut over "
             f"etp = {sizes.expert_tp} ranks; say etp = 1"
         )
+    if options.mtp:
+        values["mtp_num_layers"] = _num_further(config, sizes, options)
     if options.grouped_experts:
         _check_grouped(config, values, sizes, options)
     made = (MLATransformerConfig if fields.latent else TransformerConfig)(
@@ -165,6 +170,19 @@ def _values(
         **(_expert_values(options) if sparse else {}),
         **_recompute_values(options.recompute),
     }
+
+
+def _num_further(config: Mapping[str, Any], sizes: ParallelSizes, options: BuildOptions) -> int:
+    count = num_mtp_layers(family_of(config).table(config))
+    if not count:
+        raise ConfigError(f"this {config['model_type']} has no layers that predict further tokens")
+    if sizes.pp > 1 or options.te:
+        raise LayoutError(
+            "layers that predict further tokens need the embedding and the output layer on one "
+            f"stage, and the local layer spec; pp is {sizes.pp}, te {options.te}: say pp = 1, "
+            "te = False, or leave them out"
+        )
+    return count
 
 
 def _check_grouped(

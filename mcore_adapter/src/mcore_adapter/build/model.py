@@ -20,7 +20,8 @@ with quiet_imports():
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
     from mcore_adapter.build.config import BuildOptions, ModelConfig, model_config
-    from mcore_adapter.build.specs import HAVE_TE, block_spec
+    from mcore_adapter.build.further import FurtherModel
+    from mcore_adapter.build.specs import HAVE_TE, block_spec, mtp_spec
 
 
 def init_parallel(
@@ -118,7 +119,11 @@ def build_model(
 def _chunk(made: ModelConfig, sizes: ParallelSizes, chunk: int) -> GPTModel:
     stage = parallel_state.get_pipeline_model_parallel_rank()
     layers = sizes.layers_of(stage, chunk, made.transformer.num_layers)
-    model = GPTModel(
+    further: dict[str, Any] = {}
+    if made.transformer.mtp_num_layers:
+        spec = mtp_spec(made.transformer, grouped=made.grouped, out_bias=made.out_bias)
+        further = {"mtp_block_spec": spec}
+    model = (FurtherModel if further else GPTModel)(
         config=made.transformer,
         transformer_layer_spec=block_spec(
             made.transformer, layers, te=made.te, grouped=made.grouped, out_bias=made.out_bias
@@ -130,6 +135,7 @@ def _chunk(made: ModelConfig, sizes: ParallelSizes, chunk: int) -> GPTModel:
         share_embeddings_and_output_weights=made.tied,
         position_embedding_type="rope",
         vp_stage=chunk if sizes.vpp > 1 else None,
+        **further,
     )
     _set_rope(model, made)
     _mark_experts(model)

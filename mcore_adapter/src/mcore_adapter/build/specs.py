@@ -12,6 +12,7 @@ from megatron.core.models.gpt.gpt_layer_specs import (
 )
 from megatron.core.tensor_parallel.layers import RowParallelLinear
 from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionBlockSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -20,6 +21,7 @@ from torch import Tensor
 from mcore_adapter.build.attention import CoreAttention
 from mcore_adapter.build.delta_net import delta_net
 from mcore_adapter.build.experts import GroupedExperts
+from mcore_adapter.build.further import further_spec
 from mcore_adapter.build.latent import LatentAttention
 from mcore_adapter.build.norm import RMSNorm
 from mcore_adapter.errors import ConfigError
@@ -80,6 +82,18 @@ def block_spec(
         layer_specs=specs,
         layer_norm=gpt_layer_specs.TENorm if te else RMSNorm,
     )
+
+
+def mtp_spec(
+    config: TransformerConfig, *, grouped: bool, out_bias: bool
+) -> MultiTokenPredictionBlockSubmodules:
+    """Modules of the layers that predict further tokens: attention, and experts where the model
+    has any."""
+    sparse = config.num_moe_experts is not None
+    layer = _local_layer(config, sparse, out_bias)
+    if grouped:
+        layer.submodules.mlp.submodules.experts.module = GroupedExperts
+    return further_spec(layer, config.mtp_num_layers)
 
 
 def _sparse_layers(config: TransformerConfig) -> list[bool]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from mcore_adapter.convert.ops import FuseGateUp, FuseQKV, Rename, Shape
 from mcore_adapter.convert.shards import Replicated, Sharded, ShardRule
-from mcore_adapter.convert.table import Param, Place
+from mcore_adapter.convert.table import ModelTable, Param, Place
 from mcore_adapter.errors import ConversionError
 
 MCORE, HF = "decoder.layers.*.", "model.layers.*."
@@ -177,6 +177,11 @@ def deepseek_mtp(theirs: str) -> tuple[str, str, str, str]:
 def mtp_prefix(number: int) -> str:
     """Prefix of the transformer layer in a Megatron MTP layer."""
     return f"mtp.layers.{number}.transformer_layer."
+
+
+def num_mtp_layers(table: ModelTable) -> int:
+    """Layers that predict further tokens."""
+    return len({row.op.mcore.split(".")[2] for row in table.params if row.optional})
 
 
 def mtp_repeats(theirs: str, shape: Shape) -> dict[str, str]:

@@ -94,15 +94,21 @@ def _pass(
     """Whatever is cut into micro-batches, over how many ranks, each token or pair counts alike."""
     count = sum(objective.count(part) for part in parts)
 
-    def reduce(logprobs_N: Tensor, micro: Micro) -> tuple[Tensor, Tensor]:
-        sums = objective.sums(logprobs_N, micro)
-        kept = torch.stack([sums[name].detach().double() for name in objective.metrics])
-        return sums["loss"] / count, kept
+    weight = 0.0 if forward_only else policy.mtp_loss_weight
+    metrics = (*objective.metrics, "mtp_loss") if weight else objective.metrics
+
+    def reduce(logprobs: Sequence[Tensor], micro: Micro) -> tuple[Tensor, Tensor]:
+        sums, (_, *further) = objective.sums(logprobs[0], micro), logprobs
+        loss = sums["loss"]
+        if weight:
+            sums["mtp_loss"] = -torch.cat(further).sum() / len(further)
+            loss = loss + weight * sums["mtp_loss"]
+        return loss / count, torch.stack([sums[name].detach().double() for name in metrics])
 
     kept = [
         sums
         for part in parts
         for sums in policy.run(objective.dataset, part, reduce, forward_only=forward_only)
     ]
-    totals = policy.total(kept, len(objective.metrics))
-    return {name: sum_ / count for name, sum_ in zip(objective.metrics, totals, strict=True)}
+    totals = policy.total(kept, len(metrics))
+    return {name: sum_ / count for name, sum_ in zip(metrics, totals, strict=True)}

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from mcore_adapter.build.config import BuildOptions
 from mcore_adapter.build.data_parallel import data_parallel
+from mcore_adapter.build.further import predict_further
 from mcore_adapter.build.lora import Adapter, add_adapter
 from mcore_adapter.build.model import build_model
 from mcore_adapter.build.optimizer import adam
@@ -33,6 +34,11 @@ from mcore_adapter.train.settings import Batch, Settings
 
 Result = TypeVar("Result")
 
+Reduce = Callable[[Sequence[Tensor], Micro], tuple[Tensor, Result]]
+"""Of the log-probs [N] of the tokens of a micro-batch that are trained on, and then of those that
+each further layer predicts: its part of the loss, whose parts are added over all ranks, and what to
+keep."""
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -46,6 +52,7 @@ class Policy:
     """What is trained, if not the model."""
     sizes: ParallelSizes
     batch: Batch
+    mtp_loss_weight: float
     device: torch.device
 
     @property
@@ -69,7 +76,7 @@ class Policy:
         self,
         dataset: Dataset,
         examples: Sequence[int],
-        reduce: Callable[[Tensor, Micro], tuple[Tensor, Result]],
+        reduce: Reduce[Result],
         *,
         forward_only: bool,
     ) -> list[Result]:
@@ -77,8 +84,7 @@ class Policy:
 
         Args:
             examples: of all ranks.
-            reduce: of the log-probs [N] of the tokens of a micro-batch that are trained on: its
-                part of the loss, whose parts are added over all ranks, and what to keep.
+            reduce: of a micro-batch.
 
         Returns:
             What was kept, on the last stage; nothing on the others.
@@ -108,12 +114,16 @@ class Policy:
         def loss(logits_BTV: Tensor, of: Micro) -> tuple[Tensor, Result | None]:
             if not of.sequences:
                 return logits_BTV[:0].float().sum(), None
-            value, result = reduce(self._logprobs(logits_BTV, of), of)
+            every = logits_BTV.split(len(of.tokens_BT))
+            logprobs = [self._logprobs(each, of, ahead) for ahead, each in enumerate(every, 1)]
+            value, result = reduce(logprobs, of)
             # Megatron-Core takes the mean over data parallel ranks.
             return value * replicas, result
 
         for chunk in self.chunks:
             chunk.train(not forward_only)
+            if self.mtp_loss_weight:
+                predict_further(chunk, on=not forward_only)
         with torch.set_grad_enabled(not forward_only):
             kept = run_schedule(
                 self.chunks,
@@ -136,11 +146,15 @@ class Policy:
         values: list[float] = found.tolist()
         return values
 
-    def _logprobs(self, logits_BTV: Tensor, of: Micro) -> Tensor:
-        """[N], of each token that is trained on, given those before it in its sequence."""
+    def _logprobs(self, logits_BTV: Tensor, of: Micro, ahead: int) -> Tensor:
+        """[N], of each token that is trained on, given those of its sequence up to `ahead` places
+        before it; without those that have not as many before them."""
+        places_N = of.places_N
+        if ahead > 1:
+            places_N = places_N[of.positions_BT.flatten()[places_N] >= ahead]
         logprobs_N, _ = token_logprobs(
-            logits_BTV.flatten(0, 1)[of.places_N - 1],
-            of.tokens_BT.flatten()[of.places_N],
+            logits_BTV.flatten(0, 1)[places_N - ahead],
+            of.tokens_BT.flatten()[places_N],
             vocab=self.table.shape.vocab,
             group=parallel_state.get_tensor_model_parallel_group(),
         )
@@ -161,6 +175,7 @@ def load_policy(settings: Settings, device: torch.device) -> Policy:
         sequence_parallel=settings.layout.sequence_parallel,
         recompute=settings.layout.recompute,
         grouped_experts=settings.layout.grouped_experts,
+        mtp=settings.mtp_loss_weight > 0,
     )
     bare = build_model(config, sizes, options)
     if settings.batch.packing and bare[0].config.experimental_attention_variant is not None:
@@ -183,7 +198,8 @@ def load_policy(settings: Settings, device: torch.device) -> Policy:
         weight_decay=how.weight_decay,
         max_grad_norm=how.max_grad_norm,
     )
-    return Policy(chunks, optimizer, table, adapter, sizes, settings.batch, device)
+    weight = settings.mtp_loss_weight
+    return Policy(chunks, optimizer, table, adapter, sizes, settings.batch, weight, device)
 
 
 def _forward(chunk: nn.Module, of: Micro) -> Tensor:

@@ -6,7 +6,7 @@ that goes on need not compute them again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -60,6 +60,6 @@ def sequence_sums(logprobs_N: Tensor, micro: Micro) -> Tensor:
     return zeros_S.index_add(0, micro.sequence_N, logprobs_N)
 
 
-def _keep_sums(logprobs_N: Tensor, micro: Micro) -> tuple[Tensor, tuple[list[int], Tensor]]:
-    sums_S = sequence_sums(logprobs_N, micro)
+def _keep_sums(logprobs: Sequence[Tensor], micro: Micro) -> tuple[Tensor, tuple[list[int], Tensor]]:
+    sums_S = sequence_sums(logprobs[0], micro)
     return sums_S.sum(), (micro.sequences, sums_S)

@@ -147,6 +147,9 @@ class Settings(Section):
     dpo: Dpo = Dpo()
     lora: Lora | None = None
     """Instead of all weights, an adapter."""
+    mtp_loss_weight: NonNegativeFloat = 0.0
+    """Of the loss of layers that predict further tokens; 0: they are neither trained nor written.
+    Not with dpo, lora or pp > 1."""
     epochs: PositiveInt | None = None
     """1 if neither epochs nor steps are given."""
     steps: PositiveInt | None = None
@@ -178,6 +181,9 @@ class Settings(Section):
             raise ValueError(f"data.too_long is split, which {self.method} cannot do; use another")
         if "dpo" in self.model_fields_set and self.method != "dpo":
             raise ValueError(f"dpo.* is given, but method is {self.method}; remove it")
+        if self.mtp_loss_weight and (self.method == "dpo" or self.lora is not None):
+            what = "method is dpo" if self.method == "dpo" else "lora is given"
+            raise ValueError(f"mtp_loss_weight is {self.mtp_loss_weight}, but {what}; set it to 0")
         longest = self.data.max_length * self.sequences_each
         if self.batch.tokens < longest:
             raise ValueError(
