@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from mcore_adapter.convert.plan import Task, tasks
+from mcore_adapter.convert.plan import Task, tasks, whole_model_task
 from mcore_adapter.convert.table import ModelTable
 from mcore_adapter.errors import ConversionError
+from mcore_adapter.models.common import EMBEDDING, MTP_EMBEDDING, mtp_embedding
 from mcore_adapter.sizes import ParallelSizes
 
 _SHOWN = 8
@@ -63,6 +64,8 @@ def held_tensors(
     planned = tasks(table, sizes)
     # Layers that predict further tokens are only built on demand: Hugging Face has none.
     further = any(task.param.optional and task.name in have for task in planned)
+    if MTP_EMBEDDING in have:
+        planned.append(whole_model_task(mtp_embedding()))
     due = {
         task.name: task
         for task in planned
@@ -139,6 +142,9 @@ def global_name(
             re.escape(prefix) + r"(\d+)", lambda m: f"{prefix}{int(m[1]) + offset}", name, count=1
         )
 
+    if name == EMBEDDING and ranks.pp > 0:
+        # On another stage than the first, layers that predict further tokens have their own.
+        return MTP_EMBEDDING
     if name.startswith("decoder.layers."):
         name = shifted("decoder.layers.", first_layer, name)
     if ".local_experts." in name:

@@ -54,7 +54,7 @@ class BuildOptions:
     """All experts of a rank in one product, instead of one after the other: faster on GPUs, where
     many small products are slow to start. With `te`, Transformer Engine's."""
     mtp: bool = False
-    """Layers that predict further tokens, where the model has them; not over a pipeline."""
+    """Layers that predict further tokens, where the model has them; on the last stage."""
     router_replay: bool = False
     """Experts can be given from outside instead of chosen."""
 
@@ -108,7 +108,16 @@ def model_config(
     if options.grouped_experts:
         _check_grouped(config, values, sizes, options)
     made = (MLATransformerConfig if fields.latent else TransformerConfig)(
-        **{**_values(sizes, options, sparse=sparse, num_layers=values["num_layers"]), **values}
+        **{
+            **_values(
+                sizes,
+                options,
+                sparse=sparse,
+                num_layers=values["num_layers"],
+                further=values.get("mtp_num_layers", 0),
+            ),
+            **values,
+        }
     )
     if rope is not None and rope.scale != 1.0:
         # Attention reads the scale of cosines and sines from this factor: 0.1 * ln(factor) + 1.
@@ -126,9 +135,9 @@ def model_config(
 
 
 def _values(
-    sizes: ParallelSizes, options: BuildOptions, *, sparse: bool, num_layers: int
+    sizes: ParallelSizes, options: BuildOptions, *, sparse: bool, num_layers: int, further: int
 ) -> dict[str, Any]:
-    """What every family has in common; `sparse`: it has experts."""
+    """What every family has in common; `sparse`: it has experts; `further`: its MTP layers."""
     cuda = torch.cuda.is_available()
     uneven = sizes.ep > 1 and sizes.expert_tp > 1
     dispatcher = options.dispatcher or ("allgather" if uneven and not cuda else "alltoall")
@@ -153,7 +162,7 @@ def _values(
         "tensor_model_parallel_size": sizes.tp,
         "pipeline_model_parallel_size": sizes.pp,
         "virtual_pipeline_model_parallel_size": sizes.vpp if sizes.vpp > 1 else None,
-        "pipeline_model_parallel_layout": _layout(sizes, num_layers),
+        "pipeline_model_parallel_layout": _layout(sizes, num_layers, further),
         "expert_model_parallel_size": sizes.ep,
         "expert_tensor_parallel_size": sizes.expert_tp,
         "sequence_parallel": sequence_parallel and sizes.tp > 1,
@@ -176,11 +185,12 @@ def _num_further(config: Mapping[str, Any], sizes: ParallelSizes, options: Build
     count = num_mtp_layers(family_of(config).table(config))
     if not count:
         raise ConfigError(f"this {config['model_type']} has no layers that predict further tokens")
-    if sizes.pp > 1 or options.te:
+    if options.te:
+        raise LayoutError("layers that predict further tokens need the local layer spec, not te")
+    if sizes.pp > 1 and config.get("tie_word_embeddings"):
         raise LayoutError(
-            "layers that predict further tokens need the embedding and the output layer on one "
-            f"stage, and the local layer spec; pp is {sizes.pp}, te {options.te}: say pp = 1, "
-            "te = False, or leave them out"
+            "layers that predict further tokens have an embedding of their own on the last stage, "
+            f"which cannot also be the tied output layer's; pp is {sizes.pp}, say 1"
         )
     return count
 
@@ -206,13 +216,13 @@ def _check_grouped(
             )
 
 
-def _layout(sizes: ParallelSizes, num_layers: int) -> list[list[str]] | None:
+def _layout(sizes: ParallelSizes, num_layers: int, further: int) -> list[list[str]] | None:
     """Always explicit, so that ownership is what `ParallelSizes` says."""
     if sizes.pp == 1:
         return None
     chunks = [["decoder"] * len(layers) for layers in sizes.chunks(num_layers)]
     chunks[0].insert(0, "embedding")
-    chunks[-1].append("loss")
+    chunks[-1] += [*["mtp"] * further, "loss"]
     return chunks
 
 

@@ -119,8 +119,9 @@ def build_model(
 def _chunk(made: ModelConfig, sizes: ParallelSizes, chunk: int) -> GPTModel:
     stage = parallel_state.get_pipeline_model_parallel_rank()
     layers = sizes.layers_of(stage, chunk, made.transformer.num_layers)
+    last = stage == sizes.pp - 1 and chunk == sizes.vpp - 1
     further: dict[str, Any] = {}
-    if made.transformer.mtp_num_layers:
+    if made.transformer.mtp_num_layers and last:
         spec = mtp_spec(made.transformer, grouped=made.grouped, out_bias=made.out_bias)
         further = {"mtp_block_spec": spec}
     model = (FurtherModel if further else GPTModel)(
@@ -131,7 +132,7 @@ def _chunk(made: ModelConfig, sizes: ParallelSizes, chunk: int) -> GPTModel:
         vocab_size=padded_vocab(made.vocab, sizes.tp),
         max_sequence_length=made.longest,
         pre_process=stage == 0 and chunk == 0,
-        post_process=stage == sizes.pp - 1 and chunk == sizes.vpp - 1,
+        post_process=last,
         share_embeddings_and_output_weights=made.tied,
         position_embedding_type="rope",
         vp_stage=chunk if sizes.vpp > 1 else None,

@@ -74,6 +74,11 @@ def tasks(table: ModelTable, sizes: ParallelSizes) -> list[Task]:
     return found
 
 
+def whole_model_task(param: Param) -> Task:
+    """Of a row that is neither of layers nor of experts."""
+    return Task(param.op.mcore, param, tuple(HfRef(name) for name in param.op.hf), None, None)
+
+
 def check_layout(table: ModelTable, sizes: ParallelSizes) -> None:
     """Raises `LayoutError` unless layers, heads and experts divide over these sizes.
 

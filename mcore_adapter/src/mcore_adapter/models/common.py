@@ -17,6 +17,7 @@ from mcore_adapter.errors import ConversionError
 
 MCORE, HF = "decoder.layers.*.", "model.layers.*."
 EMBEDDING = "embedding.word_embeddings.weight"
+MTP_EMBEDDING = "mtp." + EMBEDDING
 Layers = range | tuple[int, ...] | None
 
 
@@ -182,6 +183,18 @@ def mtp_prefix(number: int) -> str:
 def num_mtp_layers(table: ModelTable) -> int:
     """Layers that predict further tokens."""
     return len({row.op.mcore.split(".")[2] for row in table.params if row.optional})
+
+
+def mtp_embedding() -> Param:
+    """The embedding once more: layers that predict further tokens need one where they are computed.
+    A row of no table, because files do not have it."""
+    return Param(
+        op=Rename(MTP_EMBEDDING, "model.embed_tokens.weight"),
+        shard=Sharded(),
+        pads_vocab=True,
+        place=Place.LAST,
+        copy_of=EMBEDDING,
+    )
 
 
 def mtp_repeats(theirs: str, shape: Shape) -> dict[str, str]:

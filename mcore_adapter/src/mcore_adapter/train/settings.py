@@ -149,7 +149,7 @@ class Settings(Section):
     """Instead of all weights, an adapter."""
     mtp_loss_weight: NonNegativeFloat = 0.0
     """Of the loss of layers that predict further tokens; 0: they are neither trained nor written.
-    Not with dpo, lora or pp > 1."""
+    Not with dpo or lora."""
     epochs: PositiveInt | None = None
     """1 if neither epochs nor steps are given."""
     steps: PositiveInt | None = None
