@@ -111,15 +111,6 @@ class Policy:
             for part in mine
         ]
 
-        def loss(logits_BTV: Tensor, of: Micro) -> tuple[Tensor, Result | None]:
-            if not of.sequences:
-                return logits_BTV[:0].float().sum(), None
-            every = logits_BTV.split(len(of.tokens_BT))
-            logprobs = [self._logprobs(each, of, ahead) for ahead, each in enumerate(every, 1)]
-            value, result = reduce(logprobs, of)
-            # Megatron-Core takes the mean over data parallel ranks.
-            return value * replicas, result
-
         for chunk in self.chunks:
             chunk.train(not forward_only)
             if self.mtp_loss_weight:
@@ -129,12 +120,24 @@ class Policy:
                 self.chunks,
                 micros,
                 _forward,
-                loss,
+                lambda logits_BTV, of: self._loss(logits_BTV, of, reduce),
                 micro_batch_size=made.rows,
                 longest=made.width,
                 forward_only=forward_only,
             )
         return [result for result in kept if result is not None]
+
+    def _loss(
+        self, logits_BTV: Tensor, of: Micro, reduce: Reduce[Result]
+    ) -> tuple[Tensor, Result | None]:
+        """Of a micro-batch, which may have no sequences."""
+        if not of.sequences:
+            return logits_BTV[:0].float().sum(), None
+        every = logits_BTV.split(len(of.tokens_BT))
+        logprobs = [self._logprobs(each, of, ahead) for ahead, each in enumerate(every, 1)]
+        value, result = reduce(logprobs, of)
+        # Megatron-Core takes the mean over data parallel ranks.
+        return value * parallel_state.get_data_parallel_world_size(), result
 
     def total(self, sums: Iterable[Tensor], like: int) -> list[float]:
         """Sums [`like`] of micro-batches over all ranks, on all of them; a collective."""
