@@ -10,13 +10,15 @@ import copy
 import json
 import pickle
 import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from roll.core.errors import CheckpointError
 
@@ -63,6 +65,31 @@ def begin(path: Path, identity: dict[str, Any]) -> tuple[dict[str, Any], dict[st
         return meta, torch.load(rng, weights_only=False)
     except (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"{rng} is damaged: {error!r}") from error
+
+
+def save_hf(
+    path: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    dtype: torch.dtype,
+    weights: Iterable[tuple[str, Tensor]],
+) -> None:
+    """A folder for `from_pretrained`; collective. Rank 0 writes.
+
+    Args:
+        weights: whole tensors, parameters in `dtype`.
+    """
+    is_writer = dist.get_rank() == 0
+    kept: dict[str, Tensor] = {}
+    for name, tensor in weights:
+        if is_writer:
+            kept[name] = tensor.cpu()
+    if is_writer:
+        path.mkdir(parents=True, exist_ok=True)
+        model.save_pretrained(path, state_dict=kept)
+        # `save_pretrained` notes the dtype of the masters; what it wrote is `dtype`.
+        save_companions(path, model.config, dtype, tokenizer)
+    dist.barrier()
 
 
 def save_companions(

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 
 from roll.core.errors import WeightSyncError
+from roll.strategy.names import distinct
 from roll.weight_sync.manifest import Manifest, even_cuts, meta_of
 
 
@@ -22,7 +23,7 @@ def manifest(model: PreTrainedModel, dtype: torch.dtype) -> Manifest:
     world = dist.get_world_size()
     metas = []
     cuts = []
-    for name, value in _distinct(model):
+    for name, value in distinct(model):
         kind = dtype if isinstance(value, torch.nn.Parameter) else value.dtype
         metas.append(meta_of(name, torch.empty(value.shape, dtype=kind, device="meta")))
         cuts.append(
@@ -33,22 +34,13 @@ def manifest(model: PreTrainedModel, dtype: torch.dtype) -> Manifest:
     return Manifest(tuple(metas), tuple(cuts))
 
 
-def frozen(model: PreTrainedModel) -> frozenset[str]:
-    """Names of the parameters that training leaves alone."""
-    return frozenset(
-        name
-        for name, value in _distinct(model)
-        if isinstance(value, torch.nn.Parameter) and not value.requires_grad
-    )
-
-
 def local_parts(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """What this rank holds of each tensor, as it lies in the model; not collective.
 
     Raises:
         WeightSyncError: a parameter is sharded along another axis than its rows.
     """
-    for name, value in _distinct(model):
+    for name, value in distinct(model):
         tensor = value.detach()
         if isinstance(tensor, DTensor):
             if tensor.placements != (Shard(0),):
@@ -68,17 +60,8 @@ def full_weights(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[s
     names (tied embeddings) comes once, under its first name, as `save_pretrained` writes it. The
     tensors may share memory with the model: use them before the next update.
     """
-    for name, value in _distinct(model):
+    for name, value in distinct(model):
         tensor = value.detach()
         if isinstance(value, torch.nn.Parameter):
             tensor = tensor.to(dtype)
         yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def _distinct(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Saved tensors, each under its first name only."""
-    seen: set[int] = set()
-    for name, value in model.state_dict(keep_vars=True).items():
-        if id(value) not in seen:
-            seen.add(id(value))
-            yield name, value

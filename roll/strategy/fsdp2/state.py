@@ -1,6 +1,6 @@
-"""What leaves and enters a sharded model on disk: checkpoints, Hugging Face folders.
+"""What leaves and enters a sharded model on disk: its checkpoints.
 
-A checkpoint has the shards that every rank writes (torch.distributed.checkpoint), and what
+One has the shards that every rank writes (torch.distributed.checkpoint), and what
 `strategy/state.py` says.
 """
 
@@ -16,11 +16,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.optim import Optimizer
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from roll.core.errors import CheckpointError
-from roll.strategy.fsdp2.export import full_weights
-from roll.strategy.state import begin, finish, save_companions, set_rng_states
+from roll.strategy.state import begin, finish, set_rng_states
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -63,26 +62,6 @@ def load(path: Path, model: PreTrainedModel, optimizer: Optimizer) -> int:
     set_rng_states(rng)
     dist.barrier()
     return int(meta["updates"])
-
-
-def save_hf(
-    path: Path,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    dtype: torch.dtype,
-) -> None:
-    """A folder for `from_pretrained`, with the values of `full_weights`. Rank 0 writes."""
-    is_writer = dist.get_rank() == 0
-    weights: dict[str, Tensor] = {}
-    for name, tensor in full_weights(model, dtype):
-        if is_writer:
-            weights[name] = tensor.cpu()
-    if is_writer:
-        path.mkdir(parents=True, exist_ok=True)
-        model.save_pretrained(path, state_dict=weights)
-        # `save_pretrained` notes the dtype of the masters; what it wrote is `dtype`.
-        save_companions(path, model.config, dtype, tokenizer)
-    dist.barrier()
 
 
 def _model_tensors(model: PreTrainedModel) -> dict[str, Tensor]:

@@ -25,12 +25,13 @@ from roll.core.errors import ConfigError
 from roll.core.metrics import Metrics
 from roll.core.types import RankInfo, WorkerSpec
 from roll.models.load import load_tokenizer
-from roll.strategy import forward, microbatch
+from roll.strategy import forward, microbatch, names
 from roll.strategy.fsdp2 import export, state
 from roll.strategy.fsdp2.shard import load_sharded
 from roll.strategy.group import Membership
 from roll.strategy.reduce import LossMetrics, max_over_ranks, micro_loss, update_metrics
 from roll.strategy.schedule import Schedule
+from roll.strategy.state import save_hf
 from roll.weight_sync.manifest import Manifest
 
 T = TypeVar("T")
@@ -130,7 +131,7 @@ class Fsdp2Strategy(Generic[T]):
         return export.manifest(self._model.model, self._dtype)
 
     def frozen_weights(self) -> frozenset[str]:
-        return export.frozen(self._model.model)
+        return names.frozen(self._model.model)
 
     def export_parts(self) -> Iterator[tuple[str, Tensor]]:
         return export.local_parts(self._model.model)
@@ -149,7 +150,7 @@ class Fsdp2Strategy(Generic[T]):
 
     def save_hf(self, path: Path) -> None:
         tokenizer = load_tokenizer(self._model_config)
-        state.save_hf(path, self._model.model, tokenizer, self._dtype)
+        save_hf(path, self._model.model, tokenizer, self._dtype, self.export_weights())
 
     def offload(self) -> None:
         if self._moves:

@@ -1,0 +1,27 @@
+"""The tensors of a Hugging Face model as its checkpoint names them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+
+def distinct(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Saved tensors, each under its first name only."""
+    seen: set[int] = set()
+    for name, value in model.state_dict(keep_vars=True).items():
+        if id(value) not in seen:
+            seen.add(id(value))
+            yield name, value
+
+
+def frozen(model: PreTrainedModel) -> frozenset[str]:
+    """Names of the parameters that training leaves alone."""
+    return frozenset(
+        name
+        for name, value in distinct(model)
+        if isinstance(value, torch.nn.Parameter) and not value.requires_grad
+    )
