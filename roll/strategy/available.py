@@ -29,6 +29,11 @@ REQUIREMENTS = {
     "fsdp2": Requirement(
         ("torch",), SpecifierSet(">=2.13,<2.14"), "pip install -r requirements/base.txt"
     ),
+    "deepspeed": Requirement(
+        ("deepspeed",),
+        SpecifierSet(">=0.19.8,<0.20"),
+        "pip install -r requirements/deepspeed.txt",
+    ),
     "megatron": Requirement(
         ("megatron-core",),
         SpecifierSet(">=0.16.1,<0.17"),

@@ -6,6 +6,7 @@ from typing import TypeVar, assert_never, cast
 
 from roll.config.model import ModelConfig
 from roll.config.strategy import (
+    DeepspeedConfig,
     Fsdp2Config,
     HfEngineConfig,
     HfScoreConfig,
@@ -98,6 +99,18 @@ def _learner(
                 optimizer=optimizer,
                 total_steps=total_steps,
             )
+        case DeepspeedConfig():
+            from roll.strategy.deepspeed.train import DeepspeedStrategy
+
+            return DeepspeedStrategy(
+                strategy,
+                spec=spec,
+                model=model,
+                head=head,
+                max_tokens_per_microbatch=role.max_tokens_per_microbatch,
+                optimizer=optimizer,
+                total_steps=total_steps,
+            )
     assert_never(strategy)
 
 
@@ -105,7 +118,7 @@ def _policy_head(head: object) -> PolicyHead:
     if not isinstance(head, PolicyHead):
         raise ConfigError(
             f"kind: megatron has no {type(head).__name__}: it trains policies; other models "
-            "need kind: fsdp2"
+            "need kind: fsdp2 or deepspeed"
         )
     return head
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from roll.algorithms.api import PolicyTerms
 from roll.config.model import ModelConfig
-from roll.config.strategy import Fsdp2Config, HfScoreConfig, MegatronConfig
+from roll.config.strategy import DeepspeedConfig, Fsdp2Config, HfScoreConfig, MegatronConfig
 from roll.config.training import OptimizerConfig, ScoreRole, TrainRole
 from roll.core.types import WorkerSpec
 from roll.strategy.api import ScoreStrategy, TrainStrategy
@@ -31,13 +31,15 @@ class TrainBackend:
     """A backend under test: `strategy` is its config class, `options` its variants by name."""
 
     name: str
-    strategy: type[Fsdp2Config] | type[MegatronConfig]
+    strategy: type[Fsdp2Config] | type[DeepspeedConfig] | type[MegatronConfig]
     options: tuple[str, ...]
     """Boolean options that change memory and speed, and no number."""
     layout: Mapping[str, Any] = field(default_factory=dict)
     """Options on more than one rank; one rank has none, and resumes what they wrote."""
     experts: bool = False
     """Tested on a mixture of experts."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Options on any number of ranks."""
 
     def build(
         self,
@@ -54,7 +56,7 @@ class TrainBackend:
         layout = self.layout if spec.world_size > 1 else {}
         role = TrainRole(
             pool="p",
-            strategy=self.strategy(**layout, **options),
+            strategy=self.strategy(**layout, **self.settings, **options),
             optimizer=optimizer,
             max_tokens_per_microbatch=budget,
         )
@@ -62,8 +64,24 @@ class TrainBackend:
         return build_train(role, model, spec, head, total_steps=total_steps)
 
 
+ZERO_3 = {"stage": 3, "whole_below_elements": 64}
+"""The norms' weights of the tiny models stay whole, everything else is cut."""
+
 TRAIN_BACKENDS = [
     TrainBackend("fsdp2", Fsdp2Config, ("activation_checkpointing", "cpu_offload")),
+    *(
+        TrainBackend(f"deepspeed-{name}", DeepspeedConfig, options, settings=settings)
+        for name, options, settings in (
+            ("zero0", ("activation_checkpointing",), {"stage": 0}),
+            ("zero1", ("offload_optimizer",), {"stage": 1}),
+            ("zero2", ("activation_checkpointing", "offload_optimizer"), {"stage": 2}),
+            (
+                "zero3",
+                ("activation_checkpointing", "offload_optimizer", "offload_parameters"),
+                ZERO_3,
+            ),
+        )
+    ),
     TrainBackend("megatron-dp2", MegatronConfig, ("distributed_optimizer",)),
     TrainBackend("megatron-zero", MegatronConfig, (), {"distributed_optimizer": True}),
     TrainBackend("megatron-tp2", MegatronConfig, (), {"tp": 2}),
@@ -76,7 +94,7 @@ TRAIN_BACKENDS = [
 class ScoreBackend:
     """As `TrainBackend`."""
 
-    strategy: type[HfScoreConfig] | type[Fsdp2Config] | type[MegatronConfig]
+    strategy: type[HfScoreConfig] | type[Fsdp2Config] | type[DeepspeedConfig] | type[MegatronConfig]
     layout: Mapping[str, Any] = field(default_factory=dict)
     experts: bool = False
 
@@ -110,6 +128,8 @@ class ScoreBackend:
 SCORE_BACKENDS = {
     "hf": ScoreBackend(HfScoreConfig),
     "fsdp2": ScoreBackend(Fsdp2Config),
+    "deepspeed": ScoreBackend(DeepspeedConfig),
+    "deepspeed-zero3": ScoreBackend(DeepspeedConfig, ZERO_3),
     "megatron": ScoreBackend(MegatronConfig),
     "hf-experts": ScoreBackend(HfScoreConfig, experts=True),
     "megatron-ep2": ScoreBackend(MegatronConfig, {"ep": 2}, experts=True),

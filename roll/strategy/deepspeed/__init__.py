@@ -1,0 +1,1 @@
+"""DeepSpeed ZeRO: training and scoring, with states, gradients or parameters shared out."""

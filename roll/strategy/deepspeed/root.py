@@ -1,0 +1,57 @@
+"""The module that DeepSpeed sees: a model whose forward pass ends in one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from roll.strategy.forward import TokenModel
+
+T = TypeVar("T")
+
+
+class Root(nn.Module, Generic[T]):
+    """A `TokenModel`, its two results stacked.
+
+    ZeRO-3 compares what modules the ranks have run, and counts one whose output has two tensors
+    twice in the backward pass, if both are used. Whether the entropy is depends on the loss, and on
+    whether the rank had rows left.
+    """
+
+    model: PreTrainedModel
+
+    def __init__(self, whole: TokenModel[T]) -> None:
+        super().__init__()
+        self.model = whole.model
+        # In a tuple, so that it is not registered: its own call would be counted too.
+        self._whole = (whole,)
+
+    def forward(self, tokens_BT: Tensor, positions_N: Tensor, entropy: bool) -> Tensor:
+        """`[1, B, T]`, with entropy `[2, B, T]`."""
+        parts = self._whole[0].forward(tokens_BT, positions_N, entropy)
+        return torch.stack([part for part in parts if part is not None])
+
+
+class Unstacked(Generic[T]):
+    """Calls a `Root`, or DeepSpeed's engine around it, as the `TokenModel` it was."""
+
+    def __init__(self, run: Callable[[Tensor, Tensor, bool], Tensor], whole: TokenModel[T]) -> None:
+        self._run = run
+        self.terms = whole.terms
+
+    def __call__(
+        self, tokens_BT: Tensor, positions_N: Tensor, entropy: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        main_BT, *more = self._run(tokens_BT, positions_N, entropy).unbind()
+        return main_BT, more[0] if more else None
+
+
+def as_token_model(
+    run: Callable[[Tensor, Tensor, bool], Tensor], whole: TokenModel[T]
+) -> TokenModel[T]:
+    """For the functions of `strategy/forward.py`, which call it and read its `terms`."""
+    return cast(TokenModel[T], Unstacked(run, whole))

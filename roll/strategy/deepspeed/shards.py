@@ -1,0 +1,125 @@
+"""The files of a checkpoint: one for each rank, with its pieces of masters and moments.
+
+They are safetensors files, written and read tensor by tensor. The metadata says where in its
+parameter each piece begins; so whoever loads takes from any file what it needs, and the number of
+ranks and the stage may be others.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from roll.core.errors import CheckpointError
+from roll.strategy.deepspeed.pieces import KINDS, Piece
+
+_ITEM = 4
+"""Bytes of a float32."""
+
+
+def write(path: Path, pieces: Iterable[Piece]) -> None:
+    """This rank's file; complete or absent."""
+    held = list(pieces)
+    header: dict[str, Any] = {
+        "__metadata__": {"first": json.dumps({piece.name: piece.first for piece in held})}
+    }
+    end = 0
+    for piece in held:
+        for kind in KINDS:
+            begin, end = end, end + piece.num_elements * _ITEM
+            header[_key(piece.name, kind)] = {
+                "dtype": "F32",
+                "shape": [piece.num_elements],
+                "data_offsets": [begin, end],
+            }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    draft = path.with_suffix(".part")
+    with draft.open("wb") as stream:
+        stream.write(struct.pack("<Q", len(text)) + text)
+        for piece in held:
+            for kind in KINDS:
+                stream.write(piece.tensors[kind].detach().cpu().contiguous().numpy().data)
+    draft.replace(path)
+
+
+def file_of(folder: Path, rank: int) -> Path:
+    return folder / f"shard_{rank:05d}.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    first: int
+    count: int
+    file: Any
+    path: Path
+
+
+class Shards:
+    """The files of all ranks that wrote a checkpoint, open. A context manager.
+
+    Raises:
+        CheckpointError: a file is missing or damaged.
+    """
+
+    def __init__(self, folder: Path, ranks: int) -> None:
+        self._folder = folder
+        self._open = ExitStack()
+        self._sources: dict[str, list[_Source]] = {}
+        for rank in range(ranks):
+            self._add(file_of(folder, rank))
+
+    def __enter__(self) -> Shards:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def check(self, name: str, num_elements: int) -> None:
+        """
+        Raises:
+            CheckpointError: the files together do not have all elements of the parameter.
+        """
+        found = sum(source.count for source in self._sources.get(name, ()))
+        if found != num_elements:
+            raise CheckpointError(
+                f"checkpoint {self._folder} is incomplete: its files have {found} of the "
+                f"{num_elements} elements of {name!r}"
+            )
+
+    def fill(self, piece: Piece) -> None:
+        """Copy what was saved of these elements into the piece's tensors."""
+        end = piece.first + piece.num_elements
+        for source in self._sources[piece.name]:
+            low, high = max(piece.first, source.first), min(end, source.first + source.count)
+            if low < high:
+                for kind in KINDS:
+                    saved = source.file.get_slice(_key(piece.name, kind))
+                    part: Tensor = saved[low - source.first : high - source.first]
+                    piece.tensors[kind][low - piece.first : high - piece.first].copy_(part)
+
+    def _add(self, path: Path) -> None:
+        try:
+            file = self._open.enter_context(safe_open(path, framework="pt"))
+            firsts: dict[str, int] = json.loads(file.metadata()["first"])
+            sizes = {name: file.get_slice(_key(name, KINDS[0])).get_shape()[0] for name in firsts}
+        except FileNotFoundError as error:
+            raise CheckpointError(
+                f"no complete checkpoint in {path.parent}: {path} is missing"
+            ) from error
+        except (SafetensorError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{path} is damaged: {error!r}") from error
+        for name, first in firsts.items():
+            self._sources.setdefault(name, []).append(_Source(first, sizes[name], file, path))
+
+
+def _key(name: str, kind: str) -> str:
+    return f"{name}.{kind}"

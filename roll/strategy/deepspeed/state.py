@@ -1,0 +1,58 @@
+"""What leaves and enters a model on disk: checkpoints that any number of ranks and stage resumes.
+
+A checkpoint has a file of each rank (`shards.py`), and what `strategy/state.py` says. Nothing is
+gathered: whoever loads takes its pieces from all files.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import PreTrainedModel
+
+from roll.strategy.deepspeed.pieces import pieces, refresh, shape_of
+from roll.strategy.deepspeed.shards import Shards, file_of, write
+from roll.strategy.deepspeed.update import Update
+from roll.strategy.state import begin, finish, set_rng_states
+
+
+def save(path: Path, engine: Any, model: PreTrainedModel, update: Update) -> None:
+    """Write the checkpoint; collective."""
+    path.mkdir(parents=True, exist_ok=True)
+    # Where every rank holds all, the first writes it.
+    writes = update.shared or dist.get_rank() == 0
+    write(
+        file_of(path, dist.get_rank()),
+        pieces(engine, update.optimizer, model) if writes else (),
+    )
+    progress = {"updates": update.schedule.updates, "optimizer_steps": update.steps}
+    finish(path, _identity(model), **progress)
+
+
+def load(path: Path, engine: Any, model: PreTrainedModel, update: Update) -> None:
+    """Read what `save` wrote, on any number of ranks and with any stage; collective.
+
+    A rank that the saving run did not have keeps its random state.
+
+    Raises:
+        CheckpointError: files are missing, damaged or of another model; nothing was changed.
+    """
+    meta, rng = begin(path, _identity(model))
+    with Shards(path, meta["world_size"]) as shards, torch.no_grad():
+        for name, parameter in model.named_parameters():
+            shards.check(name, shape_of(parameter).numel())
+        for piece in pieces(engine, update.optimizer, model):
+            shards.fill(piece)
+    update.steps = meta["optimizer_steps"]
+    update.schedule.updates = meta["updates"]
+    refresh(engine, update.optimizer, model)
+    set_rng_states(rng)
+    dist.barrier()
+
+
+def _identity(model: PreTrainedModel) -> dict[str, Any]:
+    shapes = {name: list(shape_of(p)) for name, p in model.named_parameters()}
+    return {"model_type": model.config.model_type, "tensors": shapes}

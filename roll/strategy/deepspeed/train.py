@@ -1,0 +1,205 @@
+"""Training and scoring on DeepSpeed ZeRO.
+
+Every method is collective: all ranks of the cluster call it, each with its own rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from roll.algorithms.api import TermsLoss
+from roll.config.model import ModelConfig
+from roll.config.strategy import DeepspeedConfig
+from roll.config.training import OptimizerConfig
+from roll.core.batches import RolloutBatch, TokenBatch
+from roll.core.errors import ConfigError
+from roll.core.metrics import Metrics
+from roll.core.types import RankInfo, WorkerSpec
+from roll.models.load import load_tokenizer
+from roll.strategy import forward, microbatch, names
+from roll.strategy.deepspeed import export, state
+from roll.strategy.deepspeed.engine import start
+from roll.strategy.deepspeed.memory import Parking, held
+from roll.strategy.deepspeed.pieces import MASTER, flats, pieces
+from roll.strategy.deepspeed.root import Root, as_token_model
+from roll.strategy.deepspeed.update import Update, adamw
+from roll.strategy.group import Membership
+from roll.strategy.reduce import LossMetrics, max_over_ranks, micro_loss, update_metrics
+from roll.strategy.state import save_hf
+from roll.weight_sync.manifest import Manifest
+
+T = TypeVar("T")
+
+
+class DeepspeedStrategy(Generic[T]):
+    """A `TrainStrategy`; without an optimizer a `ScoreStrategy`.
+
+    Args:
+        spec: this rank; it joins the process group at `spec.rendezvous` unless one exists.
+        head: what the model's last layer is for.
+        max_tokens_per_microbatch: padded tokens of one forward and backward pass.
+        optimizer: None for a frozen model.
+        total_steps: optimizer steps of the whole run; needed by decaying schedules.
+    """
+
+    def __init__(
+        self,
+        config: DeepspeedConfig,
+        *,
+        spec: WorkerSpec,
+        model: ModelConfig,
+        head: forward.Head[T],
+        max_tokens_per_microbatch: int,
+        optimizer: OptimizerConfig | None,
+        total_steps: int | None,
+    ) -> None:
+        self._group = Membership(spec)
+        self._device = self._group.device
+        self._model_config = model
+        self._dtype: torch.dtype = getattr(torch, model.dtype)
+        self._max_tokens = max_tokens_per_microbatch
+        self._rank_info = RankInfo(spec.rank, spec.rank, spec.world_size, is_dp_leader=True)
+        self._cut = config.stage == 3
+        self._parking = Parking()
+        self._engine: Any = None
+        self._update: Update | None = None
+        whole = head.load(model, torch.float32 if optimizer is not None else self._dtype)
+        whole.requires_grad_(optimizer is not None)
+        self._model = Root(whole)
+        if optimizer is not None:
+            self._start_training(config, optimizer, total_steps)
+        elif config.stage == 3:
+            self._engine = start(
+                config, self._model, None, compute=self._dtype, device=self._device
+            )
+        else:
+            self._model.to(self._device)
+        self._scored = as_token_model(self._model, whole)
+        self._trained = as_token_model(self._engine, whole)
+
+    @property
+    def rank_info(self) -> RankInfo:
+        return self._rank_info
+
+    def score(self, batch: TokenBatch, *, entropy: bool = False) -> T:
+        self._model.eval()
+        terms = forward.score(
+            self._scored,
+            batch,
+            device=self._device,
+            max_tokens=self._max_tokens,
+            entropy=entropy,
+            agree=lambda passes: max_over_ranks(passes, self._device),
+        )
+        if self._cut:
+            # Without a backward pass ZeRO-3 keeps gathered what it expects to need again.
+            self._engine.optimizer.empty_partition_cache()
+        return terms
+
+    def train(self, batch: RolloutBatch, loss: TermsLoss[T]) -> Metrics:
+        """One optimizer step on the rows of all ranks; see `Update.apply` for bad gradients.
+
+        The metrics are this rank's share: merging those of all ranks gives the update's.
+        """
+        update = self._require_update()
+        batch.require("token_weights", made_by="token_weights")
+        info = self._rank_info
+        metrics = LossMetrics(len(batch), info.dp_size)
+        parts = microbatch.plan(batch.lengths.tolist(), self._max_tokens)
+        passes = max_over_ranks(len(parts), self._device)
+        self._engine.train()
+        for i in range(passes):
+            self._engine.set_gradient_accumulation_boundary(i == passes - 1)
+            if i < len(parts):
+                micro = microbatch.take(batch, parts[i])
+                terms_of = partial(self._terms, micro)
+                total = micro_loss(micro, terms_of, loss, metrics, self._device)
+            else:
+                total = forward.empty_pass(self._trained, self._device)
+            # DeepSpeed takes the mean over ranks; the weights of the tokens already say what mean
+            # is meant.
+            self._engine.backward(total * info.dp_size, scale_wrt_gas=False)
+        grad_norm, lr, applied = update.apply()
+        return metrics.take() | update_metrics(grad_norm, lr, applied=applied, info=info)
+
+    def weight_manifest(self) -> Manifest:
+        return export.manifest(self._model.model, self._dtype)
+
+    def frozen_weights(self) -> frozenset[str]:
+        return names.frozen(self._model.model)
+
+    def export_parts(self) -> Iterator[tuple[str, Tensor]]:
+        return export.local_parts(self._model.model)
+
+    def export_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """In `model.dtype`: what the forward pass computes with."""
+        return export.full_weights(self._model.model, self._dtype, self._device)
+
+    def save(self, path: Path) -> None:
+        state.save(path, self._engine, self._model.model, self._require_update())
+
+    def load(self, path: Path) -> None:
+        state.load(path, self._engine, self._model.model, self._require_update())
+
+    def save_hf(self, path: Path) -> None:
+        tokenizer = load_tokenizer(self._model_config)
+        save_hf(path, self._model.model, tokenizer, self._dtype, self.export_weights())
+
+    def offload(self) -> None:
+        if self._device.type != "cpu":
+            optimizer = None if self._update is None else self._update.optimizer
+            self._parking.put_aside(held(self._model, self._engine, optimizer))
+            torch.cuda.empty_cache()
+
+    def onload(self) -> None:
+        self._parking.take_back()
+
+    def close(self) -> None:
+        """Take DeepSpeed's hooks off, and leave the process group, if this strategy joined it."""
+        if self._engine is not None:
+            self._engine.destroy()
+            self._engine = None
+        self._group.leave()
+
+    def _start_training(
+        self, config: DeepspeedConfig, optimizer: OptimizerConfig, total_steps: int | None
+    ) -> None:
+        if config.activation_checkpointing:
+            self._model.model.gradient_checkpointing_enable({"use_reentrant": False})
+        # DeepSpeed makes its masters of what it has rounded to the dtype that it computes in.
+        masters = {name: p.data for name, p in self._model.model.named_parameters()}
+        adam = adamw(self._model, optimizer)
+        self._engine = start(
+            config,
+            self._model,
+            adam,
+            max_grad_norm=optimizer.max_grad_norm,
+            compute=self._dtype,
+            device=self._device,
+        )
+        self._update = Update(
+            self._engine,
+            adam,
+            optimizer,
+            total_steps,
+            shared=self._engine.optimizer is not adam,
+        )
+        self._update.start_moments(flats(self._engine, adam))
+        if self._dtype != torch.float32:
+            for piece in pieces(self._engine, adam, self._model.model):
+                whole = masters[piece.name].view(-1)
+                piece.tensors[MASTER].copy_(whole[piece.first :][: piece.num_elements])
+
+    def _terms(self, micro: RolloutBatch, needed_BT: Tensor) -> T:
+        return forward.token_terms(self._trained, micro, needed_BT, self._device, entropy=True)
+
+    def _require_update(self) -> Update:
+        if self._update is None:
+            raise ConfigError("this model is frozen: it was built without an optimizer")
+        return self._update
