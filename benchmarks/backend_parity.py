@@ -54,7 +54,22 @@ class Layout:
     strategy: dict[str, Any]
 
 
-FSDP2 = (Layout("fsdp2", 1, {"kind": "fsdp2"}), Layout("fsdp2 x2", 2, {"kind": "fsdp2"}))
+def deepspeed(name: str, ranks: int, **settings: Any) -> Layout:
+    return Layout(f"deepspeed {name}", ranks, {"kind": "deepspeed", **settings})
+
+
+HUGGING_FACE = (
+    Layout("fsdp2", 1, {"kind": "fsdp2"}),
+    Layout("fsdp2 x2", 2, {"kind": "fsdp2"}),
+    deepspeed("zero2 x1", 1, stage=2),
+    deepspeed("zero0 x2", 2, stage=0),
+    deepspeed("zero1 x2", 2, stage=1),
+    deepspeed("zero2 x2", 2, stage=2),
+    deepspeed("zero2 offload x2", 2, stage=2, offload_optimizer=True),
+    deepspeed("zero3 x2", 2, stage=3, whole_below_elements=64),
+    deepspeed("zero3 recompute x2", 2, stage=3, activation_checkpointing=True),
+)
+"""Backends that hold the Hugging Face model itself."""
 
 
 def megatron(name: str, ranks: int, **sizes: Any) -> Layout:
@@ -62,7 +77,7 @@ def megatron(name: str, ranks: int, **sizes: Any) -> Layout:
 
 
 DENSE = (
-    *FSDP2,
+    *HUGGING_FACE,
     megatron("x1", 1),
     megatron("dp2", 2),
     megatron("dp2 distributed", 2, distributed_optimizer=True),
@@ -76,7 +91,7 @@ DENSE = (
     megatron("tp2 dp2", 4, tp=2),
 )
 SPARSE = (
-    *FSDP2,
+    *HUGGING_FACE,
     megatron("x1", 1),
     megatron("dp2", 2),
     megatron("tp2", 2, tp=2),

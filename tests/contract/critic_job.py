@@ -10,15 +10,21 @@ import torch
 
 from roll.algorithms.api import TokenLoss, ValueTerms
 from roll.config.model import ModelConfig
+from roll.config.strategy import DeepspeedConfig, Fsdp2Config
 from roll.config.training import TrainRole
 from roll.core.batches import RolloutBatch
 from roll.core.types import WorkerSpec
 from roll.strategy.build import build_train
 from roll.strategy.forward import ValueHead
-from tests.contract.backends import PLAIN_STEP
+from tests.contract.backends import PLAIN_STEP, ZERO_3
 from tests.tiny import rollout_batch
 
 ROWS = 8
+STRATEGIES: dict[str, Fsdp2Config | DeepspeedConfig] = {
+    "fsdp2": Fsdp2Config(),
+    "deepspeed-zero2": DeepspeedConfig(stage=2),
+    "deepspeed-zero3": DeepspeedConfig(**ZERO_3),
+}
 
 
 def squared_error(terms: ValueTerms, batch: RolloutBatch) -> TokenLoss:
@@ -34,34 +40,38 @@ def critic_batch() -> RolloutBatch:
     return replace(batch, returns=returns, token_weights=weights)
 
 
-def _role(budget: int) -> TrainRole:
-    return TrainRole(pool="p", optimizer=PLAIN_STEP, max_tokens_per_microbatch=budget)
+def job(spec: WorkerSpec, folder: Path, name: str) -> dict[str, Any]:
+    def role(budget: int = 16384) -> TrainRole:
+        return TrainRole(
+            pool="p",
+            strategy=STRATEGIES[name],
+            optimizer=PLAIN_STEP,
+            max_tokens_per_microbatch=budget,
+        )
 
-
-def job(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
     model = ModelConfig(path=str(folder.parent / "critic"))
     batch = critic_batch()
     results: dict[str, Any] = {}
     # Kept for its process group, which the others share.
-    first = build_train(_role(16384), model, spec, ValueHead(), total_steps=None)
-    results["start"] = {name: tensor.clone() for name, tensor in first.export_weights()}
-    for name, rows, budget in (
+    first = build_train(role(), model, spec, ValueHead(), total_steps=None)
+    results["start"] = {key: tensor.clone() for key, tensor in first.export_weights()}
+    for split, rows, budget in (
         ("whole", batch, 16384),
         ("one row each", batch, 1),
         ("shuffled", batch.select([5, 2, 7, 0, 3, 6, 1, 4]), 40),
     ):
-        strategy = build_train(_role(budget), model, spec, ValueHead(), total_steps=None)
+        strategy = build_train(role(budget), model, spec, ValueHead(), total_steps=None)
         mine = rows.split(spec.world_size)[spec.rank]
         values_BT = strategy.score(mine).values_BT
         metrics = strategy.train(mine, squared_error)
-        results[name] = {
+        results[split] = {
             "values": values_BT,
             "metrics": metrics,
             "weights": {key: tensor.clone() for key, tensor in strategy.export_weights()},
         }
     first.save_hf(folder / "hf")
     fresh = ModelConfig(path=str(folder.parent / "policy"))
-    new = build_train(_role(16384), fresh, spec, ValueHead(), total_steps=None)
+    new = build_train(role(), fresh, spec, ValueHead(), total_steps=None)
     results["fresh_values"] = new.score(batch.split(spec.world_size)[spec.rank]).values_BT
     first.close()
     return results

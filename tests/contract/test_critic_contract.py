@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from roll.core.errors import ConfigError
 from roll.core.metrics import Metrics
 from roll.models.load import load_value_model
 from tests.contract.backends import gradient_of_step
-from tests.contract.critic_job import critic_batch, job
+from tests.contract.critic_job import STRATEGIES, critic_batch, job
 from tests.contract.ranks import run_ranks
 from tests.tiny import char_tokenizer, save_tiny_model, tiny_qwen3
 
@@ -31,13 +32,17 @@ def save_critic(path: Path, labels: int = 1) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
+@pytest.fixture(scope="module", params=STRATEGIES)
+def runs(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, list[dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("critic")
     save_critic(folder / "critic")
     save_tiny_model(folder / "policy")
+    of_backend = partial(job, name=request.param)
     return {
-        world: run_ranks(world, job, folder / str(world), timeout_s=200) for world in WORLD_SIZES
+        world: run_ranks(world, of_backend, folder / str(world), timeout_s=200)
+        for world in WORLD_SIZES
     } | {0: [{"folder": folder}]}
 
 

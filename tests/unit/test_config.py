@@ -135,6 +135,19 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
             ["reference.strategy.reduce_dtype", "backward pass"],
         ),
         (
+            "reference.strategy={kind: deepspeed, offload_optimizer: true}",
+            ["reference.strategy.offload_optimizer", "backward pass"],
+        ),
+        (
+            "actor_train.strategy={kind: deepspeed, stage: 0, offload_optimizer: true}",
+            ["offload_optimizer needs stage 1 or above"],
+        ),
+        (
+            "actor_train.strategy={kind: deepspeed, offload_parameters: true}",
+            ["offload_parameters needs stage 3, stage is 2"],
+        ),
+        ("actor_train.strategy={kind: deepspeed, stage: 4}", ["actor_train.strategy", "stage"]),
+        (
             "reference.strategy={kind: megatron, recompute: full}",
             ["reference.strategy.recompute", "backward pass"],
         ),
