@@ -22,7 +22,9 @@ from roll.core.errors import CheckpointError
 from roll.core.metrics import Metrics
 from roll.core.types import WorkerSpec
 from roll.strategy.api import TrainStrategy
+from roll.strategy.deepspeed.memory import Parking
 from roll.strategy.deepspeed.pieces import KINDS
+from roll.strategy.deepspeed.train import DeepspeedStrategy
 from roll.strategy.group import Membership
 from tests.contract.backends import ZERO_3, TrainBackend
 from tests.contract.ranks import run_ranks
@@ -217,8 +219,18 @@ def test_a_rank_s_damaged_file_is_named_and_nothing_is_changed(
         assert unchanged_too
 
 
+def _park(strategy: DeepspeedStrategy[Any]) -> None:
+    """What `offload` and `onload` do on a GPU."""
+    parking, before = Parking(), exported(strategy)
+    parking.put_aside(strategy.states())
+    assert all(tensor.untyped_storage().size() == 0 for tensor in strategy.states())
+    parking.take_back()
+    after = exported(strategy)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
 def curves(spec: WorkerSpec, folder: Path) -> dict[str, list[Metrics]]:
-    """Twenty steps of each stage, and of fsdp2."""
+    """Twenty steps of each stage, with its states put aside in between, and of fsdp2."""
     group, found = Membership(spec), {}
     model = ModelConfig(path=str(folder.parent / "tied"))
     backends = {
@@ -230,7 +242,11 @@ def curves(spec: WorkerSpec, folder: Path) -> dict[str, list[Metrics]]:
             spec, model, budget=SMALL_BUDGET, optimizer=CURVE, total_steps=STEPS
         )
         rows = rows_of(strategy, train_batch())
-        found[name] = [strategy.train(rows, EntropyBonusLoss()) for _ in range(STEPS)]
+        found[name] = []
+        for step in range(STEPS):
+            if isinstance(strategy, DeepspeedStrategy) and step == STEPS // 2:
+                _park(strategy)
+            found[name].append(strategy.train(rows, EntropyBonusLoss()))
     group.leave()
     return found
 

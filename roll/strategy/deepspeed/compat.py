@@ -7,6 +7,9 @@ before `deepspeed` itself.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
 from typing import Any
 
 import torch.distributed as dist
@@ -21,6 +24,13 @@ def quiet() -> None:
     logger = logging.getLogger("DeepSpeed")
     if _errors_only not in logger.filters:
         logger.addFilter(_errors_only)
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Around DeepSpeed's building of its optimizers, some of which print the memory in use."""
+    with redirect_stdout(StringIO()):
+        yield
 
 
 def _errors_only(record: logging.LogRecord) -> bool:

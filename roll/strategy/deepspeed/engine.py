@@ -48,12 +48,12 @@ def start(
     # DeepSpeed reads the number of its device from the environment, ZeRO-3 again and again; a
     # process sees only its own device.
     os.environ["LOCAL_RANK"] = "0"
-    engine, *_ = deepspeed.initialize(
-        model=model,
-        optimizer=optimizer,
-        config=settings(config, compute, device) | {"gradient_clipping": max_grad_norm},
-        dist_init_required=False if deepspeed.comm.is_initialized() else None,
-    )
+    with compat.silent():
+        engine, *_ = deepspeed.initialize(
+            model=model,
+            optimizer=optimizer,
+            config=settings(config, compute, device) | {"gradient_clipping": max_grad_norm},
+        )
     return engine
 
 

@@ -7,14 +7,13 @@ stage every rank has all, and passes on its run.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from roll.strategy.deepspeed.pieces import is_cut, own_part, shape_of
+from roll.strategy.deepspeed.pieces import is_cut, own_part, padded_part, shape_of
 from roll.strategy.names import distinct
 from roll.weight_sync.manifest import Manifest, even_cuts, meta_of
 
@@ -59,8 +58,8 @@ def full_weights(
         yield name, tensor.to(dtype) if isinstance(value, torch.nn.Parameter) else tensor
 
 
-def _gathered(parameter: Any, device: torch.device) -> Tensor:
-    part: Tensor = parameter.ds_tensor.data.to(device)
+def _gathered(parameter: Tensor, device: torch.device) -> Tensor:
+    part = padded_part(parameter).to(device)
     whole = part.new_empty(part.numel() * dist.get_world_size())
     dist.all_gather_into_tensor(whole, part)
     shape = shape_of(parameter)

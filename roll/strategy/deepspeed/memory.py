@@ -7,28 +7,28 @@ they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, UntypedStorage, nn
 
+from roll.strategy.deepspeed.pieces import is_cut, padded_part
+
 
 class Parking:
-    """Puts the memory of tensors aside, to host memory, and back."""
+    """Puts what tensors lie in aside, to host memory, and back."""
 
     def __init__(self) -> None:
         self._aside: list[tuple[UntypedStorage, UntypedStorage]] = []
 
-    def put_aside(self, tensors: Iterator[Tensor]) -> None:
-        """Free what these tensors lie in; they have no values until `take_back`."""
-        seen = {storage.data_ptr() for storage, _ in self._aside}
+    def put_aside(self, tensors: Iterable[Tensor]) -> None:
+        """Until `take_back` the tensors, and all views of them, have no values."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            if storage.size() == 0 or storage.data_ptr() in seen:
+            if storage.size() == 0:  # nothing in it, or put aside with another tensor
                 continue
-            copy = UntypedStorage(storage.size()).copy_(storage)
-            self._aside.append((storage, copy))
+            self._aside.append((storage, UntypedStorage(storage.size()).copy_(storage)))
             storage.resize_(0)
 
     def take_back(self) -> None:
@@ -38,37 +38,30 @@ class Parking:
         self._aside.clear()
 
 
-def held(
+def states(
     module: nn.Module, engine: Any | None, optimizer: torch.optim.Optimizer | None
 ) -> Iterator[Tensor]:
-    """What of a model and its states lies on the device.
+    """A model's parameters, buffers, masters, moments, and buffers of gradients, wherever they lie.
 
     Args:
         engine: DeepSpeed's, if there is one.
         optimizer: None for a frozen model.
     """
-    for tensor in _all(module, engine, optimizer):
-        if tensor.device.type != "cpu":
-            yield tensor
-
-
-def _all(
-    module: nn.Module, engine: Any | None, optimizer: torch.optim.Optimizer | None
-) -> Iterator[Tensor]:
     yield from module.buffers()
     for parameter in module.parameters():
         yield parameter.detach()
-        if hasattr(parameter, "ds_tensor"):
-            yield parameter.ds_tensor.detach()
+        if is_cut(parameter):
+            yield padded_part(parameter)
     if engine is None or optimizer is None:
         return
     for flat, state in optimizer.state.items():
         yield flat.detach()
         yield from state.values()
     zero = engine.optimizer
-    for name in ("fp32_groups_gradients_flat", "grad_partitions_flat_buffer"):
-        buffers = getattr(zero, name, [])
-        yield from [buffers] if isinstance(buffers, Tensor) else buffers
-    for bucket in getattr(zero, "ipg_buckets", {}).values():
-        buffers = bucket.buffer
-        yield from [buffers] if isinstance(buffers, Tensor) else buffers or ()
+    if zero is optimizer:
+        return
+    if engine.zero_optimization_stage() == 3:
+        yield zero.grad_partitions_flat_buffer
+        yield from (b.buffer for b in zero.ipg_buckets.values() if isinstance(b.buffer, Tensor))
+    elif not hasattr(zero, "ipg_buckets"):  # DeepSpeed's optimizer of ZeRO-1 in bfloat16
+        yield from zero.fp32_groups_gradients_flat

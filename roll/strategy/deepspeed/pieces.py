@@ -47,16 +47,21 @@ def is_cut(tensor: Tensor) -> bool:
     return hasattr(tensor, "ds_tensor")
 
 
-def own_part(parameter: Any) -> Tensor:
-    """What this rank has of a cut parameter, flat, without the padding at the end."""
+def padded_part(parameter: Any) -> Tensor:
+    """What this rank has of a cut parameter, flat; of the same size on every rank."""
     part: Tensor = parameter.ds_tensor.data
+    return part
+
+
+def own_part(parameter: Any) -> Tensor:
+    """The same without the padding at the end."""
     _, count = own_run(parameter)
-    return part[:count]
+    return padded_part(parameter)[:count]
 
 
 def own_run(parameter: Any) -> tuple[int, int]:
     """Where in the flattened parameter that begins, and its length."""
-    numel, step = shape_of(parameter).numel(), parameter.ds_tensor.numel()
+    numel, step = shape_of(parameter).numel(), padded_part(parameter).numel()
     first = min(dist.get_rank() * step, numel)
     return first, min(step, numel - first)
 

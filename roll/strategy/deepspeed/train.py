@@ -25,7 +25,7 @@ from roll.models.load import load_tokenizer
 from roll.strategy import forward, microbatch, names
 from roll.strategy.deepspeed import export, state
 from roll.strategy.deepspeed.engine import start
-from roll.strategy.deepspeed.memory import Parking, held
+from roll.strategy.deepspeed.memory import Parking, states
 from roll.strategy.deepspeed.pieces import MASTER, flats, pieces
 from roll.strategy.deepspeed.root import Root, as_token_model
 from roll.strategy.deepspeed.update import Update, adamw
@@ -153,12 +153,16 @@ class DeepspeedStrategy(Generic[T]):
 
     def offload(self) -> None:
         if self._device.type != "cpu":
-            optimizer = None if self._update is None else self._update.optimizer
-            self._parking.put_aside(held(self._model, self._engine, optimizer))
+            self._parking.put_aside(t for t in self.states() if t.device.type != "cpu")
             torch.cuda.empty_cache()
 
     def onload(self) -> None:
         self._parking.take_back()
+
+    def states(self) -> Iterator[Tensor]:
+        """All that training keeps between updates; of a frozen model its weights."""
+        optimizer = None if self._update is None else self._update.optimizer
+        return states(self._model, self._engine, optimizer)
 
     def close(self) -> None:
         """Take DeepSpeed's hooks off, and leave the process group, if this strategy joined it."""
