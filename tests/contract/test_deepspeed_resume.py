@@ -220,10 +220,12 @@ def test_a_rank_s_damaged_file_is_named_and_nothing_is_changed(
 
 
 def _park(strategy: DeepspeedStrategy[Any]) -> None:
-    """What `offload` and `onload` do on a GPU."""
+    """What `offload` and `onload` do on a GPU, where no parameter lies in a mapped file."""
     parking, before = Parking(), exported(strategy)
-    parking.put_aside(strategy.states())
-    assert all(tensor.untyped_storage().size() == 0 for tensor in strategy.states())
+    movable = [t for t in strategy.states() if t.untyped_storage().resizable()]
+    assert len(movable) > 4
+    parking.put_aside(movable)
+    assert all(tensor.untyped_storage().size() == 0 for tensor in movable)
     parking.take_back()
     after = exported(strategy)
     assert all(torch.equal(after[name], before[name]) for name in before)
