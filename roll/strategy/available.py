@@ -31,7 +31,7 @@ REQUIREMENTS = {
     ),
     "deepspeed": Requirement(
         ("deepspeed",),
-        SpecifierSet(">=0.19.8,<0.20"),
+        SpecifierSet(">=0.19.8,<0.19.9"),
         "pip install -r requirements/deepspeed.txt",
     ),
     "megatron": Requirement(
