@@ -67,7 +67,9 @@ HUGGING_FACE = (
     deepspeed("zero2 x2", 2, stage=2),
     deepspeed("zero2 offload x2", 2, stage=2, offload_optimizer=True),
     deepspeed("zero3 x2", 2, stage=3, whole_below_elements=64),
-    deepspeed("zero3 recompute x2", 2, stage=3, activation_checkpointing=True),
+    deepspeed(
+        "zero3 recompute x2", 2, stage=3, whole_below_elements=64, activation_checkpointing=True
+    ),
 )
 """Backends that hold the Hugging Face model itself."""
 
