@@ -26,11 +26,15 @@ STAGES: tuple[dict[str, Any], ...] = ({"stage": 0}, {"stage": 2}, ZERO_3)
 
 
 def train_once(spec: WorkerSpec, model: ModelConfig, settings: dict[str, Any]) -> float:
-    backend = TrainBackend("", DeepspeedConfig, (), settings=settings)
+    backend, linear = (
+        TrainBackend("", DeepspeedConfig, (), settings=settings),
+        torch.nn.functional.linear,
+    )
     strategy = backend.build(spec, model, optimizer=ADAM, total_steps=4)
     metrics = strategy.train(rows_of(strategy, train_batch()), EntropyBonusLoss())
     strategy.close()
     assert not dist.is_initialized()
+    assert torch.nn.functional.linear is linear
     return metrics.values_by_name()["grad_norm"]
 
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 
@@ -58,6 +59,19 @@ def use_accelerator(kind: str) -> None:
         from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
 
         set_accelerator(CUDA_Accelerator())
+
+
+def give_back_linear() -> None:
+    """Undo what ZeRO-3 does to linear layers, all over the process and for good.
+
+    Its own function for them does not keep gathered weights for the backward pass; it says of
+    itself that it stays until somebody puts the old one back.
+    """
+    from deepspeed.runtime.zero.linear import zero3_linear_wrap
+    from deepspeed.runtime.zero.partition_parameters import InsertPostInitMethodToModuleSubClasses
+
+    if torch.nn.functional.linear is zero3_linear_wrap:
+        torch.nn.functional.linear = InsertPostInitMethodToModuleSubClasses.linear_bk
 
 
 def forget_left_groups() -> None:

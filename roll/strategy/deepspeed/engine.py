@@ -40,20 +40,15 @@ def start(
     """
     compat.use_accelerator(device.type)
     compat.forget_left_groups()
-    if config.stage == 3:
-        # The head's weight is read by another module than the one that has it; ZeRO-3 gathers
-        # the parameters of a module when it runs, and those that it was told of.
-        for parameter in _outputs(model):
-            deepspeed.zero.register_external_parameter(model, parameter)
     # DeepSpeed reads the number of its device from the environment, ZeRO-3 again and again; a
     # process sees only its own device.
     os.environ["LOCAL_RANK"] = "0"
+    told = settings(config, compute, device) | {"gradient_clipping": max_grad_norm}
+    deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
     with compat.silent():
-        engine, *_ = deepspeed.initialize(
-            model=model,
-            optimizer=optimizer,
-            config=settings(config, compute, device) | {"gradient_clipping": max_grad_norm},
-        )
+        if config.stage == 3:
+            _cut(model, config, told, compute, device)
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=told)
     return engine
 
 
@@ -91,6 +86,28 @@ def settings(config: DeepspeedConfig, compute: torch.dtype, device: torch.device
         "data_types": {"grad_accum_dtype": "fp32"} if low else {},
         "communication_data_type": {"float32": "fp32", "bfloat16": "bf16"}[config.reduce_dtype],
     }
+
+
+def _cut(
+    model: Root[T],
+    config: DeepspeedConfig,
+    told: dict[str, Any],
+    compute: torch.dtype,
+    device: torch.device,
+) -> None:
+    """Cut parameter by parameter, before the engine moves the whole model to the device."""
+    # The head's weight is read by another module than the one that has it; ZeRO-3 gathers the
+    # parameters of a module when it runs, and those that it was told of.
+    for parameter in _outputs(model):
+        deepspeed.zero.register_external_parameter(model, parameter)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(compute)
+    deepspeed.zero.Init(
+        module=model,
+        config_dict_or_path=told,
+        remote_device="cpu" if config.offload_parameters else None,
+        pin_memory=device.type != "cpu",
+    )
 
 
 def _outputs(model: Root[T]) -> list[torch.nn.Parameter]:

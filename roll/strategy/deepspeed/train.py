@@ -24,6 +24,7 @@ from roll.core.types import RankInfo, WorkerSpec
 from roll.models.load import load_tokenizer
 from roll.strategy import forward, microbatch, names
 from roll.strategy.deepspeed import export, state
+from roll.strategy.deepspeed.compat import give_back_linear
 from roll.strategy.deepspeed.engine import start
 from roll.strategy.deepspeed.memory import Parking, states
 from roll.strategy.deepspeed.pieces import MASTER, flats, pieces
@@ -169,6 +170,7 @@ class DeepspeedStrategy(Generic[T]):
         if self._engine is not None:
             self._engine.destroy()
             self._engine = None
+            give_back_linear()
         self._group.leave()
 
     def _start_training(
