@@ -108,6 +108,7 @@ def _learner(
                 model=model,
                 head=head,
                 max_tokens_per_microbatch=role.max_tokens_per_microbatch,
+                packing=role.packing,
                 optimizer=optimizer,
                 total_steps=total_steps,
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar, cast
 
 import torch
@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from roll.strategy.forward import TokenModel
 
 T = TypeVar("T")
+Run = Callable[[Tensor, Tensor, Sequence[int], bool], Tensor]
 
 
 class Root(nn.Module, Generic[T]):
@@ -30,28 +31,29 @@ class Root(nn.Module, Generic[T]):
         # In a tuple, so that it is not registered: its own call would be counted too.
         self._whole = (whole,)
 
-    def forward(self, tokens_BT: Tensor, positions_N: Tensor, entropy: bool) -> Tensor:
+    def forward(
+        self, tokens_BT: Tensor, positions_N: Tensor, lengths: Sequence[int], entropy: bool
+    ) -> Tensor:
         """`[1, B, T]`, with entropy `[2, B, T]`."""
-        parts = self._whole[0].forward(tokens_BT, positions_N, entropy)
+        parts = self._whole[0].forward(tokens_BT, positions_N, lengths, entropy)
         return torch.stack([part for part in parts if part is not None])
 
 
 class Unstacked(Generic[T]):
     """Calls a `Root`, or DeepSpeed's engine around it, as the `TokenModel` it was."""
 
-    def __init__(self, run: Callable[[Tensor, Tensor, bool], Tensor], whole: TokenModel[T]) -> None:
+    def __init__(self, run: Run, whole: TokenModel[T]) -> None:
         self._run = run
         self.terms = whole.terms
+        self.packs = whole.packs
 
     def __call__(
-        self, tokens_BT: Tensor, positions_N: Tensor, entropy: bool
+        self, tokens_BT: Tensor, positions_N: Tensor, lengths: Sequence[int], entropy: bool
     ) -> tuple[Tensor, Tensor | None]:
-        main_BT, *more = self._run(tokens_BT, positions_N, entropy).unbind()
+        main_BT, *more = self._run(tokens_BT, positions_N, lengths, entropy).unbind()
         return main_BT, more[0] if more else None
 
 
-def as_token_model(
-    run: Callable[[Tensor, Tensor, bool], Tensor], whole: TokenModel[T]
-) -> TokenModel[T]:
-    """For the functions of `strategy/forward.py`, which call it and read its `terms`."""
+def as_token_model(run: Run, whole: TokenModel[T]) -> TokenModel[T]:
+    """For the functions of `strategy/forward.py`, which call it and read these attributes."""
     return cast(TokenModel[T], Unstacked(run, whole))

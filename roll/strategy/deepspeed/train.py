@@ -17,7 +17,7 @@ from roll.algorithms.api import TermsLoss
 from roll.config.model import ModelConfig
 from roll.config.strategy import DeepspeedConfig
 from roll.config.training import OptimizerConfig
-from roll.core.batches import RolloutBatch, TokenBatch
+from roll.core.batches import TokenBatch, TrainBatch
 from roll.core.errors import ConfigError
 from roll.core.metrics import Metrics
 from roll.core.types import RankInfo, WorkerSpec
@@ -36,6 +36,7 @@ from roll.strategy.state import save_hf
 from roll.weight_sync.manifest import Manifest
 
 T = TypeVar("T")
+B = TypeVar("B", bound=TrainBatch)
 
 
 class DeepspeedStrategy(Generic[T]):
@@ -57,6 +58,7 @@ class DeepspeedStrategy(Generic[T]):
         model: ModelConfig,
         head: forward.Head[T],
         max_tokens_per_microbatch: int,
+        packing: bool = False,
         optimizer: OptimizerConfig | None,
         total_steps: int | None,
     ) -> None:
@@ -72,6 +74,8 @@ class DeepspeedStrategy(Generic[T]):
         self._update: Update | None = None
         whole = head.load(model, torch.float32 if optimizer is not None else self._dtype)
         whole.requires_grad_(optimizer is not None)
+        if packing:
+            whole.pack_rows()
         self._model = Root(whole)
         if optimizer is not None:
             self._start_training(config, optimizer, total_steps)
@@ -103,7 +107,7 @@ class DeepspeedStrategy(Generic[T]):
             self._engine.optimizer.empty_partition_cache()
         return terms
 
-    def train(self, batch: RolloutBatch, loss: TermsLoss[T]) -> Metrics:
+    def train(self, batch: B, loss: TermsLoss[T, B]) -> Metrics:
         """One optimizer step on the rows of all ranks; see `Update.apply` for bad gradients.
 
         The metrics are this rank's share: merging those of all ranks gives the update's.
@@ -112,7 +116,9 @@ class DeepspeedStrategy(Generic[T]):
         batch.require("token_weights", made_by="token_weights")
         info = self._rank_info
         metrics = LossMetrics(len(batch), info.dp_size)
-        parts = microbatch.plan(batch.lengths.tolist(), self._max_tokens)
+        parts = microbatch.plan(
+            batch.lengths.tolist(), self._max_tokens, unit=batch.unit, packed=self._trained.packs
+        )
         passes = max_over_ranks(len(parts), self._device)
         self._engine.train()
         for i in range(passes):
@@ -202,7 +208,7 @@ class DeepspeedStrategy(Generic[T]):
                 whole = masters[piece.name].view(-1)
                 piece.tensors[MASTER].copy_(whole[piece.first :][: piece.num_elements])
 
-    def _terms(self, micro: RolloutBatch, needed_BT: Tensor) -> T:
+    def _terms(self, micro: TokenBatch, needed_BT: Tensor) -> T:
         return forward.token_terms(self._trained, micro, needed_BT, self._device, entropy=True)
 
     def _require_update(self) -> Update:
