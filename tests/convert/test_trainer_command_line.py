@@ -113,6 +113,7 @@ def test_ctrl_c_leaves_a_checkpoint_that_the_next_run_goes_on_from(tmp_path: Pat
     [
         ("optimizer.lrr=1", "unknown key optimizer.lrr; did you mean optimizer.lr?"),
         ("lr=1", "unknown key lr; did you mean optimizer.lr?"),
+        ("lora.rnak=1", "unknown key lora.rnak; did you mean lora.rank?"),
         ("layuot.tp=2", "unknown key layuot; did you mean layout?"),
         ("optimizer.zzz=1", "unknown key optimizer.zzz (known: optimizer.lr, optimizer.schedule"),
         ("optimizer.lr=fast", "optimizer.lr is 'fast': Input should be a valid number"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from difflib import get_close_matches
+from typing import get_args
 
 from pydantic import BaseModel
 
@@ -15,7 +16,7 @@ def nearest_key(key: str, model: type[BaseModel]) -> str:
     there = {_split(other)[1]: other for other in known if _split(other)[0] == section}
     # In another section: `lr` is found as `optimizer.lr`.
     everywhere = {_split(other)[1]: other for other in known}
-    for keys, cutoff in ((there, 0.6), (everywhere, 0.75)):
+    for keys, cutoff in ((everywhere, 1.0), (there, 0.6), (everywhere, 0.75)):
         near = get_close_matches(name, keys, n=1, cutoff=cutoff)
         if near:
             return f"; did you mean {keys[near[0]]}?"
@@ -30,6 +31,6 @@ def _split(key: str) -> tuple[str, str]:
 def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
         yield prefix + name
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            yield from _keys(inner, f"{prefix}{name}.")
+        for inner in (field.annotation, *get_args(field.annotation)):
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                yield from _keys(inner, f"{prefix}{name}.")
