@@ -225,7 +225,14 @@ def _progress() -> Iterator[Callable[[str | None, int | None], Settings]]:
         TextColumn("{task.percentage:>3.0f}% {task.fields[rate]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=_err, transient=True, disable=not _err.is_terminal) as bar:
+    with Progress(
+        *columns,
+        console=_err,
+        transient=True,
+        disable=not _err.is_terminal,
+        # Refreshed as tensors are done: a thread would keep the workers from being forked.
+        auto_refresh=False,
+    ) as bar:
         task = bar.add_task("", total=None, rate="")
 
         def announce(num_bytes: int) -> None:
@@ -235,7 +242,7 @@ def _progress() -> Iterator[Callable[[str | None, int | None], Settings]]:
 
         def advance(num_bytes: int) -> None:
             done = bar.tasks[0].completed + num_bytes
-            bar.update(task, completed=done, rate=_rate(done, start))
+            bar.update(task, completed=done, rate=_rate(done, start), refresh=True)
 
         def settings(dtype: str | None, workers: int | None) -> Settings:
             return Settings(_known(dtype), workers, advance, announce)

@@ -13,10 +13,12 @@ import multiprocessing
 import os
 import platform
 import signal
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -116,8 +118,8 @@ def run(
     if len(shares) < 2:
         _work(jobs, checks, shape, report)
         return
-    # spawned, not forked: whoever calls may have threads, and these start quickly without torch
-    context = multiprocessing.get_context("spawn")
+    # a fork begins at once, and is safe where nobody else runs; whoever calls may have threads
+    context: Any = multiprocessing.get_context("fork" if threading.active_count() == 1 else "spawn")
     running, ends = [], []
     try:
         for index, share in enumerate(shares):
