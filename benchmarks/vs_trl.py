@@ -177,7 +177,8 @@ class Bench:
             "actor_train": {
                 "pool": "all",
                 "optimizer": optimizer,
-                "max_tokens_per_microbatch": 2048,
+                "max_tokens_per_microbatch": 1024,
+                "packing": True,
             },
             "actor_infer": {"pool": "all", "strategy": {"kind": "vllm", "max_num_seqs": 64}},
             "data": {

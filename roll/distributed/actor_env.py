@@ -41,6 +41,9 @@ KEEP_FREED_MEMORY = {
 }
 """For workers that compute with torch on the CPU; what the user sets wins."""
 
+WITHOUT_TRITON = "ROLL_WITHOUT_TRITON"
+"""Set for the same workers: transformers would import triton, 70 MB of kernels for GPUs."""
+
 RAY_VARIABLES = {
     # A local Ray listens on this machine only and lives as long as the run.
     "RAY_AUTH_MODE": "disabled",
@@ -81,6 +84,7 @@ def actor_env(
     }
     if keep_memory:
         env |= {name: driver.get(name, value) for name, value in KEEP_FREED_MEMORY.items()}
+        env[WITHOUT_TRITON] = "1"
     folders = [*python_path, *driver.get("PYTHONPATH", "").split(os.pathsep)]
     joined = os.pathsep.join(dict.fromkeys(folder for folder in folders if folder))
     if joined:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import ray
 
 from roll.core.logs import setup_logging
 from roll.core.types import RankInfo, WorkerSpec
-from roll.distributed.actor_env import WORKER_TOKEN
+from roll.distributed.actor_env import WITHOUT_TRITON, WORKER_TOKEN
 from roll.distributed.reaper import end_marked, start_reaper
 from roll.distributed.worker import Worker
 from roll.platform.machine import free_port
@@ -41,6 +42,8 @@ class _Room:
 
     def __init__(self) -> None:
         start_reaper(f"{WORKER_TOKEN}={os.environ[WORKER_TOKEN]}")
+        if WITHOUT_TRITON in os.environ:
+            sys.modules.setdefault("triton", None)  # type: ignore[arg-type]
         self._worker: Worker | None = None
 
     def _about(self) -> HostInfo:
