@@ -1,4 +1,4 @@
-"""The command line: `roll run|check|show|doctor`. Importing this loads nothing heavy."""
+"""The command line: `roll run|check|show|merge|doctor`. Importing this loads nothing heavy."""
 
 from __future__ import annotations
 
@@ -110,6 +110,19 @@ def show(file: File, overrides: Overrides = None, debug: Debug = False) -> None:
         config = load_config(file, overrides or ()).config
         text = yaml.safe_dump(json.loads(config.model_dump_json()), sort_keys=False)
         sys.stdout.write(text)
+
+
+@app.command()
+def merge(
+    source: Annotated[Path, typer.Argument(help="A checkpoint, or the output_dir of a run.")],
+    target: Annotated[Path, typer.Argument(help="The Hugging Face folder to write.")],
+    debug: Debug = False,
+) -> None:
+    """Write the trained model of a checkpoint as one Hugging Face folder, and load it."""
+    with reported(debug):
+        from roll.pipeline.merge import merge as merged
+
+        merged(source, target)
 
 
 @app.command()

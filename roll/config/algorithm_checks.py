@@ -24,8 +24,11 @@ def _roles(config: RlvrConfig) -> Iterator[str]:
     """Roles and samples that the choices need, and a critic that none of them does."""
     algorithm = config.algorithm
     needs = algorithm.needs
-    if Need.REFERENCE in needs and config.reference is None:
-        yield f"reference: {_who(needs, Need.REFERENCE)} needs a `reference` role; add one"
+    if Need.REFERENCE in needs and config.reference is None and not config.base_is_reference:
+        yield (
+            f"reference: {_who(needs, Need.REFERENCE)} needs a `reference` role; add one, or train "
+            "an adapter (model.lora), whose base is the reference"
+        )
     if Need.SIBLINGS in needs and config.data.samples_per_prompt < 2:
         yield (
             f"data.samples_per_prompt: {_who(needs, Need.SIBLINGS)} compares the samples of one "

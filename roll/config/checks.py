@@ -27,9 +27,20 @@ def run_problems(config: RunConfig) -> Iterator[str]:
     """What any pipeline can have."""
     yield from _pools(config)
     yield from _layouts(config)
+    yield from _adapters(config)
     yield from _schedule(config)
     yield from _checkpoint(config)
     yield from _frozen(config)
+
+
+def _adapters(config: RunConfig) -> Iterator[str]:
+    for name, role in config.trained.items():
+        lora = (role.model or config.model).lora
+        if lora is not None and role.strategy.kind != "fsdp2":
+            yield (
+                f"{name}.strategy.kind: {role.strategy.kind} trains no adapters (model.lora) yet; "
+                "use fsdp2"
+            )
 
 
 def raise_if_any(problems: Iterable[str]) -> None:

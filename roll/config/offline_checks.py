@@ -44,11 +44,18 @@ def pairs_only(config: PreferenceConfig) -> Iterator[str]:
 def dpo_problems(config: DpoConfig) -> Iterator[str]:
     """What the loss asks of roles and data."""
     loss = config.loss
-    if loss.needs_reference and config.reference is None:
-        yield f"reference: loss.kind {loss.kind} needs a `reference` role; add one"
+    if loss.needs_reference and config.reference is None and not config.base_is_reference:
+        yield (
+            f"reference: loss.kind {loss.kind} needs a `reference` role; add one, or train an "
+            "adapter (model.lora), whose base is the reference"
+        )
     if not loss.needs_reference and config.reference is not None:
         yield f"reference: loss.kind {loss.kind} compares with no reference; drop the role"
-    if config.reference is None and config.reference_logprobs == "once":
+    if (
+        config.reference is None
+        and not config.base_is_reference
+        and config.reference_logprobs == "once"
+    ):
         yield "reference_logprobs: there is no `reference` role to score with; drop it"
     if loss.paired:
         yield from pairs_only(config)

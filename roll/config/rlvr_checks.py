@@ -27,6 +27,7 @@ def check_rlvr(config: RlvrConfig) -> None:
         [
             *run_problems(config),
             *_reward_pools(config),
+            *_dropout(config),
             *_groups(config),
             *_batch(config),
             *algorithm_problems(config),
@@ -38,6 +39,15 @@ def check_rlvr(config: RlvrConfig) -> None:
             *_aggregation(config),
         ]
     )
+
+
+def _dropout(config: RlvrConfig) -> Iterator[str]:
+    lora = config.train_model.lora
+    if lora is not None and lora.dropout:
+        yield (
+            "model.lora.dropout: the ratio of two passes must not depend on chance; leave it out "
+            "where the policy learns from samples"
+        )
 
 
 def _reward_pools(config: RlvrConfig) -> Iterator[str]:

@@ -80,6 +80,11 @@ class RunConfig(Config, ABC):
         """The model that the policy, or whatever else the run is for, starts from."""
         return self.trained[Role.ACTOR_TRAIN].model or self.model
 
+    @property
+    def base_is_reference(self) -> bool:
+        """Whether the model that learns is its own reference, with its adapter off."""
+        return self.train_model.lora is not None and Role.REFERENCE not in self.roles
+
     def num_devices(self, role: str) -> int:
         """Devices of the role's pool; for training and scoring also its number of ranks."""
         return len(parse_devices(self.pools[self.role_pools[role]]))

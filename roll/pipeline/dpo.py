@@ -56,7 +56,7 @@ class DpoPipeline(OfflinePipeline[DpoConfig, Preferences, PreferenceWorker]):
 
     def add_reference(self, batch: P, examples: Sequence[Example]) -> P:
         """What the reference, where there is one, thinks of each response."""
-        if self.reference is None:
+        if not self.config.loss.needs_reference:
             return batch
         known = self.known_sums
         if all(example.id in known for example in examples):
@@ -68,10 +68,14 @@ class DpoPipeline(OfflinePipeline[DpoConfig, Preferences, PreferenceWorker]):
         return batch
 
     def score_reference(self, batch: P) -> P:
-        assert self.reference is not None
-        with self.sharing.colocation.use(Role.REFERENCE), self.timers.timed("logprob"):
-            rows = filled(batch, self.reference.dp_size)
-            scored = self.reference.call(ReferenceWorker.add_ref_sums, rows)
+        role = Role.REFERENCE if self.reference else Role.ACTOR_TRAIN
+        with self.sharing.colocation.use(role), self.timers.timed("logprob"):
+            if self.reference is not None:
+                rows = filled(batch, self.reference.dp_size)
+                scored = self.reference.call(ReferenceWorker.add_ref_sums, rows)
+            else:  # an adapter's base is its reference
+                rows = filled(batch, self.learner.dp_size)
+                scored = self.learner.call(PreferenceWorker.add_base_sums, rows)
         assert scored.ref_sums is not None
         return replace(batch, ref_sums=scored.ref_sums[: len(batch)])
 

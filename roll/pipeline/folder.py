@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from roll.config.model import ModelConfig
 from roll.config.run import RunConfig
 from roll.core.errors import ConfigError
 from roll.pipeline.checkpoint import Checkpoints, RunState, load_state
@@ -79,6 +80,11 @@ def finished_summary(config: RunConfig) -> dict[str, Any] | None:
     if earlier is not None and earlier["status"] == "finished":
         return earlier
     return write_summary(folder, status="finished", wall_s=start.state.wall_s)
+
+
+def exported_file(model: ModelConfig) -> str:
+    """What an export of this model holds in any case."""
+    return "config.json" if model.lora is None else "adapter_config.json"
 
 
 def mark_export(hf: Path, step: int) -> None:

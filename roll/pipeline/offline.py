@@ -27,7 +27,7 @@ from roll.distributed.worker import Worker
 from roll.models.load import load_tokenizer
 from roll.pipeline.base import Pipeline
 from roll.pipeline.checkpoint import RunState, require_written, write_folder
-from roll.pipeline.folder import mark_export
+from roll.pipeline.folder import exported_file, mark_export
 from roll.pipeline.sharing import Sharing
 from roll.pipeline.steps import balanced
 from roll.strategy.forward import Head
@@ -176,7 +176,7 @@ class OfflinePipeline(Pipeline[C], Generic[C, B, L]):
     def export(self, step: int) -> None:
         def write(path: Path) -> None:
             self.learner.call(TrainWorker.save_hf, path)
-            require_written(path / "config.json")
+            require_written(path / exported_file(self.config.train_model))
             mark_export(path, step)
 
         with self.sharing.colocation.use(Role.ACTOR_TRAIN):

@@ -13,7 +13,7 @@ from roll.algorithms.correction import correct, use_engine_logprobs
 from roll.algorithms.losses.value import explained_variance
 from roll.algorithms.mismatch import mismatch_metrics, teacher_metrics
 from roll.algorithms.shaping.compose import build_shaping
-from roll.config.algorithm import Aggregation
+from roll.config.algorithm import Aggregation, Need
 from roll.config.rlvr import RlvrConfig
 from roll.config.roles import Role
 from roll.core.batches import RolloutBatch
@@ -24,7 +24,7 @@ from roll.pipeline.base import Pipeline
 from roll.pipeline.cast import Cast, open_cast
 from roll.pipeline.checkpoint import RunState, require_written, write_folder
 from roll.pipeline.data import RunData, load_data, samples_by_tag
-from roll.pipeline.folder import mark_export
+from roll.pipeline.folder import exported_file, mark_export
 from roll.pipeline.steps import advantage_metrics, dump_rollouts, updates
 from roll.pipeline.teachers import require_same_tokens, teacher_logprobs
 from roll.rollout.assemble import assemble, rollout_metrics
@@ -118,6 +118,10 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
             if cast.reference is not None:
                 with cast.colocation.use(Role.REFERENCE):
                     scored = cast.reference.call(ReferenceWorker.add_ref_logprobs, batch)
+                batch = replace(batch, ref_logprobs=scored.ref_logprobs)
+            elif Need.REFERENCE in self.config.algorithm.needs:  # of an adapter: its base
+                with cast.colocation.use(Role.ACTOR_TRAIN):
+                    scored = cast.actor.call(ActorWorker.add_base_logprobs, batch)
                 batch = replace(batch, ref_logprobs=scored.ref_logprobs)
             if self.config.scores_old_logprobs:
                 with cast.colocation.use(Role.ACTOR_TRAIN):
@@ -251,7 +255,7 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
     def export(self, step: int) -> None:
         def write(path: Path) -> None:
             self.cast.actor.call(ActorWorker.save_hf, path)
-            require_written(path / "config.json")
+            require_written(path / exported_file(self.config.train_model))
             mark_export(path, step)
 
         with self.cast.serving.trainer_busy(), self.cast.colocation.use(Role.ACTOR_TRAIN):

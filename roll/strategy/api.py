@@ -83,8 +83,19 @@ class TrainStrategy(ScoreStrategy[T_co], Protocol[T_co]):
         """
         ...
 
-    def save_hf(self, path: Path) -> None:
-        """A folder that `from_pretrained` of the model's class loads, tokenizer included."""
+    def score_base(self, batch: TokenBatch) -> T_co:
+        """As `score`, with the adapter switched off.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        ...
+
+    def save_hf(self, path: Path, *, merged: bool = False) -> None:
+        """A folder that `from_pretrained` of the model's class loads, tokenizer included.
+
+        Of a model with an adapter it holds the adapter alone, in PEFT's format, unless `merged`.
+        """
         ...
 
 

@@ -37,6 +37,8 @@ class TokenModel(nn.Module, ABC, Generic[T]):
     """
 
     model: PreTrainedModel
+    new_head: nn.Module | None = None
+    """What an adapter does not adapt, and is trained as a whole."""
     packs = False
     """Whether a micro-batch goes through the backbone as one row without padding."""
 
@@ -145,6 +147,8 @@ class ClassifierModel(TokenModel[T]):
         super().__init__()
         self.model = model
         self._parts = split_value_head(model)
+        # Not registered: it is part of the model.
+        object.__setattr__(self, "new_head", self._parts[1])
 
     def hidden(self, tokens_BT: Tensor, **arguments: Any) -> Tensor:
         return _last_hidden(self._parts[0], tokens_BT, arguments)

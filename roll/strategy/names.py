@@ -8,20 +8,24 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from roll.models import lora
+
 
 def distinct(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Saved tensors, each under its first name only."""
+    """Saved tensors, each under its first name only; those of an adapter left out."""
     seen: set[int] = set()
-    for name, value in model.state_dict(keep_vars=True).items():
-        if id(value) not in seen:
+    for own, value in model.state_dict(keep_vars=True).items():
+        name = lora.plain_name(own)
+        if name is not None and id(value) not in seen:
             seen.add(id(value))
             yield name, value
 
 
 def frozen(model: PreTrainedModel) -> frozenset[str]:
-    """Names of the parameters that training leaves alone."""
+    """Names of the parameters that training leaves alone, an adapter included."""
+    adapted = lora.deltas(model)
     return frozenset(
         name
         for name, value in distinct(model)
-        if isinstance(value, torch.nn.Parameter) and not value.requires_grad
+        if isinstance(value, torch.nn.Parameter) and not value.requires_grad and name not in adapted
     )

@@ -20,7 +20,9 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from roll.config.model import ModelConfig
 from roll.core.errors import CheckpointError
+from roll.models import lora
 
 FORMAT = 1
 
@@ -89,6 +91,26 @@ def save_hf(
         model.save_pretrained(path, state_dict=kept)
         # `save_pretrained` notes the dtype of the masters; what it wrote is `dtype`.
         save_companions(path, model.config, dtype, tokenizer)
+    dist.barrier()
+
+
+def save_adapter(
+    path: Path,
+    model: PreTrainedModel,
+    config: ModelConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    tensors: Iterable[tuple[str, Tensor]],
+) -> None:
+    """A folder in PEFT's format; collective. Rank 0 writes.
+
+    Args:
+        tensors: what is trained, whole, by the names in `model`.
+    """
+    kept = {name: tensor.cpu() for name, tensor in tensors}
+    if dist.get_rank() == 0:
+        assert config.lora is not None
+        lora.save(path, kept, config.lora, model, config.path)
+        tokenizer.save_pretrained(path)
     dist.barrier()
 
 

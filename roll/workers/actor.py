@@ -44,6 +44,11 @@ class ActorWorker(TrainWorker[PolicyTerms]):
         return replace(batch, old_logprobs=self.strategy.score(batch).logprobs_BT)
 
     @dispatch(SHARD_BATCH)
+    def add_base_logprobs(self, batch: RolloutBatch) -> RolloutBatch:
+        """The reference's log-probs, where the policy is an adapter: those of its base."""
+        return replace(batch, ref_logprobs=self.strategy.score_base(batch).logprobs_BT)
+
+    @dispatch(SHARD_BATCH)
     def train(self, batch: RolloutBatch) -> Metrics:
         """One optimizer step on the rows of all ranks."""
         return self.strategy.train(batch, self.loss)

@@ -11,7 +11,7 @@ from roll.algorithms.api import PolicyTerms, TermsLoss
 from roll.algorithms.losses.preferences import response_sums
 from roll.config.model import ModelConfig
 from roll.config.training import LearnerRole
-from roll.core.batches import LabelledBatch, TrainBatch
+from roll.core.batches import LabelledBatch, PreferenceBatch, TrainBatch
 from roll.core.metrics import Metrics
 from roll.core.types import WorkerSpec
 from roll.distributed.dispatch import SHARD_BATCH, dispatch
@@ -22,6 +22,7 @@ from roll.workers.model import TrainWorker
 
 T = TypeVar("T")
 B = TypeVar("B", bound=TrainBatch)
+P = TypeVar("P", PreferenceBatch, LabelledBatch)
 
 
 class LearnerWorker(TrainWorker[T], Generic[T, B]):
@@ -56,6 +57,12 @@ class LearnerWorker(TrainWorker[T], Generic[T, B]):
 
 class PreferenceWorker(LearnerWorker[PolicyTerms, Any]):
     """A policy that learns from preferences."""
+
+    @dispatch(SHARD_BATCH)
+    def add_base_sums(self, batch: P) -> P:
+        """Log-prob of each row's trained tokens with the adapter off: the reference's."""
+        logprobs_BT = self.strategy.score_base(batch).logprobs_BT
+        return replace(batch, ref_sums=response_sums(logprobs_BT, batch.loss_mask))
 
     @dispatch(SHARD_BATCH)
     def add_divergence(self, batch: LabelledBatch) -> LabelledBatch:

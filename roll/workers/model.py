@@ -54,5 +54,5 @@ class TrainWorker(ScoreWorker[T]):
         self.strategy.load(path)
 
     @dispatch(BROADCAST)
-    def save_hf(self, path: Path) -> None:
-        self.strategy.save_hf(path)
+    def save_hf(self, path: Path, *, merged: bool = False) -> None:
+        self.strategy.save_hf(path, merged=merged)

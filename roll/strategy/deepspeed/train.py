@@ -107,6 +107,9 @@ class DeepspeedStrategy(Generic[T]):
             self._engine.optimizer.empty_partition_cache()
         return terms
 
+    def score_base(self, batch: TokenBatch) -> T:
+        raise ConfigError("this model has no adapter: its base is itself")
+
     def train(self, batch: B, loss: TermsLoss[T, B]) -> Metrics:
         """One optimizer step on the rows of all ranks; see `Update.apply` for bad gradients.
 
@@ -154,7 +157,7 @@ class DeepspeedStrategy(Generic[T]):
     def load(self, path: Path) -> None:
         state.load(path, self._engine, self._model.model, self._require_update())
 
-    def save_hf(self, path: Path) -> None:
+    def save_hf(self, path: Path, *, merged: bool = False) -> None:
         tokenizer = load_tokenizer(self._model_config)
         save_hf(path, self._model.model, tokenizer, self._dtype, self.export_weights())
 

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 
 from roll.core.errors import WeightSyncError
+from roll.models import lora
 from roll.strategy.names import distinct
 from roll.weight_sync.manifest import Manifest, even_cuts, meta_of
 
@@ -35,13 +36,17 @@ def manifest(model: PreTrainedModel, dtype: torch.dtype) -> Manifest:
 
 
 def local_parts(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """What this rank holds of each tensor, as it lies in the model; not collective.
+    """What this rank holds of each tensor, as it lies in the model, adapters added; collective
+    where there are some.
 
     Raises:
         WeightSyncError: a parameter is sharded along another axis than its rows.
     """
+    adapted = lora.deltas(model)
     for name, value in distinct(model):
         tensor = value.detach()
+        if name in adapted:
+            tensor = _merged(tensor, adapted[name])
         if isinstance(tensor, DTensor):
             if tensor.placements != (Shard(0),):
                 raise WeightSyncError(
@@ -60,8 +65,34 @@ def full_weights(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[s
     names (tied embeddings) comes once, under its first name, as `save_pretrained` writes it. The
     tensors may share memory with the model: use them before the next update.
     """
+    adapted = lora.deltas(model)
     for name, value in distinct(model):
         tensor = value.detach()
+        if name in adapted:
+            tensor = _merged(tensor, adapted[name])
         if isinstance(value, torch.nn.Parameter):
             tensor = tensor.to(dtype)
-        yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        yield name, whole(tensor)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of it; collective."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _merged(weight: Tensor, delta: lora.Delta) -> Tensor:
+    """The weight with its adapter, sharded as it was; collective."""
+    a_RI = whole(delta.a_RI.detach())
+    b_OR = delta.b_OR.detach()
+    if isinstance(weight, DTensor) and isinstance(b_OR, DTensor):
+        # Rows of B lie where the rows of the weight do.
+        local = torch.addmm(weight.to_local(), b_OR.to_local(), a_RI, alpha=delta.scale)
+        return DTensor.from_local(
+            local,
+            weight.device_mesh,
+            weight.placements,
+            run_check=False,
+            shape=weight.shape,
+            stride=weight.stride(),
+        )
+    return torch.addmm(weight, b_OR, a_RI, alpha=delta.scale)

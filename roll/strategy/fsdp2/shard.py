@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from roll.config.model import ModelConfig
 from roll.config.strategy import Fsdp2Config
+from roll.models import lora
 from roll.strategy.forward import Head, TokenModel
 
 T = TypeVar("T")
@@ -42,6 +43,8 @@ def load_sharded(
     if config.activation_checkpointing and trainable:
         whole.model.gradient_checkpointing_enable({"use_reentrant": False})
     whole.requires_grad_(trainable)
+    if trainable and model.lora is not None:
+        lora.put_in(whole.model, model.lora, also=whole.new_head)
     mixed = MixedPrecisionPolicy(
         param_dtype=compute if compute != torch.float32 and trainable else None,
         reduce_dtype=getattr(torch, config.reduce_dtype),

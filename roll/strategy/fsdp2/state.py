@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from roll.core.errors import CheckpointError
+from roll.models import lora
 from roll.strategy.state import begin, finish, set_rng_states
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -65,8 +66,15 @@ def load(path: Path, model: PreTrainedModel, optimizer: Optimizer) -> int:
 
 
 def _model_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    named = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
+    named = {f"model.{name}": p.detach() for name, p in trained(model)}
+    if lora.has_adapter(model):
+        return named
     return named | {f"model.{name}": b for name, b in _saved_buffers(model).items()}
+
+
+def trained(model: PreTrainedModel) -> list[tuple[str, torch.nn.Parameter]]:
+    """Parameters that learn, by name: all, or an adapter's own."""
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
 def _saved_buffers(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -76,7 +84,7 @@ def _saved_buffers(model: PreTrainedModel) -> dict[str, Tensor]:
 
 def _optimizer_tensors(model: PreTrainedModel, optimizer: Optimizer) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
-    for name, p in model.named_parameters():
+    for name, p in trained(model):
         for key, value in optimizer.state[p].items():
             tensors[f"optimizer.{name}.{key}"] = value
     return tensors

@@ -24,14 +24,16 @@ from roll.core.batches import TokenBatch, TrainBatch
 from roll.core.errors import ConfigError
 from roll.core.metrics import Metrics
 from roll.core.types import RankInfo, WorkerSpec
+from roll.models import lora
 from roll.models.load import load_tokenizer
 from roll.strategy import forward, microbatch, names
 from roll.strategy.fsdp2 import export, state
+from roll.strategy.fsdp2.export import whole
 from roll.strategy.fsdp2.shard import load_sharded
 from roll.strategy.group import Membership
 from roll.strategy.reduce import LossMetrics, max_over_ranks, micro_loss, update_metrics
 from roll.strategy.schedule import Schedule
-from roll.strategy.state import save_hf
+from roll.strategy.state import save_adapter, save_hf
 from roll.weight_sync.manifest import Manifest
 
 T = TypeVar("T")
@@ -99,6 +101,12 @@ class Fsdp2Strategy(Generic[T]):
         _root(self._model).reshard()
         return terms
 
+    def score_base(self, batch: TokenBatch) -> T:
+        if self._model_config.lora is None:
+            raise ConfigError("this model has no adapter: its base is itself; add model.lora")
+        with lora.switched_off(self._model.model):
+            return self.score(batch)
+
     def train(self, batch: B, loss: TermsLoss[T, B]) -> Metrics:
         """One optimizer step on the rows of all ranks; see `Update.apply` for bad gradients.
 
@@ -148,8 +156,14 @@ class Fsdp2Strategy(Generic[T]):
         update = self._require_update()
         update.schedule.updates = state.load(path, self._model.model, update.optimizer)
 
-    def save_hf(self, path: Path) -> None:
+    def save_hf(self, path: Path, *, merged: bool = False) -> None:
         tokenizer = load_tokenizer(self._model_config)
+        config = self._model_config
+        if config.lora is not None and not merged:
+            model = self._model.model
+            tensors = ((name, whole(p.detach())) for name, p in state.trained(model))
+            save_adapter(path, model, config, tokenizer, tensors)
+            return
         save_hf(path, self._model.model, tokenizer, self._dtype, self.export_weights())
 
     def offload(self) -> None:
@@ -189,7 +203,7 @@ class Update:
         self, model: forward.TokenModel[T], config: OptimizerConfig, total_steps: int | None
     ) -> None:
         self._max_grad_norm = config.max_grad_norm
-        self._params = list(model.parameters())
+        self._params = [p for p in model.parameters() if p.requires_grad]
         self.schedule = Schedule(config, total_steps)
         # Decay pulls weights to zero; on norms and biases that only hurts.
         groups: list[dict[str, Any]] = [

@@ -98,6 +98,9 @@ class MegatronStrategy:
         out = groups.from_last_stage(out.to(self._device)).cpu()
         return PolicyTerms(logprobs_BT=out[0], entropy_BT=out[1] if entropy else None)
 
+    def score_base(self, batch: TokenBatch) -> PolicyTerms:
+        raise ConfigError("this model has no adapter: its base is itself")
+
     def train(self, batch: B, loss: TermsLoss[PolicyTerms, B]) -> Metrics:
         """One optimizer step on the rows of all ranks; see `Update.apply` for bad gradients.
 
@@ -141,7 +144,7 @@ class MegatronStrategy:
     def load(self, path: Path) -> None:
         state.load(path, self._model, self._require_update())
 
-    def save_hf(self, path: Path) -> None:
+    def save_hf(self, path: Path, *, merged: bool = False) -> None:
         state.save_hf(path, self._model, self._model_config)
 
     def offload(self) -> None:

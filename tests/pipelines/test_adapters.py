@@ -1,0 +1,81 @@
+"""Runs that train an adapter: their reference, their checkpoints, what they leave, and `merge`."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from roll.core.errors import CheckpointError, ConfigError
+from roll.pipeline.merge import merge
+from tests.pipelines.test_rows import PAIRS, TEXTS, split
+from tests.runs import run_local, without_times, write_rows_task, write_task
+
+LORA = {"rank": 4, "alpha": 8.0}
+
+
+def with_adapter(path: Path) -> dict[str, Any]:
+    return {"path": str(path / "model"), "lora": LORA}
+
+
+def test_preferences_are_compared_with_the_base_of_the_adapter(tmp_path: Path) -> None:
+    path = write_rows_task(
+        tmp_path,
+        "dpo",
+        split(PAIRS),
+        model=with_adapter(tmp_path),
+        max_steps=20,
+        actor_train={"pool": "all", "optimizer": {"lr": 1e-2}},
+    )
+    records = run_local(path)
+    assert records[0]["preference_loss"] == pytest.approx(math.log(2), abs=1e-6)
+    assert records[-1]["val/held_out/accuracy"] >= 0.9
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    adapted = PeftModel.from_pretrained(base, tmp_path / "out" / "hf").eval()
+    merge(tmp_path / "out", tmp_path / "merged")
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    tokens = torch.arange(4, 20)[None]
+    torch.testing.assert_close(whole(tokens).logits, adapted(tokens).logits, atol=1e-5, rtol=1e-5)
+    with pytest.raises(ConfigError, match="exists"):
+        merge(tmp_path / "out", tmp_path / "merged")
+    with pytest.raises(CheckpointError, match="no complete checkpoint"):
+        merge(tmp_path / "model", tmp_path / "elsewhere")
+
+
+def test_a_policy_that_is_an_adapter_needs_no_reference_role(tmp_path: Path) -> None:
+    path = write_task(tmp_path, model=with_adapter(tmp_path), reference=None)
+    records = run_local(path)
+    assert records[0]["kl/ref"] == pytest.approx(0, abs=1e-7)
+    assert records[-2]["kl/ref"] > 0
+    # The engine answers with the merged weights: its log-probs are the trainer's.
+    assert all(record["mismatch/logprob_abs_mean"] < 1e-4 for record in records[:-1])
+    assert (tmp_path / "out" / "hf" / "adapter_model.safetensors").is_file()
+
+
+def test_two_halves_of_an_adapter_are_the_whole(tmp_path: Path) -> None:
+    runs = []
+    for name in ("whole", "halves"):
+        folder = tmp_path / name
+        model = with_adapter(folder)
+        path = write_rows_task(folder, "sft", split(TEXTS), model=model)
+        if name == "halves":
+            run_local(path, ["max_steps=2"])
+        runs.append([without_times(record) for record in run_local(path)])
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("pipeline", ["sft", "reward_model"])
+def test_merge_writes_what_a_run_exports(tmp_path: Path, pipeline: str) -> None:
+    rows = TEXTS if pipeline == "sft" else PAIRS
+    run_local(write_rows_task(tmp_path, pipeline, split(rows)))
+    merge(tmp_path / "out" / "checkpoints" / "step_000004", tmp_path / "merged")
+    one, other = (
+        (folder / "model.safetensors").read_bytes()
+        for folder in (tmp_path / "merged", tmp_path / "out" / "hf")
+    )
+    assert one == other
