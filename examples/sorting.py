@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_model
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -77,7 +78,11 @@ def write_model(folder: Path) -> None:
         dtype="float32",
     )
     tokenizer.save_pretrained(folder)
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    save_model(
+        Qwen3ForCausalLM(config), str(folder / "model.safetensors"), metadata={"format": "pt"}
+    )
+    config.architectures = ["Qwen3ForCausalLM"]
+    config.save_pretrained(folder)
 
 
 def split_sets(rng: random.Random) -> tuple[list[str], list[str]]:

@@ -10,7 +10,18 @@ from typing import Any
 
 from roll.pipeline.track import read_records
 
-FIRST = ("reward/mean", "loss/policy", "kl/ref", "ratio/mean", "clip_fraction", "entropy")
+FIRST = (
+    "reward/mean",
+    "loss/total",
+    "loss/policy",
+    "kl/ref",
+    "ratio/mean",
+    "clip_fraction",
+    "entropy",
+    "nll",
+    "preference_loss",
+    "accuracy",
+)
 WORST = ("mismatch/logprob_abs_max", "mismatch/logprob_abs_mean", "staleness/max")
 
 
@@ -23,11 +34,13 @@ def summarize(records: Sequence[dict[str, Any]], *, status: str, wall_s: float) 
     `first` holds the first training step (before any update the policy is the reference: ratio 1,
     clip fraction 0, KL 0); `max` the largest value over all steps.
     """
-    training = [r for r in records if "reward/mean" in r]
+    training = [r for r in records if "time/step_s" in r]
     validated: dict[str, dict[str, Any]] = {}
     for name in sorted({key for r in records for key in r if key.startswith("val/")}):
         points = [(r["step"], r[name]) for r in records if name in r]
-        best = max(points, key=lambda point: point[1])
+        # Of losses the lowest one.
+        sign = -1 if name.endswith("/loss") else 1
+        best = max(points, key=lambda point: sign * point[1])
         validated[name] = {
             "first": points[0][1],
             "last": points[-1][1],

@@ -120,6 +120,7 @@ class ConsoleTracker:
 _COLUMNS: Sequence[tuple[str, str, str]] = (
     ("reward/mean", "reward", ".3f"),
     ("loss/total", "loss", "+.4f"),
+    ("accuracy", "accuracy", ".3f"),
     ("kl/ref", "kl", ".4f"),
     ("entropy", "entropy", ".3f"),
     ("grad_norm", "grad", ".2f"),
@@ -139,7 +140,7 @@ def step_line(step: int, max_steps: int, record: Record) -> str:
     parts += [
         f"[bold]{name} {value:.3f}[/bold]"
         for name, value in record.items()
-        if name.startswith("val/") and "@" in name
+        if name.startswith("val/") and ("@" in name or name.endswith(("/loss", "/accuracy")))
     ]
     return "  ".join(parts)
 
