@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from roll.config.algorithm.preferences import (
     BradleyTerryConfig,
@@ -14,6 +14,7 @@ from roll.config.algorithm.preferences import (
 )
 from roll.config.checks import raise_if_any
 from roll.config.data import FileConfig, PreferenceDataConfig, RowsConfig, TextDataConfig
+from roll.config.errors import ConfigError
 from roll.config.lifecycle import PreferenceValidation, TextValidation
 from roll.config.offline_checks import dpo_problems, offline_problems, pairs_only
 from roll.config.roles import Role
@@ -45,12 +46,20 @@ class OfflineConfig(RunConfig):
         return self.max_steps
 
     def with_steps(self, num_rows: int) -> Self:
-        """`max_steps` as it is once the number of rows is known."""
+        """`max_steps` as it is once the number of rows is known.
+
+        Raises:
+            ConfigError: something else in the file does not fit so many steps.
+        """
         if self.epochs is None:
             return self
         steps = math.ceil(self.epochs * num_rows / self.data.rows_per_step)
         known = self.model_copy(update={"max_steps": min(self.max_steps, max(steps, 1))})
-        return type(self).model_validate_json(known.model_dump_json())
+        try:
+            return type(self).model_validate_json(known.model_dump_json())
+        except ValidationError as error:
+            wrong = "\n".join(str(item["ctx"]["error"]) for item in error.errors())
+            raise ConfigError(wrong) from None
 
 
 class SftConfig(OfflineConfig):

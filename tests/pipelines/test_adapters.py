@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from roll.core.errors import CheckpointError, ConfigError
 from roll.pipeline.merge import merge
@@ -79,3 +79,23 @@ def test_merge_writes_what_a_run_exports(tmp_path: Path, pipeline: str) -> None:
         for folder in (tmp_path / "merged", tmp_path / "out" / "hf")
     )
     assert one == other
+
+
+def test_a_reward_model_is_an_adapter_and_a_head(tmp_path: Path) -> None:
+    path = write_rows_task(
+        tmp_path,
+        "reward_model",
+        split(PAIRS),
+        model=with_adapter(tmp_path),
+        max_steps=20,
+        actor_train={"pool": "all", "optimizer": {"lr": 1e-2}},
+    )
+    assert run_local(path)[-1]["val/held_out/accuracy"] >= 0.9
+    merge(tmp_path / "out", tmp_path / "merged")
+    whole = AutoModelForSequenceClassification.from_pretrained(tmp_path / "merged")
+    base = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model", num_labels=1)
+    adapted = PeftModel.from_pretrained(base, tmp_path / "out" / "hf").eval()
+    tokens = torch.arange(4, 20)[None]
+    scores = whole(tokens).logits
+    assert scores.abs().item() > 0.01
+    torch.testing.assert_close(scores, adapted(tokens).logits, atol=1e-5, rtol=1e-5)

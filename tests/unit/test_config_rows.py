@@ -1,0 +1,151 @@
+"""Run files of pipelines on rows at hand: what is refused, in whose words, and the arithmetic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from roll.config import load_config
+from roll.config.errors import ConfigError
+from roll.config.offline import NO_LIMIT, OfflineConfig
+from roll.config.plan import plan_lines
+
+PAIRS = {"path": "pairs.jsonl"}
+TEXTS = {"path": "texts.jsonl"}
+
+
+def load(tmp_path: Path, pipeline: str, **changes: Any) -> OfflineConfig:
+    source = TEXTS if pipeline == "sft" else PAIRS
+    config: dict[str, Any] = {
+        "pipeline": pipeline,
+        "output_dir": "out",
+        "max_steps": 10,
+        "model": {"path": "model"},
+        "pools": {"all": "0"},
+        "actor_train": {"pool": "all"},
+        "data": {"sources": [source], "rows_per_step": 4},
+        **({"reference": {"pool": "all"}} if pipeline == "dpo" else {}),
+    }
+    config |= changes
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump({k: v for k, v in config.items() if v is not None}))
+    loaded = load_config(path).config
+    assert isinstance(loaded, OfflineConfig)
+    return loaded
+
+
+LABELS = {"chosen": None, "rejected": None, "completion": "c", "label": "ok"}
+BAD: list[tuple[str, dict[str, Any], str]] = [
+    ("sft", {"max_steps": None}, "epochs: set epochs or max_steps"),
+    ("sft", {"pools": {"all": "0-2"}}, "data.rows_per_step: 4 rows do not divide over the 3"),
+    ("sft", {"data": {"sources": [TEXTS], "rows_per_step": 4, "too_lng": 1}}, "unknown key"),
+    ("sft", {"reference": {"pool": "all"}}, "reference"),
+    (
+        "sft",
+        {"data": {"sources": [{**TEXTS, "columns": {"prompt": "p"}}], "rows_per_step": 4}},
+        "`prompt` goes with `completion`",
+    ),
+    ("dpo", {"reference": None}, "reference: loss.kind sigmoid needs a `reference` role"),
+    ("dpo", {"loss": {"kind": "simpo"}}, "compares with no reference; drop the role"),
+    ("dpo", {"loss": {"kind": "sigmiod"}}, "did you mean 'sigmoid'?"),
+    (
+        "dpo",
+        {"loss": {"kind": "orpo"}, "reference": None, "reference_logprobs": "once"},
+        "reference_logprobs: there is no `reference` role",
+    ),
+    (
+        "dpo",
+        {"data": {"sources": [{**PAIRS, "columns": LABELS}], "rows_per_step": 4}},
+        "data.sources.0.columns.label: this loss compares pairs",
+    ),
+    (
+        "dpo",
+        {"loss": {"kind": "kto"}, "data": {"sources": [PAIRS], "rows_per_step": 1}},
+        "needs at least 2 rows",
+    ),
+    (
+        "reward_model",
+        {"validation": {"sets": {"x": {**PAIRS, "columns": LABELS}}}},
+        "validation.sets.x.columns.label",
+    ),
+    (
+        "reward_model",
+        {"data": {"sources": [{**PAIRS, "columns": {"chosen": None}}], "rows_per_step": 4}},
+        "set `chosen` and `rejected`",
+    ),
+    (
+        "sft",
+        {"actor_train": {"pool": "all", "packing": True, "strategy": {"kind": "megatron"}}},
+        "actor_train.packing: megatron pads",
+    ),
+    (
+        "sft",
+        {
+            "model": {"path": "model", "lora": {}},
+            "actor_train": {"pool": "all", "strategy": {"kind": "deepspeed"}},
+        },
+        "deepspeed trains no adapters",
+    ),
+    (
+        "sft",
+        {"checkpoint": {"keep_best": 1, "best_metric": "val/x/los"}},
+        "no validation makes 'val/x/los'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("pipeline", "changes", "says"), BAD)
+def test_what_does_not_fit_is_refused_with_its_key(
+    tmp_path: Path, pipeline: str, changes: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(tmp_path, pipeline, **changes)
+    assert says in str(raised.value)
+
+
+@pytest.mark.parametrize("pipeline", ["sft", "dpo", "reward_model"])
+def test_a_resolved_config_loads_as_it_is(tmp_path: Path, pipeline: str) -> None:
+    config = load(tmp_path, pipeline, epochs=2.0, max_steps=None)
+    path = tmp_path / "resolved.yaml"
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+    assert load_config(path).config == config
+    assert "for 2 epoch(s)" in plan_lines(config)[0]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "max_steps", "rows", "steps"),
+    [
+        (1.0, None, 16, 4),
+        (1.0, None, 17, 5),
+        (0.5, None, 17, 3),
+        (3.0, 5, 16, 5),
+        (0.01, None, 9, 1),
+    ],
+)
+def test_epochs_become_steps_once_the_rows_are_known(
+    tmp_path: Path, epochs: float, max_steps: int | None, rows: int, steps: int
+) -> None:
+    config = load(tmp_path, "sft", epochs=epochs, max_steps=max_steps)
+    assert config.max_steps == (max_steps or NO_LIMIT)
+    assert config.with_steps(rows).max_steps == steps
+
+
+def test_a_schedule_that_does_not_fit_the_epochs_is_refused(tmp_path: Path) -> None:
+    optimizer = {"schedule": "cosine", "warmup_steps": 6}
+    config = load(
+        tmp_path,
+        "sft",
+        epochs=1.0,
+        max_steps=None,
+        actor_train={"pool": "all", "optimizer": optimizer},
+    )
+    with pytest.raises(ConfigError, match="leave none of the run's 4 optimizer steps"):
+        config.with_steps(16)
+
+
+def test_an_adapter_needs_no_reference_role(tmp_path: Path) -> None:
+    config = load(tmp_path, "dpo", reference=None, model={"path": "model", "lora": {"rank": 2}})
+    assert config.base_is_reference
