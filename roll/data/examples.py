@@ -43,9 +43,9 @@ class Example:
 
 
 def mismatched(examples: Sequence[Example]) -> list[Example]:
-    """Each prompt with the response to the next one."""
+    """Each prompt with the response to the one before it."""
     singles = [sequence for example in examples for sequence in example.sequences]
-    turned = [*singles[1:], singles[0]]
+    turned = [singles[-1], *singles[:-1]]
     made = []
     for number, (own, other) in enumerate(zip(singles, turned, strict=True)):
         response = other.tokens[other.num_before :]
