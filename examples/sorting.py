@@ -122,15 +122,26 @@ def write_both(
 
 
 def make_sft(out: Path, seed: int) -> None:
-    torch.manual_seed(seed)
-    write_model(out / "model")
     write_both(
         out, seed, lambda p: {"prompt": p, "completion": upwards(p)}, count=WARM_START_ROWS // 2
     )
+    torch.manual_seed(seed)
+    write_model(out / "model")  # last: its presence means complete
 
 
 def make_quickstart(out: Path, seed: int) -> None:
-    """The warm start is a run of its own, in `<out>/warm_start`."""
+    write_both(out, seed, lambda p: {"prompt": p, "answer": upwards(p)})
+    warm_start(out, seed)
+
+
+def make_pairs(out: Path, seed: int) -> None:
+    """Of preferences; the model is the quickstart's."""
+    write_both(out, seed, lambda p: {"prompt": p, "chosen": upwards(p), "rejected": downwards(p)})
+    warm_start(out, seed)
+
+
+def warm_start(out: Path, seed: int) -> None:
+    """A run of its own, in `<out>/warm_start`, makes `<out>/model`."""
     warm = out / "warm_start"
     torch.manual_seed(seed)
     write_model(warm / "model")
@@ -144,17 +155,11 @@ def make_quickstart(out: Path, seed: int) -> None:
     )
     command = [sys.executable, "-m", "roll.cli", "run", str(HERE / "sft_sort" / "warm_start.yaml")]
     places = [f"model.path={warm}/model", f"output_dir={warm}/run", f"seed={seed}"]
+    places.append("resume=never")
     places.append(f"data.sources.0.path={warm}/train.jsonl")
     subprocess.run([*command, *places], check=True)
-    write_both(out, seed, lambda p: {"prompt": p, "answer": upwards(p)})
     shutil.copytree(warm / "run" / "hf", out / "making")
     (out / "making").rename(out / "model")  # last: its presence means complete
-
-
-def make_pairs(out: Path, seed: int) -> None:
-    """Of preferences; the model is the quickstart's."""
-    make_quickstart(out, seed)
-    write_both(out, seed, lambda p: {"prompt": p, "chosen": upwards(p), "rejected": downwards(p)})
 
 
 TASKS: dict[str, Callable[[Path, int], None]] = {

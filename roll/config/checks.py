@@ -35,7 +35,7 @@ def run_problems(config: RunConfig) -> Iterator[str]:
 
 def _adapters(config: RunConfig) -> Iterator[str]:
     for name, role in config.trained.items():
-        lora = (role.model or config.model).lora
+        lora = (role.model or config.train_model).lora
         if lora is not None and role.strategy.kind != "fsdp2":
             yield (
                 f"{name}.strategy.kind: {role.strategy.kind} trains no adapters (model.lora) yet; "

@@ -119,9 +119,9 @@ class PreferenceColumns(Config):
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
-        pair = self.chosen is not None and self.rejected is not None
-        single = self.completion is not None and self.label is not None
-        if pair == single or (self.chosen is None) != (self.rejected is None):
+        pair = (self.chosen is not None, self.rejected is not None)
+        single = (self.completion is not None, self.label is not None)
+        if {pair, single} != {(True, True), (False, False)}:
             raise ValueError(
                 "set `chosen` and `rejected`, or (with these two null) `completion` and `label`"
             )

@@ -99,9 +99,17 @@ class CheckpointConfig(Config):
     """Best checkpoints kept besides, by `best_metric`."""
     best_metric: str | None = None
     """For example `val/test/mean@1`."""
-    higher_is_better: bool = True
+    higher_is_better: bool | None = None
+    """Left out: yes, unless `best_metric` is a loss."""
     export_hf: bool = True
     """Write the final weights as a Hugging Face folder `hf/`."""
+
+    @property
+    def prefers_high(self) -> bool:
+        """Whether the largest value of `best_metric` is the best."""
+        if self.higher_is_better is not None:
+            return self.higher_is_better
+        return not (self.best_metric or "").endswith("/loss")
 
 
 class TrackConfig(Config):

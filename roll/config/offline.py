@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
@@ -16,7 +17,7 @@ from roll.config.checks import raise_if_any
 from roll.config.data import FileConfig, PreferenceDataConfig, RowsConfig, TextDataConfig
 from roll.config.errors import ConfigError
 from roll.config.lifecycle import PreferenceValidation, TextValidation
-from roll.config.offline_checks import dpo_problems, offline_problems, pairs_only
+from roll.config.offline_checks import dpo_problems, offline_problems, pairs_only, scores_only
 from roll.config.roles import Role
 from roll.config.run import RoleConfig, RunConfig
 from roll.config.training import LearnerRole, ScoreRole
@@ -31,7 +32,8 @@ class OfflineConfig(RunConfig):
     max_steps: int = Field(default=NO_LIMIT, ge=1)
     """Ends the run; or `epochs`, or whichever comes first."""
     epochs: float | None = Field(default=None, gt=0)
-    """Passes over the data."""
+    """Passes over the data: as many rows as there are in all. Several sources are drawn by their
+    weights, whatever their sizes."""
     actor_train: LearnerRole
     data: RowsConfig
     validation: TextValidation | PreferenceValidation
@@ -53,7 +55,8 @@ class OfflineConfig(RunConfig):
         """
         if self.epochs is None:
             return self
-        steps = math.ceil(self.epochs * num_rows / self.data.rows_per_step)
+        # The text of a float is what the user wrote: 1.1 means eleven tenths.
+        steps = math.ceil(Fraction(repr(self.epochs)) * num_rows / self.data.rows_per_step)
         known = self.model_copy(update={"max_steps": min(self.max_steps, max(steps, 1))})
         try:
             return type(self).model_validate_json(known.model_dump_json())
@@ -100,7 +103,8 @@ class DpoConfig(PreferenceConfig):
     reference: ScoreRole | None = None
     """Frozen copy of the start model; needed by losses that compare with it."""
     reference_logprobs: Literal["per_step", "once"] = "per_step"
-    """Score the rows of a step as they come, or all rows before the first step."""
+    """Score a row whenever it comes, or the first time only; it is kept in memory until the run
+    ends."""
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
@@ -123,5 +127,5 @@ class RewardModelConfig(PreferenceConfig):
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
-        raise_if_any([*offline_problems(self), *pairs_only(self)])
+        raise_if_any([*offline_problems(self), *pairs_only(self), *scores_only(self)])
         return self

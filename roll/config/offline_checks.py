@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from roll.config.checks import nearest_numbers, run_problems
 
 if TYPE_CHECKING:
-    from roll.config.offline import DpoConfig, OfflineConfig, PreferenceConfig
+    from roll.config.offline import DpoConfig, OfflineConfig, PreferenceConfig, RewardModelConfig
 
 
 def offline_problems(config: OfflineConfig) -> Iterator[str]:
@@ -41,6 +41,15 @@ def pairs_only(config: PreferenceConfig) -> Iterator[str]:
             )
 
 
+def scores_only(config: RewardModelConfig) -> Iterator[str]:
+    """What a reward model asks of its backend."""
+    if config.actor_train.strategy.kind == "megatron":
+        yield (
+            "actor_train.strategy.kind: megatron has no score head, so it trains no reward model; "
+            "use fsdp2 or deepspeed"
+        )
+
+
 def dpo_problems(config: DpoConfig) -> Iterator[str]:
     """What the loss asks of roles and data."""
     loss = config.loss
@@ -51,12 +60,18 @@ def dpo_problems(config: DpoConfig) -> Iterator[str]:
         )
     if not loss.needs_reference and config.reference is not None:
         yield f"reference: loss.kind {loss.kind} compares with no reference; drop the role"
-    if (
-        config.reference is None
-        and not config.base_is_reference
-        and config.reference_logprobs == "once"
-    ):
-        yield "reference_logprobs: there is no `reference` role to score with; drop it"
+    without = config.reference is None and not config.base_is_reference
+    if (without or not loss.needs_reference) and config.reference_logprobs == "once":
+        yield "reference_logprobs: there is no reference to score with; drop it"
+    kinds = {source.columns.label is None for source in config.data.sources}
+    if len(kinds) > 1:
+        yield (
+            "data.sources: some hold pairs, others responses with a label; a step needs as many "
+            "rows each time, so use one kind"
+        )
+    for i, source in enumerate(config.data.sources):
+        if source.columns.margin is not None:
+            yield f"data.sources.{i}.columns.margin: no loss of `dpo` has margins; drop it"
     if loss.paired:
         yield from pairs_only(config)
     elif config.data.rows_per_step < 2:

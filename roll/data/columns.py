@@ -128,8 +128,17 @@ def messages_of(value: Any, where: str) -> tuple[Message, ...]:
                 raise DataError(
                     f"{where}[{number}].{key} must be text, found {show(item.get(key))}"
                 )
+        more = sorted(key for key in item if key not in _MESSAGE and item[key] is not None)
+        if more:
+            raise DataError(
+                f"{where}[{number}] has {more[0]!r}, which would be lost (known: role, content); "
+                "put it into the content, or drop it"
+            )
         messages.append(Message(role=item["role"], content=item["content"]))
     return tuple(messages)
+
+
+_MESSAGE = ("role", "content")
 
 
 def show(value: Any) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,11 +69,11 @@ def map_preference(row: RawRow, source: PreferenceSource) -> DialogueRow:
     if columns.label is not None:
         response = _said(values, columns.completion, row.place, role="assistant")
         label = values[columns.label]
-        if not isinstance(label, bool):
+        if label not in (True, False):  # 0 and 1 are equal to these
             raise DataError(
                 f"{row.place}: column {columns.label!r} must be true or false, found {show(label)}"
             )
-        return DialogueRow(row.place, (Dialogue(before, response),), label=label)
+        return DialogueRow(row.place, (Dialogue(before, response),), label=bool(label))
     chosen = _said(values, columns.chosen, row.place, role="assistant")
     rejected = _said(values, columns.rejected, row.place, role="assistant")
     if columns.prompt is None:
@@ -91,10 +92,29 @@ def _said(
     if name is None:
         return ()
     value = values[name]
-    if isinstance(value, str) and not value.lstrip().startswith("[{"):
+    if value is None and role == "assistant":
+        value = ""
+    if isinstance(value, str) and not _is_conversation(value):
         text = value if role == "assistant" else text_of(values, name, place)
         return (Message(role=role, content=text),)
+    if not isinstance(value, str | Sequence):
+        raise DataError(
+            f"{place}: column {name!r} must be text or a list of messages, found {show(value)}"
+        )
     return messages_of(value, f"{place}: column {name!r}")
+
+
+def _is_conversation(text: str) -> bool:
+    """Whether it is the JSON of messages; other text may begin with a bracket, too."""
+    if not text.lstrip().startswith("["):
+        return False
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return False
+    return bool(found) and all(
+        isinstance(item, dict) and {"role", "content"} <= item.keys() for item in found
+    )
 
 
 def _shared_turns(chosen: tuple[Message, ...], rejected: tuple[Message, ...]) -> int:

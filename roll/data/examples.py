@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from roll.config.data import PreferenceSource, RowsConfig, TextDataConfig, TextSource
+from roll.config.data import FileConfig, PreferenceSource, RowsConfig, TextDataConfig, TextSource
 from roll.core.errors import DataError
+from roll.data.columns import RawRow
 from roll.data.datasets import Dataset, Source, SourceReport, fingerprint, named_sources
 from roll.data.dialogues import DialogueRow, map_preference, map_text
 from roll.data.sources import read_source
@@ -42,17 +43,19 @@ class Example:
         return self.id.rpartition(":")[0]
 
 
-def mismatched(examples: Sequence[Example]) -> list[Example]:
-    """Each prompt with the response to the one before it."""
-    singles = [sequence for example in examples for sequence in example.sequences]
-    turned = [singles[-1], *singles[:-1]]
-    made = []
-    for number, (own, other) in enumerate(zip(singles, turned, strict=True)):
-        response = other.tokens[other.num_before :]
-        start = own.num_before
-        tokens = (*own.tokens[:start], *response)
-        sequence = TokenSequence(tokens, ((start, len(tokens)),))
-        made.append(Example(f"mismatched:{number}", (sequence,), label=True))
+def mismatched(examples: Sequence[Example], max_tokens: int) -> list[Example]:
+    """Each prompt with the response to the one before it, cut to `max_tokens`."""
+    made: list[Example] = []
+    for example, before in zip(examples, [examples[-1], *examples[:-1]], strict=True):
+        for j, own in enumerate(example.sequences):
+            other = before.sequences[j % len(before.sequences)]
+            moved = own.num_before - other.num_before
+            sequence = TokenSequence(
+                (*own.tokens[: own.num_before], *other.tokens[other.num_before :]),
+                tuple((start + moved, stop + moved) for start, stop in other.trained),
+            )
+            cut = sequence.without_end(max_tokens)
+            made.append(Example(f"mismatched:{len(made)}", (cut,), label=True))
     return made
 
 
@@ -89,15 +92,13 @@ def load_texts(
         DataError: a source cannot be read, nothing of it is left, or `data.too_long` is `refuse`
             and a sequence is.
     """
-    last = data.train_on == "last_assistant"
     return _dataset(
-        {
-            name: (source, read_source(source, map_text, base_dir))
-            for name, source in named_sources(sources).items()
-        },
+        sources,
+        map_text,
         data,
         tokenizer,
-        last_turn_only=last,
+        base_dir,
+        last_turn_only=data.train_on == "last_assistant",
     )
 
 
@@ -109,27 +110,25 @@ def load_preferences(
     base_dir: Path | None = None,
 ) -> Dataset[Example]:
     """Pairs, or single responses with a label; arguments and errors as of `load_texts`."""
-    return _dataset(
-        {
-            name: (source, read_source(source, map_preference, base_dir))
-            for name, source in named_sources(sources).items()
-        },
-        data,
-        tokenizer,
-        last_turn_only=False,
-    )
+    return _dataset(sources, map_preference, data, tokenizer, base_dir, last_turn_only=False)
+
+
+S = TypeVar("S", bound=FileConfig)
 
 
 def _dataset(
-    rows: Mapping[str, tuple[TextSource | PreferenceSource, list[DialogueRow]]],
+    configured: Sequence[S] | Mapping[str, S],
+    map_one: Callable[[RawRow, S], DialogueRow],
     data: RowsConfig,
     tokenizer: Any,
+    base_dir: Path | None,
     *,
     last_turn_only: bool,
 ) -> Dataset[Example]:
     eos_token = check_template(tokenizer, data)
     sources, reports = [], []
-    for name, (source, found) in rows.items():
+    for name, source in named_sources(configured).items():
+        found = read_source(source, map_one, base_dir)
         losses = _Losses()
         texts: list[list[Piece]] = []
         kept: list[tuple[int, DialogueRow]] = []
@@ -194,6 +193,9 @@ def _fitted(
         cut = [sequence.without_end(limit) for sequence in sequences]
     if not cut or not all(sequence.trained for sequence in cut):
         losses.note(what, place)
+        return None
+    if len(cut) == 2 and cut[0].tokens == cut[1].tokens:
+        losses.note("equal answers after the cut", place)
         return None
     losses.note(f"{what}, which were cut,", place)
     return tuple(cut)

@@ -1,7 +1,7 @@
 """Dialogues -> tokens, and which of them are trained.
 
-Every piece that one side wrote at one go is tokenized by itself, as it is when a model writes it:
-what stands before a trained turn is exactly what the model would be asked to continue.
+What stands before a trained turn is exactly what the model would be asked to continue: no token
+straddles the border between them, as none does when a model writes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roll.config.data import TemplateConfig
+from roll.config.data import TemplateConfig, TextDataConfig
 from roll.core.errors import DataError
 from roll.core.types import Message
 from roll.data.dialogues import Dialogue
@@ -97,19 +97,40 @@ def pieces(
 
 
 def tokenized(
-    dialogues: Sequence[Sequence[Piece]], tokenizer: PromptTokenizer, eos_token: int
+    dialogues: Sequence[Sequence[Piece]], tokenizer: PromptTokenizer, eos_token: int | None
 ) -> list[TokenSequence]:
-    """The tokens of each dialogue."""
-    flat = [piece for each in dialogues for piece in each]
-    ids = iter(_ids(flat, tokenizer))
+    """The tokens of each dialogue.
+
+    Raises:
+        DataError: a piece needs an end-of-sequence token, and there is none.
+    """
+    alone = _ids([(piece.text, piece.begins) for each in dialogues for piece in each], tokenizer)
+    growing = _ids(
+        [
+            ("".join(piece.text for piece in each[: i + 1]), each[0].begins)
+            for each in dialogues
+            for i in range(len(each))
+        ],
+        tokenizer,
+    )
+    own, whole = iter(alone), iter(growing)
     made = []
     for each in dialogues:
         tokens: list[int] = []
         trained: list[tuple[int, int]] = []
+        so_far: list[int] = []
         for piece in each:
-            start = len(tokens)
-            tokens += next(ids)
+            start, longer, by_itself = len(tokens), next(whole), next(own)
+            # Some tokenizers begin every text with a token that its continuation does not have.
+            continues = longer[: len(so_far)] == so_far
+            tokens += longer[len(so_far) :] if continues else by_itself
+            so_far = longer
             if piece.ends:
+                if eos_token is None:
+                    raise DataError(
+                        "the tokenizer has no end-of-sequence token, and the text of a response "
+                        "does not end with one either: it would never end"
+                    )
                 tokens.append(eos_token)
             if piece.trained:
                 trained.append((start, len(tokens)))
@@ -117,12 +138,13 @@ def tokenized(
     return made
 
 
-def _ids(flat: Sequence[Piece], tokenizer: PromptTokenizer) -> list[list[int]]:
-    ids: list[list[int]] = [[] for _ in flat]
-    for begins in (False, True):
-        chosen = [i for i, piece in enumerate(flat) if piece.begins == begins and piece.text]
+def _ids(texts: Sequence[tuple[str, bool]], tokenizer: PromptTokenizer) -> list[list[int]]:
+    """Tokens of each text, with the tokenizer's special ones where it says so."""
+    ids: list[list[int]] = [[] for _ in texts]
+    for special in (False, True):
+        chosen = [i for i, (text, begins) in enumerate(texts) if begins == special]
         if chosen:
-            found = tokenizer([flat[i].text for i in chosen], add_special_tokens=begins)
+            found = tokenizer([texts[i][0] for i in chosen], add_special_tokens=special)
             for i, tokens in zip(chosen, found["input_ids"], strict=True):
                 ids[i] = list(tokens)
     return ids
@@ -138,7 +160,12 @@ def _rendered(
 ) -> Iterator[Piece]:
     messages = [*before, *after]
     turns = [i for i in range(len(before), len(messages)) if messages[i].role == "assistant"]
+    # Nothing asks for a turn that comes first, so no model would be asked to write it.
+    turns = [turn for turn in turns if turn]
+    if not turns:
+        raise NothingToLearnError("an answer that nothing asks for")
     turns = turns[-1:] if last_turn_only else turns
+    advice = _ADVICE if isinstance(template, TextDataConfig) else _ADVICE_OF_PAIRS
 
     def render(count: int, *, asks: bool) -> str:
         return apply_template(messages[:count], tokenizer, template, place, asks=asks)
@@ -151,12 +178,12 @@ def _rendered(
             raise DataError(
                 f"{place}: the chat template does not render turn {turn} as it asks for it: the "
                 f"prompt ends with {prompt[-40:]!r}, the conversation goes on with "
-                f"{whole[_common(whole, prompt) :][:40]!r}; {_ADVICE}"
+                f"{whole[_common(whole, prompt) :][:40]!r}; {advice}"
             )
         if not whole.startswith(through):
             raise DataError(
                 f"{place}: the chat template renders turn {turn} in another way when later turns "
-                f"follow; {_ADVICE}"
+                f"follow; {advice}"
             )
         written = through.rstrip()
         yield Piece(whole[done : len(prompt)], trained=False)
@@ -169,10 +196,10 @@ def _rendered(
         done = len(written)
 
 
-_ADVICE = (
-    "set data.train_on: last_assistant, data.chat_template_kwargs, or another chat template "
-    "(tokenizer.chat_template)"
+_ADVICE_OF_PAIRS = (
+    "set data.chat_template_kwargs, or another chat template (tokenizer.chat_template)"
 )
+_ADVICE = f"set data.train_on: last_assistant, or {_ADVICE_OF_PAIRS[4:]}"
 
 
 def _common(a: str, b: str) -> int:
@@ -199,17 +226,15 @@ def _plain(dialogue: Dialogue, system: str | None, place: str) -> list[Piece]:
     ]
 
 
-def check_template(tokenizer: Any, template: TemplateConfig) -> int:
-    """The end-of-sequence token.
+def check_template(tokenizer: Any, template: TemplateConfig) -> int | None:
+    """The end-of-sequence token, if there is one.
 
     Raises:
-        DataError: the tokenizer lacks it, or the chat template that is asked for.
+        DataError: the tokenizer lacks the chat template that is asked for.
     """
     if template.chat_template and not tokenizer.chat_template:
         raise DataError(
             "the tokenizer has no chat template; set `data.chat_template: false` to take texts as "
             "they are, or use an instruction-tuned model"
         )
-    if tokenizer.eos_token_id is None:
-        raise DataError("the tokenizer has no end-of-sequence token; a response could never end")
-    return int(tokenizer.eos_token_id)
+    return None if tokenizer.eos_token_id is None else int(tokenizer.eos_token_id)

@@ -24,6 +24,7 @@ from roll.core.errors import ConfigError
 ADAPTER = "default"
 _BASE = ".base_layer"
 _FACTORS = {f"lora_A.{ADAPTER}": "lora_A", f"lora_B.{ADAPTER}": "lora_B"}
+_HEADS = ("score", "classifier", "lm_head")
 _SEED = 20
 """Every rank draws the same factors, whatever it drew before."""
 
@@ -55,7 +56,7 @@ def put_in(model: PreTrainedModel, lora: LoraConfig, *, also: nn.Module | None =
             name.rpartition(".")[2]
             for name, module in model.named_modules()
             if isinstance(module, nn.Linear)
-        }
+        }.difference(_HEADS)
         for target in targets:
             if target not in linear:
                 raise ConfigError(
@@ -67,7 +68,7 @@ def put_in(model: PreTrainedModel, lora: LoraConfig, *, also: nn.Module | None =
         lora_alpha=lora.alpha,  # type: ignore[arg-type]  # PEFT divides by the rank, nothing else
         lora_dropout=lora.dropout,
         target_modules=targets,
-        exclude_modules=["score", "classifier", "lm_head"],
+        exclude_modules=list(_HEADS),
     )
     model.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):
@@ -94,6 +95,14 @@ def switched_off(model: PreTrainedModel) -> Iterator[None]:
     finally:
         for layer in layers:
             layer._disable_adapters = False
+
+
+def identity(model: PreTrainedModel) -> dict[str, Any]:
+    """What a checkpoint of an adapter must know besides its tensors; nothing without one."""
+    scales = {name: layer.scaling[ADAPTER] for name, layer in _layers(model)}
+    if not scales:
+        return {}
+    return {"adapter": {"base": Path(model.config._name_or_path).name, "scales": scales}}
 
 
 def plain_name(name: str) -> str | None:

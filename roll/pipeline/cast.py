@@ -69,7 +69,12 @@ class Cast:
 
 
 def open_cast(
-    config: RlvrConfig, launcher: Launcher, loop: LoopThread, data: RunData, *, platform: str
+    config: RlvrConfig,
+    launcher: Launcher,
+    loop: LoopThread,
+    data: RunData[Prompt],
+    *,
+    platform: str,
 ) -> Cast:
     """Start everybody."""
     filters = build_filters(config.rollout.filters)  # first: the user may have to mend one

@@ -130,7 +130,7 @@ class Checkpoints:
         if metric is not None and self.config.keep_best:
             scored = [(s.carried[metric], s.step) for s in self._states() if metric in s.carried]
             # Of equals the newer one is kept.
-            scored.sort(key=lambda it: (it[0] if self.config.higher_is_better else -it[0], it[1]))
+            scored.sort(key=lambda it: (it[0] if self.config.prefers_high else -it[0], it[1]))
             keep |= {step for _, step in scored[-self.config.keep_best :]}
         for step, path in complete:
             if step not in keep:

@@ -5,26 +5,29 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
 from roll.config.rlvr import RlvrConfig
 from roll.core.errors import DataError
 from roll.core.types import Prompt
-from roll.data.datasets import Dataset, load_prompts
+from roll.data.datasets import Dataset, Item, load_prompts
 from roll.models.load import load_tokenizer
+
+Row = TypeVar("Row", bound=Item)
 
 
 @dataclass(frozen=True)
-class RunData:
-    """Prompts to train on and to validate on."""
+class RunData(Generic[Row]):
+    """Rows to train on and to validate on."""
 
     tokenizer: PreTrainedTokenizerBase
-    train: Dataset[Prompt]
-    held_out: Dataset[Prompt]
+    train: Dataset[Row]
+    held_out: Dataset[Row]
 
 
-def load_data(config: RlvrConfig) -> RunData:
+def load_data(config: RlvrConfig) -> RunData[Prompt]:
     """Read and tokenize everything.
 
     Raises:

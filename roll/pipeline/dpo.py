@@ -37,7 +37,7 @@ class DpoPipeline(OfflinePipeline[DpoConfig, Preferences, PreferenceWorker]):
         head = PolicyHead(1.0, config.actor_train.logprob_chunk_tokens)
         made = LabelledLoss(loss) if isinstance(loss, KtoConfig) else PairedLoss(loss)
         self.start_learner(PreferenceWorker, head, made)
-        self.known_sums: dict[str, list[float]] = {}
+        self.known_sums: dict[Example, list[float]] = {}
         if (role := config.reference) is not None:
             reference = self.launcher.start(
                 ReferenceWorker,
@@ -59,12 +59,12 @@ class DpoPipeline(OfflinePipeline[DpoConfig, Preferences, PreferenceWorker]):
         if not self.config.loss.needs_reference:
             return batch
         known = self.known_sums
-        if all(example.id in known for example in examples):
-            return replace(batch, ref_sums=torch.tensor([x for e in examples for x in known[e.id]]))
+        if all(example in known for example in examples):
+            return replace(batch, ref_sums=torch.tensor([x for e in examples for x in known[e]]))
         batch = self.score_reference(batch)
         if self.config.reference_logprobs == "once":
             sums = iter(batch.require("ref_sums", made_by="score_reference").tolist())
-            known.update({e.id: [next(sums) for _ in e.sequences] for e in examples})
+            known.update({e: [next(sums) for _ in e.sequences] for e in examples})
         return batch
 
     def score_reference(self, batch: P) -> P:
@@ -82,7 +82,9 @@ class DpoPipeline(OfflinePipeline[DpoConfig, Preferences, PreferenceWorker]):
     def divergence(self, examples: Sequence[Example]) -> torch.Tensor:
         """Mean log ratio of policy and reference on responses to other prompts, at least 0: an
         estimate of their divergence that no gradient flows through (arXiv 2402.01306)."""
-        rows = self.score_reference(labelled_batch(mismatched(examples)))
+        rows = self.score_reference(
+            labelled_batch(mismatched(examples, self.config.data.max_tokens))
+        )
         with self.sharing.colocation.use(Role.ACTOR_TRAIN), self.timers.timed("logprob"):
             scored = self.learner.call(
                 PreferenceWorker.add_divergence, filled(rows, self.learner.dp_size)

@@ -26,7 +26,8 @@ from roll.workers.model import TrainWorker
 def merge(source: Path, target: Path) -> None:
     """Write the trained model of a checkpoint, adapters added to its weights, and load it.
 
-    One process does it, on the CPU: every checkpoint resumes on any number of ranks.
+    One process does it, on the CPU: every checkpoint resumes on any number of ranks. Relative paths
+    in the run's config begin in the working directory, as they did for the run.
 
     Args:
         source: a checkpoint, or the `output_dir` of a run, whose newest one is taken.
@@ -47,14 +48,20 @@ def merge(source: Path, target: Path) -> None:
             LearnerWorker,
             Placement(Role.ACTOR_TRAIN, pool="merge"),
             _in_one_process(config),
-            config.train_model,
+            # The kernels of a GPU are none of a CPU's.
+            config.train_model.model_copy(update={"attention": "sdpa"}),
             head,
             TextLoss(),
             config.total_updates(),
         )
         learner.call(TrainWorker.load, checkpoint / Role.ACTOR_TRAIN)
-        write_folder(target, lambda path: learner.call(TrainWorker.save_hf, path, merged=True))
-    _verify(target, AutoModelForSequenceClassification if scores else AutoModelForCausalLM)
+        factory = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
+
+        def write(path: Path) -> None:
+            learner.call(TrainWorker.save_hf, path, merged=True)
+            _verify(path, factory, trust_remote_code=config.train_model.trust_remote_code)
+
+        write_folder(target, write)
     Console(stderr=True).print(f"{checkpoint} is in {target}", highlight=False, soft_wrap=True)
 
 
@@ -73,17 +80,19 @@ def _checkpoint(source: Path) -> Path:
 
 def _in_one_process(config: RunConfig) -> Any:
     """The role that trains, cut over nothing."""
-    role = config.trained[Role.ACTOR_TRAIN]
+    role = config.trained[Role.ACTOR_TRAIN].model_copy(update={"packing": False})
     if isinstance(role.strategy, MegatronConfig):
         return role.model_copy(update={"strategy": MegatronConfig()})
     return role
 
 
-def _verify(folder: Path, factory: Any) -> None:
-    model, info = factory.from_pretrained(folder, output_loading_info=True)
+def _verify(folder: Path, factory: Any, *, trust_remote_code: bool) -> None:
+    model, info = factory.from_pretrained(
+        folder, output_loading_info=True, trust_remote_code=trust_remote_code
+    )
     wrong = [*info["missing_keys"], *info["unexpected_keys"], *info["mismatched_keys"]]
     if wrong:
-        raise CheckpointError(f"{folder} was written, but does not load: {wrong[0]}")
+        raise CheckpointError(f"what was written to {folder} does not load: {wrong[0]}")
     broken = [name for name, p in model.named_parameters() if not torch.isfinite(p).all()]
     if broken:
-        raise CheckpointError(f"{folder} was written, but {broken[0]} is not finite")
+        raise CheckpointError(f"the checkpoint's {broken[0]} is not finite")

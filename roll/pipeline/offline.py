@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from roll.algorithms.api import TermsLoss
 from roll.algorithms.weights import token_weights
@@ -19,7 +18,6 @@ from roll.config.roles import Role
 from roll.core.batches import TrainBatch
 from roll.core.loop_thread import LoopThread
 from roll.core.metrics import Last, Max, Metrics
-from roll.data.datasets import Dataset
 from roll.data.examples import Example, load_preferences, load_texts
 from roll.data.mixing import Sampler
 from roll.distributed.cluster import Cluster, Launcher, Placement
@@ -27,6 +25,7 @@ from roll.distributed.worker import Worker
 from roll.models.load import load_tokenizer
 from roll.pipeline.base import Pipeline
 from roll.pipeline.checkpoint import RunState, require_written, write_folder
+from roll.pipeline.data import RunData
 from roll.pipeline.folder import exported_file, mark_export
 from roll.pipeline.sharing import Sharing
 from roll.pipeline.steps import balanced
@@ -43,16 +42,7 @@ REPORTED = {"nll": "loss", "preference_loss": "loss"}
 """A metric of the loss -> its name in a validation."""
 
 
-@dataclass(frozen=True)
-class OfflineData:
-    """Rows to train on and to validate on."""
-
-    tokenizer: PreTrainedTokenizerBase
-    train: Dataset[Example]
-    held_out: Dataset[Example]
-
-
-def load_offline(config: OfflineConfig) -> OfflineData:
+def load_offline(config: OfflineConfig) -> RunData[Example]:
     """Read and tokenize everything.
 
     Raises:
@@ -62,12 +52,10 @@ def load_offline(config: OfflineConfig) -> OfflineData:
     tokenizer = load_tokenizer(config.train_model)
     if isinstance(config, SftConfig):
         train = load_texts(config.data.sources, config.data, tokenizer)
-        return OfflineData(
-            tokenizer, train, load_texts(config.validation.sets, config.data, tokenizer)
-        )
+        return RunData(tokenizer, train, load_texts(config.validation.sets, config.data, tokenizer))
     assert isinstance(config, PreferenceConfig)
     train = load_preferences(config.data.sources, config.data, tokenizer)
-    return OfflineData(
+    return RunData(
         tokenizer, train, load_preferences(config.validation.sets, config.data, tokenizer)
     )
 
@@ -86,7 +74,7 @@ class OfflinePipeline(Pipeline[C], Generic[C, B, L]):
         loop: LoopThread,
         *,
         platform: str,
-        data: OfflineData,
+        data: RunData[Example],
     ) -> None:
         super().__init__(config, launcher, loop, platform=platform, data=data)
         self.data = data
@@ -94,7 +82,7 @@ class OfflinePipeline(Pipeline[C], Generic[C, B, L]):
         self.sharing = Sharing(self.config, taking_turns=platform == "cuda")
 
     @classmethod
-    def prepare(cls, config: C) -> tuple[C, OfflineData]:
+    def prepare(cls, config: C) -> tuple[C, RunData[Example]]:
         data = load_offline(config)
         return config.with_steps(len(data.train)), data
 
@@ -201,4 +189,9 @@ def filled(batch: B, ranks: int) -> B:
 
 
 def _chunks(examples: Sequence[Example], size: int) -> Iterator[Sequence[Example]]:
-    return (examples[at : at + size] for at in range(0, len(examples), size))
+    """Of `size`; a single one that is left over joins the last, as some losses compare rows."""
+    starts = list(range(0, len(examples), size))
+    if len(starts) > 1 and len(examples) - starts[-1] == 1:
+        starts.pop()
+    for start, stop in zip(starts, [*starts[1:], len(examples)], strict=True):
+        yield examples[start:stop]

@@ -19,6 +19,7 @@ from roll.config.roles import Role
 from roll.core.batches import RolloutBatch
 from roll.core.loop_thread import LoopThread
 from roll.core.metrics import Last, Max, Metrics
+from roll.core.types import Prompt
 from roll.distributed.cluster import Cluster, Launcher
 from roll.pipeline.base import Pipeline
 from roll.pipeline.cast import Cast, open_cast
@@ -46,7 +47,7 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         loop: LoopThread,
         *,
         platform: str,
-        data: RunData,
+        data: RunData[Prompt],
     ) -> None:
         super().__init__(config, launcher, loop, platform=platform, data=data)
         self.data = data
@@ -58,7 +59,7 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         self.version = 0
 
     @classmethod
-    def prepare(cls, config: RlvrConfig) -> tuple[RlvrConfig, RunData]:
+    def prepare(cls, config: RlvrConfig) -> tuple[RlvrConfig, RunData[Prompt]]:
         return config, load_data(config)
 
     def open(self) -> None:

@@ -33,7 +33,9 @@ def plan(
     units = [lengths[row : row + unit] for row in range(0, len(lengths), unit)]
     if packed:
         totals = [sum(each) for each in units]
-        parts = pack(totals, max(max_tokens, *totals)) if totals else []
+        fit = [i for i, total in enumerate(totals) if total <= max_tokens]
+        parts = [[i] for i, total in enumerate(totals) if total > max_tokens]
+        parts += [[fit[i] for i in part] for part in pack([totals[i] for i in fit], max_tokens)]
     else:
         parts = _plan_padded([max(each) for each in units], max_tokens // unit)
     return [[one * unit + i for one in part for i in range(unit)] for part in parts]

@@ -148,6 +148,8 @@ def check_identity(path: Path, found: dict[str, Any], expected: dict[str, Any]) 
         raise CheckpointError(f"checkpoint {path} has format {found['format']}; expected {FORMAT}")
     if found["model_type"] != expected["model_type"]:
         fail(f"it has model type {found['model_type']!r}, this run {expected['model_type']!r}")
+    if found.get("adapter") != expected.get("adapter"):
+        fail(f"it has the adapter {found.get('adapter')}, this run {expected.get('adapter')}")
     theirs, ours = found["tensors"], expected["tensors"]
     for name in [*ours, *theirs]:
         if name not in theirs:

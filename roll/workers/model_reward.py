@@ -60,7 +60,7 @@ class ModelReward(RewardWorker):
         for sample, score in zip(samples, scores, strict=True):
             if not math.isfinite(score):
                 raise RewardError(
-                    f"reward {self.ctx.name!r}: {self.config.model} scores sample {sample.id} as "
+                    f"reward {self.ctx.name!r}: {self._path} scores sample {sample.id} as "
                     f"{score}; is the model sound in this dtype?"
                 )
             self._seen = self._seen.merge(Mean(score))
@@ -78,6 +78,10 @@ class ModelReward(RewardWorker):
         if self._scorer is not None:
             self._scorer.close()
         await super().close()
+
+    @property
+    def _path(self) -> str:
+        return self.config.model.path if self.config.model else ""
 
     def _scores(self, samples: list[Sample]) -> list[float]:
         if self._scorer is None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,13 @@ def train_once(spec: WorkerSpec, model: ModelConfig, settings: dict[str, Any]) -
     return metrics.values_by_name()["grad_norm"]
 
 
-def twice(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
+def twice(spec: WorkerSpec, folder: Path, ports: list[int]) -> dict[str, Any]:
     """Each strategy joins a process group of its own, after the one before has left its own."""
     model = ModelConfig(path=str(folder.parent / "model"))
-    host, port = spec.rendezvous.rsplit(":", 1)
+    host = spec.rendezvous.rsplit(":", 1)[0]
     norms = []
-    for turn, settings in enumerate(STAGES * 2):
-        another = replace(spec, rendezvous=f"{host}:{int(port) + turn}")
+    for port, settings in zip(ports, STAGES * 2, strict=True):
+        another = replace(spec, rendezvous=f"{host}:{port}")
         norms.append(train_once(another, model, settings))
     return {"norms": norms}
 
@@ -52,7 +53,8 @@ def twice(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
 @pytest.mark.slow
 def test_a_process_may_leave_its_group_and_join_another(tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "model")
-    ranks = run_ranks(2, twice, tmp_path / "ranks", timeout_s=120)
+    job = partial(twice, ports=[free_port() for _ in STAGES * 2])
+    ranks = run_ranks(2, job, tmp_path / "ranks", timeout_s=240)
     for rank in ranks:
         assert rank["norms"] == pytest.approx([rank["norms"][0]] * 6, rel=1e-6)
 

@@ -54,7 +54,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     (
         "dpo",
         {"loss": {"kind": "orpo"}, "reference": None, "reference_logprobs": "once"},
-        "reference_logprobs: there is no `reference` role",
+        "reference_logprobs: there is no reference to score with",
     ),
     (
         "dpo",

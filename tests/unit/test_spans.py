@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import normalizers
 
 from roll.config.data import PreferenceDataConfig, TextDataConfig
 from roll.core.errors import DataError
 from roll.core.types import Message
 from roll.data.dialogues import Dialogue
-from roll.data.examples import Example, load_preferences, load_texts
-from roll.data.spans import TokenSequence, pieces, tokenized
+from roll.data.examples import Example, load_preferences, load_texts, mismatched
+from roll.data.spans import NothingToLearnError, TokenSequence, pieces, tokenized
 from tests.tiny import char_tokenizer
 
 CHATML = (
@@ -207,16 +208,16 @@ def vars_of(message: Message) -> dict[str, str]:
     ("row", "columns", "says"),
     [
         ({"prompt": "1", "chosen": "2"}, {}, r"no column 'rejected'"),
-        ({"prompt": "1", "chosen": "2", "rejected": 3}, {}, r"must be a list of \{role, content\}"),
+        ({"prompt": "1", "chosen": "2", "rejected": 3}, {}, r"must be text or a list of messages"),
         (
             {"prompt": "1", "chosen": "2", "rejected": "3", "m": "big"},
             {"margin": "m"},
             r"column 'm' must be a number, found str 'big'",
         ),
         (
-            {"prompt": "1", "completion": "2", "ok": 1},
+            {"prompt": "1", "completion": "2", "ok": 2},
             {"chosen": None, "rejected": None, "completion": "completion", "label": "ok"},
-            r"column 'ok' must be true or false, found int 1",
+            r"column 'ok' must be true or false, found int 2",
         ),
     ],
 )
@@ -226,3 +227,46 @@ def test_bad_rows_name_file_line_and_column(
     path = write(tmp_path / "bad.jsonl", [row])
     with pytest.raises(DataError, match=r"bad\.jsonl:1: (column .* )?.*" + says):
         preferences(path, **columns)
+
+
+def test_text_that_looks_like_a_list_stays_text(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", [{"prompt": "[{a}]", "completion": '[{"x": 1}]'}])
+    [only] = texts(path)
+    assert trained_texts(only.sequences[0], chat(CHATML)) == ["[{<pad>x<pad>: 1}]<eos>"]
+
+
+def test_what_a_message_says_beside_its_content_is_not_lost_in_silence(tmp_path: Path) -> None:
+    turn = {"role": "assistant", "content": "2", "reasoning_content": "9"}
+    path = write(tmp_path / "t.jsonl", [{**ROW, "completion": [turn]}])
+    with pytest.raises(DataError, match=r"'completion'\[0\] has 'reasoning_content'"):
+        texts(path)
+
+
+def test_a_turn_that_nothing_asks_for_is_not_trained() -> None:
+    turns = (Message("assistant", "hello"), *said("1+1=", "2"))
+    sequence, tokenizer = encode(turns, CHATML)
+    assert trained_texts(sequence, tokenizer) == ["2<eos>"]
+    with pytest.raises(NothingToLearnError, match="nothing asks for"):
+        encode(turns[:1], CHATML)
+
+
+def test_a_token_that_begins_every_text_begins_no_answer() -> None:
+    tokenizer = chat(CHATML)
+    tokenizer.backend_tokenizer.normalizer = normalizers.Prepend("=")
+    found = pieces(
+        Dialogue((), said("1", "2", "3", "4")),
+        tokenizer,
+        settings_of(),
+        system=None,
+        place="here",
+    )
+    [sequence] = tokenized([found], tokenizer, tokenizer.eos_token_id)
+    assert trained_texts(sequence, tokenizer) == ["2<eos>", "4<eos>"]
+
+
+def test_mismatched_prompts_take_responses_of_others_and_fit(tmp_path: Path) -> None:
+    rows = [{"prompt": str(i), "chosen": "a" * (i + 1), "rejected": "b" * 9} for i in range(3)]
+    pairs = preferences(write(tmp_path / "p.jsonl", rows))
+    made = mismatched(pairs, max_tokens=len(pairs[0].sequences[1]) - 2)
+    told = [trained_texts(example.sequences[0], chat(CHATML))[0] for example in made]
+    assert told == ["aaa<eos>", "b" * 8, "a<eos>", "b" * 8, "aa<eos>", "b" * 8]

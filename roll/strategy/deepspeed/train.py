@@ -6,7 +6,6 @@ Every method is collective: all ranks of the cluster call it, each with its own 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -22,7 +21,7 @@ from roll.core.errors import ConfigError
 from roll.core.metrics import Metrics
 from roll.core.types import RankInfo, WorkerSpec
 from roll.models.load import load_tokenizer
-from roll.strategy import forward, microbatch, names
+from roll.strategy import forward, names
 from roll.strategy.deepspeed import export, state
 from roll.strategy.deepspeed.compat import give_back_linear
 from roll.strategy.deepspeed.engine import start
@@ -31,7 +30,8 @@ from roll.strategy.deepspeed.pieces import MASTER, flats, pieces
 from roll.strategy.deepspeed.root import Root, as_token_model
 from roll.strategy.deepspeed.update import Update, adamw
 from roll.strategy.group import Membership
-from roll.strategy.reduce import LossMetrics, max_over_ranks, micro_loss, update_metrics
+from roll.strategy.losses import micro_losses
+from roll.strategy.reduce import LossMetrics, max_over_ranks, update_metrics
 from roll.strategy.state import save_hf
 from roll.weight_sync.manifest import Manifest
 
@@ -115,23 +115,13 @@ class DeepspeedStrategy(Generic[T]):
 
         The metrics are this rank's share: merging those of all ranks gives the update's.
         """
-        update = self._require_update()
-        batch.require("token_weights", made_by="token_weights")
-        info = self._rank_info
+        update, info = self._require_update(), self._rank_info
         metrics = LossMetrics(len(batch), info.dp_size)
-        parts = microbatch.plan(
-            batch.lengths.tolist(), self._max_tokens, unit=batch.unit, packed=self._trained.packs
-        )
-        passes = max_over_ranks(len(parts), self._device)
         self._engine.train()
-        for i in range(passes):
-            self._engine.set_gradient_accumulation_boundary(i == passes - 1)
-            if i < len(parts):
-                micro = microbatch.take(batch, parts[i])
-                terms_of = partial(self._terms, micro)
-                total = micro_loss(micro, terms_of, loss, metrics, self._device)
-            else:
-                total = forward.empty_pass(self._trained, self._device)
+        for total, last in micro_losses(
+            self._trained, batch, loss, metrics, device=self._device, max_tokens=self._max_tokens
+        ):
+            self._engine.set_gradient_accumulation_boundary(last)
             # DeepSpeed takes the mean over ranks; the weights of the tokens already say what mean
             # is meant.
             self._engine.backward(total * info.dp_size, scale_wrt_gas=False)
@@ -210,9 +200,6 @@ class DeepspeedStrategy(Generic[T]):
             for piece in pieces(self._engine, adam, self._model.model):
                 whole = masters[piece.name].view(-1)
                 piece.tensors[MASTER].copy_(whole[piece.first :][: piece.num_elements])
-
-    def _terms(self, micro: TokenBatch, needed_BT: Tensor) -> T:
-        return forward.token_terms(self._trained, micro, needed_BT, self._device, entropy=True)
 
     def _require_update(self) -> Update:
         if self._update is None:

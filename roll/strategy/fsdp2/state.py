@@ -92,4 +92,4 @@ def _optimizer_tensors(model: PreTrainedModel, optimizer: Optimizer) -> dict[str
 
 def _identity(model: PreTrainedModel) -> dict[str, Any]:
     shapes = {name: list(tensor.shape) for name, tensor in _model_tensors(model).items()}
-    return {"model_type": model.config.model_type, "tensors": shapes}
+    return {"model_type": model.config.model_type, "tensors": shapes} | lora.identity(model)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -26,12 +25,13 @@ from roll.core.metrics import Metrics
 from roll.core.types import RankInfo, WorkerSpec
 from roll.models import lora
 from roll.models.load import load_tokenizer
-from roll.strategy import forward, microbatch, names
+from roll.strategy import forward, names
 from roll.strategy.fsdp2 import export, state
 from roll.strategy.fsdp2.export import whole
 from roll.strategy.fsdp2.shard import load_sharded
 from roll.strategy.group import Membership
-from roll.strategy.reduce import LossMetrics, max_over_ranks, micro_loss, update_metrics
+from roll.strategy.losses import micro_losses
+from roll.strategy.reduce import LossMetrics, max_over_ranks, update_metrics
 from roll.strategy.schedule import Schedule
 from roll.strategy.state import save_adapter, save_hf
 from roll.weight_sync.manifest import Manifest
@@ -112,25 +112,14 @@ class Fsdp2Strategy(Generic[T]):
 
         The metrics are this rank's share: merging those of all ranks gives the update's.
         """
-        update = self._require_update()
-        batch.require("token_weights", made_by="token_weights")
-        info = self._rank_info
+        update, info = self._require_update(), self._rank_info
         metrics = LossMetrics(len(batch), info.dp_size)
-        parts = microbatch.plan(
-            batch.lengths.tolist(), self._max_tokens, unit=batch.unit, packed=self._model.packs
-        )
-        passes = max_over_ranks(len(parts), self._device)
         self._model.train()
         root = _root(self._model)
-        for i in range(passes):
-            if passes > 1 and i in (0, passes - 1):
-                root.set_requires_gradient_sync(i == passes - 1)
-            if i < len(parts):
-                micro = microbatch.take(batch, parts[i])
-                terms_of = partial(self._terms, micro)
-                total = micro_loss(micro, terms_of, loss, metrics, self._device)
-            else:
-                total = forward.empty_pass(self._model, self._device)
+        for total, last in micro_losses(
+            self._model, batch, loss, metrics, device=self._device, max_tokens=self._max_tokens
+        ):
+            root.set_requires_gradient_sync(last)
             total.backward()
         grad_norm, lr, applied = update.apply()
         return metrics.take() | update_metrics(grad_norm, lr, applied=applied, info=info)
@@ -178,9 +167,6 @@ class Fsdp2Strategy(Generic[T]):
     def close(self) -> None:
         """Leave the process group, if this strategy joined it."""
         self._group.leave()
-
-    def _terms(self, micro: TokenBatch, needed_BT: Tensor) -> T:
-        return forward.token_terms(self._model, micro, needed_BT, self._device, entropy=True)
 
     def _move(self, device: torch.device) -> None:
         self._model.to(device)
