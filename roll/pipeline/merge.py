@@ -11,13 +11,14 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from roll.algorithms.losses.text import TextLoss
 from roll.config.compose import load_config
+from roll.config.lifecycle import CheckpointConfig
 from roll.config.roles import Role
 from roll.config.run import RunConfig
 from roll.config.strategy import MegatronConfig
 from roll.core.errors import CheckpointError, ConfigError
 from roll.distributed.cluster import Placement
 from roll.distributed.local import LocalLauncher
-from roll.pipeline.checkpoint import STATE, write_folder
+from roll.pipeline.checkpoint import STATE, Checkpoints, write_folder
 from roll.strategy.forward import PolicyHead, ScoreHead
 from roll.workers.learner import LearnerWorker
 from roll.workers.model import TrainWorker
@@ -69,13 +70,13 @@ def _checkpoint(source: Path) -> Path:
     if (source / STATE).is_file():
         return source
     folder = source / "checkpoints"
-    complete = sorted(path for path in folder.glob("step_*") if (path / STATE).is_file())
+    complete = Checkpoints(folder, CheckpointConfig()).complete()
     if not complete:
         raise CheckpointError(
             f"{source} is no complete checkpoint ({STATE} is missing), and no run with one "
             f"({folder} holds none)"
         )
-    return complete[-1]
+    return complete[-1][1]
 
 
 def _in_one_process(config: RunConfig) -> Any:
