@@ -182,7 +182,12 @@ def main() -> None:
         return
     shutil.rmtree(out / "making", ignore_errors=True)
     start = time.perf_counter()
-    TASKS[args.task](out, args.seed)
+    try:
+        TASKS[args.task](out, args.seed)
+    except KeyboardInterrupt:
+        raise SystemExit("stopped; the same command begins anew") from None
+    except subprocess.CalledProcessError as error:
+        raise SystemExit(error.returncode) from None  # the run has said why
     print(f"{out}: a model and its data, made in {time.perf_counter() - start:.0f} s")
 
 
