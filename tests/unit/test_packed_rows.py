@@ -74,8 +74,10 @@ def test_packed_rows_have_the_log_probs_and_gradients_of_padded_ones(
     packed = terms_and_gradients(model, rows, packed=True)
     torch.testing.assert_close(packed[0], padded[0], atol=1e-5, rtol=1e-6)
     torch.testing.assert_close(packed[1], padded[1], atol=1e-5, rtol=1e-6)
+    largest = max(grad.abs().max().item() for grad in padded[2])
     for one, other in zip(packed[2], padded[2], strict=True):
-        scale = max(other.abs().max().item(), 1e-6)
+        # What only looks at itself has gradients of rounding alone.
+        scale = max(other.abs().max().item(), 1e-2 * largest)
         torch.testing.assert_close(one, other, atol=1e-5 * scale, rtol=1e-4)
 
 
