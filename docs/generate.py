@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 from roll.config.algorithm import Aggregation, AlgorithmConfig
 from roll.config.algorithm.advantages import AdvantageConfig
 from roll.config.algorithm.correction import CorrectionConfig, RejectConfig, WeightConfig
+from roll.config.algorithm.divergences import DivergenceConfig
 from roll.config.algorithm.losses import LossTermConfig, ValueLossConfig
 from roll.config.algorithm.needs import Choice, Need
 from roll.config.algorithm.shaping import (
@@ -77,6 +78,12 @@ SECTIONS: tuple[tuple[str, str, Any], ...] = (
         "A list of terms that are added up, each with its `coef`.",
         LossTermConfig,
     ),
+    (
+        "`divergence`",
+        "Of a `distill` term, and of `pipeline: distill`. In nats per token; with `top_k` of the "
+        "teacher's likeliest tokens and of all others together.",
+        DivergenceConfig,
+    ),
     ("`algorithm.aggregation`", "How the losses of tokens become one number.", Aggregation),
     ("`algorithm.reward_shaping`", "A list, applied in order.", RewardShapingConfig),
     ("`algorithm.kl_in_reward`", "At most one.", KlInRewardConfig),
@@ -96,7 +103,7 @@ NEEDS = {
     Need.REFERENCE: "a `reference` role",
     Need.OLD_LOGPROBS: "the policy's log-probs before the update (a forward pass of their own)",
     Need.GREEDY_BASELINE: "a greedy response to every prompt, which the rollout adds by itself",
-    Need.TEACHER: "log-probs of a teacher",
+    Need.TEACHER: "at least one of `teachers`",
     Need.RATIO: "several updates per step, or `old_logprobs: rollout`, to differ from `pg`",
 }
 

@@ -6,9 +6,10 @@ problem, in no order.
 
     python examples/sorting.py quickstart [--out outputs/quickstart] [--seed 0]
 
-`sft` makes a model that knows nothing and demonstrations for it; `quickstart` trains such a model,
-by an SFT run, on a teacher that sorts up or down at random, and makes problems for RL; `dpo` and
-`reward_model` take that model and make pairs of which the better one is sorted upwards.
+`sft` makes a model that knows nothing and demonstrations for it; `distill` trains such a model, by
+an SFT run, to be the teacher of a smaller one; `quickstart` trains such a model, by an SFT run, on a
+teacher that sorts up or down at random, and makes problems for RL; `dpo` and `reward_model` take
+that model and make pairs of which the better one is sorted upwards.
 """
 
 from __future__ import annotations
@@ -59,13 +60,13 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def write_model(folder: Path) -> None:
+def write_model(folder: Path, *, hidden: int = 128) -> None:
     """One that knows nothing."""
     tokenizer = make_tokenizer()
     config = Qwen3Config(
         vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=512,
+        hidden_size=hidden,
+        intermediate_size=4 * hidden,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -140,6 +141,22 @@ def make_pairs(out: Path, seed: int) -> None:
     warm_start(out, seed)
 
 
+def make_distill(out: Path, seed: int) -> None:
+    """A teacher that sorts, and a student of half its width that knows nothing."""
+    make_sft(out / "lessons", seed)
+    train(
+        out / "lessons",
+        "run.yaml",
+        seed,
+        f"validation.sets.held_out.path={out}/lessons/held_out.jsonl",
+    )
+    shutil.copytree(out / "lessons" / "run" / "hf", out / "teacher", dirs_exist_ok=True)
+    write_both(out, seed, lambda p: {"prompt": p, "answer": upwards(p), "completion": upwards(p)})
+    torch.manual_seed(seed)
+    write_model(out / "making", hidden=64)
+    (out / "making").rename(out / "model")  # last: its presence means complete
+
+
 def warm_start(out: Path, seed: int) -> None:
     """A run of its own, in `<out>/warm_start`, makes `<out>/model`."""
     warm = out / "warm_start"
@@ -153,17 +170,22 @@ def warm_start(out: Path, seed: int) -> None:
         lambda p: {"prompt": p, "completion": sort[teacher.random() < 0.5](p)},
         count=WARM_START_ROWS,
     )
-    command = [sys.executable, "-m", "roll.cli", "run", str(HERE / "sft_sort" / "warm_start.yaml")]
-    places = [f"model.path={warm}/model", f"output_dir={warm}/run", f"seed={seed}"]
-    places.append("resume=never")
-    places.append(f"data.sources.0.path={warm}/train.jsonl")
-    subprocess.run([*command, *places], check=True)
+    train(warm, "warm_start.yaml", seed)
     shutil.copytree(warm / "run" / "hf", out / "making")
     (out / "making").rename(out / "model")  # last: its presence means complete
 
 
+def train(folder: Path, name: str, seed: int, *overrides: str) -> None:
+    """Run `examples/sft_sort/<name>` on the model and the data in `folder`."""
+    command = [sys.executable, "-m", "roll.cli", "run", str(HERE / "sft_sort" / name)]
+    places = [f"model.path={folder}/model", f"output_dir={folder}/run", f"seed={seed}"]
+    places += ["resume=never", f"data.sources.0.path={folder}/train.jsonl", *overrides]
+    subprocess.run([*command, *places], check=True)
+
+
 TASKS: dict[str, Callable[[Path, int], None]] = {
     "sft": make_sft,
+    "distill": make_distill,
     "quickstart": make_quickstart,
     "dpo": make_pairs,
     "reward_model": make_pairs,

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from roll.config.compose import LoadedConfig, load_config
+from roll.config.compose import LoadedConfig, compose, load_config
 from roll.config.errors import RollError, UserError
 
 app = typer.Typer(
@@ -160,8 +160,12 @@ def _print_plan(loaded: LoadedConfig) -> None:
         _out.print(f"  {line}", markup=False)
 
 
-def start_pipeline(pipeline: str) -> Callable[[], None]:
-    """The command of `examples/start_<pipeline>_pipeline.py`."""
+def start_pipeline(pipeline: str, *others: str) -> Callable[[], None]:
+    """The command of `examples/start_<pipeline>_pipeline.py`.
+
+    Args:
+        others: pipelines that a file may name instead.
+    """
 
     def start(
         config_path: Annotated[Path, typer.Option("--config_path", help="Folder of the run file.")],
@@ -169,9 +173,12 @@ def start_pipeline(pipeline: str) -> Callable[[], None]:
         overrides: Overrides = None,
         debug: Debug = False,
     ) -> None:
-        run(
-            config_path / f"{config_name}.yaml", [f"pipeline={pipeline}", *(overrides or ())], debug
-        )
+        file, chosen = config_path / f"{config_name}.yaml", [*(overrides or ())]
+        with reported(debug):
+            named = compose(file, chosen)[0].get("pipeline")
+        if named not in others:
+            chosen.insert(0, f"pipeline={pipeline}")
+        run(file, chosen, debug)
 
     return lambda: typer.run(start)
 

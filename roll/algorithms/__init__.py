@@ -16,6 +16,7 @@ from roll.algorithms.compose import SumLoss, build_advantage, build_loss, build_
 from roll.algorithms.correction import correct, use_engine_logprobs
 from roll.algorithms.losses.cispo import Cispo
 from roll.algorithms.losses.clip_cov import ClipCov
+from roll.algorithms.losses.distill import DistillTerm
 from roll.algorithms.losses.dro import Dro
 from roll.algorithms.losses.entropy import EntropyBonus
 from roll.algorithms.losses.gmpo import Gmpo
@@ -48,6 +49,7 @@ __all__ = [
     "DifficultyMask",
     "DifficultyWeight",
     "Distill",
+    "DistillTerm",
     "Dro",
     "EntropyBonus",
     "Gae",

@@ -22,6 +22,8 @@ class PolicyTerms:
     """Natural log of the probability of token t given the tokens before it."""
     entropy_BT: Tensor | None = None
     """Entropy, in nats, of the distribution that token t was drawn from."""
+    divergence_BT: Tensor | None = None
+    """Of that distribution from the teacher's, in nats; where there are teachers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ def build_loss(config: AlgorithmConfig) -> SumLoss:
     """The sum of the config's loss terms."""
     terms = []
     for term in config.loss:
-        options = term.model_dump(exclude={"kind", "coef"})
+        options = term.model_dump(exclude={"kind", "coef", *term.of_the_forward_pass})
         terms.append((term.coef, LOSSES[term.kind](**options)))
     return SumLoss(tuple(terms))
 
@@ -89,9 +89,11 @@ def _masked(terms: PolicyTerms, mask_BT: Tensor) -> PolicyTerms:
     """Zero, and cut off from the gradient, outside the mask. Weights of zero are not enough there:
     zero times the gradient of a NaN is NaN."""
     entropy_BT = terms.entropy_BT
+    divergence_BT = terms.divergence_BT
     return PolicyTerms(
         logprobs_BT=terms.logprobs_BT.masked_fill(~mask_BT, 0.0),
         entropy_BT=None if entropy_BT is None else entropy_BT.masked_fill(~mask_BT, 0.0),
+        divergence_BT=None if divergence_BT is None else divergence_BT.masked_fill(~mask_BT, 0.0),
     )
 
 

@@ -27,38 +27,27 @@ def positions(needed_BT: Tensor) -> Tensor:
 
 
 def from_hidden(
-    hidden_BTD: Tensor,
+    hidden_ND: Tensor,
     weight_VD: Tensor,
     bias_V: Tensor | None,
-    tokens_BT: Tensor,
-    positions_N: Tensor,
+    targets_N: Tensor,
     *,
     temperature: float,
     chunk_tokens: int,
     entropy: bool = False,
-) -> PolicyTerms:
-    """Log-probs and entropy of the tokens at `positions_N` (see `positions`); zero elsewhere.
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probs of the tokens `targets_N`, and entropy, from the states before them.
 
     At most `chunk_tokens * V` float32 logits exist at once, in the backward pass too, where they
-    are computed again. Both results are float32 `[B, T]`; the softmax is float32 for any input.
+    are computed again. Both results are float32 `[N]`; the softmax is float32 for any input.
 
     Args:
         temperature: divides the logits, as the engine's sampling does; above zero.
     """
     logprobs_N, entropy_N = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden_BTD.flatten(0, 1)[positions_N - 1],
-        weight_VD,
-        bias_V,
-        tokens_BT.flatten()[positions_N],
-        temperature,
-        chunk_tokens,
-        entropy,
+        hidden_ND, weight_VD, bias_V, targets_N, temperature, chunk_tokens, entropy
     )
-    shape = tokens_BT.shape
-    return PolicyTerms(
-        logprobs_BT=_scatter(logprobs_N, positions_N, shape),
-        entropy_BT=_scatter(entropy_N, positions_N, shape) if entropy else None,
-    )
+    return logprobs_N, entropy_N if entropy else None
 
 
 def from_logits(
@@ -74,11 +63,6 @@ def from_logits(
         logprobs_BT=pad(chosen, [1, 0]),
         entropy_BT=None if nats is None else pad(nats, [1, 0]),
     )
-
-
-def _scatter(values_N: Tensor, positions_N: Tensor, shape: torch.Size) -> Tensor:
-    # Not a view: FSDP hangs its hooks on the result.
-    return values_N.new_zeros(shape).put(positions_N, values_N)
 
 
 class _ChunkedLogprobs(torch.autograd.Function):

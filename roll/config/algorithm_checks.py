@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from roll.config.algorithm import Need, PassKConfig
-from roll.config.errors import nearest
+from roll.config.teacher_checks import lesson_problems, teacher_problems
 
 if TYPE_CHECKING:
     from roll.config.rlvr import RlvrConfig
@@ -83,25 +83,17 @@ def _teachers(config: RlvrConfig) -> Iterator[str]:
         if config.teachers:
             yield (
                 f"teachers: nothing uses them; algorithm.advantage.kind is "
-                f"{config.algorithm.advantage.kind}; drop them or use distill"
+                f"{config.algorithm.advantage.kind} and no loss term is distill; drop them, or use "
+                "distill as the one or the other"
             )
         return
     if not config.teachers:
         yield f"teachers: {' and '.join(wanted)} needs at least one; add it with its `model`"
         return
-    teacher_of: dict[str, str] = {}
-    for name, role in config.teachers.items():
-        for tag in role.tags:
-            if tag in teacher_of:
-                yield f"teachers.{name}.tags: {tag!r} already belongs to {teacher_of[tag]!r}"
-            teacher_of[tag] = name
-    for i, source in enumerate(config.data.sources):
-        if source.columns.tag is None and source.tag not in teacher_of:
-            yield (
-                f"data.sources.{i}.tag: no teacher takes the tag {source.tag!r}"
-                f"{nearest(source.tag, teacher_of)} (tags with a teacher: "
-                f"{', '.join(sorted(teacher_of))})"
-            )
+    sources = {f"data.sources.{i}": source for i, source in enumerate(config.data.sources)}
+    yield from teacher_problems(config.teachers, sources)
+    if config.algorithm.lesson is not None:
+        yield from lesson_problems(config.actor_train, config.teachers)
 
 
 def _who(needs: Mapping[Need, list[str]], need: Need) -> str:

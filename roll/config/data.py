@@ -64,6 +64,11 @@ class SourceConfig(FileConfig):
     """Routes the samples of this source to their rewards."""
 
     @property
+    def tag_column(self) -> str | None:
+        """Where tags of rows come from, if not from the source."""
+        return self.columns.tag
+
+    @property
     def columns_used(self) -> tuple[str, ...]:
         columns = self.columns
         return _named(columns.prompt, columns.messages, columns.answer, columns.tag)
@@ -99,6 +104,30 @@ class TextSource(FileConfig):
     @property
     def columns_used(self) -> tuple[str, ...]:
         return _named(self.columns.messages, self.columns.prompt, self.columns.completion)
+
+
+class TaughtColumns(TextColumns):
+    """Names of the columns of texts that a teacher comments on."""
+
+    tag: str | None = None
+    """Column that holds the tag of each row; left out: the source's `tag`."""
+
+
+class TaughtSource(TextSource):
+    """Texts that a teacher comments on."""
+
+    columns: TaughtColumns = TaughtColumns()
+    tag: str = "default"
+    """Routes the rows of this source to their teacher."""
+
+    @property
+    def tag_column(self) -> str | None:
+        """Where tags of rows come from, if not from the source."""
+        return self.columns.tag
+
+    @property
+    def columns_used(self) -> tuple[str, ...]:
+        return (*super().columns_used, *_named(self.columns.tag))
 
 
 class PreferenceColumns(Config):
@@ -191,6 +220,12 @@ class TextDataConfig(RowsConfig):
     sources: tuple[TextSource, ...] = Field(min_length=1)
     train_on: Literal["assistant", "last_assistant"] = "assistant"
     """Which turns of a conversation: all of the assistant's, or the last one."""
+
+
+class TaughtDataConfig(TextDataConfig):
+    """Texts that a teacher comments on."""
+
+    sources: tuple[TaughtSource, ...] = Field(min_length=1)
 
 
 class PreferenceDataConfig(RowsConfig):

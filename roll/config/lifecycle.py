@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from roll.config.base import Config
-from roll.config.data import PreferenceSource, SourceConfig, TextSource
+from roll.config.data import PreferenceSource, SourceConfig, TaughtSource, TextSource
 from roll.config.sampling import SamplingConfig
 
 
@@ -79,6 +79,17 @@ class TextValidation(EvaluationConfig):
         return [f"val/{name}/loss" for name in self.sets]
 
 
+class TaughtValidation(EvaluationConfig):
+    """Held-out texts: the divergence from the teacher, and the loss of the texts themselves."""
+
+    sets: dict[str, TaughtSource] = {}
+    """Name -> source; no sets, no validation."""
+
+    @property
+    def metrics(self) -> list[str]:
+        return [f"val/{name}/{score}" for name in self.sets for score in ("divergence", "loss")]
+
+
 class PreferenceValidation(EvaluationConfig):
     """Held-out pairs."""
 
@@ -100,7 +111,7 @@ class CheckpointConfig(Config):
     best_metric: str | None = None
     """For example `val/test/mean@1`."""
     higher_is_better: bool | None = None
-    """Left out: yes, unless `best_metric` is a loss."""
+    """Left out: yes, unless `best_metric` is a loss or a divergence."""
     export_hf: bool = True
     """Write the final weights as a Hugging Face folder `hf/`."""
 
@@ -109,7 +120,7 @@ class CheckpointConfig(Config):
         """Whether the largest value of `best_metric` is the best."""
         if self.higher_is_better is not None:
             return self.higher_is_better
-        return not (self.best_metric or "").endswith("/loss")
+        return not (self.best_metric or "").endswith(("/loss", "/divergence"))
 
 
 class TrackConfig(Config):

@@ -1,4 +1,4 @@
-"""`pipeline: sft`, `dpo`, `reward_model`: training on rows that lie there before the run."""
+"""`pipeline: sft`, `distill`, `dpo`, `reward_model`: training on rows at hand."""
 
 from __future__ import annotations
 
@@ -8,19 +8,33 @@ from typing import Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from roll.config.algorithm.divergences import LessonConfig
 from roll.config.algorithm.preferences import (
     BradleyTerryConfig,
     PreferenceLossConfig,
     SigmoidConfig,
 )
 from roll.config.checks import raise_if_any
-from roll.config.data import FileConfig, PreferenceDataConfig, RowsConfig, TextDataConfig
+from roll.config.data import (
+    FileConfig,
+    PreferenceDataConfig,
+    RowsConfig,
+    TaughtDataConfig,
+    TaughtSource,
+    TextDataConfig,
+)
 from roll.config.errors import ConfigError
-from roll.config.lifecycle import PreferenceValidation, TextValidation
-from roll.config.offline_checks import dpo_problems, offline_problems, pairs_only, scores_only
+from roll.config.lifecycle import PreferenceValidation, TaughtValidation, TextValidation
+from roll.config.offline_checks import (
+    distill_problems,
+    dpo_problems,
+    offline_problems,
+    pairs_only,
+    scores_only,
+)
 from roll.config.roles import Role
 from roll.config.run import RoleConfig, RunConfig
-from roll.config.training import LearnerRole, ScoreRole
+from roll.config.training import LearnerRole, ScoreRole, TeacherRole
 
 NO_LIMIT = 2**62
 """Of steps."""
@@ -36,7 +50,7 @@ class OfflineConfig(RunConfig):
     weights, whatever their sizes."""
     actor_train: LearnerRole
     data: RowsConfig
-    validation: TextValidation | PreferenceValidation
+    validation: TextValidation | TaughtValidation | PreferenceValidation
 
     @property
     def roles(self) -> dict[str, RoleConfig]:
@@ -82,6 +96,40 @@ class SftConfig(OfflineConfig):
     @property
     def sources(self) -> tuple[FileConfig, ...]:
         return (*self.data.sources, *self.validation.sets.values())
+
+
+class DistillLossConfig(LessonConfig):
+    """coef * divergence from the teacher + sft_coef * -log p of the text itself."""
+
+    coef: float = Field(default=1.0, gt=0)
+    sft_coef: float = Field(default=0.0, ge=0)
+
+
+class DistillationConfig(OfflineConfig):
+    """Distillation on texts at hand: to expect of every token what a teacher expects of it."""
+
+    pipeline: Literal["distill"] = "distill"
+    data: TaughtDataConfig
+    teachers: dict[str, TeacherRole] = Field(min_length=1)
+    """Name -> teacher; each has the rows of its tags."""
+    loss: DistillLossConfig = DistillLossConfig()
+    aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
+    """Every trained token counts the same, or every sequence."""
+    validation: TaughtValidation = TaughtValidation()
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> Self:
+        raise_if_any([*offline_problems(self), *distill_problems(self)])
+        return self
+
+    @property
+    def sources(self) -> tuple[TaughtSource, ...]:
+        return (*self.data.sources, *self.validation.sets.values())
+
+    @property
+    def roles(self) -> dict[str, RoleConfig]:
+        teachers = {f"teachers.{name}": role for name, role in self.teachers.items()}
+        return {Role.ACTOR_TRAIN: self.actor_train, **teachers}
 
 
 class PreferenceConfig(OfflineConfig):

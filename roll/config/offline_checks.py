@@ -6,9 +6,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from roll.config.checks import nearest_numbers, run_problems
+from roll.config.teacher_checks import lesson_problems, teacher_problems
 
 if TYPE_CHECKING:
-    from roll.config.offline import DpoConfig, OfflineConfig, PreferenceConfig, RewardModelConfig
+    from roll.config.offline import (
+        DistillationConfig,
+        DpoConfig,
+        OfflineConfig,
+        PreferenceConfig,
+        RewardModelConfig,
+    )
 
 
 def offline_problems(config: OfflineConfig) -> Iterator[str]:
@@ -48,6 +55,14 @@ def scores_only(config: RewardModelConfig) -> Iterator[str]:
             "actor_train.strategy.kind: megatron has no score head, so it trains no reward model; "
             "use fsdp2 or deepspeed"
         )
+
+
+def distill_problems(config: DistillationConfig) -> Iterator[str]:
+    """What teachers ask of roles and data."""
+    sources = {f"data.sources.{i}": source for i, source in enumerate(config.data.sources)}
+    sources |= {f"validation.sets.{name}": s for name, s in config.validation.sets.items()}
+    yield from teacher_problems(config.teachers, sources)
+    yield from lesson_problems(config.actor_train, config.teachers)
 
 
 def dpo_problems(config: DpoConfig) -> Iterator[str]:

@@ -1,12 +1,13 @@
 """The value of `pipeline` -> the class of the whole run file."""
 
-from roll.config.offline import DpoConfig, RewardModelConfig, SftConfig
+from roll.config.offline import DistillationConfig, DpoConfig, RewardModelConfig, SftConfig
 from roll.config.rlvr import RlvrConfig
 from roll.config.run import RunConfig
 
 PIPELINES: dict[str, type[RunConfig]] = {
     "rlvr": RlvrConfig,
     "sft": SftConfig,
+    "distill": DistillationConfig,
     "dpo": DpoConfig,
     "reward_model": RewardModelConfig,
 }

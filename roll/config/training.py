@@ -92,12 +92,12 @@ class ScoreRole(Config):
 
 
 class TeacherRole(ScoreRole):
-    """A model that the policy learns from, token by token."""
+    """A model that another one learns from, token by token."""
 
     model: ModelConfig
-    """Must have the policy's tokenizer."""
+    """Must have the student's tokenizer."""
     tags: tuple[str, ...] = Field(default=("default",), min_length=1)
-    """Samples with one of these tags are this teacher's."""
+    """Samples, or rows, with one of these tags are this teacher's."""
 
 
 class InferRole(Config):

@@ -7,7 +7,7 @@ logits and tokens happens once, in `algorithms/logprobs.py`, and nowhere else.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -32,6 +32,9 @@ class TrainBatch(TokenBatch):
     """Bool; True where a token is trained."""
     token_weights: Tensor | None = tensor("BT")
     """Float32; what turns a sum over all ranks and micro-batches into the configured mean."""
+    taught: list[Any] | None = None
+    """What the teacher of each row says of its trained tokens: a `TaughtRow` where it is learned
+    from, a `Parcel` of one on the way there."""
 
 
 @dataclass(frozen=True, kw_only=True)

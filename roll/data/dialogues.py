@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roll.config.data import PreferenceSource, TextSource
+from roll.config.data import PreferenceSource, TaughtSource, TextSource
 from roll.core.errors import DataError
 from roll.core.types import Message
 from roll.data.columns import RawRow, messages_of, require_columns, show, text_of
@@ -37,6 +37,8 @@ class DialogueRow:
     margin: float | None = None
     label: bool | None = None
     """Whether a single response is wanted."""
+    tag: str = "default"
+    """Routes the row to its teacher."""
 
 
 def map_text(row: RawRow, source: TextSource) -> DialogueRow:
@@ -54,7 +56,19 @@ def map_text(row: RawRow, source: TextSource) -> DialogueRow:
     else:
         before = _said(values, columns.prompt, row.place, role="user")
         dialogue = Dialogue(before, _said(values, columns.completion, row.place, role="assistant"))
-    return DialogueRow(row.place, (dialogue,))
+    return DialogueRow(row.place, (dialogue,), tag=_tag(values, source, row.place))
+
+
+def _tag(values: Mapping[str, Any], source: TextSource, place: str) -> str:
+    if not isinstance(source, TaughtSource):
+        return "default"
+    column = source.columns.tag
+    if column is None:
+        return source.tag
+    tag = values[column]
+    if not isinstance(tag, str) or not tag:
+        raise DataError(f"{place}: column {column!r} holds {show(tag)}; expected the name of a tag")
+    return tag
 
 
 def map_preference(row: RawRow, source: PreferenceSource) -> DialogueRow:

@@ -36,6 +36,8 @@ class Example:
     """One; of a pair the chosen one, then the rejected one."""
     margin: float | None = None
     label: bool | None = None
+    tag: str = "default"
+    """Routes it to its teacher."""
 
     @property
     def source(self) -> str:
@@ -160,7 +162,7 @@ def _dataset(
             longest = max(longest, *map(len, own))
             fitted = _fitted(own, data, row.place, losses)
             if fitted is not None:
-                examples.append(Example(f"{name}:{number}", fitted, row.margin, row.label))
+                examples.append(Example(f"{name}:{number}", fitted, row.margin, row.label, row.tag))
         sources.append(Source(name, source.weight, tuple(examples)))
         reports.append(_report(name, source.path, len(examples), len(found), longest, losses))
     return Dataset(tuple(sources), tuple(reports), fingerprint(sources, _identity))

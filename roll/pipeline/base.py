@@ -6,21 +6,24 @@ import json
 import logging
 import time
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import yaml
 
+from roll.config.roles import Role
 from roll.config.run import RunConfig
 from roll.core.loop_thread import LoopThread
 from roll.core.metrics import Metrics
 from roll.core.timing import Timers
-from roll.distributed.cluster import Launcher
-from roll.pipeline.checkpoint import Checkpoints, RunState
-from roll.pipeline.folder import Start, find_start, finished_summary
+from roll.distributed.cluster import Cluster, Launcher
+from roll.pipeline.checkpoint import Checkpoints, RunState, require_written, write_folder
+from roll.pipeline.folder import Start, exported_file, find_start, finished_summary, mark_export
 from roll.pipeline.paths import absolute_paths
 from roll.pipeline.summary import read_summary, write_summary
 from roll.pipeline.track import Trackers, open_trackers
+from roll.workers.model import TrainWorker
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +50,7 @@ class Pipeline(ABC, Generic[C]):
         self.launcher = launcher
         self.loop = loop
         self.platform = platform
+        self.data = data
         self.output_dir = Path(self.config.output_dir)
         self.checkpoints = Checkpoints(self.output_dir / "checkpoints", config.checkpoint)
         self.timers = Timers()
@@ -81,12 +85,37 @@ class Pipeline(ABC, Generic[C]):
         """Scores of the policy after `step` steps; empty when none is due."""
 
     @abstractmethod
-    def save(self, folder: Path) -> None:
-        """What the workers must remember, into `folder`."""
+    def learners(self) -> dict[Role, Cluster[Any]]:
+        """The clusters whose models learn; that of `actor_train` is what the run is for."""
 
     @abstractmethod
+    def turn(self, role: Role) -> AbstractContextManager[None]:
+        """The devices of a role, for it alone where others want them too."""
+
+    def load(self, checkpoint: Path) -> None:
+        """What `save` wrote."""
+        for role, cluster in self.learners().items():
+            with self.turn(role):
+                cluster.call(TrainWorker.load, checkpoint / role)
+
+    def save(self, folder: Path) -> None:
+        """What the learners must remember, into `folder`."""
+        for role, cluster in self.learners().items():
+            with self.turn(role):
+                cluster.call(TrainWorker.save, folder / role)
+            require_written(folder / role / "meta.json")
+
     def export(self, step: int) -> None:
         """The final weights, those after `step` steps, for others to use."""
+        learner = self.learners()[Role.ACTOR_TRAIN]
+
+        def write(path: Path) -> None:
+            learner.call(TrainWorker.save_hf, path)
+            require_written(path / exported_file(self.config.train_model))
+            mark_export(path, step)
+
+        with self.turn(Role.ACTOR_TRAIN):
+            write_folder(self.output_dir / "hf", write)
 
     @abstractmethod
     def sampler_state(self) -> dict[str, Any]:

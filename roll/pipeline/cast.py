@@ -45,7 +45,8 @@ class Cast:
     serving: Serving
     reference: Cluster[ReferenceWorker] | None
     critic: Cluster[CriticWorker] | None
-    teachers: Mapping[str, Cluster[ReferenceWorker]]
+    teachers: Mapping[str, Cluster[Any]]
+    """Of `ReferenceWorker`s, or of `TeacherWorker`s where they tell whole distributions."""
     scorer: Scorer
     prompts: Sampler[Prompt]
     scheduler: GenerateScheduler
@@ -54,6 +55,19 @@ class Cast:
     find_prompt: Callable[[str], Prompt]
     tag_shares: Mapping[str, float]
     """Tag -> share of the training prompts."""
+
+    def state(self) -> dict[str, Any]:
+        """Position in the data and what is being generated, as plain JSON."""
+
+        async def on_loop() -> dict[str, Any]:  # where groups end at any time
+            return {"position": self.prompts.state(), "scheduler": self.scheduler.state()}
+
+        return self.serving.run(on_loop())
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state` gave."""
+        self.prompts.restore(state["position"], self.find_prompt)
+        self.scheduler.restore(state["scheduler"], self.find_prompt)
 
     def close(self) -> None:
         """End what generates."""
@@ -80,7 +94,7 @@ def open_cast(
     filters = build_filters(config.rollout.filters)  # first: the user may have to mend one
     tokenizer, dataset, held_out = data.tokenizer, data.train, data.held_out
     scorer = Scorer(_start_rewards(config, launcher))
-    models = start_models(config, launcher, loop, platform)
+    models = start_models(config, launcher, loop, platform, tokenizer)
     serving, rollout = models.serving, config.rollout
     serving.pusher = WeightPusher(models.actor, serving.infer, platform, config.weight_sync)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -16,6 +16,13 @@ from roll.data.datasets import Dataset, Item, load_prompts
 from roll.models.load import load_tokenizer
 
 Row = TypeVar("Row", bound=Item)
+
+
+class Tagged(Protocol):
+    """Somebody who takes rows of some tags."""
+
+    @property
+    def tags(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -32,12 +39,15 @@ def load_data(config: RlvrConfig) -> RunData[Prompt]:
 
     Raises:
         ConfigError: no tokenizer.
-        DataError: a source cannot be read, or a prompt has a tag that no reward takes.
+        DataError: a source cannot be read, or a prompt has a tag that no reward or teacher takes.
     """
     tokenizer = load_tokenizer(config.train_model)
     train = load_prompts(config.data.sources, config.data, tokenizer)
     held_out = load_prompts(config.validation.sets, config.data, tokenizer)
-    _check_tags(config, train, held_out)
+    for dataset in (train, held_out):
+        check_tags(dataset, "reward", config.rewards.values())
+    if config.teachers:
+        check_tags(train, "teacher", config.teachers.values())
     return RunData(tokenizer, train, held_out)
 
 
@@ -57,14 +67,19 @@ def samples_by_tag(shares: Mapping[str, float], samples: int) -> dict[str, float
     return {tag: share * samples for tag, share in shares.items()}
 
 
-def _check_tags(config: RlvrConfig, *datasets: Dataset[Prompt]) -> None:
-    """Tags that come from a column are known only now."""
-    rewarded = {tag for reward in config.rewards.values() for tag in reward.tags}
-    for dataset in datasets:
-        for source in dataset.sources:
-            for prompt in source.items:
-                if prompt.tag not in rewarded:
-                    raise DataError(
-                        f"prompt {prompt.id} has the tag {prompt.tag!r}, which no reward takes "
-                        f"(tags with a reward: {', '.join(sorted(rewarded))})"
-                    )
+def check_tags(dataset: Dataset[Any], takes: str, takers: Iterable[Tagged]) -> None:
+    """Tags that come from a column are known only when the data are.
+
+    Args:
+        takes: what a taker of tags is called.
+
+    Raises:
+        DataError: a row has a tag that nobody takes.
+    """
+    taken = {tag for taker in takers for tag in taker.tags}
+    for item in dataset.items:
+        if item.tag not in taken:
+            raise DataError(
+                f"row {item.id} has the tag {item.tag!r}, which no {takes} takes "
+                f"(tags with a {takes}: {', '.join(sorted(taken))})"
+            )

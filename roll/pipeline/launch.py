@@ -17,6 +17,7 @@ from roll.core.loop_thread import LoopThread
 from roll.distributed.resources import ResourceManager
 from roll.distributed.shutdown import orderly_end
 from roll.pipeline.base import Pipeline
+from roll.pipeline.distill import DistillPipeline
 from roll.pipeline.dpo import DpoPipeline
 from roll.pipeline.folder import finished_summary, make_writable, set_aside
 from roll.pipeline.preflight import user_folder
@@ -32,6 +33,7 @@ logger = logging.getLogger(__name__)
 PIPELINES: dict[str, type[Pipeline[Any]]] = {
     "rlvr": RlvrPipeline,
     "sft": SftPipeline,
+    "distill": DistillPipeline,
     "dpo": DpoPipeline,
     "reward_model": RewardModelPipeline,
 }
@@ -79,6 +81,6 @@ def _run(
 def _print_end(output_dir: Path, summary: dict[str, Any]) -> None:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     for name, value in summary["validation"].items():
-        if name.endswith(("mean@1", "/loss", "/accuracy")):
+        if name.endswith(("mean@1", "/loss", "/accuracy", "/divergence")):
             console.print(f"{name}: {value['first']:.3f} -> [bold]{value['last']:.3f}[/bold]")
     console.print(f"{summary['steps']} steps; everything is in {output_dir}/")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from roll.config.placement import parse_devices
 from roll.config.rlvr import RlvrConfig
@@ -13,6 +16,7 @@ from roll.distributed.cluster import Cluster, Launcher, Placement
 from roll.distributed.colocation import Colocation
 from roll.pipeline.serving import Serving, build_fleet
 from roll.pipeline.sharing import Sharing
+from roll.pipeline.teachers import introduce, num_tokens, start_teacher
 from roll.workers.actor import ActorWorker
 from roll.workers.critic import CriticWorker
 from roll.workers.infer import InferWorker
@@ -27,11 +31,17 @@ class Models:
     actor: Cluster[ActorWorker]
     reference: Cluster[ReferenceWorker] | None
     critic: Cluster[CriticWorker] | None
-    teachers: dict[str, Cluster[ReferenceWorker]]
+    teachers: dict[str, Cluster[Any]]
     colocation: Colocation
 
 
-def start_models(config: RlvrConfig, launcher: Launcher, loop: LoopThread, platform: str) -> Models:
+def start_models(
+    config: RlvrConfig,
+    launcher: Launcher,
+    loop: LoopThread,
+    platform: str,
+    tokenizer: PreTrainedTokenizerBase,
+) -> Models:
     """Start what computes with a model; where they share GPUs, one after the other.
 
     Engines go first: vLLM wants its share of a GPU that nobody else is on.
@@ -51,7 +61,7 @@ def start_models(config: RlvrConfig, launcher: Launcher, loop: LoopThread, platf
 
     models = Models(
         serving=serving,
-        actor=share(Role.ACTOR_TRAIN, _start_actor(config, launcher)),
+        actor=share(Role.ACTOR_TRAIN, _start_actor(config, launcher, tokenizer)),
         reference=(
             share(Role.REFERENCE, _start_reference(config, config.reference, launcher))
             if config.reference
@@ -63,11 +73,14 @@ def start_models(config: RlvrConfig, launcher: Launcher, loop: LoopThread, platf
             else None
         ),
         teachers={
-            name: share(f"teachers.{name}", _start_teacher(config, name, role, launcher))
+            name: share(f"teachers.{name}", _start_teacher(config, name, role, launcher, tokenizer))
             for name, role in config.teachers.items()
         },
         colocation=colocation,
     )
+    lesson = config.algorithm.lesson
+    if lesson is not None and lesson.top_k is None:
+        introduce(models.actor, models.teachers)
     loading.result(config.cluster.start_timeout_s)
     serving.start()
     return models
@@ -97,7 +110,9 @@ def _start_infer(config: RlvrConfig, launcher: Launcher) -> Cluster[InferWorker]
     )
 
 
-def _start_actor(config: RlvrConfig, launcher: Launcher) -> Cluster[ActorWorker]:
+def _start_actor(
+    config: RlvrConfig, launcher: Launcher, tokenizer: PreTrainedTokenizerBase
+) -> Cluster[ActorWorker]:
     return launcher.start(
         ActorWorker,
         Placement(Role.ACTOR_TRAIN, pool=config.actor_train.pool, seed=config.seed),
@@ -106,6 +121,7 @@ def _start_actor(config: RlvrConfig, launcher: Launcher) -> Cluster[ActorWorker]
         config.algorithm,
         config.sampling.temperature,
         config.total_updates(),
+        num_tokens(tokenizer),
     )
 
 
@@ -134,8 +150,17 @@ def _start_critic(
 
 
 def _start_teacher(
-    config: RlvrConfig, name: str, role: TeacherRole, launcher: Launcher
-) -> Cluster[ReferenceWorker]:
+    config: RlvrConfig,
+    name: str,
+    role: TeacherRole,
+    launcher: Launcher,
+    tokenizer: PreTrainedTokenizerBase,
+) -> Cluster[Any]:
+    lesson = config.algorithm.lesson
+    if lesson is not None:
+        return start_teacher(
+            name, role, launcher, lesson=lesson, tokenizer=tokenizer, seed=config.seed
+        )
     return launcher.start(
         ReferenceWorker,
         Placement(Role.TEACHER, pool=role.pool, seed=config.seed, label=name),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -13,25 +14,22 @@ import torch
 from roll.algorithms.api import TermsLoss
 from roll.algorithms.weights import token_weights
 from roll.config.algorithm import Aggregation
-from roll.config.offline import OfflineConfig, PreferenceConfig, SftConfig
+from roll.config.offline import DistillationConfig, OfflineConfig, PreferenceConfig, SftConfig
 from roll.config.roles import Role
 from roll.core.batches import TrainBatch
-from roll.core.loop_thread import LoopThread
 from roll.core.metrics import Last, Max, Metrics
 from roll.data.examples import Example, load_preferences, load_texts
 from roll.data.mixing import Sampler
-from roll.distributed.cluster import Cluster, Launcher, Placement
+from roll.distributed.cluster import Cluster, Placement
 from roll.distributed.worker import Worker
 from roll.models.load import load_tokenizer
 from roll.pipeline.base import Pipeline
-from roll.pipeline.checkpoint import RunState, require_written, write_folder
+from roll.pipeline.checkpoint import RunState
 from roll.pipeline.data import RunData
-from roll.pipeline.folder import exported_file, mark_export
 from roll.pipeline.sharing import Sharing
 from roll.pipeline.steps import balanced
 from roll.strategy.forward import Head
 from roll.workers.learner import LearnerWorker
-from roll.workers.model import TrainWorker
 
 C = TypeVar("C", bound=OfflineConfig)
 B = TypeVar("B", bound=TrainBatch)
@@ -50,7 +48,7 @@ def load_offline(config: OfflineConfig) -> RunData[Example]:
         DataError: a source cannot be read, or nothing of it is left.
     """
     tokenizer = load_tokenizer(config.train_model)
-    if isinstance(config, SftConfig):
+    if isinstance(config, SftConfig | DistillationConfig):
         train = load_texts(config.data.sources, config.data, tokenizer)
         return RunData(tokenizer, train, load_texts(config.validation.sets, config.data, tokenizer))
     assert isinstance(config, PreferenceConfig)
@@ -63,23 +61,10 @@ def load_offline(config: OfflineConfig) -> RunData[Example]:
 class OfflinePipeline(Pipeline[C], Generic[C, B, L]):
     """A run on rows at hand. Subclasses say what a batch is, and what learns from it."""
 
+    data: RunData[Example]
     learner: Cluster[L]
     aggregation: Aggregation
     """How the losses of tokens become one number."""
-
-    def __init__(
-        self,
-        config: C,
-        launcher: Launcher,
-        loop: LoopThread,
-        *,
-        platform: str,
-        data: RunData[Example],
-    ) -> None:
-        super().__init__(config, launcher, loop, platform=platform, data=data)
-        self.data = data
-        self.rows = Sampler(data.train, seed=config.seed, shuffle=config.data.shuffle)
-        self.sharing = Sharing(self.config, taking_turns=platform == "cuda")
 
     @classmethod
     def prepare(cls, config: C) -> tuple[C, RunData[Example]]:
@@ -93,6 +78,8 @@ class OfflinePipeline(Pipeline[C], Generic[C, B, L]):
     def start_learner(self, worker: type[L], head: Head[T], loss: TermsLoss[T, Any]) -> None:
         """Build `learner`, the cluster of `actor_train`."""
         config, role = self.config, self.config.actor_train
+        self.rows = Sampler(self.data.train, seed=config.seed, shuffle=config.data.shuffle)
+        self.sharing = Sharing(config, taking_turns=self.platform == "cuda")
         cluster = self.launcher.start(
             worker,
             Placement(Role.ACTOR_TRAIN, pool=role.pool, seed=config.seed),
@@ -151,24 +138,14 @@ class OfflinePipeline(Pipeline[C], Generic[C, B, L]):
         if checkpoint is not None and state is not None:
             by_id = {example.id: example for example in self.data.train.items}
             self.rows.restore(state.sampler, by_id.__getitem__)
-            with self.sharing.colocation.use(Role.ACTOR_TRAIN):
-                self.learner.call(TrainWorker.load, checkpoint / Role.ACTOR_TRAIN)
+            self.load(checkpoint)
         self.timers.take()
 
-    def save(self, folder: Path) -> None:
-        path = folder / Role.ACTOR_TRAIN
-        with self.sharing.colocation.use(Role.ACTOR_TRAIN):
-            self.learner.call(TrainWorker.save, path)
-        require_written(path / "meta.json")
+    def learners(self) -> dict[Role, Cluster[Any]]:
+        return {Role.ACTOR_TRAIN: self.learner}
 
-    def export(self, step: int) -> None:
-        def write(path: Path) -> None:
-            self.learner.call(TrainWorker.save_hf, path)
-            require_written(path / exported_file(self.config.train_model))
-            mark_export(path, step)
-
-        with self.sharing.colocation.use(Role.ACTOR_TRAIN):
-            write_folder(self.output_dir / "hf", write)
+    def turn(self, role: Role) -> AbstractContextManager[None]:
+        return self.sharing.colocation.use(role)
 
     def sampler_state(self) -> dict[str, Any]:
         return self.rows.state()

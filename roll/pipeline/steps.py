@@ -22,21 +22,24 @@ B = TypeVar("B", bound=TokenBatch)
 def updates(
     batch: RolloutBatch,
     *,
+    epochs: int = 1,
     num_updates: int,
     ranks: int,
     aggregation: Aggregation,
     aggregation_tokens: int | None = None,
     prepare: Callable[[RolloutBatch], RolloutBatch] | None = None,
 ) -> Iterator[RolloutBatch]:
-    """The batches of one pass over a step's samples, one per optimizer step.
+    """The batches of all passes over a step's samples, one per optimizer step.
 
     Each carries the token weights of its own rows, taken over all ranks, and its rows are ordered
     so that the ranks' equal shares hold about equally many tokens.
 
     Args:
+        epochs: passes.
+        num_updates: of one pass.
         prepare: what the loss does to the whole of an update before it is split.
     """
-    for update in batch.split(num_updates):
+    for update in [*batch.split(num_updates)] * epochs:
         if prepare is not None:
             update = prepare(update)
         weights_BT = token_weights(update.loss_mask, aggregation, max_tokens=aggregation_tokens)

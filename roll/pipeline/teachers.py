@@ -1,52 +1,83 @@
-"""Several teachers, each for the samples of its tags."""
+"""Several teachers, each for the rows of its tags."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
-import torch
+from transformers import PreTrainedTokenizerBase
 
+from roll.config.algorithm.divergences import LessonConfig
 from roll.config.model import ModelConfig
+from roll.config.roles import Role
 from roll.config.training import TeacherRole
-from roll.core.batches import RolloutBatch
-from roll.core.errors import ConfigError, DataError
+from roll.core.batches import TrainBatch
+from roll.core.errors import ConfigError
+from roll.distributed.cluster import Cluster, Launcher, Placement
 from roll.models.load import load_tokenizer
+from roll.workers.model import TrainWorker
+from roll.workers.teacher import TeacherWorker
 
-Score = Callable[[str, RolloutBatch], torch.Tensor]
-"""Name of a teacher and rows that divide over its ranks -> log-probs `[B, T]`."""
+B = TypeVar("B", bound=TrainBatch)
+A = TypeVar("A")
 
 
-def teacher_logprobs(
-    batch: RolloutBatch, teachers: Mapping[str, TeacherRole], ranks: Mapping[str, int], score: Score
-) -> torch.Tensor:
-    """Log-probs of each row by the teacher of its tag, float32 `[B, T]`.
+def by_teacher(tags: Sequence[str], teachers: Mapping[str, TeacherRole]) -> dict[str, list[int]]:
+    """Teacher -> its rows. Every tag has a teacher: `check_tags` saw to that."""
+    teacher_of = {tag: name for name, role in teachers.items() for tag in role.tags}
+    rows: dict[str, list[int]] = {}
+    for row, tag in enumerate(tags):
+        rows.setdefault(teacher_of[tag], []).append(row)
+    return rows
+
+
+def ask_teachers(
+    batch: B,
+    rows_of: Mapping[str, Sequence[int]],
+    ranks: Mapping[str, int],
+    ask: Callable[[str, B], Sequence[A]],
+) -> list[A]:
+    """The answer of its teacher to each row, in order.
 
     Args:
+        rows_of: each teacher's, which are all rows together.
         ranks: of each teacher; its rows are filled up with copies until they divide.
-
-    Raises:
-        DataError: a row's tag has no teacher.
+        ask: name of a teacher and rows -> an answer to each.
     """
-    out_BT = torch.zeros(batch.tokens.shape, dtype=torch.float32)
-    left = set(range(len(batch)))
-    for name, role in teachers.items():
-        rows = [row for row, tag in enumerate(batch.tags) if tag in role.tags]
-        if not rows:
-            continue
-        left.difference_update(rows)
+    answers: dict[int, A] = {}
+    for name, rows in rows_of.items():
         filled = [*rows, *[rows[-1]] * (-len(rows) % ranks[name])]
-        out_BT[rows] = score(name, batch.select(filled))[: len(rows)]
-    if left:
-        row = min(left)
-        raise DataError(
-            f"sample {batch.sample_ids[row]} has the tag {batch.tags[row]!r}, which no teacher "
-            "takes; add it to the `tags` of a teacher"
-        )
-    return out_BT
+        answers.update(zip(rows, ask(name, batch.select(filled)), strict=False))
+    return [answers[row] for row in range(len(batch))]
+
+
+def start_teacher(
+    name: str,
+    role: TeacherRole,
+    launcher: Launcher,
+    *,
+    lesson: LessonConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+) -> Cluster[TeacherWorker]:
+    """A teacher of whole distributions."""
+    place = Placement(Role.TEACHER, pool=role.pool, seed=seed, label=name)
+    return launcher.start(TeacherWorker, place, role, lesson, num_tokens(tokenizer))
+
+
+def introduce(students: Cluster[Any], teachers: Mapping[str, Cluster[TeacherWorker]]) -> None:
+    """Hand the teachers' heads to the students."""
+    heads = {name: cluster.call(TeacherWorker.output_head) for name, cluster in teachers.items()}
+    students.call(TrainWorker.meet_teachers, heads)
+
+
+def num_tokens(tokenizer: PreTrainedTokenizerBase) -> int:
+    """One more than the largest id that stands for something."""
+    return 1 + max(int(number) for number in tokenizer.get_vocab().values())
 
 
 def require_same_tokens(policy: ModelConfig, others: Mapping[str, ModelConfig]) -> None:
-    """What another model says of tokens means something only where its ids are the policy's.
+    """What another model says of tokens means something only where its ids are the student's.
 
     Args:
         others: key in the config -> model.
@@ -67,9 +98,9 @@ def _first_difference(own: Mapping[str, int], other: Mapping[str, int]) -> str |
     ours, theirs = (_by_id(vocab) for vocab in (own, other))
     for number, (a, b) in enumerate(zip(ours, theirs, strict=False)):
         if a != b:
-            return f"its token {number} is {b!r}, the policy's is {a!r}"
+            return f"its token {number} is {b!r}, the trained model's is {a!r}"
     if len(ours) != len(theirs):
-        return f"its tokenizer has {len(theirs)} tokens, the policy's {len(ours)}"
+        return f"its tokenizer has {len(theirs)} tokens, the trained model's {len(ours)}"
     return None
 
 

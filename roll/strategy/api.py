@@ -16,6 +16,7 @@ from torch import Tensor
 from roll.algorithms.api import TermsLoss
 from roll.core.batches import TokenBatch, TrainBatch
 from roll.core.metrics import Metrics
+from roll.core.taught import OutputHead
 from roll.core.types import Completion, GenerateRequest, Heartbeat, RankInfo
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.manifest import Manifest
@@ -32,6 +33,14 @@ class ScoreStrategy(Protocol[T_co]):
 
     def score(self, batch: TokenBatch, *, entropy: bool = False) -> T_co:
         """`[B, T]` on the CPU, without gradients, rows in given order."""
+        ...
+
+    def output_head(self) -> OutputHead:
+        """The layer that makes logits of hidden states, whole and on the CPU; collective.
+
+        Raises:
+            ConfigError: the backend cannot tell it.
+        """
         ...
 
     def offload(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -13,8 +13,9 @@ from transformers import PreTrainedModel
 
 from roll.algorithms import logprobs
 from roll.algorithms.api import PolicyTerms, ScoreTerms, ValueTerms
+from roll.algorithms.lessons import Comparison, Lesson, divergences, lessons
 from roll.config.model import ModelConfig
-from roll.core.batches import TokenBatch
+from roll.core.batches import TokenBatch, TrainBatch
 from roll.core.errors import ConfigError
 from roll.models import packing
 from roll.models.load import (
@@ -27,6 +28,8 @@ from roll.models.load import (
 from roll.strategy import microbatch
 
 T = TypeVar("T")
+Outputs = tuple[Tensor, Tensor | None, Tensor | None]
+"""A number of each token (a log-prob, a value), its entropy, its divergence from the teacher's."""
 
 
 class TokenModel(nn.Module, ABC, Generic[T]):
@@ -39,6 +42,8 @@ class TokenModel(nn.Module, ABC, Generic[T]):
     model: PreTrainedModel
     new_head: nn.Module | None = None
     """What an adapter does not adapt, and is trained as a whole."""
+    reads_before: ClassVar[int]
+    """Tokens that the state which is read lies before the one it is reported at."""
     packs = False
     """Whether a micro-batch goes through the backbone as one row without padding."""
 
@@ -52,30 +57,47 @@ class TokenModel(nn.Module, ABC, Generic[T]):
         self.packs = True
 
     def forward(
-        self, tokens_BT: Tensor, positions_N: Tensor, lengths: Sequence[int], entropy: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """A number, and the entropy, of each of the tokens at `positions_N`, float32 `[B, T]` and
-        zero elsewhere. A tuple, in which FSDP finds the tensors.
+        self,
+        tokens_BT: Tensor,
+        positions_N: Tensor,
+        lengths: Sequence[int],
+        entropy: bool,
+        learned: Sequence[Lesson] | None = None,
+    ) -> Outputs:
+        """What `terms` gives names to, of the tokens at `positions_N`. A tuple, in which FSDP finds
+        the tensors.
 
         Args:
             lengths: real tokens of each row.
+            learned: what teachers say of these tokens.
         """
+        places_N = positions_N
         if not self.packs:
             hidden_BTD = self.hidden(tokens_BT)
-            return self.head(hidden_BTD, tokens_BT, positions_N, entropy)
-        real_BT = torch.arange(tokens_BT.shape[1]) < torch.tensor(lengths)[:, None]
-        real_R = real_BT.flatten().nonzero().flatten().to(tokens_BT.device)
-        tokens_1R = tokens_BT.flatten()[real_R][None]
-        hidden_1RD = self.hidden(tokens_1R, **packing.arguments(lengths, tokens_BT.device))
-        places_N = torch.searchsorted(real_R, positions_N)
-        packed = self.head(hidden_1RD, tokens_1R, places_N, entropy)
+        else:
+            real_BT = torch.arange(tokens_BT.shape[1]) < torch.tensor(lengths)[:, None]
+            real_R = real_BT.flatten().nonzero().flatten().to(tokens_BT.device)
+            tokens_1R = tokens_BT.flatten()[real_R][None]
+            hidden_BTD = self.hidden(tokens_1R, **packing.arguments(lengths, tokens_BT.device))
+            places_N = torch.searchsorted(real_R, positions_N)
+        states_ND = hidden_BTD.flatten(0, 1)[places_N - self.reads_before]
+        targets_N = tokens_BT.flatten()[positions_N]
+        outputs = self.head(states_ND, targets_N, entropy, learned)
 
-        def unpack(values_1R: Tensor) -> Tensor:
-            values_N = values_1R.flatten()[places_N]
-            return values_N.new_zeros(tokens_BT.shape).put(positions_N, values_N)
+        def spread(values_N: Tensor | None) -> Tensor | None:
+            return None if values_N is None else self.spread(values_N, positions_N, tokens_BT.shape)
 
-        main_1R, entropy_1R = packed
-        return unpack(main_1R), None if entropy_1R is None else unpack(entropy_1R)
+        main, entropies, divergences = outputs
+        return (
+            self.spread(main, positions_N, tokens_BT.shape),
+            spread(entropies),
+            spread(divergences),
+        )
+
+    def spread(self, values_N: Tensor, positions_N: Tensor, shape: torch.Size) -> Tensor:
+        """Float32 `[B, T]`, zero at the other tokens."""
+        # Not a view: FSDP hangs its hooks on the result.
+        return values_N.new_zeros(shape).put(positions_N, values_N)
 
     @abstractmethod
     def hidden(self, tokens_BT: Tensor, **arguments: Any) -> Tensor:
@@ -83,16 +105,48 @@ class TokenModel(nn.Module, ABC, Generic[T]):
 
     @abstractmethod
     def head(
-        self, hidden_BTD: Tensor, tokens_BT: Tensor, positions_N: Tensor, entropy: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """What `forward` returns, of rows as they are."""
+        self,
+        states_ND: Tensor,
+        targets_N: Tensor,
+        entropy: bool,
+        learned: Sequence[Lesson] | None,
+    ) -> Outputs:
+        """What `forward` returns, a row for each token that is asked for.
+
+        Args:
+            states_ND: hidden states, `reads_before` tokens before each.
+            targets_N: the tokens.
+        """
 
     @abstractmethod
-    def terms(self, main_BT: Tensor, entropy_BT: Tensor | None) -> T:
+    def terms(self, outputs: Outputs) -> T:
         """What `forward` returned, by its name."""
 
+    def needed(self, batch: TokenBatch) -> Tensor:
+        """Mask `[B, T]` of the tokens that scoring is about."""
+        return torch.arange(batch.tokens.shape[1]) < batch.lengths[:, None]
 
-def _last_hidden(backbone: nn.Module, tokens_BT: Tensor, arguments: Mapping[str, Any]) -> Tensor:
+    def collect(self, batch: TokenBatch, passes: Iterator[tuple[list[int], Outputs]]) -> T:
+        """The terms of the whole batch, on the CPU, rows in order.
+
+        Args:
+            passes: rows and what `forward` returned of them, micro-batch by micro-batch.
+        """
+        outputs: list[Tensor | None] = [torch.zeros(batch.tokens.shape), None, None]
+        for rows, found in passes:
+            for i, part in enumerate(found):
+                if part is None:
+                    continue
+                out_BT = outputs[i]
+                if out_BT is None:
+                    out_BT = outputs[i] = torch.zeros(batch.tokens.shape)
+                out_BT[rows, : part.shape[1]] = part.cpu()
+        main_BT, entropy_BT, divergence_BT = outputs
+        assert main_BT is not None
+        return self.terms((main_BT, entropy_BT, divergence_BT))
+
+
+def last_hidden(backbone: nn.Module, tokens_BT: Tensor, arguments: Mapping[str, Any]) -> Tensor:
     hidden_BTD = backbone(input_ids=tokens_BT, use_cache=False, **arguments).last_hidden_state
     assert isinstance(hidden_BTD, Tensor)
     return hidden_BTD
@@ -101,10 +155,20 @@ def _last_hidden(backbone: nn.Module, tokens_BT: Tensor, arguments: Mapping[str,
 class PolicyModel(TokenModel[PolicyTerms]):
     """A causal LM whose forward pass ends in log-probs instead of logits."""
 
-    def __init__(self, model: PreTrainedModel, *, temperature: float, chunk_tokens: int) -> None:
+    reads_before = 1
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        temperature: float,
+        chunk_tokens: int,
+        compared: Comparison | None = None,
+    ) -> None:
         super().__init__()
         self.model = model
         self._chunk_tokens = chunk_tokens
+        self._compared = compared
         # In a tuple, so that the parts are not registered a second time under other names.
         self._parts = split_head(model)
         if temperature <= 0:
@@ -114,34 +178,47 @@ class PolicyModel(TokenModel[PolicyTerms]):
         self._temperature = temperature * self._parts[1].divisor
 
     def hidden(self, tokens_BT: Tensor, **arguments: Any) -> Tensor:
-        return _last_hidden(self._parts[0], tokens_BT, arguments)
+        return last_hidden(self._parts[0], tokens_BT, arguments)
 
     def head(
-        self, hidden_BTD: Tensor, tokens_BT: Tensor, positions_N: Tensor, entropy: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """Log-probs and entropy."""
+        self,
+        states_ND: Tensor,
+        targets_N: Tensor,
+        entropy: bool,
+        learned: Sequence[Lesson] | None,
+    ) -> Outputs:
+        """Log-probs, entropy and the divergence from teachers."""
         head = self._parts[1]
-        terms = logprobs.from_hidden(
-            hidden_BTD,
+        logprobs_N, entropy_N = logprobs.from_hidden(
+            states_ND,
             head.weight_VD,
             head.bias_V,
-            tokens_BT,
-            positions_N,
+            targets_N,
             temperature=self._temperature,
             chunk_tokens=self._chunk_tokens,
             entropy=entropy,
         )
-        return terms.logprobs_BT, terms.entropy_BT
+        if learned is None:
+            return logprobs_N, entropy_N, None
+        assert self._compared is not None
+        divergence_N = divergences(
+            states_ND,
+            head.weight_VD,
+            head.bias_V,
+            learned,
+            self._compared,
+            divisor=head.divisor,
+            chunk_tokens=self._chunk_tokens,
+        )
+        return logprobs_N, entropy_N, divergence_N
 
-    def terms(self, main_BT: Tensor, entropy_BT: Tensor | None) -> PolicyTerms:
-        return PolicyTerms(logprobs_BT=main_BT, entropy_BT=entropy_BT)
+    def terms(self, outputs: Outputs) -> PolicyTerms:
+        logprobs_BT, entropy_BT, divergence_BT = outputs
+        return PolicyTerms(logprobs_BT, entropy_BT, divergence_BT)
 
 
 class ClassifierModel(TokenModel[T]):
     """A Hugging Face classifier with one label, read at single tokens."""
-
-    reads_before: ClassVar[int]
-    """Tokens that the state which is read lies before the one it is reported at."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -151,15 +228,16 @@ class ClassifierModel(TokenModel[T]):
         object.__setattr__(self, "new_head", self._parts[1])
 
     def hidden(self, tokens_BT: Tensor, **arguments: Any) -> Tensor:
-        return _last_hidden(self._parts[0], tokens_BT, arguments)
+        return last_hidden(self._parts[0], tokens_BT, arguments)
 
     def head(
-        self, hidden_BTD: Tensor, tokens_BT: Tensor, positions_N: Tensor, entropy: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        hidden_ND = hidden_BTD.flatten(0, 1)[positions_N - self.reads_before]
-        values_N = self._parts[1](hidden_ND).squeeze(-1).float()
-        at = (positions_N // tokens_BT.shape[1], positions_N % tokens_BT.shape[1])
-        return values_N.new_zeros(tokens_BT.shape).index_put(at, values_N), None
+        self,
+        states_ND: Tensor,
+        targets_N: Tensor,
+        entropy: bool,
+        learned: Sequence[Lesson] | None,
+    ) -> Outputs:
+        return self._parts[1](states_ND).squeeze(-1).float(), None, None
 
 
 class ValueModel(ClassifierModel[ValueTerms]):
@@ -167,8 +245,8 @@ class ValueModel(ClassifierModel[ValueTerms]):
 
     reads_before = 1
 
-    def terms(self, main_BT: Tensor, entropy_BT: Tensor | None) -> ValueTerms:
-        return ValueTerms(values_BT=main_BT)
+    def terms(self, outputs: Outputs) -> ValueTerms:
+        return ValueTerms(values_BT=outputs[0])
 
 
 class ScoreModel(ClassifierModel[ScoreTerms]):
@@ -176,8 +254,8 @@ class ScoreModel(ClassifierModel[ScoreTerms]):
 
     reads_before = 0
 
-    def terms(self, main_BT: Tensor, entropy_BT: Tensor | None) -> ScoreTerms:
-        return ScoreTerms(scores_BT=main_BT)
+    def terms(self, outputs: Outputs) -> ScoreTerms:
+        return ScoreTerms(scores_BT=outputs[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +264,15 @@ class PolicyHead:
 
     temperature: float
     chunk_tokens: int
+    compared: Comparison | None = None
+    """With teachers, where it has some."""
 
     def load(self, model: ModelConfig, dtype: torch.dtype) -> PolicyModel:
         return PolicyModel(
             load_causal_lm(model, dtype=dtype),
             temperature=self.temperature,
             chunk_tokens=self.chunk_tokens,
+            compared=self.compared,
         )
 
 
@@ -219,23 +300,33 @@ class Head(Protocol[T]):
         ...
 
 
+def run(
+    model: TokenModel[T], batch: TokenBatch, needed_BT: Tensor, device: torch.device, entropy: bool
+) -> Outputs:
+    """What the model's `forward` returns of the needed tokens of one micro-batch, on `device`."""
+    taught = batch.taught if isinstance(batch, TrainBatch) else None
+    return model(
+        batch.tokens.to(device),
+        logprobs.positions(needed_BT).to(device),
+        batch.lengths.tolist(),
+        entropy,
+        None if taught is None else lessons(taught, needed_BT, device),
+    )
+
+
 def token_terms(
     model: TokenModel[T], batch: TokenBatch, needed_BT: Tensor, device: torch.device, entropy: bool
 ) -> T:
     """Terms of the needed tokens of one micro-batch, on `device`; zero at the others."""
-    positions_N = logprobs.positions(needed_BT).to(device)
-    main_BT, entropy_BT = model(
-        batch.tokens.to(device), positions_N, batch.lengths.tolist(), entropy
-    )
-    return model.terms(main_BT, entropy_BT)
+    return model.terms(run(model, batch, needed_BT, device, entropy))
 
 
 def empty_pass(model: TokenModel[T], device: torch.device) -> Tensor:
     """A pass over nothing, as a loss of zero: a rank without rows left still joins collectives."""
     tokens_BT = torch.zeros(1, 2, dtype=torch.long, device=device)
-    main_BT, _ = model(tokens_BT, tokens_BT.new_empty(0), [2], False)
-    assert isinstance(main_BT, Tensor)
-    return main_BT.sum()
+    main = model(tokens_BT, tokens_BT.new_empty(0), [2], False)[0]
+    assert isinstance(main, Tensor)
+    return main.sum()
 
 
 def score(
@@ -247,28 +338,20 @@ def score(
     entropy: bool,
     agree: Callable[[int], int],
 ) -> T:
-    """The terms of all real tokens, float32 `[B, T]` on the CPU, rows in order.
+    """The terms of all real tokens, or of those that the model speaks of, on the CPU.
 
     Args:
         agree: the number of passes, given this rank's own; the same on every rank.
     """
-    out_BT = torch.zeros(batch.tokens.shape, dtype=torch.float32)
-    entropy_BT = torch.zeros_like(out_BT) if entropy else None
-    lengths = batch.lengths.tolist()
-    parts = microbatch.plan(lengths, max_tokens, unit=batch.unit, packed=model.packs)
+    parts = microbatch.plan(batch.lengths.tolist(), max_tokens, unit=batch.unit, packed=model.packs)
     passes = agree(len(parts))
-    with torch.no_grad():
+
+    def outputs() -> Iterator[tuple[list[int], Outputs]]:
         for rows in parts:
             micro = microbatch.take(batch, rows)
-            width = micro.tokens.shape[1]
-            needed_BT = torch.arange(width) < micro.lengths[:, None]
-            positions_N = logprobs.positions(needed_BT).to(device)
-            main_BT, micro_entropy_BT = model(
-                micro.tokens.to(device), positions_N, micro.lengths.tolist(), entropy
-            )
-            out_BT[rows, :width] = main_BT.cpu()
-            if entropy_BT is not None and micro_entropy_BT is not None:
-                entropy_BT[rows, :width] = micro_entropy_BT.cpu()
+            yield rows, run(model, micro, model.needed(micro), device, entropy)
         for _ in range(passes - len(parts)):
             empty_pass(model, device)
-    return model.terms(out_BT, entropy_BT)
+
+    with torch.no_grad():
+        return model.collect(batch, outputs())

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from roll.algorithms.api import PolicyTerms
 from roll.algorithms.compose import build_loss
+from roll.algorithms.lessons import comparison
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.model import ModelConfig
 from roll.config.training import TrainRole
@@ -23,7 +24,12 @@ from roll.workers.model import TrainWorker
 
 
 class ActorWorker(TrainWorker[PolicyTerms]):
-    """One rank of `actor_train`."""
+    """One rank of `actor_train`.
+
+    Args:
+        temperature: of sampling.
+        num_tokens: of the tokenizer.
+    """
 
     def __init__(
         self,
@@ -33,8 +39,11 @@ class ActorWorker(TrainWorker[PolicyTerms]):
         algorithm: AlgorithmConfig,
         temperature: float,
         total_updates: int,
+        num_tokens: int,
     ) -> None:
-        head = PolicyHead(temperature, role.logprob_chunk_tokens)
+        lesson = algorithm.lesson
+        compared = None if lesson is None else comparison(lesson, num_tokens)
+        head = PolicyHead(temperature, role.logprob_chunk_tokens, compared)
         super().__init__(spec, build_train(role, model, spec, head, total_steps=total_updates))
         self.loss = build_loss(algorithm)
 
@@ -51,7 +60,7 @@ class ActorWorker(TrainWorker[PolicyTerms]):
     @dispatch(SHARD_BATCH)
     def train(self, batch: RolloutBatch) -> Metrics:
         """One optimizer step on the rows of all ranks."""
-        return self.strategy.train(batch, self.loss)
+        return self.strategy.train(self.lessons.open(batch), self.loss)
 
     @dispatch(BROADCAST)
     def place(self) -> Place:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from roll.core.taught import OutputHead
 from roll.core.types import RankInfo, WorkerSpec
 from roll.distributed.dispatch import BROADCAST, dispatch
+from roll.distributed.parcels import Parcel
 from roll.distributed.worker import Worker
 from roll.strategy.api import ScoreStrategy, TrainStrategy
+from roll.workers.lessons import Lessons
 
 T = TypeVar("T")
 
@@ -44,6 +48,12 @@ class TrainWorker(ScoreWorker[T]):
 
     def __init__(self, spec: WorkerSpec, strategy: TrainStrategy[T]) -> None:
         super().__init__(spec, strategy)
+        self.lessons = Lessons()
+
+    @dispatch(BROADCAST)
+    def meet_teachers(self, heads: Mapping[str, Parcel[OutputHead]]) -> None:
+        """Before the first rows that they say something of."""
+        self.lessons.meet(heads)
 
     @dispatch(BROADCAST)
     def save(self, path: Path) -> None:

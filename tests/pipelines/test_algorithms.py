@@ -152,5 +152,5 @@ def test_a_teacher_with_other_tokens_is_refused_with_the_first_difference(tmp_pa
     teacher = save_tiny_model(tmp_path / "teacher")
     file = teacher / "tokenizer.json"
     file.write_text(file.read_text().replace('"7": 11', '"7": 12').replace('"8": 12', '"8": 11'))
-    with pytest.raises(ConfigError, match="its token 11 is '8', the policy's is '7'"):
+    with pytest.raises(ConfigError, match="its token 11 is '8', the trained model's is '7'"):
         run_local(path, [f"teachers.t={{pool: all, model: {{path: '{teacher}'}}}}"])

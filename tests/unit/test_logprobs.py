@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from roll.algorithms.logprobs import from_hidden, from_logits, positions
+from roll.algorithms import logprobs
+from roll.algorithms.api import PolicyTerms
+from roll.algorithms.logprobs import from_logits, positions
 
 B, T, D, V = 3, 7, 8, 11
 
@@ -23,6 +25,17 @@ def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, 
     bias = torch.randn(V, generator=g, dtype=torch.float64).to(dtype)
     tokens = torch.randint(0, V, (B, T), generator=g)
     return hidden, weight, bias, tokens
+
+
+def from_hidden(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tensor, at: Tensor, **options: Any
+) -> PolicyTerms:
+    """At their places, `[B, T]`."""
+    found = logprobs.from_hidden(
+        hidden.flatten(0, 1)[at - 1], weight, bias, tokens.flatten()[at], **options
+    )
+    empty = torch.zeros(tokens.shape)
+    return PolicyTerms(*(None if part is None else empty.put(at, part) for part in found))
 
 
 def by_hand(logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

@@ -202,7 +202,11 @@ def gradient(term: LossTerm, logprobs_BT: Tensor, batch: RolloutBatch) -> Tensor
 
 
 def test_every_registered_term_has_an_oracle_or_is_a_penalty() -> None:
-    assert set(LOSSES) == {name.removesuffix("_token") for name in ORACLES} | {"kl", "entropy"}
+    assert set(LOSSES) == {name.removesuffix("_token") for name in ORACLES} | {
+        "kl",
+        "entropy",
+        "distill",
+    }
 
 
 @pytest.mark.parametrize("name", ORACLES)

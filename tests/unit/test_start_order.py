@@ -18,6 +18,7 @@ from roll.core.loop_thread import LoopThread
 from roll.core.types import WorkerSpec
 from roll.pipeline.models import start_models
 from roll.strategy.vllm.engine import VllmEngine
+from tests.tiny import char_tokenizer
 
 RUN = Path(__file__).parents[2] / "examples" / "rlvr_quickstart" / "run.yaml"
 
@@ -72,7 +73,7 @@ def loop() -> Iterator[LoopThread]:
 
 def test_on_shared_gpus_each_role_leaves_before_the_next_begins(loop: LoopThread) -> None:
     launcher = LoggedLauncher()
-    colocation = start_models(quickstart(), launcher, loop, "cuda").colocation
+    colocation = start_models(quickstart(), launcher, loop, "cuda", char_tokenizer()).colocation
     assert launcher.log[:-1] == [
         "actor_infer begins",
         "actor_infer start?",
@@ -94,7 +95,7 @@ def test_where_nothing_is_scarce_the_engine_loads_while_the_others_do(
     launcher = LoggedLauncher()
     apart = ["pools={all: '0', beside: '1', third: '2'}", "actor_infer.pool=beside"]
     config = quickstart(*apart, "reference.pool=third") if platform == "cuda" else quickstart()
-    start_models(config, launcher, loop, platform)
+    start_models(config, launcher, loop, platform, char_tokenizer())
     assert launcher.log == [
         "actor_infer begins",
         "actor_infer start?",

@@ -24,6 +24,7 @@ from roll.config.algorithm.correction import CorrectionConfig, RejectConfig, Wei
 from roll.config.algorithm.losses import (
     CispoConfig,
     ClipCovConfig,
+    DistillTermConfig,
     DroConfig,
     EntropyConfig,
     GmpoConfig,
@@ -73,6 +74,7 @@ __all__ = [
     "DifficultyMaskConfig",
     "DifficultyWeightConfig",
     "DistillConfig",
+    "DistillTermConfig",
     "DroConfig",
     "EntropyConfig",
     "GaeConfig",
@@ -178,6 +180,20 @@ class AlgorithmConfig(Config):
                 f"{whole[0]} gives a sample one ratio and one loss; use sequence or geometric"
             )
         return self
+
+    @model_validator(mode="after")
+    def _taught_once(self) -> AlgorithmConfig:
+        if self.lesson is not None and self.advantage.kind == "distill":
+            raise ValueError(
+                "advantage.kind: distill and a distill loss term are two estimates of one "
+                "gradient, and their sum is a step twice as long; keep one"
+            )
+        return self
+
+    @property
+    def lesson(self) -> DistillTermConfig | None:
+        """What teachers are asked beyond log-probs, if anything."""
+        return next((term for term in self.loss if isinstance(term, DistillTermConfig)), None)
 
     @property
     def needs(self) -> dict[Need, list[str]]:

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from roll.config.algorithm.divergences import DivergenceConfig, LessonConfig, ReverseKlConfig
 from roll.config.algorithm.needs import Choice, Need
 from roll.config.base import Config
 
@@ -17,6 +18,8 @@ class LossChoice(Choice):
     """A loss has at most one such term: two would add up to a step that is twice as long."""
     whole_sequences: ClassVar[bool] = False
     """The gradient of a token depends on the loss of all tokens of its sample."""
+    of_the_forward_pass: ClassVar[frozenset[str]] = frozenset()
+    """Fields that say what the model computes, not what the term makes of it."""
 
 
 class PolicyChoice(LossChoice):
@@ -273,6 +276,23 @@ class EntropyConfig(LossChoice):
     """Factor of the entropy, in nats."""
 
 
+class DistillTermConfig(LessonConfig, LossChoice):
+    """Divergence from the teacher's distribution of every token of the policy's own samples
+    (on-policy distillation, arXiv 2306.13649).
+
+    For a stronger model's skill, by itself or beside a reward. The advantage `distill` gets by with
+    the teacher's log-prob of the one token that was sampled, and is noisier.
+    """
+
+    kind: Literal["distill"] = "distill"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.TEACHER})
+    of_the_forward_pass: ClassVar[frozenset[str]] = frozenset(LessonConfig.model_fields)
+    coef: float = Field(default=1.0, gt=0)
+    """Factor of the divergence, in nats."""
+    divergence: DivergenceConfig = ReverseKlConfig()
+    """Of the two distributions."""
+
+
 LossTermConfig = Annotated[
     PgConfig
     | PpoClipConfig
@@ -287,7 +307,8 @@ LossTermConfig = Annotated[
     | KlCovConfig
     | NllConfig
     | KlConfig
-    | EntropyConfig,
+    | EntropyConfig
+    | DistillTermConfig,
     Field(discriminator="kind"),
 ]
 

@@ -54,13 +54,16 @@ def full_weights(
     with the model: use them before the next update.
     """
     for name, value in distinct(model):
-        tensor = _gathered(value, device) if is_cut(value) else value.detach()
+        tensor = whole(value, device)
         yield name, tensor.to(dtype) if isinstance(value, torch.nn.Parameter) else tensor
 
 
-def _gathered(parameter: Tensor, device: torch.device) -> Tensor:
+def whole(parameter: Tensor, device: torch.device) -> Tensor:
+    """All of it; collective."""
+    if not is_cut(parameter):
+        return parameter.detach()
     part = padded_part(parameter).to(device)
-    whole = part.new_empty(part.numel() * dist.get_world_size())
-    dist.all_gather_into_tensor(whole, part)
+    all_parts = part.new_empty(part.numel() * dist.get_world_size())
+    dist.all_gather_into_tensor(all_parts, part)
     shape = shape_of(parameter)
-    return whole[: shape.numel()].view(shape)
+    return all_parts[: shape.numel()].view(shape)

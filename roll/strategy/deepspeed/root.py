@@ -9,14 +9,15 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from roll.strategy.forward import TokenModel
+from roll.algorithms.lessons import Lesson
+from roll.strategy.forward import Outputs, TokenModel
 
 T = TypeVar("T")
-Run = Callable[[Tensor, Tensor, Sequence[int], bool], Tensor]
+Run = Callable[[Tensor, Tensor, Sequence[int], bool, Sequence[Lesson] | None], Tensor]
 
 
 class Root(nn.Module, Generic[T]):
-    """A `TokenModel`, its two results stacked.
+    """A `TokenModel`, its results stacked.
 
     ZeRO-3 compares what modules the ranks have run, and counts one whose output has two tensors
     twice in the backward pass, if both are used. Whether the entropy is depends on the loss, and on
@@ -32,10 +33,15 @@ class Root(nn.Module, Generic[T]):
         self._whole = (whole,)
 
     def forward(
-        self, tokens_BT: Tensor, positions_N: Tensor, lengths: Sequence[int], entropy: bool
+        self,
+        tokens_BT: Tensor,
+        positions_N: Tensor,
+        lengths: Sequence[int],
+        entropy: bool,
+        learned: Sequence[Lesson] | None = None,
     ) -> Tensor:
-        """`[1, B, T]`, with entropy `[2, B, T]`."""
-        parts = self._whole[0].forward(tokens_BT, positions_N, lengths, entropy)
+        """The tensors that there are, `[1, ...]` to `[3, ...]`."""
+        parts = self._whole[0].forward(tokens_BT, positions_N, lengths, entropy, learned)
         return torch.stack([part for part in parts if part is not None])
 
 
@@ -45,13 +51,22 @@ class Unstacked(Generic[T]):
     def __init__(self, run: Run, whole: TokenModel[T]) -> None:
         self._run = run
         self.terms = whole.terms
+        self.needed = whole.needed
+        self.collect = whole.collect
         self.packs = whole.packs
 
     def __call__(
-        self, tokens_BT: Tensor, positions_N: Tensor, lengths: Sequence[int], entropy: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        main_BT, *more = self._run(tokens_BT, positions_N, lengths, entropy).unbind()
-        return main_BT, more[0] if more else None
+        self,
+        tokens_BT: Tensor,
+        positions_N: Tensor,
+        lengths: Sequence[int],
+        entropy: bool,
+        learned: Sequence[Lesson] | None = None,
+    ) -> Outputs:
+        stacked = self._run(tokens_BT, positions_N, lengths, entropy, learned)
+        main, *more = stacked.unbind()
+        divergence = more.pop() if learned is not None else None
+        return main, more[0] if more else None, divergence
 
 
 def as_token_model(run: Run, whole: TokenModel[T]) -> TokenModel[T]:

@@ -19,6 +19,7 @@ from roll.config.training import OptimizerConfig
 from roll.core.batches import TokenBatch, TrainBatch
 from roll.core.errors import ConfigError
 from roll.core.metrics import Metrics
+from roll.core.taught import OutputHead
 from roll.core.types import RankInfo, WorkerSpec
 from roll.models.load import load_tokenizer
 from roll.strategy import forward, names
@@ -33,6 +34,7 @@ from roll.strategy.group import Membership
 from roll.strategy.losses import micro_losses
 from roll.strategy.reduce import LossMetrics, max_over_ranks, update_metrics
 from roll.strategy.state import save_hf
+from roll.strategy.teaching import output_head
 from roll.weight_sync.manifest import Manifest
 
 T = TypeVar("T")
@@ -109,6 +111,11 @@ class DeepspeedStrategy(Generic[T]):
 
     def score_base(self, batch: TokenBatch) -> T:
         raise ConfigError("this model has no adapter: its base is itself")
+
+    def output_head(self) -> OutputHead:
+        return output_head(
+            self._model.model, lambda part: export.whole(part, self._device).to(self._dtype)
+        )
 
     def train(self, batch: B, loss: TermsLoss[T, B]) -> Metrics:
         """One optimizer step on the rows of all ranks; see `Update.apply` for bad gradients.

@@ -22,6 +22,7 @@ from roll.config.training import OptimizerConfig
 from roll.core.batches import TokenBatch, TrainBatch
 from roll.core.errors import ConfigError
 from roll.core.metrics import Metrics
+from roll.core.taught import OutputHead
 from roll.core.types import RankInfo, WorkerSpec
 from roll.models import lora
 from roll.models.load import load_tokenizer
@@ -34,6 +35,7 @@ from roll.strategy.losses import micro_losses
 from roll.strategy.reduce import LossMetrics, max_over_ranks, update_metrics
 from roll.strategy.schedule import Schedule
 from roll.strategy.state import save_adapter, save_hf
+from roll.strategy.teaching import output_head
 from roll.weight_sync.manifest import Manifest
 
 T = TypeVar("T")
@@ -106,6 +108,9 @@ class Fsdp2Strategy(Generic[T]):
             raise ConfigError("this model has no adapter: its base is itself; add model.lora")
         with lora.switched_off(self._model.model):
             return self.score(batch)
+
+    def output_head(self) -> OutputHead:
+        return output_head(self._model.model, lambda part: whole(part).to(self._dtype))
 
     def train(self, batch: B, loss: TermsLoss[T, B]) -> Metrics:
         """One optimizer step on the rows of all ranks; see `Update.apply` for bad gradients.

@@ -9,9 +9,11 @@ import torch
 from roll.config.model import ModelConfig
 from roll.config.strategy import HfScoreConfig
 from roll.core.batches import TokenBatch
+from roll.core.taught import OutputHead
 from roll.core.types import RankInfo, WorkerSpec
 from roll.platform import get_platform
 from roll.strategy import forward
+from roll.strategy.teaching import output_head
 
 T = TypeVar("T")
 
@@ -50,6 +52,9 @@ class HfScore(Generic[T]):
             entropy=entropy,
             agree=lambda passes: passes,
         )
+
+    def output_head(self) -> OutputHead:
+        return output_head(self._model.model, lambda part: part)
 
     def offload(self) -> None:
         self._model.to("cpu")

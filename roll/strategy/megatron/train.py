@@ -23,6 +23,7 @@ from roll.config.training import OptimizerConfig
 from roll.core.batches import TokenBatch, TrainBatch
 from roll.core.errors import ConfigError
 from roll.core.metrics import Metrics
+from roll.core.taught import OutputHead
 from roll.core.types import RankInfo, WorkerSpec
 from roll.strategy.forward import PolicyHead
 from roll.strategy.group import Membership
@@ -100,6 +101,12 @@ class MegatronStrategy:
 
     def score_base(self, batch: TokenBatch) -> PolicyTerms:
         raise ConfigError("this model has no adapter: its base is itself")
+
+    def output_head(self) -> OutputHead:
+        raise ConfigError(
+            "kind: megatron tells no hidden states; a teacher of distributions needs kind: hf, "
+            "fsdp2 or deepspeed"
+        )
 
     def train(self, batch: B, loss: TermsLoss[PolicyTerms, B]) -> Metrics:
         """One optimizer step on the rows of all ranks; see `Update.apply` for bad gradients.

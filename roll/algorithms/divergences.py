@@ -1,0 +1,64 @@
+"""Divergences of two distributions over the same tokens; see `roll.config.algorithm.divergences`.
+
+All take log-probs `[..., V]` of the teacher and of the student, and give nats `[...]`: 0 where the
+two are equal, never less (but for rounding), and finite for finite log-probs.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import assert_never
+
+import torch
+from torch import Tensor
+
+from roll.config.algorithm.divergences import (
+    AdaptiveKlConfig,
+    DivergenceConfig,
+    ForwardKlConfig,
+    JensenShannonConfig,
+    ReverseKlConfig,
+    SkewedForwardConfig,
+    SkewedReverseConfig,
+)
+
+
+def divergence(config: DivergenceConfig, teacher_V: Tensor, student_V: Tensor) -> Tensor:
+    """The configured one."""
+    match config:
+        case ForwardKlConfig():
+            return kl(teacher_V, student_V)
+        case ReverseKlConfig():
+            return kl(student_V, teacher_V)
+        case JensenShannonConfig(beta=beta):
+            between_V = mixture(teacher_V, student_V, beta)
+            return beta * kl(teacher_V, between_V) + (1 - beta) * kl(student_V, between_V)
+        case SkewedForwardConfig(alpha=alpha):
+            return kl(teacher_V, mixture(teacher_V, student_V, alpha))
+        case SkewedReverseConfig(alpha=alpha):
+            return kl(student_V, mixture(student_V, teacher_V, alpha))
+        case AdaptiveKlConfig(head_mass=head_mass):
+            forward_share = _gap_on_head(teacher_V.detach(), student_V.detach(), head_mass)
+            forward, reverse = kl(teacher_V, student_V), kl(student_V, teacher_V)
+            return forward_share * forward + (1 - forward_share) * reverse
+    assert_never(config)
+
+
+def kl(log_a_V: Tensor, log_b_V: Tensor) -> Tensor:
+    """KL(a || b)."""
+    return (log_a_V.exp() * (log_a_V - log_b_V)).sum(-1)
+
+
+def mixture(log_a_V: Tensor, log_b_V: Tensor, share: float) -> Tensor:
+    """log(share * a + (1 - share) * b)."""
+    return torch.logaddexp(log_a_V + math.log(share), log_b_V + math.log1p(-share))
+
+
+def _gap_on_head(teacher_V: Tensor, student_V: Tensor, head_mass: float) -> Tensor:
+    """Share of the sum of |p - q| that lies on the fewest tokens with `head_mass` of p; a half
+    where there is no gap."""
+    p_V, order_V = teacher_V.exp().sort(-1, descending=True)
+    gap_V = (p_V - student_V.exp().gather(-1, order_V)).abs()
+    on_head = gap_V.masked_fill(p_V.cumsum(-1) - p_V >= head_mass, 0.0).sum(-1)
+    whole = gap_V.sum(-1)
+    return torch.where(whole > 0, on_head / whole.clamp(min=torch.finfo(whole.dtype).tiny), 0.5)

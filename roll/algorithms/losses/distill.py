@@ -1,0 +1,56 @@
+"""Learning from a teacher's whole distributions; see `roll.config.algorithm.divergences`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from roll.algorithms.api import PolicyTerms, TokenLoss
+from roll.algorithms.registries import LOSSES
+from roll.core.batches import RolloutBatch, TrainBatch
+
+
+@dataclass(frozen=True, slots=True)
+class DistillLoss:
+    """coef * divergence + sft_coef * -log p, of each trained token."""
+
+    coef: float
+    sft_coef: float
+
+    def __call__(self, terms: PolicyTerms, batch: TrainBatch) -> TokenLoss:
+        divergence_BT = _divergence(terms).masked_fill(~batch.loss_mask, 0.0)
+        nll_BT = -terms.logprobs_BT.masked_fill(~batch.loss_mask, 0.0)
+        shares_BT = {"distill": self.coef * divergence_BT}
+        if self.sft_coef:
+            shares_BT["sft"] = self.sft_coef * nll_BT
+        first, *rest = shares_BT.values()
+        return TokenLoss(
+            loss_BT=sum(rest, start=first),
+            parts_BT={name: share_BT.detach() for name, share_BT in shares_BT.items()},
+            # Without coefficients, so that curves compare; and what validation reports.
+            metrics_BT={"divergence": divergence_BT.detach(), "nll": nll_BT.detach()},
+        )
+
+
+@LOSSES.register("distill")
+@dataclass(frozen=True, kw_only=True)
+class DistillTerm:
+    """The divergence as a term beside the policy's."""
+
+    part: ClassVar[str] = "distill"
+    importance_weighted: ClassVar[bool] = False
+
+    def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
+        """Metrics: `distill/divergence`, in nats."""
+        divergence_BT = _divergence(terms)
+        return TokenLoss(
+            loss_BT=divergence_BT, metrics_BT={"distill/divergence": divergence_BT.detach()}
+        )
+
+
+def _divergence(terms: PolicyTerms) -> Tensor:
+    if terms.divergence_BT is None:
+        raise ValueError("no teacher said anything of these rows; run add_lessons first")
+    return terms.divergence_BT

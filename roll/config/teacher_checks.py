@@ -1,0 +1,52 @@
+"""What teachers must find in the rest of a config; see `roll.config.checks`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+from roll.config.errors import nearest
+from roll.config.training import LearnerRole, TeacherRole
+
+
+class Tagged(Protocol):
+    """A source of rows with tags."""
+
+    @property
+    def tag(self) -> str: ...
+    @property
+    def tag_column(self) -> str | None: ...
+
+
+def teacher_problems(
+    teachers: Mapping[str, TeacherRole], sources: Mapping[str, Tagged]
+) -> Iterator[str]:
+    """Every row has one teacher.
+
+    Args:
+        sources: key in the config -> source.
+    """
+    teacher_of: dict[str, str] = {}
+    for name, role in teachers.items():
+        for tag in role.tags:
+            if tag in teacher_of:
+                yield f"teachers.{name}.tags: {tag!r} already belongs to {teacher_of[tag]!r}"
+            teacher_of[tag] = name
+    for key, source in sources.items():
+        if source.tag_column is None and source.tag not in teacher_of:
+            yield (
+                f"{key}.tag: no teacher takes the tag {source.tag!r}"
+                f"{nearest(source.tag, teacher_of)} (tags with a teacher: "
+                f"{', '.join(sorted(teacher_of))})"
+            )
+
+
+def lesson_problems(student: LearnerRole, teachers: Mapping[str, TeacherRole]) -> Iterator[str]:
+    """Whole distributions are told and compared by some backends only."""
+    roles = {"actor_train": student} | {f"teachers.{name}": t for name, t in teachers.items()}
+    for key, role in roles.items():
+        if role.strategy.kind == "megatron":
+            yield (
+                f"{key}.strategy.kind: megatron neither tells nor learns whole distributions; use "
+                "fsdp2 or deepspeed, or the advantage `distill` of an RLVR run"
+            )

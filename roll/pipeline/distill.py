@@ -1,0 +1,81 @@
+"""Distillation on texts at hand: expect of every token what a teacher expects of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from roll.algorithms.api import PolicyTerms
+from roll.algorithms.lessons import comparison
+from roll.algorithms.losses.distill import DistillLoss
+from roll.config.algorithm import Aggregation
+from roll.config.offline import DistillationConfig
+from roll.core.batches import TrainBatch
+from roll.data.collate import text_batch
+from roll.data.examples import Example
+from roll.pipeline.data import RunData, check_tags
+from roll.pipeline.offline import OfflinePipeline
+from roll.pipeline.teachers import (
+    ask_teachers,
+    by_teacher,
+    introduce,
+    num_tokens,
+    require_same_tokens,
+    start_teacher,
+)
+from roll.strategy.forward import PolicyHead
+from roll.workers.learner import LearnerWorker
+from roll.workers.teacher import TeacherWorker
+
+Student = LearnerWorker[PolicyTerms, TrainBatch]
+
+
+class DistillPipeline(OfflinePipeline[DistillationConfig, TrainBatch, Student]):
+    """Minimise a divergence of the student's distribution of each token from its teacher's."""
+
+    @classmethod
+    def prepare(cls, config: DistillationConfig) -> tuple[DistillationConfig, RunData[Example]]:
+        others = {f"teachers.{name}.model": role.model for name, role in config.teachers.items()}
+        require_same_tokens(config.train_model, others)
+        config, data = super().prepare(config)
+        for rows in (data.train, data.held_out):
+            check_tags(rows, "teacher", config.teachers.values())
+        return config, data
+
+    def open(self) -> None:
+        config, loss = self.config, self.config.loss
+        self.aggregation = Aggregation(config.aggregation)
+        compared = comparison(loss, num_tokens(self.data.tokenizer))
+        head = PolicyHead(1.0, config.actor_train.logprob_chunk_tokens, compared)
+        self.start_learner(LearnerWorker, head, DistillLoss(loss.coef, loss.sft_coef))
+        self.teachers = {
+            name: self.sharing.share(
+                f"teachers.{name}",
+                start_teacher(
+                    name,
+                    role,
+                    self.launcher,
+                    lesson=loss,
+                    tokenizer=self.data.tokenizer,
+                    seed=config.seed,
+                ),
+            )
+            for name, role in config.teachers.items()
+        }
+        if loss.top_k is None:
+            introduce(self.learner, self.teachers)
+
+    def make_batch(self, examples: Sequence[Example]) -> TrainBatch:
+        """Rows, each with what its teacher says of it; which never passes through here."""
+        batch = text_batch(examples)
+        rows_of = by_teacher([example.tag for example in examples], self.config.teachers)
+        ranks = {name: cluster.dp_size for name, cluster in self.teachers.items()}
+        with self.timers.timed("teach"):
+            return replace(batch, taught=ask_teachers(batch, rows_of, ranks, self.ask))
+
+    def ask(self, name: str, rows: TrainBatch) -> list[Any]:
+        with self.sharing.colocation.use(f"teachers.{name}"):
+            taught = self.teachers[name].call(TeacherWorker.teach, rows).taught
+        assert taught is not None
+        return taught

@@ -1,0 +1,103 @@
+"""Distillation end to end, on texts at hand and on samples of the student's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from roll.core.errors import ConfigError, DataError
+from tests.runs import run_local, without_times, write_rows_task, write_task
+from tests.tiny import save_tiny_model
+
+TEXTS = [{"prompt": f"{i}+{i}=", "completion": str(2 * i) * 3} for i in range(24)]
+COLUMNS = {"messages": None, "prompt": "prompt", "completion": "completion"}
+
+
+def task(folder: Path, rows: list[Any] = TEXTS, **changes: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_tiny_model(folder / "teacher", seed=7)
+    teacher = {"pool": "all", "model": {"path": str(folder / "teacher")}}
+    settings: dict[str, Any] = {
+        "teachers": {"t": teacher},
+        "columns": COLUMNS,
+        "actor_train": {"pool": "all", "optimizer": {"lr": 3e-3}},
+        **changes,
+    }
+    halves = {"train": rows[:-8], "held_out": rows[-8:]}
+    return write_rows_task(folder, "distill", halves, **settings)
+
+
+@pytest.mark.parametrize("loss", [{}, {"top_k": 4, "divergence": {"kind": "reverse"}}])
+def test_a_student_comes_to_expect_what_its_teacher_expects(
+    tmp_path: Path, loss: dict[str, Any]
+) -> None:
+    path = task(tmp_path, max_steps=40, loss=loss)
+    records = run_local(path)
+    first, last = records[0], records[-1]
+    assert first["loss/total"] == pytest.approx(first["divergence"], rel=1e-6)
+    assert last["val/held_out/divergence"] < 0.3 * first["val/held_out/divergence"]
+
+
+def test_a_student_that_is_its_teacher_has_nothing_to_learn(tmp_path: Path) -> None:
+    path = task(tmp_path)
+    same = [f"teachers.t.model.path={tmp_path / 'model'}", "actor_train.optimizer.lr=1e-30"]
+    records = run_local(path, same)
+    assert all(abs(record["divergence"]) < 1e-6 for record in records[:-1])
+    assert all(record["grad_norm"] < 1e-5 for record in records[:-1])
+
+
+def test_each_row_has_the_teacher_of_its_tag_and_the_text_counts_too(tmp_path: Path) -> None:
+    rows = [{**row, "who": "ab"[i % 2]} for i, row in enumerate(TEXTS)]
+    path = task(tmp_path, rows, columns={**COLUMNS, "tag": "who"}, loss={"sft_coef": 0.5})
+    save_tiny_model(tmp_path / "other", seed=8)
+    two = [
+        "teachers.t.tags=[a]",
+        f"teachers.u={{pool: all, tags: [b], model: {{path: '{tmp_path / 'other'}'}}}}",
+    ]
+    first = run_local(path, two)[0]
+    assert first["loss/total"] == pytest.approx(first["loss/distill"] + first["loss/sft"])
+    assert first["loss/sft"] == pytest.approx(0.5 * first["nll"])
+    with pytest.raises(DataError, match="tag 'b', which no teacher takes"):
+        run_local(path, ["teachers.t.tags=[a]", "resume=never"])
+
+
+def test_two_halves_are_the_whole(tmp_path: Path) -> None:
+    whole = run_local(task(tmp_path / "whole"))
+    halves = task(tmp_path / "halves")
+    run_local(halves, ["max_steps=2"])
+    resumed = run_local(halves)
+    assert list(map(without_times, resumed)) == list(map(without_times, whole))
+
+
+def test_a_teacher_with_other_tokens_is_refused_with_the_first_difference(tmp_path: Path) -> None:
+    path = task(tmp_path)
+    file = tmp_path / "teacher" / "tokenizer.json"
+    file.write_text(file.read_text().replace('"7": 11', '"7": 12').replace('"8": 12', '"8": 11'))
+    with pytest.raises(ConfigError, match="its token 11 is '8', the trained model's is '7'"):
+        run_local(path)
+
+
+def test_too_many_likeliest_tokens_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="top_k: 65 of 65 tokens are all of them"):
+        run_local(task(tmp_path), ["loss.top_k=65"])
+
+
+@pytest.mark.parametrize("top_k", [None, 4])
+def test_a_student_learns_from_its_own_samples(tmp_path: Path, top_k: int | None) -> None:
+    torch.manual_seed(0)
+    save_tiny_model(tmp_path / "teacher", seed=7)
+    path = write_task(
+        tmp_path,
+        teachers={"t": {"pool": "all", "model": {"path": str(tmp_path / "teacher")}}},
+        reference=None,
+        algorithm={"loss": [{"kind": "distill", "top_k": top_k}]},
+        actor_train={"pool": "all", "optimizer": {"lr": 2e-3}},
+    )
+    apart = [r["distill/divergence"] for r in run_local(path, ["max_steps=25"]) if "lr" in r]
+    assert sum(apart[-3:]) < 0.5 * sum(apart[:3]), apart
+    first = json.loads((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["loss/total"] == pytest.approx(first["distill/divergence"], rel=1e-5)

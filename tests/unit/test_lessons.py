@@ -1,0 +1,144 @@
+"""What a student is told, against Hugging Face's whole logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from roll.algorithms.divergences import divergence
+from roll.algorithms.lessons import Comparison, coarse, comparison, top_logprobs
+from roll.config.algorithm.divergences import (
+    AdaptiveKlConfig,
+    DivergenceConfig,
+    ForwardKlConfig,
+    JensenShannonConfig,
+    LessonConfig,
+    ReverseKlConfig,
+)
+from roll.core.batches import TrainBatch
+from roll.core.taught import TaughtRow
+from roll.strategy import forward
+from roll.strategy.forward import PolicyModel
+from roll.strategy.teaching import TeacherModel, output_head
+from tests.tiny import rollout_batch, tiny_qwen3
+
+CPU = torch.device("cpu")
+NUM_TOKENS = 60
+"""Fewer than the model has logits."""
+KINDS: list[DivergenceConfig] = [
+    ForwardKlConfig(),
+    ReverseKlConfig(),
+    JensenShannonConfig(beta=0.3),
+    AdaptiveKlConfig(),
+]
+
+
+def rows() -> TrainBatch:
+    batch = rollout_batch(6, vocab=NUM_TOKENS)
+    return TrainBatch(tokens=batch.tokens, lengths=batch.lengths, loss_mask=batch.loss_mask)
+
+
+def taught_by(
+    model: PreTrainedModel, batch: TrainBatch, lesson: LessonConfig, *, name: str = "t"
+) -> list[TaughtRow]:
+    teacher = TeacherModel(model, lesson, NUM_TOKENS, chunk_tokens=5)
+    said = forward.score(
+        teacher, batch, device=CPU, max_tokens=40, entropy=False, agree=lambda passes: passes
+    )
+    head = output_head(model, lambda part: part)
+    return [replace(row, teacher=name, head=None if lesson.top_k else head) for row in said.rows]
+
+
+def learn(
+    student: PreTrainedModel, batch: TrainBatch, compared: Comparison, *, packed: bool = False
+) -> tuple[Tensor, list[Tensor]]:
+    policy = PolicyModel(student, temperature=0.7, chunk_tokens=4, compared=compared)
+    if packed:
+        policy.pack_rows()
+    policy.zero_grad()
+    terms = forward.token_terms(policy, batch, batch.loss_mask, CPU, entropy=True)
+    assert terms.divergence_BT is not None
+    (terms.divergence_BT * torch.arange(batch.tokens.shape[1])).sum().backward()
+    return terms.divergence_BT.detach(), gradients(policy)
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def whole_logprobs(model: PreTrainedModel, batch: TrainBatch, temperature: float) -> Tensor:
+    logits = model(input_ids=batch.tokens).logits[:, :-1, :NUM_TOKENS]
+    shifted = torch.nn.functional.pad(logits, [0, 0, 1, 0])
+    return (shifted / temperature).log_softmax(-1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("top_k", [None, 5])
+@pytest.mark.parametrize("packed", [False, True])
+def test_divergence_and_gradient_are_those_of_whole_logits(
+    kind: DivergenceConfig, top_k: int | None, packed: bool
+) -> None:
+    torch.manual_seed(0)
+    teacher, student = tiny_qwen3(hidden=96), tiny_qwen3(tied=False)
+    lesson = LessonConfig(
+        divergence=kind, top_k=top_k, student_temperature=1.3, teacher_temperature=0.8
+    )
+    batch = rows()
+    batch = replace(batch, taught=taught_by(teacher, batch, lesson))
+    found, grads = learn(student, batch, comparison(lesson, NUM_TOKENS), packed=packed)
+
+    student.zero_grad()
+    theirs, ours = whole_logprobs(teacher, batch, 0.8), whole_logprobs(student, batch, 1.3)
+    if top_k is not None:
+        ids = theirs.topk(top_k, -1).indices
+        theirs, ours = coarse(theirs, ids), coarse(ours, ids)
+    wanted = divergence(kind, theirs.detach(), ours) * batch.loss_mask
+    (wanted * torch.arange(batch.tokens.shape[1])).sum().backward()
+    torch.testing.assert_close(found, wanted.detach(), atol=1e-5, rtol=1e-5)
+    largest = max(grad.abs().max().item() for grad in gradients(student))
+    for one, other in zip(grads, gradients(student), strict=True):
+        torch.testing.assert_close(one, other, atol=2e-6 * largest, rtol=1e-3)
+
+
+@pytest.mark.parametrize("top_k", [None, 3])
+def test_a_student_that_equals_its_teacher_is_no_distance_away(top_k: int | None) -> None:
+    torch.manual_seed(0)
+    model = tiny_qwen3()
+    lesson = LessonConfig(top_k=top_k)
+    batch = rows()
+    batch = replace(batch, taught=taught_by(model, batch, lesson))
+    found, grads = learn(model, batch, comparison(lesson, NUM_TOKENS))
+    assert found.abs().max() < 1e-6
+    assert max(grad.abs().max() for grad in grads) < 1e-5
+
+
+def test_rows_of_several_teachers_and_masked_tokens_find_their_places() -> None:
+    torch.manual_seed(0)
+    first, second, student = tiny_qwen3(hidden=96), tiny_qwen3(hidden=32), tiny_qwen3()
+    lesson = LessonConfig()
+    batch = rows()
+    both = [taught_by(model, batch, lesson, name=n) for n, model in (("a", first), ("b", second))]
+    alone = [
+        learn(student, replace(batch, taught=said), comparison(lesson, NUM_TOKENS))[0]
+        for said in both
+    ]
+    # Some tokens are no longer trained when the student learns.
+    fewer = batch.loss_mask & (torch.arange(batch.tokens.shape[1]) % 2 == 0)
+    mixed = [both[row % 2][row] for row in range(len(batch))]
+    found, _ = learn(
+        student, replace(batch, loss_mask=fewer, taught=mixed), comparison(lesson, NUM_TOKENS)
+    )
+    odd = (torch.arange(len(batch)) % 2 == 1)[:, None]
+    wanted = torch.where(odd, alone[1], alone[0]) * fewer
+    torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)
+
+
+def test_what_is_left_of_a_certain_distribution_is_not_rounding() -> None:
+    logits = torch.tensor([[30.0, 0.0, 0.0, -1.0]])
+    _, told = top_logprobs(logits.log_softmax(-1), 1)
+    rest = logits.double().log_softmax(-1)[0, 1:].logsumexp(0).item()
+    assert told[0, 1].item() == pytest.approx(rest, abs=1e-5)
