@@ -7,9 +7,9 @@ problem, in no order.
     python examples/sorting.py quickstart [--out outputs/quickstart] [--seed 0]
 
 `sft` makes a model that knows nothing and demonstrations for it; `distill` trains such a model, by
-an SFT run, to be the teacher of a smaller one; `quickstart` trains such a model, by an SFT run, on a
-teacher that sorts up or down at random, and makes problems for RL; `dpo` and `reward_model` take
-that model and make pairs of which the better one is sorted upwards.
+an SFT run, to be the teacher of a smaller one; `quickstart` trains such a model, by an SFT run, on
+a teacher that sorts up or down at random, and makes problems for RL; `dpo` and `reward_model`
+take that model and make pairs of which the better one is sorted upwards.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_model
+from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -79,9 +79,10 @@ def write_model(folder: Path, *, hidden: int = 128) -> None:
         dtype="float32",
     )
     tokenizer.save_pretrained(folder)
-    save_model(
-        Qwen3ForCausalLM(config), str(folder / "model.safetensors"), metadata={"format": "pt"}
-    )
+    # The head is the embedding, and engines look for it under that name.
+    weights = Qwen3ForCausalLM(config).state_dict()
+    del weights["lm_head.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config.architectures = ["Qwen3ForCausalLM"]
     config.save_pretrained(folder)
 

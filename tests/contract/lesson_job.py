@@ -1,0 +1,87 @@
+"""What every rank of teachers and students is put through."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from roll.algorithms.lessons import comparison
+from roll.algorithms.losses.distill import DistillLoss
+from roll.config.algorithm.divergences import JensenShannonConfig, LessonConfig
+from roll.config.model import ModelConfig
+from roll.config.strategy import DeepspeedConfig, Fsdp2Config, HfScoreConfig
+from roll.config.training import ScoreRole, TrainRole
+from roll.core.batches import TrainBatch
+from roll.core.types import WorkerSpec
+from roll.strategy.build import build_score, build_train
+from roll.strategy.forward import PolicyHead
+from roll.strategy.teaching import TeacherHead
+from tests.contract.backends import PLAIN_STEP, ZERO_3
+from tests.tiny import rollout_batch
+
+ROWS = 8
+NUM_TOKENS = 60
+"""Fewer than the models have logits."""
+SFT_COEF = 0.3
+LESSONS = {
+    "whole": LessonConfig(
+        divergence=JensenShannonConfig(), student_temperature=1.2, teacher_temperature=0.9
+    ),
+    "likeliest": LessonConfig(divergence=JensenShannonConfig(), top_k=4),
+}
+PAIRS: dict[
+    str, tuple[HfScoreConfig | Fsdp2Config | DeepspeedConfig, Fsdp2Config | DeepspeedConfig]
+] = {
+    "hf to fsdp2": (HfScoreConfig(), Fsdp2Config()),
+    "fsdp2 to zero3": (Fsdp2Config(), DeepspeedConfig(**ZERO_3)),
+    "zero3 to zero2": (DeepspeedConfig(**ZERO_3), DeepspeedConfig(stage=2)),
+}
+
+
+def lesson_batch() -> TrainBatch:
+    batch = rollout_batch(ROWS, seed=3, vocab=NUM_TOKENS)
+    weights = batch.loss_mask.float() / batch.loss_mask.sum()
+    return TrainBatch(
+        tokens=batch.tokens,
+        lengths=batch.lengths,
+        loss_mask=batch.loss_mask,
+        token_weights=weights,
+    )
+
+
+def job(spec: WorkerSpec, folder: Path, pair: str) -> dict[str, Any]:
+    teaches, learns = PAIRS[pair]
+    teacher_model = ModelConfig(path=str(folder.parent / "teacher"))
+    student_model = ModelConfig(path=str(folder.parent / "student"))
+    rows = lesson_batch().split(spec.world_size)[spec.rank]
+    results: dict[str, Any] = {}
+    kept: list[Any] = []  # all share the process group of the first
+    for name, lesson in LESSONS.items():
+        role = ScoreRole(pool="p", strategy=teaches, max_tokens_per_microbatch=24)
+        teacher = build_score(role, teacher_model, spec, TeacherHead(lesson, NUM_TOKENS, 5))
+        head = teacher.output_head() if lesson.top_k is None else None
+        taught = [replace(row, head=head) for row in teacher.score(rows).rows]
+        student = build_train(
+            TrainRole(
+                pool="p", strategy=learns, optimizer=PLAIN_STEP, max_tokens_per_microbatch=40
+            ),
+            student_model,
+            spec,
+            PolicyHead(1.0, 7, comparison(lesson, NUM_TOKENS)),
+            total_steps=None,
+        )
+        kept += [teacher, student]
+        start = {key: tensor.clone() for key, tensor in student.export_weights()}
+        told = replace(rows, taught=taught)
+        divergence_BT = student.score(told).divergence_BT
+        metrics = student.train(told, DistillLoss(1.0, SFT_COEF))
+        results[name] = {
+            "start": start,
+            "divergence": divergence_BT,
+            "metrics": metrics,
+            "weights": {key: tensor.clone() for key, tensor in student.export_weights()},
+        }
+    for strategy in reversed(kept):
+        strategy.close()
+    return results

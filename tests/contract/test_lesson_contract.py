@@ -1,0 +1,72 @@
+"""Teachers and students of every backend against Hugging Face's whole logits and autograd."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from roll.algorithms.divergences import divergence
+from roll.algorithms.lessons import coarse
+from roll.core.metrics import Metrics
+from tests.contract.backends import gradient_of_step
+from tests.contract.lesson_job import LESSONS, NUM_TOKENS, PAIRS, SFT_COEF, job, lesson_batch
+from tests.contract.ranks import run_ranks
+from tests.tiny import char_tokenizer, save_tiny_model, tiny_qwen3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lessons")
+    save_tiny_model(folder / "student", tied=False)
+    torch.manual_seed(9)
+    tiny_qwen3(hidden=96).save_pretrained(folder / "teacher")
+    char_tokenizer().save_pretrained(folder / "teacher")
+    return folder
+
+
+@pytest.fixture(scope="module", params=PAIRS)
+def ranks(request: pytest.FixtureRequest, folder: Path) -> list[dict[str, Any]]:
+    of_pair = partial(job, pair=request.param)
+    return run_ranks(2, of_pair, folder / request.param.replace(" ", "_"), timeout_s=280)
+
+
+def whole_logits(model: PreTrainedModel) -> Tensor:
+    """Those before each token, `[B, T, V]`."""
+    logits = model(input_ids=lesson_batch().tokens).logits[:, :-1]
+    return torch.nn.functional.pad(logits, [0, 0, 1, 0])
+
+
+@pytest.mark.parametrize("how", LESSONS)
+def test_loss_and_gradient_are_those_of_whole_logits(
+    ranks: list[dict[str, Any]], folder: Path, how: str
+) -> None:
+    lesson, batch = LESSONS[how], lesson_batch()
+    student = AutoModelForCausalLM.from_pretrained(folder / "student", dtype=torch.float32)
+    teacher = AutoModelForCausalLM.from_pretrained(folder / "teacher", dtype=torch.float32)
+    logits, told = whole_logits(student), whole_logits(teacher).detach()
+    ours = (logits[..., :NUM_TOKENS] / lesson.student_temperature).log_softmax(-1)
+    theirs = (told[..., :NUM_TOKENS] / lesson.teacher_temperature).log_softmax(-1)
+    if lesson.top_k is not None:
+        ids = theirs.topk(lesson.top_k, -1).indices
+        ours, theirs = coarse(ours, ids), coarse(theirs, ids)
+    apart_BT = divergence(lesson.divergence, theirs, ours) * batch.loss_mask
+    nll_BT = -logits.log_softmax(-1).gather(-1, batch.tokens[..., None]).squeeze(-1)
+    weights_BT = batch.require("token_weights", made_by="lesson_batch")
+    loss = ((apart_BT + SFT_COEF * nll_BT) * weights_BT).sum()
+    loss.backward()
+
+    found_BT = torch.cat([rank[how]["divergence"] for rank in ranks])
+    torch.testing.assert_close(found_BT, apart_BT.detach(), atol=1e-5, rtol=1e-5)
+    metrics = Metrics.concat([rank[how]["metrics"] for rank in ranks]).values_by_name()
+    assert metrics["loss/total"] == pytest.approx(float(loss.detach()), rel=1e-5)
+    scale = max(float(p.grad.abs().max()) for p in student.parameters())
+    run = ranks[0][how]
+    for name, parameter in student.named_parameters():
+        found = gradient_of_step(run["start"][name] - run["weights"][name])
+        assert float((found - parameter.grad).abs().max()) / scale < 5e-6, name
