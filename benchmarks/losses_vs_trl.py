@@ -78,18 +78,27 @@ def make_rows(folder: Path) -> None:
     ]
     texts = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in pairs]
     labelled = [{**row, "label": i % 3 > 0} for i, row in enumerate(texts)]
-    for name, rows in (("pairs", pairs), ("texts", texts), ("labelled", labelled)):
+    # TRL's ORPO imitates the prompt too, and takes the mean over the tokens of all rows; where a
+    # prompt is one token and the chosen responses have one length, that is what we do.
+    alike = [{"prompt": text(1, 1), "chosen": text(5, 5), "rejected": text(1, 9)} for _ in pairs]
+    for name, rows in (
+        ("pairs", pairs),
+        ("texts", texts),
+        ("labelled", labelled),
+        ("alike", alike),
+    ):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "dpo.json").write_text(json.dumps(DPO))
 
 
 def ours(folder: Path, name: str, pipeline: str, **changes: Any) -> dict[str, float]:
     """The first step of a run."""
-    rows = "texts" if pipeline == "sft" else "labelled" if name == "kto" else "pairs"
+    special = {"sft": "texts", "kto": "labelled", "orpo": "alike"}
+    rows = special.get(name, "pairs")
     columns: dict[str, Any] = {"prompt": "prompt", "completion": "completion"}
     columns |= {"texts": {"messages": None}, "labelled": LABELLED}.get(rows, {})
     source: dict[str, Any] = {"path": str(folder / f"{rows}.jsonl")}
-    if rows != "pairs":
+    if rows in ("texts", "labelled"):
         source["columns"] = columns
     run = {
         "pipeline": pipeline,
@@ -134,6 +143,7 @@ def main() -> None:
     mine["dpo kto"] = ours(folder, "kto", "dpo", loss=KTO, **reference)
     simpo = {"kind": "simpo", "beta": 2.0, "gamma": 0.5}
     mine["dpo simpo"] = ours(folder, "simpo", "dpo", loss=simpo)
+    mine["dpo orpo"] = ours(folder, "orpo", "dpo", loss={"kind": "orpo", "beta": 0.3})
     mine["reward_model"] = ours(folder, "judge", "reward_model", loss={"center_coef": 0.01})
     print("| | TRL 1.16.0: loss | gradient norm | roll: loss | gradient norm | difference |")
     print("|---|---|---|---|---|---|")

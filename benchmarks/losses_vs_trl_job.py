@@ -31,6 +31,7 @@ def main(folder: Path) -> None:
         SFTTrainer,
     )
     from trl.experimental.cpo import CPOConfig, CPOTrainer
+    from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
     tokenizer = AutoTokenizer.from_pretrained(folder / "policy")
     shared: dict[str, Any] = {
@@ -84,6 +85,8 @@ def main(folder: Path) -> None:
         **(shared | {"max_length": 64}), loss_type="simpo", cpo_alpha=0.0, beta=2.0, simpo_gamma=0.5
     )
     note("dpo simpo", CPOTrainer(policy(), simpo, train_dataset=rows("pairs"), **common))
+    orpo = ORPOConfig(**(shared | {"max_length": 64}), beta=0.3)
+    note("dpo orpo", ORPOTrainer(policy(), orpo, train_dataset=rows("alike"), **common))
     judge = AutoModelForSequenceClassification.from_pretrained(
         folder / "judge", dtype=torch.float32
     )

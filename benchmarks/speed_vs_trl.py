@@ -1,0 +1,189 @@
+"""Training tokens per second beside TRL's: SFT, DPO and reward models, on two cores, in turn.
+
+The Qwen2 of `vs_trl.py` (4 layers, hidden size 256, float32, random), AdamW at a learning rate of
+1e-6, 32 sequences per optimizer step in the same order on both sides, of two kinds:
+
+- equal: every sequence has 256 tokens;
+- log-normal: exp(N(log 96, 1)) tokens, at least 16 and at most 1024.
+
+TRL runs as its defaults say: batches of 8 sequences, padded to the longest, here with 4 of them
+accumulated; nothing is recomputed in the backward pass, which is faster than its default. Ours
+packs micro-batches of 2048 tokens. Tokens are those of the data, padding does not count; times are
+from one record of a step to the next, medians without the first two. TRL lives in an environment of
+its own, which the first run makes. The exit code says whether the goals are met: not slower on
+equal lengths, twice as fast on log-normal ones.
+
+    python benchmarks/speed_vs_trl.py [--steps 10] [--only sft]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import shutil
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from process_meter import adopt_orphans, run_measured, two_cores
+from vs_trl import HERE, LETTERS, ROOT, RUN_TIMEOUT_S, make_model, make_trl_python
+
+SEQUENCES = 32
+SKIP = 2
+PROMPT = 8
+GOALS = {"equal": 1.0, "log-normal": 2.0}
+
+
+def lengths(kind: str, count: int, rng: random.Random) -> list[int]:
+    """Tokens of each sequence."""
+    if kind == "equal":
+        return [256] * count
+    drawn = (math.exp(rng.gauss(math.log(96), 1)) for _ in range(count))
+    return [min(1024, max(16, round(length))) for length in drawn]
+
+
+def make_rows(path: Path, pipeline: str, kind: str, steps: int) -> list[int]:
+    """Rows of all steps; returns the tokens of each step."""
+    rng = random.Random(0)
+    sizes = lengths(kind, SEQUENCES * steps, rng)
+    keys = ["completion"] if pipeline == "sft" else ["chosen", "rejected"]
+    rows, left = [], iter(sizes)
+    for _ in range(len(sizes) // len(keys)):
+        row = {"prompt": "".join(rng.choices(LETTERS, k=PROMPT))}
+        # One token of each sequence is the end.
+        row |= {key: "".join(rng.choices(LETTERS, k=next(left) - PROMPT - 1)) for key in keys}
+        rows.append(row)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return [sum(sizes[i : i + SEQUENCES]) for i in range(0, len(sizes), SEQUENCES)]
+
+
+def ours(
+    folder: Path, model: Path, rows: Path, pipeline: str, steps: int
+) -> tuple[list[str], Path]:
+    """Our command, and the file that gets its steps."""
+    source: dict[str, Any] = {"path": str(rows)}
+    if pipeline == "sft":
+        source["columns"] = {"messages": None, "prompt": "prompt", "completion": "completion"}
+    run: dict[str, Any] = {
+        "pipeline": pipeline,
+        "output_dir": str(folder / "run"),
+        "max_steps": steps,
+        "model": {"path": str(model), "dtype": "float32"},
+        "pools": {"all": "0"},
+        "actor_train": {
+            "pool": "all",
+            "packing": True,
+            "max_tokens_per_microbatch": 2048,
+            "optimizer": {"lr": 1e-6, "betas": [0.9, 0.999]},
+        },
+        "data": {
+            "sources": [source],
+            "rows_per_step": SEQUENCES if pipeline == "sft" else SEQUENCES // 2,
+            "max_tokens": 1024,
+            "chat_template": False,
+            "shuffle": False,
+        },
+        "track": {"tensorboard": False},
+        "checkpoint": {"export_hf": False},
+    }
+    if pipeline == "dpo":
+        run["reference"] = {"pool": "all", "packing": True, "max_tokens_per_microbatch": 2048}
+    file = folder / "run.json"
+    file.write_text(json.dumps(run))
+    command = [sys.executable, "-m", "roll.cli", "run", str(file)]
+    return command, folder / "run" / "metrics.jsonl"
+
+
+def theirs(
+    folder: Path, model: Path, rows: Path, pipeline: str, steps: int, python: Path
+) -> tuple[list[str], Path]:
+    """TRL's command, and the file that gets its steps."""
+    job = {
+        "pipeline": pipeline,
+        "model": str(model),
+        "rows": str(rows),
+        "steps_file": str(folder / "steps.jsonl"),
+        "settings": {
+            "output_dir": str(folder / "trl"),
+            "max_steps": steps,
+            "per_device_train_batch_size": 8 if pipeline == "sft" else 4,  # a pair is two sequences
+            "gradient_accumulation_steps": 4,
+            "train_sampling_strategy": "sequential",
+            "learning_rate": 1e-6,
+            "lr_scheduler_type": "constant",
+            "gradient_checkpointing": False,
+            "max_length": None,
+            "use_cpu": True,
+            "bf16": False,
+            "dataloader_pin_memory": False,
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "report_to": "none",
+            "disable_tqdm": True,
+        },
+    }
+    (folder / "job.json").write_text(json.dumps(job))
+    command = [str(python), str(HERE / "speed_vs_trl_job.py"), str(folder / "job.json")]
+    return command, folder / "steps.jsonl"
+
+
+def measure(command: list[str], steps_file: Path, log: Path, tokens: list[int]) -> float:
+    """Median tokens per second."""
+    env = os.environ | {
+        "OMP_NUM_THREADS": "2",
+        "GOMP_SPINCOUNT": "300000",
+        "PYTHONPATH": str(ROOT) if "roll.cli" in command else "",
+        "HF_HUB_OFFLINE": "1",
+    }
+    measured = run_measured(command, steps_file, env=env, log=log, timeout_s=RUN_TIMEOUT_S)
+    spans = measured.step_s[SKIP - 1 :]  # between lines: the first step has none
+    return statistics.median(
+        count / span for count, span in zip(tokens[SKIP:], spans, strict=False)
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--only", choices=["sft", "dpo", "reward_model"])
+    parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "speed_vs_trl")
+    args = parser.parse_args()
+    two_cores()
+    adopt_orphans()
+    out: Path = args.out.absolute()
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    model, python = make_model(out / "model"), make_trl_python(out.parent / "trl-venv")
+    print(
+        "| | lengths | TRL 1.16.0, tokens/s | roll, tokens/s | | goal |\n|---|---|---|---|---|---|"
+    )
+    met = True
+    for pipeline in [args.only] if args.only else ["sft", "dpo", "reward_model"]:
+        for kind, goal in GOALS.items():
+            rates = {}
+            rows = out / f"{pipeline}-{kind}.jsonl"
+            tokens = make_rows(rows, pipeline, kind, args.steps)
+            for side in ("trl", "roll"):
+                folder = out / f"{pipeline}-{kind}-{side}"
+                folder.mkdir()
+                if side == "trl":
+                    started = theirs(folder, model, rows, pipeline, args.steps, python)
+                else:
+                    started = ours(folder, model, rows, pipeline, args.steps)
+                rates[side] = measure(*started, folder / "log.txt", tokens)
+            ratio = rates["roll"] / rates["trl"]
+            met &= ratio >= goal
+            print(
+                f"| {pipeline} | {kind} | {rates['trl']:.0f} | {rates['roll']:.0f} | "
+                f"{ratio:.2f} x | {goal:g} x |",
+                flush=True,
+            )
+    sys.exit(0 if met else 1)
+
+
+if __name__ == "__main__":
+    main()
