@@ -36,10 +36,10 @@ def run_problems(config: RunConfig) -> Iterator[str]:
 def _adapters(config: RunConfig) -> Iterator[str]:
     for name, role in config.trained.items():
         lora = (role.model or config.train_model).lora
-        if lora is not None and role.strategy.kind != "fsdp2":
+        if lora is not None and isinstance(role.strategy, MegatronConfig):
             yield (
-                f"{name}.strategy.kind: {role.strategy.kind} trains no adapters (model.lora) yet; "
-                "use fsdp2"
+                f"{name}.strategy.kind: megatron trains no adapters (model.lora) yet; use fsdp2 or "
+                "deepspeed"
             )
 
 

@@ -21,6 +21,11 @@ def distinct(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
             yield name, value
 
 
+def trained(model: PreTrainedModel) -> list[tuple[str, torch.nn.Parameter]]:
+    """Parameters that learn, by their names in `model`: all, or an adapter's own."""
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+
+
 def frozen(model: PreTrainedModel) -> frozenset[str]:
     """Names of the parameters that training leaves alone, an adapter included."""
     adapted = lora.deltas(model)

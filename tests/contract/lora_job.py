@@ -10,26 +10,31 @@ import torch
 from torch import Tensor
 
 from roll.config.model import LoraConfig, ModelConfig
-from roll.config.strategy import Fsdp2Config
-from roll.config.training import OptimizerConfig, TrainRole
+from roll.config.training import OptimizerConfig
 from roll.core.types import WorkerSpec
 from roll.strategy.api import TrainStrategy
-from roll.strategy.build import build_train
-from roll.strategy.forward import PolicyHead
+from tests.contract.backends import TRAIN_BACKENDS, TrainBackend
 from tests.contract.train_job import EntropyBonusLoss, exported, rows_of, train_batch
 
 LORA = LoraConfig(rank=3, alpha=7.0, targets=("q_proj", "v_proj", "o_proj", "down_proj"))
 ADAM = OptimizerConfig(lr=1e-2, weight_decay=0.1, eps=1e-4)
 STEPS = 3
+BACKENDS: dict[str, TrainBackend] = {
+    backend.name: backend
+    for backend in TRAIN_BACKENDS
+    if backend.name in ("fsdp2", "deepspeed-zero0", "deepspeed-zero2", "deepspeed-zero3")
+}
+"""Those that train adapters."""
 
 
-def job(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
-    model = ModelConfig(path=str(folder.parent / "model"))
-    plain = _build(spec, model)
+def job(spec: WorkerSpec, folder: Path, backend_name: str) -> dict[str, Any]:
+    """All that one adapter goes through, from its first score to the update after a resume."""
+    backend, model = BACKENDS[backend_name], ModelConfig(path=str(folder.parent / "model"))
+    plain = _build(backend, spec, model)
     batch = train_batch()
     rows = rows_of(plain, batch)
     before, start = plain.score(rows).logprobs_BT, exported(plain)
-    adapted = _build(spec, replace_lora(model))
+    adapted = _build(backend, spec, replace_lora(model))
     results: dict[str, Any] = {
         "start": start,
         "fresh": adapted.score(rows).logprobs_BT,
@@ -37,6 +42,7 @@ def job(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
         "fresh_export": exported(adapted),
         "frozen": adapted.frozen_weights(),
     }
+    adapted.save_hf(folder / "fresh")
     results["metrics"] = [adapted.train(rows, EntropyBonusLoss()) for _ in range(STEPS)]
     results["after"] = adapted.score(rows).logprobs_BT
     results["base"] = adapted.score_base(rows).logprobs_BT
@@ -46,26 +52,53 @@ def job(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
     adapted.save_hf(folder / "adapter")
     adapted.save_hf(folder / "merged", merged=True)
     adapted.save(folder / "checkpoint")
-    results["next"] = adapted.train(rows, EntropyBonusLoss()).values_by_name()
+    results["next"] = adapted.train(rows, EntropyBonusLoss())
     results["next_export"] = exported(adapted)
-    resumed = _build(spec, replace_lora(model))
-    resumed.load(folder / "checkpoint")
-    results["resumed"] = resumed.train(rows, EntropyBonusLoss()).values_by_name()
-    elsewhere = folder.parent / "2" / "checkpoint"
-    if spec.world_size == 1 and elsewhere.exists():
-        resumed.load(elsewhere)
-        results["from_two_ranks"] = exported(resumed)
+    results["resumed"] = _resumed(backend, spec, model, folder / "checkpoint")
+    results["bf16"] = _in_bfloat16(backend, spec, model, folder)
     plain.close()
     return results
+
+
+def _in_bfloat16(
+    backend: TrainBackend, spec: WorkerSpec, model: ModelConfig, folder: Path
+) -> dict[str, Any]:
+    half = replace_lora(model).model_copy(update={"dtype": "bfloat16"})
+    strategy = _build(backend, spec, half)
+    strategy.save_hf(folder / "fresh_bf16")
+    rows = rows_of(strategy, train_batch())
+    for _ in range(STEPS):
+        strategy.train(rows, EntropyBonusLoss())
+    return {"export": exported(strategy), "after": strategy.score(rows).logprobs_BT}
+
+
+def resume_job(
+    spec: WorkerSpec, folder: Path, backend_name: str, checkpoint: Path
+) -> dict[str, Any]:
+    """The update after a checkpoint that another number of ranks wrote."""
+    backend, model = BACKENDS[backend_name], ModelConfig(path=str(folder.parent / "model"))
+    plain = _build(backend, spec, model)
+    results = {"resumed": _resumed(backend, spec, model, checkpoint)}
+    plain.close()
+    return results
+
+
+def _resumed(
+    backend: TrainBackend, spec: WorkerSpec, model: ModelConfig, checkpoint: Path
+) -> dict[str, Any]:
+    strategy = _build(backend, spec, replace_lora(model))
+    strategy.load(checkpoint)
+    found = exported(strategy)
+    metrics = strategy.train(rows_of(strategy, train_batch()), EntropyBonusLoss())
+    return {"export": found, "metrics": metrics}
 
 
 def replace_lora(model: ModelConfig) -> ModelConfig:
     return model.model_copy(update={"lora": LORA})
 
 
-def _build(spec: WorkerSpec, model: ModelConfig) -> TrainStrategy[Any]:
-    role = TrainRole(pool="p", strategy=Fsdp2Config(), optimizer=ADAM)
-    return build_train(role, model, spec, PolicyHead(1.0, 64), total_steps=None)
+def _build(backend: TrainBackend, spec: WorkerSpec, model: ModelConfig) -> TrainStrategy[Any]:
+    return backend.build(spec, model, chunk=64, optimizer=ADAM)
 
 
 def trained_by_hand(path: Path) -> tuple[Any, Tensor]:

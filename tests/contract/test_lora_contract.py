@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from tests.contract.lora_job import job, scored_by_hand, trained_by_hand
+from roll.core.metrics import Metrics
+from roll.models.lora import Delta
+from roll.strategy.deepspeed.export import plus_adapter
+from tests.contract.lora_job import BACKENDS, job, resume_job, scored_by_hand, trained_by_hand
 from tests.contract.ranks import run_ranks
 from tests.contract.test_train_contract import assert_same_bits
 from tests.tiny import save_tiny_model
@@ -20,16 +25,34 @@ from tests.tiny import save_tiny_model
 Results = dict[int, list[dict[str, Any]]]
 
 
+@pytest.fixture(scope="module", params=[pytest.param(n, marks=pytest.mark.slow) for n in BACKENDS])
+def backend_name(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("lora")
+def folder(backend_name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp(backend_name)
     save_tiny_model(folder / "model", tied=False, seed=1)
     return folder
 
 
 @pytest.fixture(scope="module")
-def runs(folder: Path) -> Results:
-    return {world: run_ranks(world, job, folder / str(world), timeout_s=200) for world in (2, 1)}
+def runs(backend_name: str, folder: Path) -> Results:
+    full = partial(job, backend_name=backend_name)
+    return {world: run_ranks(world, full, folder / str(world), timeout_s=200) for world in (2, 1)}
+
+
+@pytest.fixture(scope="module")
+def resumed_elsewhere(backend_name: str, runs: Results, folder: Path) -> Results:
+    """On as many ranks, from the checkpoint of the other number of them."""
+    found = {}
+    for world, writer in ((1, 2), (2, 1)):
+        checkpoint = folder / str(writer) / "checkpoint"
+        resume = partial(resume_job, backend_name=backend_name, checkpoint=checkpoint)
+        found[world] = run_ranks(world, resume, folder / f"resumed on {world}", timeout_s=200)
+    return found
 
 
 def joined(ranks: list[dict[str, Any]], name: str) -> Tensor:
@@ -85,13 +108,55 @@ def test_engines_get_merged_weights_in_parts(runs: Results, world: int) -> None:
         torch.testing.assert_close(torch.cat(parts), tensor.flatten(), atol=1e-7, rtol=1e-6)
 
 
-def test_a_checkpoint_is_the_adapter_alone_and_resumes_on_any_number_of_ranks(
-    runs: Results, folder: Path
+@pytest.mark.parametrize("world", [2, 1])
+def test_factors_are_trained_in_float32_whatever_computes(
+    runs: Results, folder: Path, world: int
 ) -> None:
+    fresh, low = (
+        load_file(folder / str(world) / name / "adapter_model.safetensors")
+        for name in ("fresh", "fresh_bf16")
+    )
+    assert_same_bits(low, fresh)
+    assert any(not torch.equal(t, t.bfloat16().float()) for t in fresh.values())
+    for result in runs[world]:
+        torch.testing.assert_close(result["bf16"]["after"], result["after"], atol=0.05, rtol=0)
+        for name, tensor in result["bf16"]["export"].items():
+            assert tensor.dtype == torch.bfloat16
+            torch.testing.assert_close(tensor.float(), result["export"][name], atol=4e-3, rtol=8e-3)
+
+
+def test_a_checkpoint_is_the_adapter_alone(runs: Results, folder: Path) -> None:
     for world in (2, 1):
-        meta = json.loads((folder / str(world) / "checkpoint" / "meta.json").read_text())
+        checkpoint = folder / str(world) / "checkpoint"
+        meta = json.loads((checkpoint / "meta.json").read_text())
         assert meta["tensors"]
         assert all("lora_" in name for name in meta["tensors"])
+        for path in checkpoint.rglob("*"):
+            assert path.is_dir() or b"embed_tokens" not in path.read_bytes(), path
+
+
+def test_a_checkpoint_resumes_on_any_number_of_ranks_with_the_same_loss(
+    runs: Results, resumed_elsewhere: Results
+) -> None:
+    for world in (2, 1):
         for result in runs[world]:
-            assert result["resumed"] == result["next"]
-    assert_same_bits(runs[1][0]["from_two_ranks"], runs[2][0]["export"])
+            again = result["resumed"]["metrics"].values_by_name()
+            assert again == result["next"].values_by_name()
+        other = runs[3 - world]
+        for result in resumed_elsewhere[world]:
+            assert_same_bits(result["resumed"]["export"], other[0]["export"])
+        want = Metrics.concat([result["next"] for result in other]).values_by_name()
+        resumed = [result["resumed"]["metrics"] for result in resumed_elsewhere[world]]
+        got = Metrics.concat(resumed).values_by_name()
+        for metric in ("loss/total", "loss/policy", "entropy", "grad_norm"):
+            assert got[metric] == pytest.approx(want[metric], rel=1e-6), metric
+
+
+@pytest.mark.parametrize(("first", "end"), [(0, 30), (0, 3), (9, 12), (5, 23), (28, 30), (7, 7)])
+def test_an_adapter_is_added_to_any_run_of_a_weight(first: int, end: int) -> None:
+    factors = torch.arange(12.0).view(2, 6), torch.arange(10.0).view(5, 2)
+    a_RI, b_OR = (torch.nn.Parameter(factor) for factor in factors)
+    weight = torch.arange(30.0) / 7
+    got = plus_adapter(weight[first:end], Delta(a_RI, b_OR, 0.5), first)
+    want = weight + 0.5 * (b_OR @ a_RI).detach().flatten()
+    torch.testing.assert_close(got.detach(), want[first:end])

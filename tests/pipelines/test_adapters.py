@@ -17,20 +17,27 @@ from tests.pipelines.test_rows import PAIRS, TEXTS, split
 from tests.runs import run_local, without_times, write_rows_task, write_task
 
 LORA = {"rank": 4, "alpha": 8.0}
+ZERO_3 = {"kind": "deepspeed", "stage": 3, "whole_below_elements": 64}
+on_both = pytest.mark.parametrize(
+    "strategy", [{"kind": "fsdp2"}, ZERO_3], ids=["fsdp2", "deepspeed"]
+)
 
 
 def with_adapter(path: Path) -> dict[str, Any]:
     return {"path": str(path / "model"), "lora": LORA}
 
 
-def test_preferences_are_compared_with_the_base_of_the_adapter(tmp_path: Path) -> None:
+@on_both
+def test_preferences_are_compared_with_the_base_of_the_adapter(
+    tmp_path: Path, strategy: dict[str, Any]
+) -> None:
     path = write_rows_task(
         tmp_path,
         "dpo",
         split(PAIRS),
         model=with_adapter(tmp_path),
         max_steps=20,
-        actor_train={"pool": "all", "optimizer": {"lr": 1e-2}},
+        actor_train={"pool": "all", "strategy": strategy, "optimizer": {"lr": 1e-2}},
     )
     records = run_local(path)
     assert records[0]["preference_loss"] == pytest.approx(math.log(2), abs=1e-6)
@@ -47,8 +54,12 @@ def test_preferences_are_compared_with_the_base_of_the_adapter(tmp_path: Path) -
         merge(tmp_path / "model", tmp_path / "elsewhere")
 
 
-def test_a_policy_that_is_an_adapter_needs_no_reference_role(tmp_path: Path) -> None:
-    path = write_task(tmp_path, model=with_adapter(tmp_path), reference=None)
+@on_both
+def test_a_policy_that_is_an_adapter_needs_no_reference_role(
+    tmp_path: Path, strategy: dict[str, Any]
+) -> None:
+    train = {"pool": "all", "strategy": strategy, "optimizer": {"lr": 1e-3, "warmup_steps": 2}}
+    path = write_task(tmp_path, model=with_adapter(tmp_path), reference=None, actor_train=train)
     records = run_local(path)
     assert records[0]["kl/ref"] == pytest.approx(0, abs=1e-7)
     assert records[-2]["kl/ref"] > 0
@@ -81,14 +92,15 @@ def test_merge_writes_what_a_run_exports(tmp_path: Path, pipeline: str) -> None:
     assert one == other
 
 
-def test_a_reward_model_is_an_adapter_and_a_head(tmp_path: Path) -> None:
+@on_both
+def test_a_reward_model_is_an_adapter_and_a_head(tmp_path: Path, strategy: dict[str, Any]) -> None:
     path = write_rows_task(
         tmp_path,
         "reward_model",
         split(PAIRS),
         model=with_adapter(tmp_path),
         max_steps=20,
-        actor_train={"pool": "all", "optimizer": {"lr": 1e-2}},
+        actor_train={"pool": "all", "strategy": strategy, "optimizer": {"lr": 1e-2}},
     )
     assert run_local(path)[-1]["val/held_out/accuracy"] >= 0.9
     merge(tmp_path / "out", tmp_path / "merged")

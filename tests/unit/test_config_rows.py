@@ -85,9 +85,9 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
         "sft",
         {
             "model": {"path": "model", "lora": {}},
-            "actor_train": {"pool": "all", "strategy": {"kind": "deepspeed"}},
+            "actor_train": {"pool": "all", "strategy": {"kind": "megatron"}},
         },
-        "deepspeed trains no adapters",
+        "megatron trains no adapters",
     ),
     (
         "sft",

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from roll.models import lora
 from roll.strategy.deepspeed.pieces import is_cut, own_part, padded_part, shape_of
 from roll.strategy.names import distinct
 from roll.weight_sync.manifest import Manifest, even_cuts, meta_of
@@ -32,17 +33,23 @@ def manifest(model: PreTrainedModel, dtype: torch.dtype) -> Manifest:
 
 
 def local_parts(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """This rank's part of each tensor, as `manifest` cuts it; not collective."""
+    """This rank's part of each tensor, as `manifest` cuts it, adapters added; collective where
+    there are some."""
     rank, world = dist.get_rank(), dist.get_world_size()
+    adapted = lora.deltas(model)
     for name, value in distinct(model):
         tensor = value.detach()
-        if is_cut(value):
-            yield name, own_part(value)
-        elif isinstance(value, torch.nn.Parameter):
-            cuts = even_cuts(tensor.numel(), 1, world)
-            yield name, tensor.reshape(-1)[cuts[rank] : cuts[rank + 1]]
-        else:
+        if not isinstance(value, torch.nn.Parameter):
             yield name, tensor if rank == 0 else tensor.new_empty(0)
+            continue
+        shape = shape_of(value)
+        cuts = even_cuts(shape.numel(), 1, world)
+        first, end = cuts[rank], cuts[rank + 1]
+        part = own_part(value) if is_cut(value) else tensor.reshape(-1)[first:end]
+        if name in adapted:
+            part = plus_adapter(part, adapted[name], first)
+        # A rank that has all of it, as one alone does, sends a tensor of its shape.
+        yield name, part if part.numel() < shape.numel() else part.view(shape)
 
 
 def full_weights(
@@ -53,13 +60,31 @@ def full_weights(
     Parameters come in `dtype`, the one the forward pass computes in. The tensors may share memory
     with the model: use them before the next update.
     """
+    adapted = lora.deltas(model)
     for name, value in distinct(model):
         tensor = whole(value, device)
+        if name in adapted:
+            tensor = plus_adapter(tensor.reshape(-1), adapted[name], 0).view(tensor.shape)
         yield name, tensor.to(dtype) if isinstance(value, torch.nn.Parameter) else tensor
 
 
+def plus_adapter(part: Tensor, delta: lora.Delta, first: int) -> Tensor:
+    """A run of the elements of a weight, flat, with its adapter; collective.
+
+    Added in float32: an adapter is small beside its weight, and is rounded together with it.
+
+    Args:
+        first: where in the flattened weight the run begins.
+    """
+    a_RI, b_OR = (whole(p, part.device).float() for p in (delta.a_RI, delta.b_OR))
+    width, end = a_RI.shape[1], first + part.numel()
+    rows = slice(first // width, -(-end // width))
+    product = (b_OR[rows] @ a_RI).view(-1)[first - rows.start * width :][: part.numel()]
+    return torch.add(part.float(), product, alpha=delta.scale)
+
+
 def whole(parameter: Tensor, device: torch.device) -> Tensor:
-    """All of it; collective."""
+    """All of it; collective where ZeRO-3 has cut it, and then on `device`."""
     if not is_cut(parameter):
         return parameter.detach()
     part = padded_part(parameter).to(device)

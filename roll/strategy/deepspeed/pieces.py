@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from roll.strategy.deepspeed.update import MOMENTS
+from roll.strategy.names import trained
 
 MASTER = "master"
 KINDS = (MASTER, *MOMENTS)
@@ -74,14 +76,16 @@ def flats(engine: Any, optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def pieces(engine: Any, optimizer: torch.optim.Optimizer, model: nn.Module) -> Iterator[Piece]:
-    """This rank's, in the order of the model's parameters.
+def pieces(
+    engine: Any, optimizer: torch.optim.Optimizer, model: PreTrainedModel
+) -> Iterator[Piece]:
+    """This rank's of the parameters that learn, in the order of the model.
 
     Args:
         optimizer: that has moments; see `Update.start_moments`.
         model: the Hugging Face model in the engine.
     """
-    for name, parameter in model.named_parameters():
+    for name, parameter in trained(model):
         run = _run(engine, optimizer, parameter)
         if run is None:
             continue
@@ -109,7 +113,7 @@ def _run(
     return flat, there.start, here.start, there.numel
 
 
-def refresh(engine: Any, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+def refresh(engine: Any, optimizer: torch.optim.Optimizer, model: PreTrainedModel) -> None:
     """Let the model compute with the masters as they are now; collective."""
     zero = engine.optimizer
     if zero is optimizer:
@@ -119,8 +123,24 @@ def refresh(engine: Any, optimizer: torch.optim.Optimizer, model: nn.Module) -> 
         return
     zero.empty_partition_cache()
     held = {piece.name: piece for piece in pieces(engine, optimizer, model)}
-    for name, parameter in model.named_parameters():
+    for name, parameter in trained(model):
         if name in held:
             own_part(parameter).copy_(held[name].tensors[MASTER])
     if zero.persistent_parameters:
         zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
+
+
+def whole_masters(
+    engine: Any, optimizer: torch.optim.Optimizer, model: PreTrainedModel
+) -> Iterator[tuple[str, Tensor]]:
+    """Float32 masters of what learns, whole on every rank, one at a time; collective."""
+    held = {piece.name: piece for piece in pieces(engine, optimizer, model)}
+    for name, parameter in trained(model):
+        shape = shape_of(parameter)
+        whole = torch.zeros(shape.numel(), device=engine.device)
+        if name in held:
+            piece = held[name]
+            whole[piece.first :][: piece.num_elements] = piece.tensors[MASTER]
+        if engine.optimizer is not optimizer:  # else every rank has all of it
+            dist.all_reduce(whole)
+        yield name, whole.view(shape)

@@ -13,9 +13,11 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
 
+from roll.models import lora
 from roll.strategy.deepspeed.pieces import pieces, refresh, shape_of
 from roll.strategy.deepspeed.shards import Shards, file_of, write
 from roll.strategy.deepspeed.update import Update
+from roll.strategy.names import trained
 from roll.strategy.state import begin, finish, set_rng_states
 
 
@@ -42,7 +44,7 @@ def load(path: Path, engine: Any, model: PreTrainedModel, update: Update) -> Non
     """
     meta, rng = begin(path, _identity(model))
     with Shards(path, meta["world_size"]) as shards, torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in trained(model):
             shards.check(name, shape_of(parameter).numel())
         for piece in pieces(engine, update.optimizer, model):
             shards.fill(piece)
@@ -54,5 +56,5 @@ def load(path: Path, engine: Any, model: PreTrainedModel, update: Update) -> Non
 
 
 def _identity(model: PreTrainedModel) -> dict[str, Any]:
-    shapes = {name: list(shape_of(p)) for name, p in model.named_parameters()}
-    return {"model_type": model.config.model_type, "tensors": shapes}
+    shapes = {name: list(shape_of(p)) for name, p in trained(model)}
+    return {"model_type": model.config.model_type, "tensors": shapes} | lora.identity(model)

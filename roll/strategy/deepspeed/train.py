@@ -21,19 +21,20 @@ from roll.core.errors import ConfigError
 from roll.core.metrics import Metrics
 from roll.core.taught import OutputHead
 from roll.core.types import RankInfo, WorkerSpec
+from roll.models import lora
 from roll.models.load import load_tokenizer
 from roll.strategy import forward, names
 from roll.strategy.deepspeed import export, state
 from roll.strategy.deepspeed.compat import give_back_linear
 from roll.strategy.deepspeed.engine import start
 from roll.strategy.deepspeed.memory import Parking, states
-from roll.strategy.deepspeed.pieces import MASTER, flats, pieces
+from roll.strategy.deepspeed.pieces import MASTER, flats, pieces, whole_masters
 from roll.strategy.deepspeed.root import Root, as_token_model
 from roll.strategy.deepspeed.update import Update, adamw
 from roll.strategy.group import Membership
 from roll.strategy.losses import micro_losses
 from roll.strategy.reduce import LossMetrics, max_over_ranks, update_metrics
-from roll.strategy.state import save_hf
+from roll.strategy.state import save_adapter, save_hf
 from roll.strategy.teaching import output_head
 from roll.weight_sync.manifest import Manifest
 
@@ -76,6 +77,8 @@ class DeepspeedStrategy(Generic[T]):
         self._update: Update | None = None
         whole = head.load(model, torch.float32 if optimizer is not None else self._dtype)
         whole.requires_grad_(optimizer is not None)
+        if optimizer is not None and model.lora is not None:
+            lora.put_in(whole.model, model.lora, also=whole.new_head)
         if packing:
             whole.pack_rows()
         self._model = Root(whole)
@@ -110,7 +113,10 @@ class DeepspeedStrategy(Generic[T]):
         return terms
 
     def score_base(self, batch: TokenBatch) -> T:
-        raise ConfigError("this model has no adapter: its base is itself")
+        if self._model_config.lora is None:
+            raise ConfigError("this model has no adapter: its base is itself; add model.lora")
+        with lora.switched_off(self._model.model):
+            return self.score(batch)
 
     def output_head(self) -> OutputHead:
         return output_head(
@@ -156,6 +162,12 @@ class DeepspeedStrategy(Generic[T]):
 
     def save_hf(self, path: Path, *, merged: bool = False) -> None:
         tokenizer = load_tokenizer(self._model_config)
+        config = self._model_config
+        if config.lora is not None and not merged:
+            model, optimizer = self._model.model, self._require_update().optimizer
+            tensors = whole_masters(self._engine, optimizer, model)
+            save_adapter(path, model, config, tokenizer, tensors)
+            return
         save_hf(path, self._model.model, tokenizer, self._dtype, self.export_weights())
 
     def offload(self) -> None:
@@ -185,7 +197,7 @@ class DeepspeedStrategy(Generic[T]):
         if config.activation_checkpointing:
             self._model.model.gradient_checkpointing_enable({"use_reentrant": False})
         # DeepSpeed makes its masters of what it has rounded to the dtype that it computes in.
-        masters = {name: p.data for name, p in self._model.model.named_parameters()}
+        masters = {name: p.data for name, p in names.trained(self._model.model)}
         adam = adamw(self._model, optimizer)
         self._engine = start(
             config,

@@ -30,14 +30,15 @@ class GuardedAdamW(torch.optim.AdamW):
 
 
 def adamw(model: nn.Module, config: OptimizerConfig) -> GuardedAdamW:
-    params = list(model.parameters())
+    params = [p for p in model.parameters() if p.requires_grad]
     # Decay pulls weights to zero; on norms and biases that only hurts.
     groups: list[dict[str, Any]] = [
         {"params": [p for p in params if p.dim() >= 2]},
         {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0},
     ]
     return GuardedAdamW(
-        groups,
+        # An adapter has matrices only, and DeepSpeed cannot lay a group of nothing end to end.
+        [group for group in groups if group["params"]],
         lr=config.lr,
         betas=config.betas,
         eps=config.eps,

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from roll.core.errors import CheckpointError
 from roll.models import lora
+from roll.strategy.names import trained
 from roll.strategy.state import begin, finish, set_rng_states
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -70,11 +71,6 @@ def _model_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
     if lora.has_adapter(model):
         return named
     return named | {f"model.{name}": b for name, b in _saved_buffers(model).items()}
-
-
-def trained(model: PreTrainedModel) -> list[tuple[str, torch.nn.Parameter]]:
-    """Parameters that learn, by name: all, or an adapter's own."""
-    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
 def _saved_buffers(model: PreTrainedModel) -> dict[str, Tensor]:

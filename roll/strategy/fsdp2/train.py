@@ -155,7 +155,7 @@ class Fsdp2Strategy(Generic[T]):
         config = self._model_config
         if config.lora is not None and not merged:
             model = self._model.model
-            tensors = ((name, whole(p.detach())) for name, p in state.trained(model))
+            tensors = ((name, whole(p.detach())) for name, p in names.trained(model))
             save_adapter(path, model, config, tokenizer, tensors)
             return
         save_hf(path, self._model.model, tokenizer, self._dtype, self.export_weights())
