@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from roll.config.adapter_checks import training_problems
 from roll.config.errors import nearest
 from roll.config.placement import parse_devices
 from roll.config.roles import Role
@@ -27,20 +28,10 @@ def run_problems(config: RunConfig) -> Iterator[str]:
     """What any pipeline can have."""
     yield from _pools(config)
     yield from _layouts(config)
-    yield from _adapters(config)
+    yield from training_problems(config)
     yield from _schedule(config)
     yield from _checkpoint(config)
     yield from _frozen(config)
-
-
-def _adapters(config: RunConfig) -> Iterator[str]:
-    for name, role in config.trained.items():
-        lora = (role.model or config.train_model).lora
-        if lora is not None and isinstance(role.strategy, MegatronConfig):
-            yield (
-                f"{name}.strategy.kind: megatron trains no adapters (model.lora) yet; use fsdp2 or "
-                "deepspeed"
-            )
 
 
 def raise_if_any(problems: Iterable[str]) -> None:

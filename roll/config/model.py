@@ -18,6 +18,9 @@ class LoraConfig(Config):
     """Of what goes into the adapter, in training."""
     targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
     """Layers by their last name, such as q_proj; or all linear ones but the head."""
+    serve: Literal["merged", "adapter"] = "merged"
+    """What engines get in each push: weights with the adapter added, or the adapter alone, which
+    vllm keeps beside weights of its own (`actor_infer.strategy.max_lora_rank`)."""
 
 
 class ModelConfig(Config):
@@ -36,3 +39,8 @@ class ModelConfig(Config):
     """Run the model code that comes with the checkpoint."""
     made_by: str | None = Field(default=None, min_length=1)
     """Command that makes `path`; named in the message when `path` does not exist yet."""
+
+    @property
+    def serves_adapter(self) -> bool:
+        """Whether engines get an adapter as it is, and no weights."""
+        return self.lora is not None and self.lora.serve == "adapter"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from roll.config.adapter_checks import nothing_served
 from roll.config.checks import nearest_numbers, run_problems
 from roll.config.teacher_checks import lesson_problems, teacher_problems
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 def offline_problems(config: OfflineConfig) -> Iterator[str]:
     """What all of these pipelines can have."""
     yield from run_problems(config)
+    yield from nothing_served(config)
     if config.epochs is None and "max_steps" not in config.model_fields_set:
         yield "epochs: set epochs or max_steps; nothing else ends the run"
     if any(pool not in config.pools for pool in config.role_pools.values()):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from roll.config.adapter_checks import serving_problems
 from roll.config.algorithm import Aggregation
 from roll.config.algorithm_checks import algorithm_problems
 from roll.config.checks import nearest_numbers, raise_if_any, run_problems
@@ -27,7 +28,7 @@ def check_rlvr(config: RlvrConfig) -> None:
         [
             *run_problems(config),
             *_reward_pools(config),
-            *_dropout(config),
+            *serving_problems(config),
             *_groups(config),
             *_batch(config),
             *algorithm_problems(config),
@@ -39,15 +40,6 @@ def check_rlvr(config: RlvrConfig) -> None:
             *_aggregation(config),
         ]
     )
-
-
-def _dropout(config: RlvrConfig) -> Iterator[str]:
-    lora = config.train_model.lora
-    if lora is not None and lora.dropout:
-        yield (
-            "model.lora.dropout: the ratio of two passes must not depend on chance; leave it out "
-            "where the policy learns from samples"
-        )
 
 
 def _reward_pools(config: RlvrConfig) -> Iterator[str]:

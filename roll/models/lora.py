@@ -132,9 +132,8 @@ def save(
         base: path of the model that the adapter belongs to.
     """
     path.mkdir(parents=True, exist_ok=True)
-    named = {f"base_model.model.{_peft_name(name)}": tensor for name, tensor in tensors.items()}
     save_file(
-        {name: tensor.contiguous() for name, tensor in named.items()},
+        {peft_name(name): tensor.contiguous() for name, tensor in tensors.items()},
         path / "adapter_model.safetensors",
         metadata={"format": "pt"},
     )
@@ -155,10 +154,11 @@ def save(
     (path / "adapter_config.json").write_text(json.dumps(settings, indent=2))
 
 
-def _peft_name(name: str) -> str:
+def peft_name(name: str) -> str:
+    """Name in PEFT's files of a tensor that is trained with an adapter."""
     for ours, theirs in _FACTORS.items():
         name = name.replace(ours, theirs)
-    return name
+    return f"base_model.model.{name}"
 
 
 def _layers(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
@@ -59,17 +59,22 @@ class TrainStrategy(ScoreStrategy[T_co], Protocol[T_co]):
         """One optimizer step on the rows of all ranks. `batch.token_weights` must be set."""
         ...
 
-    def weight_manifest(self) -> Manifest:
+    def weight_manifest(self, *, adapter: bool = False) -> Manifest:
         """Names, shapes and dtypes of the weights, under Hugging Face names, and which rank holds
-        what of them. The same on every rank; not collective."""
+        what of them. The same on every rank; not collective.
+
+        Args:
+            adapter: of the factors of the model's adapter instead, under PEFT's names.
+        """
         ...
 
     def frozen_weights(self) -> frozenset[str]:
         """Names in the manifest whose values never change; not collective."""
         ...
 
-    def export_parts(self) -> Iterator[tuple[str, Tensor]]:
-        """What this rank holds of each tensor of the manifest, in its order, one at a time.
+    def export_parts(self, *, adapter: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """What this rank holds of each tensor of the manifest, in its order, one at a time. An
+        adapter is added to the weights, unless it is exported by itself.
 
         All ranks exhaust it together. Parts may have another floating dtype than the manifest
         says, and may share memory with the model: use them before the next update.
@@ -185,4 +190,19 @@ class InferenceStrategy(Protocol):
 
     async def close(self) -> None:
         """Stop the engine and every process it started."""
+        ...
+
+
+@runtime_checkable
+class ServesAdapters(Protocol):
+    """An engine that keeps a LoRA adapter beside its weights."""
+
+    async def load_adapter(
+        self, channel: Channel, version: int, *, receiver: int, alpha: float, verify: bool
+    ) -> LoadReport:
+        """As `InferenceStrategy.load_weights`, of the adapter alone: the weights stay.
+
+        Args:
+            alpha: the adapter adds alpha / rank * B A to each weight.
+        """
         ...

@@ -26,6 +26,13 @@ def trained(model: PreTrainedModel) -> list[tuple[str, torch.nn.Parameter]]:
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
+def of_push(model: PreTrainedModel, *, adapter: bool) -> Iterator[tuple[str, Tensor]]:
+    """What engines get: the model's tensors, or its adapter's by PEFT's names."""
+    if not adapter:
+        return distinct(model)
+    return ((lora.peft_name(name), p) for name, p in trained(model))
+
+
 def frozen(model: PreTrainedModel) -> frozenset[str]:
     """Names of the parameters that training leaves alone, an adapter included."""
     adapted = lora.deltas(model)

@@ -46,6 +46,7 @@ class ActorWorker(TrainWorker[PolicyTerms]):
         head = PolicyHead(temperature, role.logprob_chunk_tokens, compared)
         super().__init__(spec, build_train(role, model, spec, head, total_steps=total_updates))
         self.loss = build_loss(algorithm)
+        self.pushes_adapter = model.serves_adapter
 
     @dispatch(SHARD_BATCH)
     def add_old_logprobs(self, batch: RolloutBatch) -> RolloutBatch:
@@ -85,14 +86,16 @@ class ActorWorker(TrainWorker[PolicyTerms]):
 
     @dispatch(BROADCAST)
     def push_weights(self, channel: Channel, everything: bool, verify: bool) -> SendReport:
-        """Send this rank's part of the weights to the engines; the report is the leader's.
+        """Send this rank's part of the weights, or of the adapter where engines serve it as it is,
+        to the engines; the report is the leader's.
 
         Args:
             everything: also what never changes; otherwise the receivers must have it already.
         """
-        manifest = self.strategy.weight_manifest()
-        parts = self.strategy.export_parts()
-        if not everything:
+        adapter = self.pushes_adapter
+        manifest = self.strategy.weight_manifest(adapter=adapter)
+        parts = self.strategy.export_parts(adapter=adapter)
+        if not everything and not adapter:
             away = may_stay_away(manifest, self.strategy.frozen_weights())
             manifest = manifest.without(away)
             parts = ((name, part) for name, part in parts if name not in away)

@@ -8,7 +8,7 @@ from roll.config.model import ModelConfig
 from roll.config.training import InferRole
 from roll.core.types import Completion, GenerateRequest, Heartbeat, WorkerSpec
 from roll.distributed.worker import Worker
-from roll.strategy.api import LoadReport
+from roll.strategy.api import LoadReport, ServesAdapters
 from roll.strategy.build import build_engine
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.plan import Place
@@ -22,6 +22,7 @@ class InferWorker(Worker):
     ) -> None:
         super().__init__(spec)
         self.engine = build_engine(role, model, spec, max_model_len=max_model_len)
+        self.lora = model.lora if model.serves_adapter else None
 
     async def start(self) -> None:
         """Load the model; returns when the engine can serve."""
@@ -45,6 +46,11 @@ class InferWorker(Worker):
     ) -> LoadReport:
         """`receivers`: rank of a replica -> index of its first process in this push."""
         receiver = receivers[self.spec.rank]
+        if self.lora is not None:
+            assert isinstance(self.engine, ServesAdapters)  # `roll check` sees to it
+            return await self.engine.load_adapter(
+                channel, version, receiver=receiver, alpha=self.lora.alpha, verify=verify
+            )
         return await self.engine.load_weights(channel, version, receiver=receiver, verify=verify)
 
     async def sleep(self) -> None:

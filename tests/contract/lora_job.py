@@ -49,6 +49,9 @@ def job(spec: WorkerSpec, folder: Path, backend_name: str) -> dict[str, Any]:
     results["export"] = exported(adapted)
     results["parts"] = {name: part.clone() for name, part in adapted.export_parts()}
     results["manifest"] = adapted.weight_manifest()
+    parts = adapted.export_parts(adapter=True)
+    results["adapter_parts"] = {name: part.clone() for name, part in parts}
+    results["adapter_manifest"] = adapted.weight_manifest(adapter=True)
     adapted.save_hf(folder / "adapter")
     adapted.save_hf(folder / "merged", merged=True)
     adapted.save(folder / "checkpoint")

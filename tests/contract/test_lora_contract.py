@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,22 @@ def test_engines_get_merged_weights_in_parts(runs: Results, world: int) -> None:
     for name, tensor in whole.items():
         parts = [result["parts"][name].flatten() for result in runs[world]]
         torch.testing.assert_close(torch.cat(parts), tensor.flatten(), atol=1e-7, rtol=1e-6)
+
+
+@pytest.mark.parametrize("world", [2, 1])
+def test_engines_that_serve_it_get_the_adapter_in_parts(
+    runs: Results, folder: Path, world: int
+) -> None:
+    manifest = runs[world][0]["adapter_manifest"]
+    saved = load_file(folder / str(world) / "adapter" / "adapter_model.safetensors")
+    assert {meta.name: meta.shape for meta in manifest.tensors} == {
+        name: tuple(tensor.shape) for name, tensor in saved.items()
+    }
+    for position, meta in enumerate(manifest.tensors):
+        parts = [result["adapter_parts"][meta.name].flatten() for result in runs[world]]
+        cuts = manifest.cuts_of(position)
+        assert [part.numel() for part in parts] == [b - a for a, b in pairwise(cuts)]
+        assert torch.equal(torch.cat(parts), saved[meta.name].flatten())
 
 
 @pytest.mark.parametrize("world", [2, 1])

@@ -68,6 +68,22 @@ def test_a_policy_that_is_an_adapter_needs_no_reference_role(
     assert (tmp_path / "out" / "hf" / "adapter_model.safetensors").is_file()
 
 
+@pytest.mark.slow
+@on_both
+def test_vllm_serves_the_adapter_as_it_is(tmp_path: Path, strategy: dict[str, Any]) -> None:
+    path = write_task(
+        tmp_path,
+        model={**with_adapter(tmp_path), "lora": {**LORA, "serve": "adapter"}},
+        reference=None,
+        actor_train={"pool": "all", "strategy": strategy, "optimizer": {"lr": 1e-2}},
+        actor_infer={"pool": "all", "strategy": {"kind": "vllm", "max_lora_rank": 8}},
+        track={"tensorboard": False, "verify_weights": "always"},
+    )
+    records = run_local(path)
+    assert records[-2]["kl/ref"] > 1e-4  # so the adapter is more than rounding
+    assert all(record["mismatch/logprob_abs_max"] < 1e-4 for record in records[:-1])
+
+
 def test_two_halves_of_an_adapter_are_the_whole(tmp_path: Path) -> None:
     runs = []
     for name in ("whole", "halves"):

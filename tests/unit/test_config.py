@@ -125,6 +125,35 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
             "actor_infer.strategy.quantization=fp8_per_channel",
             ["track.verify_weights", "'never'", "actor_infer.dtype: vLLM quantises"],
         ),
+        (
+            "actor_infer.strategy.max_lora_rank=8|model.lora.rank=4",
+            ["actor_infer.strategy.max_lora_rank: no adapter is pushed", "serve: adapter"],
+        ),
+        (
+            "model.lora={rank: 20, serve: adapter}|actor_infer.strategy.max_lora_rank=16",
+            ["max_lora_rank: 16 does not hold adapters of model.lora.rank = 20", "set it to 32"],
+        ),
+        (
+            "model.lora={rank: 600, serve: adapter}",
+            ["model.lora.rank: 600 is more than the 512 that vllm serves"],
+        ),
+        (
+            "model.lora.serve=adapter|actor_infer.strategy={kind: sglang}",
+            ["model.lora.serve: only vllm takes an adapter as it is"],
+        ),
+        (
+            "model.lora.serve=adapter|actor_infer.strategy={kind: hf}",
+            ["model.lora.serve: only vllm takes an adapter as it is"],
+        ),
+        (
+            "model.lora.serve=adapter|actor_infer.strategy={max_lora_rank: 16, pp: 2}",
+            ["actor_infer.strategy.pp: a stage refuses", "model.lora.serve to merged"],
+        ),
+        (
+            "model.lora.rank=4|actor_infer.strategy.sleep_level=2",
+            ["actor_infer.strategy.sleep_level: 2 drops the weights", "use 1 with model.lora"],
+        ),
+        ("model.lora.dropout=0.1", ["model.lora.dropout", "must not depend on chance"]),
         ("actor_infer.strategy.max_lora_rank=3", ["actor_infer.strategy.max_lora_rank = 3"]),
         (
             "reference.strategy={kind: fsdp2, activation_checkpointing: true}",

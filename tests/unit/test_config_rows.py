@@ -91,6 +91,11 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         "sft",
+        {"model": {"path": "model", "lora": {"serve": "adapter"}}},
+        "model.lora.serve: pipeline sft has no engine to push to",
+    ),
+    (
+        "sft",
         {"checkpoint": {"keep_best": 1, "best_metric": "val/x/los"}},
         "no validation makes 'val/x/los'",
     ),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from roll.config.model import LoraConfig
 from roll.config.roles import Role
 from roll.config.weights import WeightSyncConfig
 from roll.core.errors import WeightSyncError
@@ -29,6 +31,8 @@ from roll.workers.infer import InferWorker
 
 WEIGHTS = {"frozen.a.w": torch.arange(5.0), "moving.b.w": torch.arange(3.0)}
 FROZEN = frozenset({"frozen.a.w"})
+ADAPTER = {"b.lora_A.weight": torch.ones(2, 3), "b.lora_B.weight": torch.zeros(3, 2)}
+LORA = LoraConfig(rank=2, alpha=5.0, serve="adapter")
 
 
 class Policy:
@@ -36,14 +40,14 @@ class Policy:
 
     rank_info = RankInfo(0, 0, 1, is_dp_leader=True)
 
-    def weight_manifest(self) -> Manifest:
-        return Manifest.of(WEIGHTS.items())
+    def weight_manifest(self, *, adapter: bool = False) -> Manifest:
+        return Manifest.of((ADAPTER if adapter else WEIGHTS).items())
 
     def frozen_weights(self) -> frozenset[str]:
         return FROZEN
 
-    def export_parts(self) -> Iterator[tuple[str, Tensor]]:
-        yield from WEIGHTS.items()
+    def export_parts(self, *, adapter: bool = False) -> Iterator[tuple[str, Tensor]]:
+        yield from (ADAPTER if adapter else WEIGHTS).items()
 
 
 class Engine:
@@ -57,13 +61,21 @@ class Engine:
     async def load_weights(
         self, channel: Channel, version: int, *, receiver: int, verify: bool
     ) -> LoadReport:
-        return await asyncio.to_thread(self._receive, channel, version, receiver)
+        return await asyncio.to_thread(self._receive, channel, version, receiver, WEIGHTS)
 
-    def _receive(self, channel: Channel, version: int, receiver: int) -> LoadReport:
+    async def load_adapter(
+        self, channel: Channel, version: int, *, receiver: int, alpha: float, verify: bool
+    ) -> LoadReport:
+        assert alpha == LORA.alpha
+        return await asyncio.to_thread(self._receive, channel, version, receiver, ADAPTER)
+
+    def _receive(
+        self, channel: Channel, version: int, receiver: int, expected: Mapping[str, Tensor]
+    ) -> LoadReport:
         def check(manifest: Manifest) -> None:
             if self.refuses:
                 raise WeightSyncError("not now")
-            shapes = {name: tuple(tensor.shape) for name, tensor in WEIGHTS.items()}
+            shapes = {name: tuple(tensor.shape) for name, tensor in expected.items()}
             check_shapes(manifest, shapes, optional=frozenset(), held=self.held)
 
         with receive(channel, receiver, check=check) as incoming:
@@ -74,17 +86,19 @@ class Engine:
 
 
 class Trainer(ActorWorker):
-    def __init__(self, spec: WorkerSpec) -> None:
+    def __init__(self, spec: WorkerSpec, lora: LoraConfig | None) -> None:
         Worker.__init__(self, spec)
         self.strategy = cast(Any, Policy())
+        self.pushes_adapter = lora is not None
 
     def close(self) -> None:
         """Owns nothing."""
 
 
 class Replica(InferWorker):
-    def __init__(self, spec: WorkerSpec, engines: list[Engine]) -> None:
+    def __init__(self, spec: WorkerSpec, engines: list[Engine], lora: LoraConfig | None) -> None:
         Worker.__init__(self, spec)
+        self.lora = lora
         self.engine = cast(Any, engines[spec.rank])
 
     async def close(self) -> None:
@@ -103,12 +117,20 @@ def pusher(
     config = WeightSyncConfig()
     if request.param == "files":
         config = WeightSyncConfig(transport="files", folder=str(tmp_path))
+    with started(engines, config, lora=None) as pusher:
+        yield pusher
+
+
+@contextmanager
+def started(
+    engines: list[Engine], config: WeightSyncConfig, lora: LoraConfig | None
+) -> Iterator[WeightPusher]:
     with (
         LocalLauncher(call_timeout_s=30) as one,
         LocalLauncher(world_size=3, call_timeout_s=30) as three,
     ):
-        actor: Any = one.start(Trainer, Placement(Role.ACTOR_TRAIN, pool="p"))
-        infer: Any = three.start(Replica, Placement(Role.ACTOR_INFER, pool="p"), engines)
+        actor: Any = one.start(Trainer, Placement(Role.ACTOR_TRAIN, pool="p"), lora)
+        infer: Any = three.start(Replica, Placement(Role.ACTOR_INFER, pool="p"), engines, lora)
         yield WeightPusher(actor, infer, "cpu", config)
 
 
@@ -131,6 +153,13 @@ def test_frozen_tensors_travel_in_the_first_push_only(
     pusher.push(1, EVERYBODY, verify=True)
     pusher.push(2, EVERYBODY, verify=False)
     assert [engine.pushes for engine in engines] == [[(1, ALL), (2, MOVING)]] * 3
+
+
+def test_an_adapter_that_engines_serve_travels_alone(engines: list[Engine]) -> None:
+    with started(engines, WeightSyncConfig(), LORA) as pusher:
+        pusher.push(1, EVERYBODY, verify=True)
+        pusher.push(2, EVERYBODY, verify=False)
+    assert [engine.pushes for engine in engines] == [[(1, {*ADAPTER}), (2, {*ADAPTER})]] * 3
 
 
 def test_a_push_reaches_the_named_replicas_only(

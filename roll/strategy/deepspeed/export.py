@@ -15,15 +15,15 @@ from transformers import PreTrainedModel
 
 from roll.models import lora
 from roll.strategy.deepspeed.pieces import is_cut, own_part, padded_part, shape_of
-from roll.strategy.names import distinct
+from roll.strategy.names import distinct, of_push
 from roll.weight_sync.manifest import Manifest, even_cuts, meta_of
 
 
-def manifest(model: PreTrainedModel, dtype: torch.dtype) -> Manifest:
-    """What `full_weights` will yield, in its order; reads no values and is not collective."""
+def manifest(model: PreTrainedModel, dtype: torch.dtype, *, adapter: bool) -> Manifest:
+    """What `local_parts` will yield, whole; reads no values and is not collective."""
     world = dist.get_world_size()
     metas, cuts = [], []
-    for name, value in distinct(model):
+    for name, value in of_push(model, adapter=adapter):
         is_parameter = isinstance(value, torch.nn.Parameter)
         kind, shape = (dtype, shape_of(value)) if is_parameter else (value.dtype, value.shape)
         metas.append(meta_of(name, torch.empty(shape, dtype=kind, device="meta")))
@@ -32,12 +32,12 @@ def manifest(model: PreTrainedModel, dtype: torch.dtype) -> Manifest:
     return Manifest(tuple(metas), tuple(cuts))
 
 
-def local_parts(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+def local_parts(model: PreTrainedModel, *, adapter: bool) -> Iterator[tuple[str, Tensor]]:
     """This rank's part of each tensor, as `manifest` cuts it, adapters added; collective where
     there are some."""
     rank, world = dist.get_rank(), dist.get_world_size()
     adapted = lora.deltas(model)
-    for name, value in distinct(model):
+    for name, value in of_push(model, adapter=adapter):
         tensor = value.detach()
         if not isinstance(value, torch.nn.Parameter):
             yield name, tensor if rank == 0 else tensor.new_empty(0)

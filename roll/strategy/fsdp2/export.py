@@ -12,19 +12,19 @@ from transformers import PreTrainedModel
 
 from roll.core.errors import WeightSyncError
 from roll.models import lora
-from roll.strategy.names import distinct
+from roll.strategy.names import distinct, of_push
 from roll.weight_sync.manifest import Manifest, even_cuts, meta_of
 
 
-def manifest(model: PreTrainedModel, dtype: torch.dtype) -> Manifest:
-    """What `full_weights` will yield, in its order; reads no values and is not collective.
+def manifest(model: PreTrainedModel, dtype: torch.dtype, *, adapter: bool) -> Manifest:
+    """What `local_parts` will yield, whole; reads no values and is not collective.
 
     A rank holds the rows that FSDP2 gave it; what is not sharded comes from rank 0.
     """
     world = dist.get_world_size()
     metas = []
     cuts = []
-    for name, value in distinct(model):
+    for name, value in of_push(model, adapter=adapter):
         kind = dtype if isinstance(value, torch.nn.Parameter) else value.dtype
         metas.append(meta_of(name, torch.empty(value.shape, dtype=kind, device="meta")))
         cuts.append(
@@ -35,7 +35,7 @@ def manifest(model: PreTrainedModel, dtype: torch.dtype) -> Manifest:
     return Manifest(tuple(metas), tuple(cuts))
 
 
-def local_parts(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+def local_parts(model: PreTrainedModel, *, adapter: bool) -> Iterator[tuple[str, Tensor]]:
     """What this rank holds of each tensor, as it lies in the model, adapters added; collective
     where there are some.
 
@@ -43,7 +43,7 @@ def local_parts(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
         WeightSyncError: a parameter is sharded along another axis than its rows.
     """
     adapted = lora.deltas(model)
-    for name, value in distinct(model):
+    for name, value in of_push(model, adapter=adapter):
         tensor = value.detach()
         if name in adapted:
             tensor = _merged(tensor, adapted[name])

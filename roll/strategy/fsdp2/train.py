@@ -129,14 +129,14 @@ class Fsdp2Strategy(Generic[T]):
         grad_norm, lr, applied = update.apply()
         return metrics.take() | update_metrics(grad_norm, lr, applied=applied, info=info)
 
-    def weight_manifest(self) -> Manifest:
-        return export.manifest(self._model.model, self._dtype)
+    def weight_manifest(self, *, adapter: bool = False) -> Manifest:
+        return export.manifest(self._model.model, self._dtype, adapter=adapter)
 
     def frozen_weights(self) -> frozenset[str]:
         return names.frozen(self._model.model)
 
-    def export_parts(self) -> Iterator[tuple[str, Tensor]]:
-        return export.local_parts(self._model.model)
+    def export_parts(self, *, adapter: bool = False) -> Iterator[tuple[str, Tensor]]:
+        return export.local_parts(self._model.model, adapter=adapter)
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         """As `export.full_weights`, in `model.dtype`: what the forward pass computes with."""

@@ -133,13 +133,13 @@ class MegatronStrategy:
         grad_norm, lr, applied = update.apply()
         return metrics.take() | update_metrics(grad_norm, lr, applied=applied, info=info)
 
-    def weight_manifest(self) -> Manifest:
+    def weight_manifest(self, *, adapter: bool = False) -> Manifest:
         return self._model.manifest
 
     def frozen_weights(self) -> frozenset[str]:
         return frozenset()
 
-    def export_parts(self) -> Iterator[tuple[str, Tensor]]:
+    def export_parts(self, *, adapter: bool = False) -> Iterator[tuple[str, Tensor]]:
         return export.parts(self._model)
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:

@@ -152,5 +152,6 @@ def _check_modules(manifest: Manifest, manager: Any) -> None:
     if unknown := sorted(modules - known):
         raise WeightSyncError(
             f"the engine's model has no module {unknown[0]!r} that takes an adapter "
-            f"({len(unknown)} of {len(modules)} are unknown)"
+            f"({len(unknown)} of {len(modules)} are unknown); name others in model.lora.targets, "
+            "or set model.lora.serve: merged"
         )
