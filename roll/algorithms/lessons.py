@@ -48,6 +48,16 @@ class Lesson:
     """As that of `TaughtRow`."""
     head: OutputHead | None
 
+    def among(self, chosen: Tensor) -> Lesson:
+        """The same of fewer tokens.
+
+        Args:
+            chosen: int64, ascending; which of the N tokens there are.
+        """
+        there_M = torch.isin(self.index_M, chosen)
+        said = tuple(each[there_M] for each in self.said)
+        return Lesson(torch.searchsorted(chosen, self.index_M[there_M]), said, self.head)
+
 
 def lessons(
     rows: Sequence[TaughtRow], needed_BT: Tensor, device: torch.device

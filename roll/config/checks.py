@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from roll.config.adapter_checks import training_problems
 from roll.config.errors import nearest
+from roll.config.model import ModelConfig
 from roll.config.placement import parse_devices
 from roll.config.roles import Role
-from roll.config.strategy import HfScoreConfig, MegatronConfig
+from roll.config.strategy import Fsdp2Config, HfScoreConfig, MegatronConfig
 from roll.config.training import LearnerRole
 
 if TYPE_CHECKING:
@@ -61,10 +62,15 @@ def _pools(config: RunConfig) -> Iterator[str]:
 
 
 def _layouts(config: RunConfig) -> Iterator[str]:
-    """Megatron's parallel sizes against the devices of the pool."""
+    """Parallel sizes against the devices of the pool."""
     for name, role in config.computing.items():
         strategy = role.strategy
-        if not isinstance(strategy, MegatronConfig) or role.pool not in config.pools:
+        if role.pool not in config.pools:
+            continue
+        if isinstance(strategy, Fsdp2Config):
+            yield from _slices(config, name, role.model or config.train_model, strategy)
+            yield from _undivided(config, name, [(strategy.ulysses, "ulysses")])
+        if not isinstance(strategy, MegatronConfig):
             continue
         if name == Role.CRITIC:
             yield (
@@ -73,18 +79,39 @@ def _layouts(config: RunConfig) -> Iterator[str]:
             )
         if role.packing:
             yield f"{name}.packing: megatron pads its micro-batches; leave it out, or use fsdp2"
-        devices = config.num_devices(name)
         expert_tp = strategy.tp if strategy.etp is None else strategy.etp
-        for size, what in (
-            (strategy.tp * strategy.pp, "tp * pp"),
-            (expert_tp * strategy.ep * strategy.pp, "etp * ep * pp"),
-        ):
-            if devices % size:
-                yield (
-                    f"{name}.strategy: {what} = {size} does not divide the {devices} devices of "
-                    f"pool {role.pool!r}; give the pool a multiple of {size} or lower the sizes"
-                )
-                break
+        yield from _undivided(
+            config,
+            name,
+            [
+                (strategy.tp * strategy.pp, "tp * pp"),
+                (expert_tp * strategy.ep * strategy.pp, "etp * ep * pp"),
+            ],
+        )
+
+
+def _undivided(config: RunConfig, name: str, sizes: list[tuple[int, str]]) -> Iterator[str]:
+    """The first size that does not divide the role's devices."""
+    devices = config.num_devices(name)
+    for size, what in sizes:
+        if devices % size:
+            yield (
+                f"{name}.strategy: {what} = {size} does not divide the {devices} devices of "
+                f"pool {config.role_pools[name]!r}; give the pool a multiple of {size} or lower "
+                "the sizes"
+            )
+            return
+
+
+def _slices(
+    config: RunConfig, name: str, model: ModelConfig, strategy: Fsdp2Config
+) -> Iterator[str]:
+    if strategy.ranks_per_part > 1 and model.attention == "flash_attention_2":
+        where = f"{name}.model" if f"{name}.model" in config.models else "model"
+        yield (
+            f"{where}.attention: flash_attention_2 takes no slices of rows, which "
+            f"{name}.strategy.ulysses asks for; use sdpa"
+        )
 
 
 def _schedule(config: RunConfig) -> Iterator[str]:

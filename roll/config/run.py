@@ -13,7 +13,7 @@ from roll.config.lifecycle import CheckpointConfig, EvaluationConfig, TrackConfi
 from roll.config.model import ModelConfig
 from roll.config.placement import ClusterConfig, DeviceList, parse_devices
 from roll.config.roles import Role
-from roll.config.strategy import MegatronConfig
+from roll.config.strategy import Fsdp2Config, MegatronConfig
 from roll.config.training import InferRole, LearnerRole, ScoreRole
 
 RoleConfig = LearnerRole | ScoreRole | InferRole
@@ -95,5 +95,7 @@ class RunConfig(Config, ABC):
         At least 1, also where the layout does not fit the pool, which is a problem of its own.
         """
         strategy = self.computing[role].strategy
-        copy = strategy.ranks_per_copy if isinstance(strategy, MegatronConfig) else 1
-        return max(1, self.num_devices(role) // copy)
+        sharers = 1
+        if isinstance(strategy, Fsdp2Config | MegatronConfig):
+            sharers = strategy.ranks_per_part
+        return max(1, self.num_devices(role) // sharers)

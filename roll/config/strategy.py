@@ -28,6 +28,14 @@ class Fsdp2Config(Config):
     """Keep parameters, gradients and optimizer state in host memory."""
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the gradient reduction across ranks."""
+    ulysses: int = Field(default=1, ge=1)
+    """Ranks that share each row, a slice of its tokens each, and exchange tokens for heads in
+    attention (arXiv 2309.14509): for rows that are too long for one."""
+
+    @property
+    def ranks_per_part(self) -> int:
+        """Devices that get the same part of a batch."""
+        return self.ulysses
 
 
 class DeepspeedConfig(Config):
@@ -97,8 +105,8 @@ class MegatronConfig(Config):
     """Of the loss that balances the load of experts; not part of `loss/total`."""
 
     @property
-    def ranks_per_copy(self) -> int:
-        """Devices that hold the model once; those of a step's batch divide by it."""
+    def ranks_per_part(self) -> int:
+        """Devices that get the same part of a batch."""
         return self.tp * self.pp
 
     @model_validator(mode="after")

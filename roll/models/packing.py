@@ -25,16 +25,29 @@ def enable(model: PreTrainedModel) -> None:
         ConfigError: a layer of the model looks across the borders of sequences in another way
             than attention, or its attention cannot be replaced.
     """
+    check(model, "packing")
+    if model.config.get_text_config()._attn_implementation not in _KERNELS:
+        model.set_attn_implementation(ATTENTION)
+
+
+def check(model: PreTrainedModel, key: str) -> None:
+    """
+    Args:
+        key: that asks for rows which only attention may look along.
+
+    Raises:
+        ConfigError: another layer does, or the model's attention cannot be replaced.
+    """
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ()) - _ATTENDING
+    if any(isinstance(module, nn.Conv1d) for module in model.modules()):
+        kinds.add("convolution")
     if kinds or not model._supports_attention_backend:
         why = f"layers of kind {', '.join(sorted(kinds))}" if kinds else "attention of its own"
         raise ConfigError(
-            f"packing: model type {config.model_type!r} has {why}, which would mix the sequences "
-            "of a row; leave out `packing`"
+            f"{key}: model type {config.model_type!r} has {why}, which would mix the tokens of a "
+            f"row in a way of their own; leave out `{key}`"
         )
-    if config._attn_implementation not in _KERNELS:
-        model.set_attn_implementation(ATTENTION)
 
 
 def arguments(lengths: Sequence[int], device: torch.device) -> dict[str, Any]:
@@ -69,7 +82,8 @@ def packed_attention(
     A loop costs a call per sequence, and computes no score that is masked away.
 
     Args:
-        row_lengths: of the sequences in the only row; left out: each row is one sequence.
+        query: with a multiple of the heads that key and value have.
+        row_lengths: of the sequences in each row; left out: each row is one sequence.
     """
     del dropout  # there is none: see `roll.models.load.load_config`
     if attention_mask is not None or kwargs.get("s_aux") is not None or kwargs.get("softcap"):
@@ -77,7 +91,7 @@ def packed_attention(
             f"packing: {type(module).__name__} has a mask, sinks or a soft cap of its own; leave "
             "out `packing`, or set model.attention: flash_attention_2"
         )
-    groups = getattr(module, "num_key_value_groups", 1)
+    groups = query.shape[1] // key.shape[1]  # not the module's: a rank may have some heads only
     if groups > 1:
         key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
     lengths = list(row_lengths or [query.shape[2]])

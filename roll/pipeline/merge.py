@@ -14,7 +14,7 @@ from roll.config.compose import load_config
 from roll.config.lifecycle import CheckpointConfig
 from roll.config.roles import Role
 from roll.config.run import RunConfig
-from roll.config.strategy import MegatronConfig
+from roll.config.strategy import Fsdp2Config, MegatronConfig
 from roll.core.errors import CheckpointError, ConfigError
 from roll.distributed.cluster import Placement
 from roll.distributed.local import LocalLauncher
@@ -82,8 +82,8 @@ def _checkpoint(source: Path) -> Path:
 def _in_one_process(config: RunConfig) -> Any:
     """The role that trains, cut over nothing."""
     role = config.trained[Role.ACTOR_TRAIN].model_copy(update={"packing": False})
-    if isinstance(role.strategy, MegatronConfig):
-        return role.model_copy(update={"strategy": MegatronConfig()})
+    if isinstance(role.strategy, Fsdp2Config | MegatronConfig):
+        return role.model_copy(update={"strategy": type(role.strategy)()})
     return role
 
 

@@ -26,6 +26,7 @@ from roll.models.load import (
     split_value_head,
 )
 from roll.strategy import microbatch
+from roll.strategy.slices import Slices
 
 T = TypeVar("T")
 Outputs = tuple[Tensor, Tensor | None, Tensor | None]
@@ -42,10 +43,12 @@ class TokenModel(nn.Module, ABC, Generic[T]):
     model: PreTrainedModel
     new_head: nn.Module | None = None
     """What an adapter does not adapt, and is trained as a whole."""
-    reads_before: ClassVar[int]
-    """Tokens that the state which is read lies before the one it is reported at."""
     packs = False
     """Whether a micro-batch goes through the backbone as one row without padding."""
+    slices: Slices | None = None
+    """The ranks that share each row; None: it is computed here."""
+    reads_before: ClassVar[int]
+    """Tokens that the state which is read lies before the one it is reported at."""
 
     def pack_rows(self) -> None:
         """From now on, and only where the model can.
@@ -71,18 +74,13 @@ class TokenModel(nn.Module, ABC, Generic[T]):
             lengths: real tokens of each row.
             learned: what teachers say of these tokens.
         """
-        places_N = positions_N
-        if not self.packs:
-            hidden_BTD = self.hidden(tokens_BT)
-        else:
+        rows, places_N, sequences = tokens_BT, positions_N, None
+        if self.packs:
             real_BT = torch.arange(tokens_BT.shape[1]) < torch.tensor(lengths)[:, None]
             real_R = real_BT.flatten().nonzero().flatten().to(tokens_BT.device)
-            tokens_1R = tokens_BT.flatten()[real_R][None]
-            hidden_BTD = self.hidden(tokens_1R, **packing.arguments(lengths, tokens_BT.device))
+            rows, sequences = tokens_BT.flatten()[real_R][None], lengths
             places_N = torch.searchsorted(real_R, positions_N)
-        states_ND = hidden_BTD.flatten(0, 1)[places_N - self.reads_before]
-        targets_N = tokens_BT.flatten()[positions_N]
-        outputs = self.head(states_ND, targets_N, entropy, learned)
+        outputs = self._read(rows, places_N, sequences, entropy, learned)
 
         def spread(values_N: Tensor | None) -> Tensor | None:
             return None if values_N is None else self.spread(values_N, positions_N, tokens_BT.shape)
@@ -98,6 +96,26 @@ class TokenModel(nn.Module, ABC, Generic[T]):
         """Float32 `[B, T]`, zero at the other tokens."""
         # Not a view: FSDP hangs its hooks on the result.
         return values_N.new_zeros(shape).put(positions_N, values_N)
+
+    def _read(
+        self,
+        rows_BT: Tensor,
+        positions_N: Tensor,
+        lengths: Sequence[int] | None,
+        entropy: bool,
+        learned: Sequence[Lesson] | None,
+    ) -> Outputs:
+        """`hidden` and `head`, of its slice only where ranks share the rows.
+
+        Args:
+            lengths: of the sequences, if the only row is packed.
+        """
+        if self.slices is not None:
+            return self.slices.read(self, rows_BT, positions_N, lengths, entropy, learned)
+        arguments = {} if lengths is None else packing.arguments(lengths, rows_BT.device)
+        hidden_BTD = self.hidden(rows_BT, **arguments)
+        states_ND = hidden_BTD.flatten(0, 1)[positions_N - self.reads_before]
+        return self.head(states_ND, rows_BT.flatten()[positions_N], entropy, learned)
 
     @abstractmethod
     def hidden(self, tokens_BT: Tensor, **arguments: Any) -> Tensor:

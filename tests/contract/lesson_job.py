@@ -14,6 +14,7 @@ from roll.config.strategy import DeepspeedConfig, Fsdp2Config, HfScoreConfig
 from roll.config.training import ScoreRole, TrainRole
 from roll.core.batches import TrainBatch
 from roll.core.types import WorkerSpec
+from roll.strategy.api import ScoreStrategy
 from roll.strategy.build import build_score, build_train
 from roll.strategy.forward import PolicyHead
 from roll.strategy.teaching import TeacherHead
@@ -36,6 +37,7 @@ PAIRS: dict[
     "hf to fsdp2": (HfScoreConfig(), Fsdp2Config()),
     "fsdp2 to zero3": (Fsdp2Config(), DeepspeedConfig(**ZERO_3)),
     "zero3 to zero2": (DeepspeedConfig(**ZERO_3), DeepspeedConfig(stage=2)),
+    "ulysses to ulysses": (Fsdp2Config(ulysses=2), Fsdp2Config(ulysses=2)),
 }
 
 
@@ -50,18 +52,23 @@ def lesson_batch() -> TrainBatch:
     )
 
 
+def share(strategy: ScoreStrategy[Any]) -> TrainBatch:
+    """The rows of this rank."""
+    info = strategy.rank_info
+    return lesson_batch().split(info.dp_size)[info.dp_rank]
+
+
 def job(spec: WorkerSpec, folder: Path, pair: str) -> dict[str, Any]:
     teaches, learns = PAIRS[pair]
     teacher_model = ModelConfig(path=str(folder.parent / "teacher"))
     student_model = ModelConfig(path=str(folder.parent / "student"))
-    rows = lesson_batch().split(spec.world_size)[spec.rank]
     results: dict[str, Any] = {}
     kept: list[Any] = []  # all share the process group of the first
     for name, lesson in LESSONS.items():
         role = ScoreRole(pool="p", strategy=teaches, max_tokens_per_microbatch=24)
         teacher = build_score(role, teacher_model, spec, TeacherHead(lesson, NUM_TOKENS, 5))
         head = teacher.output_head() if lesson.top_k is None else None
-        taught = [replace(row, head=head) for row in teacher.score(rows).rows]
+        taught = [replace(row, head=head) for row in teacher.score(share(teacher)).rows]
         student = build_train(
             TrainRole(
                 pool="p", strategy=learns, optimizer=PLAIN_STEP, max_tokens_per_microbatch=40
@@ -73,12 +80,13 @@ def job(spec: WorkerSpec, folder: Path, pair: str) -> dict[str, Any]:
         )
         kept += [teacher, student]
         start = {key: tensor.clone() for key, tensor in student.export_weights()}
-        told = replace(rows, taught=taught)
+        told = replace(share(student), taught=taught)
         divergence_BT = student.score(told).divergence_BT
         metrics = student.train(told, DistillLoss(1.0, SFT_COEF))
         results[name] = {
             "start": start,
             "divergence": divergence_BT,
+            "info": student.rank_info,
             "metrics": metrics,
             "weights": {key: tensor.clone() for key, tensor in student.export_weights()},
         }

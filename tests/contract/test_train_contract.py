@@ -15,9 +15,16 @@ from transformers import AutoModelForCausalLM
 
 from roll.core.batches import RolloutBatch
 from roll.core.metrics import Metrics
-from tests.contract.backends import TRAIN_BACKENDS, gradient_of_step
+from tests.contract.backends import TRAIN_BACKENDS
 from tests.contract.ranks import run_ranks
-from tests.contract.train_job import DAMAGED, JOBS, train_batch
+from tests.contract.train_job import (
+    DAMAGED,
+    JOBS,
+    gradient,
+    leaders,
+    relative_distance,
+    train_batch,
+)
 from tests.tiny import save_tiny_model
 
 WORLD_SIZES = (2, 1)  # two first: one rank then resumes its checkpoint
@@ -65,21 +72,6 @@ def reference_gradient(model_path: Path, batch: RolloutBatch) -> tuple[dict[str,
             parameter.copy_(parameter.grad)
     model.save_pretrained(model_path / "gradient")
     return load_file(model_path / "gradient" / "model.safetensors"), float(total.detach())
-
-
-def gradient(run: dict[str, Any], start: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: gradient_of_step(start[name] - w) for name, w in run["weights"].items()}
-
-
-def relative_distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    assert a.keys() == b.keys()
-    scale = max(float(x.abs().max()) for x in b.values())
-    return max(float((a[name] - b[name]).abs().max()) for name in a) / scale
-
-
-def leaders(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those whose results a cluster keeps."""
-    return [result for result in ranks if result["info"].is_dp_leader]
 
 
 def merged(ranks: list[dict[str, Any]], *path: str) -> dict[str, float]:

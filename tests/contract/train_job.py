@@ -25,7 +25,7 @@ from roll.core.batches import RolloutBatch
 from roll.core.errors import CheckpointError
 from roll.core.types import WorkerSpec
 from roll.strategy.api import TrainStrategy
-from tests.contract.backends import TRAIN_BACKENDS, TrainBackend
+from tests.contract.backends import TRAIN_BACKENDS, TrainBackend, gradient_of_step
 from tests.tiny import rollout_batch
 
 ROWS = 8
@@ -81,6 +81,21 @@ def repadded(batch: RolloutBatch) -> RolloutBatch:
 
 def exported(strategy: TrainStrategy[PolicyTerms]) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in strategy.export_weights()}
+
+
+def gradient(run: dict[str, Any], start: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: gradient_of_step(start[name] - w) for name, w in run["weights"].items()}
+
+
+def relative_distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    assert a.keys() == b.keys()
+    scale = max(float(x.abs().max()) for x in b.values())
+    return max(float((a[name] - b[name]).abs().max()) for name in a) / scale
+
+
+def leaders(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those whose results a cluster keeps."""
+    return [result for result in ranks if result["info"].is_dp_leader]
 
 
 def job(spec: WorkerSpec, folder: Path, backend_name: str) -> dict[str, Any]:

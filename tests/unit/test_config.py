@@ -185,6 +185,16 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
             ["reference.strategy.distributed_optimizer", "backward pass"],
         ),
         (
+            "cluster.devices_per_node=8|pools.all=0-2|actor_train.strategy={kind: fsdp2, "
+            "ulysses: 2}",
+            ["actor_train.strategy: ulysses = 2 does not divide the 3 devices of pool 'all'"],
+        ),
+        (
+            "cluster.devices_per_node=8|pools.all=0-1|model.attention=flash_attention_2|"
+            "actor_train.strategy={kind: fsdp2, ulysses: 2}",
+            ["model.attention: flash_attention_2 takes no slices", "actor_train.strategy.ulysses"],
+        ),
+        (
             "actor_train.strategy={kind: megatron, vpp: 2}",
             ["vpp is 2 but pp is 1"],
         ),

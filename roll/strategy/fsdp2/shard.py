@@ -6,7 +6,6 @@ from typing import TypeVar
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -20,6 +19,7 @@ from roll.config.model import ModelConfig
 from roll.config.strategy import Fsdp2Config
 from roll.models import lora
 from roll.strategy.forward import Head, TokenModel
+from roll.strategy.fsdp2.mesh import Meshes
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ def load_sharded(
     head: Head[T],
     *,
     device: torch.device,
-    world_size: int,
+    meshes: Meshes,
     trainable: bool,
 ) -> TokenModel[T]:
     """Load the model on every rank and keep only this rank's shard of it.
@@ -54,7 +54,7 @@ def load_sharded(
         if config.cpu_offload
         else OffloadPolicy()
     )
-    mesh = init_device_mesh(device.type, (world_size,))
+    mesh = meshes.shard
     for layer in _layers(whole.model):
         fully_shard(
             layer,

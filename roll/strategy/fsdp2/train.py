@@ -24,16 +24,17 @@ from roll.core.errors import ConfigError
 from roll.core.metrics import Metrics
 from roll.core.taught import OutputHead
 from roll.core.types import RankInfo, WorkerSpec
-from roll.models import lora
+from roll.models import lora, ulysses
 from roll.models.load import load_tokenizer
 from roll.strategy import forward, names
-from roll.strategy.fsdp2 import export, state
+from roll.strategy.fsdp2 import export, mesh, state
 from roll.strategy.fsdp2.export import whole
 from roll.strategy.fsdp2.shard import load_sharded
 from roll.strategy.group import Membership
 from roll.strategy.losses import micro_losses
 from roll.strategy.reduce import LossMetrics, max_over_ranks, update_metrics
 from roll.strategy.schedule import Schedule
+from roll.strategy.slices import Slices
 from roll.strategy.state import save_adapter, save_hf
 from roll.strategy.teaching import output_head
 from roll.weight_sync.manifest import Manifest
@@ -72,17 +73,21 @@ class Fsdp2Strategy(Generic[T]):
         self._dtype: torch.dtype = getattr(torch, model.dtype)
         self._max_tokens = max_tokens_per_microbatch
         self._moves = self._device.type != "cpu" and not config.cpu_offload
-        self._rank_info = RankInfo(spec.rank, spec.rank, spec.world_size, is_dp_leader=True)
+        meshes = mesh.make(config, spec, self._device)
+        self._rank_info = meshes.info
         self._model = load_sharded(
             config,
             model,
             head,
             device=self._device,
-            world_size=spec.world_size,
+            meshes=meshes,
             trainable=optimizer is not None,
         )
         if packing:
             self._model.pack_rows()
+        if meshes.rows is not None:
+            ulysses.enable(self._model.model, config.ulysses)
+            self._model.slices = Slices(meshes.rows)
         self._update = None if optimizer is None else Update(self._model, optimizer, total_steps)
 
     @property

@@ -1,0 +1,81 @@
+"""FSDP2 in every layout: the loss and the gradients of one rank."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from roll.core.metrics import Metrics
+from tests.contract.layout_job import CASES, job, save_models
+from tests.contract.ranks import run_ranks
+from tests.contract.train_job import gradient, leaders, relative_distance
+
+LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
+    2: {"ulysses 2": {"ulysses": 2}},
+    4: {"ulysses 2 x dp 2": {"ulysses": 2}, "ulysses 4": {"ulysses": 4}},
+}
+"""By number of ranks."""
+ON_FOUR = ("window", "window, packed")
+RUNS = [
+    (ranks, layout, case)
+    for ranks, layouts in LAYOUTS.items()
+    for layout in layouts
+    for case in (CASES if ranks == 2 else ON_FOUR)
+]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[Any, Any]]]:
+    folder = tmp_path_factory.mktemp("layouts")
+    save_models(folder)
+    found = {1: run_ranks(1, _job({"": {}}, tuple(CASES)), folder / "1", timeout_s=200)}
+    for ranks, layouts in LAYOUTS.items():
+        cases = tuple(CASES) if ranks == 2 else ON_FOUR
+        found[ranks] = run_ranks(ranks, _job(layouts, cases), folder / str(ranks), timeout_s=280)
+    return found
+
+
+def _job(layouts: dict[str, dict[str, Any]], cases: tuple[str, ...]) -> Any:
+    return partial(job, layouts=layouts, cases=cases)
+
+
+def values(ranks: list[dict[str, Any]]) -> dict[str, float]:
+    return Metrics.concat([each["metrics"] for each in leaders(ranks)]).values_by_name()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "layout", "case"), RUNS)
+def test_loss_and_gradients_are_those_of_one_rank(
+    runs: dict[int, list[dict[Any, Any]]], ranks: int, layout: str, case: str
+) -> None:
+    alone = runs[1][0]["", case]
+    together = [rank[layout, case] for rank in runs[ranks]]
+    want = gradient(alone, alone["start"])
+    assert max(float(g.abs().max()) for g in want.values()) > 1e-3
+    for rank in together:
+        assert relative_distance(gradient(rank, alone["start"]), want) < 1e-6
+    wanted, found = values([alone]), values(together)
+    for key in ("loss/total", "grad_norm", "trained_tokens"):
+        assert found[key] == pytest.approx(wanted[key], rel=1e-6), key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "layout", "case"), RUNS)
+def test_scores_are_those_of_one_rank(
+    runs: dict[int, list[dict[Any, Any]]], ranks: int, layout: str, case: str
+) -> None:
+    whole = scores(runs[1][0]["", case])
+    for rank in runs[ranks]:
+        info = rank[layout, case]["info"]
+        rows = len(whole) // info.dp_size
+        part = whole[rows * info.dp_rank : rows * (info.dp_rank + 1)]
+        torch.testing.assert_close(scores(rank[layout, case]), part, atol=1e-6, rtol=1e-5)
+
+
+def scores(result: dict[str, Any]) -> torch.Tensor:
+    terms = result["before"]
+    found: torch.Tensor = getattr(terms, next(iter(terms.__dataclass_fields__)))
+    return found
