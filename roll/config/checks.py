@@ -69,7 +69,8 @@ def _layouts(config: RunConfig) -> Iterator[str]:
             continue
         if isinstance(strategy, Fsdp2Config):
             yield from _slices(config, name, role.model or config.train_model, strategy)
-            yield from _undivided(config, name, [(strategy.ulysses, "ulysses")])
+            sizes = [(strategy.ulysses, "ulysses"), (strategy.replicas, "replicas")]
+            yield from _undivided(config, name, sizes)
         if not isinstance(strategy, MegatronConfig):
             continue
         if name == Role.CRITIC:

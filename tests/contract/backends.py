@@ -70,6 +70,7 @@ ZERO_3 = {"stage": 3, "whole_below_elements": 64}
 TRAIN_BACKENDS = [
     TrainBackend("fsdp2", Fsdp2Config, ("activation_checkpointing", "cpu_offload")),
     TrainBackend("fsdp2-ulysses2", Fsdp2Config, ("activation_checkpointing",), {"ulysses": 2}),
+    TrainBackend("fsdp2-hsdp", Fsdp2Config, (), {"replicas": 2}),
     *(
         TrainBackend(f"deepspeed-{name}", DeepspeedConfig, options, settings=settings)
         for name, options, settings in (

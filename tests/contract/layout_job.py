@@ -97,11 +97,14 @@ def job(
             rows = rows_of(strategy, case.batch())
             before = strategy.score(rows)
             start = exported(strategy)
+            parts = {key: part.clone() for key, part in strategy.export_parts()}
             metrics = strategy.train(rows, case.loss)
             results[layout, name] = {
                 "info": strategy.rank_info,
                 "before": before,
                 "start": start,
+                "parts": parts,
+                "manifest": strategy.weight_manifest(),
                 "metrics": metrics,
                 "weights": exported(strategy),
             }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -15,7 +16,10 @@ from tests.contract.train_job import gradient, leaders, relative_distance
 
 LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
     2: {"ulysses 2": {"ulysses": 2}},
-    4: {"ulysses 2 x dp 2": {"ulysses": 2}, "ulysses 4": {"ulysses": 4}},
+    4: {
+        "ulysses 4": {"ulysses": 4},
+        "ulysses 2, replicas 2": {"ulysses": 2, "replicas": 2},
+    },
 }
 """By number of ranks."""
 ON_FOUR = ("window", "window, packed")
@@ -73,6 +77,21 @@ def test_scores_are_those_of_one_rank(
         rows = len(whole) // info.dp_size
         part = whole[rows * info.dp_rank : rows * (info.dp_rank + 1)]
         torch.testing.assert_close(scores(rank[layout, case]), part, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "layout", "case"), RUNS)
+def test_parts_of_all_ranks_are_the_model_as_the_manifest_cuts_it(
+    runs: dict[int, list[dict[Any, Any]]], ranks: int, layout: str, case: str
+) -> None:
+    together = [rank[layout, case] for rank in runs[ranks]]
+    manifest = together[0]["manifest"]
+    assert [meta.name for meta in manifest.tensors] == list(together[0]["start"])
+    for i, meta in enumerate(manifest.tensors):
+        whole, cuts = runs[1][0]["", case]["start"][meta.name].flatten(), manifest.cuts_of(i)
+        for rank, (first, end) in zip(together, pairwise(cuts), strict=True):
+            assert rank["manifest"] == manifest
+            assert torch.equal(rank["parts"][meta.name].flatten(), whole[first:end])
 
 
 def scores(result: dict[str, Any]) -> torch.Tensor:

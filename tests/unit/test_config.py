@@ -190,6 +190,11 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
             ["actor_train.strategy: ulysses = 2 does not divide the 3 devices of pool 'all'"],
         ),
         (
+            "cluster.devices_per_node=8|pools.all=0-5|actor_train.strategy={kind: fsdp2, "
+            "ulysses: 2, replicas: 4}",
+            ["actor_train.strategy: replicas = 4 does not divide the 6 devices of pool 'all'"],
+        ),
+        (
             "cluster.devices_per_node=8|pools.all=0-1|model.attention=flash_attention_2|"
             "actor_train.strategy={kind: fsdp2, ulysses: 2}",
             ["model.attention: flash_attention_2 takes no slices", "actor_train.strategy.ulysses"],

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from transformers import PreTrainedModel
 
 from roll.core.errors import WeightSyncError
@@ -19,7 +19,8 @@ from roll.weight_sync.manifest import Manifest, even_cuts, meta_of
 def manifest(model: PreTrainedModel, dtype: torch.dtype, *, adapter: bool) -> Manifest:
     """What `local_parts` will yield, whole; reads no values and is not collective.
 
-    A rank holds the rows that FSDP2 gave it; what is not sharded comes from rank 0.
+    A rank holds the rows that FSDP2 gave it. Where there are copies of the model, the first sends;
+    what is not sharded comes from rank 0.
     """
     world = dist.get_world_size()
     metas = []
@@ -28,11 +29,16 @@ def manifest(model: PreTrainedModel, dtype: torch.dtype, *, adapter: bool) -> Ma
         kind = dtype if isinstance(value, torch.nn.Parameter) else value.dtype
         metas.append(meta_of(name, torch.empty(value.shape, dtype=kind, device="meta")))
         cuts.append(
-            even_cuts(value.shape[0], value.shape[1:].numel(), world)
-            if isinstance(value, DTensor)
-            else (0, *[value.numel()] * world)
+            _cuts(value, world) if isinstance(value, DTensor) else (0, *[value.numel()] * world)
         )
     return Manifest(tuple(metas), tuple(cuts))
+
+
+def _cuts(value: DTensor, world: int) -> tuple[int, ...]:
+    """Ranks of the first copy come first."""
+    sharers = value.device_mesh.size(-1)
+    first = even_cuts(value.shape[0], value.shape[1:].numel(), sharers)
+    return first + (value.numel(),) * (world - sharers)
 
 
 def local_parts(model: PreTrainedModel, *, adapter: bool) -> Iterator[tuple[str, Tensor]]:
@@ -48,12 +54,13 @@ def local_parts(model: PreTrainedModel, *, adapter: bool) -> Iterator[tuple[str,
         if name in adapted:
             tensor = _merged(tensor, adapted[name])
         if isinstance(tensor, DTensor):
-            if tensor.placements != (Shard(0),):
+            if tensor.placements not in ((Shard(0),), (Replicate(), Shard(0))):
                 raise WeightSyncError(
                     f"{name!r} is placed as {tensor.placements}; weights are sent by rows, "
-                    "(Shard(0),)"
+                    "(Shard(0),), of one copy"
                 )
-            yield name, tensor.to_local()
+            in_first = dist.get_rank() < tensor.device_mesh.size(-1)
+            yield name, tensor.to_local() if in_first else tensor.to_local()[:0]
         else:
             yield name, tensor if dist.get_rank() == 0 else tensor.new_empty(0)
 

@@ -19,7 +19,8 @@ class Meshes:
 
     info: RankInfo
     shard: DeviceMesh
-    """Ranks that parameters are sharded over: all."""
+    """Ranks that parameters are sharded over: all; or those of each copy, behind a first axis of
+    copies."""
     rows: dist.ProcessGroup | None
     """Ranks that share rows, in the order of their slices; None where a rank has its own."""
 
@@ -30,17 +31,20 @@ def make(config: Fsdp2Config, spec: WorkerSpec, device: torch.device) -> Meshes:
     Raises:
         ConfigError: their number does not divide.
     """
-    sharers = config.ranks_per_part
-    if spec.world_size % sharers:
-        raise ConfigError(
-            f"kind: fsdp2: ulysses = {sharers} does not divide the {spec.world_size} ranks; give "
-            f"the pool a multiple of {sharers} devices or lower it"
-        )
+    sharers, replicas = config.ranks_per_part, config.replicas
+    for size, what in ((sharers, "ulysses"), (replicas, "replicas")):
+        if spec.world_size % size:
+            raise ConfigError(
+                f"kind: fsdp2: {what} = {size} does not divide the {spec.world_size} ranks; give "
+                f"the pool a multiple of {size} devices or lower it"
+            )
     parts = spec.world_size // sharers
     rows = None
     if sharers > 1:
         named = init_device_mesh(device.type, (parts, sharers), mesh_dim_names=("dp", "rows"))
         rows = named.get_group("rows")
+    sizes = {"replicas": replicas} if replicas > 1 else {}
+    sizes["shard"] = spec.world_size // replicas
     return Meshes(
         info=RankInfo(
             rank=spec.rank,
@@ -48,6 +52,6 @@ def make(config: Fsdp2Config, spec: WorkerSpec, device: torch.device) -> Meshes:
             dp_size=parts,
             is_dp_leader=spec.rank % sharers == 0,
         ),
-        shard=init_device_mesh(device.type, (spec.world_size,)),
+        shard=init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes)),
         rows=rows,
     )
