@@ -74,7 +74,6 @@ def packed_attention(
     dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    row_lengths: Sequence[int] | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention of `[B, heads, T, head_dim]`, sequence by sequence.
@@ -83,7 +82,10 @@ def packed_attention(
 
     Args:
         query: with a multiple of the heads that key and value have.
-        row_lengths: of the sequences in each row; left out: each row is one sequence.
+        kwargs: `row_lengths`, of the sequences in each row.
+
+    Raises:
+        ConfigError: the model's attention has more to it, or hands on no arguments.
     """
     del dropout  # there is none: see `roll.models.load.load_config`
     if attention_mask is not None or kwargs.get("s_aux") is not None or kwargs.get("softcap"):
@@ -94,7 +96,7 @@ def packed_attention(
     groups = query.shape[1] // key.shape[1]  # not the module's: a rank may have some heads only
     if groups > 1:
         key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
-    lengths = list(row_lengths or [query.shape[2]])
+    lengths = list(handed_on(module, kwargs, "row_lengths"))
     parts = [
         nn.functional.scaled_dot_product_attention(
             q, k, v, scale=scaling, **_causal(q.shape[2], sliding_window, q.device)
@@ -104,6 +106,21 @@ def packed_attention(
         )
     ]
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
+
+
+def handed_on(module: nn.Module, kwargs: dict[str, Any], name: str) -> Any:
+    """An argument of the model that its attention has to pass on to the attention function.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if name not in kwargs:
+        raise ConfigError(
+            f"{type(module).__name__} does not hand on the model's arguments ({name}) to its "
+            "attention function, so rows can neither be packed nor shared; leave out `packing`, "
+            "`ulysses` and `tp`"
+        )
+    return kwargs[name]
 
 
 def _causal(length: int, window: int | None, device: torch.device) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from transformers import (
     GptOssForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    NemotronConfig,
+    NemotronForCausalLM,
     PreTrainedModel,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
@@ -101,6 +103,16 @@ def test_models_that_would_mix_sequences_are_refused() -> None:
     policy = PolicyModel(sinks, temperature=1.0, chunk_tokens=16)
     policy.pack_rows()
     with pytest.raises(ConfigError, match="sinks"):
+        token_terms(policy, batch([3, 4]), torch.ones(2, 4).bool(), CPU, entropy=False)
+
+
+def test_a_model_that_keeps_the_borders_of_sequences_to_itself_is_refused() -> None:
+    """Without them its attention would see the row as one sequence."""
+    policy = PolicyModel(
+        NemotronForCausalLM(NemotronConfig(**SMALL)), temperature=1.0, chunk_tokens=16
+    )
+    policy.pack_rows()
+    with pytest.raises(ConfigError, match=r"NemotronAttention does not hand on.*row_lengths"):
         token_terms(policy, batch([3, 4]), torch.ones(2, 4).bool(), CPU, entropy=False)
 
 
