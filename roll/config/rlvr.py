@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from roll.config.algorithm import AlgorithmConfig, Need
 from roll.config.data import DataConfig, SourceConfig
@@ -36,8 +36,8 @@ class RlvrConfig(RunConfig):
     sampling: SamplingConfig = SamplingConfig()
     rollout: RolloutConfig = RolloutConfig()
     weight_sync: WeightSyncConfig = WeightSyncConfig()
-    rewards: dict[str, RewardConfig] = Field(min_length=1)
-    """Name -> reward; the name appears in the metrics."""
+    rewards: dict[str, RewardConfig] = {}
+    """Name -> reward; the name appears in the metrics. None where only teachers judge."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
     validation: ValidationConfig = ValidationConfig()
 

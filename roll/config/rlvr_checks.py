@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from roll.config.adapter_checks import serving_problems
-from roll.config.algorithm import Aggregation
+from roll.config.algorithm import Aggregation, DistillConfig
 from roll.config.algorithm_checks import algorithm_problems
+from roll.config.base import Config
 from roll.config.checks import nearest_numbers, raise_if_any, run_problems
 from roll.config.engine_options import NgramSpeculationConfig
 from roll.config.errors import nearest
@@ -131,7 +132,33 @@ def _sampling(config: RlvrConfig) -> Iterator[str]:
         )
 
 
+def _without_rewards(config: RlvrConfig) -> Iterator[str]:
+    """What asks for the rewards that there are not."""
+    algorithm, advantage = config.algorithm, config.algorithm.advantage
+    only_teachers = isinstance(advantage, DistillConfig) and not advantage.mix
+    for term in algorithm.loss:
+        if term.reads_advantages and not only_teachers:
+            yield (
+                f"rewards: the loss term {term.kind} follows the advantage {advantage.kind}, which "
+                "is made of rewards; add at least one"
+            )
+    readers: dict[str, Sequence[Config]] = {
+        "algorithm.reward_shaping": algorithm.reward_shaping,
+        "algorithm.masks": [c for c in algorithm.masks if c.kind == "difficulty"],
+        "algorithm.sample_weights": [c for c in algorithm.sample_weights if c.kind == "difficulty"],
+        "rollout.filters": config.rollout.filters,
+    }
+    for key, choices in readers.items():
+        if choices:
+            yield f"{key}: reads rewards, and there are none; add `rewards`, or drop it"
+    if config.validation.sets:
+        yield "validation.sets: rewards score them, and there are none; add some, or drop the sets"
+
+
 def _tags(config: RlvrConfig) -> Iterator[str]:
+    if not config.rewards:
+        yield from _without_rewards(config)
+        return
     rewarded = {tag for reward in config.rewards.values() for tag in reward.tags}
     sources = {f"data.sources.{i}": source for i, source in enumerate(config.data.sources)}
     sources |= {f"validation.sets.{name}": s for name, s in config.validation.sets.items()}

@@ -44,8 +44,9 @@ def load_data(config: RlvrConfig) -> RunData[Prompt]:
     tokenizer = load_tokenizer(config.train_model)
     train = load_prompts(config.data.sources, config.data, tokenizer)
     held_out = load_prompts(config.validation.sets, config.data, tokenizer)
-    for dataset in (train, held_out):
-        check_tags(dataset, "reward", config.rewards.values())
+    if config.rewards:
+        for dataset in (train, held_out):
+            check_tags(dataset, "reward", config.rewards.values())
     if config.teachers:
         check_tags(train, "teacher", config.teachers.values())
     return RunData(tokenizer, train, held_out)

@@ -80,7 +80,7 @@ class Scorer:
         self, row: int, sample: Sample, verdicts: Mapping[str, Mapping[int, Scored]]
     ) -> ScoredSample:
         mine = {name: column[row].reward for name, column in verdicts.items() if row in column}
-        if not mine:
+        if not mine and self.rewards:
             raise DataError(
                 f"sample {sample.id} has the tag {sample.tag!r}, which no reward takes; add it to "
                 "the `tags` of a reward"

@@ -94,6 +94,8 @@ def test_a_student_learns_from_its_own_samples(tmp_path: Path, top_k: int | None
         tmp_path,
         teachers={"t": {"pool": "all", "model": {"path": str(tmp_path / "teacher")}}},
         reference=None,
+        rewards={},
+        validation={},
         algorithm={"loss": [{"kind": "distill", "top_k": top_k}]},
         actor_train={"pool": "all", "optimizer": {"lr": 2e-3}},
     )

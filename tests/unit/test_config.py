@@ -417,3 +417,11 @@ def test_null_drops_an_inherited_reward_and_a_worker_replaces_a_function(run_fil
     )
     reward = load_config(child).config.rewards["sort"]
     assert (reward.fn, reward.worker) == (None, "mine:Mine")
+
+
+def test_without_rewards_nothing_may_ask_for_them(run_file: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(run_file, ["rewards.sort=null", "algorithm.loss=[{kind: pg},{kind: entropy,coef: 0.1}]"])
+    told = str(caught.value)
+    assert "the loss term pg follows the advantage grpo" in told
+    assert "the loss term entropy" not in told

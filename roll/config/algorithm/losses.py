@@ -18,6 +18,8 @@ class LossChoice(Choice):
     """A loss has at most one such term: two would add up to a step that is twice as long."""
     whole_sequences: ClassVar[bool] = False
     """The gradient of a token depends on the loss of all tokens of its sample."""
+    reads_advantages: ClassVar[bool] = True
+    """Whether what the samples are worth enters the term."""
     of_the_forward_pass: ClassVar[frozenset[str]] = frozenset()
     """Fields that say what the model computes, not what the term makes of it."""
 
@@ -256,6 +258,7 @@ class KlConfig(LossChoice):
     """
 
     kind: Literal["kl"] = "kl"
+    reads_advantages: ClassVar[bool] = False
     needs: ClassVar[frozenset[Need]] = frozenset({Need.REFERENCE})
     coef: float = Field(default=0.001, ge=0)
     """Factor of the term."""
@@ -272,6 +275,7 @@ class EntropyConfig(LossChoice):
     """
 
     kind: Literal["entropy"] = "entropy"
+    reads_advantages: ClassVar[bool] = False
     coef: float = Field(ge=0)
     """Factor of the entropy, in nats."""
 
@@ -285,6 +289,7 @@ class DistillTermConfig(LessonConfig, LossChoice):
     """
 
     kind: Literal["distill"] = "distill"
+    reads_advantages: ClassVar[bool] = False
     needs: ClassVar[frozenset[Need]] = frozenset({Need.TEACHER})
     of_the_forward_pass: ClassVar[frozenset[str]] = frozenset(LessonConfig.model_fields)
     coef: float = Field(default=1.0, gt=0)
