@@ -420,8 +420,9 @@ def test_null_drops_an_inherited_reward_and_a_worker_replaces_a_function(run_fil
 
 
 def test_without_rewards_nothing_may_ask_for_them(run_file: Path) -> None:
+    terms = "algorithm.loss=[{kind: pg},{kind: entropy,coef: 0.1}]"
     with pytest.raises(ConfigError) as caught:
-        load_config(run_file, ["rewards.sort=null", "algorithm.loss=[{kind: pg},{kind: entropy,coef: 0.1}]"])
+        load_config(run_file, ["rewards.sort=null", terms])
     told = str(caught.value)
     assert "the loss term pg follows the advantage grpo" in told
     assert "the loss term entropy" not in told
