@@ -99,14 +99,14 @@ def bare_engine_s(case: Case, repeats: int, queue: Any) -> None:
     from roll.config.roles import Role
     from roll.core.types import GenerateRequest, SamplingParams, WorkerSpec
     from roll.platform.machine import cores
+    from roll.strategy.setup import EngineSetup
     from roll.strategy.vllm.engine import VllmEngine
 
     config = load_config_of(case, load_config)
     spec = WorkerSpec(Role.ACTOR_INFER, 0, 1, (0,), cores(), 0, "127.0.0.1:1", 0, "cpu")
-    engine = VllmEngine(
-        config.actor_infer.strategy, spec=spec, model=config.train_model, dtype="float32",
-        max_model_len=config.max_sequence_tokens,
-    )  # fmt: skip
+    longest = config.max_sequence_tokens
+    setup = EngineSetup(spec=spec, model=config.train_model, dtype="float32", max_model_len=longest)
+    engine = VllmEngine(config.actor_infer.strategy, setup)
     sampling = SamplingParams(**config.sampling.model_dump())
 
     async def measure() -> list[float]:

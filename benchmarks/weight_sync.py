@@ -171,12 +171,14 @@ def vllm_replica(pipe: Connection, index: int, path: Path) -> None:
     from roll.config.strategy import VllmConfig
     from roll.core.types import WorkerSpec
     from roll.platform.machine import cores
+    from roll.strategy.setup import EngineSetup
     from roll.strategy.vllm.engine import VllmEngine
 
     mine = cores()[index % len(cores()) :][:1]
     spec = WorkerSpec(Role.ACTOR_INFER, index, 2, (index,), mine, 0, "127.0.0.1:1", 0, "cpu")
     model = ModelConfig(path=str(path), dtype="bfloat16")
-    engine = VllmEngine(VllmConfig(), spec=spec, model=model, dtype="bfloat16", max_model_len=256)
+    setup = EngineSetup(spec=spec, model=model, dtype="bfloat16", max_model_len=256)
+    engine = VllmEngine(VllmConfig(), setup)
     loop = asyncio.new_event_loop()
     loop.run_until_complete(engine.start())
     version = 0

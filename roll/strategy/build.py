@@ -13,12 +13,14 @@ from roll.config.strategy import (
     MegatronConfig,
     SglangConfig,
     TrainStrategyConfig,
+    VllmConfig,
 )
 from roll.config.training import InferRole, LearnerRole, OptimizerConfig, ScoreRole
 from roll.core.errors import ConfigError
 from roll.core.types import WorkerSpec
 from roll.strategy.api import InferenceStrategy, ScoreStrategy, TrainStrategy
 from roll.strategy.forward import Head, PolicyHead
+from roll.strategy.setup import EngineSetup
 
 T = TypeVar("T")
 
@@ -128,20 +130,20 @@ def build_engine(
     role: InferRole, model: ModelConfig, spec: WorkerSpec, *, max_model_len: int
 ) -> InferenceStrategy:
     """The engine of one replica; `start` loads the model."""
-    dtype = role.dtype or model.dtype
-    if isinstance(role.strategy, HfEngineConfig):
-        from roll.strategy.hf.engine import HfEngine
+    setup = EngineSetup(
+        spec=spec, model=model, dtype=role.dtype or model.dtype, max_model_len=max_model_len
+    )
+    match role.strategy:
+        case HfEngineConfig():
+            from roll.strategy.hf.engine import HfEngine
 
-        return HfEngine(
-            role.strategy, spec=spec, model=model, dtype=dtype, max_model_len=max_model_len
-        )
-    if isinstance(role.strategy, SglangConfig):
-        from roll.strategy.sglang.engine import SglangEngine
+            return HfEngine(role.strategy, setup)
+        case SglangConfig():
+            from roll.strategy.sglang.engine import SglangEngine
 
-        return SglangEngine(
-            role.strategy, spec=spec, model=model, dtype=dtype, max_model_len=max_model_len
-        )
-    from roll.strategy.vllm.engine import VllmEngine
+            return SglangEngine(role.strategy, setup)
+        case VllmConfig():
+            from roll.strategy.vllm.engine import VllmEngine
 
-    length = role.strategy.max_model_len or max_model_len
-    return VllmEngine(role.strategy, spec=spec, model=model, dtype=dtype, max_model_len=length)
+            return VllmEngine(role.strategy, setup)
+    assert_never(role.strategy)

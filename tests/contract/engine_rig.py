@@ -31,6 +31,7 @@ from roll.core.types import (
 from roll.platform.machine import free_port
 from roll.strategy.api import InferenceStrategy, LoadReport
 from roll.strategy.hf.engine import HfEngine
+from roll.strategy.setup import EngineSetup
 from roll.strategy.sglang.engine import SglangEngine
 from roll.strategy.vllm.engine import VllmEngine
 from roll.weight_sync.manifest import Manifest
@@ -187,24 +188,16 @@ def assert_agrees_by_version(completion: Completion, models: Mapping[int, PreTra
 
 def start(kind: str, path: Path, loop: asyncio.AbstractEventLoop, **options: Any) -> Rig:
     model = ModelConfig(path=str(path))
+    setup = EngineSetup(spec=SPEC, model=model, dtype="float32", max_model_len=512)
     engine: InferenceStrategy
     port = free_port()
     if kind == "hf":
-        engine = HfEngine(
-            HfEngineConfig(), spec=SPEC, model=model, dtype="float32", max_model_len=512
-        )
+        engine = HfEngine(HfEngineConfig(), setup)
     elif kind == "sglang":
-        engine = SglangEngine(
-            SglangConfig(**options), spec=SPEC, model=model, dtype="float32", max_model_len=512
-        )
+        engine = SglangEngine(SglangConfig(**options), setup)
     else:
-        engine = VllmEngine(
-            VllmConfig(**{"endpoint": EndpointConfig(port=port)} | options),
-            spec=SPEC,
-            model=model,
-            dtype="float32",
-            max_model_len=512,
-        )
+        settings = {"endpoint": EndpointConfig(port=port)} | options
+        engine = VllmEngine(VllmConfig(**settings), setup)
     rig = Rig(kind, engine, port, loop, AutoModelForCausalLM.from_pretrained(path))
     rig.run(engine.start())
     return rig

@@ -17,6 +17,7 @@ from roll.config.strategy import VllmConfig
 from roll.core.loop_thread import LoopThread
 from roll.core.types import WorkerSpec
 from roll.pipeline.models import start_models
+from roll.strategy.setup import EngineSetup
 from roll.strategy.vllm.engine import VllmEngine
 from tests.tiny import char_tokenizer
 
@@ -127,9 +128,8 @@ def test_vllm_brings_its_cache_back_only_to_generate() -> None:
     vllm = LoggedVllm()
     spec = WorkerSpec(Role.ACTOR_INFER, 0, 1, (0,), (0,), 0, "127.0.0.1:1", 0, "cuda")
     model = ModelConfig(path="nowhere")
-    engine = VllmEngine(
-        VllmConfig(kind="vllm"), spec=spec, model=model, dtype="bfloat16", max_model_len=64
-    )
+    setup = EngineSetup(spec=spec, model=model, dtype="bfloat16", max_model_len=64)
+    engine = VllmEngine(VllmConfig(kind="vllm"), setup)
     engine._engine = vllm
 
     async def steps() -> None:

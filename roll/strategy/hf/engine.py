@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from roll.config.model import ModelConfig
 from roll.config.strategy import HfEngineConfig
 from roll.core.errors import EngineDiedError, EngineError, WeightSyncError
-from roll.core.types import Completion, GenerateRequest, Heartbeat, WorkerSpec
+from roll.core.types import Completion, GenerateRequest, Heartbeat
 from roll.models.load import load_causal_lm, load_tokenizer
 from roll.strategy.api import LoadReport
 from roll.strategy.hf.decoding import Decoding, Weights
 from roll.strategy.progress import Progress
+from roll.strategy.setup import EngineSetup
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.checks import check_shapes
 from roll.weight_sync.manifest import Manifest, TensorMeta
@@ -36,26 +36,13 @@ R = TypeVar("R")
 
 
 class HfEngine:
-    """Implements `InferenceStrategy`.
+    """Implements `InferenceStrategy`."""
 
-    Args:
-        dtype: of weights and activations, `float32` or `bfloat16`.
-        max_model_len: longest prompt plus response, in tokens.
-    """
-
-    def __init__(
-        self,
-        config: HfEngineConfig,
-        *,
-        spec: WorkerSpec,
-        model: ModelConfig,
-        dtype: str,
-        max_model_len: int,
-    ) -> None:
-        self._spec = spec
-        self._config = model
-        self._dtype: torch.dtype = getattr(torch, dtype)
-        self._max_model_len = max_model_len
+    def __init__(self, config: HfEngineConfig, setup: EngineSetup) -> None:
+        self._spec = setup.spec
+        self._config = setup.model
+        self._dtype: torch.dtype = getattr(torch, setup.dtype)
+        self._max_model_len = setup.max_model_len
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hf-engine")
         """Everything that touches the model runs here, in order; the event loop stays free."""
         self._running: dict[str, Decoding] = {}

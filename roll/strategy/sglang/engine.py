@@ -17,14 +17,14 @@ from typing import TypeVar
 
 import psutil  # type: ignore[import-untyped]
 
-from roll.config.model import ModelConfig
 from roll.config.strategy import SglangConfig
 from roll.core.errors import EngineError
-from roll.core.types import Completion, GenerateRequest, Heartbeat, WorkerSpec
+from roll.core.types import Completion, GenerateRequest, Heartbeat
 from roll.strategy.api import LoadReport
 from roll.strategy.available import check_engine
 from roll.strategy.checkpoint import read_checkpoint
 from roll.strategy.processes import DeathWatch, children_of
+from roll.strategy.setup import EngineSetup
 from roll.strategy.sglang.arguments import engine_arguments, engine_environment
 from roll.strategy.sglang.calls import Calls
 from roll.strategy.sglang.known import check_arguments
@@ -39,28 +39,15 @@ _ALL_TAGS = frozenset({"weights", "kv_cache"})
 
 
 class SglangEngine:
-    """Implements `InferenceStrategy`.
+    """Implements `InferenceStrategy`."""
 
-    Args:
-        dtype: of weights and activations, `float32` or `bfloat16`.
-        max_model_len: longest prompt plus response, in tokens; `config.max_model_len` goes first.
-    """
-
-    def __init__(
-        self,
-        config: SglangConfig,
-        *,
-        spec: WorkerSpec,
-        model: ModelConfig,
-        dtype: str,
-        max_model_len: int,
-    ) -> None:
+    def __init__(self, config: SglangConfig, setup: EngineSetup) -> None:
         self._config = config
-        self._spec = spec
-        self._model = model
-        self._dtype = dtype
-        self._max_model_len = config.max_model_len or max_model_len
-        self._name = f"SGLang of {spec.name}"
+        self._spec = setup.spec
+        self._model = setup.model
+        self._dtype = setup.dtype
+        self._max_model_len = config.max_model_len or setup.max_model_len
+        self._name = f"SGLang of {setup.spec.name}"
         self._watch = DeathWatch(self._name)
         self._processes: list[psutil.Process] = []
         """Known from the start: children of a process that is gone cannot be found any more."""

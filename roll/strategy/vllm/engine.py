@@ -17,15 +17,15 @@ from typing import Any, TypeVar
 
 import psutil  # type: ignore[import-untyped]
 
-from roll.config.model import ModelConfig
 from roll.config.strategy import VllmConfig
 from roll.core.errors import EngineError, WeightSyncError
-from roll.core.types import Completion, FinishReason, GenerateRequest, Heartbeat, WorkerSpec
+from roll.core.types import Completion, FinishReason, GenerateRequest, Heartbeat
 from roll.strategy.api import LoadReport
 from roll.strategy.available import check_engine
 from roll.strategy.checkpoint import Checkpoint, read_checkpoint
 from roll.strategy.processes import DeathWatch, new_children
 from roll.strategy.progress import Progress
+from roll.strategy.setup import EngineSetup
 from roll.strategy.vllm.adapter import lora_request
 from roll.strategy.vllm.arguments import engine_arguments
 from roll.strategy.vllm.compat import engine_environment, keep_deaths_quiet
@@ -49,38 +49,25 @@ _ALL_TAGS = frozenset({"weights", "kv_cache"})
 
 
 class VllmEngine:
-    """Implements `InferenceStrategy`.
+    """Implements `InferenceStrategy`."""
 
-    Args:
-        dtype: of weights and activations, `float32` or `bfloat16`.
-        max_model_len: longest prompt plus response, in tokens; `config.max_model_len` goes first.
-    """
-
-    def __init__(
-        self,
-        config: VllmConfig,
-        *,
-        spec: WorkerSpec,
-        model: ModelConfig,
-        dtype: str,
-        max_model_len: int,
-    ) -> None:
+    def __init__(self, config: VllmConfig, setup: EngineSetup) -> None:
         self._config = config
-        self._spec = spec
-        self._model = model
-        self._dtype = dtype
-        self._max_model_len = config.max_model_len or max_model_len
+        self._spec = setup.spec
+        self._model = setup.model
+        self._dtype = setup.dtype
+        self._max_model_len = config.max_model_len or setup.max_model_len
         self._engine: Any = None
         self._checkpoint: Checkpoint | None = None
         self._processes: dict[psutil.Process, str] = {}
         """What vLLM started, with its name: a process that is gone cannot be asked."""
-        self._name = f"vLLM of {spec.name}"
+        self._name = f"vLLM of {setup.spec.name}"
         self._watch = DeathWatch(self._name)
         self._progress = Progress()
         self._aborted: set[str] = set()
         self._endpoint = None
         if config.endpoint is not None:
-            self._endpoint = Endpoint(config.endpoint, replica=spec.rank)
+            self._endpoint = Endpoint(config.endpoint, replica=setup.spec.rank)
         self._pushes = Pushes(self._name, self._progress, outsiders=self._endpoint is not None)
         self._asleep: frozenset[str] = frozenset()
         """Those of `_ALL_TAGS` whose memory is given back."""
