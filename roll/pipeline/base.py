@@ -18,6 +18,7 @@ from roll.core.loop_thread import LoopThread
 from roll.core.metrics import Metrics
 from roll.core.timing import Timers
 from roll.distributed.cluster import Cluster, Launcher
+from roll.pipeline.changes import changed_keys
 from roll.pipeline.checkpoint import Checkpoints, RunState, require_written, write_folder
 from roll.pipeline.folder import Start, exported_file, find_start, finished_summary, mark_export
 from roll.pipeline.paths import absolute_paths
@@ -164,6 +165,7 @@ class Pipeline(ABC, Generic[C]):
                     start.step,
                     config.max_steps,
                 )
+                self._note_changes(start)
             with self._trackers(start.step) as trackers:
                 self._loop(start.step, state.carried if state else self.validate(0), trackers)
         elif state and not start.recorded:
@@ -172,6 +174,16 @@ class Pipeline(ABC, Generic[C]):
                 trackers.log(start.step, state.carried)
         if config.checkpoint.export_hf:
             self.export(max(start.step, config.max_steps))
+
+    def _note_changes(self, start: Start) -> None:
+        assert start.checkpoint is not None
+        changed = changed_keys(start.checkpoint, self.written)
+        if changed:
+            logger.warning(
+                "%d settings are not those of the checkpoint:\n  %s",
+                len(changed),
+                "\n  ".join(changed),
+            )
 
     def _loop(self, first: int, carried: dict[str, float], trackers: Trackers) -> None:
         last = self.config.max_steps
