@@ -1,26 +1,15 @@
-"""What an adapter (`model.lora`) asks of backends and engines; see `roll.config.checks`."""
+"""What an adapter (`model.lora`) asks of engines; see `roll.config.checks`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, get_args
 
-from roll.config.strategy import LoraRank, MegatronConfig, VllmConfig
+from roll.config.strategy import LoraRank, VllmConfig
 
 if TYPE_CHECKING:
     from roll.config.rlvr import RlvrConfig
     from roll.config.run import RunConfig
-
-
-def training_problems(config: RunConfig) -> Iterator[str]:
-    """Of the roles that train."""
-    for name, role in config.trained.items():
-        lora = (role.model or config.train_model).lora
-        if lora is not None and isinstance(role.strategy, MegatronConfig):
-            yield (
-                f"{name}.strategy.kind: megatron trains no adapters (model.lora) yet; use fsdp2 or "
-                "deepspeed"
-            )
 
 
 def nothing_served(config: RunConfig) -> Iterator[str]:

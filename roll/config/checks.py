@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from roll.config.adapter_checks import training_problems
 from roll.config.errors import nearest
 from roll.config.model import ModelConfig
 from roll.config.placement import parse_devices
@@ -29,7 +28,6 @@ def run_problems(config: RunConfig) -> Iterator[str]:
     """What any pipeline can have."""
     yield from _pools(config)
     yield from _layouts(config)
-    yield from training_problems(config)
     yield from _schedule(config)
     yield from _checkpoint(config)
     yield from _frozen(config)

@@ -17,7 +17,8 @@ class LoraConfig(Config):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Of what goes into the adapter, in training."""
     targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
-    """Layers by their last name, such as q_proj; or all linear ones but the head."""
+    """Layers by their last name, such as q_proj; or all linear ones but the head (on megatron, of a
+    model with experts, those of attention)."""
     serve: Literal["merged", "adapter"] = "merged"
     """What engines get in each push: weights with the adapter added, or the adapter alone, which
     vllm keeps beside weights of its own (`actor_infer.strategy.max_lora_rank`)."""

@@ -24,7 +24,8 @@ from roll.core.errors import ConfigError
 ADAPTER = "default"
 _BASE = ".base_layer"
 _FACTORS = {f"lora_A.{ADAPTER}": "lora_A", f"lora_B.{ADAPTER}": "lora_B"}
-_HEADS = ("score", "classifier", "lm_head")
+HEADS = ("score", "classifier", "lm_head")
+"""Never adapted."""
 _SEED = 20
 """Every rank draws the same factors, whatever it drew before."""
 
@@ -56,7 +57,7 @@ def put_in(model: PreTrainedModel, lora: LoraConfig, *, also: nn.Module | None =
             name.rpartition(".")[2]
             for name, module in model.named_modules()
             if isinstance(module, nn.Linear)
-        }.difference(_HEADS)
+        }.difference(HEADS)
         for target in targets:
             if target not in linear:
                 raise ConfigError(
@@ -68,7 +69,7 @@ def put_in(model: PreTrainedModel, lora: LoraConfig, *, also: nn.Module | None =
         lora_alpha=lora.alpha,  # type: ignore[arg-type]  # PEFT divides by the rank, nothing else
         lora_dropout=lora.dropout,
         target_modules=targets,
-        exclude_modules=list(_HEADS),
+        exclude_modules=list(HEADS),
     )
     model.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):

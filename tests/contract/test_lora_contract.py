@@ -18,7 +18,15 @@ from transformers import AutoModelForCausalLM
 from roll.core.metrics import Metrics
 from roll.models.lora import Delta
 from roll.strategy.deepspeed.export import plus_adapter
-from tests.contract.lora_job import BACKENDS, job, resume_job, scored_by_hand, trained_by_hand
+from tests.contract.lora_job import (
+    BACKENDS,
+    job,
+    refusals,
+    resume_job,
+    scored_by_hand,
+    targets_of,
+    trained_by_hand,
+)
 from tests.contract.ranks import run_ranks
 from tests.contract.test_train_contract import assert_same_bits
 from tests.tiny import save_tiny_model
@@ -35,7 +43,8 @@ def backend_name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def folder(backend_name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(backend_name)
-    save_tiny_model(folder / "model", tied=False, seed=1)
+    experts = BACKENDS[backend_name].experts
+    save_tiny_model(folder / "model", tied=False, seed=1, experts=experts)
     return folder
 
 
@@ -57,13 +66,18 @@ def resumed_elsewhere(backend_name: str, runs: Results, folder: Path) -> Results
 
 
 def joined(ranks: list[dict[str, Any]], name: str) -> Tensor:
-    parts = [result[name] for result in ranks]
-    assert all(isinstance(part, Tensor) for part in parts)
-    return torch.cat(parts)
+    return torch.cat([result[name] for result in leaders(ranks)])
+
+
+def leaders(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One of each group of ranks that get the same rows."""
+    return [result for result in ranks if result["info"].is_dp_leader]
 
 
 @pytest.mark.parametrize("world", [2, 1])
-def test_a_fresh_adapter_changes_nothing_and_its_base_stays(runs: Results, world: int) -> None:
+def test_a_fresh_adapter_changes_nothing_and_its_base_stays(
+    runs: Results, backend_name: str, world: int
+) -> None:
     for result in runs[world]:
         assert torch.equal(result["fresh"], result["before"])
         assert torch.equal(result["base"], result["before"])
@@ -75,12 +89,12 @@ def test_a_fresh_adapter_changes_nothing_and_its_base_stays(runs: Results, world
             same = torch.equal(result["export"][name], result["start"][name])
             assert same == (name in result["frozen"]), name
         kinds = {name.split(".")[-2] for name in adapted}
-        assert kinds == {"q_proj", "v_proj", "o_proj", "down_proj"}
+        assert kinds == set(targets_of(BACKENDS[backend_name]))
 
 
 @pytest.mark.parametrize("world", [2, 1])
 def test_training_is_that_of_peft(runs: Results, folder: Path, world: int) -> None:
-    _, want = trained_by_hand(folder / "model")
+    want = trained_by_hand(folder / "model", folder / str(world) / "fresh")
     got = joined(runs[world], "after")
     torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
 
@@ -126,15 +140,25 @@ def test_engines_that_serve_it_get_the_adapter_in_parts(
 
 
 @pytest.mark.parametrize("world", [2, 1])
+def test_options_of_memory_and_speed_change_no_number(runs: Results, world: int) -> None:
+    for result in runs[world]:
+        for option, after in result["options"].items():
+            torch.testing.assert_close(after, result["after"], atol=1e-6, rtol=1e-5, msg=option)
+
+
+@pytest.mark.parametrize("world", [2, 1])
 def test_factors_are_trained_in_float32_whatever_computes(
-    runs: Results, folder: Path, world: int
+    runs: Results, folder: Path, backend_name: str, world: int
 ) -> None:
     fresh, low = (
         load_file(folder / str(world) / name / "adapter_model.safetensors")
         for name in ("fresh", "fresh_bf16")
     )
+    if "megatron" in backend_name:  # exports what computes, and keeps masters in checkpoints
+        fresh = {name: tensor.bfloat16() for name, tensor in fresh.items()}
+    else:
+        assert any(not torch.equal(t, t.bfloat16().float()) for t in fresh.values())
     assert_same_bits(low, fresh)
-    assert any(not torch.equal(t, t.bfloat16().float()) for t in fresh.values())
     for result in runs[world]:
         torch.testing.assert_close(result["bf16"]["after"], result["after"], atol=0.05, rtol=0)
         for name, tensor in result["bf16"]["export"].items():
@@ -162,11 +186,22 @@ def test_a_checkpoint_resumes_on_any_number_of_ranks_with_the_same_loss(
         other = runs[3 - world]
         for result in resumed_elsewhere[world]:
             assert_same_bits(result["resumed"]["export"], other[0]["export"])
-        want = Metrics.concat([result["next"] for result in other]).values_by_name()
-        resumed = [result["resumed"]["metrics"] for result in resumed_elsewhere[world]]
+        want = Metrics.concat([result["next"] for result in leaders(other)]).values_by_name()
+        resumed = [result["resumed"]["metrics"] for result in leaders(resumed_elsewhere[world])]
         got = Metrics.concat(resumed).values_by_name()
         for metric in ("loss/total", "loss/policy", "entropy", "grad_norm"):
             assert got[metric] == pytest.approx(want[metric], rel=1e-6), metric
+
+
+@pytest.mark.slow
+def test_layers_that_cannot_have_factors_are_refused(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "experts", experts=True)
+    (found,) = run_ranks(1, refusals, tmp_path / "one", timeout_s=100)
+    assert "down_proj is of routed experts only" in found["down_proj"]
+    assert "gate_up_proj is no linear layer" in found["gate_up_proj"]
+    assert "lm_head is the head" in found["lm_head"]
+    assert "q_prj is no linear layer of qwen3_moe; it has" in found["q_prj"]
+    assert all(message.startswith("model.lora") for message in found.values())
 
 
 @pytest.mark.parametrize(("first", "end"), [(0, 30), (0, 3), (9, 12), (5, 23), (28, 30), (7, 7)])

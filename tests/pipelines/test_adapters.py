@@ -18,8 +18,9 @@ from tests.runs import run_local, without_times, write_rows_task, write_task
 
 LORA = {"rank": 4, "alpha": 8.0}
 ZERO_3 = {"kind": "deepspeed", "stage": 3, "whole_below_elements": 64}
-on_both = pytest.mark.parametrize(
-    "strategy", [{"kind": "fsdp2"}, ZERO_3], ids=["fsdp2", "deepspeed"]
+FSDP2, MEGATRON = {"kind": "fsdp2"}, {"kind": "megatron"}
+on_each = pytest.mark.parametrize(
+    "strategy", [FSDP2, ZERO_3, MEGATRON], ids=["fsdp2", "deepspeed", "megatron"]
 )
 
 
@@ -27,7 +28,7 @@ def with_adapter(path: Path) -> dict[str, Any]:
     return {"path": str(path / "model"), "lora": LORA}
 
 
-@on_both
+@on_each
 def test_preferences_are_compared_with_the_base_of_the_adapter(
     tmp_path: Path, strategy: dict[str, Any]
 ) -> None:
@@ -54,7 +55,7 @@ def test_preferences_are_compared_with_the_base_of_the_adapter(
         merge(tmp_path / "model", tmp_path / "elsewhere")
 
 
-@on_both
+@on_each
 def test_a_policy_that_is_an_adapter_needs_no_reference_role(
     tmp_path: Path, strategy: dict[str, Any]
 ) -> None:
@@ -69,7 +70,7 @@ def test_a_policy_that_is_an_adapter_needs_no_reference_role(
 
 
 @pytest.mark.slow
-@on_both
+@on_each
 def test_vllm_serves_the_adapter_as_it_is(tmp_path: Path, strategy: dict[str, Any]) -> None:
     path = write_task(
         tmp_path,
@@ -84,12 +85,14 @@ def test_vllm_serves_the_adapter_as_it_is(tmp_path: Path, strategy: dict[str, An
     assert all(record["mismatch/logprob_abs_max"] < 1e-4 for record in records[:-1])
 
 
-def test_two_halves_of_an_adapter_are_the_whole(tmp_path: Path) -> None:
+@on_each
+def test_two_halves_of_an_adapter_are_the_whole(tmp_path: Path, strategy: dict[str, Any]) -> None:
     runs = []
     for name in ("whole", "halves"):
         folder = tmp_path / name
-        model = with_adapter(folder)
-        path = write_rows_task(folder, "sft", split(TEXTS), model=model)
+        model = {**with_adapter(folder), "lora": {**LORA, "dropout": 0.1}}
+        train = {"pool": "all", "strategy": strategy, "optimizer": {"lr": 1e-3}}
+        path = write_rows_task(folder, "sft", split(TEXTS), model=model, actor_train=train)
         if name == "halves":
             run_local(path, ["max_steps=2"])
         runs.append([without_times(record) for record in run_local(path)])
@@ -108,7 +111,7 @@ def test_merge_writes_what_a_run_exports(tmp_path: Path, pipeline: str) -> None:
     assert one == other
 
 
-@on_both
+@pytest.mark.parametrize("strategy", [FSDP2, ZERO_3], ids=["fsdp2", "deepspeed"])
 def test_a_reward_model_is_an_adapter_and_a_head(tmp_path: Path, strategy: dict[str, Any]) -> None:
     path = write_rows_task(
         tmp_path,

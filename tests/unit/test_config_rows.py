@@ -83,14 +83,6 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         "sft",
-        {
-            "model": {"path": "model", "lora": {}},
-            "actor_train": {"pool": "all", "strategy": {"kind": "megatron"}},
-        },
-        "megatron trains no adapters",
-    ),
-    (
-        "sft",
         {"model": {"path": "model", "lora": {"serve": "adapter"}}},
         "model.lora.serve: pipeline sft has no engine to push to",
     ),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from mcore_adapter.build.lora import Adapter
 from mcore_adapter.convert.adapter import target_modules
@@ -16,7 +17,8 @@ from mcore_adapter.convert.folders import open_hf, read_json
 from mcore_adapter.convert.lora import CONFIG, WEIGHTS, open_peft
 from mcore_adapter.convert.output import complete_or_absent
 from mcore_adapter.errors import ConversionError
-from mcore_adapter.gather import export, exported
+from mcore_adapter.gather import Change, Meta, export, exported
+from mcore_adapter.held import Ranks, held_tensors
 from mcore_adapter.load import load
 from mcore_adapter.sizes import ParallelSizes
 from mcore_adapter.write import spec_of, written
@@ -59,19 +61,63 @@ def write_adapter(
     Raises:
         ConversionError: `dst` exists, or the disk is too small.
     """
-    metas = exported(chunks, adapter.table, sizes, _shapes(src, adapter))
+    metas = exported_factors(src, chunks, adapter, sizes)
     writes = dist.get_rank() == 0
     factors = export(chunks, adapter.table, sizes, wanted=writes)
     if writes:
         with complete_or_absent(dst, sum(meta.num_bytes for meta in metas.values())) as folder:
-            specs = {name: spec_of(meta.shape, meta.dtype) for name, meta in metas.items()}
-            with written({folder / WEIGHTS: specs}) as write:
-                for name, factor in factors:
-                    write(name, factor)
-            (folder / CONFIG).write_text(json.dumps(_config(src, adapter), indent=2) + "\n")
+            write_peft(folder, str(src.resolve()), factors, metas, adapter)
     else:
         deque(factors, maxlen=0)
     dist.barrier()
+
+
+def exported_factors(
+    src: Path, chunks: Sequence[nn.Module], adapter: Adapter, sizes: ParallelSizes
+) -> dict[str, Meta]:
+    """Of each factor that `gather.export` yields of the adapter's table, in its order, by PEFT's
+    names. A collective.
+
+    Args:
+        src: the Hugging Face checkpoint of the model.
+    """
+    return exported(chunks, adapter.table, sizes, _shapes(src, adapter))
+
+
+def write_peft(
+    folder: Path,
+    base: str,
+    factors: Iterable[tuple[str, Tensor]],
+    metas: Mapping[str, Meta],
+    adapter: Adapter,
+) -> None:
+    """The two files of a folder for PEFT, into one that exists.
+
+    Args:
+        base: path or name of the model, for whoever loads the adapter.
+        factors: as `gather.export` gives them, and `metas` as `exported_factors` does.
+    """
+    specs = {name: spec_of(meta.shape, meta.dtype) for name, meta in metas.items()}
+    with written({folder / WEIGHTS: specs}) as write:
+        for name, factor in factors:
+            write(name, factor)
+    (folder / CONFIG).write_text(json.dumps(_config(base, adapter), indent=2) + "\n")
+
+
+def merged(chunks: Sequence[nn.Module], adapter: Adapter, sizes: ParallelSizes) -> Change:
+    """For `gather.export` of the model's table: weights with the product of their factors, added in
+    float32. No collectives: where a shard of a weight is, there are the shards of its factors."""
+    held = held_tensors(chunks, adapter.table, sizes, Ranks.of_this_process())
+    factors = {one.task.name: one.tensor.detach() for one in held}
+
+    def change(name: str, weight: Tensor) -> Tensor:
+        module = name.removesuffix(".weight")
+        if f"{module}.lora_A.weight" not in factors:
+            return weight
+        a, b = (factors[f"{module}.lora_{which}.weight"].float() for which in "AB")
+        return torch.addmm(weight.float(), b, a, alpha=adapter.lora.scale).to(weight.dtype)
+
+    return change
 
 
 def _shapes(src: Path, adapter: Adapter) -> dict[str, tuple[int, ...]]:
@@ -84,12 +130,12 @@ def _shapes(src: Path, adapter: Adapter) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _config(src: Path, adapter: Adapter) -> dict[str, object]:
+def _config(base: str, adapter: Adapter) -> dict[str, object]:
     lora = adapter.lora
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": str(src.resolve()),
+        "base_model_name_or_path": base,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,

@@ -18,6 +18,9 @@ from mcore_adapter.sizes import ParallelSizes
 Value = Callable[[Tensor], Tensor | None]
 """Of a parameter or a buffer: what is exported in its place; None: nothing."""
 
+Change = Callable[[str, Tensor], Tensor]
+"""Of a tensor, by its name in Megatron: what travels in its place, of the same shape and type."""
+
 
 def weight(tensor: Tensor) -> Tensor | None:
     """The tensor itself."""
@@ -53,6 +56,7 @@ def export(
     sizes: ParallelSizes,
     *,
     value: Value = weight,
+    change: Change | None = None,
     wanted: bool = True,
     bucket_bytes: int = 256 << 20,
 ) -> Iterator[tuple[str, Tensor]]:
@@ -62,6 +66,7 @@ def export(
 
     Args:
         value: what is exported of each tensor (`weight`, `gradient` or your own).
+        change: of this rank's shard of each, made when it is its turn to travel.
         wanted: whether this rank gets the tensors; if not, it only takes part.
         bucket_bytes: of full tensors that travel together.
     """
@@ -71,11 +76,14 @@ def export(
         found = value(held.tensor)
         if found is not None:
             mine[held.task.name] = found
-    metas = _metas_of_all(mine)
+    metas, device = _metas_of_all(mine), _device(mine)
     due = [t for t in tasks(table, sizes) if t.name in metas and t.param.copy_of is None]
     stacks: dict[str, dict[int, Tensor]] = {}
     for bucket in _buckets(due, table, sizes, metas, bucket_bytes):
-        shards = _share(bucket, mine, metas, table, sizes, ranks)
+        now = {task.name: mine[task.name] for task in bucket if task.name in mine}
+        if change is not None:
+            now = {name: change(name, tensor) for name, tensor in now.items()}
+        shards = _share(bucket, now, metas, table, sizes, ranks, device)
         if not wanted:
             continue
         for task, parts in zip(bucket, shards, strict=True):
@@ -150,6 +158,7 @@ def _share(
     table: ModelTable,
     sizes: ParallelSizes,
     ranks: Ranks,
+    device: torch.device,
 ) -> list[list[Tensor]]:
     """All shards of each tensor, on every rank: gathered where they lie, then passed on to the
     other expert ranks and the other stages."""
@@ -159,7 +168,6 @@ def _share(
     expert = bucket[0].expert is not None
     count = bucket[0].shards(sizes)
     lengths = [metas[task.name].num_bytes for task in bucket]
-    device = _device(mine)
     every = torch.empty(count, sum(lengths), dtype=torch.uint8, device=device)
     if ranks.pp == stage and expert_rank in (None, ranks.ep):
         own = torch.cat([_bytes_of(mine[task.name]) for task in bucket])

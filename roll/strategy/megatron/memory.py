@@ -41,5 +41,7 @@ def _move(model: MegatronModel, update: Update | None, device: torch.device) -> 
     for chunk in model.chunks:
         inner = unwrapped(chunk)
         in_buffer = update is not None and chunk.ddp_config.use_distributed_optimizer
-        for tensor in (*inner.buffers(), *(() if in_buffer else inner.parameters())):
+        # Frozen parameters, those beside an adapter, are in no buffer in any case.
+        lying = (p for p in inner.parameters() if not (in_buffer and p.requires_grad))
+        for tensor in (*inner.buffers(), *lying):
             tensor.data = tensor.data.to(device)

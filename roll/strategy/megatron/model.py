@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from mcore_adapter.adapter import exported_factors
 from mcore_adapter.build.config import BuildOptions
 from mcore_adapter.build.data_parallel import data_parallel
+from mcore_adapter.build.lora import Adapter, add_adapter
 from mcore_adapter.build.model import build_model
+from mcore_adapter.convert.adapter import Lora
 from mcore_adapter.convert.plan import check_layout
 from mcore_adapter.convert.table import ModelTable
 from mcore_adapter.errors import AdapterError
-from mcore_adapter.gather import exported
+from mcore_adapter.gather import Meta, exported
 from mcore_adapter.load import load, read_config
 from mcore_adapter.models import table_of
 from mcore_adapter.sizes import ParallelSizes
 from roll.config.model import ModelConfig
 from roll.config.strategy import MegatronConfig
 from roll.core.errors import ConfigError
+from roll.models.lora import HEADS
 from roll.strategy.checkpoint import folder_of, read_checkpoint
 from roll.weight_sync.manifest import Manifest, TensorMeta, even_cuts
 
@@ -36,6 +41,31 @@ class MegatronModel:
     manifest: Manifest
     vocab: int
     sequence_parallel: bool
+    trained: Trained | None = None
+    """The adapter, of a model that trains one."""
+
+    @property
+    def learns(self) -> ModelTable:
+        """What checkpoints hold: the model, or the adapter alone."""
+        return self.table if self.trained is None else self.trained.adapter.table
+
+
+@dataclass(frozen=True)
+class Trained:
+    """An adapter that is trained."""
+
+    adapter: Adapter
+    metas: Mapping[str, Meta]
+    """Of the factors, by PEFT's names."""
+    manifest: Manifest
+    """Of the same."""
+    base: str
+    """Name of the model, to tell adapters apart by."""
+
+    @property
+    def adapted(self) -> frozenset[str]:
+        """Hugging Face names of the weights that it changes."""
+        return frozenset(f"{base_name(name)}.weight" for name in self.metas)
 
 
 def load_model(
@@ -61,10 +91,12 @@ def load_model(
         check_layout(table, sizes)
         bare = build_model(found, sizes, options)
         load(folder, bare, table, sizes)
+        for chunk in bare:
+            chunk.requires_grad_(trainable)
+        trained = _add_adapter(model, bare, table, sizes) if trainable else None
     except AdapterError as error:
         raise ConfigError(f"model.path: {model.path!r} on kind: megatron: {error}") from error
     for chunk in bare:
-        chunk.requires_grad_(trainable)
         # Micro-batches are cut by tokens: each has a shape of its own, but see `micro_batches`.
         chunk.config.variable_seq_lengths = sizes.vpp == 1
     return MegatronModel(
@@ -76,15 +108,47 @@ def load_model(
         manifest=_manifest(model, bare, table, sizes),
         vocab=found["vocab_size"],
         sequence_parallel=bool(bare[0].config.sequence_parallel),
+        trained=trained,
     )
+
+
+def _add_adapter(
+    model: ModelConfig, bare: Sequence[Any], table: ModelTable, sizes: ParallelSizes
+) -> Trained | None:
+    """Freeze the model and give it factors, if it is to have some.
+
+    Raises:
+        ConfigError: a target is the head, is unknown, or cannot have factors.
+    """
+    lora, folder = model.lora, folder_of(model)
+    if lora is None:
+        return None
+    for target in lora.targets if isinstance(lora.targets, tuple) else ():
+        if target.rpartition(".")[2] in HEADS:
+            raise ConfigError(f"model.lora.targets: {target} is the head, which is never adapted")
+    told = Lora(rank=lora.rank, alpha=lora.alpha, dropout=lora.dropout, targets=lora.targets)
+    try:
+        adapter = add_adapter(bare, table, told, sizes)
+    except AdapterError as error:
+        raise ConfigError(f"model.lora on kind: megatron: {error}") from error
+    metas = exported_factors(folder, bare, adapter, sizes)
+    return Trained(adapter, metas, _cut_evenly(metas), Path(model.path).name)
+
+
+def base_name(factor: str) -> str:
+    """The module that a factor belongs to, by PEFT's name of the factor."""
+    return factor.removeprefix("base_model.model.").rpartition(".lora_")[0]
 
 
 def _manifest(
     model: ModelConfig, chunks: Sequence[Any], table: ModelTable, sizes: ParallelSizes
 ) -> Manifest:
-    """Of what `mcore_adapter.gather.export` yields, in its order. Each rank, which sees every
-    tensor whole for a moment, sends an equal part of it."""
-    found = exported(chunks, table, sizes, read_checkpoint(model).shapes)
+    """Of what `mcore_adapter.gather.export` yields of the model, in its order."""
+    return _cut_evenly(exported(chunks, table, sizes, read_checkpoint(model).shapes))
+
+
+def _cut_evenly(found: Mapping[str, Meta]) -> Manifest:
+    """Each rank, which sees every tensor whole for a moment, sends an equal part of it."""
     metas = tuple(
         TensorMeta(name, meta.shape, str(meta.dtype).removeprefix("torch."))
         for name, meta in found.items()
@@ -94,9 +158,12 @@ def _manifest(
 
 
 def identity(model: MegatronModel) -> dict[str, object]:
-    """What tells one model from another, whatever its layout."""
-    shapes = {meta.name: list(meta.shape) for meta in model.manifest.tensors}
-    found: dict[str, object] = json.loads(
-        json.dumps({"model_type": model.table.model_type, "tensors": shapes})
-    )
+    """What tells one model, or adapter, from another, whatever its layout."""
+    trained = model.trained
+    manifest = model.manifest if trained is None else trained.manifest
+    shapes = {meta.name: list(meta.shape) for meta in manifest.tensors}
+    known: dict[str, object] = {"model_type": model.table.model_type, "tensors": shapes}
+    if trained is not None:
+        known["adapter"] = {"base": trained.base, "scale": trained.adapter.lora.scale}
+    found: dict[str, object] = json.loads(json.dumps(known))
     return found

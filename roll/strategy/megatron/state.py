@@ -13,13 +13,14 @@ import torch
 import torch.distributed as dist
 
 from mcore_adapter import checkpoint
+from mcore_adapter.adapter import write_peft
 from mcore_adapter.errors import AdapterError
 from mcore_adapter.write import spec_of, write_hf
 from roll.config.model import ModelConfig
 from roll.core.errors import CheckpointError
 from roll.models.load import load_config, load_tokenizer
 from roll.strategy.megatron.export import full_weights
-from roll.strategy.megatron.model import MegatronModel, identity
+from roll.strategy.megatron.model import MegatronModel, Trained, identity
 from roll.strategy.megatron.update import Update
 from roll.strategy.state import begin, finish, save_companions, set_rng_states
 
@@ -32,7 +33,7 @@ def save(path: Path, model: MegatronModel, update: Update) -> None:
     """
     path.mkdir(parents=True, exist_ok=True)
     try:
-        checkpoint.save(path / "model", model.chunks, update.optimizer, model.table, model.sizes)
+        checkpoint.save(path / "model", model.chunks, update.optimizer, model.learns, model.sizes)
     except AdapterError as error:
         raise CheckpointError(str(error)) from error
     finish(path, identity(model), updates=update.schedule.updates)
@@ -48,7 +49,8 @@ def load(path: Path, model: MegatronModel, update: Update) -> None:
     """
     meta, rng = begin(path, identity(model))
     try:
-        checkpoint.restore(path / "model", model.chunks, update.optimizer, model.table, model.sizes)
+        where = path / "model"
+        checkpoint.restore(where, model.chunks, update.optimizer, model.learns, model.sizes)
     except AdapterError as error:
         raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from error
     update.schedule.updates = int(meta["updates"])
@@ -68,4 +70,20 @@ def save_hf(path: Path, model: MegatronModel, model_config: ModelConfig) -> None
         save_companions(path, load_config(model_config), dtype, load_tokenizer(model_config))
     else:
         deque(weights, maxlen=0)
+    dist.barrier()
+
+
+def save_adapter(
+    path: Path, model: MegatronModel, trained: Trained, model_config: ModelConfig
+) -> None:
+    """A folder in PEFT's format, in the dtype that the model computes in; collective. Rank 0
+    writes."""
+    is_writer = dist.get_rank() == 0
+    factors = full_weights(model, adapter=True, wanted=is_writer)
+    if is_writer:
+        path.mkdir(parents=True, exist_ok=True)
+        write_peft(path, model_config.path, factors, trained.metas, trained.adapter)
+        load_tokenizer(model_config).save_pretrained(path)
+    else:
+        deque(factors, maxlen=0)
     dist.barrier()

@@ -14,6 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from mcore_adapter.build.model import seed_dropout
 from mcore_adapter.parallel.logprobs import token_logprobs
 from roll.algorithms import logprobs
 from roll.algorithms.api import PolicyTerms, TermsLoss
@@ -67,6 +68,7 @@ class MegatronStrategy:
         self._model_config = model
         self._head = head
         self._max_tokens = max_tokens_per_microbatch
+        self._seed = spec.seed
         sizes = groups.sizes_of(config)
         self._owns_cut = groups.join(sizes, spec)
         self._rank_info = groups.rank_info()
@@ -100,7 +102,11 @@ class MegatronStrategy:
         return PolicyTerms(logprobs_BT=out[0], entropy_BT=out[1] if entropy else None)
 
     def score_base(self, batch: TokenBatch) -> PolicyTerms:
-        raise ConfigError("this model has no adapter: its base is itself")
+        trained = self._model.trained
+        if trained is None:
+            raise ConfigError("this model has no adapter: its base is itself; add model.lora")
+        with trained.adapter.off():
+            return self.score(batch)
 
     def output_head(self) -> OutputHead:
         raise ConfigError(
@@ -129,18 +135,21 @@ class MegatronStrategy:
 
         for chunk in self._model.chunks:
             chunk.train()
+        if self._model.trained is not None and self._model.trained.adapter.lora.dropout:
+            # Tensor parallel ranks drop the same; and a run that is resumed what it would have.
+            seed_dropout(self._seed, update.schedule.updates)
         run(self._model, micros, reduce, forward_only=False)
         grad_norm, lr, applied = update.apply()
         return metrics.take() | update_metrics(grad_norm, lr, applied=applied, info=info)
 
     def weight_manifest(self, *, adapter: bool = False) -> Manifest:
-        return self._model.manifest
+        return export.manifest(self._model, adapter=adapter)
 
     def frozen_weights(self) -> frozenset[str]:
-        return frozenset()
+        return export.frozen(self._model)
 
     def export_parts(self, *, adapter: bool = False) -> Iterator[tuple[str, Tensor]]:
-        return export.parts(self._model)
+        return export.parts(self._model, adapter=adapter)
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         return export.full_weights(self._model)
@@ -152,6 +161,10 @@ class MegatronStrategy:
         state.load(path, self._model, self._require_update())
 
     def save_hf(self, path: Path, *, merged: bool = False) -> None:
+        trained = self._model.trained
+        if trained is not None and not merged:
+            state.save_adapter(path, self._model, trained, self._model_config)
+            return
         state.save_hf(path, self._model, self._model_config)
 
     def offload(self) -> None:

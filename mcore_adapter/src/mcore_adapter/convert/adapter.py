@@ -87,6 +87,8 @@ def _linear_rows(table: ModelTable) -> list[Param]:
         for row in table.params
         if _LINEAR.search(row.op.mcore)
         and not (row.of_expert or row.optional or row.copy_of is not None)
+        # A family has rows that no layer of this model need have: dense ones beside experts.
+        and (row.layers is None or len(row.layers) > 0)
     ]
 
 
