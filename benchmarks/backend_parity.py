@@ -34,7 +34,7 @@ from roll.core.types import WorkerSpec
 from roll.platform import get_platform
 from roll.platform.machine import free_port
 from roll.strategy.build import build_train
-from roll.strategy.forward import PolicyHead
+from roll.strategy.heads import PolicyHead
 
 TOLERANCE = 1e-4
 ROWS, LONGEST, VOCAB = 8, 20, 67  # an odd vocabulary: it is padded under tensor parallelism

@@ -89,8 +89,8 @@ def trainer(pipe: Connection, rank: int, world: int, port: int, path: Path) -> N
     from roll.config.strategy import Fsdp2Config
     from roll.config.training import OptimizerConfig
     from roll.core.types import WorkerSpec
-    from roll.strategy.forward import PolicyHead
     from roll.strategy.fsdp2.train import Fsdp2Strategy
+    from roll.strategy.heads import PolicyHead
     from roll.weight_sync.manifest import Manifest
     from roll.weight_sync.transfer import send
 

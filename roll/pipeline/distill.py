@@ -24,7 +24,7 @@ from roll.pipeline.teachers import (
     require_same_tokens,
     start_teacher,
 )
-from roll.strategy.forward import PolicyHead
+from roll.strategy.heads import PolicyHead
 from roll.workers.learner import LearnerWorker
 from roll.workers.teacher import TeacherWorker
 

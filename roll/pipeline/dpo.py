@@ -18,7 +18,7 @@ from roll.data.collate import labelled_batch, pair_batch
 from roll.data.examples import Example, mismatched
 from roll.distributed.cluster import Cluster, Placement
 from roll.pipeline.offline import OfflinePipeline, filled
-from roll.strategy.forward import PolicyHead
+from roll.strategy.heads import PolicyHead
 from roll.workers.learner import PreferenceWorker
 from roll.workers.reference import ReferenceWorker
 

@@ -19,7 +19,7 @@ from roll.core.errors import CheckpointError, ConfigError
 from roll.distributed.cluster import Placement
 from roll.distributed.local import LocalLauncher
 from roll.pipeline.checkpoint import STATE, Checkpoints, write_folder
-from roll.strategy.forward import PolicyHead, ScoreHead
+from roll.strategy.heads import PolicyHead, ScoreHead
 from roll.workers.learner import LearnerWorker
 from roll.workers.model import TrainWorker
 

@@ -28,7 +28,7 @@ from roll.pipeline.checkpoint import RunState
 from roll.pipeline.data import RunData
 from roll.pipeline.sharing import Sharing
 from roll.pipeline.steps import balanced
-from roll.strategy.forward import Head
+from roll.strategy.heads import Head
 from roll.workers.learner import LearnerWorker
 
 C = TypeVar("C", bound=OfflineConfig)

@@ -19,7 +19,7 @@ from roll.config.training import InferRole, LearnerRole, OptimizerConfig, ScoreR
 from roll.core.errors import ConfigError
 from roll.core.types import WorkerSpec
 from roll.strategy.api import InferenceStrategy, ScoreStrategy, TrainStrategy
-from roll.strategy.forward import Head, PolicyHead
+from roll.strategy.heads import Head, PolicyHead
 from roll.strategy.setup import EngineSetup
 
 T = TypeVar("T")

@@ -13,13 +13,14 @@ from roll.algorithms.api import TermsLoss
 from roll.core.batches import TrainBatch
 from roll.strategy import forward, microbatch
 from roll.strategy.reduce import LossMetrics, max_over_ranks, micro_loss
+from roll.strategy.token_model import TokenModel
 
 T = TypeVar("T")
 B = TypeVar("B", bound=TrainBatch)
 
 
 def micro_losses(
-    model: forward.TokenModel[T],
+    model: TokenModel[T],
     batch: B,
     loss: TermsLoss[T, B],
     metrics: LossMetrics,
@@ -45,7 +46,5 @@ def micro_losses(
         yield total, i == passes - 1
 
 
-def _terms(
-    model: forward.TokenModel[T], micro: TrainBatch, device: torch.device, needed_BT: Tensor
-) -> T:
+def _terms(model: TokenModel[T], micro: TrainBatch, device: torch.device, needed_BT: Tensor) -> T:
     return forward.token_terms(model, micro, needed_BT, device, entropy=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,11 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
-from roll.algorithms.lessons import Lesson
 from roll.models import packing
 
 if TYPE_CHECKING:
-    from roll.strategy.forward import Outputs, TokenModel
+    from roll.strategy.token_model import Asked, Outputs, TokenModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +46,7 @@ class Slices:
         rows_BT: Tensor,
         positions_N: Tensor,
         lengths: Sequence[int] | None,
-        entropy: bool,
-        learned: Sequence[Lesson] | None,
+        asked: Asked,
     ) -> Outputs:
         """What `model.head` gives of whole rows, each rank having computed its part; collective.
 
@@ -58,23 +56,20 @@ class Slices:
         """
         cut = self._cut(rows_BT, positions_N, lengths, model.reads_before)
         hidden_BWD = model.hidden(cut.tokens_BW, **cut.arguments)
-        main_M, entropy_M, divergence_M = model.head(
-            hidden_BWD.flatten(0, 1)[cut.states_M],
-            rows_BT.flatten()[positions_N[cut.mine_M]],
-            entropy,
-            None if learned is None else [lesson.among(cut.mine_M) for lesson in learned],
-        )
+        if asked.learned is not None:
+            mine = [lesson.among(cut.mine_M) for lesson in asked.learned]
+            asked = replace(asked, learned=mine)
+        states_MD = hidden_BWD.flatten(0, 1)[cut.states_M]
+        outputs = model.head(states_MD, rows_BT.flatten()[positions_N[cut.mine_M]], asked)
 
         def join(values_M: Tensor) -> Tensor:
             empty_N = values_M.new_zeros(len(positions_N), *values_M.shape[1:])
             whole_N: Tensor = _Join.apply(empty_N.index_put((cut.mine_M,), values_M), self.group)
             return whole_N
 
-        return (
-            join(main_M),
-            None if entropy_M is None else join(entropy_M),
-            None if divergence_M is None else join(divergence_M),
-        )
+        main_M, *more = outputs
+        entropy_N, divergence_N = (None if part is None else join(part) for part in more)
+        return join(main_M), entropy_N, divergence_N
 
     def _cut(
         self,

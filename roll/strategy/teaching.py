@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from roll.algorithms.lessons import Lesson, top_logprobs
+from roll.algorithms.lessons import top_logprobs
 from roll.config.algorithm.divergences import LessonConfig
 from roll.config.model import ModelConfig
 from roll.core.batches import TokenBatch, TrainBatch
 from roll.core.errors import ConfigError
 from roll.core.taught import OutputHead, TaughtRow
 from roll.models.load import load_causal_lm, split_head
-from roll.strategy.forward import Outputs, TokenModel, last_hidden
+from roll.strategy.token_model import Asked, Outputs, TokenModel, last_hidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,7 @@ class TeacherModel(TokenModel[TaughtTerms]):
     def hidden(self, tokens_BT: Tensor, **arguments: object) -> Tensor:
         return last_hidden(self._parts[0], tokens_BT, arguments)
 
-    def head(
-        self,
-        states_ND: Tensor,
-        targets_N: Tensor,
-        entropy: bool,
-        learned: Sequence[Lesson] | None,
-    ) -> Outputs:
+    def head(self, states_ND: Tensor, targets_N: Tensor, asked: Asked) -> Outputs:
         """The states; or log-probs `[N, K + 1]` and, in the place of the entropy, the ids they
         belong to, float32 and as many, so that results of one shape can be stacked."""
         if self._lesson.top_k is None:

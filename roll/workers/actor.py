@@ -15,7 +15,7 @@ from roll.core.metrics import Metrics
 from roll.core.types import WorkerSpec
 from roll.distributed.dispatch import BROADCAST, SHARD_BATCH, dispatch
 from roll.strategy.build import build_train
-from roll.strategy.forward import PolicyHead
+from roll.strategy.heads import PolicyHead
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.layout import may_stay_away
 from roll.weight_sync.plan import Place, Route, new_channel

@@ -13,7 +13,7 @@ from roll.core.metrics import Metrics
 from roll.core.types import WorkerSpec
 from roll.distributed.dispatch import SHARD_BATCH, dispatch
 from roll.strategy.build import build_train
-from roll.strategy.forward import ValueHead
+from roll.strategy.heads import ValueHead
 from roll.workers.model import TrainWorker
 
 

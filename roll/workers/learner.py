@@ -16,7 +16,7 @@ from roll.core.metrics import Metrics
 from roll.core.types import WorkerSpec
 from roll.distributed.dispatch import SHARD_BATCH, dispatch
 from roll.strategy.build import build_train
-from roll.strategy.forward import Head
+from roll.strategy.heads import Head
 from roll.strategy.reduce import LossMetrics
 from roll.workers.model import TrainWorker
 

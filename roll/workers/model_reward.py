@@ -16,7 +16,7 @@ from roll.core.metrics import Mean, Metrics
 from roll.core.types import Sample, WorkerSpec
 from roll.rewards.api import Reward, RewardContext
 from roll.rewards.pool import Scored
-from roll.strategy.forward import ScoreHead
+from roll.strategy.heads import ScoreHead
 from roll.strategy.hf.score import HfScore
 from roll.workers.reward import RewardWorker
 

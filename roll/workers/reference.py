@@ -13,7 +13,7 @@ from roll.core.batches import LabelledBatch, PreferenceBatch, RolloutBatch
 from roll.core.types import WorkerSpec
 from roll.distributed.dispatch import SHARD_BATCH, dispatch
 from roll.strategy.build import build_score
-from roll.strategy.forward import PolicyHead
+from roll.strategy.heads import PolicyHead
 from roll.workers.model import ScoreWorker
 
 P = TypeVar("P", PreferenceBatch, LabelledBatch)

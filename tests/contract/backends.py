@@ -15,7 +15,7 @@ from roll.config.training import OptimizerConfig, ScoreRole, TrainRole
 from roll.core.types import WorkerSpec
 from roll.strategy.api import ScoreStrategy, TrainStrategy
 from roll.strategy.build import build_score, build_train
-from roll.strategy.forward import PolicyHead
+from roll.strategy.heads import PolicyHead
 
 PLAIN_STEP = OptimizerConfig(lr=1e6, eps=1e3, max_grad_norm=1e9)
 """An optimizer whose step shows the gradient; see `gradient_of_step`."""

@@ -15,7 +15,7 @@ from roll.config.training import TrainRole
 from roll.core.batches import RolloutBatch
 from roll.core.types import WorkerSpec
 from roll.strategy.build import build_train
-from roll.strategy.forward import ValueHead
+from roll.strategy.heads import ValueHead
 from tests.contract.backends import PLAIN_STEP, ZERO_3
 from tests.tiny import rollout_batch
 

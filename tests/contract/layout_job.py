@@ -18,8 +18,8 @@ from roll.core.batches import RolloutBatch
 from roll.core.types import WorkerSpec
 from roll.strategy.api import TrainStrategy
 from roll.strategy.build import build_train
-from roll.strategy.forward import PolicyHead, ScoreHead, ValueHead
 from roll.strategy.group import Membership
+from roll.strategy.heads import PolicyHead, ScoreHead, ValueHead
 from tests.contract.backends import PLAIN_STEP
 from tests.contract.critic_job import critic_batch, squared_error
 from tests.contract.train_job import SMALL_BUDGET, EntropyBonusLoss, exported, rows_of, train_batch

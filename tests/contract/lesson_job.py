@@ -16,7 +16,7 @@ from roll.core.batches import TrainBatch
 from roll.core.types import WorkerSpec
 from roll.strategy.api import ScoreStrategy
 from roll.strategy.build import build_score, build_train
-from roll.strategy.forward import PolicyHead
+from roll.strategy.heads import PolicyHead
 from roll.strategy.teaching import TeacherHead
 from tests.contract.backends import PLAIN_STEP, ZERO_3
 from tests.tiny import rollout_batch

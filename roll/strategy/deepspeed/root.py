@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from roll.algorithms.lessons import Lesson
-from roll.strategy.forward import Outputs, TokenModel
+from roll.strategy.token_model import Asked, Outputs, TokenModel
 
 T = TypeVar("T")
-Run = Callable[[Tensor, Tensor, Sequence[int], bool, Sequence[Lesson] | None], Tensor]
+Run = Callable[[Tensor, Asked], Tensor]
 
 
 class Root(nn.Module, Generic[T]):
@@ -32,16 +31,9 @@ class Root(nn.Module, Generic[T]):
         # In a tuple, so that it is not registered: its own call would be counted too.
         self._whole = (whole,)
 
-    def forward(
-        self,
-        tokens_BT: Tensor,
-        positions_N: Tensor,
-        lengths: Sequence[int],
-        entropy: bool,
-        learned: Sequence[Lesson] | None = None,
-    ) -> Tensor:
+    def forward(self, tokens_BT: Tensor, asked: Asked) -> Tensor:
         """The tensors that there are, `[1, ...]` to `[3, ...]`."""
-        parts = self._whole[0].forward(tokens_BT, positions_N, lengths, entropy, learned)
+        parts = self._whole[0].forward(tokens_BT, asked)
         return torch.stack([part for part in parts if part is not None])
 
 
@@ -55,17 +47,9 @@ class Unstacked(Generic[T]):
         self.collect = whole.collect
         self.packs = whole.packs
 
-    def __call__(
-        self,
-        tokens_BT: Tensor,
-        positions_N: Tensor,
-        lengths: Sequence[int],
-        entropy: bool,
-        learned: Sequence[Lesson] | None = None,
-    ) -> Outputs:
-        stacked = self._run(tokens_BT, positions_N, lengths, entropy, learned)
-        main, *more = stacked.unbind()
-        divergence = more.pop() if learned is not None else None
+    def __call__(self, tokens_BT: Tensor, asked: Asked) -> Outputs:
+        main, *more = self._run(tokens_BT, asked).unbind()
+        divergence = more.pop() if asked.learned is not None else None
         return main, more[0] if more else None, divergence
 
 

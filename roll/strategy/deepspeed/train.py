@@ -32,6 +32,7 @@ from roll.strategy.deepspeed.pieces import MASTER, flats, pieces, whole_masters
 from roll.strategy.deepspeed.root import Root, as_token_model
 from roll.strategy.deepspeed.update import Update, adamw
 from roll.strategy.group import Membership
+from roll.strategy.heads import Head
 from roll.strategy.losses import micro_losses
 from roll.strategy.reduce import LossMetrics, max_over_ranks, update_metrics
 from roll.strategy.state import save_adapter, save_hf
@@ -59,7 +60,7 @@ class DeepspeedStrategy(Generic[T]):
         *,
         spec: WorkerSpec,
         model: ModelConfig,
-        head: forward.Head[T],
+        head: Head[T],
         max_tokens_per_microbatch: int,
         packing: bool = False,
         optimizer: OptimizerConfig | None,

@@ -18,8 +18,9 @@ from transformers import PreTrainedModel
 from roll.config.model import ModelConfig
 from roll.config.strategy import Fsdp2Config
 from roll.models import lora
-from roll.strategy.forward import Head, TokenModel
 from roll.strategy.fsdp2.mesh import Meshes
+from roll.strategy.heads import Head
+from roll.strategy.token_model import TokenModel
 
 T = TypeVar("T")
 

@@ -31,12 +31,14 @@ from roll.strategy.fsdp2 import export, mesh, state
 from roll.strategy.fsdp2.export import whole
 from roll.strategy.fsdp2.shard import load_sharded
 from roll.strategy.group import Membership
+from roll.strategy.heads import Head
 from roll.strategy.losses import micro_losses
 from roll.strategy.reduce import LossMetrics, max_over_ranks, update_metrics
 from roll.strategy.schedule import Schedule
 from roll.strategy.slices import Slices
 from roll.strategy.state import save_adapter, save_hf
 from roll.strategy.teaching import output_head
+from roll.strategy.token_model import TokenModel
 from roll.weight_sync.manifest import Manifest
 
 T = TypeVar("T")
@@ -61,7 +63,7 @@ class Fsdp2Strategy(Generic[T]):
         *,
         spec: WorkerSpec,
         model: ModelConfig,
-        head: forward.Head[T],
+        head: Head[T],
         max_tokens_per_microbatch: int,
         packing: bool = False,
         optimizer: OptimizerConfig | None,
@@ -196,7 +198,7 @@ class Update:
     """Clipping, AdamW and the schedule: everything after the backward pass."""
 
     def __init__(
-        self, model: forward.TokenModel[T], config: OptimizerConfig, total_steps: int | None
+        self, model: TokenModel[T], config: OptimizerConfig, total_steps: int | None
     ) -> None:
         self._max_grad_norm = config.max_grad_norm
         self._params = [p for p in model.parameters() if p.requires_grad]
@@ -240,6 +242,6 @@ class Update:
         return grad_norm, lr, applied
 
 
-def _root(model: forward.TokenModel[T]) -> FSDPModule:
+def _root(model: TokenModel[T]) -> FSDPModule:
     assert isinstance(model, FSDPModule)
     return model

@@ -13,6 +13,7 @@ from roll.core.taught import OutputHead
 from roll.core.types import RankInfo, WorkerSpec
 from roll.platform import get_platform
 from roll.strategy import forward
+from roll.strategy.heads import Head
 from roll.strategy.teaching import output_head
 
 T = TypeVar("T")
@@ -27,7 +28,7 @@ class HfScore(Generic[T]):
         *,
         spec: WorkerSpec,
         model: ModelConfig,
-        head: forward.Head[T],
+        head: Head[T],
         max_tokens_per_microbatch: int,
         packing: bool = False,
     ) -> None:

@@ -26,8 +26,8 @@ from roll.core.errors import ConfigError
 from roll.core.metrics import Metrics
 from roll.core.taught import OutputHead
 from roll.core.types import RankInfo, WorkerSpec
-from roll.strategy.forward import PolicyHead
 from roll.strategy.group import Membership
+from roll.strategy.heads import PolicyHead
 from roll.strategy.megatron import export, groups, memory, state
 from roll.strategy.megatron.model import load_model
 from roll.strategy.megatron.passes import micro_batches, run
