@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, get_args
 
-from roll.config.strategy import LoraRank, VllmConfig
+from roll.config.strategy import Fsdp2Config, LoraRank, VllmConfig
 
 if TYPE_CHECKING:
     from roll.config.rlvr import RlvrConfig
     from roll.config.run import RunConfig
+
+
+def cut_adapters(config: RunConfig) -> Iterator[str]:
+    """Of a model whose matrices several ranks share."""
+    for name, role in config.trained.items():
+        lora = (role.model or config.train_model).lora
+        if lora is not None and isinstance(role.strategy, Fsdp2Config) and role.strategy.tp > 1:
+            yield f"{name}.strategy.tp: adapters (model.lora) are not cut; leave it out"
 
 
 def nothing_served(config: RunConfig) -> Iterator[str]:

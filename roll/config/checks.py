@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from roll.config.adapter_checks import cut_adapters
 from roll.config.errors import nearest
 from roll.config.model import ModelConfig
 from roll.config.placement import parse_devices
@@ -31,6 +32,7 @@ def run_problems(config: RunConfig) -> Iterator[str]:
     yield from _schedule(config)
     yield from _checkpoint(config)
     yield from _frozen(config)
+    yield from cut_adapters(config)
 
 
 def raise_if_any(problems: Iterable[str]) -> None:
@@ -67,7 +69,10 @@ def _layouts(config: RunConfig) -> Iterator[str]:
             continue
         if isinstance(strategy, Fsdp2Config):
             yield from _slices(config, name, role.model or config.train_model, strategy)
-            sizes = [(strategy.ulysses, "ulysses"), (strategy.replicas, "replicas")]
+            sizes = [
+                (strategy.ulysses * strategy.tp, "ulysses * tp"),
+                (strategy.replicas * strategy.tp, "replicas * tp"),
+            ]
             yield from _undivided(config, name, sizes)
         if not isinstance(strategy, MegatronConfig):
             continue
@@ -109,7 +114,7 @@ def _slices(
         where = f"{name}.model" if f"{name}.model" in config.models else "model"
         yield (
             f"{where}.attention: flash_attention_2 takes no slices of rows, which "
-            f"{name}.strategy.ulysses asks for; use sdpa"
+            f"{name}.strategy.{'ulysses' if strategy.ulysses > 1 else 'tp'} asks for; use sdpa"
         )
 
 

@@ -31,6 +31,8 @@ class Fsdp2Config(Config):
     ulysses: int = Field(default=1, ge=1)
     """Ranks that share each row, a slice of its tokens each, and exchange tokens for heads in
     attention (arXiv 2309.14509): for rows that are too long for one."""
+    tp: int = Field(default=1, ge=1)
+    """Ranks that share each matrix of attention and MLP, and each row."""
     replicas: int = Field(default=1, ge=1)
     """Copies of the model, each sharded over its part of the ranks (HSDP): gathers stay within a
     copy, for example on one node; gradients are summed over all."""
@@ -38,7 +40,7 @@ class Fsdp2Config(Config):
     @property
     def ranks_per_part(self) -> int:
         """Devices that get the same part of a batch."""
-        return self.ulysses
+        return self.ulysses * self.tp
 
 
 class DeepspeedConfig(Config):

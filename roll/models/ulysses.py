@@ -24,17 +24,18 @@ _OF_WHOLE_ROWS = ("dynamic", "longrope")
 """Rotary embeddings that depend on how long a row is."""
 
 
-def enable(model: PreTrainedModel, ranks: int, *, key: str = "ulysses") -> None:
+def enable(model: PreTrainedModel, ranks: int, *, tp: int = 1) -> None:
     """Let `model` take slices of rows.
 
     Args:
         ranks: that exchange tokens for heads.
-        key: that asks for it, named in errors.
+        tp: ranks that have a part of the heads each already.
 
     Raises:
         ConfigError: a layer looks along the rows in another way than attention, its attention
             cannot be replaced, or its heads cannot be shared out.
     """
+    key = "ulysses" if ranks > 1 else "tp"
     packing.check(model, key)
     config = model.config.get_text_config()
     why = ""
@@ -47,7 +48,7 @@ def enable(model: PreTrainedModel, ranks: int, *, key: str = "ulysses") -> None:
     elif model.config._attn_implementation == "flash_attention_2":
         why = "model.attention: flash_attention_2, which takes no slices (sdpa does)"
     elif ranks > 1:
-        why = _unshared_heads(config, ranks)
+        why = _unshared_heads(config, ranks, tp)
     if why:
         raise ConfigError(f"{key}: model type {config.model_type!r} has {why}; leave out `{key}`")
     model.set_attn_implementation(ATTENTION)
@@ -59,16 +60,15 @@ def attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    *,
-    sequence_group: dist.ProcessGroup | None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention of this rank's slice, `[B, heads, T / ranks, head_dim]`.
 
     Args:
-        sequence_group: the ranks that have the slices of a row, in order; None: rows are whole.
-        kwargs: as of `packing.packed_attention`, of whole rows.
+        kwargs: as of `packing.packed_attention`, of whole rows; and `sequence_group`, the ranks
+            that have the slices of a row, in order, or None where rows are whole.
     """
+    sequence_group: dist.ProcessGroup | None = packing.handed_on(module, kwargs, "sequence_group")
     if sequence_group is None:
         return packing.packed_attention(module, query, key, value, attention_mask, **kwargs)
     repeats = sequence_group.size() // key.shape[_HEADS]
@@ -102,16 +102,18 @@ def _exchanged(x: Tensor, group: dist.ProcessGroup, cut: int, join: int) -> Tens
     return torch.cat(theirs.unbind(), dim=join)
 
 
-def _unshared_heads(config: Any, ranks: int) -> str:
+def _unshared_heads(config: Any, ranks: int, tp: int) -> str:
     """What is wrong with the numbers of heads; empty if nothing is."""
+    of_each = f" on each of {tp} tensor parallel ranks" if tp > 1 else ""
     heads = config.num_attention_heads
-    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    key_heads = (getattr(config, "num_key_value_heads", None) or heads) // tp
+    heads //= tp
     if heads % ranks:
-        return f"{heads} attention heads, which {ranks} ranks cannot share evenly"
+        return f"{heads} attention heads{of_each}, which {ranks} ranks cannot share evenly"
     if key_heads % ranks and ranks % key_heads:
         return (
-            f"{key_heads} key and value heads: {ranks} ranks can neither share nor repeat them "
-            "evenly"
+            f"{key_heads} key and value heads{of_each}: {ranks} ranks can neither share nor "
+            "repeat them evenly"
         )
     return ""
 

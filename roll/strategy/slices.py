@@ -39,6 +39,10 @@ class Slices:
 
     group: dist.ProcessGroup
     """In the order of the slices."""
+    sequence: dist.ProcessGroup | None
+    """Those that exchange tokens for heads in attention; None: attention sees whole rows."""
+    tp: int
+    """Consecutive ranks that share matrices: their slices are joined around those."""
 
     def read(
         self,
@@ -100,12 +104,13 @@ class Slices:
         # Tokens that were added to a packed row are a sequence of their own.
         sequences = [width + more] if lengths is None else [*lengths, *([more] if more else [])]
         arguments = packing.arguments(sequences, device)
-        part = (width + more) // self.group.size()
-        first = part * self.group.rank()
+        # Of the tokens that attention has before it exchanges them.
+        size = (width + more) // self.group.size() * self.tp
+        first = size * (self.group.rank() // self.tp)
         return {
-            "position_ids": arguments["position_ids"][:, first : first + part],
+            "position_ids": arguments["position_ids"][:, first : first + size],
             "row_lengths": arguments["row_lengths"],
-            "sequence_group": self.group,
+            "sequence_group": self.sequence,
         }
 
 

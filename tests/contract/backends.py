@@ -70,6 +70,7 @@ ZERO_3 = {"stage": 3, "whole_below_elements": 64}
 TRAIN_BACKENDS = [
     TrainBackend("fsdp2", Fsdp2Config, ("activation_checkpointing", "cpu_offload")),
     TrainBackend("fsdp2-ulysses2", Fsdp2Config, ("activation_checkpointing",), {"ulysses": 2}),
+    TrainBackend("fsdp2-tp2", Fsdp2Config, ("activation_checkpointing",), {"tp": 2}),
     TrainBackend("fsdp2-hsdp", Fsdp2Config, (), {"replicas": 2}),
     *(
         TrainBackend(f"deepspeed-{name}", DeepspeedConfig, options, settings=settings)
@@ -131,6 +132,7 @@ SCORE_BACKENDS = {
     "hf": ScoreBackend(HfScoreConfig),
     "fsdp2": ScoreBackend(Fsdp2Config),
     "fsdp2-ulysses2": ScoreBackend(Fsdp2Config, {"ulysses": 2}),
+    "fsdp2-tp2": ScoreBackend(Fsdp2Config, {"tp": 2}),
     "deepspeed": ScoreBackend(DeepspeedConfig),
     "deepspeed-zero3": ScoreBackend(DeepspeedConfig, ZERO_3),
     "megatron": ScoreBackend(MegatronConfig),

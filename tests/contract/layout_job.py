@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import MistralConfig, MistralForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen3ForSequenceClassification,
+    Qwen3ForTokenClassification,
+)
 
 from roll.algorithms.api import ScoreTerms, TokenLoss
 from roll.config.model import LoraConfig, ModelConfig
@@ -23,7 +30,7 @@ from roll.strategy.heads import PolicyHead, ScoreHead, ValueHead
 from tests.contract.backends import PLAIN_STEP
 from tests.contract.critic_job import critic_batch, squared_error
 from tests.contract.train_job import SMALL_BUDGET, EntropyBonusLoss, exported, rows_of, train_batch
-from tests.tiny import char_tokenizer, save_tiny_model
+from tests.tiny import char_tokenizer, save_tiny_model, tiny_qwen3
 
 POLICY, POLICY_LOSS = PolicyHead(0.7, 16), EntropyBonusLoss()
 Options = Mapping[str, Any]
@@ -49,8 +56,9 @@ CASES = {
     "packed": Case("dense", packing=True),
     "window": Case("window"),
     "window, packed": Case("window", packing=True),
-    "critic": Case("dense", head=ValueHead(), loss=squared_error, batch=critic_batch),
-    "scores, packed": Case("dense", packing=True, head=ScoreHead(), loss=squared_score),
+    "critic": Case("critic", head=ValueHead(), loss=squared_error, batch=critic_batch),
+    "scores, packed": Case("scorer", packing=True, head=ScoreHead(), loss=squared_score),
+    "biased, packed": Case("biased", packing=True),
     "adapter": Case("dense", packing=True, lora=LORA),
 }
 
@@ -58,18 +66,32 @@ CASES = {
 def save_models(folder: Path) -> None:
     save_tiny_model(folder / "dense")
     torch.manual_seed(0)
-    config = MistralConfig(
-        vocab_size=len(char_tokenizer()),
-        hidden_size=48,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=1,  # fewer than the ranks that share a row
-        sliding_window=4,
-        dtype="float32",
+    sizes: dict[str, Any] = {
+        "vocab_size": len(char_tokenizer()),
+        "hidden_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "dtype": "float32",
+    }
+    # One key head, which is fewer than the ranks that share a row.
+    window = MistralConfig(**sizes, intermediate_size=96, num_key_value_heads=1, sliding_window=4)
+    MistralForCausalLM(window).save_pretrained(folder / "window")
+    # Two tensor parallel ranks have 49 rows each, which no two ranks share evenly.
+    biased = LlamaConfig(
+        **sizes, intermediate_size=98, num_key_value_heads=2, attention_bias=True, mlp_bias=True
     )
-    MistralForCausalLM(config).save_pretrained(folder / "window")
-    char_tokenizer().save_pretrained(folder / "window")
+    model = LlamaForCausalLM(biased)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.1)
+    model.save_pretrained(folder / "biased")
+    # With heads that are not zero, as new ones would be: they would give no gradients below.
+    config = tiny_qwen3().config
+    config.num_labels = 1
+    Qwen3ForTokenClassification(config).save_pretrained(folder / "critic")
+    Qwen3ForSequenceClassification(config).save_pretrained(folder / "scorer")
+    for name in ("window", "biased", "critic", "scorer"):
+        char_tokenizer().save_pretrained(folder / name)
 
 
 def build(
@@ -87,10 +109,14 @@ def build(
 
 
 def job(
-    spec: WorkerSpec, folder: Path, layouts: Mapping[str, Options], cases: tuple[str, ...]
-) -> dict[str, Any]:
+    spec: WorkerSpec, folder: Path, layouts: Mapping[str, tuple[Options, tuple[str, ...]]]
+) -> dict[tuple[str, str], Any]:
+    """
+    Args:
+        layouts: options and cases of each.
+    """
     group, results = Membership(spec), {}
-    for layout, options in layouts.items():
+    for layout, (options, cases) in layouts.items():
         for name in cases:
             case = CASES[name]
             strategy = build(spec, folder.parent, case, options)

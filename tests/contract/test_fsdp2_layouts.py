@@ -14,20 +14,29 @@ from tests.contract.layout_job import CASES, job, save_models
 from tests.contract.ranks import run_ranks
 from tests.contract.train_job import gradient, leaders, relative_distance
 
-LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
-    2: {"ulysses 2": {"ulysses": 2}},
+ALL = tuple(CASES)
+CUT = ("packed", "critic", "scores, packed", "biased, packed")
+"""Those that tensor parallel ranks can share."""
+Layouts = dict[str, tuple[dict[str, Any], tuple[str, ...]]]
+ALONE = ""
+LAYOUTS: dict[int, Layouts] = {
+    # ranks: options and cases
+    1: {ALONE: ({}, ALL)},
+    2: {"ulysses 2": ({"ulysses": 2}, ALL), "tp 2": ({"tp": 2}, CUT)},
     4: {
-        "ulysses 4": {"ulysses": 4},
-        "ulysses 2, replicas 2": {"ulysses": 2, "replicas": 2},
+        "ulysses 4": ({"ulysses": 4}, ("window, packed",)),
+        "ulysses 2, replicas 2": ({"ulysses": 2, "replicas": 2}, ("window", "window, packed")),
+        "tp 2": ({"tp": 2}, ("biased, packed", "critic")),
+        "tp 2, ulysses 2": ({"tp": 2, "ulysses": 2}, ("biased, packed", "critic")),
+        "tp 2, replicas 2": ({"tp": 2, "replicas": 2}, ("biased, packed",)),
     },
 }
-"""By number of ranks."""
-ON_FOUR = ("window", "window, packed")
 RUNS = [
     (ranks, layout, case)
     for ranks, layouts in LAYOUTS.items()
-    for layout in layouts
-    for case in (CASES if ranks == 2 else ON_FOUR)
+    for layout, (_, cases) in layouts.items()
+    for case in cases
+    if layout != ALONE
 ]
 
 
@@ -35,15 +44,10 @@ RUNS = [
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[Any, Any]]]:
     folder = tmp_path_factory.mktemp("layouts")
     save_models(folder)
-    found = {1: run_ranks(1, _job({"": {}}, tuple(CASES)), folder / "1", timeout_s=200)}
-    for ranks, layouts in LAYOUTS.items():
-        cases = tuple(CASES) if ranks == 2 else ON_FOUR
-        found[ranks] = run_ranks(ranks, _job(layouts, cases), folder / str(ranks), timeout_s=280)
-    return found
-
-
-def _job(layouts: dict[str, dict[str, Any]], cases: tuple[str, ...]) -> Any:
-    return partial(job, layouts=layouts, cases=cases)
+    return {
+        ranks: run_ranks(ranks, partial(job, layouts=layouts), folder / str(ranks), timeout_s=250)
+        for ranks, layouts in LAYOUTS.items()
+    }
 
 
 def values(ranks: list[dict[str, Any]]) -> dict[str, float]:
@@ -55,7 +59,7 @@ def values(ranks: list[dict[str, Any]]) -> dict[str, float]:
 def test_loss_and_gradients_are_those_of_one_rank(
     runs: dict[int, list[dict[Any, Any]]], ranks: int, layout: str, case: str
 ) -> None:
-    alone = runs[1][0]["", case]
+    alone = runs[1][0][ALONE, case]
     together = [rank[layout, case] for rank in runs[ranks]]
     want = gradient(alone, alone["start"])
     assert max(float(g.abs().max()) for g in want.values()) > 1e-3
@@ -71,7 +75,7 @@ def test_loss_and_gradients_are_those_of_one_rank(
 def test_scores_are_those_of_one_rank(
     runs: dict[int, list[dict[Any, Any]]], ranks: int, layout: str, case: str
 ) -> None:
-    whole = scores(runs[1][0]["", case])
+    whole = scores(runs[1][0][ALONE, case])
     for rank in runs[ranks]:
         info = rank[layout, case]["info"]
         rows = len(whole) // info.dp_size
@@ -88,7 +92,7 @@ def test_parts_of_all_ranks_are_the_model_as_the_manifest_cuts_it(
     manifest = together[0]["manifest"]
     assert [meta.name for meta in manifest.tensors] == list(together[0]["start"])
     for i, meta in enumerate(manifest.tensors):
-        whole, cuts = runs[1][0]["", case]["start"][meta.name].flatten(), manifest.cuts_of(i)
+        whole, cuts = runs[1][0][ALONE, case]["start"][meta.name].flatten(), manifest.cuts_of(i)
         for rank, (first, end) in zip(together, pairwise(cuts), strict=True):
             assert rank["manifest"] == manifest
             assert torch.equal(rank["parts"][meta.name].flatten(), whole[first:end])

@@ -16,6 +16,7 @@ from roll.core.types import WorkerSpec
 from roll.strategy.api import TrainStrategy
 from roll.strategy.group import Membership
 from tests.contract.backends import TrainBackend
+from tests.contract.layout_job import save_models
 from tests.contract.ranks import Job, run_ranks
 from tests.contract.train_job import (
     ADAM,
@@ -25,7 +26,6 @@ from tests.contract.train_job import (
     rows_of,
     train_batch,
 )
-from tests.tiny import save_tiny_model
 
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     # ranks and sizes
@@ -33,13 +33,20 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "dp 2": (2, {}),
     "ulysses 2": (2, {"ulysses": 2}),
     "replicas 2": (2, {"replicas": 2}),
+    "tp 2": (2, {"tp": 2}),
+    "tp 2, dp 2": (4, {"tp": 2}),
 }
-PAIRS = [(writer, reader) for writer in LAYOUTS for reader in LAYOUTS]
+PAIRS = [
+    (writer, reader)
+    for writer in LAYOUTS
+    for reader in LAYOUTS
+    if (writer, reader) != ("one", "tp 2, dp 2")  # four ranks come before one
+]
 
 
 def strategy_of(layout: str, spec: WorkerSpec, folder: Path) -> TrainStrategy[Any]:
     backend = TrainBackend("", Fsdp2Config, (), settings=LAYOUTS[layout][1])
-    model = ModelConfig(path=str(folder / "model"))
+    model = ModelConfig(path=str(folder / "biased"))
     return backend.build(spec, model, optimizer=ADAM, total_steps=6)
 
 
@@ -60,11 +67,11 @@ def write(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
 
 
 def read(spec: WorkerSpec, folder: Path) -> dict[tuple[str, str], Any]:
-    """The update after each checkpoint."""
+    """The update after each checkpoint that there is."""
     results = {}
     for layout in of_ranks(spec.world_size):
         strategy = strategy_of(layout, spec, folder.parent)
-        for writer in LAYOUTS:
+        for writer in (name for name in LAYOUTS if (folder.parent / name).exists()):
             strategy.load(folder.parent / writer)
             results[writer, layout] = _update(strategy)
     return results
@@ -81,12 +88,16 @@ def _update(strategy: TrainStrategy[Any]) -> dict[str, Any]:
     }
 
 
+LAUNCHES = ((2, (write,)), (4, (write, read)), (1, (write, read)), (2, (read,)))
+"""Ranks, and what they do."""
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, list[dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("resume")
-    save_tiny_model(folder / "model")
+    save_models(folder)
     found: dict[Any, list[dict[str, Any]]] = {}
-    for i, (ranks, jobs) in enumerate(((2, (write,)), (1, (write, read)), (2, (read,)))):
+    for i, (ranks, jobs) in enumerate(LAUNCHES):
         results = run_ranks(ranks, partial(_all, jobs=jobs), folder / str(i), timeout_s=200)
         found |= {key: [rank[key] for rank in results] for key in results[0]}
     return found

@@ -187,12 +187,17 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
         (
             "cluster.devices_per_node=8|pools.all=0-2|actor_train.strategy={kind: fsdp2, "
             "ulysses: 2}",
-            ["actor_train.strategy: ulysses = 2 does not divide the 3 devices of pool 'all'"],
+            ["actor_train.strategy: ulysses * tp = 2 does not divide the 3 devices of pool 'all'"],
         ),
         (
             "cluster.devices_per_node=8|pools.all=0-5|actor_train.strategy={kind: fsdp2, "
-            "ulysses: 2, replicas: 4}",
-            ["actor_train.strategy: replicas = 4 does not divide the 6 devices of pool 'all'"],
+            "tp: 2, replicas: 2}",
+            ["actor_train.strategy: replicas * tp = 4 does not divide the 6 devices of pool 'all'"],
+        ),
+        (
+            "model.lora={rank: 4}|cluster.devices_per_node=8|pools.all=0-1|"
+            "actor_train.strategy={kind: fsdp2, tp: 2}",
+            ["actor_train.strategy.tp: adapters (model.lora) are not cut"],
         ),
         (
             "cluster.devices_per_node=8|pools.all=0-1|model.attention=flash_attention_2|"

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from roll.core.errors import WeightSyncError
 from roll.models import lora
+from roll.strategy.fsdp2.mesh import TP
 from roll.strategy.names import distinct, of_push
 from roll.weight_sync.manifest import Manifest, even_cuts, meta_of
 
@@ -20,7 +21,8 @@ def manifest(model: PreTrainedModel, dtype: torch.dtype, *, adapter: bool) -> Ma
     """What `local_parts` will yield, whole; reads no values and is not collective.
 
     A rank holds the rows that FSDP2 gave it. Where there are copies of the model, the first sends;
-    what is not sharded comes from rank 0.
+    what is not sharded comes from rank 0. What tensor parallel ranks share lies in no runs of rows;
+    it is gathered, and each rank sends an equal part.
     """
     world = dist.get_world_size()
     metas = []
@@ -36,14 +38,18 @@ def manifest(model: PreTrainedModel, dtype: torch.dtype, *, adapter: bool) -> Ma
 
 def _cuts(value: DTensor, world: int) -> tuple[int, ...]:
     """Ranks of the first copy come first."""
-    sharers = value.device_mesh.size(-1)
+    sharers = world if _is_cut(value) else value.device_mesh.size(-1)
     first = even_cuts(value.shape[0], value.shape[1:].numel(), sharers)
     return first + (value.numel(),) * (world - sharers)
 
 
+def _is_cut(value: DTensor) -> bool:
+    return TP in (value.device_mesh.mesh_dim_names or ())
+
+
 def local_parts(model: PreTrainedModel, *, adapter: bool) -> Iterator[tuple[str, Tensor]]:
     """What this rank holds of each tensor, as it lies in the model, adapters added; collective
-    where there are some.
+    where there are some, or tensor parallel ranks.
 
     Raises:
         WeightSyncError: a parameter is sharded along another axis than its rows.
@@ -53,7 +59,11 @@ def local_parts(model: PreTrainedModel, *, adapter: bool) -> Iterator[tuple[str,
         tensor = value.detach()
         if name in adapted:
             tensor = _merged(tensor, adapted[name])
-        if isinstance(tensor, DTensor):
+        if isinstance(tensor, DTensor) and _is_cut(tensor):
+            cuts, rank = _cuts(tensor, dist.get_world_size()), dist.get_rank()
+            # A copy, so that the whole tensor goes.
+            yield name, whole(tensor).view(-1)[cuts[rank] : cuts[rank + 1]].clone()
+        elif isinstance(tensor, DTensor):
             if tensor.placements not in ((Shard(0),), (Replicate(), Shard(0))):
                 raise WeightSyncError(
                     f"{name!r} is placed as {tensor.placements}; weights are sent by rows, "
@@ -84,7 +94,14 @@ def full_weights(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[s
 
 def whole(tensor: Tensor) -> Tensor:
     """All of it; collective."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(tensor, DTensor):
+        return tensor
+    if _is_cut(tensor):
+        # First over the shards, which lie within the parts of tensor parallel ranks; at once, the
+        # order of the two would be DTensor's choice, of which it warns.
+        *shards, of_tp = tensor.placements
+        tensor = tensor.redistribute(placements=[*[Replicate()] * len(shards), of_tp])
+    return tensor.full_tensor()
 
 
 def _merged(weight: Tensor, delta: lora.Delta) -> Tensor:

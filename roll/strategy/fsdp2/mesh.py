@@ -1,4 +1,8 @@
-"""Which ranks share what: the process groups of an FSDP2 layout."""
+"""Which ranks share what: the meshes and process groups of an FSDP2 layout.
+
+Ranks count through copies, then shards, then tensor parallel ranks. Those that share rows are
+consecutive too: slices of sequence parallelism, and in each of them tensor parallel ranks.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +15,23 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from roll.config.strategy import Fsdp2Config
 from roll.core.errors import ConfigError
 from roll.core.types import RankInfo, WorkerSpec
+from roll.strategy.slices import Slices
+
+COPIES, SHARD, TP = "copies", "shard", "tp"
+"""Names of the axes of meshes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Meshes:
-    """Consecutive ranks get the same rows."""
-
     info: RankInfo
     shard: DeviceMesh
-    """Ranks that parameters are sharded over: all; or those of each copy, behind a first axis of
-    copies."""
-    rows: dist.ProcessGroup | None
-    """Ranks that share rows, in the order of their slices; None where a rank has its own."""
+    """`[shard]`, or `[copies, shard]`: where parameters lie that no tensor parallel ranks share."""
+    shard_cut: DeviceMesh
+    """The same of those parameters that they share: the ranks that hold the same part."""
+    tp: DeviceMesh | None
+    """Ranks that share matrices."""
+    slices: Slices | None
+    """Ranks that share rows; None where each has its own."""
 
 
 def make(config: Fsdp2Config, spec: WorkerSpec, device: torch.device) -> Meshes:
@@ -31,27 +40,48 @@ def make(config: Fsdp2Config, spec: WorkerSpec, device: torch.device) -> Meshes:
     Raises:
         ConfigError: their number does not divide.
     """
-    sharers, replicas = config.ranks_per_part, config.replicas
-    for size, what in ((sharers, "ulysses"), (replicas, "replicas")):
-        if spec.world_size % size:
+    world, tp, replicas = spec.world_size, config.tp, config.replicas
+    sharers = config.ranks_per_part
+    for size, what in ((sharers, "ulysses * tp"), (replicas * tp, "replicas * tp")):
+        if world % size:
             raise ConfigError(
-                f"kind: fsdp2: {what} = {size} does not divide the {spec.world_size} ranks; give "
-                f"the pool a multiple of {size} devices or lower it"
+                f"kind: fsdp2: {what} = {size} does not divide the {world} ranks; give the pool a "
+                f"multiple of {size} devices or lower the sizes"
             )
-    parts = spec.world_size // sharers
-    rows = None
-    if sharers > 1:
-        named = init_device_mesh(device.type, (parts, sharers), mesh_dim_names=("dp", "rows"))
-        rows = named.get_group("rows")
-    sizes = {"replicas": replicas} if replicas > 1 else {}
-    sizes["shard"] = spec.world_size // replicas
+    copies = {COPIES: replicas} if replicas > 1 else {}
+    shard = _mesh(device, **copies, **{SHARD: world // replicas})
+    shard_cut, tp_mesh = shard, None
+    if tp > 1:
+        cut = _mesh(device, **copies, **{SHARD: world // replicas // tp, TP: tp})
+        shard_cut, tp_mesh = cut[(*copies, SHARD)], cut[TP]
     return Meshes(
         info=RankInfo(
             rank=spec.rank,
             dp_rank=spec.rank // sharers,
-            dp_size=parts,
+            dp_size=world // sharers,
             is_dp_leader=spec.rank % sharers == 0,
         ),
-        shard=init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes)),
-        rows=rows,
+        shard=shard,
+        shard_cut=shard_cut,
+        tp=tp_mesh,
+        slices=_slices(config, world // sharers, device),
     )
+
+
+def _slices(config: Fsdp2Config, parts: int, device: torch.device) -> Slices | None:
+    if config.ranks_per_part == 1:
+        return None
+    return Slices(
+        group=_mesh(device, parts=parts, rows=config.ranks_per_part).get_group("rows"),
+        sequence=_sequence(config, parts, device) if config.ulysses > 1 else None,
+        tp=config.tp,
+    )
+
+
+def _sequence(config: Fsdp2Config, parts: int, device: torch.device) -> dist.ProcessGroup:
+    mesh = _mesh(device, parts=parts, sequence=config.ulysses, tp=config.tp)
+    return mesh.get_group("sequence")
+
+
+def _mesh(device: torch.device, **axes: int) -> DeviceMesh:
+    return init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -18,6 +19,7 @@ from transformers import PreTrainedModel
 from roll.config.model import ModelConfig
 from roll.config.strategy import Fsdp2Config
 from roll.models import lora
+from roll.strategy.fsdp2 import tensor_parallel
 from roll.strategy.fsdp2.mesh import Meshes
 from roll.strategy.heads import Head
 from roll.strategy.token_model import TokenModel
@@ -55,19 +57,18 @@ def load_sharded(
         if config.cpu_offload
         else OffloadPolicy()
     )
-    mesh = meshes.shard
+    fully = partial(fully_shard, mp_policy=mixed, offload_policy=offload)
+    if meshes.tp is not None:
+        tensor_parallel.cut(whole.model, meshes.tp)
     for layer in _layers(whole.model):
-        fully_shard(
-            layer,
-            mesh=mesh,
-            mp_policy=mixed,
-            offload_policy=offload,
-            reshard_after_forward=config.reshard_after_forward,
-        )
+        if meshes.tp is not None:
+            for module in tensor_parallel.uncut(layer):
+                # Small, so they stay gathered until the backward pass.
+                fully(module, mesh=meshes.shard, reshard_after_forward=False)
+        again = config.reshard_after_forward
+        fully(layer, mesh=meshes.shard_cut, reshard_after_forward=again)
     # The root (embeddings, last norm, head) is needed again at once by the backward pass.
-    fully_shard(
-        whole, mesh=mesh, mp_policy=mixed, offload_policy=offload, reshard_after_forward=False
-    )
+    fully(whole, mesh=meshes.shard, reshard_after_forward=False)
     for module in whole.modules():
         if isinstance(module, FSDPModule):
             # The factor alone asks for a scaled sum, which only NCCL has; so ask for a plain one.

@@ -5,15 +5,13 @@ Every method is collective: all ranks of the cluster call it, each with its own 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
 from roll.algorithms.api import TermsLoss
 from roll.config.model import ModelConfig
@@ -30,12 +28,11 @@ from roll.strategy import forward, names
 from roll.strategy.fsdp2 import export, mesh, state
 from roll.strategy.fsdp2.export import whole
 from roll.strategy.fsdp2.shard import load_sharded
+from roll.strategy.fsdp2.update import Update
 from roll.strategy.group import Membership
 from roll.strategy.heads import Head
 from roll.strategy.losses import micro_losses
 from roll.strategy.reduce import LossMetrics, max_over_ranks, update_metrics
-from roll.strategy.schedule import Schedule
-from roll.strategy.slices import Slices
 from roll.strategy.state import save_adapter, save_hf
 from roll.strategy.teaching import output_head
 from roll.strategy.token_model import TokenModel
@@ -87,10 +84,12 @@ class Fsdp2Strategy(Generic[T]):
         )
         if packing:
             self._model.pack_rows()
-        if meshes.rows is not None:
-            ulysses.enable(self._model.model, config.ulysses)
-            self._model.slices = Slices(meshes.rows)
-        self._update = None if optimizer is None else Update(self._model, optimizer, total_steps)
+        if meshes.slices is not None:
+            ulysses.enable(self._model.model, config.ulysses, tp=config.tp)
+            self._model.slices = meshes.slices
+        self._update = (
+            None if optimizer is None else Update(self._model, self._device, optimizer, total_steps)
+        )
 
     @property
     def rank_info(self) -> RankInfo:
@@ -106,8 +105,10 @@ class Fsdp2Strategy(Generic[T]):
             entropy=entropy,
             agree=lambda passes: max_over_ranks(passes, self._device),
         )
-        # Without a backward pass the root stays gathered and would miss the next update.
-        _root(self._model).reshard()
+        # Without a backward pass some stay gathered and would miss the next update.
+        for module in self._model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
         return terms
 
     def score_base(self, batch: TokenBatch) -> T:
@@ -192,54 +193,6 @@ class Fsdp2Strategy(Generic[T]):
         if self._update is None:
             raise ConfigError("this model is frozen: it was built without an optimizer")
         return self._update
-
-
-class Update:
-    """Clipping, AdamW and the schedule: everything after the backward pass."""
-
-    def __init__(
-        self, model: TokenModel[T], config: OptimizerConfig, total_steps: int | None
-    ) -> None:
-        self._max_grad_norm = config.max_grad_norm
-        self._params = [p for p in model.parameters() if p.requires_grad]
-        self.schedule = Schedule(config, total_steps)
-        # Decay pulls weights to zero; on norms and biases that only hurts.
-        groups: list[dict[str, Any]] = [
-            {"params": [p for p in self._params if p.dim() >= 2]},
-            {"params": [p for p in self._params if p.dim() < 2], "weight_decay": 0.0},
-        ]
-        self.optimizer = torch.optim.AdamW(
-            groups,
-            lr=config.lr,
-            betas=config.betas,
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
-
-    def apply(self) -> tuple[float, float, bool]:
-        """Clip, step and clear the gradients; returns (grad norm, learning rate, applied).
-
-        A gradient that is not finite leaves weights and optimizer state as they are, and so does
-        one of zero, that of an update in which every sample is masked or every advantage is 0:
-        AdamW would go on in its old direction. The schedule still moves on, so that it ends with
-        the run.
-        """
-        lr = self.schedule.advance()
-        grads = [p.grad for p in self._params if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(grads)
-        if isinstance(norm, DTensor):
-            norm = norm.full_tensor()
-        grad_norm = float(norm)
-        applied = 0 < grad_norm < math.inf
-        if applied:
-            if grad_norm > self._max_grad_norm:
-                torch.nn.utils.clip_grads_with_norm_(self._params, self._max_grad_norm, norm)
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr
-            self.optimizer.step()
-        self.optimizer.zero_grad()
-        return grad_norm, lr, applied
 
 
 def _root(model: TokenModel[T]) -> FSDPModule:

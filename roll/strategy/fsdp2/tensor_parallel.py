@@ -1,0 +1,161 @@
+"""Matrices that ranks share: tensor parallelism (arXiv 1909.08053) by transformers' own tables.
+
+Between attention and MLP each rank has a slice of the tokens (sequence parallelism, arXiv
+2205.05198): what goes into those is gathered over the ranks, and their outputs are summed and cut.
+So whatever is not cut (norms, embedding, head) sees each token on one rank, and its gradients add
+up over all ranks as they do without tensor parallelism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
+from transformers import PreTrainedModel
+
+from roll.core.errors import ConfigError
+
+_COLUMNS, _ROWS = "colwise", "rowwise"
+_OF_HEADS = "replicated_with_grad_allreduce"
+"""What works on each head by itself: on every rank, on its own heads."""
+_TOKENS = 1
+"""Axis of `[B, T, D]`."""
+
+
+def cut(model: PreTrainedModel, mesh: DeviceMesh) -> None:
+    """Share out the matrices of attention and MLP over the ranks of `mesh`.
+
+    Raises:
+        ConfigError: as `plan`.
+    """
+    styles: dict[str, ParallelStyle] = {
+        name: ColwiseParallel() if kind == _COLUMNS else RowwiseParallel(output_layouts=Shard(1))
+        for name, kind in plan(model, mesh.size()).items()
+    }
+    # Every rank has loaded the whole model, so nothing has to be sent.
+    parallelize_module(model.base_model, mesh, styles, src_data_rank=None)
+    for name in _blocks(styles):
+        block = model.base_model.get_submodule(name)
+        block.register_forward_pre_hook(partial(_gather, mesh), with_kwargs=True)
+
+
+def plan(model: PreTrainedModel, ranks: int) -> dict[str, str]:
+    """Name of each linear layer that is cut -> `colwise` or `rowwise`.
+
+    Raises:
+        ConfigError: transformers has no table for the model, the table asks for more than rows and
+            columns of linear layers or leaves some of a block out, or sizes do not divide.
+    """
+    table = _table(model)
+    found: dict[str, str] = {}
+    for name, module in model.base_model.named_modules():
+        kind = _kind(table, name)
+        if kind in (_COLUMNS, _ROWS):
+            _check_linear(model, name, module, kind, ranks)
+            found[name] = kind
+    for block in _blocks(found):
+        _check_block(model, table, block)
+    _check_heads(model, ranks)
+    return found
+
+
+def _blocks(names: Iterable[str]) -> list[str]:
+    """What holds the layers that are cut: attention and MLP of each layer."""
+    return list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+
+
+def uncut(layer: nn.Module) -> list[nn.Module]:
+    """Modules of a layer whose own parameters `cut` left alone."""
+    return [
+        module
+        for module in layer.modules()
+        if (own := list(module.parameters(recurse=False)))
+        and not any(isinstance(p, DTensor) for p in own)
+    ]
+
+
+def _gather(
+    mesh: DeviceMesh, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """All tokens of the hidden states; the backward pass sums their gradients and cuts them."""
+
+    def whole(hidden_BWD: Tensor) -> DTensor:
+        sliced = DTensor.from_local(hidden_BWD, mesh, [Shard(_TOKENS)], run_check=False)
+        return sliced.redistribute(placements=[Replicate()])
+
+    if "hidden_states" in kwargs:
+        return args, kwargs | {"hidden_states": whole(kwargs["hidden_states"])}
+    return (whole(args[0]), *args[1:]), kwargs
+
+
+def _table(model: PreTrainedModel) -> dict[str, str]:
+    config = model.config.get_text_config()
+    # The embedding stays whole.
+    table = {
+        name: kind
+        for name, kind in (config.base_model_tp_plan or {}).items()
+        if not name.startswith("embed_tokens")
+    }
+    strange = sorted(set(table.values()) - {_COLUMNS, _ROWS, _OF_HEADS})
+    if not table or strange:
+        why = f"asks for {', '.join(strange)}" if table else "is empty"
+        raise ConfigError(
+            f"tp: transformers' table of tensor parallelism for model type {config.model_type!r} "
+            f"{why}, which fsdp2 does not do; leave out `tp`, or use kind: megatron"
+        )
+    return table
+
+
+def _kind(table: Mapping[str, str], name: str) -> str | None:
+    return next((kind for pattern, kind in table.items() if fnmatchcase(name, pattern)), None)
+
+
+def _check_linear(
+    model: PreTrainedModel, name: str, module: nn.Module, kind: str, ranks: int
+) -> None:
+    if not isinstance(module, nn.Linear):
+        kind_of = f"{type(module).__module__}.{type(module).__name__}"
+        raise ConfigError(
+            f"tp: {name} is a {kind_of}; only plain linear layers are cut, adapters "
+            "(model.lora) are not; leave out `tp`"
+        )
+    size = module.out_features if kind == _COLUMNS else module.in_features
+    if size % ranks:
+        raise ConfigError(
+            f"tp: {size} {'rows' if kind == _COLUMNS else 'columns'} of {name} of model type "
+            f"{model.config.model_type!r} do not divide over {ranks} ranks; lower `tp`"
+        )
+
+
+def _check_block(model: PreTrainedModel, table: Mapping[str, str], name: str) -> None:
+    """A layer that the table leaves out would see each token on every rank, and learn too much."""
+    for inner, module in model.base_model.get_submodule(name).named_modules():
+        path = f"{name}.{inner}" if inner else name
+        if list(module.parameters(recurse=False)) and _kind(table, path) is None:
+            raise ConfigError(
+                f"tp: transformers' table for model type {model.config.model_type!r} says nothing "
+                f"of {path}; leave out `tp`, or use kind: megatron"
+            )
+
+
+def _check_heads(model: PreTrainedModel, ranks: int) -> None:
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    for count, what in ((heads, "attention"), (key_heads, "key and value")):
+        if count % ranks:
+            raise ConfigError(
+                f"tp: {count} {what} heads of model type {config.model_type!r} do not divide over "
+                f"{ranks} ranks; lower `tp`"
+            )

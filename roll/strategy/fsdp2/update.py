@@ -1,0 +1,100 @@
+"""What follows the backward pass of an FSDP2 update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from roll.config.training import OptimizerConfig
+from roll.strategy.schedule import Schedule
+
+
+class Update:
+    """Clipping, AdamW and the schedule: everything after the backward pass."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        config: OptimizerConfig,
+        total_steps: int | None,
+    ) -> None:
+        self._device = device
+        self._max_grad_norm = config.max_grad_norm
+        self._params = [p for p in model.parameters() if p.requires_grad]
+        self.schedule = Schedule(config, total_steps)
+        self._by_mesh = _grouped(self._params)
+        # Decay pulls weights to zero; on norms and biases that only hurts.
+        groups: list[dict[str, Any]] = []
+        for params in self._by_mesh:
+            groups += [
+                {"params": [p for p in params if p.dim() >= 2]},
+                {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0},
+            ]
+        self.optimizer = torch.optim.AdamW(
+            groups,
+            lr=config.lr,
+            betas=config.betas,
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+
+    def apply(self) -> tuple[float, float, bool]:
+        """Clip, step and clear the gradients; returns (grad norm, learning rate, applied).
+
+        A gradient that is not finite leaves weights and optimizer state as they are, and so does
+        one of zero, that of an update in which every sample is masked or every advantage is 0:
+        AdamW would go on in its old direction. The schedule still moves on, so that it ends with
+        the run.
+        """
+        lr = self.schedule.advance()
+        norm = self._norm()
+        grad_norm = float(norm)
+        applied = 0 < grad_norm < math.inf
+        if applied:
+            if grad_norm > self._max_grad_norm:
+                for params in self._by_mesh:
+                    clip_grads_with_norm_(params, self._max_grad_norm, norm)
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        return grad_norm, lr, applied
+
+    def _norm(self) -> Tensor:
+        """Of all gradients together; collective."""
+        parts: dict[int, list[Tensor]] = {}
+        for p in self._params:
+            if p.grad is not None:
+                assert isinstance(p.grad, DTensor)
+                parts.setdefault(_copies(p.grad), []).append(p.grad.to_local())
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
+        for copies, grads in parts.items():
+            total += get_total_norm(grads).to(total) ** 2 / copies
+        dist.all_reduce(total)
+        return total.sqrt().float()
+
+
+def _copies(grad: DTensor) -> int:
+    """Ranks that hold the same part."""
+    copies = 1
+    for axis, placement in enumerate(grad.placements):
+        copies *= grad.device_mesh.size(axis) if placement.is_replicate() else 1
+    return copies
+
+
+def _grouped(params: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Those that lie on the same mesh together: operations on lists of tensors need one."""
+    groups: dict[DeviceMesh | None, list[nn.Parameter]] = {}
+    for p in params:
+        groups.setdefault(p.device_mesh if isinstance(p, DTensor) else None, []).append(p)
+    return list(groups.values())
