@@ -91,6 +91,7 @@ def trainer(pipe: Connection, rank: int, world: int, port: int, path: Path) -> N
     from roll.core.types import WorkerSpec
     from roll.strategy.fsdp2.train import Fsdp2Strategy
     from roll.strategy.heads import PolicyHead
+    from roll.strategy.setup import ModelSetup
     from roll.weight_sync.manifest import Manifest
     from roll.weight_sync.transfer import send
 
@@ -98,11 +99,15 @@ def trainer(pipe: Connection, rank: int, world: int, port: int, path: Path) -> N
     spec = WorkerSpec(
         Role.ACTOR_TRAIN, rank, world, (rank,), (rank,), 0, f"127.0.0.1:{port}", 0, "cpu"
     )
-    strategy = Fsdp2Strategy(
-        Fsdp2Config(), spec=spec, model=ModelConfig(path=str(path), dtype="bfloat16"),
-        head=PolicyHead(1.0, 1024), max_tokens_per_microbatch=1024,
-        optimizer=OptimizerConfig(), total_steps=1,
-    )  # fmt: skip
+    setup = ModelSetup(
+        spec=spec,
+        model=ModelConfig(path=str(path), dtype="bfloat16"),
+        head=PolicyHead(1.0, 1024),
+        max_tokens_per_microbatch=1024,
+        optimizer=OptimizerConfig(),
+        total_steps=1,
+    )
+    strategy = Fsdp2Strategy(Fsdp2Config(), setup)
 
     def push(task: Task) -> dict[str, float]:
         whole = strategy.weight_manifest()

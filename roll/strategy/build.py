@@ -15,12 +15,11 @@ from roll.config.strategy import (
     TrainStrategyConfig,
     VllmConfig,
 )
-from roll.config.training import InferRole, LearnerRole, OptimizerConfig, ScoreRole
-from roll.core.errors import ConfigError
+from roll.config.training import InferRole, LearnerRole, ScoreRole
 from roll.core.types import WorkerSpec
 from roll.strategy.api import InferenceStrategy, ScoreStrategy, TrainStrategy
-from roll.strategy.heads import Head, PolicyHead
-from roll.strategy.setup import EngineSetup
+from roll.strategy.heads import Head
+from roll.strategy.setup import EngineSetup, ModelSetup
 
 T = TypeVar("T")
 
@@ -40,90 +39,53 @@ def build_train(
         head: `PolicyHead`, `ValueHead` of a critic, or `ScoreHead` of a reward model.
         total_steps: optimizer steps of the whole run.
     """
-    return _learner(
-        role.strategy, role, model, spec, head, optimizer=role.optimizer, total_steps=total_steps
+    setup = ModelSetup(
+        spec=spec,
+        model=model,
+        head=head,
+        max_tokens_per_microbatch=role.max_tokens_per_microbatch,
+        packing=role.packing,
+        optimizer=role.optimizer,
+        total_steps=total_steps,
     )
+    return _learner(role.strategy, setup)
 
 
 def build_score(
     role: ScoreRole, model: ModelConfig, spec: WorkerSpec, head: Head[T]
 ) -> ScoreStrategy[T]:
     """The backend that scores with a frozen model."""
+    setup = ModelSetup(
+        spec=spec,
+        model=model,
+        head=head,
+        max_tokens_per_microbatch=role.max_tokens_per_microbatch,
+        packing=role.packing,
+    )
     if isinstance(role.strategy, HfScoreConfig):
         from roll.strategy.hf.score import HfScore
 
-        return HfScore(
-            role.strategy,
-            spec=spec,
-            model=model,
-            head=head,
-            max_tokens_per_microbatch=role.max_tokens_per_microbatch,
-            packing=role.packing,
-        )
-    return _learner(role.strategy, role, model, spec, head, optimizer=None, total_steps=None)
+        return HfScore(role.strategy, setup)
+    return _learner(role.strategy, setup)
 
 
-def _learner(
-    strategy: TrainStrategyConfig,
-    role: LearnerRole | ScoreRole,
-    model: ModelConfig,
-    spec: WorkerSpec,
-    head: Head[T],
-    *,
-    optimizer: OptimizerConfig | None,
-    total_steps: int | None,
-) -> TrainStrategy[T]:
+def _learner(strategy: TrainStrategyConfig, setup: ModelSetup[T]) -> TrainStrategy[T]:
     """A backend that can train; one without an optimizer only scores."""
     match strategy:
         case MegatronConfig():
             from roll.strategy.megatron.train import MegatronStrategy
 
-            made = MegatronStrategy(
-                strategy,
-                spec=spec,
-                model=model,
-                head=_policy_head(head),
-                max_tokens_per_microbatch=role.max_tokens_per_microbatch,
-                optimizer=optimizer,
-                total_steps=total_steps,
-            )
+            made = MegatronStrategy(strategy, setup)
             return cast(TrainStrategy[T], made)  # T is what a PolicyHead gives
         case Fsdp2Config():
             from roll.strategy.fsdp2.train import Fsdp2Strategy
 
-            return Fsdp2Strategy(
-                strategy,
-                spec=spec,
-                model=model,
-                head=head,
-                max_tokens_per_microbatch=role.max_tokens_per_microbatch,
-                packing=role.packing,
-                optimizer=optimizer,
-                total_steps=total_steps,
-            )
+            return Fsdp2Strategy(strategy, setup)
         case DeepspeedConfig():
             from roll.strategy.deepspeed.train import DeepspeedStrategy
 
-            return DeepspeedStrategy(
-                strategy,
-                spec=spec,
-                model=model,
-                head=head,
-                max_tokens_per_microbatch=role.max_tokens_per_microbatch,
-                packing=role.packing,
-                optimizer=optimizer,
-                total_steps=total_steps,
-            )
+            return DeepspeedStrategy(strategy, setup)
     assert_never(strategy)
-
-
-def _policy_head(head: object) -> PolicyHead:
-    if not isinstance(head, PolicyHead):
-        raise ConfigError(
-            f"kind: megatron has no {type(head).__name__}: it trains policies; other models "
-            "need kind: fsdp2 or deepspeed"
-        )
-    return head
 
 
 def build_engine(

@@ -18,6 +18,7 @@ from roll.rewards.api import Reward, RewardContext
 from roll.rewards.pool import Scored
 from roll.strategy.heads import ScoreHead
 from roll.strategy.hf.score import HfScore
+from roll.strategy.setup import ModelSetup
 from roll.workers.reward import RewardWorker
 
 
@@ -38,13 +39,13 @@ class ModelReward(RewardWorker):
     async def start(self) -> None:
         """Load the model."""
         assert self.config.model is not None
-        self._scorer = HfScore(
-            HfScoreConfig(),
+        setup = ModelSetup(
             spec=self.spec,
             model=self.config.model,
             head=ScoreHead(),
             max_tokens_per_microbatch=self.config.max_tokens_per_microbatch,
         )
+        self._scorer = HfScore(HfScoreConfig(), setup)
 
     async def begin_step(self, expected_samples: int) -> None:
         """There is no failure budget: a model that cannot score ends the run."""

@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.api import TermsLoss
-from roll.config.model import ModelConfig
 from roll.config.strategy import DeepspeedConfig
 from roll.config.training import OptimizerConfig
 from roll.core.batches import TokenBatch, TrainBatch
 from roll.core.errors import ConfigError
 from roll.core.metrics import Metrics
 from roll.core.taught import OutputHead
-from roll.core.types import RankInfo, WorkerSpec
+from roll.core.types import RankInfo
 from roll.models import lora
 from roll.models.load import load_tokenizer
 from roll.strategy import forward, names
@@ -30,11 +29,11 @@ from roll.strategy.deepspeed.engine import start
 from roll.strategy.deepspeed.memory import Parking, states
 from roll.strategy.deepspeed.pieces import MASTER, flats, pieces, whole_masters
 from roll.strategy.deepspeed.root import Root, as_token_model
-from roll.strategy.deepspeed.update import Update, adamw
+from roll.strategy.deepspeed.update import Update, guarded_adamw
 from roll.strategy.group import Membership
-from roll.strategy.heads import Head
 from roll.strategy.losses import micro_losses
 from roll.strategy.reduce import LossMetrics, max_over_ranks, update_metrics
+from roll.strategy.setup import ModelSetup
 from roll.strategy.state import save_adapter, save_hf
 from roll.strategy.teaching import output_head
 from roll.weight_sync.manifest import Manifest
@@ -44,47 +43,32 @@ B = TypeVar("B", bound=TrainBatch)
 
 
 class DeepspeedStrategy(Generic[T]):
-    """A `TrainStrategy`; without an optimizer a `ScoreStrategy`.
+    """A `TrainStrategy`; without an optimizer a `ScoreStrategy`."""
 
-    Args:
-        spec: this rank; it joins the process group at `spec.rendezvous` unless one exists.
-        head: what the model's last layer is for.
-        max_tokens_per_microbatch: padded tokens of one forward and backward pass.
-        optimizer: None for a frozen model.
-        total_steps: optimizer steps of the whole run; needed by decaying schedules.
-    """
-
-    def __init__(
-        self,
-        config: DeepspeedConfig,
-        *,
-        spec: WorkerSpec,
-        model: ModelConfig,
-        head: Head[T],
-        max_tokens_per_microbatch: int,
-        packing: bool = False,
-        optimizer: OptimizerConfig | None,
-        total_steps: int | None,
-    ) -> None:
-        self._group = Membership(spec)
+    def __init__(self, config: DeepspeedConfig, setup: ModelSetup[T]) -> None:
+        self._group = Membership(setup.spec)
         self._device = self._group.device
-        self._model_config = model
-        self._dtype: torch.dtype = getattr(torch, model.dtype)
-        self._max_tokens = max_tokens_per_microbatch
-        self._rank_info = RankInfo(spec.rank, spec.rank, spec.world_size, is_dp_leader=True)
+        self._model_config = setup.model
+        self._dtype: torch.dtype = getattr(torch, setup.model.dtype)
+        self._max_tokens = setup.max_tokens_per_microbatch
+        self._rank_info = RankInfo(
+            setup.spec.rank, setup.spec.rank, setup.spec.world_size, is_dp_leader=True
+        )
         self._cut = config.stage == 3
         self._parking = Parking()
         self._engine: Any = None
         self._update: Update | None = None
-        whole = head.load(model, torch.float32 if optimizer is not None else self._dtype)
-        whole.requires_grad_(optimizer is not None)
-        if optimizer is not None and model.lora is not None:
-            lora.put_in(whole.model, model.lora, also=whole.new_head)
-        if packing:
+        whole = setup.head.load(
+            setup.model, torch.float32 if setup.optimizer is not None else self._dtype
+        )
+        whole.requires_grad_(setup.optimizer is not None)
+        if setup.optimizer is not None and setup.model.lora is not None:
+            lora.put_in(whole.model, setup.model.lora, also=whole.new_head)
+        if setup.packing:
             whole.pack_rows()
         self._model = Root(whole)
-        if optimizer is not None:
-            self._start_training(config, optimizer, total_steps)
+        if setup.optimizer is not None:
+            self._start_training(config, setup.optimizer, setup.total_steps)
         elif config.stage == 3:
             self._engine = start(
                 config, self._model, None, compute=self._dtype, device=self._device
@@ -199,7 +183,7 @@ class DeepspeedStrategy(Generic[T]):
             self._model.model.gradient_checkpointing_enable({"use_reentrant": False})
         # DeepSpeed makes its masters of what it has rounded to the dtype that it computes in.
         masters = {name: p.data for name, p in names.trained(self._model.model)}
-        adam = adamw(self._model, optimizer)
+        adam = guarded_adamw(self._model, optimizer)
         self._engine = start(
             config,
             self._model,

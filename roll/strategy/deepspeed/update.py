@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from roll.config.training import OptimizerConfig
+from roll.strategy import adamw
 from roll.strategy.schedule import Schedule
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -29,22 +30,9 @@ class GuardedAdamW(torch.optim.AdamW):
             super().step(closure)
 
 
-def adamw(model: nn.Module, config: OptimizerConfig) -> GuardedAdamW:
+def guarded_adamw(model: nn.Module, config: OptimizerConfig) -> GuardedAdamW:
     params = [p for p in model.parameters() if p.requires_grad]
-    # Decay pulls weights to zero; on norms and biases that only hurts.
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in params if p.dim() >= 2]},
-        {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    return GuardedAdamW(
-        # An adapter has matrices only, and DeepSpeed cannot lay a group of nothing end to end.
-        [group for group in groups if group["params"]],
-        lr=config.lr,
-        betas=config.betas,
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        fused=True,
-    )
+    return GuardedAdamW(adamw.groups(params), **adamw.options(config))
 
 
 class Update:

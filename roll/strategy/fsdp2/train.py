@@ -14,14 +14,12 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from roll.algorithms.api import TermsLoss
-from roll.config.model import ModelConfig
 from roll.config.strategy import Fsdp2Config
-from roll.config.training import OptimizerConfig
 from roll.core.batches import TokenBatch, TrainBatch
 from roll.core.errors import ConfigError
 from roll.core.metrics import Metrics
 from roll.core.taught import OutputHead
-from roll.core.types import RankInfo, WorkerSpec
+from roll.core.types import RankInfo
 from roll.models import lora, ulysses
 from roll.models.load import load_tokenizer
 from roll.strategy import forward, names
@@ -30,9 +28,9 @@ from roll.strategy.fsdp2.export import whole
 from roll.strategy.fsdp2.shard import load_sharded
 from roll.strategy.fsdp2.update import Update
 from roll.strategy.group import Membership
-from roll.strategy.heads import Head
 from roll.strategy.losses import micro_losses
 from roll.strategy.reduce import LossMetrics, max_over_ranks, update_metrics
+from roll.strategy.setup import ModelSetup
 from roll.strategy.state import save_adapter, save_hf
 from roll.strategy.teaching import output_head
 from roll.strategy.token_model import TokenModel
@@ -43,52 +41,34 @@ B = TypeVar("B", bound=TrainBatch)
 
 
 class Fsdp2Strategy(Generic[T]):
-    """A `TrainStrategy`; without an optimizer a `ScoreStrategy`.
+    """A `TrainStrategy`; without an optimizer a `ScoreStrategy`."""
 
-    Args:
-        spec: this rank; it joins the process group at `spec.rendezvous` unless one exists.
-        head: what the model's last layer is for.
-        max_tokens_per_microbatch: of one forward and backward pass, padding included.
-        packing: micro-batches are rows without padding.
-        optimizer: None for a frozen model.
-        total_steps: optimizer steps of the whole run; needed by decaying schedules.
-    """
-
-    def __init__(
-        self,
-        config: Fsdp2Config,
-        *,
-        spec: WorkerSpec,
-        model: ModelConfig,
-        head: Head[T],
-        max_tokens_per_microbatch: int,
-        packing: bool = False,
-        optimizer: OptimizerConfig | None,
-        total_steps: int | None,
-    ) -> None:
-        self._group = Membership(spec)
+    def __init__(self, config: Fsdp2Config, setup: ModelSetup[T]) -> None:
+        self._group = Membership(setup.spec)
         self._device = self._group.device
-        self._model_config = model
-        self._dtype: torch.dtype = getattr(torch, model.dtype)
-        self._max_tokens = max_tokens_per_microbatch
+        self._model_config = setup.model
+        self._dtype: torch.dtype = getattr(torch, setup.model.dtype)
+        self._max_tokens = setup.max_tokens_per_microbatch
         self._moves = self._device.type != "cpu" and not config.cpu_offload
-        meshes = mesh.make(config, spec, self._device)
+        meshes = mesh.make(config, setup.spec, self._device)
         self._rank_info = meshes.info
         self._model = load_sharded(
             config,
-            model,
-            head,
+            setup.model,
+            setup.head,
             device=self._device,
             meshes=meshes,
-            trainable=optimizer is not None,
+            trainable=setup.optimizer is not None,
         )
-        if packing:
+        if setup.packing:
             self._model.pack_rows()
         if meshes.slices is not None:
             ulysses.enable(self._model.model, config.ulysses, tp=config.tp)
             self._model.slices = meshes.slices
         self._update = (
-            None if optimizer is None else Update(self._model, self._device, optimizer, total_steps)
+            None
+            if setup.optimizer is None
+            else Update(self._model, self._device, setup.optimizer, setup.total_steps)
         )
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from roll.config.training import OptimizerConfig
+from roll.strategy import adamw
 from roll.strategy.schedule import Schedule
 
 
@@ -32,21 +32,8 @@ class Update:
         self._params = [p for p in model.parameters() if p.requires_grad]
         self.schedule = Schedule(config, total_steps)
         self._by_mesh = _grouped(self._params)
-        # Decay pulls weights to zero; on norms and biases that only hurts.
-        groups: list[dict[str, Any]] = []
-        for params in self._by_mesh:
-            groups += [
-                {"params": [p for p in params if p.dim() >= 2]},
-                {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0},
-            ]
-        self.optimizer = torch.optim.AdamW(
-            groups,
-            lr=config.lr,
-            betas=config.betas,
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
+        groups = [group for params in self._by_mesh for group in adamw.groups(params)]
+        self.optimizer = torch.optim.AdamW(groups, **adamw.options(config))
 
     def apply(self) -> tuple[float, float, bool]:
         """Clip, step and clear the gradients; returns (grad norm, learning rate, applied).

@@ -6,14 +6,13 @@ from typing import Generic, TypeVar
 
 import torch
 
-from roll.config.model import ModelConfig
 from roll.config.strategy import HfScoreConfig
 from roll.core.batches import TokenBatch
 from roll.core.taught import OutputHead
-from roll.core.types import RankInfo, WorkerSpec
+from roll.core.types import RankInfo
 from roll.platform import get_platform
 from roll.strategy import forward
-from roll.strategy.heads import Head
+from roll.strategy.setup import ModelSetup
 from roll.strategy.teaching import output_head
 
 T = TypeVar("T")
@@ -22,23 +21,16 @@ T = TypeVar("T")
 class HfScore(Generic[T]):
     """A `ScoreStrategy`; every rank holds the whole model and scores its own rows."""
 
-    def __init__(
-        self,
-        config: HfScoreConfig,
-        *,
-        spec: WorkerSpec,
-        model: ModelConfig,
-        head: Head[T],
-        max_tokens_per_microbatch: int,
-        packing: bool = False,
-    ) -> None:
-        self._device = get_platform(spec.platform).device(spec)
-        self._max_tokens = max_tokens_per_microbatch
-        self._model = head.load(model, getattr(torch, model.dtype))
-        if packing:
+    def __init__(self, config: HfScoreConfig, setup: ModelSetup[T]) -> None:
+        self._device = get_platform(setup.spec.platform).device(setup.spec)
+        self._max_tokens = setup.max_tokens_per_microbatch
+        self._model = setup.head.load(setup.model, getattr(torch, setup.model.dtype))
+        if setup.packing:
             self._model.pack_rows()
         self._model.eval().requires_grad_(False).to(self._device)
-        self._rank_info = RankInfo(spec.rank, spec.rank, spec.world_size, is_dp_leader=True)
+        self._rank_info = RankInfo(
+            setup.spec.rank, setup.spec.rank, setup.spec.world_size, is_dp_leader=True
+        )
 
     @property
     def rank_info(self) -> RankInfo:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,14 +18,12 @@ from mcore_adapter.build.model import seed_dropout
 from mcore_adapter.parallel.logprobs import token_logprobs
 from roll.algorithms import logprobs
 from roll.algorithms.api import PolicyTerms, TermsLoss
-from roll.config.model import ModelConfig
 from roll.config.strategy import MegatronConfig
-from roll.config.training import OptimizerConfig
 from roll.core.batches import TokenBatch, TrainBatch
 from roll.core.errors import ConfigError
 from roll.core.metrics import Metrics
 from roll.core.taught import OutputHead
-from roll.core.types import RankInfo, WorkerSpec
+from roll.core.types import RankInfo
 from roll.strategy.group import Membership
 from roll.strategy.heads import PolicyHead
 from roll.strategy.megatron import export, groups, memory, state
@@ -33,6 +31,7 @@ from roll.strategy.megatron.model import load_model
 from roll.strategy.megatron.passes import micro_batches, run
 from roll.strategy.megatron.update import Update
 from roll.strategy.reduce import LossMetrics, micro_loss, update_metrics
+from roll.strategy.setup import ModelSetup
 from roll.weight_sync.manifest import Manifest
 
 B = TypeVar("B", bound=TrainBatch)
@@ -41,40 +40,25 @@ B = TypeVar("B", bound=TrainBatch)
 class MegatronStrategy:
     """A `TrainStrategy` of policies; without an optimizer a `ScoreStrategy`.
 
-    Args:
-        spec: this rank; it joins the process group at `spec.rendezvous` unless one exists.
-        head: temperature of the log-probs, and how many are computed at once.
-        max_tokens_per_microbatch: padded tokens of one forward and backward pass.
-        optimizer: None for a frozen model.
-        total_steps: optimizer steps of the whole run; needed by decaying schedules.
-
     Raises:
-        ConfigError: layout, model and ranks do not fit each other.
+        ConfigError: layout, model and ranks do not fit each other, or the head is not a policy's.
     """
 
-    def __init__(
-        self,
-        config: MegatronConfig,
-        *,
-        spec: WorkerSpec,
-        model: ModelConfig,
-        head: PolicyHead,
-        max_tokens_per_microbatch: int,
-        optimizer: OptimizerConfig | None,
-        total_steps: int | None,
-    ) -> None:
-        self._group = Membership(spec)
+    def __init__(self, config: MegatronConfig, setup: ModelSetup[Any]) -> None:
+        self._group = Membership(setup.spec)
         self._device = self._group.device
-        self._model_config = model
-        self._head = head
-        self._max_tokens = max_tokens_per_microbatch
-        self._seed = spec.seed
+        self._model_config = setup.model
+        self._head = _policy_head(setup.head)
+        self._max_tokens = setup.max_tokens_per_microbatch
+        self._seed = setup.spec.seed
         sizes = groups.sizes_of(config)
-        self._owns_cut = groups.join(sizes, spec)
+        self._owns_cut = groups.join(sizes, setup.spec)
         self._rank_info = groups.rank_info()
-        self._model = load_model(config, sizes, model, trainable=optimizer is not None)
+        self._model = load_model(config, sizes, setup.model, trainable=setup.optimizer is not None)
         self._update = (
-            None if optimizer is None else Update(self._model, model, optimizer, total_steps)
+            None
+            if setup.optimizer is None
+            else Update(self._model, setup.model, setup.optimizer, setup.total_steps)
         )
 
     @property
@@ -207,3 +191,12 @@ class MegatronStrategy:
         if self._update is None:
             raise ConfigError("this model is frozen: it was built without an optimizer")
         return self._update
+
+
+def _policy_head(head: object) -> PolicyHead:
+    if not isinstance(head, PolicyHead):
+        raise ConfigError(
+            f"kind: megatron has no {type(head).__name__}: it trains policies; other models "
+            "need kind: fsdp2 or deepspeed"
+        )
+    return head
