@@ -78,8 +78,16 @@ def megatron(name: str, ranks: int, **sizes: Any) -> Layout:
     return Layout(f"megatron {name}", ranks, {"kind": "megatron", **sizes})
 
 
+ULYSSES = (
+    Layout("fsdp2 ulysses 2", 2, {"kind": "fsdp2", "ulysses": 2}),
+    Layout("fsdp2 ulysses 2 replicas 2", 4, {"kind": "fsdp2", "ulysses": 2, "replicas": 2}),
+)
 DENSE = (
     *HUGGING_FACE,
+    *ULYSSES,
+    Layout("fsdp2 tp2", 2, {"kind": "fsdp2", "tp": 2}),
+    Layout("fsdp2 tp2 dp2", 4, {"kind": "fsdp2", "tp": 2}),
+    Layout("fsdp2 tp2 ulysses 2", 4, {"kind": "fsdp2", "tp": 2, "ulysses": 2}),
     megatron("x1", 1),
     megatron("dp2", 2),
     megatron("dp2 distributed", 2, distributed_optimizer=True),
@@ -94,6 +102,7 @@ DENSE = (
 )
 SPARSE = (
     *HUGGING_FACE,
+    *ULYSSES,
     megatron("x1", 1),
     megatron("dp2", 2),
     megatron("tp2", 2, tp=2),
