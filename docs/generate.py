@@ -182,7 +182,8 @@ def _default(field: FieldInfo) -> str:
         return "required"
     default = field.default
     if isinstance(default, BaseModel):
-        return "see below"
+        kind = getattr(default, "kind", None)
+        return f"`{kind}`, see below" if kind else "see below"
     if default is None:
         return "null"
     if default == ():

@@ -139,19 +139,22 @@ def coarse(logprobs_NV: Tensor, ids_NK: Tensor) -> Tensor:
     return torch.cat([logprobs_NV.gather(-1, ids_NK), rest_N1], -1)
 
 
-def _compare(logits_NV: Tensor, said: tuple[Tensor, ...], head: OutputHead | None, how: Any) -> Any:
+def _compare(
+    logits_NV: Tensor, said: tuple[Tensor, ...], head: OutputHead | None, how: Comparison
+) -> Tensor:
     """Divergence `[N]` of a chunk."""
-    student_NV = _logprobs(logits_NV, how.student_temperature, how.num_tokens)
+    student_NV = logprobs_of(logits_NV, how.student_temperature, how.num_tokens)
     if head is None:
         ids_NK, teacher_NK = said
         return divergence(how.divergence, teacher_NK, coarse(student_NV, ids_NK))
-    logits_NV = linear(said[0], head.weight_VD, head.bias_V).float() / head.divisor
-    teacher_NV = _logprobs(logits_NV, how.teacher_temperature, how.num_tokens)
+    logits_NV = linear(said[0], head.weight_VD, head.bias_V)
+    teacher_NV = logprobs_of(logits_NV, how.teacher_temperature * head.divisor, how.num_tokens)
     return divergence(how.divergence, teacher_NV, student_NV)
 
 
-def _logprobs(logits_NV: Tensor, temperature: float, num_tokens: int) -> Tensor:
-    return (logits_NV[:, :num_tokens] / temperature).log_softmax(-1)
+def logprobs_of(logits_NV: Tensor, divisor: float, num_tokens: int) -> Tensor:
+    """Of the tokens that mean something, float32."""
+    return (logits_NV[:, :num_tokens].float() / divisor).log_softmax(-1)
 
 
 class _ChunkedDivergence(torch.autograd.Function):
@@ -185,7 +188,9 @@ class _ChunkedDivergence(torch.autograd.Function):
         (said, head, how), (divisor, chunk_tokens) = ctx.taught, ctx.chunk
         grad_hidden_MD = torch.empty_like(hidden_MD)
         # Sums over many chunks lose bits in bfloat16, so they are kept in float32.
-        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
+        # An adapter leaves the head frozen.
+        learns = ctx.needs_input_grad[1]
+        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if learns else None
         grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
         for i in range(0, len(hidden_MD), chunk_tokens):
             part = slice(i, i + chunk_tokens)
@@ -197,8 +202,10 @@ class _ChunkedDivergence(torch.autograd.Function):
             (grad,) = torch.autograd.grad(found, logits, grad_M[part])
             grad = grad.div_(divisor).to(hidden.dtype)
             grad_hidden_MD[part] = grad @ weight_VD
-            grad_weight_VD += grad.T @ hidden
+            if grad_weight_VD is not None:
+                grad_weight_VD += grad.T @ hidden
             if grad_bias_V is not None:
                 grad_bias_V += grad.sum(0)
         bias = None if grad_bias_V is None else grad_bias_V.to(weight_VD.dtype)
-        return grad_hidden_MD, grad_weight_VD.to(weight_VD.dtype), bias, *[None] * 5
+        weight = None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype)
+        return grad_hidden_MD, weight, bias, *[None] * 5

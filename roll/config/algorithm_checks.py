@@ -18,6 +18,7 @@ def algorithm_problems(config: RlvrConfig) -> Iterator[str]:
     yield from _pass_k(config)
     yield from _separate_rewards(config)
     yield from _teachers(config)
+    yield from _unread_advantages(config)
 
 
 def _roles(config: RlvrConfig) -> Iterator[str]:
@@ -29,7 +30,8 @@ def _roles(config: RlvrConfig) -> Iterator[str]:
             f"reference: {_who(needs, Need.REFERENCE)} needs a `reference` role; add one, or train "
             "an adapter (model.lora), whose base is the reference"
         )
-    if Need.SIBLINGS in needs and config.data.samples_per_prompt < 2:
+    compares = any(term.reads_advantages for term in algorithm.loss)
+    if Need.SIBLINGS in needs and compares and config.data.samples_per_prompt < 2:
         yield (
             f"data.samples_per_prompt: {_who(needs, Need.SIBLINGS)} compares the samples of one "
             "prompt and needs at least 2; with 1 use algorithm.advantage.kind=reinforce"
@@ -74,6 +76,22 @@ def _separate_rewards(config: RlvrConfig) -> Iterator[str]:
                 f"algorithm.{key}: gdpo normalises each reward by itself and never sees their "
                 "total; drop it, or use another advantage"
             )
+
+
+def _unread_advantages(config: RlvrConfig) -> Iterator[str]:
+    """What only changes advantages, where no term of the loss reads them."""
+    algorithm = config.algorithm
+    if any(term.reads_advantages for term in algorithm.loss):
+        return
+    terms = " and ".join(term.kind for term in algorithm.loss)
+    for key, there in (
+        ("critic", config.critic is not None),
+        ("algorithm.reward_shaping", bool(algorithm.reward_shaping)),
+        ("algorithm.advantage_shaping", bool(algorithm.advantage_shaping)),
+        ("algorithm.kl_in_reward", algorithm.kl_in_reward is not None),
+    ):
+        if there:
+            yield f"{key}: changes advantages, which {terms} does not read; drop it"
 
 
 def _teachers(config: RlvrConfig) -> Iterator[str]:

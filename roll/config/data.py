@@ -61,7 +61,7 @@ class SourceConfig(FileConfig):
 
     columns: ColumnsConfig = ColumnsConfig()
     tag: str = "default"
-    """Routes the samples of this source to their rewards."""
+    """Routes the samples of this source to their rewards and teachers."""
 
     @property
     def tag_column(self) -> str | None:

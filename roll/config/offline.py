@@ -102,7 +102,9 @@ class DistillLossConfig(LessonConfig):
     """coef * divergence from the teacher + sft_coef * -log p of the text itself."""
 
     coef: float = Field(default=1.0, gt=0)
+    """Factor of the divergence, in nats."""
     sft_coef: float = Field(default=0.0, ge=0)
+    """Factor of -log p."""
 
 
 class DistillationConfig(OfflineConfig):

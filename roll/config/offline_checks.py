@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from roll.config.adapter_checks import nothing_served
 from roll.config.checks import nearest_numbers, run_problems
 from roll.config.teacher_checks import lesson_problems, teacher_problems
+from roll.config.training import TeacherRole
 
 if TYPE_CHECKING:
     from roll.config.offline import (
@@ -30,7 +31,7 @@ def offline_problems(config: OfflineConfig) -> Iterator[str]:
     rows = config.data.rows_per_step
     for name, role in config.computing.items():
         parts = config.num_parts(name)
-        if rows % parts:
+        if rows % parts and not isinstance(role, TeacherRole):  # whose rows are filled up
             near = nearest_numbers(rows, range(parts, rows + 2 * parts, parts))
             yield (
                 f"data.rows_per_step: {rows} rows do not divide over the {parts} data-parallel "

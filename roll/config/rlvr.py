@@ -31,7 +31,7 @@ class RlvrConfig(RunConfig):
     critic: CriticRole | None = None
     """Needed by the `gae` advantage."""
     teachers: dict[str, TeacherRole] = {}
-    """Name -> teacher; needed by the `distill` advantage."""
+    """Name -> teacher; needed by the `distill` advantage and by the loss term."""
     data: DataConfig
     sampling: SamplingConfig = SamplingConfig()
     rollout: RolloutConfig = RolloutConfig()

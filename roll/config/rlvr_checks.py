@@ -142,6 +142,8 @@ def _without_rewards(config: RlvrConfig) -> Iterator[str]:
                 f"rewards: the loss term {term.kind} follows the advantage {advantage.kind}, which "
                 "is made of rewards; add at least one"
             )
+    if advantage.kind in ("gdpo", "gae"):
+        yield f"algorithm.advantage.kind: {advantage.kind} reads rewards, and there are none"
     readers: dict[str, Sequence[Config]] = {
         "algorithm.reward_shaping": algorithm.reward_shaping,
         "algorithm.masks": [c for c in algorithm.masks if c.kind == "difficulty"],

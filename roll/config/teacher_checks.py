@@ -32,6 +32,14 @@ def teacher_problems(
             if tag in teacher_of:
                 yield f"teachers.{name}.tags: {tag!r} already belongs to {teacher_of[tag]!r}"
             teacher_of[tag] = name
+    if all(source.tag_column is None for source in sources.values()):
+        used = {source.tag for source in sources.values()}
+        for tag, name in teacher_of.items():
+            if tag not in used:
+                yield (
+                    f"teachers.{name}.tags: no source has the tag {tag!r}{nearest(tag, used)} "
+                    f"(tags of the sources: {', '.join(sorted(used))})"
+                )
     for key, source in sources.items():
         if source.tag_column is None and source.tag not in teacher_of:
             yield (

@@ -17,8 +17,12 @@ class OutputHead:
     divisor: float
     _moved: dict[torch.device, OutputHead] = field(default_factory=dict, repr=False, compare=False)
 
+    def stay_home(self) -> None:
+        """Leave every device."""
+        self._moved.clear()
+
     def on(self, device: torch.device) -> OutputHead:
-        """The same on `device`, where it stays."""
+        """The same on `device`, where it stays until `stay_home`."""
         if device not in self._moved:
             bias_V = None if self.bias_V is None else self.bias_V.to(device)
             self._moved[device] = OutputHead(self.weight_VD.to(device), bias_V, self.divisor)
@@ -37,3 +41,7 @@ class TaughtRow:
     seemed likeliest there and log-probs `[N, K + 1]`, the last of them that of all others."""
     head: OutputHead | None = None
     """What makes logits of hidden states; whoever learns has one for all rows of a teacher."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.nbytes for part in (self.positions_N, *self.said))

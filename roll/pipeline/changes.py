@@ -11,7 +11,7 @@ import yaml
 from roll.config.run import RunConfig
 
 EXPECTED = ("max_steps", "epochs", "resume", "output_dir", "track", "checkpoint", "cluster")
-"""Keys that change how long a run is and what it leaves behind, and nothing that it learns."""
+"""Keys that say how long a run is and what it leaves behind."""
 
 
 def changed_keys(checkpoint: Path, config: RunConfig) -> list[str]:

@@ -18,7 +18,7 @@ from roll.models.load import load_tokenizer
 Row = TypeVar("Row", bound=Item)
 
 
-class Tagged(Protocol):
+class Taker(Protocol):
     """Somebody who takes rows of some tags."""
 
     @property
@@ -68,7 +68,7 @@ def samples_by_tag(shares: Mapping[str, float], samples: int) -> dict[str, float
     return {tag: share * samples for tag, share in shares.items()}
 
 
-def check_tags(dataset: Dataset[Any], takes: str, takers: Iterable[Tagged]) -> None:
+def check_tags(dataset: Dataset[Any], takes: str, takers: Iterable[Taker]) -> None:
     """Tags that come from a column are known only when the data are.
 
     Args:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from roll.algorithms.api import PolicyTerms
 from roll.algorithms.lessons import comparison
@@ -17,16 +16,14 @@ from roll.data.examples import Example
 from roll.pipeline.data import RunData, check_tags
 from roll.pipeline.offline import OfflinePipeline
 from roll.pipeline.teachers import (
-    ask_teachers,
-    by_teacher,
-    introduce,
+    Teachers,
+    check_lesson,
     num_tokens,
     require_same_tokens,
     start_teacher,
 )
 from roll.strategy.heads import PolicyHead
 from roll.workers.learner import LearnerWorker
-from roll.workers.teacher import TeacherWorker
 
 Student = LearnerWorker[PolicyTerms, TrainBatch]
 
@@ -39,6 +36,7 @@ class DistillPipeline(OfflinePipeline[DistillationConfig, TrainBatch, Student]):
         others = {f"teachers.{name}.model": role.model for name, role in config.teachers.items()}
         require_same_tokens(config.train_model, others)
         config, data = super().prepare(config)
+        check_lesson(config.loss, "loss", data.tokenizer, {"model": config.train_model, **others})
         for rows in (data.train, data.held_out):
             check_tags(rows, "teacher", config.teachers.values())
         return config, data
@@ -49,7 +47,7 @@ class DistillPipeline(OfflinePipeline[DistillationConfig, TrainBatch, Student]):
         compared = comparison(loss, num_tokens(self.data.tokenizer))
         head = PolicyHead(1.0, config.actor_train.logprob_chunk_tokens, compared)
         self.start_learner(LearnerWorker, head, DistillLoss(loss.coef, loss.sft_coef))
-        self.teachers = {
+        clusters = {
             name: self.sharing.share(
                 f"teachers.{name}",
                 start_teacher(
@@ -63,19 +61,13 @@ class DistillPipeline(OfflinePipeline[DistillationConfig, TrainBatch, Student]):
             )
             for name, role in config.teachers.items()
         }
+        self.teachers = Teachers(config.teachers, clusters, self.sharing.colocation)
         if loss.top_k is None:
-            introduce(self.learner, self.teachers)
+            self.teachers.introduce(self.learner)
 
     def make_batch(self, examples: Sequence[Example]) -> TrainBatch:
         """Rows, each with what its teacher says of it; which never passes through here."""
         batch = text_batch(examples)
-        rows_of = by_teacher([example.tag for example in examples], self.config.teachers)
-        ranks = {name: cluster.dp_size for name, cluster in self.teachers.items()}
         with self.timers.timed("teach"):
-            return replace(batch, taught=ask_teachers(batch, rows_of, ranks, self.ask))
-
-    def ask(self, name: str, rows: TrainBatch) -> list[Any]:
-        with self.sharing.colocation.use(f"teachers.{name}"):
-            taught = self.teachers[name].call(TeacherWorker.teach, rows).taught
-        assert taught is not None
-        return taught
+            taught = self.teachers.lessons(batch, [example.tag for example in examples])
+        return replace(batch, taught=taught)

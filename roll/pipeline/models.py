@@ -16,7 +16,7 @@ from roll.distributed.cluster import Cluster, Launcher, Placement
 from roll.distributed.colocation import Colocation
 from roll.pipeline.serving import Serving, build_fleet
 from roll.pipeline.sharing import Sharing
-from roll.pipeline.teachers import introduce, num_tokens, start_teacher
+from roll.pipeline.teachers import Teachers, num_tokens, start_teacher
 from roll.workers.actor import ActorWorker
 from roll.workers.critic import CriticWorker
 from roll.workers.infer import InferWorker
@@ -80,7 +80,7 @@ def start_models(
     )
     lesson = config.algorithm.lesson
     if lesson is not None and lesson.top_k is None:
-        introduce(models.actor, models.teachers)
+        Teachers(config.teachers, models.teachers, colocation).introduce(models.actor)
     loading.result(config.cluster.start_timeout_s)
     serving.start()
     return models

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
-
-import torch
 
 from roll.config.algorithm import Need
 from roll.config.rlvr import RlvrConfig
@@ -14,11 +11,10 @@ from roll.core.batches import RolloutBatch
 from roll.distributed.cluster import Cluster
 from roll.distributed.colocation import Colocation
 from roll.pipeline.cast import Cast
-from roll.pipeline.teachers import ask_teachers, by_teacher
+from roll.pipeline.teachers import Teachers
 from roll.workers.actor import ActorWorker
 from roll.workers.critic import CriticWorker
 from roll.workers.reference import ReferenceWorker
-from roll.workers.teacher import TeacherWorker
 
 
 def add_logprobs(batch: RolloutBatch, config: RlvrConfig, cast: Cast) -> RolloutBatch:
@@ -43,7 +39,7 @@ def add_values(
 ) -> RolloutBatch:
     """What the critic expected of each token's state."""
     with colocation.use(Role.CRITIC):
-        scored = critic.call(CriticWorker.add_values, batch)
+        scored = critic.call(CriticWorker.add_values, replace(batch, taught=None))
     return replace(batch, values=scored.values)
 
 
@@ -52,21 +48,7 @@ def add_lessons(batch: RolloutBatch, config: RlvrConfig, cast: Cast) -> RolloutB
     those that were written, or whole distributions, which never pass through here."""
     if not config.teachers:
         return batch
-    rows_of = by_teacher(batch.tags, config.teachers)
-
-    def logprobs(name: str, rows: RolloutBatch) -> list[torch.Tensor]:
-        with cast.colocation.use(f"teachers.{name}"):
-            scored = cast.teachers[name].call(ReferenceWorker.add_ref_logprobs, rows)
-        return list(scored.require("ref_logprobs", made_by=name))
-
-    def distributions(name: str, rows: RolloutBatch) -> list[Any]:
-        with cast.colocation.use(f"teachers.{name}"):
-            taught = cast.teachers[name].call(TeacherWorker.teach, rows).taught
-        assert taught is not None
-        return taught
-
-    ranks = {name: cluster.dp_size for name, cluster in cast.teachers.items()}
+    teachers = Teachers(config.teachers, cast.teachers, cast.colocation)
     if config.algorithm.lesson is None:
-        logprobs_BT = torch.stack(ask_teachers(batch, rows_of, ranks, logprobs))
-        return replace(batch, teacher_logprobs=logprobs_BT)
-    return replace(batch, taught=ask_teachers(batch, rows_of, ranks, distributions))
+        return replace(batch, teacher_logprobs=teachers.logprobs(batch, batch.tags))
+    return replace(batch, taught=teachers.lessons(batch, batch.tags))

@@ -27,7 +27,7 @@ from roll.pipeline.collect import collect
 from roll.pipeline.data import RunData, load_data
 from roll.pipeline.opinions import add_lessons, add_logprobs, add_values
 from roll.pipeline.steps import advantage_metrics, updates
-from roll.pipeline.teachers import require_same_tokens
+from roll.pipeline.teachers import check_lesson, require_same_tokens
 from roll.workers.actor import ActorWorker
 from roll.workers.critic import CriticWorker
 
@@ -47,7 +47,11 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
     def prepare(cls, config: RlvrConfig) -> tuple[RlvrConfig, RunData[Prompt]]:
         others = {key: model for key, model in config.models.items() if key.startswith(OTHERS)}
         require_same_tokens(config.train_model, others)
-        return config, load_data(config)
+        data = load_data(config)
+        if (lesson := config.algorithm.lesson) is not None:
+            models = {"model": config.train_model, **others}
+            check_lesson(lesson, "algorithm.loss (distill)", data.tokenizer, models)
+        return config, data
 
     def open(self) -> None:
         config = self.config
@@ -122,7 +126,7 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
             parts = [
                 critic.call(CriticWorker.train, update)
                 for update in updates(
-                    replace(batch, sample_weights=None),
+                    replace(batch, sample_weights=None, taught=None),
                     epochs=self.config.trained[Role.CRITIC].epochs,
                     num_updates=self.config.updates_per_pass(Role.CRITIC),
                     ranks=critic.dp_size,

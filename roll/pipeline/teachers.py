@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from roll.config.algorithm.divergences import LessonConfig
 from roll.config.model import ModelConfig
 from roll.config.roles import Role
 from roll.config.training import TeacherRole
-from roll.core.batches import TrainBatch
+from roll.core.batches import RolloutBatch, TrainBatch
 from roll.core.errors import ConfigError
 from roll.distributed.cluster import Cluster, Launcher, Placement
-from roll.models.load import load_tokenizer
+from roll.distributed.colocation import Colocation
+from roll.models.load import load_config, load_tokenizer
 from roll.workers.model import TrainWorker
+from roll.workers.reference import ReferenceWorker
 from roll.workers.teacher import TeacherWorker
 
 B = TypeVar("B", bound=TrainBatch)
@@ -65,10 +70,79 @@ def start_teacher(
     return launcher.start(TeacherWorker, place, role, lesson, num_tokens(tokenizer))
 
 
-def introduce(students: Cluster[Any], teachers: Mapping[str, Cluster[TeacherWorker]]) -> None:
-    """Hand the teachers' heads to the students."""
-    heads = {name: cluster.call(TeacherWorker.output_head) for name, cluster in teachers.items()}
-    students.call(TrainWorker.meet_teachers, heads)
+@dataclass(frozen=True, slots=True)
+class Teachers:
+    """All teachers of a run."""
+
+    roles: Mapping[str, TeacherRole]
+    clusters: Mapping[str, Cluster[Any]]
+    """Of `TeacherWorker`s, or of `ReferenceWorker`s where log-probs are all that is asked."""
+    colocation: Colocation
+
+    def logprobs(self, batch: RolloutBatch, tags: Sequence[str]) -> Tensor:
+        """Of each token that was written, float32 `[B, T]`."""
+
+        def ask(cluster: Cluster[Any], rows: RolloutBatch) -> list[Tensor]:
+            scored = cluster.call(ReferenceWorker.add_ref_logprobs, rows)
+            return list(scored.require("ref_logprobs", made_by="add_ref_logprobs"))
+
+        return torch.stack(self._ask(batch, tags, ask))
+
+    def lessons(self, batch: TrainBatch, tags: Sequence[str]) -> list[Any]:
+        """A parcel for each row, with what is said of its trained tokens."""
+
+        def ask(cluster: Cluster[Any], rows: TrainBatch) -> list[Any]:
+            taught = cluster.call(TeacherWorker.teach, rows).taught
+            assert taught is not None
+            return taught
+
+        return self._ask(batch, tags, ask)
+
+    def introduce(self, students: Cluster[Any]) -> None:
+        """Hand the teachers' heads to the students."""
+        heads = {}
+        for name, cluster in self.clusters.items():
+            with self.colocation.use(f"teachers.{name}"):
+                (heads[name],) = cluster.call(TeacherWorker.output_head)
+        students.call(TrainWorker.meet_teachers, heads)
+
+    def _ask(
+        self, batch: B, tags: Sequence[str], ask: Callable[[Cluster[Any], B], Sequence[A]]
+    ) -> list[A]:
+        def ask_one(name: str, rows: B) -> Sequence[A]:
+            with self.colocation.use(f"teachers.{name}"):
+                return ask(self.clusters[name], rows)
+
+        ranks = {name: cluster.dp_size for name, cluster in self.clusters.items()}
+        return ask_teachers(batch, by_teacher(tags, self.roles), ranks, ask_one)
+
+
+def check_lesson(
+    lesson: LessonConfig,
+    key: str,
+    tokenizer: PreTrainedTokenizerBase,
+    models: Mapping[str, ModelConfig],
+) -> None:
+    """
+    Args:
+        key: of `lesson` in the config.
+        models: key in the config -> student or teacher.
+
+    Raises:
+        ConfigError: there are fewer tokens than the lesson tells, or than a model must know.
+    """
+    count = num_tokens(tokenizer)
+    if lesson.top_k is not None and lesson.top_k >= count:
+        raise ConfigError(
+            f"{key}.top_k: {lesson.top_k} of {count} tokens are all of them; leave top_k out"
+        )
+    for name, model in models.items():
+        size = load_config(model).get_text_config().vocab_size
+        if size < count:
+            raise ConfigError(
+                f"{name}: gives {size} logits, and the tokenizer has {count} tokens; use a model "
+                "that knows all of them, or a tokenizer without the others"
+            )
 
 
 def num_tokens(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -95,14 +169,10 @@ def require_same_tokens(policy: ModelConfig, others: Mapping[str, ModelConfig]) 
 
 
 def _first_difference(own: Mapping[str, int], other: Mapping[str, int]) -> str | None:
-    ours, theirs = (_by_id(vocab) for vocab in (own, other))
-    for number, (a, b) in enumerate(zip(ours, theirs, strict=False)):
+    ours, theirs = ({number: token for token, number in v.items()} for v in (own, other))
+    for number in sorted(ours.keys() | theirs.keys()):
+        a, b = ours.get(number), theirs.get(number)
         if a != b:
-            return f"its token {number} is {b!r}, the trained model's is {a!r}"
-    if len(ours) != len(theirs):
-        return f"its tokenizer has {len(theirs)} tokens, the trained model's {len(ours)}"
+            told = ("nothing" if token is None else repr(token) for token in (b, a))
+            return "its token {} is {}, the trained model's is {}".format(number, *told)
     return None
-
-
-def _by_id(vocab: Mapping[str, int]) -> Sequence[str]:
-    return sorted(vocab, key=lambda token: vocab[token])

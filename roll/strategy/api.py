@@ -26,7 +26,8 @@ B = TypeVar("B", bound=TrainBatch)
 
 
 class ScoreStrategy(Protocol[T_co]):
-    """Forward passes only. T is what they give: `PolicyTerms`, or `ValueTerms` of a critic."""
+    """Forward passes only. T is what they give: `PolicyTerms`, `ValueTerms` of a critic,
+    `ScoreTerms` of a reward model, `TaughtTerms` of a teacher."""
 
     @property
     def rank_info(self) -> RankInfo: ...

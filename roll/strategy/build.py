@@ -36,7 +36,7 @@ def build_train(
 
     Args:
         model: what the role trains; `RunConfig.train_model` says which.
-        head: `PolicyHead`, `ValueHead` of a critic, or `ScoreHead` of a reward model.
+        head: `PolicyHead`, `ValueHead` of a critic, `ScoreHead` of a reward model.
         total_steps: optimizer steps of the whole run.
     """
     setup = ModelSetup(

@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from roll.algorithms.lessons import top_logprobs
+from roll.algorithms.lessons import logprobs_of, top_logprobs
 from roll.config.algorithm.divergences import LessonConfig
 from roll.config.model import ModelConfig
 from roll.core.batches import TokenBatch, TrainBatch
-from roll.core.errors import ConfigError
 from roll.core.taught import OutputHead, TaughtRow
 from roll.models.load import load_causal_lm, split_head
 from roll.strategy.token_model import Asked, Outputs, TokenModel, last_hidden
@@ -57,11 +56,10 @@ class TeacherModel(TokenModel[TaughtTerms]):
         ids_NK = torch.zeros_like(logprobs_NK)
         for i in range(0, len(states_ND), self._chunk_tokens):
             part = slice(i, i + self._chunk_tokens)
-            logits = linear(states_ND[part], head.weight_VD, head.bias_V).float()
-            logits = logits[:, : self._num_tokens] / (
-                head.divisor * self._lesson.teacher_temperature
-            )
-            top_ids, logprobs_NK[part] = top_logprobs(logits.log_softmax(-1), k)
+            logits = linear(states_ND[part], head.weight_VD, head.bias_V)
+            divisor = head.divisor * self._lesson.teacher_temperature
+            logprobs = logprobs_of(logits, divisor, self._num_tokens)
+            top_ids, logprobs_NK[part] = top_logprobs(logprobs, k)
             ids_NK[part, :k] = top_ids.float()  # exact below 2^24
         return logprobs_NK, ids_NK, None
 
@@ -81,7 +79,7 @@ class TeacherModel(TokenModel[TaughtTerms]):
         self, batch: TokenBatch, passes: Iterator[tuple[list[int], Outputs]]
     ) -> TaughtTerms:
         needed_BT = self.needed(batch)
-        rows: list[TaughtRow | None] = [None] * len(batch)
+        found: dict[int, TaughtRow] = {}
         for indices, (main, ids, _) in passes:
             positions = [needed_BT[row, 1:].nonzero().flatten() + 1 for row in indices]
             sizes = [len(each) for each in positions]
@@ -90,8 +88,8 @@ class TeacherModel(TokenModel[TaughtTerms]):
                 columns.insert(0, ids[:, :-1].long().cpu().split(sizes))
             for row, at, *said in zip(indices, positions, *columns, strict=True):
                 # Copies: a part would be sent with all that it is a part of.
-                rows[row] = TaughtRow("", at, tuple(each.clone() for each in said))
-        return TaughtTerms([row for row in rows if row is not None])
+                found[row] = TaughtRow("", at, tuple(each.clone() for each in said))
+        return TaughtTerms([found[row] for row in range(len(batch))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +105,6 @@ class TeacherHead:
     chunk_tokens: int
 
     def load(self, model: ModelConfig, dtype: torch.dtype) -> TeacherModel:
-        k = self.lesson.top_k
-        if k is not None and k >= self.num_tokens:
-            raise ConfigError(
-                f"top_k: {k} of {self.num_tokens} tokens are all of them; leave top_k out"
-            )
         loaded = load_causal_lm(model, dtype=dtype)
         return TeacherModel(loaded, self.lesson, self.num_tokens, self.chunk_tokens)
 

@@ -28,6 +28,11 @@ class Lessons:
         got = unpack(parcels, timeout_s=TIMEOUT_S, what=f"the heads of teachers {', '.join(heads)}")
         self._heads = dict(zip(heads, got, strict=True))
 
+    def offload(self) -> None:
+        """Leave the device to others."""
+        for head in self._heads.values():
+            head.stay_home()
+
     def open(self, batch: B) -> B:
         """The batch with what its parcels hold."""
         if batch.taught is None:
@@ -35,5 +40,6 @@ class Lessons:
         rows = unpack(
             batch.taught, timeout_s=TIMEOUT_S, what=f"what teachers say of {len(batch)} rows"
         )
+        # A teacher that tells its likeliest tokens hands over no head.
         taught = [replace(row, head=self._heads.get(row.teacher)) for row in rows]
         return replace(batch, taught=taught)

@@ -51,6 +51,11 @@ class TrainWorker(ScoreWorker[T]):
         self.lessons = Lessons()
 
     @dispatch(BROADCAST)
+    def offload(self) -> None:
+        super().offload()
+        self.lessons.offload()
+
+    @dispatch(BROADCAST)
     def meet_teachers(self, heads: Mapping[str, Parcel[OutputHead]]) -> None:
         """Before the first rows that they say something of."""
         self.lessons.meet(heads)

@@ -35,10 +35,13 @@ class TeacherWorker(ScoreWorker[TaughtTerms]):
     @dispatch(SHARD_BATCH)
     def teach(self, batch: B) -> B:
         """The rows, each with a parcel of what is said of it."""
-        rows = self.strategy.score(batch).rows
-        return replace(batch, taught=[pack(replace(row, teacher=self.spec.label)) for row in rows])
+        rows = [replace(row, teacher=self.spec.label) for row in self.strategy.score(batch).rows]
+        if not self.rank_info.is_dp_leader:
+            return batch  # nobody looks at it
+        return replace(batch, taught=pack(rows, [row.num_bytes for row in rows]))
 
     @dispatch(BROADCAST)
-    def output_head(self) -> Parcel[OutputHead]:
-        """What makes logits of the hidden states it tells."""
-        return pack(self.strategy.output_head())
+    def output_head(self) -> list[Parcel[OutputHead]]:
+        """What makes logits of the hidden states it tells; that of rank 0 counts."""
+        head = self.strategy.output_head()
+        return pack([head] if self.spec.rank == 0 else [], [head.weight_VD.nbytes])

@@ -38,6 +38,8 @@ class TrainBackend:
     """Options on more than one rank; one rank has none, and resumes what they wrote."""
     experts: bool = False
     """Tested on a mixture of experts."""
+    adapters: bool = True
+    """Whether it trains them."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Options on any number of ranks."""
 
@@ -70,7 +72,9 @@ ZERO_3 = {"stage": 3, "whole_below_elements": 64}
 TRAIN_BACKENDS = [
     TrainBackend("fsdp2", Fsdp2Config, ("activation_checkpointing", "cpu_offload")),
     TrainBackend("fsdp2-ulysses2", Fsdp2Config, ("activation_checkpointing",), {"ulysses": 2}),
-    TrainBackend("fsdp2-tp2", Fsdp2Config, ("activation_checkpointing",), {"tp": 2}),
+    TrainBackend(
+        "fsdp2-tp2", Fsdp2Config, ("activation_checkpointing",), {"tp": 2}, adapters=False
+    ),
     TrainBackend("fsdp2-hsdp", Fsdp2Config, (), {"replicas": 2}),
     *(
         TrainBackend(f"deepspeed-{name}", DeepspeedConfig, options, settings=settings)

@@ -7,19 +7,29 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 
+from roll.core.batch import Batch, tensor
 from roll.core.batches import TokenBatch
 from roll.core.errors import DataError
 from roll.core.metrics import Mean, Metrics
 from roll.core.types import RankInfo, WorkerSpec
 from roll.distributed.dispatch import SHARD_BATCH, dispatch
+from roll.distributed.parcels import Parcel, pack, unpack
 from roll.distributed.worker import Worker
 
 GRANDCHILD = "import time; time.sleep(600)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packed(Batch):
+    """Rows, and where they lie."""
+
+    tokens: torch.Tensor = tensor("BT", required=True)
+    parcels: list[Parcel[torch.Tensor]]
 
 
 class Spawner(Worker):
@@ -54,6 +64,15 @@ class Adder(Spawner):
     @dispatch(SHARD_BATCH)
     def add(self, batch: TokenBatch) -> TokenBatch:
         return replace(batch, tokens=batch.tokens + self.offset + 100 * self.spec.rank)
+
+    @dispatch(SHARD_BATCH)
+    def pack_rows(self, batch: TokenBatch) -> Packed:
+        rows = list(batch.tokens)
+        return Packed(tokens=batch.tokens, parcels=pack(rows, [row.nbytes for row in rows]))
+
+    def open_rows(self, parcels: list[Parcel[torch.Tensor]]) -> list[list[int]]:
+        rows = unpack(parcels, timeout_s=20, what="rows")
+        return [row.tolist() for row in rows]
 
     @dispatch(SHARD_BATCH)
     def mean_length(self, batch: TokenBatch) -> Metrics:

@@ -45,6 +45,12 @@ def test_a_batch_is_split_over_the_ranks_and_joined_in_order(adders: Cluster[Add
     assert adders.call(Adder.mean_length, some_batch()).values_by_name() == {"length": 1.5}
 
 
+def test_workers_hand_each_other_values_that_the_driver_never_has(adders: Cluster[Adder]) -> None:
+    parcels = adders.call(Adder.pack_rows, some_batch()).parcels
+    opened = adders.call_each(Adder.open_rows, parcels[::-1])
+    assert opened == [some_batch().tokens.flip(0).tolist()] * 2
+
+
 def test_each_rank_answers_call_each_in_rank_order(adders: Cluster[Adder]) -> None:
     assert adders.call_each(Adder.ping) == ["actor_train[0]", "actor_train[1]"]
     assert adders.call(Adder.ping) == "actor_train[0]"

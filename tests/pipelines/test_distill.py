@@ -82,7 +82,7 @@ def test_a_teacher_with_other_tokens_is_refused_with_the_first_difference(tmp_pa
 
 
 def test_too_many_likeliest_tokens_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="top_k: 65 of 65 tokens are all of them"):
+    with pytest.raises(ConfigError, match=r"loss\.top_k: 65 of 65 tokens are all of them"):
         run_local(task(tmp_path), ["loss.top_k=65"])
 
 
@@ -103,3 +103,20 @@ def test_a_student_learns_from_its_own_samples(tmp_path: Path, top_k: int | None
     assert sum(apart[-3:]) < 0.5 * sum(apart[:3]), apart
     first = json.loads((tmp_path / "out" / "metrics.jsonl").read_text().splitlines()[0])
     assert first["loss/total"] == pytest.approx(first["distill/divergence"], rel=1e-5)
+
+
+def test_a_critic_and_a_teacher_go_together(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "teacher", seed=7)
+    path = write_task(
+        tmp_path,
+        teachers={"t": {"pool": "all", "model": {"path": str(tmp_path / "teacher")}}},
+        critic={"pool": "all"},
+        reference=None,
+        algorithm={
+            "advantage": {"kind": "gae"},
+            "loss": [{"kind": "ppo_clip"}, {"kind": "distill", "coef": 0.5}],
+        },
+    )
+    first = run_local(path, ["max_steps=2"])[0]
+    assert first["loss/distill"] == pytest.approx(0.5 * first["distill/divergence"], rel=1e-5)
+    assert first["critic/loss/total"] > 0

@@ -431,3 +431,9 @@ def test_without_rewards_nothing_may_ask_for_them(run_file: Path) -> None:
     told = str(caught.value)
     assert "the loss term pg follows the advantage grpo" in told
     assert "the loss term entropy" not in told
+
+
+def test_what_changes_advantages_is_refused_where_nothing_reads_them(run_file: Path) -> None:
+    shaped = "algorithm.advantage_shaping=[{kind: clip, limit: 1.0}]"
+    with pytest.raises(ConfigError, match=r"advantage_shaping: changes advantages, which entropy"):
+        load_config(run_file, ["algorithm.loss=[{kind: entropy,coef: 0.1}]", shaped])

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast, Qwen3Config
 
+from roll.config.algorithm.divergences import LessonConfig
 from roll.config.model import ModelConfig
 from roll.config.training import TeacherRole
 from roll.core.batches import RolloutBatch
-from roll.core.errors import DataError
+from roll.core.errors import ConfigError, DataError
 from roll.data.datasets import Dataset, Source
 from roll.data.examples import Example
+from roll.models.load import load_tokenizer
 from roll.pipeline.data import check_tags
-from roll.pipeline.teachers import ask_teachers, by_teacher
+from roll.pipeline.teachers import ask_teachers, by_teacher, check_lesson, require_same_tokens
 from tests.tiny import rollout_batch
 
 
@@ -41,3 +47,26 @@ def test_a_tag_without_a_teacher_is_named() -> None:
     dataset = Dataset((Source("set", 1.0, items),), (), "")
     with pytest.raises(DataError, match=r"set:1 has the tag 'x', which no teacher takes .* a\)"):
         check_tags(dataset, "teacher", [teacher("a")])
+
+
+def vocabulary(folder: Path, **ids: int) -> ModelConfig:
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(ids, unk_token="a"))
+    )
+    tokenizer.save_pretrained(folder)
+    Qwen3Config(vocab_size=3).save_pretrained(folder)
+    return ModelConfig(path=str(folder))
+
+
+def test_equal_tokens_at_other_ids_are_other_tokens(tmp_path: Path) -> None:
+    own = vocabulary(tmp_path / "own", a=0, b=1, c=2)
+    require_same_tokens(own, {"t.model": vocabulary(tmp_path / "same", a=0, b=1, c=2)})
+    gap = vocabulary(tmp_path / "gap", a=0, b=1, c=3)
+    with pytest.raises(ConfigError, match="its token 2 is nothing, the trained model"):
+        require_same_tokens(own, {"t.model": gap})
+
+
+def test_a_model_must_know_all_tokens(tmp_path: Path) -> None:
+    small = vocabulary(tmp_path, a=0, b=1, c=2, d=3)
+    with pytest.raises(ConfigError, match=r"t\.model: gives 3 logits, .* has 4 tokens"):
+        check_lesson(LessonConfig(), "loss", load_tokenizer(small), {"t.model": small})

@@ -52,5 +52,5 @@ class DistillTerm:
 
 def _divergence(terms: PolicyTerms) -> Tensor:
     if terms.divergence_BT is None:
-        raise ValueError("no teacher said anything of these rows; run add_lessons first")
+        raise ValueError("no teacher said anything of these rows; ask them first")
     return terms.divergence_BT

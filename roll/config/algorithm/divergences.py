@@ -43,6 +43,7 @@ class SkewedForwardConfig(Config):
 
     kind: Literal["skewed_forward"] = "skewed_forward"
     alpha: float = Field(default=0.1, gt=0, lt=1)
+    """Share of the mixture that is not the other's."""
 
 
 class SkewedReverseConfig(Config):
@@ -50,6 +51,7 @@ class SkewedReverseConfig(Config):
 
     kind: Literal["skewed_reverse"] = "skewed_reverse"
     alpha: float = Field(default=0.1, gt=0, lt=1)
+    """Share of the mixture that is not the other's."""
 
 
 class AdaptiveKlConfig(Config):

@@ -22,7 +22,7 @@ class Need(StrEnum):
     GREEDY_BASELINE = "greedy_baseline"
     """A greedy response to every prompt, and its reward."""
     TEACHER = "teacher"
-    """A `teacher` role."""
+    """At least one of `teachers`."""
     RATIO = "ratio"
     """Several updates per step, or the engine's log-probs as the old ones; with one update of the
     trainer's own the ratio is always 1 and the choice has no effect."""
