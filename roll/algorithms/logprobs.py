@@ -108,7 +108,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
             grad_logprobs_N = torch.zeros_like(lse_N)
         grad_hidden_ND = torch.empty_like(hidden_ND)
         # Sums over many chunks lose bits in bfloat16, so they are kept in float32.
-        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32)
+        # An adapter leaves the head frozen.
+        learns = ctx.needs_input_grad[1]
+        grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if learns else None
         grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)
         for i in range(0, len(targets_N), ctx.chunk_tokens):
             part = slice(i, i + ctx.chunk_tokens)
@@ -126,9 +128,10 @@ class _ChunkedLogprobs(torch.autograd.Function):
             grad.scatter_add_(-1, targets_N[part, None], factor)
             grad = grad.div_(ctx.temperature).to(hidden.dtype)
             grad_hidden_ND[part] = grad @ weight_VD
-            grad_weight_VD += grad.T @ hidden
+            if grad_weight_VD is not None:
+                grad_weight_VD += grad.T @ hidden
             if grad_bias_V is not None:
                 grad_bias_V += grad.sum(0)
         bias = None if grad_bias_V is None else grad_bias_V.to(weight_VD.dtype)
-        weight = grad_weight_VD.to(weight_VD.dtype)
+        weight = None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype)
         return grad_hidden_ND, weight, bias, None, None, None, None

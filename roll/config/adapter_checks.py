@@ -17,7 +17,10 @@ def cut_adapters(config: RunConfig) -> Iterator[str]:
     for name, role in config.trained.items():
         lora = (role.model or config.train_model).lora
         if lora is not None and isinstance(role.strategy, Fsdp2Config) and role.strategy.tp > 1:
-            yield f"{name}.strategy.tp: adapters (model.lora) are not cut; leave it out"
+            yield (
+                f"{name}.strategy.tp: adapters (model.lora) are not cut; leave out tp, or use "
+                "kind: megatron, which does both"
+            )
 
 
 def nothing_served(config: RunConfig) -> Iterator[str]:

@@ -50,7 +50,8 @@ class LearnerRole(Config):
     """Left out: the top-level `model`."""
     optimizer: OptimizerConfig = OptimizerConfig()
     max_tokens_per_microbatch: int = Field(default=16384, ge=1)
-    """Tokens, padding included, in one forward and backward pass of one device."""
+    """Tokens, padding included, in one forward and backward pass of a device, or of devices that
+    share rows."""
     packing: bool = False
     """Put the sequences of a micro-batch behind each other in one row, where attention keeps them
     apart, instead of padding them to the longest."""
@@ -84,7 +85,8 @@ class ScoreRole(Config):
     model: ModelConfig | None = None
     """Left out: the model that training starts from, actor_train.model or the top-level `model`."""
     max_tokens_per_microbatch: int = Field(default=16384, ge=1)
-    """Tokens, padding included, in one forward pass of one device."""
+    """Tokens, padding included, in one forward pass of a device, or of devices that share
+    rows."""
     packing: bool = False
     """As that of a role that trains."""
     logprob_chunk_tokens: int = Field(default=1024, ge=1)

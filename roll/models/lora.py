@@ -39,6 +39,12 @@ class Delta:
     scale: float
 
 
+def seed_dropout(lora: LoraConfig, seed: int, rank: int) -> None:
+    """Let ranks, and runs of other seeds, drop other elements; a resumed run goes on drawing."""
+    if lora.dropout:
+        torch.manual_seed(seed + 2**32 * rank)
+
+
 def put_in(model: PreTrainedModel, lora: LoraConfig, *, also: nn.Module | None = None) -> None:
     """Give the model an adapter that changes nothing yet, and freeze the rest.
 

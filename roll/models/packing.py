@@ -90,8 +90,9 @@ def packed_attention(
     del dropout  # there is none: see `roll.models.load.load_config`
     if attention_mask is not None or kwargs.get("s_aux") is not None or kwargs.get("softcap"):
         raise ConfigError(
-            f"packing: {type(module).__name__} has a mask, sinks or a soft cap of its own; leave "
-            "out `packing`, or set model.attention: flash_attention_2"
+            f"{type(module).__name__} has a mask, sinks or a soft cap of its own, so rows can "
+            "neither be packed nor shared; leave out `packing`, `ulysses` and `tp` (packing alone "
+            "also goes with model.attention: flash_attention_2)"
         )
     groups = query.shape[1] // key.shape[1]  # not the module's: a rank may have some heads only
     if groups > 1:

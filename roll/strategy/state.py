@@ -106,8 +106,9 @@ def save_adapter(
     Args:
         tensors: what is trained, whole, by the names in `model`.
     """
-    kept = {name: tensor.cpu() for name, tensor in tensors}
-    if dist.get_rank() == 0:
+    is_writer = dist.get_rank() == 0
+    kept = {name: tensor.cpu() for name, tensor in tensors if is_writer}
+    if is_writer:
         assert config.lora is not None
         lora.save(path, kept, config.lora, model, config.path)
         tokenizer.save_pretrained(path)

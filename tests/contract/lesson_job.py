@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from roll.algorithms.lessons import comparison
 from roll.algorithms.losses.distill import DistillLoss
 from roll.config.algorithm.divergences import JensenShannonConfig, LessonConfig
@@ -14,6 +16,7 @@ from roll.config.strategy import DeepspeedConfig, Fsdp2Config, HfScoreConfig
 from roll.config.training import ScoreRole, TrainRole
 from roll.core.batches import TrainBatch
 from roll.core.types import WorkerSpec
+from roll.strategy import forward
 from roll.strategy.api import ScoreStrategy
 from roll.strategy.build import build_score, build_train
 from roll.strategy.heads import PolicyHead
@@ -58,6 +61,32 @@ def share(strategy: ScoreStrategy[Any]) -> TrainBatch:
     return lesson_batch().split(info.dp_size)[info.dp_rank]
 
 
+def rounding(
+    spec: WorkerSpec,
+    model: ModelConfig,
+    learns: Fsdp2Config | DeepspeedConfig,
+    kept: list[Any],
+    told: TrainBatch,
+) -> float:
+    """How far divergences of a bfloat16 student are from those of the model alone, whose teacher's
+    log-probs nobody rounds."""
+    model = model.model_copy(update={"dtype": "bfloat16"})
+    head = PolicyHead(1.0, 7, comparison(LESSONS["likeliest"], NUM_TOKENS))
+    role = TrainRole(pool="p", strategy=learns, max_tokens_per_microbatch=40)
+    kept.append(build_train(role, model, spec, head, total_steps=None))
+    alone = forward.score(
+        head.load(model, torch.bfloat16),
+        told,
+        device=torch.device("cpu"),
+        max_tokens=40,
+        entropy=False,
+        agree=lambda passes: passes,
+    )
+    found, wanted = kept[-1].score(told).divergence_BT, alone.divergence_BT
+    assert wanted is not None
+    return float((found - wanted).abs().max())
+
+
 def job(spec: WorkerSpec, folder: Path, pair: str) -> dict[str, Any]:
     teaches, learns = PAIRS[pair]
     teacher_model = ModelConfig(path=str(folder.parent / "teacher"))
@@ -90,6 +119,7 @@ def job(spec: WorkerSpec, folder: Path, pair: str) -> dict[str, Any]:
             "metrics": metrics,
             "weights": {key: tensor.clone() for key, tensor in student.export_weights()},
         }
+    results["bf16"] = rounding(spec, student_model, learns, kept, told)
     for strategy in reversed(kept):
         strategy.close()
     return results

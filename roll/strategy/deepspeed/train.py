@@ -64,6 +64,7 @@ class DeepspeedStrategy(Generic[T]):
         whole.requires_grad_(setup.optimizer is not None)
         if setup.optimizer is not None and setup.model.lora is not None:
             lora.put_in(whole.model, setup.model.lora, also=whole.new_head)
+            lora.seed_dropout(setup.model.lora, setup.spec.seed, setup.spec.rank)
         if setup.packing:
             whole.pack_rows()
         self._model = Root(whole)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -58,17 +59,20 @@ def load_sharded(
         else OffloadPolicy()
     )
     fully = partial(fully_shard, mp_policy=mixed, offload_policy=offload)
-    if meshes.tp is not None:
-        tensor_parallel.cut(whole.model, meshes.tp)
+    plan = {} if meshes.tp is None else tensor_parallel.plan(whole.model, meshes.tp.size())
     for layer in _layers(whole.model):
         if meshes.tp is not None:
+            # Layer by layer, as matrices that are cut lie on the device until they are sharded.
+            tensor_parallel.cut(whole.model, layer, plan, meshes.tp)
             for module in tensor_parallel.uncut(layer):
                 # Small, so they stay gathered until the backward pass.
                 fully(module, mesh=meshes.shard, reshard_after_forward=False)
         again = config.reshard_after_forward
         fully(layer, mesh=meshes.shard_cut, reshard_after_forward=again)
-    # The root (embeddings, last norm, head) is needed again at once by the backward pass.
-    fully(whole, mesh=meshes.shard, reshard_after_forward=False)
+    # The root (embeddings, last norm, head) is needed again at once by the backward pass. What
+    # teachers say comes in through it, and keeps the dtype that it has.
+    as_it_is = replace(mixed, cast_forward_inputs=False)
+    fully(whole, mesh=meshes.shard, reshard_after_forward=False, mp_policy=as_it_is)
     for module in whole.modules():
         if isinstance(module, FSDPModule):
             # The factor alone asks for a scaled sum, which only NCCL has; so ask for a plain one.

@@ -33,15 +33,19 @@ _TOKENS = 1
 """Axis of `[B, T, D]`."""
 
 
-def cut(model: PreTrainedModel, mesh: DeviceMesh) -> None:
-    """Share out the matrices of attention and MLP over the ranks of `mesh`.
+def cut(
+    model: PreTrainedModel, layer: nn.Module, planned: Mapping[str, str], mesh: DeviceMesh
+) -> None:
+    """Share out the matrices of a layer of the model over the ranks of `mesh`.
 
-    Raises:
-        ConfigError: as `plan`.
+    Args:
+        planned: what `plan` says of the model.
     """
+    (path,) = (name for name, module in model.base_model.named_modules() if module is layer)
     styles: dict[str, ParallelStyle] = {
         name: ColwiseParallel() if kind == _COLUMNS else RowwiseParallel(output_layouts=Shard(1))
-        for name, kind in plan(model, mesh.size()).items()
+        for name, kind in planned.items()
+        if name.startswith(f"{path}.")
     }
     # Every rank has loaded the whole model, so nothing has to be sent.
     parallelize_module(model.base_model, mesh, styles, src_data_rank=None)
@@ -64,6 +68,12 @@ def plan(model: PreTrainedModel, ranks: int) -> dict[str, str]:
         if kind in (_COLUMNS, _ROWS):
             _check_linear(model, name, module, kind, ranks)
             found[name] = kind
+    if not found:
+        raise ConfigError(
+            f"tp: transformers' table for model type {model.config.model_type!r} names "
+            f"{next(iter(table))}, and the model has no such module; leave out `tp`, or use kind: "
+            "megatron"
+        )
     for block in _blocks(found):
         _check_block(model, table, block)
     _check_heads(model, ranks)

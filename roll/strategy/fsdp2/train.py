@@ -60,6 +60,8 @@ class Fsdp2Strategy(Generic[T]):
             meshes=meshes,
             trainable=setup.optimizer is not None,
         )
+        if setup.model.lora is not None:
+            lora.seed_dropout(setup.model.lora, setup.spec.seed, setup.spec.rank)
         if setup.packing:
             self._model.pack_rows()
         if meshes.slices is not None:

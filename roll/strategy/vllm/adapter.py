@@ -74,11 +74,13 @@ class AdapterLoader:
             rank = adapter_rank(manifest, max_rank)
             _check_modules(manifest, self.model_runner.lora_manager._adapter_manager)
 
+        installed = False
         try:
             with receive(Channel(**channel), first_index + self.rank, check=check) as incoming:
                 # The memory of a push may be used again for its next tensors.
                 tensors = {name: tensor.cpu().clone() for name, tensor in incoming.tensors()}
                 self._roll_adapter = Adapter(tensors, rank, alpha)
+                installed = True
                 self._roll_install(self._roll_adapter)
             return {
                 "num_tensors": len(incoming.manifest.tensors),
@@ -88,7 +90,7 @@ class AdapterLoader:
                 "load_s": incoming.load_s,
             }
         except WeightSyncError as error:
-            return {"error": str(error), "intact": True}
+            return {"error": str(error), "intact": not installed}
 
     def _roll_install(self, adapter: Adapter) -> None:
         """What vLLM's `add_lora` does with the files that it reads."""
