@@ -17,9 +17,8 @@ from roll.pipeline.data import RunData, check_tags
 from roll.pipeline.offline import OfflinePipeline
 from roll.pipeline.teachers import (
     Teachers,
-    check_lesson,
+    check_others,
     num_tokens,
-    require_same_tokens,
     start_teacher,
 )
 from roll.strategy.heads import PolicyHead
@@ -33,10 +32,8 @@ class DistillPipeline(OfflinePipeline[DistillationConfig, TrainBatch, Student]):
 
     @classmethod
     def prepare(cls, config: DistillationConfig) -> tuple[DistillationConfig, RunData[Example]]:
-        others = {f"teachers.{name}.model": role.model for name, role in config.teachers.items()}
-        require_same_tokens(config.train_model, others)
         config, data = super().prepare(config)
-        check_lesson(config.loss, "loss", data.tokenizer, {"model": config.train_model, **others})
+        check_others(config, data.tokenizer, config.loss, "loss")
         for rows in (data.train, data.held_out):
             check_tags(rows, "teacher", config.teachers.values())
         return config, data

@@ -27,12 +27,9 @@ from roll.pipeline.collect import collect
 from roll.pipeline.data import RunData, load_data
 from roll.pipeline.opinions import add_lessons, add_logprobs, add_values
 from roll.pipeline.steps import advantage_metrics, updates
-from roll.pipeline.teachers import check_lesson, require_same_tokens
+from roll.pipeline.teachers import check_others
 from roll.workers.actor import ActorWorker
 from roll.workers.critic import CriticWorker
-
-OTHERS = ("teachers.", "rewards.")
-"""Keys of models that look at the policy's tokens."""
 
 
 class RlvrPipeline(Pipeline[RlvrConfig]):
@@ -45,12 +42,8 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
 
     @classmethod
     def prepare(cls, config: RlvrConfig) -> tuple[RlvrConfig, RunData[Prompt]]:
-        others = {key: model for key, model in config.models.items() if key.startswith(OTHERS)}
-        require_same_tokens(config.train_model, others)
         data = load_data(config)
-        if (lesson := config.algorithm.lesson) is not None:
-            models = {"model": config.train_model, **others}
-            check_lesson(lesson, "algorithm.loss (distill)", data.tokenizer, models)
+        check_others(config, data.tokenizer, config.algorithm.lesson, "algorithm.loss (distill)")
         return config, data
 
     def open(self) -> None:

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from roll.config.algorithm.divergences import LessonConfig
 from roll.config.model import ModelConfig
 from roll.config.roles import Role
+from roll.config.run import RunConfig
 from roll.config.training import TeacherRole
 from roll.core.batches import RolloutBatch, TrainBatch
 from roll.core.errors import ConfigError
@@ -115,6 +116,26 @@ class Teachers:
 
         ranks = {name: cluster.dp_size for name, cluster in self.clusters.items()}
         return ask_teachers(batch, by_teacher(tags, self.roles), ranks, ask_one)
+
+
+def check_others(
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase, lesson: LessonConfig | None, key: str
+) -> None:
+    """Whether models that look at the trained one's tokens, teachers and rewards, know them.
+
+    Args:
+        lesson: what teachers tell, and `key` of it in the config; None where they tell log-probs.
+
+    Raises:
+        ConfigError: one does not.
+    """
+    teachers, rewards = (
+        {key: model for key, model in config.models.items() if key.startswith(kind)}
+        for kind in ("teachers.", "rewards.")
+    )
+    require_same_tokens(config.train_model, teachers | rewards)
+    if lesson is not None:
+        check_lesson(lesson, key, tokenizer, {"model": config.train_model} | teachers)
 
 
 def check_lesson(
