@@ -13,7 +13,7 @@ from one record of a step to the next, medians over all rounds without the first
 TRL lives in an environment of its own, which the first run makes. The exit code says whether the
 goals are met: not slower on equal lengths, twice as fast on log-normal ones.
 
-    python benchmarks/speed_vs_trl.py [--steps 10] [--rounds 2] [--only sft]
+    python benchmarks/speed_vs_trl.py [--steps 10] [--rounds 2] [--only sft] [--lengths equal]
 """
 
 from __future__ import annotations
@@ -149,6 +149,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=2, help="of both sides, in turn")
     parser.add_argument("--only", choices=["sft", "dpo", "reward_model"])
+    parser.add_argument("--lengths", choices=GOALS, help="only these")
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "speed_vs_trl")
     args = parser.parse_args()
     two_cores()
@@ -162,7 +163,8 @@ def main() -> None:
     )
     met = True
     for pipeline in [args.only] if args.only else ["sft", "dpo", "reward_model"]:
-        for kind, goal in GOALS.items():
+        for kind in [args.lengths] if args.lengths else GOALS:
+            goal = GOALS[kind]
             rates: dict[str, list[float]] = {"trl": [], "roll": []}
             rows = out / f"{pipeline}-{kind}.jsonl"
             tokens = make_rows(rows, pipeline, kind, args.steps)
