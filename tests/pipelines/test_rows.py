@@ -219,5 +219,5 @@ def test_a_reward_model_with_other_tokens_is_refused(tmp_path: Path) -> None:
     tokenizer.add_tokens(["<new>"])
     tokenizer.save_pretrained(other)
     path = write_task(tmp_path / "rl", rewards={"judge": {"model": {"path": str(other)}}})
-    with pytest.raises(ConfigError, match=r"rewards\.judge\.model: its tokenizer has \d+ tokens"):
+    with pytest.raises(ConfigError, match=r"judge\.model: its token \d+ is .<new>., .* nothing"):
         run_local(path)
