@@ -64,11 +64,6 @@ class SourceConfig(FileConfig):
     """Routes the samples of this source to their rewards and teachers."""
 
     @property
-    def tag_column(self) -> str | None:
-        """Where tags of rows come from, if not from the source."""
-        return self.columns.tag
-
-    @property
     def columns_used(self) -> tuple[str, ...]:
         columns = self.columns
         return _named(columns.prompt, columns.messages, columns.answer, columns.tag)
@@ -119,11 +114,6 @@ class TaughtSource(TextSource):
     columns: TaughtColumns = TaughtColumns()
     tag: str = "default"
     """Routes the rows of this source to their teacher."""
-
-    @property
-    def tag_column(self) -> str | None:
-        """Where tags of rows come from, if not from the source."""
-        return self.columns.tag
 
     @property
     def columns_used(self) -> tuple[str, ...]:

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Protocol
 
+from roll.config.data import SourceConfig, TaughtSource
 from roll.config.errors import nearest
 from roll.config.training import LearnerRole, TeacherRole
 
 
-class Tagged(Protocol):
-    """A source of rows with tags."""
-
-    @property
-    def tag(self) -> str: ...
-    @property
-    def tag_column(self) -> str | None: ...
-
-
 def teacher_problems(
-    teachers: Mapping[str, TeacherRole], sources: Mapping[str, Tagged]
+    teachers: Mapping[str, TeacherRole], sources: Mapping[str, SourceConfig | TaughtSource]
 ) -> Iterator[str]:
     """Every row has one teacher.
 
@@ -32,7 +23,7 @@ def teacher_problems(
             if tag in teacher_of:
                 yield f"teachers.{name}.tags: {tag!r} already belongs to {teacher_of[tag]!r}"
             teacher_of[tag] = name
-    if all(source.tag_column is None for source in sources.values()):
+    if all(source.columns.tag is None for source in sources.values()):
         used = {source.tag for source in sources.values()}
         for tag, name in teacher_of.items():
             if tag not in used:
@@ -41,7 +32,7 @@ def teacher_problems(
                     f"(tags of the sources: {', '.join(sorted(used))})"
                 )
     for key, source in sources.items():
-        if source.tag_column is None and source.tag not in teacher_of:
+        if source.columns.tag is None and source.tag not in teacher_of:
             yield (
                 f"{key}.tag: no teacher takes the tag {source.tag!r}"
                 f"{nearest(source.tag, teacher_of)} (tags with a teacher: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeVar, assert_never, cast
 
 from roll.config.model import ModelConfig
@@ -39,14 +40,8 @@ def build_train(
         head: `PolicyHead`, `ValueHead` of a critic, `ScoreHead` of a reward model.
         total_steps: optimizer steps of the whole run.
     """
-    setup = ModelSetup(
-        spec=spec,
-        model=model,
-        head=head,
-        max_tokens_per_microbatch=role.max_tokens_per_microbatch,
-        packing=role.packing,
-        optimizer=role.optimizer,
-        total_steps=total_steps,
+    setup = replace(
+        _frozen(role, model, spec, head), optimizer=role.optimizer, total_steps=total_steps
     )
     return _learner(role.strategy, setup)
 
@@ -55,18 +50,24 @@ def build_score(
     role: ScoreRole, model: ModelConfig, spec: WorkerSpec, head: Head[T]
 ) -> ScoreStrategy[T]:
     """The backend that scores with a frozen model."""
-    setup = ModelSetup(
+    setup = _frozen(role, model, spec, head)
+    if isinstance(role.strategy, HfScoreConfig):
+        from roll.strategy.hf.score import HfScore
+
+        return HfScore(role.strategy, setup)
+    return _learner(role.strategy, setup)
+
+
+def _frozen(
+    role: LearnerRole | ScoreRole, model: ModelConfig, spec: WorkerSpec, head: Head[T]
+) -> ModelSetup[T]:
+    return ModelSetup(
         spec=spec,
         model=model,
         head=head,
         max_tokens_per_microbatch=role.max_tokens_per_microbatch,
         packing=role.packing,
     )
-    if isinstance(role.strategy, HfScoreConfig):
-        from roll.strategy.hf.score import HfScore
-
-        return HfScore(role.strategy, setup)
-    return _learner(role.strategy, setup)
 
 
 def _learner(strategy: TrainStrategyConfig, setup: ModelSetup[T]) -> TrainStrategy[T]:
