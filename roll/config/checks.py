@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 from roll.config.adapter_checks import cut_adapters
 from roll.config.errors import nearest
-from roll.config.model import ModelConfig
 from roll.config.placement import parse_devices
 from roll.config.roles import Role
 from roll.config.strategy import Fsdp2Config, HfScoreConfig, MegatronConfig
-from roll.config.training import LearnerRole
+from roll.config.training import LearnerRole, ScoreRole
 
 if TYPE_CHECKING:
     from roll.config.run import RunConfig
@@ -67,8 +66,9 @@ def _layouts(config: RunConfig) -> Iterator[str]:
         strategy = role.strategy
         if role.pool not in config.pools:
             continue
+        if not isinstance(strategy, MegatronConfig):
+            yield from _attention(config, name, role)
         if isinstance(strategy, Fsdp2Config):
-            yield from _slices(config, name, role.model or config.train_model, strategy)
             sizes = [
                 (strategy.ulysses * strategy.tp, "ulysses * tp"),
                 (strategy.replicas * strategy.tp, "replicas * tp"),
@@ -107,14 +107,21 @@ def _undivided(config: RunConfig, name: str, sizes: list[tuple[int, str]]) -> It
             return
 
 
-def _slices(
-    config: RunConfig, name: str, model: ModelConfig, strategy: Fsdp2Config
-) -> Iterator[str]:
-    if strategy.ranks_per_part > 1 and model.attention == "flash_attention_2":
+def _attention(config: RunConfig, name: str, role: LearnerRole | ScoreRole) -> Iterator[str]:
+    """Kernels that do not take the rows which a role makes."""
+    strategy = role.strategy
+    sizes = (
+        {"ulysses": strategy.ulysses, "tp": strategy.tp}
+        if isinstance(strategy, Fsdp2Config)
+        else {}
+    )
+    cut = [f"strategy.{key}" for key, size in sizes.items() if size > 1]
+    attention = (role.model or config.train_model).attention
+    refused = {"eager": [*(["packing"] if role.packing else []), *cut], "flash_attention_2": cut}
+    if keys := refused.get(attention):
         where = f"{name}.model" if f"{name}.model" in config.models else "model"
         yield (
-            f"{where}.attention: flash_attention_2 takes no slices of rows, which "
-            f"{name}.strategy.{'ulysses' if strategy.ulysses > 1 else 'tp'} asks for; use sdpa"
+            f"{where}.attention: {attention} takes no rows such as {name}.{keys[0]} makes; use sdpa"
         )
 
 

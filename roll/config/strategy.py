@@ -21,7 +21,9 @@ class Fsdp2Config(Config):
 
     kind: Literal["fsdp2"] = "fsdp2"
     reshard_after_forward: bool = True
-    """Free gathered parameters after the forward pass: less memory, one more gather."""
+    """Free a layer's gathered parameters after each forward pass, and after each backward pass; or
+    keep them until the update: more memory, one gather per update instead of two per
+    micro-batch."""
     activation_checkpointing: bool = False
     """Recompute each layer's activations in the backward pass."""
     cpu_offload: bool = False

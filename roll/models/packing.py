@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 from roll.core.errors import ConfigError
@@ -78,7 +80,7 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Causal attention of `[B, heads, T, head_dim]`, sequence by sequence.
 
-    A loop costs a call per sequence, and computes no score that is masked away.
+    No score is computed that is masked away: neighbours of equal length go in one call.
 
     Args:
         query: with a multiple of the heads that key and value have.
@@ -97,16 +99,16 @@ def packed_attention(
     groups = query.shape[1] // key.shape[1]  # not the module's: a rank may have some heads only
     if groups > 1:
         key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
-    lengths = list(handed_on(module, kwargs, "row_lengths"))
-    parts = [
-        nn.functional.scaled_dot_product_attention(
-            q, k, v, scale=scaling, **_causal(q.shape[2], sliding_window, q.device)
-        )
-        for q, k, v in zip(
-            *(each.split(lengths, dim=2) for each in (query, key, value)), strict=True
-        )
-    ]
-    return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
+    lengths = handed_on(module, kwargs, "row_lengths")
+    runs = [(length, len(list(same))) for length, same in groupby(lengths)]
+    tokens = [length * count for length, count in runs]
+    parts = []
+    for (length, _), q, k, v in zip(
+        runs, *(each.split(tokens, dim=2) for each in (query, key, value)), strict=True
+    ):
+        q, k, v = (_parted(each, length) for each in (q, k, v))
+        parts.append(_joined(_causal(q, k, v, scaling, sliding_window), query.shape[0]))
+    return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], None
 
 
 def handed_on(module: nn.Module, kwargs: dict[str, Any], name: str) -> Any:
@@ -124,12 +126,39 @@ def handed_on(module: nn.Module, kwargs: dict[str, Any], name: str) -> Any:
     return kwargs[name]
 
 
-def _causal(length: int, window: int | None, device: torch.device) -> dict[str, Any]:
+def _parted(rows_BHTD: Tensor, length: int) -> Tensor:
+    """Sequences of this length as rows: `[B * T / length, heads, length, head_dim]`."""
+    return rows_BHTD.unflatten(2, (-1, length)).transpose(1, 2).flatten(0, 1)
+
+
+def _joined(parts_NHLD: Tensor, rows: int) -> Tensor:
+    """What `_parted` took apart: `[rows, T, heads, head_dim]`, contiguous."""
+    return parts_NHLD.transpose(1, 2).contiguous().unflatten(0, (rows, -1)).flatten(1, 2)
+
+
+def _causal(
+    query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
+) -> Tensor:
+    """Each token sees itself and those before it, of which `window` counts the nearest."""
+    length = query.shape[2]
     if window is None or window >= length:
-        return {"is_causal": True}
-    at = torch.arange(length, device=device)
-    back = at[:, None] - at
-    return {"attn_mask": (back >= 0) & (back < window)}
+        return scaled_dot_product_attention(query, key, value, scale=scale, is_causal=True)
+    # Block by block: a mask of the whole would grow with the square of the length.
+    parts = []
+    for start in range(0, length, window):
+        end, first = min(start + window, length), max(0, start - window + 1)
+        at_Q = torch.arange(start, end, device=query.device)
+        back_QK = at_Q[:, None] - torch.arange(first, end, device=query.device)
+        parts.append(
+            scaled_dot_product_attention(
+                query[:, :, start:end],
+                key[:, :, first:end],
+                value[:, :, first:end],
+                scale=scale,
+                attn_mask=(back_QK >= 0) & (back_QK < window),
+            )
+        )
+    return torch.cat(parts, dim=2)
 
 
 AttentionInterface.register(ATTENTION, packed_attention)

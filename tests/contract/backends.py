@@ -33,7 +33,7 @@ class TrainBackend:
     name: str
     strategy: type[Fsdp2Config] | type[DeepspeedConfig] | type[MegatronConfig]
     options: tuple[str, ...]
-    """Boolean options that change memory and speed, and no number."""
+    """Boolean options that change memory and speed, and no number; tested the other way round."""
     layout: Mapping[str, Any] = field(default_factory=dict)
     """Options on more than one rank; one rank has none, and resumes what they wrote."""
     experts: bool = False
@@ -42,6 +42,10 @@ class TrainBackend:
     """Whether it trains them."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Options on any number of ranks."""
+
+    def turned(self, option: str) -> dict[str, Any]:
+        """Settings with this option as it is not by default."""
+        return {option: not self.strategy.model_fields[option].default}
 
     def build(
         self,
@@ -70,12 +74,18 @@ ZERO_3 = {"stage": 3, "whole_below_elements": 64}
 """The norms' weights of the tiny models stay whole, everything else is cut."""
 
 TRAIN_BACKENDS = [
-    TrainBackend("fsdp2", Fsdp2Config, ("activation_checkpointing", "cpu_offload")),
+    TrainBackend(
+        "fsdp2", Fsdp2Config, ("activation_checkpointing", "cpu_offload", "reshard_after_forward")
+    ),
     TrainBackend("fsdp2-ulysses2", Fsdp2Config, ("activation_checkpointing",), {"ulysses": 2}),
     TrainBackend(
-        "fsdp2-tp2", Fsdp2Config, ("activation_checkpointing",), {"tp": 2}, adapters=False
+        "fsdp2-tp2",
+        Fsdp2Config,
+        ("activation_checkpointing", "reshard_after_forward"),
+        {"tp": 2},
+        adapters=False,
     ),
-    TrainBackend("fsdp2-hsdp", Fsdp2Config, (), {"replicas": 2}),
+    TrainBackend("fsdp2-hsdp", Fsdp2Config, ("reshard_after_forward",), {"replicas": 2}),
     *(
         TrainBackend(f"deepspeed-{name}", DeepspeedConfig, options, settings=settings)
         for name, options, settings in (

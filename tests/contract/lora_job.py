@@ -64,7 +64,8 @@ def job(spec: WorkerSpec, folder: Path, backend_name: str) -> dict[str, Any]:
     results["next_export"] = exported(adapted)
     results["resumed"] = _resumed(backend, spec, model, folder / "checkpoint")
     results["options"] = {
-        option: _trained(backend, spec, model, **{option: True}) for option in backend.options
+        option: _trained(backend, spec, model, **backend.turned(option))
+        for option in backend.options
     }
     results["bf16"] = _in_bfloat16(backend, spec, model, folder)
     plain.close()

@@ -171,7 +171,9 @@ def _steps(backend: TrainBackend, spec: WorkerSpec, model: ModelConfig) -> dict[
         "padded": _one_step(backend, spec, model, repadded(batch)),
     }
     for option in backend.options:
-        runs[option] = _one_step(backend, spec, model, budget=SMALL_BUDGET, **{option: True})
+        runs[option] = _one_step(
+            backend, spec, model, budget=SMALL_BUDGET, **backend.turned(option)
+        )
     return runs
 
 

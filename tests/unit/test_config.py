@@ -202,7 +202,14 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
         (
             "cluster.devices_per_node=8|pools.all=0-1|model.attention=flash_attention_2|"
             "actor_train.strategy={kind: fsdp2, ulysses: 2}",
-            ["model.attention: flash_attention_2 takes no slices", "actor_train.strategy.ulysses"],
+            [
+                "model.attention: flash_attention_2 takes no rows such as actor_train.strategy."
+                "ulysses makes"
+            ],
+        ),
+        (
+            "model.attention=eager|actor_train.packing=true",
+            ["model.attention: eager takes no rows such as actor_train.packing makes; use sdpa"],
         ),
         (
             "actor_train.strategy={kind: megatron, vpp: 2}",

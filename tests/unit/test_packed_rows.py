@@ -65,7 +65,10 @@ def terms_and_gradients(
 
 
 @pytest.mark.parametrize("make", [tiny_qwen3, sliding])
-@given(lengths=st.lists(st.integers(1, 11), min_size=1, max_size=6), seed=st.integers(0, 99))
+@given(
+    lengths=st.lists(st.sampled_from([1, 2, 5, 11]), min_size=1, max_size=6),
+    seed=st.integers(0, 99),
+)
 @settings(max_examples=15, deadline=None)
 def test_packed_rows_have_the_log_probs_and_gradients_of_padded_ones(
     make: Any, lengths: list[int], seed: int

@@ -49,6 +49,7 @@ class Fsdp2Strategy(Generic[T]):
         self._model_config = setup.model
         self._dtype: torch.dtype = getattr(torch, setup.model.dtype)
         self._max_tokens = setup.max_tokens_per_microbatch
+        self._reshard = config.reshard_after_forward
         self._moves = self._device.type != "cpu" and not config.cpu_offload
         meshes = mesh.make(config, setup.spec, self._device)
         self._rank_info = meshes.info
@@ -115,6 +116,7 @@ class Fsdp2Strategy(Generic[T]):
             self._model, batch, loss, metrics, device=self._device, max_tokens=self._max_tokens
         ):
             root.set_requires_gradient_sync(last)
+            root.set_reshard_after_backward(last or self._reshard)
             total.backward()
         grad_norm, lr, applied = update.apply()
         return metrics.take() | update_metrics(grad_norm, lr, applied=applied, info=info)
