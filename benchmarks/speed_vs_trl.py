@@ -8,10 +8,11 @@ The Qwen2 of `vs_trl.py` (4 layers, hidden size 256, float32, random), AdamW at 
 
 TRL runs as its defaults say: batches of 8 sequences, padded to the longest, here with 4 of them
 accumulated; nothing is recomputed in the backward pass, which is faster than its default. Ours
-packs micro-batches of 4096 tokens and keeps the gathered weights between them. Tokens are those of the data, padding does not count; times are
-from one record of a step to the next, medians over all rounds without the first two steps of each.
-TRL lives in an environment of its own, which the first run makes. The exit code says whether the
-goals are met: not slower on equal lengths, twice as fast on log-normal ones.
+packs micro-batches of 4096 tokens and keeps the gathered weights between them. Tokens are those of
+the data, padding does not count; times are from one record of a step to the next, medians over all
+rounds without the first two steps of each. TRL lives in an environment of its own, which the first
+run makes. The exit code says whether the goals are met: not slower on equal lengths, twice as fast
+on log-normal ones.
 
     python benchmarks/speed_vs_trl.py [--steps 10] [--rounds 2] [--only sft] [--lengths equal]
 """
@@ -140,7 +141,9 @@ def measure(command: list[str], steps_file: Path, log: Path, tokens: list[int]) 
         "PYTHONPATH": str(ROOT) if "roll.cli" in command else "",
         "HF_HUB_OFFLINE": "1",
     }
-    measured = run_measured(command, steps_file, env=env, log=log, timeout_s=RUN_TIMEOUT_S)
+    measured = run_measured(
+        command, steps_file, env=env, log=log, timeout_s=RUN_TIMEOUT_S, only_times=True
+    )
     spans = measured.step_s[SKIP - 1 :]  # between lines: the first step has none
     return [count / span for count, span in zip(tokens[SKIP:], spans, strict=False)]
 

@@ -60,7 +60,7 @@ class ClusterConfig(Config):
     each with an equal share of the cores."""
     address: str | None = None
     """Ray cluster to join, `host:port`. Left out: RAY_ADDRESS if set, else a local one is started
-    and stopped with the run."""
+    and stopped with the run; without what `ray status` and `ray list` ask."""
     start_timeout_s: float = Field(default=300, gt=0)
     """How long workers, engines and missing nodes may take to come up."""
     call_timeout_s: float = Field(default=3600, gt=0)

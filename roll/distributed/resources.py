@@ -6,10 +6,7 @@ two roles given the same pool are colocated.
 
 from __future__ import annotations
 
-import logging
 import os
-import signal
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Concatenate
@@ -19,6 +16,7 @@ import ray
 from roll.config.placement import ClusterConfig
 from roll.core.errors import ConfigError
 from roll.core.types import WorkerSpec
+from roll.distributed import own_ray
 from roll.distributed.actor_env import prepare_ray
 from roll.distributed.cluster import P, Placement, W
 from roll.distributed.layout import Layout, address_to_join, plan_layout
@@ -155,11 +153,9 @@ class ResourceManager:
     def _start_ray(self, machine: Machine, layout: Layout, log_to_driver: bool) -> None:
         prepare_ray()
         self._undo.callback(ray.shutdown)
-        _init_ray(
-            address="local",
+        own_ray.start(
             num_cpus=len(machine.cores),
             num_gpus=machine.gpus if layout.platform == "cuda" else 0,
-            include_dashboard=False,
             log_to_driver=log_to_driver,
         )
 
@@ -168,20 +164,11 @@ class ResourceManager:
             return
         self._undo.callback(ray.shutdown)
         try:
-            _init_ray(address=address, log_to_driver=log_to_driver)
+            own_ray.init(address=address, log_to_driver=log_to_driver)
         except ConnectionError as error:
             raise ConfigError(
                 f"no Ray cluster answers at {address!r} (cluster.address or RAY_ADDRESS): {error}"
             ) from error
-
-
-def _init_ray(**options: Any) -> None:
-    main = threading.current_thread() is threading.main_thread()
-    previous = signal.getsignal(signal.SIGTERM)
-    ray.init(logging_level=logging.ERROR, **options)
-    if main:
-        # Ray puts its own handler in place, which exits at once, past all cleanups.
-        signal.signal(signal.SIGTERM, previous)
 
 
 def _smallest(nodes: Sequence[Node]) -> Machine:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from roll.core.errors import ConfigError, WaitTimeoutError, WorkerError
 from roll.distributed.cluster import Placement
 from roll.distributed.resources import ResourceManager
 from roll.platform.machine import cores
+from roll.platform.processes import descendants
 
 
 def test_each_rank_is_told_its_place_and_has_a_process_of_its_own(
@@ -37,6 +39,13 @@ def test_each_rank_is_told_its_place_and_has_a_process_of_its_own(
     assert [info.pid for info in cluster.infos] == [pid for pid, _, _ in told]
     assert all(gb > 0.05 for gb in cluster.call_each(Adder.memory_gb))
     cluster.close()
+
+
+def test_ray_runs_only_what_a_run_has_a_use_for(manager: ResourceManager) -> None:
+    commands = [Path(f"/proc/{pid}/cmdline").read_text() for pid in descendants(os.getpid())]
+    assert any("gcs_server" in command for command in commands)
+    for script in ("log_monitor.py", "monitor.py", "dashboard.py"):
+        assert not [command for command in commands if f"/{script}" in command]
 
 
 def test_two_roles_share_a_pool_and_ranks_of_one_role_talk_to_each_other(
