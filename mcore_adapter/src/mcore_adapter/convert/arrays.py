@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from mcore_adapter.convert.joined import Joined, lay
 from mcore_adapter.errors import ConversionError
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Outline:
         return Outline((*cut, *self.shape[len(cut) :]))
 
 
-A = TypeVar("A", Bits, Outline, "Tensor")
+A = TypeVar("A", Bits, Joined, Outline, "Tensor")
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
@@ -89,6 +90,8 @@ def _join(parts: Sequence[Any], dim: int) -> Any:
     first = parts[0]
     if isinstance(first, np.ndarray):
         return np.concatenate(parts, axis=dim)
+    if isinstance(first, Joined):
+        return lay(parts, dim % first.ndim)
     if isinstance(first, Outline):
         dim %= first.ndim
         total = sum(part.shape[dim] for part in parts)
@@ -116,6 +119,8 @@ def zeros(like: A, shape: Sequence[int]) -> A:
 def _zeros(like: Any, shape: Sequence[int]) -> Any:
     if isinstance(like, np.ndarray):
         return np.zeros(tuple(shape), like.dtype)
+    if isinstance(like, Joined):
+        return Joined((np.zeros(tuple(shape), like.dtype),))
     if isinstance(like, Outline):
         return Outline(tuple(shape))
     return like.new_zeros(tuple(shape))
@@ -138,7 +143,7 @@ def from_float(values: NDArray[np.float32], dtype: str) -> Bits:
     return np.where(np.isnan(values), (wide >> 16) | 0x40, rounded).astype(np.uint16)
 
 
-def convert(bits: Bits, dtype: str, to: str) -> Bits:
+def convert(bits: Joined, dtype: str, to: str) -> Joined:
     """
     Raises:
         ConversionError: `dtype` is no floating point type that can be converted.
@@ -147,4 +152,4 @@ def convert(bits: Bits, dtype: str, to: str) -> Bits:
         return bits
     if dtype not in FLOATS.values():
         raise ConversionError(f"a tensor of type {dtype} cannot become {to}; leave --dtype out")
-    return from_float(to_float(bits, dtype), to)
+    return Joined((from_float(to_float(np.asarray(bits), dtype), to),))

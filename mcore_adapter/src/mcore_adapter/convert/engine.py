@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from mcore_adapter.convert.arrays import Bits, convert, from_float, to_float
+from mcore_adapter.convert.arrays import Bits, convert, from_float, join, to_float, zeros
+from mcore_adapter.convert.joined import Joined
 from mcore_adapter.convert.ops import FormatOp, Shape
 from mcore_adapter.convert.shards import ShardRule
 from mcore_adapter.convert.tensorfile import Piece, Reader, Spec, Writer, make_header
@@ -205,7 +206,7 @@ def _bits(tensor: Bits) -> Bits:
 
 
 def _convert(job: Job, shape: Shape, reader: Reader, writer: Writer) -> None:
-    parts = [reader.read(piece) for piece in job.source.pieces]
+    parts = [Joined((reader.read(piece),)) for piece in job.source.pieces]
     if isinstance(job.source, HfSide):
         full = job.op.to_mcore(parts, shape)
     else:
@@ -216,8 +217,7 @@ def _convert(job: Job, shape: Shape, reader: Reader, writer: Writer) -> None:
     target = job.target
     if isinstance(target, McoreSide):
         if target.rows != job.rows:
-            zeros = np.zeros((target.rows - job.rows, *full.shape[1:]), full.dtype)
-            full = np.concatenate([full, zeros])
+            full = join([full, zeros(full, (target.rows - job.rows, *full.shape[1:]))])
         for piece, shard in zip(
             target.pieces, job.shard.split(full, len(target.pieces)), strict=True
         ):
@@ -226,8 +226,8 @@ def _convert(job: Job, shape: Shape, reader: Reader, writer: Writer) -> None:
     deltas = target.deltas or (None,) * len(target.pieces)
     for piece, part, delta in zip(target.pieces, job.op.to_hf(full, shape), deltas, strict=True):
         if delta is not None:
-            merged = to_float(part, dtype) + _product(delta, reader)
-            writer.write(piece, from_float(merged, piece.spec.dtype))
+            merged = to_float(np.asarray(part), dtype) + _product(delta, reader)
+            writer.write(piece, Joined((from_float(merged, piece.spec.dtype),)))
         else:
             writer.write(piece, convert(part, dtype, piece.spec.dtype))
 

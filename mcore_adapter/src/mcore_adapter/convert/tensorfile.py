@@ -13,7 +13,7 @@ import mmap
 import os
 import struct
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from mcore_adapter.convert.arrays import DTYPES, Bits
+from mcore_adapter.convert.joined import Joined
 from mcore_adapter.errors import ConversionError
 
 _LIBC = ctypes.CDLL(None)
@@ -152,27 +153,35 @@ class Writer:
     def __init__(self) -> None:
         self._files: dict[Path, int] = {}
 
-    def write(self, piece: Piece, tensor: Bits) -> None:
+    def write(self, piece: Piece, tensor: Bits | Joined) -> None:
         """The disk begins to write at once; `output.flush` waits for it."""
         file = self._files.get(piece.path)
         if file is None:
             file = self._files[piece.path] = os.open(piece.path, os.O_WRONLY)
-        if tensor.flags.c_contiguous or tensor.ndim < 2:
-            _write_all(file, np.ascontiguousarray(tensor), piece.offset)
-            _write_back(file, piece)
-            return
-        # a few rows at a time: what is gathered is still in the cache when it is written
-        row_bytes = tensor[:1].nbytes
-        step, at = max(1, _WRITE_BYTES // max(row_bytes, 1)), piece.offset
-        for start in range(0, len(tensor), step):
-            rows = np.ascontiguousarray(tensor[start : start + step])
-            _write_all(file, rows, at)
-            at += rows.nbytes
+        at = piece.offset
+        for block in _blocks(tensor):
+            _write_all(file, block, at)
+            at += block.nbytes
         _write_back(file, piece)
 
     def close(self) -> None:
         while self._files:
             os.close(self._files.popitem()[1])
+
+
+def _blocks(tensor: Bits | Joined) -> Iterator[Bits]:
+    """The tensor in order, in contiguous parts."""
+    if isinstance(tensor, Joined) and (tensor.dim == 0 or len(tensor.parts) == 1):
+        for part in tensor.parts:
+            yield from _blocks(part)
+    elif tensor.ndim < 2 or (isinstance(tensor, np.ndarray) and tensor.flags.c_contiguous):
+        yield np.ascontiguousarray(tensor)
+    else:
+        # a few rows at a time: what is gathered is still in the cache when it is written
+        row_bytes = prod(tensor.shape[1:]) * tensor.dtype.itemsize
+        step = max(1, _WRITE_BYTES // max(row_bytes, 1))
+        for start in range(0, tensor.shape[0], step):
+            yield np.ascontiguousarray(tensor[start : start + step])
 
 
 def _write_all(file: int, tensor: Bits, offset: int) -> None:

@@ -1,0 +1,83 @@
+"""Arrays seen as the one that they are parts of, which is nowhere put together.
+
+Most of what operators and shard rules do with a full tensor is to take rows of it. The parts of
+those go from where they are read to where they are written, and what is never made costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Arrays that lie end to end in `dim`, with what operators ask of one; slices only."""
+
+    parts: tuple[NDArray[Any], ...]
+    dim: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        first = self.parts[0].shape
+        total = sum(part.shape[self.dim] for part in self.parts)
+        return (*first[: self.dim], total, *first[self.dim + 1 :])
+
+    @property
+    def ndim(self) -> int:
+        return self.parts[0].ndim
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.parts[0].dtype
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        one = len(self.parts) == 1
+        whole = self.parts[0] if one else np.concatenate(self.parts, axis=self.dim)
+        return whole if dtype is None else whole.astype(dtype, copy=False)
+
+    def __getitem__(self, index: Any) -> Joined:
+        slices = list(index if isinstance(index, tuple) else (index,))
+        slices += [slice(None)] * (self.dim + 1 - len(slices))
+        start, stop, step = slices[self.dim].indices(self.shape[self.dim])
+        if step != 1:
+            return Joined((np.asarray(self)[index],))
+        found: list[NDArray[Any]] = []
+        at = 0
+        for part in self.parts:
+            first, last = max(start - at, 0), min(stop - at, part.shape[self.dim])
+            at += part.shape[self.dim]
+            slices[self.dim] = slice(first, max(first, last))
+            # one part is kept where none is touched: it has the shape
+            if first < last or (at >= self.shape[self.dim] and not found):
+                found.append(part[tuple(slices)])
+        return Joined(tuple(found), self.dim)
+
+    def reshape(self, *shape: int) -> Joined:
+        known = max(prod(n for n in shape if n != -1), 1)
+        shape = tuple(prod(self.shape) // known if n == -1 else n for n in shape)
+        rest = shape[1:]
+        parts = self.along(0)
+        if not shape or any(part.size % max(prod(rest), 1) for part in parts):
+            return Joined((np.asarray(self).reshape(shape),))
+        if len(parts) == 1:
+            return Joined((parts[0].reshape(shape),))
+        return Joined(tuple(part.reshape(-1, *rest) for part in parts))
+
+    def swapaxes(self, one: int, other: int) -> Joined:
+        dim = {one: other, other: one}.get(self.dim, self.dim)
+        return Joined(tuple(part.swapaxes(one, other) for part in self.parts), dim)
+
+    def along(self, dim: int) -> tuple[NDArray[Any], ...]:
+        """The same as arrays that lie end to end in another dimension."""
+        return self.parts if self.dim == dim or len(self.parts) == 1 else (np.asarray(self),)
+
+
+def lay(arrays: Sequence[Joined], dim: int) -> Joined:
+    """Several as one, end to end in `dim`."""
+    return Joined(tuple(part for array in arrays for part in array.along(dim)), dim)
