@@ -15,7 +15,7 @@ The settings, on both sides:
   same (`loss_type: grpo` there, `sequence_mean` here); no second pass for old log-probs.
 - Nothing is recomputed in the backward pass (TRL's default is to, which is smaller and slower).
 - TRL takes the batch in one piece, which is its fastest, and pads it to its longest response; ours
-  goes through in pieces of 2048 tokens, which gives the same gradient. `--trl-small` measures TRL
+  goes through in pieces of 1024 tokens, which gives the same gradient. `--trl-small` measures TRL
   with activations recomputed and the batch in 8 pieces, its smallest.
 - Threads spin between parallel regions (`GOMP_SPINCOUNT`), which is the default of a process that
   is alone, as TRL is; our engines by default leave their cores to others.

@@ -186,7 +186,8 @@ def _reuse_freed_memory() -> None:
 
 
 def _work(jobs: Sequence[Job], checks: Sequence[Same], shape: Shape, report: Progress) -> None:
-    reader, writer = Reader(), Writer()
+    reader = Reader()
+    writer = Writer(reader)
     try:
         for check in checks:
             if not np.array_equal(_bits(reader.read(check.one)), _bits(reader.read(check.other))):
@@ -199,6 +200,7 @@ def _work(jobs: Sequence[Job], checks: Sequence[Same], shape: Shape, report: Pro
             report(job.num_bytes)
     finally:
         writer.close()
+        reader.close()
 
 
 def _bits(tensor: Bits) -> Bits:

@@ -8,6 +8,7 @@ tensors can be written in any order and by any process.
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import mmap
 import os
@@ -124,19 +125,30 @@ class Reader:
     """Maps files; the pages of a tensor are given back once it is converted."""
 
     def __init__(self) -> None:
-        self._maps: dict[Path, mmap.mmap] = {}
+        self._maps: dict[Path, _Mapped] = {}
 
     def read(self, piece: Piece) -> Bits:
         """A view, valid as long as the reader."""
         dtype, shape = DTYPES[piece.spec.dtype], piece.spec.shape
         if piece.spec.num_bytes == 0:
             return np.empty(shape, dtype)
-        found = self._maps.get(piece.path)
-        if found is None:
-            with piece.path.open("rb") as file:
-                found = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-            self._maps[piece.path] = found
-        return np.frombuffer(found, dtype, prod(shape), piece.offset).reshape(shape)
+        if piece.path not in self._maps:
+            self._maps[piece.path] = _Mapped.of(piece.path)
+        pages = self._maps[piece.path].pages
+        return np.frombuffer(pages, dtype, prod(shape), piece.offset).reshape(shape)
+
+    def place_of(self, block: Bits) -> tuple[int, int] | None:
+        """File and offset of what is a view of one, and contiguous."""
+        address = block.ctypes.data
+        for each in self._maps.values():
+            if each.address <= address < each.address + len(each.pages):
+                return each.file, address - each.address
+        return None
+
+    def close(self) -> None:
+        """Views stay valid; what is written from them is no longer copied by the kernel."""
+        while self._maps:
+            os.close(self._maps.popitem()[1].file)
 
     def release(self, pieces: Sequence[Piece]) -> None:
         """Pages that only these touch no longer count as memory of this process."""
@@ -144,14 +156,34 @@ class Reader:
             start = -(-piece.offset // mmap.PAGESIZE) * mmap.PAGESIZE
             end = (piece.offset + piece.spec.num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
             if end > start:
-                self._maps[piece.path].madvise(mmap.MADV_DONTNEED, start, end - start)
+                self._maps[piece.path].pages.madvise(mmap.MADV_DONTNEED, start, end - start)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mapped:
+    """A file in memory."""
+
+    file: int
+    pages: mmap.mmap
+    address: int
+
+    @classmethod
+    def of(cls, path: Path) -> _Mapped:
+        file = os.open(path, os.O_RDONLY)
+        pages = mmap.mmap(file, 0, prot=mmap.PROT_READ)
+        return cls(file, pages, np.frombuffer(pages, np.uint8).ctypes.data)
 
 
 class Writer:
     """Writes tensors at their places in files that exist."""
 
-    def __init__(self) -> None:
+    def __init__(self, reader: Reader | None = None) -> None:
+        """
+        Args:
+            reader: views of its files are copied from file to file.
+        """
         self._files: dict[Path, int] = {}
+        self._reader = reader
 
     def write(self, piece: Piece, tensor: Bits | Joined) -> None:
         """The disk begins to write at once; `output.flush` waits for it."""
@@ -160,7 +192,9 @@ class Writer:
             file = self._files[piece.path] = os.open(piece.path, os.O_WRONLY)
         at = piece.offset
         for block in _blocks(tensor):
-            _write_all(file, block, at)
+            place = self._reader.place_of(block) if self._reader is not None else None
+            done = 0 if place is None else _copied(*place, file, at, block.nbytes)
+            _write_all(file, block.reshape(-1).view(np.uint8)[done:], at + done)
             at += block.nbytes
         _write_back(file, piece)
 
@@ -182,6 +216,26 @@ def _blocks(tensor: Bits | Joined) -> Iterator[Bits]:
         step = max(1, _WRITE_BYTES // max(row_bytes, 1))
         for start in range(0, tensor.shape[0], step):
             yield np.ascontiguousarray(tensor[start : start + step])
+
+
+_NOT_BY_KERNEL = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
+
+
+def _copied(source: int, start: int, file: int, offset: int, num_bytes: int) -> int:
+    """Bytes that the kernel copied from file to file, for which it maps no pages; fewer than asked
+    for where it does not, as between some file systems."""
+    done = 0
+    while done < num_bytes and sys.platform == "linux":
+        try:
+            more = os.copy_file_range(source, file, num_bytes - done, start + done, offset + done)
+        except OSError as error:
+            if error.errno not in _NOT_BY_KERNEL:
+                raise
+            break
+        if not more:
+            break
+        done += more
+    return done
 
 
 def _write_all(file: int, tensor: Bits, offset: int) -> None:
