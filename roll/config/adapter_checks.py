@@ -42,6 +42,9 @@ def serving_problems(config: RlvrConfig) -> Iterator[str]:
             "actor_infer.strategy.sleep_level: 2 drops the weights, of which those that no adapter "
             "changes are not pushed again; use 1 with model.lora"
         )
+    own = config.critic.model if config.critic is not None else None
+    if own is not None and own.serves_adapter:
+        yield "critic.model.lora.serve: no engine is pushed a critic; drop it"
     if lora is not None and lora.serve == "adapter":
         yield from _engine_of_adapters(lora.rank, engine)
     elif isinstance(engine, VllmConfig) and engine.max_lora_rank:

@@ -142,6 +142,11 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
             ["model.lora.serve: only vllm takes an adapter as it is"],
         ),
         (
+            "critic={pool: all, model: {path: x, lora: {rank: 4, serve: adapter}}}|"
+            "algorithm.advantage={kind: gae}",
+            ["critic.model.lora.serve: no engine is pushed a critic; drop it"],
+        ),
+        (
             "model.lora.serve=adapter|actor_infer.strategy={kind: hf}",
             ["model.lora.serve: only vllm takes an adapter as it is"],
         ),
