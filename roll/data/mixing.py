@@ -41,11 +41,16 @@ class Sampler(Iterator[Row], Generic[Row]):
         self._drawn = [0] * len(dataset.sources)
         self._returned: list[list[Row]] = [[] for _ in dataset.sources]
         """The last one is offered first."""
+        self._owed: list[int] = []
+        """Sources of rows that came to nothing and have no successor yet, first come first."""
         self._orders: dict[int, tuple[int, list[int]]] = {}
 
     def __next__(self) -> Row:
-        turns = [a + b for a, b in zip(self._settled, self._under_way, strict=True)]
-        index = self._most_behind(turns)
+        if self._owed:
+            index = self._owed.pop(0)
+        else:
+            turns = [a + b for a, b in zip(self._settled, self._under_way, strict=True)]
+            index = self._most_behind(turns)
         self._under_way[index] += 1
         if self._returned[index]:
             return self._returned[index].pop()
@@ -62,10 +67,11 @@ class Sampler(Iterator[Row], Generic[Row]):
     def replace(self, item: Row) -> None:
         """It came to nothing: it is its source's turn again."""
         self._under_way[self._numbers[item.source]] -= 1
+        self._owed.append(self._numbers[item.source])
 
     def put_back(self, item: Row) -> None:
         """It was not used: it is its source's turn again, and this one comes first."""
-        self._under_way[self._numbers[item.source]] -= 1
+        self.replace(item)
         self._returned[self._numbers[item.source]].append(item)
 
     def schedule(self, count: int) -> list[str]:
@@ -86,6 +92,7 @@ class Sampler(Iterator[Row], Generic[Row]):
             "under_way": list(self._under_way),
             "drawn": list(self._drawn),
             "returned": [[item.id for item in items] for items in self._returned],
+            "owed": list(self._owed),
         }
 
     def restore(self, state: Mapping[str, Any], find: Callable[[str], Row]) -> None:
@@ -98,7 +105,8 @@ class Sampler(Iterator[Row], Generic[Row]):
             CheckpointError: the state is not one of a sampler, or belongs to other data, weights,
                 another seed or another order.
         """
-        if state.keys() != self.state().keys():
+        # Earlier versions kept no account of what is owed.
+        if state.keys() | {"owed"} != self.state().keys():
             raise CheckpointError(f"not the state of a sampler: keys {sorted(state)}")
         theirs = state["identity"]
         changed = [k for k, mine in self._identity.items() if theirs.get(k) != mine]
@@ -111,6 +119,7 @@ class Sampler(Iterator[Row], Generic[Row]):
         self._under_way = list(state["under_way"])
         self._drawn = list(state["drawn"])
         self._returned = [[find(name) for name in names] for names in state["returned"]]
+        self._owed = list(state.get("owed", []))
 
     def _most_behind(self, turns: Sequence[int]) -> int:
         """The source with the largest gap between its share and its turns; the first of equals."""

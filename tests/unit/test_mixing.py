@@ -5,7 +5,7 @@ import json
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from roll.core.errors import CheckpointError
@@ -117,6 +117,7 @@ def test_a_state_that_is_none_is_refused() -> None:
     st.lists(st.sampled_from(["settle", "replace", "put_back"]), max_size=80),
     st.integers(1, 4),
 )
+@example([(1, 1.0), (1, 1.0), (1, 3.0), (1, 3.0)], ["settle", "replace", "put_back"], 4)
 @settings(max_examples=60, deadline=None)
 def test_shares_of_what_is_settled_are_exact_whatever_comes_to_nothing(
     sources: list[tuple[int, float]], ends: list[str], at_once: int
@@ -132,6 +133,8 @@ def test_shares_of_what_is_settled_are_exact_whatever_comes_to_nothing(
         again = next(sampler)
         if end == "put_back":
             assert again == prompt
+        if end == "replace":
+            assert again.source == prompt.source
         running.append(again)
     held = settled + Counter(prompt.source for prompt in running)
     for i, (_, weight) in enumerate(sources):
