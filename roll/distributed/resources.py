@@ -16,7 +16,7 @@ import ray
 from roll.config.placement import ClusterConfig
 from roll.core.errors import ConfigError
 from roll.core.types import WorkerSpec
-from roll.distributed import own_ray
+from roll.distributed import ray_start
 from roll.distributed.actor_env import prepare_ray
 from roll.distributed.cluster import P, Placement, W
 from roll.distributed.layout import Layout, address_to_join, plan_layout
@@ -36,14 +36,12 @@ class ResourceManager:
         pools: Mapping[str, str],
         *,
         python_path: Sequence[str] = (),
-        log_to_driver: bool = False,
     ) -> None:
         """Claim what the pools need.
 
         Args:
             pools: name -> device list like "0-3".
             python_path: folders with user code that workers must be able to import.
-            log_to_driver: copy the workers' output to this terminal.
 
         Raises:
             ConfigError: the machine is smaller than the pools; raised before anything starts.
@@ -55,7 +53,7 @@ class ResourceManager:
         joined = bool(address) or ray.is_initialized()
         try:
             if joined:
-                self._connect(address, log_to_driver)
+                self._connect(address)
                 nodes = wait_for_nodes(config.nodes, config.start_timeout_s)
                 machine = _smallest(nodes)
                 self.layout = plan_layout(config, pools, machine, joined=True)
@@ -63,7 +61,7 @@ class ResourceManager:
             else:
                 machine = this_machine()
                 self.layout = plan_layout(config, pools, machine, joined=False)
-                self._start_ray(machine, self.layout, log_to_driver)
+                self._start_ray(machine, self.layout)
                 nodes = wait_for_nodes(1, config.start_timeout_s)
             self._watchdog = Watchdog()
             self._undo.callback(self._watchdog.close)
@@ -150,21 +148,20 @@ class ResourceManager:
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self.close(graceful=kind is None)
 
-    def _start_ray(self, machine: Machine, layout: Layout, log_to_driver: bool) -> None:
+    def _start_ray(self, machine: Machine, layout: Layout) -> None:
         prepare_ray()
         self._undo.callback(ray.shutdown)
-        own_ray.start(
+        ray_start.start(
             num_cpus=len(machine.cores),
             num_gpus=machine.gpus if layout.platform == "cuda" else 0,
-            log_to_driver=log_to_driver,
         )
 
-    def _connect(self, address: str | None, log_to_driver: bool) -> None:
+    def _connect(self, address: str | None) -> None:
         if ray.is_initialized():
             return
         self._undo.callback(ray.shutdown)
         try:
-            own_ray.init(address=address, log_to_driver=log_to_driver)
+            ray_start.join(address)
         except ConnectionError as error:
             raise ConfigError(
                 f"no Ray cluster answers at {address!r} (cluster.address or RAY_ADDRESS): {error}"

@@ -34,7 +34,7 @@ def arrays(draw: st.DrawFn) -> tuple[Joined, np.ndarray[Any, Any]]:
 
 
 @given(arrays(), st.data())
-@settings(deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_whatever_operators_do_gives_what_it_gives_of_the_whole(
     both: tuple[Joined, np.ndarray[Any, Any]], data: st.DataObject
 ) -> None:
@@ -51,7 +51,7 @@ def test_whatever_operators_do_gives_what_it_gives_of_the_whole(
             whole = np.concatenate([expected[i] for i in order], axis=dim)
         elif kind == "swap" and whole.ndim > 1:
             lazy, whole = lazy.swapaxes(0, 1), whole.swapaxes(0, 1)
-        elif kind == "group":
+        elif kind == "group" and len(whole) % 2 == 0:
             lazy = lazy.reshape(2, -1, *lazy.shape[1:])
             whole = whole.reshape(2, -1, *whole.shape[1:])
         elif kind == "flat" and whole.ndim > 2:
@@ -59,8 +59,6 @@ def test_whatever_operators_do_gives_what_it_gives_of_the_whole(
             whole = whole.reshape(-1, *whole.shape[2:])
         elif kind == "stride":
             lazy, whole = lazy[::2], whole[::2]
-            if len(whole) % 2:
-                lazy, whole = lazy[1:], whole[1:]
         assert lazy.shape == whole.shape
         np.testing.assert_array_equal(np.asarray(lazy), whole)
 

@@ -16,6 +16,7 @@ from tiny_checkpoints import ALONE, assert_same, contents, numbered, there_and_b
 
 from mcore_adapter.convert import api
 from mcore_adapter.convert.arrays import Outline
+from mcore_adapter.convert.joined import Joined
 from mcore_adapter.convert.ops import FuseQKV, Shape, Ungroup, Unweave
 from mcore_adapter.convert.shards import Sharded
 from mcore_adapter.sizes import ParallelSizes, padded_vocab
@@ -114,7 +115,7 @@ def test_merging_what_was_split_gives_the_same(data: st.DataObject) -> None:
     rule = Sharded(dim, lengths if unequal else blocks)
     size = sum(lengths) if unequal else lengths[0] * blocks
     full = np.arange(size * 3).reshape((size, 3) if dim == 0 else (3, size))
-    shards = rule.split(full, ranks)
+    shards = rule.split(Joined((full,)), ranks)
     assert {shard.shape for shard in shards} == {rule.shard_shape(full.shape, ranks, "x")}
     assert np.array_equal(rule.merge(shards), full)
     assert rule.merge([Outline(shard.shape) for shard in shards]).shape == full.shape
@@ -136,10 +137,10 @@ def test_queries_keys_and_values_lie_as_a_loop_over_heads_puts_them(gated: bool)
         rows += [k[group * 3 + i] for i in range(3)]
         rows += [v[group * 3 + i] for i in range(3)]
     op = FuseQKV("qkv", ("q", "k", "v"), gated=gated)
-    assert np.array_equal(op.to_mcore([q, k, v], shape), np.stack(rows))
+    assert np.array_equal(op.to_mcore([Joined((x,)) for x in (q, k, v)], shape), np.stack(rows))
     assert all(
         np.array_equal(a, b)
-        for a, b in zip(op.to_hf(np.stack(rows), shape), (q, k, v), strict=True)
+        for a, b in zip(op.to_hf(Joined((np.stack(rows),)), shape), (q, k, v), strict=True)
     )
 
 
@@ -152,7 +153,7 @@ def test_a_rank_has_its_heads_of_every_kind_of_a_delta_net() -> None:
     qkvz = np.random.rand(groups * (2 * key + 2 * value), 7)
     ba = np.random.rand(groups * 2 * heads, 7)
     op = Ungroup("in", ("qkvz", "ba"), groups, kinds)
-    full = op.to_mcore([qkvz, ba], shape)
+    full = op.to_mcore([Joined((qkvz,)), Joined((ba,))], shape)
     blocks = tuple(n * groups for kind in kinds for n in kind)
     for rank, shard in enumerate(Sharded(blocks=blocks).split(full, ranks)):
         mine = range(rank * groups // ranks, (rank + 1) * groups // ranks)
@@ -233,7 +234,8 @@ def test_gate_and_up_of_gpt_oss_are_unwoven() -> None:
     shape = Shape(num_layers=1, num_heads=1, num_kv_heads=1, head_dim=1, hidden=2, vocab=1)
     woven = np.array([["g0", "u0", "g1", "u1"], ["G0", "U0", "G1", "U1"]])
     op = Unweave("fc1", "gate_up_proj")
-    full = op.to_mcore([woven], shape)
-    assert full.tolist() == [["g0", "G0"], ["g1", "G1"], ["u0", "U0"], ["u1", "U1"]]
-    assert op.to_hf(full, shape)[0].tolist() == woven.tolist()
-    assert op.to_mcore([woven[0]], shape).tolist() == ["g0", "g1", "u0", "u1"]
+    full = op.to_mcore([Joined((woven,))], shape)
+    assert np.asarray(full).tolist() == [["g0", "G0"], ["g1", "G1"], ["u0", "U0"], ["u1", "U1"]]
+    assert np.array_equal(op.to_hf(full, shape)[0], woven)
+    bias = op.to_mcore([Joined((woven[0],))], shape)
+    assert np.asarray(bias).tolist() == ["g0", "g1", "u0", "u1"]

@@ -1,4 +1,4 @@
-"""The few operations that conversion needs, for numpy arrays and torch tensors alike.
+"""The few operations that conversion needs, for numpy arrays (as `Joined`) and torch tensors alike.
 
 Files are converted with numpy: a process starts in a fraction of a second and stays small, where
 importing torch takes seconds. Weights that lie in a model are torch tensors and go through the same
@@ -53,7 +53,7 @@ class Outline:
         return Outline((*cut, *self.shape[len(cut) :]))
 
 
-A = TypeVar("A", Bits, Joined, Outline, "Tensor")
+A = TypeVar("A", Joined, Outline, "Tensor")
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
@@ -88,8 +88,6 @@ def join(parts: Sequence[A], dim: int = 0) -> A:
 
 def _join(parts: Sequence[Any], dim: int) -> Any:
     first = parts[0]
-    if isinstance(first, np.ndarray):
-        return np.concatenate(parts, axis=dim)
     if isinstance(first, Joined):
         return lay(parts, dim % first.ndim)
     if isinstance(first, Outline):
@@ -117,8 +115,6 @@ def zeros(like: A, shape: Sequence[int]) -> A:
 
 
 def _zeros(like: Any, shape: Sequence[int]) -> Any:
-    if isinstance(like, np.ndarray):
-        return np.zeros(tuple(shape), like.dtype)
     if isinstance(like, Joined):
         return Joined((np.zeros(tuple(shape), like.dtype),))
     if isinstance(like, Outline):

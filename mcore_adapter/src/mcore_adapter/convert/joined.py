@@ -63,7 +63,7 @@ class Joined:
         shape = tuple(prod(self.shape) // known if n == -1 else n for n in shape)
         rest = shape[1:]
         parts = self.along(0)
-        if not shape or any(part.size % max(prod(rest), 1) for part in parts):
+        if any(part.size % max(prod(rest), 1) for part in parts):
             return Joined((np.asarray(self).reshape(shape),))
         if len(parts) == 1:
             return Joined((parts[0].reshape(shape),))

@@ -194,7 +194,7 @@ class Writer:
         for block in _blocks(tensor):
             place = self._reader.place_of(block) if self._reader is not None else None
             done = 0 if place is None else _copied(*place, file, at, block.nbytes)
-            _write_all(file, block.reshape(-1).view(np.uint8)[done:], at + done)
+            _write_all(file, block.reshape(-1).view(np.uint8).data[done:], at + done)
             at += block.nbytes
         _write_back(file, piece)
 
@@ -238,8 +238,7 @@ def _copied(source: int, start: int, file: int, offset: int, num_bytes: int) -> 
     return done
 
 
-def _write_all(file: int, tensor: Bits, offset: int) -> None:
-    left = tensor.reshape(-1).view(np.uint8).data
+def _write_all(file: int, left: memoryview, offset: int) -> None:
     while left:
         written = os.pwrite(file, left[:_WRITE_BYTES], offset)
         offset, left = offset + written, left[written:]

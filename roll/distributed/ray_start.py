@@ -1,0 +1,55 @@
+"""How a run comes to a Ray: it starts one of its own, or joins one."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import ray
+from ray._private import parameter, services
+
+
+def start(*, num_cpus: int, num_gpus: int) -> None:
+    """A Ray on this machine that ends with this process, without what no run asks."""
+    with _few_processes():
+        _init(address="local", num_cpus=num_cpus, num_gpus=num_gpus, include_dashboard=False)
+
+
+def join(address: str | None) -> None:
+    """
+    Raises:
+        ConnectionError: no Ray answers there.
+    """
+    _init(address=address)
+
+
+def _init(**options: Any) -> None:
+    main = threading.current_thread() is threading.main_thread()
+    previous = signal.getsignal(signal.SIGTERM)
+    ray.init(logging_level=logging.ERROR, log_to_driver=False, **options)
+    if main:
+        # Ray puts its own handler in place, which exits at once, past all cleanups.
+        signal.signal(signal.SIGTERM, previous)
+
+
+@contextmanager
+def _few_processes() -> Iterator[None]:
+    """Leave out Ray's log monitor, autoscaler and state service.
+
+    They take 0.14 GB, and wake up on the cores that compute; `ray start` has switches for the first
+    two, `ray.init` for none. Whoever wants `ray status` or `ray list actors` starts a Ray with them
+    and lets runs join it.
+    """
+    params, start_api_server = parameter.RayParams, services.start_api_server
+    parameter.RayParams = partial(params, include_log_monitor=False, no_monitor=True)
+    # What it returns itself where the service does not come up, which Ray can do without.
+    services.start_api_server = lambda *args, **kwargs: (None, None)
+    try:
+        yield
+    finally:
+        parameter.RayParams, services.start_api_server = params, start_api_server
