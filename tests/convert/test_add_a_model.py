@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_checkpoints import ALONE, assert_same, contents, rewrite, there_and_back
 
 from mcore_adapter.convert import api
 from mcore_adapter.convert.arrays import A, cut, join
@@ -23,6 +22,7 @@ from mcore_adapter.models.common import HF, MCORE, ends, norms, same, shape_of, 
 from mcore_adapter.models.fields import Fields
 from mcore_adapter.sizes import ParallelSizes
 from tests.convert.parity import Case, Difference, assert_equal, compare
+from tests.convert.tiny_checkpoints import ALONE, assert_same, contents, rewrite, there_and_back
 from tests.convert.tiny_models import rows, save_model, save_reference
 
 DOC = Path(__file__).parents[2] / "docs" / "add_a_model.md"

@@ -9,7 +9,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from tiny_checkpoints import assert_same, by_transformers
+
+from tests.convert.tiny_checkpoints import assert_same, by_transformers
 
 SOURCE = Path(__file__).parents[2] / "mcore_adapter"
 

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_checkpoints import (
+
+from mcore_adapter.convert import api
+from mcore_adapter.convert.conversions import Settings
+from mcore_adapter.errors import ConversionError
+from mcore_adapter.models import FAMILIES as KNOWN
+from mcore_adapter.sizes import ParallelSizes
+from tests.convert.tiny_checkpoints import (
     ALONE,
     FAMILIES,
     assert_same,
@@ -15,12 +21,6 @@ from tiny_checkpoints import (
     rewrite,
     there_and_back,
 )
-
-from mcore_adapter.convert import api
-from mcore_adapter.convert.conversions import Settings
-from mcore_adapter.errors import ConversionError
-from mcore_adapter.models import FAMILIES as KNOWN
-from mcore_adapter.sizes import ParallelSizes
 
 DENSE = [
     ParallelSizes(),

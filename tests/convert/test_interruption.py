@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
-from tiny_checkpoints import ALONE, assert_same, contents, numbered
 
 from mcore_adapter.convert import api
 from mcore_adapter.convert.conversions import Settings
 from mcore_adapter.sizes import ParallelSizes
+from tests.convert.tiny_checkpoints import ALONE, assert_same, contents, numbered
 
 CONFIG = {
     "model_type": "llama",

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_checkpoints import assert_same, numbered, there_and_back
 
 from mcore_adapter.convert.arrays import cut, join
 from mcore_adapter.convert.joined import Joined
 from mcore_adapter.convert.tensorfile import Piece, Spec, Writer
 from mcore_adapter.sizes import ParallelSizes
+from tests.convert.tiny_checkpoints import assert_same, numbered, there_and_back
 
 
 @st.composite

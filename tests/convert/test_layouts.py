@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_checkpoints import ALONE, assert_same, contents, numbered, there_and_back, write
 
 from mcore_adapter.convert import api
 from mcore_adapter.convert.arrays import Outline
@@ -20,6 +19,14 @@ from mcore_adapter.convert.joined import Joined
 from mcore_adapter.convert.ops import FuseQKV, Shape, Ungroup, Unweave
 from mcore_adapter.convert.shards import Sharded
 from mcore_adapter.sizes import ParallelSizes, padded_vocab
+from tests.convert.tiny_checkpoints import (
+    ALONE,
+    assert_same,
+    contents,
+    numbered,
+    there_and_back,
+    write,
+)
 
 Config = dict[str, Any]
 

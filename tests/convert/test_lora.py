@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_checkpoints import ALONE, assert_same, contents, numbered, write
 from torch import Tensor
 
 from mcore_adapter.convert import api
 from mcore_adapter.convert.conversions import Settings
 from mcore_adapter.errors import ConversionError
 from mcore_adapter.sizes import ParallelSizes
+from tests.convert.tiny_checkpoints import ALONE, assert_same, contents, numbered, write
 
 CONFIG = {
     "model_type": "qwen3",

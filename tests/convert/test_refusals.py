@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_checkpoints import ALONE, contents, numbered, write
 
 from mcore_adapter.convert import api
 from mcore_adapter.convert.conversions import Settings
 from mcore_adapter.convert.output import complete_or_absent
 from mcore_adapter.errors import AdapterError, ConversionError, LayoutError, UnknownModelError
 from mcore_adapter.sizes import ParallelSizes
+from tests.convert.tiny_checkpoints import ALONE, contents, numbered, write
 
 CONFIG = {
     "model_type": "llama",

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from small_workers import Adder, Echo
 
 from roll.config.roles import Role
 from roll.core.batches import TokenBatch
@@ -16,6 +15,7 @@ from roll.core.errors import DataError, WaitTimeoutError, WorkerError
 from roll.distributed.cluster import Cluster, Placement
 from roll.distributed.local import LocalLauncher
 from roll.distributed.resources import ResourceManager
+from tests.distributed.small_workers import Adder, Echo
 
 TRAIN = Placement(Role.ACTOR_TRAIN, pool="pair", seed=3)
 INFER = Placement(Role.ACTOR_INFER, pool="pair")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_workers import Adder, HalfAdder
 
 from roll.config.placement import ClusterConfig
 from roll.config.roles import Role
@@ -19,6 +18,7 @@ from roll.distributed.cluster import Placement
 from roll.distributed.resources import ResourceManager
 from roll.platform.machine import cores
 from roll.platform.processes import descendants
+from tests.distributed.small_workers import Adder, HalfAdder
 
 
 def test_each_rank_is_told_its_place_and_has_a_process_of_its_own(

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from small_workers import Echo, Picky
 
 from roll.config.roles import Role
 from roll.core.errors import DataError, WorkerLostError
 from roll.distributed.cluster import Cluster, Placement
 from roll.distributed.local import LocalLauncher
 from roll.distributed.resources import ResourceManager
+from tests.distributed.small_workers import Echo, Picky
 
 INFER = Placement(Role.ACTOR_INFER, pool="pair", label="x", replaceable=True)
 

@@ -21,7 +21,7 @@ from roll.distributed.resources import ResourceManager
 FOLDER = str(Path(__file__).parent)
 sys.path.insert(0, FOLDER)
 
-from small_workers import Adder  # noqa: E402 - found through the line above
+from tests.distributed.small_workers import Adder  # noqa: E402 - found through the line above
 
 SMALL = {"num_cpus": 2, "num_gpus": 2, "object_store_memory": 100 * 1024 * 1024}
 

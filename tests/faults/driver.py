@@ -19,7 +19,7 @@ from roll.distributed.shutdown import Terminated, orderly_end
 FOLDER = Path(__file__).parents[1] / "distributed"
 sys.path.insert(0, str(FOLDER))
 
-from small_workers import Adder, Echo  # noqa: E402 - found through the line above
+from tests.distributed.small_workers import Adder, Echo  # noqa: E402 - found through the line above
 
 
 def main(mode: str) -> None:

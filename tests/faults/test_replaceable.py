@@ -20,7 +20,7 @@ from tests.faults.test_worker_death import FOLDER, gone_within
 
 sys.path.insert(0, str(FOLDER))
 
-from small_workers import Adder, Echo
+from tests.distributed.small_workers import Adder, Echo
 
 pytestmark = pytest.mark.slow
 

@@ -24,7 +24,7 @@ from roll.distributed.resources import ResourceManager
 FOLDER = Path(__file__).parents[1] / "distributed"
 sys.path.insert(0, str(FOLDER))
 
-from small_workers import Adder, Echo  # noqa: E402 - found through the line above
+from tests.distributed.small_workers import Adder, Echo  # noqa: E402 - found through the line above
 
 DRIVER = Path(__file__).parent / "driver.py"
 MARK = "ROLL_TEST_MARK"
