@@ -14,6 +14,7 @@ from roll.algorithms.api import PolicyTerms, ScoreTerms, ValueTerms
 from roll.algorithms.lessons import Comparison, divergences
 from roll.config.model import ModelConfig
 from roll.core.errors import ConfigError
+from roll.models import last_mlp
 from roll.models.load import (
     load_causal_lm,
     load_score_model,
@@ -41,6 +42,7 @@ class PolicyModel(TokenModel[PolicyTerms]):
     ) -> None:
         super().__init__()
         self.model = model
+        self.last_mlp = last_mlp.find(model)
         self._chunk_tokens = chunk_tokens
         self._compared = compared
         # In a tuple, so that the parts are not registered a second time under other names.
@@ -91,6 +93,7 @@ class ClassifierModel(TokenModel[T]):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
+        self.last_mlp = last_mlp.find(model)
         self._parts = split_value_head(model)
         # Not registered: it is part of the model.
         object.__setattr__(self, "new_head", self._parts[1])

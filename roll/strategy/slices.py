@@ -59,11 +59,10 @@ class Slices:
             lengths: of the sequences, if the only row is packed.
         """
         cut = self._cut(rows_BT, positions_N, lengths, model.reads_before)
-        hidden_BWD = model.hidden(cut.tokens_BW, **cut.arguments)
+        states_MD = model.states(cut.tokens_BW, cut.states_M, cut.arguments)
         if asked.learned is not None:
             mine = [lesson.among(cut.mine_M) for lesson in asked.learned]
             asked = replace(asked, learned=mine)
-        states_MD = hidden_BWD.flatten(0, 1)[cut.states_M]
         outputs = model.head(states_MD, rows_BT.flatten()[positions_N[cut.mine_M]], asked)
 
         def join(values_M: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from roll.algorithms.lessons import Lesson
 from roll.core.batches import TokenBatch
 from roll.models import packing
+from roll.models.last_mlp import LastMlp
 from roll.strategy.slices import Slices
 
 T = TypeVar("T")
@@ -59,6 +60,8 @@ class TokenModel(nn.Module, ABC, Generic[T]):
     """Whether a micro-batch goes through the backbone as one row without padding."""
     slices: Slices | None = None
     """The ranks that share each row; None: it is computed here."""
+    last_mlp: LastMlp | None = None
+    """What need not be computed at every token, where the architecture is known to allow it."""
     reads_before: ClassVar[int]
     """Tokens that the state which is read lies before the one it is reported at."""
 
@@ -107,13 +110,24 @@ class TokenModel(nn.Module, ABC, Generic[T]):
         if self.slices is not None:
             return self.slices.read(self, rows_BT, positions_N, lengths, asked)
         arguments = {} if lengths is None else packing.arguments(lengths, rows_BT.device)
-        hidden_BTD = self.hidden(rows_BT, **arguments)
-        states_ND = hidden_BTD.flatten(0, 1)[positions_N - self.reads_before]
+        states_ND = self.states(rows_BT, positions_N - self.reads_before, arguments)
         return self.head(states_ND, rows_BT.flatten()[positions_N], asked)
+
+    def states(self, rows_BT: Tensor, read_N: Tensor, arguments: Mapping[str, Any]) -> Tensor:
+        """`[N, D]`, on which `head` stands; collective.
+
+        Args:
+            rows_BT: tokens that are computed here.
+            read_N: flat indices of those whose states they are.
+            arguments: of the model's backbone.
+        """
+        if self.last_mlp is not None and (self.slices is None or self.slices.tp == 1):
+            arguments = {**arguments, **self.last_mlp.arguments(read_N, rows_BT.numel())}
+        return self.hidden(rows_BT, **arguments).flatten(0, 1)[read_N]
 
     @abstractmethod
     def hidden(self, tokens_BT: Tensor, **arguments: Any) -> Tensor:
-        """Hidden states `[B, T, D]`, on which `head` stands."""
+        """Hidden states `[B, T, D]`; with `last_mlp.arguments` right at those tokens alone."""
 
     @abstractmethod
     def head(self, states_ND: Tensor, targets_N: Tensor, asked: Asked) -> Outputs:
