@@ -97,18 +97,20 @@ def packed_attention(
             "also goes with model.attention: flash_attention_2)"
         )
     groups = query.shape[1] // key.shape[1]  # not the module's: a rank may have some heads only
-    if groups > 1:
+    if groups > 1 and not _shares_heads(query, sliding_window):
         key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
     lengths = handed_on(module, kwargs, "row_lengths")
     runs = [(length, len(list(same))) for length, same in groupby(lengths)]
+    if len(runs) == 1:  # splitting would copy in the backward pass
+        (length, _) = runs[0]
+        return _of_equals(query, key, value, length, scaling, sliding_window), None
     tokens = [length * count for length, count in runs]
-    parts = []
-    for (length, _), q, k, v in zip(
-        runs, *(each.split(tokens, dim=2) for each in (query, key, value)), strict=True
-    ):
-        q, k, v = (_parted(each, length) for each in (q, k, v))
-        parts.append(_joined(_causal(q, k, v, scaling, sliding_window), query.shape[0]))
-    return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], None
+    split = (each.split(tokens, dim=2) for each in (query, key, value))
+    parts = [
+        _of_equals(q, k, v, length, scaling, sliding_window)
+        for (length, _), q, k, v in zip(runs, *split, strict=True)
+    ]
+    return torch.cat(parts, dim=1), None
 
 
 def handed_on(module: nn.Module, kwargs: dict[str, Any], name: str) -> Any:
@@ -124,6 +126,19 @@ def handed_on(module: nn.Module, kwargs: dict[str, Any], name: str) -> Any:
             "`ulysses` and `tp`"
         )
     return kwargs[name]
+
+
+def _shares_heads(query: Tensor, window: int | None) -> bool:
+    """Whether the kernel takes fewer heads of keys than of queries; others would do without it."""
+    return query.device.type == "cpu" and window is None
+
+
+def _of_equals(
+    query: Tensor, key: Tensor, value: Tensor, length: int, scale: float | None, window: int | None
+) -> Tensor:
+    """`[B, T, heads, head_dim]`, of rows that hold sequences of this length."""
+    q, k, v = (_parted(each, length) for each in (query, key, value))
+    return _joined(_causal(q, k, v, scale, window), query.shape[0])
 
 
 def _parted(rows_BHTD: Tensor, length: int) -> Tensor:
@@ -142,7 +157,10 @@ def _causal(
     """Each token sees itself and those before it, of which `window` counts the nearest."""
     length = query.shape[2]
     if window is None or window >= length:
-        return scaled_dot_product_attention(query, key, value, scale=scale, is_causal=True)
+        shares = query.shape[1] != key.shape[1]
+        return scaled_dot_product_attention(
+            query, key, value, scale=scale, is_causal=True, enable_gqa=shares
+        )
     # Block by block: a mask of the whole would grow with the square of the length.
     parts = []
     for start in range(0, length, window):

@@ -74,7 +74,7 @@ def load_sharded(
     as_it_is = replace(mixed, cast_forward_inputs=False)
     fully(whole, mesh=meshes.shard, reshard_after_forward=False, mp_policy=as_it_is)
     for module in whole.modules():
-        if isinstance(module, FSDPModule):
+        if isinstance(module, FSDPModule) and meshes.shard.size() > 1:  # alone, one copies
             # The factor alone asks for a scaled sum, which only NCCL has; so ask for a plain one.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
