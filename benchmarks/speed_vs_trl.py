@@ -14,7 +14,7 @@ rounds without the first two steps of each. TRL lives in an environment of its o
 run makes. The exit code says whether the goals are met: not slower on equal lengths, twice as fast
 on log-normal ones.
 
-    python benchmarks/speed_vs_trl.py [--steps 10] [--rounds 2] [--only sft] [--lengths equal]
+    python benchmarks/speed_vs_trl.py [--steps 20] [--rounds 2] [--only sft] [--lengths equal]
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def measure(command: list[str], steps_file: Path, log: Path, tokens: list[int]) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=2, help="of both sides, in turn")
     parser.add_argument("--only", choices=["sft", "dpo", "reward_model"])
     parser.add_argument("--lengths", choices=GOALS, help="only these")

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from mcore_adapter.convert import api
-from mcore_adapter.convert.conversions import Settings
+from mcore_adapter.convert.conversions import Settings, shard_bytes, split_files
+from mcore_adapter.convert.tensorfile import Spec
 from mcore_adapter.sizes import ParallelSizes
 from tests.convert.tiny_checkpoints import ALONE, assert_same, contents, numbered
 
@@ -143,3 +144,31 @@ def test_hugging_face_files_are_split_at_a_size(src: Path) -> None:
     assert_same(src, src.parent / "back")
     api.to_mcore(src.parent / "back", src.parent / "again", SIZES, ALONE)
     assert_same(src.parent / "mcore", src.parent / "again")
+
+
+@pytest.mark.parametrize("flush", [False, True])
+def test_the_disk_is_waited_for_where_asked(
+    src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flush: bool
+) -> None:
+    flushed = []
+    fsync = os.fsync
+
+    def watch(file: int) -> None:
+        flushed.append(Path(os.readlink(f"/proc/self/fd/{file}")).name)
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", watch)
+    api.to_mcore(src, tmp_path / "dst", SIZES, Settings(workers=1, flush=flush))
+    written = {file.name for file in (tmp_path / "dst").iterdir()}
+    assert (written <= set(flushed)) is flush
+    assert bool(flushed) is flush
+
+
+def test_larger_models_come_in_several_files() -> None:
+    """Processes that write into one file wait for each other."""
+    tensors = {str(i): Spec("BF16", (50_000_000,)) for i in range(30)}
+    assert len(split_files(tensors, shard_bytes(tensors), "one")) == 5
+    huge = {str(i): Spec("BF16", (500_000_000,)) for i in range(100)}
+    assert len(split_files(huge, shard_bytes(huge), "one")) == 20
+    small = {str(i): Spec("BF16", (50_000_000,)) for i in range(5)}
+    assert list(split_files(small, shard_bytes(small), "one")) == ["one"]

@@ -49,6 +49,10 @@ Dtype = Annotated[str | None, typer.Option("--dtype", help="fp32, bf16 or fp16; 
 Workers = Annotated[
     int | None, typer.Option("--workers", min=1, help="Processes; one per core if left.")
 ]
+Flush = Annotated[
+    bool,
+    typer.Option("--flush", help="Wait for the disk, so that a power failure takes nothing back."),
+]
 Base = Annotated[
     Path | None, typer.Option("--base", help="The model of an adapter in PEFT format.")
 ]
@@ -100,13 +104,14 @@ def to_mcore(
     sizes: ParallelSizes | None,
     dtype: Dtype = None,
     workers: Workers = None,
+    flush: Flush = False,
     base: Base = None,
 ) -> None:
     """Write a Megatron layout of a Hugging Face checkpoint, of an adapter, or of another layout."""
     from mcore_adapter.convert import api
 
     with _progress() as settings:
-        api.to_mcore(src, dst, sizes or ParallelSizes(), settings(dtype, workers), base=base)
+        api.to_mcore(src, dst, sizes or ParallelSizes(), settings(dtype, workers, flush), base=base)
 
 
 @app.command("to-hf")
@@ -117,12 +122,13 @@ def to_hf(
     merge: Merge = False,
     dtype: Dtype = None,
     workers: Workers = None,
+    flush: Flush = False,
 ) -> None:
     """Write Hugging Face files of a Megatron layout."""
     from mcore_adapter.convert import api
 
     with _reported(), _progress() as settings:
-        api.to_hf(src, dst, settings(dtype, workers), adapter=adapter, merge=merge)
+        api.to_hf(src, dst, settings(dtype, workers, flush), adapter=adapter, merge=merge)
 
 
 @app.command("convert")
@@ -133,6 +139,7 @@ def convert(
     sizes: ParallelSizes | None,
     dtype: Dtype = None,
     workers: Workers = None,
+    flush: Flush = False,
     base: Base = None,
 ) -> None:
     """Convert in the direction that SRC asks for.
@@ -144,7 +151,7 @@ def convert(
     from mcore_adapter.convert.folders import META
 
     with _progress() as settings:
-        how = settings(dtype, workers)
+        how = settings(dtype, workers, flush)
         if (src / META).is_file() and sizes is None:
             api.to_hf(src, dst, how)
         else:
@@ -215,7 +222,7 @@ def _reported(when_stopped: str = "stopped: nothing was written") -> Iterator[No
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str | None, int | None], Settings]]:
+def _progress() -> Iterator[Callable[[str | None, int | None, bool], Settings]]:
     """Gives settings that show a bar with GB/s; what they did is printed at the end."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -244,8 +251,8 @@ def _progress() -> Iterator[Callable[[str | None, int | None], Settings]]:
             done = bar.tasks[0].completed + num_bytes
             bar.update(task, completed=done, rate=_rate(done, start), refresh=True)
 
-        def settings(dtype: str | None, workers: int | None) -> Settings:
-            return Settings(_known(dtype), workers, advance, announce)
+        def settings(dtype: str | None, workers: int | None, flush: bool) -> Settings:
+            return Settings(_known(dtype), workers, advance, announce, flush)
 
         yield settings
     _out.print(f"wrote {_size(total)} at {_rate(total, start)}")

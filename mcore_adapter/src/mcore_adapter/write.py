@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mcore_adapter.convert.conversions import MAX_SHARD_BYTES, split_files, write_index
 from mcore_adapter.convert.engine import create_files
 from mcore_adapter.convert.folders import copy_companions, open_hf
-from mcore_adapter.convert.output import complete_or_absent, flush
+from mcore_adapter.convert.output import complete_or_absent, wait_for_disk
 from mcore_adapter.convert.table import ModelTable
 from mcore_adapter.convert.tensorfile import Spec, Writer
 from mcore_adapter.gather import export, exported
@@ -50,7 +50,7 @@ def written(files: Mapping[Path, dict[str, Spec]]) -> Iterator[Write]:
         for pieces in create_files(files.items()).values()
         for name, piece in pieces.items()
     }
-    writer = Writer()
+    writer = Writer(write_back=True)
 
     def write(name: str, tensor: Tensor) -> None:
         piece = where.pop(name)
@@ -63,7 +63,7 @@ def written(files: Mapping[Path, dict[str, Spec]]) -> Iterator[Write]:
         writer.close()
     assert not where, f"{next(iter(where))} was announced and not written"
     for path in files:
-        flush(path)
+        wait_for_disk(path)
 
 
 def write_hf(

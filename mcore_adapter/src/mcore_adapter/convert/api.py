@@ -74,7 +74,7 @@ def to_hf(
     *,
     adapter: Path | None = None,
     merge: bool = False,
-    max_shard_bytes: int = conversions.MAX_SHARD_BYTES,
+    max_shard_bytes: int | None = None,
 ) -> None:
     """A Megatron layout to Hugging Face files.
 

@@ -23,6 +23,9 @@ from mcore_adapter.errors import ConversionError
 from mcore_adapter.sizes import ParallelSizes, padded_vocab
 
 MAX_SHARD_BYTES = 5_000_000_000
+_MIN_SHARD_BYTES = 512_000_000
+_SHARDS = 4
+"""Files of all but small models, at least: Linux lets one process at a time write into a file."""
 _PAGE_OF_META = 1 << 20
 
 
@@ -37,6 +40,8 @@ class Settings:
     progress: Progress | None = None
     announce: Callable[[int], None] | None = None
     """Called once, with the number of bytes that will be written."""
+    flush: bool = False
+    """Wait for the disk, so that a power failure takes nothing back. `cp` does not."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,8 @@ def to_mcore(
     """
     refuse_existing(dst)
     layout = layout_of(source, sizes, settings)
-    with complete_or_absent(dst, _announced(layout.files, settings)) as folder:
+    num_bytes = _announced(layout.files, settings)
+    with complete_or_absent(dst, num_bytes, flush=settings.flush) as folder:
         made = create_files((folder / name, specs) for name, specs in layout.files.items())
         jobs = []
         for full in layout.fulls:
@@ -118,7 +124,7 @@ def to_hf(
     settings: Settings,
     *,
     deltas: Mapping[str, Delta] | None = None,
-    max_shard_bytes: int = MAX_SHARD_BYTES,
+    max_shard_bytes: int | None = None,
     single: str = "model.safetensors",
     finish: Callable[[Path], None] | None = None,
 ) -> None:
@@ -126,6 +132,7 @@ def to_hf(
 
     Args:
         deltas: what to add to which tensors.
+        max_shard_bytes: of a file; left out, as many as let several processes write.
         single: the name of the file when there is one only.
         finish: writes what else belongs to the folder, before it takes its name.
 
@@ -145,8 +152,8 @@ def to_hf(
         _check_delta(name, delta, specs)
     for name in source.repeats:
         specs[name] = specs[source.table.repeats[name]]
-    files = split_files(specs, max_shard_bytes, single)
-    with complete_or_absent(dst, _announced(files, settings)) as folder:
+    files = split_files(specs, max_shard_bytes or shard_bytes(specs), single)
+    with complete_or_absent(dst, _announced(files, settings), flush=settings.flush) as folder:
         made = create_files((folder / name, held) for name, held in files.items())
         where = {name: piece for pieces in made.values() for name, piece in pieces.items()}
         jobs = []
@@ -202,7 +209,14 @@ def _run(jobs: Sequence[Job], source: Source, settings: Settings) -> None:
     if workers is None:
         small = sum(job.num_bytes for job in jobs) < 64_000_000
         workers = 1 if small else (os.cpu_count() or 1)
-    run(jobs, source.checks, source.table.shape, workers=workers, progress=settings.progress)
+    run(
+        jobs,
+        source.checks,
+        source.table.shape,
+        workers=workers,
+        write_back=settings.flush,
+        progress=settings.progress,
+    )
 
 
 def _vocab(source: Source) -> int | None:
@@ -212,6 +226,12 @@ def _vocab(source: Source) -> int | None:
         if full.task.param.pads_vocab:
             return full.spec.shape[0]
     return None
+
+
+def shard_bytes(specs: Mapping[str, Spec]) -> int:
+    """Of a file, by default."""
+    total = sum(spec.num_bytes for spec in specs.values())
+    return min(MAX_SHARD_BYTES, max(_MIN_SHARD_BYTES, total // _SHARDS))
 
 
 def split_files(specs: Mapping[str, Spec], most: int, single: str) -> dict[str, dict[str, Spec]]:

@@ -106,9 +106,13 @@ def run(
     shape: Shape,
     *,
     workers: int,
+    write_back: bool = False,
     progress: Progress | None = None,
 ) -> None:
     """Does all jobs, in this process if `workers` is 1.
+
+    Args:
+        write_back: the disk begins at once, as somebody will wait for it.
 
     Raises:
         ConversionError: tensors that must be equal are not, or cannot become what they should.
@@ -117,7 +121,7 @@ def run(
     report = progress or (lambda _: None)
     shares = [share for share in _shares(jobs, workers) if share]
     if len(shares) < 2:
-        _work(jobs, checks, shape, report)
+        _work(jobs, checks, shape, write_back, report)
         return
     # a fork begins at once, and is safe where nobody else runs; whoever calls may have threads
     context: Any = multiprocessing.get_context("fork" if threading.active_count() == 1 else "spawn")
@@ -126,7 +130,8 @@ def run(
         for index, share in enumerate(shares):
             here, there = context.Pipe(duplex=False)
             process = context.Process(
-                target=_worker, args=(share, checks if index == 0 else (), shape, there)
+                target=_worker,
+                args=(share, checks if index == 0 else (), shape, write_back, there),
             )
             process.daemon = True
             process.start()
@@ -159,13 +164,19 @@ def _listen(ends: list[Connection], report: Progress) -> None:
                 report(message)
 
 
-def _worker(jobs: Sequence[Job], checks: Sequence[Same], shape: Shape, there: Connection) -> None:
+def _worker(
+    jobs: Sequence[Job],
+    checks: Sequence[Same],
+    shape: Shape,
+    write_back: bool,
+    there: Connection,
+) -> None:
     # Ctrl-C reaches all processes of a terminal; the first one ends the others
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _reuse_freed_memory()
     try:
         # a write to a parent that was killed fails, and so ends this process
-        _work(jobs, checks, shape, there.send)
+        _work(jobs, checks, shape, write_back, there.send)
         there.send(None)
     except BrokenPipeError:
         os._exit(1)
@@ -185,9 +196,15 @@ def _reuse_freed_memory() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-def _work(jobs: Sequence[Job], checks: Sequence[Same], shape: Shape, report: Progress) -> None:
+def _work(
+    jobs: Sequence[Job],
+    checks: Sequence[Same],
+    shape: Shape,
+    write_back: bool,
+    report: Progress,
+) -> None:
     reader = Reader()
-    writer = Writer(reader)
+    writer = Writer(reader, write_back=write_back)
     try:
         for check in checks:
             if not np.array_equal(_bits(reader.read(check.one)), _bits(reader.read(check.other))):

@@ -1,8 +1,8 @@
 """An output folder is complete or absent.
 
-It is written beside its place under a hidden name, flushed to the disk and renamed. Whatever ends a
-process before that leaves a hidden folder, which the next conversion to the same place removes: a
-lock that ends with its process tells those that somebody still writes.
+It is written beside its place under a hidden name, flushed to the disk if asked, and renamed.
+Whatever ends a process before that leaves a hidden folder, which the next conversion to the same
+place removes: a lock that ends with its process tells those that somebody still writes.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from mcore_adapter.errors import ConversionError
 
 
 @contextmanager
-def complete_or_absent(dst: Path, num_bytes: int) -> Iterator[Path]:
+def complete_or_absent(dst: Path, num_bytes: int, *, flush: bool = True) -> Iterator[Path]:
     """Yields the folder to write to, which becomes `dst` when the block ends without an error.
 
     Args:
         num_bytes: how much will be written.
+        flush: a power failure, too, leaves it complete or absent.
 
     Raises:
         ConversionError: `dst` exists, or the disk is too small.
@@ -43,11 +44,13 @@ def complete_or_absent(dst: Path, num_bytes: int) -> Iterator[Path]:
         fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         yield partial
-        for path in [*partial.rglob("*"), partial]:
-            flush(path)
+        if flush:
+            for path in [*partial.rglob("*"), partial]:
+                wait_for_disk(path)
         refuse_existing(dst)
         partial.rename(dst)
-        flush(dst.parent)
+        if flush:
+            wait_for_disk(dst.parent)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -84,7 +87,7 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def flush(path: Path) -> None:
+def wait_for_disk(path: Path) -> None:
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)

@@ -177,16 +177,17 @@ class _Mapped:
 class Writer:
     """Writes tensors at their places in files that exist."""
 
-    def __init__(self, reader: Reader | None = None) -> None:
+    def __init__(self, reader: Reader | None = None, *, write_back: bool = False) -> None:
         """
         Args:
             reader: views of its files are copied from file to file.
+            write_back: the disk begins to write at once, so that a flush waits less.
         """
         self._files: dict[Path, int] = {}
         self._reader = reader
+        self._write_back = write_back
 
     def write(self, piece: Piece, tensor: Bits | Joined) -> None:
-        """The disk begins to write at once; `output.flush` waits for it."""
         file = self._files.get(piece.path)
         if file is None:
             file = self._files[piece.path] = os.open(piece.path, os.O_WRONLY)
@@ -196,7 +197,8 @@ class Writer:
             done = 0 if place is None else _copied(*place, file, at, block.nbytes)
             _write_all(file, block.reshape(-1).view(np.uint8).data[done:], at + done)
             at += block.nbytes
-        _write_back(file, piece)
+        if self._write_back:
+            _write_back(file, piece)
 
     def close(self) -> None:
         while self._files:
