@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,8 @@ from hypothesis import strategies as st
 
 from mcore_adapter.convert.arrays import cut, join
 from mcore_adapter.convert.joined import Joined
-from mcore_adapter.convert.tensorfile import Piece, Spec, Writer
-from mcore_adapter.sizes import ParallelSizes
-from tests.convert.tiny_checkpoints import assert_same, numbered, there_and_back
+from mcore_adapter.convert.tensorfile import Piece, Reader, Spec, Writer
+from mcore_adapter.errors import ConversionError
 
 
 @st.composite
@@ -77,34 +75,15 @@ def test_a_file_holds_the_whole(
     assert path.read_bytes() == b"head" + whole.tobytes()
 
 
-@pytest.mark.parametrize("done", [0, 3])
-def test_a_kernel_that_does_not_copy_between_files_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: int
-) -> None:
-    """Or that stops on its way."""
-    copy, calls = os.copy_file_range, 0
-
-    def stops(source: int, file: int, count: int, *offsets: int) -> int:
-        nonlocal calls
-        calls += 1
-        if not done or calls % 2 == 0:
-            raise OSError(errno.EXDEV, "no")
-        return copy(source, file, min(count, done), *offsets)
-
-    config = {
-        "model_type": "llama",
-        "hidden_size": 8,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 2,
-        "intermediate_size": 8,
-        "attention_bias": False,
-        "tie_word_embeddings": False,
-        "num_experts": 0,
-        "num_hidden_layers": 2,
-        "vocab_size": 9,
-    }
-    source = numbered(tmp_path / "hf", config)
-    monkeypatch.setattr(os, "copy_file_range", stops)
-    assert_same(source, there_and_back(source, tmp_path, ParallelSizes(tp=2)))
-    assert calls
+def test_a_file_that_becomes_shorter_is_named(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(bytes(1 << 20))
+    reader = Reader()
+    tensor = reader.read(Piece(source, 0, Spec("U8", (1 << 20,))))
+    os.truncate(source, 1000)
+    target = tmp_path / "target"
+    target.write_bytes(b"")
+    writer = Writer(reader)
+    with pytest.raises(ConversionError, match=r"source became shorter"):
+        writer.write(Piece(target, 0, Spec("U8", (1 << 20,))), tensor)
+    writer.close()
