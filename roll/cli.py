@@ -47,7 +47,7 @@ def reported(debug: bool) -> Iterator[None]:
         _report(error, debug)
         raise typer.Exit(EXIT_BROKEN) from None
     except KeyboardInterrupt as error:
-        _err.print(f"[bold]stopped[/bold]: {error or 'Ctrl-C'}", markup=True)
+        _err.print(f"[bold]stopped[/bold]: {str(error) or 'Ctrl-C'}", markup=True)
         raise typer.Exit(128 + getattr(error, "signum", 2)) from None
     except (typer.Exit, typer.Abort):
         raise
