@@ -1,0 +1,18 @@
+"""What the command line says of an interrupt."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+
+from roll.cli import reported
+
+
+@pytest.mark.parametrize(("text", "said"), [("", "stopped: Ctrl-C"), ("SIGTERM", "SIGTERM")])
+def test_an_interrupt_says_what_stopped_it(
+    text: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as stopped, reported(debug=False):
+        raise KeyboardInterrupt(*([text] if text else []))
+    assert stopped.value.exit_code == 130
+    assert said in capsys.readouterr().err
