@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from roll.config.placement import ClusterConfig
 from roll.distributed.local import LocalLauncher
 from roll.distributed.resources import ResourceManager
+from tests.distributed.small_workers import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -17,8 +17,7 @@ def manager() -> Iterator[ResourceManager]:
     """Four slots on however many cores there are; `pair` and `other` overlap in slot 1."""
     cluster = ClusterConfig(platform="cpu", devices_per_node=4, start_timeout_s=120)
     pools = {"one": "0", "pair": "0-1", "other": "1,3", "all": "0-3"}
-    here = str(Path(__file__).parent)
-    with ResourceManager(cluster, pools, python_path=[here]) as resources:
+    with ResourceManager(cluster, pools, python_path=[ROOT]) as resources:
         yield resources
 
 

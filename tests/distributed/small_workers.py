@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,8 @@ from roll.distributed.dispatch import SHARD_BATCH, dispatch
 from roll.distributed.parcels import Parcel, pack, unpack
 from roll.distributed.worker import Worker
 
+# Workers must be able to import this module by the name that the tests give it.
+ROOT = str(Path(__file__).parents[2])
 GRANDCHILD = "import time; time.sleep(600)"
 
 

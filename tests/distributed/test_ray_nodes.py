@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-DRIVER = Path(__file__).parent / "two_nodes.py"
+from tests.distributed.small_workers import ROOT
 
 
 @pytest.mark.slow
 def test_two_joined_nodes_give_their_gpus_in_order_and_say_what_is_missing() -> None:
-    repository = str(DRIVER.parents[2])
-    path = os.pathsep.join([repository, os.environ.get("PYTHONPATH", "")])
-    environ = dict(os.environ, PYTHONPATH=path)
-    told = subprocess.run(
-        [sys.executable, str(DRIVER)], env=environ, capture_output=True, text=True, timeout=240
-    )
+    command = [sys.executable, "-m", "tests.distributed.two_nodes"]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert told.returncode == 0, told.stderr
     lines = [json.loads(line) for line in told.stdout.splitlines() if line.startswith("{")]
     assert [line for line in lines if "rank" in line] == [

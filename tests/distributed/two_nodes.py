@@ -1,14 +1,12 @@
 """A driver on a Ray cluster of two pretended nodes with two pretended GPUs each; prints JSON lines.
 
-Run as a program, because it joins a Ray of its own.
+Run as a program (`python -m tests.distributed.two_nodes`), because it joins a Ray of its own.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
-from pathlib import Path
 
 from ray.cluster_utils import Cluster as RayNodes
 
@@ -17,11 +15,7 @@ from roll.config.roles import Role
 from roll.core.errors import RollError
 from roll.distributed.cluster import Placement
 from roll.distributed.resources import ResourceManager
-
-FOLDER = str(Path(__file__).parent)
-sys.path.insert(0, FOLDER)
-
-from tests.distributed.small_workers import Adder  # noqa: E402 - found through the line above
+from tests.distributed.small_workers import ROOT, Adder
 
 SMALL = {"num_cpus": 2, "num_gpus": 2, "object_store_memory": 100 * 1024 * 1024}
 
@@ -44,7 +38,7 @@ def main() -> None:
     nodes.add_node(**SMALL)
     try:
         joined = ClusterConfig(nodes=2, address=nodes.address, start_timeout_s=60)
-        with ResourceManager(joined, {"all": "0-3", "far": "2-3"}, python_path=[FOLDER]) as own:
+        with ResourceManager(joined, {"all": "0-3", "far": "2-3"}, python_path=[ROOT]) as own:
             trainers = own.start(Adder, Placement(Role.ACTOR_TRAIN, pool="all"), 0)
             engine = own.start(Adder, Placement(Role.ACTOR_INFER, pool="far", per_worker=2), 0)
             for cluster in (trainers, engine):

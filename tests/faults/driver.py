@@ -1,31 +1,26 @@
 """A driver to be killed: two workers, one with a grandchild nobody owns; busy until a signal comes.
 
-Prints `ready <pids>` when all is up. Modes: `sleep` waits in a call, `end` ends normally, `raise`
-ends with an exception.
+Run as `python -m tests.faults.driver <mode>`; prints `ready <pids>` when all is up. Modes: `sleep`
+waits in a call, `end` ends normally, `raise` ends with an exception.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 from roll.config.placement import ClusterConfig
 from roll.config.roles import Role
 from roll.distributed.cluster import Placement
 from roll.distributed.resources import ResourceManager
 from roll.distributed.shutdown import Terminated, orderly_end
-
-FOLDER = Path(__file__).parents[1] / "distributed"
-sys.path.insert(0, str(FOLDER))
-
-from tests.distributed.small_workers import Adder, Echo  # noqa: E402 - found through the line above
+from tests.distributed.small_workers import ROOT, Adder, Echo
 
 
 def main(mode: str) -> None:
     cluster = ClusterConfig(platform="cpu", devices_per_node=2, start_timeout_s=120)
     with orderly_end() as cleanups:
-        resources = ResourceManager(cluster, {"all": "0"}, python_path=[str(FOLDER)])
+        resources = ResourceManager(cluster, {"all": "0"}, python_path=[ROOT])
         cleanups.enter_context(resources)
         adder = resources.start(Adder, Placement(Role.ACTOR_TRAIN, pool="all"), 0)
         resources.start(Echo, Placement(Role.ACTOR_INFER, pool="all"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 
@@ -16,11 +15,8 @@ from roll.config.roles import Role
 from roll.core.errors import WorkerLostError
 from roll.distributed.cluster import Cluster, Placement
 from roll.distributed.resources import ResourceManager
-from tests.faults.test_worker_death import FOLDER, gone_within
-
-sys.path.insert(0, str(FOLDER))
-
-from tests.distributed.small_workers import Adder, Echo
+from tests.distributed.small_workers import ROOT, Adder, Echo
+from tests.faults.test_worker_death import gone_within
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +24,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def manager() -> Iterator[ResourceManager]:
     cluster = ClusterConfig(platform="cpu", devices_per_node=2, start_timeout_s=120)
-    with ResourceManager(cluster, {"pair": "0-1", "one": "0"}, python_path=[str(FOLDER)]) as own:
+    with ResourceManager(cluster, {"pair": "0-1", "one": "0"}, python_path=[ROOT]) as own:
         yield own
 
 

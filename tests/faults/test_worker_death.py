@@ -20,20 +20,15 @@ from roll.config.roles import Role
 from roll.core.errors import WorkerError
 from roll.distributed.cluster import Placement
 from roll.distributed.resources import ResourceManager
+from tests.distributed.small_workers import ROOT, Adder, Echo
 
-FOLDER = Path(__file__).parents[1] / "distributed"
-sys.path.insert(0, str(FOLDER))
-
-from tests.distributed.small_workers import Adder, Echo  # noqa: E402 - found through the line above
-
-DRIVER = Path(__file__).parent / "driver.py"
 MARK = "ROLL_TEST_MARK"
 
 
 @pytest.fixture
 def manager() -> Iterator[ResourceManager]:
     cluster = ClusterConfig(platform="cpu", devices_per_node=2, start_timeout_s=120)
-    with ResourceManager(cluster, {"pair": "0-1", "one": "0"}, python_path=[str(FOLDER)]) as own:
+    with ResourceManager(cluster, {"pair": "0-1", "one": "0"}, python_path=[ROOT]) as own:
         yield own
 
 
@@ -110,7 +105,8 @@ def test_no_process_is_left_after_the_driver_ends(
     # A session of its own, so that a signal can go to the whole group as a terminal or a batch
     # system sends it.
     driver = subprocess.Popen(
-        [sys.executable, str(DRIVER), mode],
+        [sys.executable, "-m", "tests.faults.driver", mode],
+        cwd=ROOT,
         env=environ,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -120,7 +116,7 @@ def test_no_process_is_left_after_the_driver_ends(
     try:
         assert driver.stdout is not None
         ready = driver.stdout.readline()
-        assert ready.startswith("ready "), ready
+        assert ready.startswith("ready "), driver.communicate(timeout=45)
         assert signum is None or marked(mark), "the mark must be visible while the run lives"
         if signum is not None:
             (os.killpg if to_group else os.kill)(driver.pid, signum)
