@@ -34,19 +34,23 @@ from roll.weight_sync.slots import DeviceSlot, PrivateSlot, Slot
 class BroadcastSender:
     """The end of one of the trainer's ranks."""
 
-    def __init__(self, channel: Channel, manifest: Manifest, sender: int, *, verify: bool) -> None:
+    def __init__(
+        self, channel: Channel, manifest: Manifest, sender: int, size: int, *, verify: bool
+    ) -> None:
         """Connect, announce, and return once everybody has agreed.
+
+        Args:
+            size: bytes of the fullest bucket.
 
         Raises:
             WeightSyncError: somebody refused, died or did not answer in time.
         """
         board = StoreBoard(channel, is_host=sender == 0)
         self._notes = SenderNotes(board, channel, manifest, sender, verify=verify)
-        size = largest(layout(manifest, channel.bucket_bytes))
         self._buckets = [_allocate(channel, size), _allocate(channel, size)]
         self._group: _Group | None = _Group(channel, board.store, sender)
 
-    def memory(self, index: int) -> Tensor:
+    def memory(self, index: int, bucket: Bucket) -> Tensor:
         assert self._group is not None
         self._group.wait(index - 2)
         return self._buckets[index % 2]

@@ -41,8 +41,13 @@ _LEAVE_S = 2.0
 class FilesSender:
     """The end of one of the trainer's ranks."""
 
-    def __init__(self, channel: Channel, manifest: Manifest, sender: int, *, verify: bool) -> None:
+    def __init__(
+        self, channel: Channel, manifest: Manifest, sender: int, size: int, *, verify: bool
+    ) -> None:
         """Announce, and return once everybody has agreed.
+
+        Args:
+            size: bytes of the fullest bucket.
 
         Raises:
             WeightSyncError: somebody refused or did not answer in time; who died shows only then.
@@ -58,10 +63,9 @@ class FilesSender:
         except WeightSyncError:
             self.close()
             raise
-        size = largest(layout(manifest, channel.bucket_bytes))
         self._memory = torch.empty(size, dtype=torch.uint8)
 
-    def memory(self, index: int) -> Tensor:
+    def memory(self, index: int, bucket: Bucket) -> Tensor:
         """This sender's own; at most two buckets lie in the folder."""
         for name in self._receivers if index >= 2 else ():
             self._board.read(f"read-{index - 2}/{name}", name)

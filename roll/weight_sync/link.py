@@ -19,6 +19,7 @@ from typing import Any, Self
 from roll.core.errors import WeightSyncError
 
 _HEADER = struct.Struct("!I")
+_AT_ONCE = 1 << 16
 
 
 class Link:
@@ -27,6 +28,8 @@ class Link:
     def __init__(self, connection: socket.socket, peer: str, timeout_s: float) -> None:
         self._socket = connection
         self._timeout_s = timeout_s
+        self._read = bytearray()
+        """What has come in and not been asked for."""
         self.peer = peer
         connection.settimeout(timeout_s)
 
@@ -50,33 +53,31 @@ class Link:
         """
         fds: list[int] = []
         try:
-            header = b""
-            while len(header) < _HEADER.size:
-                part, new_fds, _, _ = socket.recv_fds(
-                    self._socket, _HEADER.size - len(header), max_fds
-                )
-                fds += new_fds
-                if not part:
-                    raise ConnectionResetError("connection closed")
-                header += part
-            message: dict[str, Any] = json.loads(self._read(_HEADER.unpack(header)[0]))
+            self._fill(_HEADER.size, fds, max_fds)
+            end = _HEADER.size + _HEADER.unpack_from(self._read)[0]
+            self._fill(end, fds, max_fds)
         except OSError as error:
             for fd in fds:
                 os.close(fd)
             raise self._broken(f"{doing}: wait for", error) from error
+        message: dict[str, Any] = json.loads(self._read[_HEADER.size : end])
+        del self._read[:end]
         return message, fds
 
     def close(self) -> None:
         self._socket.close()
 
-    def _read(self, size: int) -> bytes:
-        parts = bytearray()
-        while len(parts) < size:
-            part = self._socket.recv(min(size - len(parts), 1 << 20))
+    def _fill(self, size: int, fds: list[int], max_fds: int) -> None:
+        """Read until `size` bytes are there, as a rule a whole message in one call."""
+        while len(self._read) < size:
+            if max_fds:
+                part, new_fds, _, _ = socket.recv_fds(self._socket, _AT_ONCE, max_fds)
+                fds += new_fds
+            else:
+                part = self._socket.recv(_AT_ONCE)
             if not part:
                 raise ConnectionResetError("connection closed")
-            parts += part
-        return bytes(parts)
+            self._read += part
 
     def _broken(self, doing: str, error: OSError) -> WeightSyncError:
         if isinstance(error, TimeoutError):

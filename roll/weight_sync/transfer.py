@@ -17,7 +17,7 @@ from roll.weight_sync.checksum import Checksum
 from roll.weight_sync.files import FilesReceiver, FilesSender
 from roll.weight_sync.host_receive import HostReceiver
 from roll.weight_sync.host_send import HostHelper, HostLeader
-from roll.weight_sync.layout import Bucket, layout
+from roll.weight_sync.layout import Bucket, largest, layout
 from roll.weight_sync.manifest import Manifest
 from roll.weight_sync.pack import Packer
 from roll.weight_sync.unpack import Buckets, Into, nowhere, unpack
@@ -26,8 +26,8 @@ from roll.weight_sync.unpack import Buckets, Into, nowhere, unpack
 class SenderEnd(Protocol):
     """What a transport does for a sender."""
 
-    def memory(self, index: int) -> Tensor:
-        """Where bucket `index` is to be written, as soon as it may."""
+    def memory(self, index: int, bucket: Bucket) -> Tensor:
+        """Where this sender's pieces of bucket `index` are to be written, as soon as they may."""
         ...
 
     def publish(self, index: int, bucket: Bucket) -> None:
@@ -123,11 +123,12 @@ def _send(
         )
     checksum = Checksum() if verify else None
     packer = Packer(manifest, parts, sender, checksum)
-    end = _sender_end(channel, manifest, sender, verify=verify)
+    buckets = layout(manifest, channel.bucket_bytes)
+    end = _sender_end(channel, manifest, sender, largest(buckets), verify=verify)
     begun = time.perf_counter()
     try:
-        for index, bucket in enumerate(layout(manifest, channel.bucket_bytes)):
-            packer.fill(bucket, end.memory(index))
+        for index, bucket in enumerate(buckets):
+            packer.fill(bucket, end.memory(index, bucket))
             end.publish(index, bucket)
         packer.finish()
         total = end.finish(checksum)
@@ -222,14 +223,16 @@ def receive(
         end.close()
 
 
-def _sender_end(channel: Channel, manifest: Manifest, sender: int, *, verify: bool) -> SenderEnd:
+def _sender_end(
+    channel: Channel, manifest: Manifest, sender: int, size: int, *, verify: bool
+) -> SenderEnd:
     if channel.kind == "broadcast":
-        return BroadcastSender(channel, manifest, sender, verify=verify)
+        return BroadcastSender(channel, manifest, sender, size, verify=verify)
     if channel.kind == "files":
-        return FilesSender(channel, manifest, sender, verify=verify)
+        return FilesSender(channel, manifest, sender, size, verify=verify)
     if sender > 0:
         return HostHelper(channel, manifest, sender)
-    return HostLeader(channel, manifest, verify=verify)
+    return HostLeader(channel, manifest, size, verify=verify)
 
 
 def _receiver_end(channel: Channel, index: int) -> ReceiverEnd:

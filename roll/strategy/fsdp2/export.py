@@ -36,6 +36,11 @@ def manifest(model: PreTrainedModel, dtype: torch.dtype, *, adapter: bool) -> Ma
     return Manifest(tuple(metas), tuple(cuts))
 
 
+@torch.no_grad()
+def _local(tensor: DTensor) -> Tensor:
+    return tensor.to_local()
+
+
 def _cuts(value: DTensor, world: int) -> tuple[int, ...]:
     """Ranks of the first copy come first."""
     sharers = world if _is_cut(value) else value.device_mesh.size(-1)
@@ -56,13 +61,12 @@ def local_parts(model: PreTrainedModel, *, adapter: bool) -> Iterator[tuple[str,
     """
     adapted = lora.deltas(model)
     for name, value in of_push(model, adapter=adapter):
-        tensor = value.detach()
-        if name in adapted:
-            tensor = _merged(tensor, adapted[name])
+        # A DTensor's own `detach` costs more than the copy of a small part.
+        tensor = _merged(value.detach(), adapted[name]) if name in adapted else value
         if isinstance(tensor, DTensor) and _is_cut(tensor):
             cuts, rank = _cuts(tensor, dist.get_world_size()), dist.get_rank()
             # A copy, so that the whole tensor goes.
-            yield name, whole(tensor).view(-1)[cuts[rank] : cuts[rank + 1]].clone()
+            yield name, whole(tensor.detach()).view(-1)[cuts[rank] : cuts[rank + 1]].clone()
         elif isinstance(tensor, DTensor):
             if tensor.placements not in ((Shard(0),), (Replicate(), Shard(0))):
                 raise WeightSyncError(
@@ -70,9 +74,10 @@ def local_parts(model: PreTrainedModel, *, adapter: bool) -> Iterator[tuple[str,
                     "(Shard(0),), of one copy"
                 )
             in_first = dist.get_rank() < tensor.device_mesh.size(-1)
-            yield name, tensor.to_local() if in_first else tensor.to_local()[:0]
+            local = _local(tensor)
+            yield name, local if in_first else local[:0]
         else:
-            yield name, tensor if dist.get_rank() == 0 else tensor.new_empty(0)
+            yield name, tensor.detach() if dist.get_rank() == 0 else tensor.new_empty(0)
 
 
 def full_weights(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
