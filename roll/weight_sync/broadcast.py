@@ -50,7 +50,7 @@ class BroadcastSender:
         self._buckets = [_allocate(channel, size), _allocate(channel, size)]
         self._group: _Group | None = _Group(channel, board.store, sender)
 
-    def memory(self, index: int, bucket: Bucket) -> Tensor:
+    def memory(self, index: int) -> Tensor:
         assert self._group is not None
         self._group.wait(index - 2)
         return self._buckets[index % 2]

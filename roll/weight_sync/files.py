@@ -65,7 +65,7 @@ class FilesSender:
             raise
         self._memory = torch.empty(size, dtype=torch.uint8)
 
-    def memory(self, index: int, bucket: Bucket) -> Tensor:
+    def memory(self, index: int) -> Tensor:
         """This sender's own; at most two buckets lie in the folder."""
         for name in self._receivers if index >= 2 else ():
             self._board.read(f"read-{index - 2}/{name}", name)

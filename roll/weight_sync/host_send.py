@@ -1,7 +1,7 @@
 """The senders' ends of a transfer within one host: a ring of two buckets in shared memory.
 
 The leading sender, number 0, holds a `Link` to everybody else. All senders write into the same
-buckets, each its own pieces, and hear of no bucket without any; receivers read them in place.
+buckets, each its own pieces; receivers read them in place.
 
 Leader                         another sender              a receiver
                             <- {name}                   <- {name}
@@ -73,7 +73,6 @@ class HostLeader:
             links = listener.accept_all([*receivers, *senders])
         self._receivers = [links[name] for name in receivers]
         self._senders = [links[name] for name in senders]
-        """Number 1 first."""
         self._unread: list[int] = []
         self._memory: SharedBuckets | None = None
         try:
@@ -91,12 +90,12 @@ class HostLeader:
             self.close()
             raise
 
-    def memory(self, index: int, bucket: Bucket) -> Tensor:
+    def memory(self, index: int) -> Tensor:
         """Where bucket `index` is to be written; waits until bucket `index - 2` has been read."""
         assert self._memory is not None
         while len(self._unread) > 1:
             self._take_read()
-        for link in self._writers(bucket):
+        for link in self._senders:
             link.put({"fill": index})
         return self._memory.buckets[index % 2]
 
@@ -104,7 +103,7 @@ class HostLeader:
         """This sender's pieces of bucket `index` are written."""
         assert self._memory is not None
         self._memory.sync()
-        _answers(self._writers(bucket), f"writing of bucket {index}")
+        _answers(self._senders, f"writing of bucket {index}")
         for link in self._receivers:
             link.put({"bucket": index})
         self._unread.append(index)
@@ -140,11 +139,6 @@ class HostLeader:
         if self._memory is not None:
             self._memory.close()
 
-    def _writers(self, bucket: Bucket) -> list[Link]:
-        """The other senders that have pieces of a bucket."""
-        own = {piece.sender for piece in bucket}
-        return [link for sender, link in enumerate(self._senders, start=1) if sender in own]
-
     def _take_read(self) -> None:
         _answers(self._receivers, f"reading of bucket {self._unread.pop(0)}")
 
@@ -158,7 +152,6 @@ class HostHelper:
         Raises:
             WeightSyncError: somebody refused or died, or the leader announced something else.
         """
-        self._sender = sender
         self._link = connect(channel.address, sender_name(sender), channel.timeout_s)
         self._link.peer = LEADER
         self._memory: HostBuckets | None = None
@@ -173,17 +166,15 @@ class HostHelper:
             self.close()
             raise
 
-    def memory(self, index: int, bucket: Bucket) -> Tensor:
+    def memory(self, index: int) -> Tensor:
         """Where this sender's pieces of bucket `index` are to be written, as soon as they may."""
         assert self._memory is not None
-        if self._writes(bucket):
-            self._next("fill")
+        self._next("fill")
         return self._memory.buckets[index % 2]
 
     def publish(self, index: int, bucket: Bucket) -> None:
         """They are written."""
-        if self._writes(bucket):
-            self._link.put({"ok": True})
+        self._link.put({"ok": True})
 
     def finish(self, checksum: Checksum | None) -> str | None:
         """As `HostLeader.finish`."""
@@ -199,9 +190,6 @@ class HostHelper:
         self._link.close()
         if self._memory is not None:
             self._memory.close()
-
-    def _writes(self, bucket: Bucket) -> bool:
-        return any(piece.sender == self._sender for piece in bucket)
 
     def _next(self, key: str) -> Any:
         return next_message(self._link, key)

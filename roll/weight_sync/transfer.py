@@ -26,8 +26,8 @@ from roll.weight_sync.unpack import Buckets, Into, nowhere, unpack
 class SenderEnd(Protocol):
     """What a transport does for a sender."""
 
-    def memory(self, index: int, bucket: Bucket) -> Tensor:
-        """Where this sender's pieces of bucket `index` are to be written, as soon as they may."""
+    def memory(self, index: int) -> Tensor:
+        """Where bucket `index` is to be written, as soon as it may."""
         ...
 
     def publish(self, index: int, bucket: Bucket) -> None:
@@ -128,7 +128,7 @@ def _send(
     begun = time.perf_counter()
     try:
         for index, bucket in enumerate(buckets):
-            packer.fill(bucket, end.memory(index, bucket))
+            packer.fill(bucket, end.memory(index))
             end.publish(index, bucket)
         packer.finish()
         total = end.finish(checksum)
@@ -158,11 +158,15 @@ class Incoming:
         """Of the received tensors, once all have come in and if the sender asked for it."""
         self.receive_s = 0.0
         """Spent in here: waiting for bytes, copying and summing them."""
-        self.load_s = 0.0
-        """Spent by the consumer, between one tensor and the next."""
         self.complete = False
         self._end = end
         self._bucket_bytes = bucket_bytes
+        self._begun = time.perf_counter()
+
+    @property
+    def load_s(self) -> float:
+        """Spent by the consumer up to now: before, between and after the tensors."""
+        return time.perf_counter() - self._begun - self.receive_s
 
     def tensors(self, into: Into = nowhere) -> Iterator[tuple[str, Tensor]]:
         """Each tensor, in the manifest's order. To be exhausted, once.
@@ -177,12 +181,10 @@ class Incoming:
         checksum = Checksum() if self.verify else None
         buckets = layout(self.manifest, self._bucket_bytes)
         for item in unpack(self.manifest, buckets, self._end, into, checksum):
-            given = time.perf_counter()
-            self.receive_s += given - begun
+            self.receive_s += time.perf_counter() - begun
             yield item
             del item
             begun = time.perf_counter()
-            self.load_s += begun - given
         expected = self._end.end()
         self.checksum = checksum.hexdigest() if checksum else None
         if self.checksum != expected:
