@@ -20,6 +20,7 @@ from roll.core.errors import WeightSyncError
 
 _HEADER = struct.Struct("!I")
 _AT_ONCE = 1 << 16
+"""Bytes asked of the kernel in one call; most messages have a few dozen."""
 
 
 class Link:

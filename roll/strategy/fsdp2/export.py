@@ -36,11 +36,6 @@ def manifest(model: PreTrainedModel, dtype: torch.dtype, *, adapter: bool) -> Ma
     return Manifest(tuple(metas), tuple(cuts))
 
 
-@torch.no_grad()
-def _local(tensor: DTensor) -> Tensor:
-    return tensor.to_local()
-
-
 def _cuts(value: DTensor, world: int) -> tuple[int, ...]:
     """Ranks of the first copy come first."""
     sharers = world if _is_cut(value) else value.device_mesh.size(-1)
@@ -61,7 +56,6 @@ def local_parts(model: PreTrainedModel, *, adapter: bool) -> Iterator[tuple[str,
     """
     adapted = lora.deltas(model)
     for name, value in of_push(model, adapter=adapter):
-        # A DTensor's own `detach` costs more than the copy of a small part.
         tensor = _merged(value.detach(), adapted[name]) if name in adapted else value
         if isinstance(tensor, DTensor) and _is_cut(tensor):
             cuts, rank = _cuts(tensor, dist.get_world_size()), dist.get_rank()
@@ -78,6 +72,13 @@ def local_parts(model: PreTrainedModel, *, adapter: bool) -> Iterator[tuple[str,
             yield name, local if in_first else local[:0]
         else:
             yield name, tensor.detach() if dist.get_rank() == 0 else tensor.new_empty(0)
+
+
+@torch.no_grad()
+def _local(tensor: DTensor) -> Tensor:
+    """This rank's part as it lies in the model. Under autograd, and by `detach`, DTensor makes new
+    ones, which takes longer than copying a small part."""
+    return tensor.to_local()
 
 
 def full_weights(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
