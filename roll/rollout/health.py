@@ -38,6 +38,8 @@ class Health:
     """Puts a new engine in the place of a lost one."""
     rejoin: Callable[[Replica], Awaitable[None]]
     """Brings it the present weights and lets it serve; has time limits of its own."""
+    retire: Callable[[Replica], Awaitable[None]] | None = None
+    """Frees what is left of a replica that is given up, its devices above all."""
     _restarts: dict[int, int] = field(default_factory=dict, init=False)
     _rates: dict[int, float] = field(default_factory=dict, init=False)
     """Tokens per second and sequence of the busy replicas, at their last heartbeat."""
@@ -151,6 +153,8 @@ class Health:
     def _give_up(self, replica: Replica, why: str) -> None:
         """Go on without it, as long as any other is left."""
         logger.error("inference replica %d %s; the run goes on without it", replica.index, why)
+        if self.retire is not None:
+            self._spawn(self.retire(replica), f"end of replica {replica.index}")
         if all(one.gone for one in self.fleet.replicas):
             self.fleet.fail(
                 EngineError(f"no inference replica is left: replica {replica.index} {why}")

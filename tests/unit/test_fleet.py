@@ -367,7 +367,12 @@ LIMITS = HealthConfig(heartbeat_s=0.002, timeout_s=0.05, restart_timeout_s=5, sl
 
 
 def watched(
-    fleet: Fleet, restart: Any = None, limits: HealthConfig = LIMITS, *, trainer_s: float = 0.0
+    fleet: Fleet,
+    restart: Any = None,
+    limits: HealthConfig = LIMITS,
+    *,
+    trainer_s: float = 0.0,
+    retire: Any = None,
 ) -> Health:
     async def renew(replica: Replica) -> None:
         replica.engine = Writer(version=fleet.version)
@@ -377,7 +382,7 @@ def watched(
         replica.renewed()
         fleet.join([replica.index])
 
-    return Health(fleet, limits, restart or renew, rejoin)
+    return Health(fleet, limits, restart or renew, rejoin, retire)
 
 
 @pytest.mark.parametrize("how", ["dead", "frozen"])
@@ -447,6 +452,30 @@ def test_a_replica_that_is_lost_too_often_ends_the_run_when_it_is_the_last() -> 
 
     with pytest.raises(EngineError, match="no inference replica is left: replica 0 was lost 3"):
         finish(run())
+
+
+def test_a_replica_that_is_given_up_is_retired_and_the_others_go_on() -> None:
+    async def cannot(replica: Replica) -> None:
+        raise EngineError("no GPU answers")
+
+    retired: list[int] = []
+
+    async def retire(replica: Replica) -> None:
+        retired.append(replica.index)
+
+    fleet = fleet_of(Writer(dead=True), Writer())
+    health = watched(fleet, cannot, LIMITS.model_copy(update={"max_restarts": 1}), retire=retire)
+
+    async def run() -> list[Completion]:
+        health.start()
+        done = await answer(fleet, request())
+        while not retired:
+            await asyncio.sleep(0.001)
+        await health.close()
+        return done
+
+    assert counts_up(finish(run()), 2)
+    assert retired == [0]
 
 
 def test_a_revival_that_fails_is_told_and_the_others_go_on(
