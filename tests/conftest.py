@@ -1,5 +1,6 @@
 """Markers, seeds and offline mode for every test."""
 
+import multiprocessing
 import os
 import random
 
@@ -10,6 +11,8 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 import numpy as np
 import pytest
 import torch
+
+multiprocessing.set_forkserver_preload(["tests.preloaded"])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

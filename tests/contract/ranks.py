@@ -1,8 +1,13 @@
-"""Run a function on several ranks, each a fresh process, and collect what they return."""
+"""Run a function on several ranks, each a fresh process, and collect what they return.
+
+A process is a fork of a server that has imported `tests.preloaded` and has run nothing.
+"""
 
 from __future__ import annotations
 
+import multiprocessing as mp
 import multiprocessing.connection
+import random
 import time
 import traceback
 from collections.abc import Callable
@@ -10,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.multiprocessing as mp
 
 from roll.config.roles import Role
 from roll.core.types import WorkerSpec
@@ -37,7 +41,7 @@ def make_spec(rank: int, world_size: int, port: int) -> WorkerSpec:
 def run_ranks(world_size: int, job: Job, folder: Path, *, timeout_s: float) -> list[dict[str, Any]]:
     """What `job(spec, folder)` returns on each rank; through files, so no pipe can fill up."""
     port = free_port()
-    context = mp.get_context("spawn")
+    context = mp.get_context("forkserver")
     folder.mkdir(parents=True, exist_ok=True)
     processes = [
         context.Process(target=_main, args=(job, make_spec(rank, world_size, port), folder))
@@ -68,6 +72,7 @@ def run_ranks(world_size: int, job: Job, folder: Path, *, timeout_s: float) -> l
 def _main(job: Job, spec: WorkerSpec, folder: Path) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(spec.seed + spec.rank)
+    random.seed()  # a fork has its server's state, and so would have its siblings'
     try:
         torch.save(job(spec, folder), folder / f"result_{spec.rank}.pt")
     except BaseException:

@@ -210,7 +210,6 @@ def push_to_children(
     channel: Channel, behaviours: list[str]
 ) -> tuple[SendReport | WeightSyncError, list[tuple[str, object, str | None]]]:
     context = mp.get_context("forkserver")  # a plain fork would copy locks of torch's threads
-    context.set_forkserver_preload(["torch", "roll.weight_sync.transfer"])
     pipes, children = [], []
     for index, behaviour in enumerate(behaviours):
         mine, theirs = context.Pipe()

@@ -1,4 +1,7 @@
-"""A few processes that run one function each, joined by a gloo process group."""
+"""A few processes that run one function each, joined by a gloo process group.
+
+They are forks of a server that has imported `tests.preloaded`.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,6 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
-
-PRELOADED = ["tests.convert.preload"]
-"""What the server imports once; a rank is a fork of it and starts in milliseconds."""
 
 
 def run_ranks(
@@ -47,7 +47,6 @@ def start_ranks(
         folder: for what they exchange.
     """
     server = mp.get_context("forkserver")
-    server.set_forkserver_preload(PRELOADED)
     processes: list[BaseProcess] = []
     pipes = []
     for rank in range(ranks):
