@@ -39,11 +39,12 @@ INTRO = """\
 # Algorithms
 
 An algorithm is a choice from each of the lists below. `algorithm: {preset: grpo}` takes all the
-choices of a paper at once; `roll show` prints what a preset stands for, and what a run file sets
-itself wins over it. In the formulas A is the advantage, and ratio the new probability over the old
-one. Losses are per token and unreduced; `aggregation` turns them into one number with weights that
-are computed once from the whole update, so no split over micro-batches, ranks or packing changes
-loss or gradient.
+choices of a paper at once, and what the same file sets beside it wins over it. A preset that is
+named later, on the command line or in a file over `defaults`, replaces what was said of its parts
+before; where roles live stays. `roll show` prints what all of it comes to. In the formulas A is the
+advantage, and ratio the new probability over the old one. Losses are per token and unreduced;
+`aggregation` turns them into one number with weights that are computed once from the whole update,
+so no split over micro-batches, ranks or packing changes loss or gradient.
 
 ```yaml
 algorithm:

@@ -6,8 +6,10 @@ changes (or a reward that turns from `fn` to `worker`) is replaced whole, so one
 inherits another's options. `name: null` drops an inherited reward, pool, teacher or validation
 set.
 `${a.b}` interpolates.
-`algorithm.preset` lays a file of the package under all of it.
-`key.sub=value` overrides win over everything.
+`algorithm.preset` lays a file of the package under the layer that names it: what that layer and
+later ones say wins, and what earlier layers said of the preset's parts is dropped.
+`key.sub=value` overrides are the last layer and win over everything; their order among each other
+matters only where they set the same key.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from roll.config.errors import ConfigError, nearest
-from roll.config.explain import Origins, describe
+from roll.config.explain import describe
+from roll.config.layers import Layer, Origins, lay, lay_at, lay_preset
 from roll.config.pipelines import PIPELINES
 from roll.config.run import RunConfig
 
@@ -33,6 +36,8 @@ PRESETS = Path(__file__).parent / "presets"
 NAMED = (("rewards",), ("pools",), ("teachers",), ("validation", "sets"))
 """Mappings from names that the user chooses."""
 COMMAND_LINE = "command line"
+UNNAMED = object()
+"""What a layer that says nothing of a preset names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +76,19 @@ def compose(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Origi
     """The merged, interpolated but unvalidated mapping, and where each key was set."""
     origins = Origins(path)
     files = list(_files(path, ()))
-    changes = [(*_parse_override(override), override) for override in overrides]
-    preset = _named_preset(
-        [content for _, content, _ in files] + [_nested(keys, value) for keys, value, _ in changes]
-    )
-    if preset is not None:
-        files.insert(0, _read_preset(preset))
+    changes = _in_order([Change(*_parse_override(override), override) for override in overrides])
+    named = [_preset_named_by(layer.content) for layer in files]
+    named.append(_preset_named_by_changes(changes))
+    # Only the last one counts, from the layer that names it on; null is a choice, too.
+    last = max((i for i, preset in enumerate(named) if preset is not UNNAMED), default=None)
     data: dict[str, Any] = {}
-    for file, content, lines in files:
-        data = _merge(data, content)
-        origins.add_file(file, lines)
-    for keys, value, override in changes:
-        _set(data, keys, value, override)
-        origins.add(".".join(keys), COMMAND_LINE)
+    for i, layer in enumerate([*files, None]):
+        if i == last and named[i] is not None:
+            data = lay_preset(data, _read_preset(named[i]), origins)
+        if layer is not None:
+            data = lay(data, layer, origins)
+    for change in changes:
+        _set(data, change, origins)
     _drop_nulls(data)
     try:
         resolved = OmegaConf.to_container(OmegaConf.create(data), resolve=True)
@@ -95,55 +100,75 @@ def compose(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Origi
     return {str(key): value for key, value in resolved.items()}, origins
 
 
-def _named_preset(parts: Sequence[Mapping[str, Any]]) -> str | None:
-    """`algorithm.preset`, from the last of the parts that sets it."""
-    named = None
-    for part in parts:
-        algorithm = part.get("algorithm")
-        if isinstance(algorithm, dict) and "preset" in algorithm:
-            named = algorithm["preset"]
-    return named if isinstance(named, str) else None
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An override of the command line."""
+
+    keys: tuple[str, ...]
+    value: Any
+    text: str
+    """As it was written."""
 
 
-def _nested(keys: Sequence[str], value: Any) -> dict[str, Any]:
-    for key in reversed(keys):
-        value = {key: value}
-    assert isinstance(value, dict)
-    return value
+def _in_order(changes: Sequence[Change]) -> list[Change]:
+    """A `kind` before what else is said of its mapping, which it empties where it changes."""
+    ordered: list[Change] = []
+    for change in changes:
+        at = len(ordered)
+        if change.keys[-1] == "kind":
+            around = change.keys[:-1]
+            below = [i for i, o in enumerate(ordered) if o.keys[: len(around)] == around]
+            at = next((i for i in below if len(ordered[i].keys) > len(around)), at)
+        ordered.insert(at, change)
+    return ordered
 
 
-def _read_preset(name: str) -> tuple[Path, dict[str, Any], dict[str, int]]:
+def _preset_named_by(content: Mapping[str, Any]) -> Any:
+    algorithm = content.get("algorithm")
+    return algorithm.get("preset", UNNAMED) if isinstance(algorithm, dict) else UNNAMED
+
+
+def _preset_named_by_changes(changes: Sequence[Change]) -> Any:
+    named = UNNAMED
+    for change in changes:
+        if change.keys == ("algorithm",):
+            found = _preset_named_by({"algorithm": change.value})
+        else:
+            found = change.value if change.keys == ("algorithm", "preset") else UNNAMED
+        named = named if found is UNNAMED else found
+    return named
+
+
+def _read_preset(name: Any) -> Layer:
     known = {file.stem: file for file in sorted(PRESETS.glob("*.yaml"))}
     if name not in known:
         raise ConfigError(
-            f"algorithm.preset = {name!r}: unknown{nearest(name, known)} (known: "
+            f"algorithm.preset = {name!r}: unknown{nearest(str(name), known)} (known: "
             f"{', '.join(known)})"
         )
-    return known[name], *_read(known[name], named_by=None)
+    return _read(known[name], named_by=None)
 
 
-def _files(
-    path: Path, chain: tuple[Path, ...]
-) -> Iterator[tuple[Path, dict[str, Any], dict[str, int]]]:
+def _files(path: Path, chain: tuple[Path, ...]) -> Iterator[Layer]:
     """`path` after everything its `defaults` name, depth first."""
     path = Path(path)
     real = path.resolve()
     if real in chain:
         loop = " -> ".join(str(p) for p in (*chain, real))
         raise ConfigError(f"{path}: defaults form a cycle: {loop}")
-    content, lines = _read(path, named_by=chain[-1] if chain else None)
-    defaults = content.pop("defaults", [])
+    layer = _read(path, named_by=chain[-1] if chain else None)
+    defaults = layer.content.pop("defaults", [])
     if not isinstance(defaults, list) or not all(isinstance(d, str) for d in defaults):
         raise ConfigError(
-            f"{path}:{lines.get('defaults', 1)}: defaults = {defaults!r}: must be a list of files"
+            f"{layer.places['defaults']}: defaults = {defaults!r}: must be a list of files"
         )
     for name in defaults:
         yield from _files(path.parent / name, (*chain, real))
-    yield path, content, lines
+    yield layer
 
 
-def _read(path: Path, *, named_by: Path | None) -> tuple[dict[str, Any], dict[str, int]]:
-    """Content of one YAML file and the line of every key."""
+def _read(path: Path, *, named_by: Path | None) -> Layer:
+    """One YAML file, with the line of every key."""
     by = f" (named in defaults of {named_by})" if named_by else ""
     try:
         text = path.read_text(encoding="utf-8")
@@ -164,7 +189,8 @@ def _read(path: Path, *, named_by: Path | None) -> tuple[dict[str, Any], dict[st
         raise ConfigError(f"{path}: {str(error).splitlines()[0]}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: must be a mapping of keys to values, is {content!r:.60}")
-    return {str(key): value for key, value in content.items()}, lines
+    places = {key: f"{path}:{line}" for key, line in lines.items()}
+    return Layer({str(key): value for key, value in content.items()}, places)
 
 
 def _collect_lines(node: yaml.Node | None, prefix: str, lines: dict[str, int], path: Path) -> None:
@@ -193,22 +219,7 @@ def _drop_nulls(data: Mapping[str, Any]) -> None:
                 del node[name]
 
 
-def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    if "kind" in over and "kind" in base and over["kind"] != base["kind"]:
-        return dict(over)
-    if any(one in over and other in base for one, other in (("fn", "worker"), ("worker", "fn"))):
-        return dict(over)
-    merged = dict(base)
-    for key, value in over.items():
-        old = merged.get(key)
-        if isinstance(old, dict) and isinstance(value, dict):
-            merged[key] = _merge(old, value)
-        else:
-            merged[key] = value
-    return merged
-
-
-def _parse_override(text: str) -> tuple[list[str], Any]:
+def _parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     key, equals, raw = text.partition("=")
     keys = key.strip().split(".")
     if not equals or not all(keys):
@@ -219,34 +230,41 @@ def _parse_override(text: str) -> tuple[list[str], Any]:
         message = str(error).splitlines()[0]
         raise ConfigError(f"override {text!r}: the value is not valid YAML: {message}") from None
     assert isinstance(value, dict)
-    return keys, value["x"]
+    return tuple(keys), value["x"]
 
 
-def _set(data: dict[str, Any], keys: list[str], value: Any, override: str) -> None:
-    """Set `data[keys] = value`; list items by number, a changed `kind` empties its mapping."""
+def _set(data: dict[str, Any], change: Change, origins: Origins) -> None:
+    """Set one key; list items by number, a changed `kind` empties its mapping."""
     node: Any = data
-    for depth, key in enumerate(keys):
-        last = depth == len(keys) - 1
-        if isinstance(node, list):
-            if not key.isdigit() or int(key) >= len(node):
-                there = ".".join(keys[:depth])
-                raise ConfigError(f"override {override!r}: {there} has items 0 to {len(node) - 1}")
-            index: Any = int(key)
-        elif isinstance(node, dict):
-            index = key
-        else:
-            there = ".".join(keys[:depth])
-            raise ConfigError(f"override {override!r}: {there} is {node!r}, it has no {key!r}")
-        if not last:
-            if isinstance(node, dict) and not isinstance(node.get(index), dict | list):
-                node[index] = {}
-            node = node[index]
-        elif key == "kind" and isinstance(node, dict) and node.get("kind") != value:
-            node.clear()
-            node["kind"] = value
-        elif (
-            isinstance(node, dict) and isinstance(value, dict) and isinstance(node.get(index), dict)
-        ):
-            node[index] = _merge(node[index], value)
-        else:
-            node[index] = value
+    *around, last = change.keys
+    for depth, key in enumerate(around):
+        index = _index(node, change, depth)
+        if isinstance(node, dict) and not isinstance(node.get(key), dict | list):
+            node[key] = {}
+            made = ".".join(change.keys[: depth + 1])
+            origins.replace(made, {made: COMMAND_LINE})
+        node = node[index]
+    index = _index(node, change, len(around))
+    key, value = ".".join(change.keys), change.value
+    places = Layer.of_value(key, value, COMMAND_LINE).places
+    if last == "kind" and isinstance(node, dict) and node.get("kind") != value:
+        node.clear()
+        origins.replace(".".join(around), {".".join(around): COMMAND_LINE})
+    if isinstance(node, dict) and isinstance(value, dict) and isinstance(node.get(last), dict):
+        origins.name(key, places)
+        node[last] = lay_at(key, node[last], value, places, origins)
+    else:
+        origins.replace(key, places)
+        node[index] = value
+
+
+def _index(node: Any, change: Change, depth: int) -> Any:
+    """What finds the key at this depth in a mapping or a list."""
+    key, there = change.keys[depth], ".".join(change.keys[:depth])
+    if isinstance(node, list):
+        if not key.isdigit() or int(key) >= len(node):
+            raise ConfigError(f"override {change.text!r}: {there} has items 0 to {len(node) - 1}")
+        return int(key)
+    if not isinstance(node, dict):
+        raise ConfigError(f"override {change.text!r}: {there} is {node!r}, it has no {key!r}")
+    return key

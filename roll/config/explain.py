@@ -4,38 +4,14 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from roll.config.errors import nearest
+from roll.config.layers import Origins
 
 MANY = 8
-
-
-class Origins:
-    """Which file and line, or the command line, set each key last."""
-
-    def __init__(self, main: Path) -> None:
-        self._main = main
-        self._places: dict[str, str] = {}
-
-    def add_file(self, file: Path, lines: Mapping[str, int]) -> None:
-        for key, line in lines.items():
-            self._places[key] = f"{file}:{line}"
-
-    def add(self, key: str, place: str) -> None:
-        self._places[key] = place
-
-    def where(self, key: str) -> str:
-        """The place of `key`, or of the nearest mapping around it."""
-        parts = key.split(".")
-        for end in range(len(parts), 0, -1):
-            place = self._places.get(".".join(parts[:end]))
-            if place:
-                return place
-        return str(self._main)
 
 
 def describe(
@@ -87,6 +63,9 @@ def _describe_one(
             )
     else:
         message = message.removeprefix("Value error, ")
+        if kind == "value_error":
+            # It is about a mapping, and begins with the key in it that is at fault, if one is.
+            where = origins.where(f"{key}.{message.split(':', 1)[0]}")
         message = message[:1].lower() + message[1:]
         yield f"{where}: {key} = {_short(item['input'])}: {message}"
 

@@ -119,8 +119,9 @@ class AlgorithmConfig(Config):
     """What the policy is trained on: advantage, a sum of loss terms, and their aggregation."""
 
     preset: str | None = None
-    """An algorithm by its name; `roll show` prints what it stands for, and whatever else is set
-    here wins over it."""
+    """An algorithm by its name; `roll show` prints what it stands for. Whatever else the same file
+    sets wins over it; of its parts it drops what files named in `defaults` say, and on the command
+    line what all files say."""
     advantage: AdvantageConfig = GrpoConfig()
     loss: tuple[LossTermConfig, ...] = Field(default=(PpoClipConfig(),), min_length=1)
     """Terms that are added up, each with its coefficient."""
@@ -152,7 +153,7 @@ class AlgorithmConfig(Config):
         kinds = [term.kind for term in self.loss]
         twice = sorted({kind for kind in kinds if kinds.count(kind) > 1})
         if twice:
-            raise ValueError(f"loss terms listed twice: {', '.join(twice)}")
+            raise ValueError(f"loss: terms listed twice: {', '.join(twice)}")
         policy = [term.kind for term in self.loss if term.estimates_policy_gradient]
         if len(policy) > 1:
             raise ValueError(

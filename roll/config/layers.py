@@ -1,0 +1,135 @@
+"""Layers of a config: files, presets and the command line, each laid over the ones before it.
+
+Mappings merge, lists and scalars replace. A mapping that becomes another kind of thing is replaced
+whole. Where each key was set is kept beside the values, so that a mistake is blamed on the layer
+that made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ALTERNATIVES = ("fn", "worker", "model")
+"""Keys of which a reward has one; another one makes it another reward."""
+PLACEMENT = "pool"
+"""Where a role lives, which is no part of an algorithm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What one file, or the command line, says, and where it says each key."""
+
+    content: dict[str, Any]
+    places: Mapping[str, str]
+    """Dotted key -> file and line, or the command line."""
+
+    @classmethod
+    def of_value(cls, key: str, value: Any, place: str) -> Layer:
+        """One key, all of whose value has one place."""
+        content: Any = value
+        for part in reversed(key.split(".")):
+            content = {part: content}
+        return cls(content, dict.fromkeys((key, *_keys_below(key, value)), place))
+
+
+class Origins:
+    """Which file and line, or the command line, set each key last."""
+
+    def __init__(self, main: Path) -> None:
+        self._main = main
+        self._places: dict[str, str] = {}
+
+    def name(self, key: str, places: Mapping[str, str]) -> None:
+        """Note where `key` was said, and leave what is below it."""
+        if key in places:
+            self._places[key] = places[key]
+
+    def forget(self, key: str) -> None:
+        """Drop `key` and everything below it."""
+        for known in [k for k in self._places if k == key or k.startswith(f"{key}.")]:
+            del self._places[known]
+
+    def replace(self, key: str, places: Mapping[str, str]) -> None:
+        """Take the places of `key`, and of everything below it, from `places` alone."""
+        self.forget(key)
+        self._places.update(
+            {k: place for k, place in places.items() if k == key or k.startswith(f"{key}.")}
+        )
+
+    def where(self, key: str) -> str:
+        """The place of `key`, or of the nearest mapping around it."""
+        parts = key.split(".")
+        for end in range(len(parts), 0, -1):
+            place = self._places.get(".".join(parts[:end]))
+            if place:
+                return place
+        return str(self._main)
+
+
+def lay(data: dict[str, Any], layer: Layer, origins: Origins) -> dict[str, Any]:
+    """`data` with a layer over it."""
+    return lay_at("", data, layer.content, layer.places, origins)
+
+
+def lay_at(
+    at: str,
+    base: Mapping[str, Any],
+    over: Mapping[str, Any],
+    places: Mapping[str, str],
+    origins: Origins,
+) -> dict[str, Any]:
+    """The mapping at the key `at`, with another one over it."""
+    if _becomes_another(base, over):
+        origins.replace(at, places)
+        return dict(over)
+    merged = dict(base)
+    for key, value in over.items():
+        path = f"{at}.{key}" if at else key
+        old = merged.get(key)
+        if isinstance(old, dict) and isinstance(value, dict):
+            origins.name(path, places)
+            merged[key] = lay_at(path, old, value, places, origins)
+        else:
+            origins.replace(path, places)
+            merged[key] = value
+    return merged
+
+
+def lay_preset(data: dict[str, Any], preset: Layer, origins: Origins) -> dict[str, Any]:
+    """`data` with a preset over it: each part that the preset sets, it sets alone.
+
+    A part is a key of the second level, such as `algorithm.loss`, `critic.warmup_steps` or
+    `rollout.filters`. Where a role lives stays what it was; the preset's own answer only fills a
+    gap.
+    """
+    content: dict[str, Any] = {}
+    for section, parts in preset.content.items():
+        assert isinstance(parts, dict), f"{section}: a preset sets parts of mappings"
+        there = data.get(section)
+        known = dict(there) if isinstance(there, dict) else {}
+        content[section] = {k: v for k, v in parts.items() if k != PLACEMENT or k not in known}
+        for key in content[section]:
+            known.pop(key, None)
+            origins.forget(f"{section}.{key}")
+        data = data | {section: known}
+    return lay(data, Layer(content, preset.places), origins)
+
+
+def _becomes_another(base: Mapping[str, Any], over: Mapping[str, Any]) -> bool:
+    """Whether options of `base` mean nothing any more."""
+    if "kind" in over and "kind" in base:
+        return bool(over["kind"] != base["kind"])
+    chosen = [key for key in ALTERNATIVES if over.get(key) is not None]
+    before = [key for key in ALTERNATIVES if base.get(key) is not None]
+    return bool(chosen and before) and not set(chosen) & set(before)
+
+
+def _keys_below(key: str, value: Any) -> Iterator[str]:
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for name, item in items:
+            yield f"{key}.{name}"
+            yield from _keys_below(f"{key}.{name}", item)
