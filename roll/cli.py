@@ -86,9 +86,12 @@ def check(file: File, overrides: Overrides = None, debug: Debug = False) -> None
     """Validate a run file and its data; print the device map and the batch arithmetic."""
     with reported(debug):
         loaded = load_config(file, overrides or ())
+        from roll.config.notices import notices
         from roll.pipeline.preflight import inspect
 
         _print_plan(loaded)
+        for notice in notices(loaded.config):
+            _out.print(f"note: {notice}", markup=False, style="yellow")
         findings = inspect(loaded)
         for finding in findings:
             if finding.only_here:

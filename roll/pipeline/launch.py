@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from roll.config.compose import LoadedConfig
+from roll.config.notices import notices
 from roll.config.run import RunConfig
 from roll.core.collector import calm_collector
 from roll.core.logs import setup_logging
@@ -51,6 +52,8 @@ def launch(loaded: LoadedConfig) -> dict[str, Any]:
     folder = user_folder(loaded)
     sys.path.insert(0, str(folder))
     pipeline = PIPELINES[loaded.config.pipeline]
+    for notice in notices(loaded.config):
+        logger.warning("%s", notice)
     config, data = pipeline.prepare(loaded.config)
     output_dir = Path(config.output_dir).expanduser().absolute()
     summary = finished_summary(config.model_copy(update={"output_dir": str(output_dir)}))

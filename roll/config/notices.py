@@ -1,0 +1,121 @@
+"""What a config may well mean as it is, but whoever wrote it should know.
+
+`roll check` prints it and a run logs it; nothing is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from roll.config.algorithm import Need
+from roll.config.algorithm.losses import PolicyChoice
+from roll.config.rlvr import RlvrConfig
+from roll.config.run import RunConfig
+
+WITHOUT_RATIO = ("pg", "dro")
+"""Policy terms that compare the policy with no older one."""
+UPDATES = 4
+"""Per step, where a number is suggested."""
+
+
+def notices(config: RunConfig) -> list[str]:
+    """One line each, `key: what and what to set`."""
+    if not isinstance(config, RlvrConfig):
+        return []
+    return [*_stale(config), *_idle_ratio(config), *_cut_sampling(config)]
+
+
+def _policy_term(config: RlvrConfig) -> tuple[str, PolicyChoice] | None:
+    for i, term in enumerate(config.algorithm.loss):
+        if isinstance(term, PolicyChoice):
+            return f"algorithm.loss.{i}", term
+    return None
+
+
+def _stale(config: RlvrConfig) -> Iterator[str]:
+    """Samples of older weights whose age nothing in the loss sees."""
+    steps, algorithm, found = config.rollout.max_staleness, config.algorithm, _policy_term(config)
+    if not steps or algorithm.correction is not None or found is None:
+        return
+    _, term = found
+    by_engine = algorithm.old_logprobs == "rollout"
+    if by_engine and term.kind not in WITHOUT_RATIO:
+        return
+    weight = "algorithm.correction={weight: {level: token, upper: 2.0}}"
+    if term.kind in WITHOUT_RATIO:
+        why = f"{term.kind} has no ratio to older weights"
+        auto = " and algorithm.old_logprobs=auto" if by_engine else ""
+        advice = f"set {weight}{auto}"
+    else:
+        why = (
+            f"with algorithm.old_logprobs={algorithm.old_logprobs} the ratio of {term.kind} begins "
+            "at the present weights, not at those that drew the samples"
+        )
+        if term.whole_sequences:
+            weight = weight.replace("token", "sequence")
+        advice = f"set algorithm.old_logprobs=rollout, or {weight}"
+    yield (
+        f"rollout.max_staleness: samples are up to {steps} step(s) older than the weights that "
+        f"train on them, and nothing corrects for it: {why}; {advice}"
+    )
+
+
+def _idle_ratio(config: RlvrConfig) -> Iterator[str]:
+    """A loss that is about a ratio which is always 1."""
+    found = _policy_term(config)
+    if found is None or Need.RATIO not in found[1].needs:
+        return
+    if config.updates_per_step() > 1 or config.algorithm.old_logprobs == "rollout":
+        return
+    key, term = found
+    several = _samples_per_update(config)
+    set_updates = (
+        f"actor_train.samples_per_update={several} for {config.samples_per_step // several} "
+        f"updates of the {config.samples_per_step} samples of a step"
+        if several
+        else "actor_train.epochs=2 for two updates per step"
+    )
+    yield (
+        f"{key}: {term.kind} is about the ratio of new to old probabilities, which is always 1 with "
+        f"one update per step, so it does nothing that `pg` would not; set {set_updates}, or "
+        "algorithm.old_logprobs=rollout"
+    )
+
+
+def _samples_per_update(config: RlvrConfig) -> int | None:
+    """A part of the step's samples that divides over the ranks; a quarter, or what is near it."""
+    samples, ranks = config.samples_per_step, config.num_parts("actor_train")
+    parts = [n for n in range(2, samples + 1) if samples % n == 0 and samples // n % ranks == 0]
+    best = min(parts, key=lambda n: abs(n - UPDATES), default=None)
+    return None if best is None else samples // best
+
+
+def _cut_sampling(config: RlvrConfig) -> Iterator[str]:
+    """Engines' log-probs of a cut distribution, beside the trainer's of the whole one."""
+    sampling, algorithm = config.sampling, config.algorithm
+    cut = [
+        f"{name}={value:g}"
+        for name, value, whole in (("top_p", sampling.top_p, 1.0), ("top_k", sampling.top_k, -1))
+        if value not in (whole, 0)
+    ]
+    if not cut:
+        return
+    readers = []
+    if algorithm.old_logprobs == "rollout":
+        readers.append("algorithm.old_logprobs=rollout")
+    if algorithm.correction is not None:
+        readers.append("algorithm.correction")
+    if algorithm.kl_in_reward is not None and not config.scores_old_logprobs:
+        readers.append("algorithm.kl_in_reward")
+    if readers:
+        yield (
+            f"sampling.{cut[0].split('=')[0]}: with {' and '.join(cut)} the engine's log-probs are "
+            f"those of the distribution that was cut, the trainer's of the whole one, and "
+            f"{' and '.join(readers)} takes the difference for one of the weights; set "
+            "sampling.top_p=1 and sampling.top_k=-1, or "
+            + (
+                "algorithm.old_logprobs=recompute"
+                if algorithm.correction is None
+                else "drop the correction"
+            )
+        )
