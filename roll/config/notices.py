@@ -76,8 +76,8 @@ def _idle_ratio(config: RlvrConfig) -> Iterator[str]:
         else "actor_train.epochs=2 for two updates per step"
     )
     yield (
-        f"{key}: {term.kind} is about the ratio of new to old probabilities, which is always 1 with "
-        f"one update per step, so it does nothing that `pg` would not; set {set_updates}, or "
+        f"{key}: {term.kind} is about the ratio of new to old probabilities, which is always 1 "
+        f"with one update per step, so it does nothing that `pg` would not; set {set_updates}, or "
         "algorithm.old_logprobs=rollout"
     )
 
