@@ -50,6 +50,8 @@ class SourceReport:
     """Rows left out, or cut, because of their length."""
     longest_tokens: int
     """Tokens of the longest row, also of those left out."""
+    altered: int = 0
+    """Rows with an answer of which the chat template leaves out a part."""
 
 
 @dataclass(frozen=True, slots=True)

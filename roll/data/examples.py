@@ -13,6 +13,7 @@ from roll.core.errors import DataError
 from roll.data.columns import RawRow
 from roll.data.datasets import Dataset, Source, SourceReport, fingerprint, named_sources
 from roll.data.dialogues import DialogueRow, map_preference, map_text
+from roll.data.end_mark import end_mark
 from roll.data.sources import read_source
 from roll.data.spans import (
     NothingToLearnError,
@@ -128,6 +129,7 @@ def _dataset(
     last_turn_only: bool,
 ) -> Dataset[Example]:
     eos_token = check_template(tokenizer, data)
+    mark = end_mark(tokenizer, data) if data.chat_template else None
     sources, reports = [], []
     for name, source in named_sources(configured).items():
         found = read_source(source, map_one, base_dir)
@@ -147,12 +149,15 @@ def _dataset(
                         system=source.system,
                         place=row.place,
                         last_turn_only=last_turn_only,
+                        mark=mark,
                     )
                     for dialogue in row.dialogues
                 ]
             except NothingToLearnError as nothing:
                 losses.note(str(nothing), row.place)
                 continue
+            if any(piece.altered for dialogue in made for piece in dialogue):
+                losses.note(ALTERED, row.place)
             texts += made
             kept.append((number, row))
         sequences = iter(tokenized(texts, tokenizer, eos_token))
@@ -203,6 +208,9 @@ def _fitted(
     return tuple(cut)
 
 
+ALTERED = "an answer of which the chat template leaves out a part"
+
+
 def _report(
     name: str, path: str, kept: int, rows: int, longest: int, losses: _Losses
 ) -> SourceReport:
@@ -213,7 +221,7 @@ def _report(
     else:
         logger.info("source %s: %d rows", name, kept)
     long = sum(count for reason, count in losses.counts.items() if reason.startswith("more than"))
-    return SourceReport(name, kept, long, longest)
+    return SourceReport(name, kept, long, longest, losses.counts.get(ALTERED, 0))
 
 
 def _identity(example: Example) -> list[Any]:

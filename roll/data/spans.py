@@ -6,7 +6,6 @@ straddles the border between them, as none does when a model writes.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,8 @@ from roll.config.data import TemplateConfig, TextDataConfig
 from roll.core.errors import DataError
 from roll.core.types import Message
 from roll.data.dialogues import Dialogue
+from roll.data.end_mark import common_start, end_mark
+from roll.data.inner_tokens import ids_of, inner_tokens
 from roll.data.templates import PromptTokenizer, apply_template
 
 
@@ -28,6 +29,8 @@ class Piece:
     """An end-of-sequence token follows, which the text does not hold."""
     begins: bool = False
     """Plain text that a tokenizer begins with its special tokens."""
+    altered: bool = False
+    """The chat template leaves out a part of what the row says here, or puts it another way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +74,12 @@ def pieces(
     system: str | None,
     place: str,
     last_turn_only: bool = False,
+    mark: str | None = None,
 ) -> list[Piece]:
     """The text of a dialogue, in order, up to the end of its last trained turn.
+
+    Args:
+        mark: `end_mark` of the template; left out: it is asked.
 
     Raises:
         NothingToLearnError: no turn of the assistant, or an empty one.
@@ -93,7 +100,11 @@ def pieces(
                 "of the two"
             )
         before = (Message(role="system", content=system), *before)
-    return list(_rendered(before, dialogue.after, tokenizer, template, place, last_turn_only))
+    if mark is None:
+        mark = end_mark(tokenizer, template)
+    return list(
+        _rendered(before, dialogue.after, tokenizer, template, place, last_turn_only, mark.strip())
+    )
 
 
 def tokenized(
@@ -104,26 +115,25 @@ def tokenized(
     Raises:
         DataError: a piece needs an end-of-sequence token, and there is none.
     """
-    alone = _ids([(piece.text, piece.begins) for each in dialogues for piece in each], tokenizer)
-    growing = _ids(
-        [
-            ("".join(piece.text for piece in each[: i + 1]), each[0].begins)
-            for each in dialogues
-            for i in range(len(each))
-        ],
-        tokenizer,
+    whole = iter(
+        ids_of(
+            [
+                ("".join(piece.text for piece in each[: i + 1]), each[0].begins)
+                for each in dialogues
+                for i in range(len(each))
+            ],
+            tokenizer,
+        )
     )
-    own, whole = iter(alone), iter(growing)
     made = []
     for each in dialogues:
         tokens: list[int] = []
         trained: list[tuple[int, int]] = []
         so_far: list[int] = []
         for piece in each:
-            start, longer, by_itself = len(tokens), next(whole), next(own)
-            # Some tokenizers begin every text with a token that its continuation does not have.
+            start, longer = len(tokens), next(whole)
             continues = longer[: len(so_far)] == so_far
-            tokens += longer[len(so_far) :] if continues else by_itself
+            tokens += longer[len(so_far) :] if continues else inner_tokens(piece.text, tokenizer)
             so_far = longer
             if piece.ends:
                 if eos_token is None:
@@ -138,18 +148,6 @@ def tokenized(
     return made
 
 
-def _ids(texts: Sequence[tuple[str, bool]], tokenizer: PromptTokenizer) -> list[list[int]]:
-    """Tokens of each text, with the tokenizer's special ones where it says so."""
-    ids: list[list[int]] = [[] for _ in texts]
-    for special in (False, True):
-        chosen = [i for i, (text, begins) in enumerate(texts) if begins == special]
-        if chosen:
-            found = tokenizer([texts[i][0] for i in chosen], add_special_tokens=special)
-            for i, tokens in zip(chosen, found["input_ids"], strict=True):
-                ids[i] = list(tokens)
-    return ids
-
-
 def _rendered(
     before: Sequence[Message],
     after: Sequence[Message],
@@ -157,6 +155,7 @@ def _rendered(
     template: TemplateConfig,
     place: str,
     last_turn_only: bool,
+    mark: str,
 ) -> Iterator[Piece]:
     messages = [*before, *after]
     turns = [i for i in range(len(before), len(messages)) if messages[i].role == "assistant"]
@@ -178,7 +177,7 @@ def _rendered(
             raise DataError(
                 f"{place}: the chat template does not render turn {turn} as it asks for it: the "
                 f"prompt ends with {prompt[-40:]!r}, the conversation goes on with "
-                f"{whole[_common(whole, prompt) :][:40]!r}; {advice}"
+                f"{whole[common_start(whole, prompt) :][:40]!r}; {advice}"
             )
         if not whole.startswith(through):
             raise DataError(
@@ -186,26 +185,45 @@ def _rendered(
                 f"follow; {advice}"
             )
         written = through.rstrip()
+        answer, said = whole[len(prompt) : len(written)], messages[turn].content
+        if not answer.removesuffix(mark).strip():
+            raise NothingToLearnError("an answer that the chat template leaves out")
         yield Piece(whole[done : len(prompt)], trained=False)
         yield Piece(
-            whole[len(prompt) : len(written)],
+            answer,
             trained=True,
             # A template that marks no end of a turn would teach a model never to stop.
-            ends=written.endswith(messages[turn].content.rstrip()),
+            ends=not mark,
+            altered=not _holds(prompt, answer, said),
         )
         done = len(written)
+
+
+def _holds(prompt: str, answer: str, said: str) -> bool:
+    """Whether all that was said is in the answer, or begins at the end of its prompt; templates may
+    do with white space as they like."""
+    wanted, found = _squeezed(said), _squeezed(answer)
+    if wanted in found:
+        return True
+    asked = _squeezed(prompt[-2 * OPENING :])
+    return any(
+        found.startswith(wanted[n:]) and asked.endswith(wanted[:n])
+        for n in range(1, min(len(wanted), OPENING))
+    )
+
+
+OPENING = 64
+"""Characters of an answer that a prompt may hold already, such as `<think>`."""
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())
 
 
 _ADVICE_OF_PAIRS = (
     "set data.chat_template_kwargs, or another chat template (tokenizer.chat_template)"
 )
 _ADVICE = f"set data.train_on: last_assistant, or {_ADVICE_OF_PAIRS[4:]}"
-
-
-def _common(a: str, b: str) -> int:
-    """Characters that both begin with."""
-    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False))
-    return sum(1 for _ in same)
 
 
 def _plain(dialogue: Dialogue, system: str | None, place: str) -> list[Piece]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Protocol
 
 from roll.config.data import DataConfig, TemplateConfig
@@ -19,6 +21,47 @@ class PromptTokenizer(Protocol):
     def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> Any: ...
 
     def __call__(self, text: list[str], **kwargs: Any) -> Any: ...
+
+    def decode(self, token_ids: list[int], **kwargs: Any) -> Any: ...
+
+
+@dataclass(frozen=True)
+class DatedTokenizer:
+    """A tokenizer whose chat template believes in a moment of its own.
+
+    Templates that name the day ask `strftime_now` for it. A run renders its rows anew each time it
+    is started, and they must be the same rows tomorrow.
+    """
+
+    tokenizer: Any
+    moment: datetime
+    """What the template takes for now."""
+
+    @property
+    def chat_template(self) -> Any:
+        return self.tokenizer.chat_template
+
+    @property
+    def eos_token_id(self) -> Any:
+        return self.tokenizer.eos_token_id
+
+    @property
+    def unk_token_id(self) -> Any:
+        return self.tokenizer.unk_token_id
+
+    @property
+    def unk_token(self) -> Any:
+        return self.tokenizer.unk_token
+
+    def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> Any:
+        dated = {"strftime_now": self.moment.strftime} | kwargs
+        return self.tokenizer.apply_chat_template(conversation, **dated)
+
+    def __call__(self, text: list[str], **kwargs: Any) -> Any:
+        return self.tokenizer(text, **kwargs)
+
+    def decode(self, token_ids: list[int], **kwargs: Any) -> Any:
+        return self.tokenizer.decode(token_ids, **kwargs)
 
 
 def render_prompts(
