@@ -203,7 +203,11 @@ class Pipeline(ABC, Generic[C]):
 
     def _checkpoint(self, done: int, carried: dict[str, float]) -> None:
         state = RunState(
-            step=done, sampler=self.sampler_state(), carried=carried, wall_s=self._wall_s()
+            step=done,
+            sampler=self.sampler_state(),
+            carried=carried,
+            wall_s=self._wall_s(),
+            rendered_at=self.data.rendered_at.isoformat(),
         )
         with self.checkpoints.writing(state) as folder:
             self.save(folder)

@@ -38,6 +38,8 @@ class RunState:
     """Validation of this step, to be reported with the next record."""
     wall_s: float = 0.0
     """Time spent on the steps so far, over all sessions."""
+    rendered_at: str = ""
+    """What chat templates take for now, in ISO 8601, local time; the same in all sessions."""
 
 
 class Checkpoints:

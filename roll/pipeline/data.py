@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Generic, Protocol, TypeVar
 
 from transformers import PreTrainedTokenizerBase
@@ -13,7 +14,9 @@ from roll.config.rlvr import RlvrConfig
 from roll.core.errors import DataError
 from roll.core.types import Prompt
 from roll.data.datasets import Dataset, Item, load_prompts
+from roll.data.templates import DatedTokenizer
 from roll.models.load import load_tokenizer
+from roll.pipeline.folder import rendering_moment
 
 Row = TypeVar("Row", bound=Item)
 
@@ -32,24 +35,29 @@ class RunData(Generic[Row]):
     tokenizer: PreTrainedTokenizerBase
     train: Dataset[Row]
     held_out: Dataset[Row]
+    rendered_at: datetime
+    """What chat templates took for now."""
 
 
 def load_data(config: RlvrConfig) -> RunData[Prompt]:
     """Read and tokenize everything.
 
     Raises:
+        CheckpointError: the checkpoint to go on from, whose day templates are told, is not of this
+            version.
         ConfigError: no tokenizer.
         DataError: a source cannot be read, or a prompt has a tag that no reward or teacher takes.
     """
-    tokenizer = load_tokenizer(config.train_model)
-    train = load_prompts(config.data.sources, config.data, tokenizer)
-    held_out = load_prompts(config.validation.sets, config.data, tokenizer)
+    tokenizer, moment = load_tokenizer(config.train_model), rendering_moment(config)
+    dated = DatedTokenizer(tokenizer, moment)
+    train = load_prompts(config.data.sources, config.data, dated)
+    held_out = load_prompts(config.validation.sets, config.data, dated)
     if config.rewards:
         for dataset in (train, held_out):
             check_tags(dataset, "reward", config.rewards.values())
     if config.teachers:
         check_tags(train, "teacher", config.teachers.values())
-    return RunData(tokenizer, train, held_out)
+    return RunData(tokenizer, train, held_out, moment)
 
 
 def tag_shares(dataset: Dataset[Prompt]) -> dict[str, float]:

@@ -6,13 +6,14 @@ import json
 import logging
 import tempfile
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from roll.config.model import ModelConfig
 from roll.config.run import RunConfig
 from roll.core.errors import ConfigError
-from roll.pipeline.checkpoint import Checkpoints, RunState, load_state
+from roll.pipeline.checkpoint import STATE, Checkpoints, RunState, load_state
 from roll.pipeline.summary import read_summary, write_summary
 from roll.pipeline.track import read_records
 
@@ -55,6 +56,28 @@ def find_start(config: RunConfig) -> Start:
             names |= record.keys()
     recorded = not state.carried.keys() - names
     return Start(checkpoint, state, recorded, exported_step(folder) == state.step)
+
+
+def rendering_moment(config: RunConfig) -> datetime:
+    """What chat templates take for now: the moment of the checkpoint that the run goes on from, so
+    that its rows are the same on every day; without one, now. Changes nothing in the folder.
+
+    Raises:
+        CheckpointError: the checkpoint is not of this version.
+    """
+    now = datetime.now()
+    if config.resume == "never":
+        return now
+    if config.resume == "auto":
+        folder = Path(config.output_dir).expanduser() / "checkpoints"
+        complete = Checkpoints(folder, config.checkpoint).complete()
+        checkpoint = complete[-1][1] if complete else None
+    else:
+        checkpoint = Path(config.resume)
+    if checkpoint is None or not (checkpoint / STATE).is_file():
+        return now
+    rendered_at = load_state(checkpoint).rendered_at
+    return datetime.fromisoformat(rendered_at) if rendered_at else now
 
 
 def finished_summary(config: RunConfig) -> dict[str, Any] | None:

@@ -20,12 +20,14 @@ from roll.core.batches import TrainBatch
 from roll.core.metrics import Last, Max, Metrics
 from roll.data.examples import Example, load_preferences, load_texts
 from roll.data.mixing import Sampler
+from roll.data.templates import DatedTokenizer
 from roll.distributed.cluster import Cluster, Placement
 from roll.distributed.worker import Worker
 from roll.models.load import load_tokenizer
 from roll.pipeline.base import Pipeline
 from roll.pipeline.checkpoint import RunState
 from roll.pipeline.data import RunData
+from roll.pipeline.folder import rendering_moment
 from roll.pipeline.sharing import Sharing
 from roll.pipeline.steps import balanced
 from roll.strategy.heads import Head
@@ -45,17 +47,20 @@ def load_offline(config: OfflineConfig) -> RunData[Example]:
 
     Raises:
         ConfigError: no tokenizer.
+        CheckpointError: the checkpoint to go on from, whose day templates are told, is not of this
+            version.
         DataError: a source cannot be read, or nothing of it is left.
     """
-    tokenizer = load_tokenizer(config.train_model)
+    tokenizer, moment = load_tokenizer(config.train_model), rendering_moment(config)
+    dated = DatedTokenizer(tokenizer, moment)
     if isinstance(config, SftConfig | DistillationConfig):
-        train = load_texts(config.data.sources, config.data, tokenizer)
-        return RunData(tokenizer, train, load_texts(config.validation.sets, config.data, tokenizer))
-    assert isinstance(config, PreferenceConfig)
-    train = load_preferences(config.data.sources, config.data, tokenizer)
-    return RunData(
-        tokenizer, train, load_preferences(config.validation.sets, config.data, tokenizer)
-    )
+        train = load_texts(config.data.sources, config.data, dated)
+        held_out = load_texts(config.validation.sets, config.data, dated)
+    else:
+        assert isinstance(config, PreferenceConfig)
+        train = load_preferences(config.data.sources, config.data, dated)
+        held_out = load_preferences(config.validation.sets, config.data, dated)
+    return RunData(tokenizer, train, held_out, moment)
 
 
 class OfflinePipeline(Pipeline[C], Generic[C, B, L]):

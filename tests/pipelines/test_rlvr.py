@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,22 @@ def test_changed_data_is_refused_on_resume(tmp_path: Path) -> None:
         file.write('{"prompt": "9 + 9 =", "answer": "18"}\n')
     with pytest.raises(CheckpointError, match="data files"):
         run_local(path, ["max_steps=3"])
+
+
+def test_a_template_that_names_the_time_does_not_end_a_run(tmp_path: Path) -> None:
+    path = write_task(tmp_path, max_steps=2)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    tokenizer.chat_template = '{{ strftime_now("%M:%S.%f") }}' + tokenizer.chat_template
+    tokenizer.save_pretrained(tmp_path / "model")
+    run_local(path)
+    state = json.loads((tmp_path / "out/checkpoints/step_000002/state.json").read_text())
+    begun = datetime.fromisoformat(state["rendered_at"])
+    records = run_local(path, ["max_steps=4"])
+    assert [record["step"] for record in records] == [0, 1, 2, 3, 4]
+    later = json.loads((tmp_path / "out/checkpoints/step_000004/state.json").read_text())
+    assert later["rendered_at"] == state["rendered_at"]
+    rollouts = [json.loads(line) for line in (tmp_path / "out/rollouts/step_000002.jsonl").open()]
+    assert begun.strftime("%M:%S.%f") in rollouts[0]["prompt"]
 
 
 def test_a_tag_from_a_column_without_a_reward_is_refused(tmp_path: Path) -> None:
