@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from roll.config.algorithm import Need
-from roll.config.algorithm.losses import PolicyChoice
+from roll.config.algorithm.losses import LossTermConfig, PolicyChoice
 from roll.config.rlvr import RlvrConfig
 from roll.config.run import RunConfig
 
@@ -25,7 +25,7 @@ def notices(config: RunConfig) -> list[str]:
     return [*_stale(config), *_idle_ratio(config), *_cut_sampling(config)]
 
 
-def _policy_term(config: RlvrConfig) -> tuple[str, PolicyChoice] | None:
+def _policy_term(config: RlvrConfig) -> tuple[str, LossTermConfig] | None:
     for i, term in enumerate(config.algorithm.loss):
         if isinstance(term, PolicyChoice):
             return f"algorithm.loss.{i}", term

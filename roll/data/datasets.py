@@ -16,6 +16,7 @@ from roll.core.types import Prompt
 from roll.data.columns import map_row
 from roll.data.sources import read_source
 from roll.data.templates import PromptTokenizer, render_prompts, tokenize_prompts
+from roll.data.unknown import UnknownText, unknown_pieces
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,8 @@ class SourceReport:
     """Tokens of the longest row, also of those left out."""
     altered: int = 0
     """Rows with an answer of which the chat template leaves out a part."""
+    unknown: int = 0
+    """Rows with text that the tokenizer does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ def load_prompts(
         base_dir: where relative paths begin; the working directory when left out.
 
     Raises:
-        DataError: a source cannot be read, or all its prompts are too long.
+        DataError: a source cannot be read, or most of its prompts are too long.
     """
     loaded = [
         _load(name, source, data, tokenizer, base_dir)
@@ -122,6 +125,9 @@ def _load(
     rows = read_source(source, map_row, base_dir)
     texts = render_prompts(rows, tokenizer, data, source.system)
     tokens = tokenize_prompts(texts, tokenizer, data)
+    unknown = UnknownText(tokenizer.unk_token)
+    for row, pieces in zip(rows, unknown_pieces(texts, tokens, tokenizer), strict=True):
+        unknown.note(pieces, row.place)
     prompts = tuple(
         Prompt(
             id=f"{name}:{number}",
@@ -134,18 +140,34 @@ def _load(
         for number, (row, text, ids) in enumerate(zip(rows, texts, tokens, strict=True))
         if len(ids) <= data.max_prompt_tokens
     )
-    longest = max(len(ids) for ids in tokens)
-    report = SourceReport(name, len(prompts), len(rows) - len(prompts), longest)
-    if not prompts:
-        raise DataError(
-            f"{source.path}: all {len(rows)} prompts are longer than max_prompt_tokens = "
-            f"{data.max_prompt_tokens} (the longest has {longest}); raise `data.max_prompt_tokens`"
-        )
+    _refuse_most_lost(source.path, [len(ids) for ids in tokens], data.max_prompt_tokens)
     empty = next((prompt.id for prompt in prompts if not prompt.tokens), None)
     if empty is not None:
         raise DataError(f"{source.path}: prompt {empty} has no tokens; give it a text")
+    report = SourceReport(
+        name,
+        len(prompts),
+        len(rows) - len(prompts),
+        max(len(ids) for ids in tokens),
+        unknown=unknown.rows,
+    )
     _log(report, data.max_prompt_tokens)
+    if unknown.rows:
+        log.warning("source %s: %s", name, unknown.told(len(rows)))
     return Source(name, source.weight, prompts), report
+
+
+def _refuse_most_lost(path: str, lengths: Sequence[int], limit: int) -> None:
+    lost = sum(length > limit for length in lengths)
+    if 2 * lost <= len(lengths):
+        return
+    share = "all" if lost == len(lengths) else f"{lost} of"
+    ordered = sorted(lengths)
+    raise DataError(
+        f"{path}: {share} {len(lengths)} prompts are longer than max_prompt_tokens = {limit} (half "
+        f"have at most {ordered[len(ordered) // 2]} tokens, the longest has {ordered[-1]}); raise "
+        "`data.max_prompt_tokens`, or take the long ones out of the file"
+    )
 
 
 def _log(report: SourceReport, limit: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +23,8 @@ from roll.data.spans import (
     pieces,
     tokenized,
 )
+from roll.data.templates import PromptTokenizer
+from roll.data.unknown import UnknownText, unknown_pieces
 
 logger = logging.getLogger(__name__)
 
@@ -160,7 +162,9 @@ def _dataset(
                 losses.note(ALTERED, row.place)
             texts += made
             kept.append((number, row))
-        sequences = iter(tokenized(texts, tokenizer, eos_token))
+        made_of = tokenized(texts, tokenizer, eos_token)
+        unknown = _unknown(texts, made_of, [row for _, row in kept], tokenizer)
+        sequences = iter(made_of)
         examples, longest = [], 0
         for number, row in kept:
             own = tuple(next(sequences) for _ in row.dialogues)
@@ -169,8 +173,25 @@ def _dataset(
             if fitted is not None:
                 examples.append(Example(f"{name}:{number}", fitted, row.margin, row.label, row.tag))
         sources.append(Source(name, source.weight, tuple(examples)))
-        reports.append(_report(name, source.path, len(examples), len(found), longest, losses))
+        report = _report(name, source.path, len(examples), len(found), longest, losses)
+        reports.append(replace(report, unknown=unknown.rows))
+        if unknown.rows:
+            logger.warning("source %s: %s", name, unknown.told(len(found)))
     return Dataset(tuple(sources), tuple(reports), fingerprint(sources, _identity))
+
+
+def _unknown(
+    dialogues: Sequence[Sequence[Piece]],
+    sequences: Sequence[TokenSequence],
+    rows: Sequence[DialogueRow],
+    tokenizer: PromptTokenizer,
+) -> UnknownText:
+    texts = ["".join(piece.text for piece in dialogue) for dialogue in dialogues]
+    each = iter(unknown_pieces(texts, [one.tokens for one in sequences], tokenizer))
+    unknown = UnknownText(tokenizer.unk_token)
+    for row in rows:
+        unknown.note([piece for _ in row.dialogues for piece in next(each)], row.place)
+    return unknown
 
 
 def _all_equal(row: DialogueRow) -> bool:

@@ -16,13 +16,27 @@ from roll.data.columns import PromptRow
 class PromptTokenizer(Protocol):
     """What is used of a Hugging Face tokenizer."""
 
-    chat_template: Any
+    @property
+    def chat_template(self) -> Any: ...
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether it tells which characters a token stands for."""
+        ...
+
+    @property
+    def unk_token_id(self) -> Any: ...
+
+    @property
+    def unk_token(self) -> Any: ...
 
     def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> Any: ...
 
     def __call__(self, text: list[str], **kwargs: Any) -> Any: ...
 
     def decode(self, token_ids: list[int], **kwargs: Any) -> Any: ...
+
+    def get_added_vocab(self) -> dict[str, int]: ...
 
 
 @dataclass(frozen=True)
@@ -46,6 +60,10 @@ class DatedTokenizer:
         return self.tokenizer.eos_token_id
 
     @property
+    def is_fast(self) -> bool:
+        return bool(self.tokenizer.is_fast)
+
+    @property
     def unk_token_id(self) -> Any:
         return self.tokenizer.unk_token_id
 
@@ -59,6 +77,9 @@ class DatedTokenizer:
 
     def __call__(self, text: list[str], **kwargs: Any) -> Any:
         return self.tokenizer(text, **kwargs)
+
+    def get_added_vocab(self) -> dict[str, int]:
+        return dict(self.tokenizer.get_added_vocab())
 
     def decode(self, token_ids: list[int], **kwargs: Any) -> Any:
         return self.tokenizer.decode(token_ids, **kwargs)

@@ -55,6 +55,8 @@ class Cast:
     find_prompt: Callable[[str], Prompt]
     tag_shares: Mapping[str, float]
     """Tag -> share of the training prompts."""
+    read: Callable[[Sequence[int]], str]
+    """Tokens -> what they stand for, special ones too."""
 
     def state(self) -> dict[str, Any]:
         """Position in the data and what is being generated, as plain JSON."""
@@ -136,6 +138,7 @@ def open_cast(
         colocation=models.colocation,
         find_prompt=partial(_find_prompt, {prompt.id: prompt for prompt in dataset.items}),
         tag_shares=tag_shares(dataset),
+        read=tokenizer.decode,
     )
 
 

@@ -32,7 +32,7 @@ def collect(
     every = config.track.rollouts_every
     if every is not None and step % every == 0:
         path = Path(config.output_dir) / "rollouts" / f"step_{step:06d}.jsonl"
-        dump_rollouts(path, groups, limit=config.track.rollouts_samples)
+        dump_rollouts(path, groups, limit=config.track.rollouts_samples, read=cast.read)
     metrics = rollout_metrics(groups, current_version=version)
     metrics = metrics | stats.metrics() | cast.serving.fleet.take_metrics()
     rate = stats.generated_tokens / max(stats.elapsed_s, 1e-9)

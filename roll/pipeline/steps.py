@@ -72,8 +72,15 @@ def advantage_metrics(update: RolloutBatch) -> Metrics:
     )
 
 
-def dump_rollouts(path: Path, groups: Sequence[Group], *, limit: int) -> None:
-    """The first `limit` samples as JSONL, for reading."""
+def dump_rollouts(
+    path: Path, groups: Sequence[Group], *, limit: int, read: Callable[[Sequence[int]], str]
+) -> None:
+    """The first `limit` samples as JSONL, for people.
+
+    Args:
+        read: tokens as the text that they stand for. A prompt is written as the model reads it,
+            which is not its text where the tokenizer does not know all of that.
+    """
     rows = []
     for scored in [scored for group in groups for scored in group.samples][:limit]:
         sample = scored.sample
@@ -82,7 +89,7 @@ def dump_rollouts(path: Path, groups: Sequence[Group], *, limit: int) -> None:
             {
                 "id": sample.id,
                 "tag": sample.tag,
-                "prompt": sample.prompt.text,
+                "prompt": read(sample.prompt.tokens),
                 "response": sample.response_text,
                 "ground_truth": sample.answer,
                 "reward": scored.reward,

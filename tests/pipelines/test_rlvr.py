@@ -188,6 +188,15 @@ def test_a_template_that_names_the_time_does_not_end_a_run(tmp_path: Path) -> No
     assert begun.strftime("%M:%S.%f") in rollouts[0]["prompt"]
 
 
+def test_a_dumped_prompt_is_what_the_model_read(tmp_path: Path) -> None:
+    path = write_task(tmp_path, max_steps=1, reference=None, algorithm={})
+    rows = [{"prompt": f"{i} \u00d7 2 =", "answer": str(2 * i)} for i in range(8)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run_local(path)
+    rollouts = [json.loads(line) for line in (tmp_path / "out/rollouts/step_000000.jsonl").open()]
+    assert all(" <pad> 2 =" in row["prompt"] for row in rollouts)
+
+
 def test_a_tag_from_a_column_without_a_reward_is_refused(tmp_path: Path) -> None:
     path = write_task(tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "train.jsonl").open()]
