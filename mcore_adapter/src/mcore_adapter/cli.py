@@ -18,7 +18,8 @@ from rich.console import Console
 
 from mcore_adapter.convert.arrays import FLOATS
 from mcore_adapter.convert.conversions import Settings
-from mcore_adapter.errors import AdapterError
+from mcore_adapter.convert.signals import Stopped, raising
+from mcore_adapter.errors import AdapterError, printable
 from mcore_adapter.sizes import ParallelSizes
 
 app = typer.Typer(
@@ -166,6 +167,8 @@ def check(src: Src, sizes: ParallelSizes | None, dtype: Dtype = None, base: Base
     from mcore_adapter.convert.check import describe
 
     report = report_of(src, sizes, dtype=_known(dtype), base=base)
+    for note in report.notes:
+        _note(note)
     _out.print(f"model type   {report.model_type} ({report.kind})")
     types = ", ".join(f"{count:,} {dtype}" for dtype, count in report.dtypes.items())
     _out.print(f"parameters   {report.num_parameters:,} ({types})")
@@ -214,11 +217,14 @@ def _reported(when_stopped: str = "stopped: nothing was written") -> Iterator[No
     try:
         yield
     except (AdapterError, OSError) as error:
-        _err.print(f"error: {error}", markup=False)
+        _err.print(f"error: {printable(str(error))}", markup=False)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         _err.print(when_stopped)
         raise typer.Exit(_STOPPED) from None
+    except Stopped as stopped:
+        _err.print(when_stopped)
+        raise typer.Exit(128 + stopped.number) from None
 
 
 @contextmanager
@@ -232,14 +238,17 @@ def _progress() -> Iterator[Callable[[str | None, int | None, bool], Settings]]:
         TextColumn("{task.percentage:>3.0f}% {task.fields[rate]}"),
         TimeRemainingColumn(),
     )
-    with Progress(
-        *columns,
-        console=_err,
-        transient=True,
-        disable=not _err.is_terminal,
-        # Refreshed as tensors are done: a thread would keep the workers from being forked.
-        auto_refresh=False,
-    ) as bar:
+    with (
+        raising(),
+        Progress(
+            *columns,
+            console=_err,
+            transient=True,
+            disable=not _err.is_terminal,
+            # Refreshed as tensors are done: a thread would keep the workers from being forked.
+            auto_refresh=False,
+        ) as bar,
+    ):
         task = bar.add_task("", total=None, rate="")
 
         def announce(num_bytes: int) -> None:
@@ -252,10 +261,14 @@ def _progress() -> Iterator[Callable[[str | None, int | None, bool], Settings]]:
             bar.update(task, completed=done, rate=_rate(done, start), refresh=True)
 
         def settings(dtype: str | None, workers: int | None, flush: bool) -> Settings:
-            return Settings(_known(dtype), workers, advance, announce, flush)
+            return Settings(_known(dtype), workers, advance, _note, announce, flush)
 
         yield settings
     _out.print(f"wrote {_size(total)} at {_rate(total, start)}")
+
+
+def _note(text: str) -> None:
+    _err.print(f"note: {printable(text)}", markup=False)
 
 
 def _rate(num_bytes: float, start: float) -> str:

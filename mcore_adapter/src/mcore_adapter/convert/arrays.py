@@ -63,6 +63,9 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "F8_E4M3": np.dtype("u1"),
     "F8_E5M2": np.dtype("u1"),
     "F8_E8M0": np.dtype("u1"),
+    "F8_E4M3FNUZ": np.dtype("u1"),
+    "F8_E5M2FNUZ": np.dtype("u1"),
+    "C64": np.dtype("<u8"),
     "I64": np.dtype("<i8"),
     "I32": np.dtype("<i4"),
     "I16": np.dtype("<i2"),
@@ -130,19 +133,42 @@ def to_float(bits: Bits, dtype: str) -> NDArray[np.float32]:
 
 
 def from_float(values: NDArray[np.float32], dtype: str) -> Bits:
-    """Numbers as one of `FLOATS`, rounded to the nearest, ties to even."""
-    if dtype != "BF16":
-        return values.astype(DTYPES[dtype], copy=False)
-    wide = np.ascontiguousarray(values).view(np.uint32)
-    rounded = (wide + (((wide >> 16) & 1) + np.uint32(0x7FFF))) >> 16
-    # rounding would carry the payload of a NaN over into an infinity
-    return np.where(np.isnan(values), (wide >> 16) | 0x40, rounded).astype(np.uint16)
+    """Numbers as one of `FLOATS`, rounded to the nearest, ties to even.
+
+    Raises:
+        OverflowError: a finite number is larger than the largest of the type.
+    """
+    if dtype == "BF16":
+        wide = np.ascontiguousarray(values).view(np.uint32)
+        rounded = (wide + (((wide >> 16) & 1) + np.uint32(0x7FFF))) >> 16
+        # rounding would carry the payload of a NaN over into an infinity
+        found = np.where(np.isnan(values), (wide >> 16) | 0x40, rounded).astype(np.uint16)
+        infinite = (found & 0x7FFF) == 0x7F80
+    else:
+        with np.errstate(over="ignore"):
+            found = values.astype(DTYPES[dtype], copy=False)
+        if dtype == "F32":
+            return found
+        infinite = np.isinf(found)
+    if infinite.any():
+        lost = infinite & np.isfinite(values)
+        if lost.any():
+            largest = np.abs(values[lost]).max()
+            raise OverflowError(
+                f"has {largest:.6g}, and {dtype} ends at {_LARGEST[dtype]:.6g}; choose another "
+                "--dtype"
+            )
+    return found
+
+
+_LARGEST = {"F16": 65504.0, "BF16": 3.3895314e38}
 
 
 def convert(bits: Joined, dtype: str, to: str) -> Joined:
     """
     Raises:
         ConversionError: `dtype` is no floating point type that can be converted.
+        OverflowError: as `from_float`.
     """
     if dtype == to:
         return bits

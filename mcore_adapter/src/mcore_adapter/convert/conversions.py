@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mcore_adapter.convert.arrays import FLOATS, Outline
+from mcore_adapter.convert.companions import copy_companions
 from mcore_adapter.convert.engine import Delta, HfSide, Job, McoreSide, Progress, create_files, run
-from mcore_adapter.convert.folders import McoreFolder, copy_companions, write_meta
+from mcore_adapter.convert.folders import META, McoreFolder, write_meta
 from mcore_adapter.convert.output import complete_or_absent, refuse_existing
 from mcore_adapter.convert.plan import HfRef, check_layout
-from mcore_adapter.convert.source import Full, Source, files_of, pieces_of
+from mcore_adapter.convert.source import Full, Source, files_of, padded_shape, pieces_of
 from mcore_adapter.convert.tensorfile import Spec
 from mcore_adapter.errors import ConversionError
-from mcore_adapter.sizes import ParallelSizes, padded_vocab
+from mcore_adapter.sizes import ParallelSizes
 
 MAX_SHARD_BYTES = 5_000_000_000
 _MIN_SHARD_BYTES = 512_000_000
@@ -38,6 +39,8 @@ class Settings:
     workers: int | None = None
     """Processes; as many as cores by default, and one where there is little to do."""
     progress: Progress | None = None
+    note: Callable[[str], None] = lambda _: None
+    """Called with what a user should know: what is left out, and which of two was chosen."""
     announce: Callable[[int], None] | None = None
     """Called once, with the number of bytes that will be written."""
     flush: bool = False
@@ -63,11 +66,9 @@ def layout_of(source: Source, sizes: ParallelSizes, settings: Settings) -> Layou
     layout = Layout([source.full(task) for task in source.plan(sizes)], {}, {})
     for full in layout.fulls:
         spec, task = full.spec, full.task
-        shape, ranks = list(spec.shape), task.shards(sizes)
-        if task.param.pads_vocab:
-            shape[0] = padded_vocab(shape[0], ranks)
+        shape = padded_shape(spec.shape, task, sizes)
         layout.rows[task.name] = shape[0]
-        each = task.param.shard.shard_shape(shape, ranks, task.name)
+        each = task.param.shard.shard_shape(shape, task.shards(sizes), task.name)
         for file in files_of(task, sizes, source.table):
             held = layout.files.setdefault(file, {})
             held[task.name] = Spec(_target_dtype(full, settings), each)
@@ -92,6 +93,7 @@ def to_mcore(
         ConversionError: `dst` exists, or the disk is too small.
     """
     refuse_existing(dst)
+    _tell(source, settings)
     layout = layout_of(source, sizes, settings)
     num_bytes = _announced(layout.files, settings)
     with complete_or_absent(dst, num_bytes, flush=settings.flush) as folder:
@@ -104,7 +106,7 @@ def to_mcore(
             )
             jobs.append(_job(full, McoreSide(pieces, layout.rows[task.name])))
         _run(jobs, source, settings)
-        copy_companions(source.folder.path, folder, settings.dtype)
+        _copy_companions(source, folder, settings)
         write_meta(
             folder,
             sizes,
@@ -112,6 +114,7 @@ def to_mcore(
             vocab=_vocab(source),
             repeats=source.repeats,
             adapter=source.adapter,
+            fused=source.table.fused,
             num_tensors={name: len(specs) for name, specs in layout.files.items()},
         )
         if finish is not None:
@@ -140,6 +143,7 @@ def to_hf(
         ConversionError: `dst` exists, the disk is too small, or a delta fits no tensor.
     """
     refuse_existing(dst)
+    _tell(source, settings)
     deltas = deltas or {}
     fulls = [source.full(task) for task in source.plan(ParallelSizes())]
     specs: dict[str, Spec] = {}
@@ -163,11 +167,20 @@ def to_hf(
             repeated = [n for n in source.repeats if source.table.repeats[n] == refs[0].name]
             jobs += [_job(full, HfSide((where[name],), _of(refs, deltas))) for name in repeated]
         _run(jobs, source, settings)
-        copy_companions(source.folder.path, folder, settings.dtype)
+        _copy_companions(source, folder, settings)
         if len(files) > 1:
             write_index(folder / "model.safetensors.index.json", files)
         if finish is not None:
             finish(folder)
+
+
+def _tell(source: Source, settings: Settings) -> None:
+    for note in source.notes:
+        settings.note(note)
+
+
+def _copy_companions(source: Source, folder: Path, settings: Settings) -> None:
+    copy_companions(source.folder.path, folder, settings.dtype, without=(META,), note=settings.note)
 
 
 def _of(refs: Iterable[HfRef], deltas: Mapping[str, Delta]) -> tuple[Delta | None, ...]:
@@ -187,7 +200,8 @@ def _check_delta(name: str, delta: Delta, specs: Mapping[str, Spec]) -> None:
 
 def _job(full: Full, target: HfSide | McoreSide) -> Job:
     param = full.task.param
-    return Job(param.op, param.shard, full.side, target, full.spec.shape[0])
+    names = ", ".join(ref.name for ref in full.task.hf)
+    return Job(names, param.op, param.shard, full.side, target, full.spec.shape[0])
 
 
 def _target_dtype(full: Full, settings: Settings) -> str:

@@ -14,7 +14,7 @@ import os
 import platform
 import signal
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -26,10 +26,14 @@ from mcore_adapter.convert.arrays import Bits, convert, from_float, join, to_flo
 from mcore_adapter.convert.joined import Joined
 from mcore_adapter.convert.ops import FormatOp, Shape
 from mcore_adapter.convert.shards import ShardRule
+from mcore_adapter.convert.signals import held_back, leave_to_parent
 from mcore_adapter.convert.tensorfile import Piece, Reader, Spec, Writer, make_header
 from mcore_adapter.errors import AdapterError, ConversionError
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h of glibc
+
+_EXIT_S = 10
+"""For a process whose pipe is closed to be gone."""
 
 Progress = Callable[[int], None]
 """Called with the number of bytes that were written since."""
@@ -66,6 +70,8 @@ class Delta:
 class Job:
     """One full Megatron tensor from where it is to where it shall be."""
 
+    name: str
+    """Of the Hugging Face tensors, for messages."""
     op: FormatOp
     shard: ShardRule
     source: HfSide | McoreSide
@@ -117,6 +123,7 @@ def run(
     Raises:
         ConversionError: tensors that must be equal are not, or cannot become what they should.
         AdapterError: a process ended early.
+        OSError: a file cannot be read or written.
     """
     report = progress or (lambda _: None)
     shares = [share for share in _shares(jobs, workers) if share]
@@ -125,43 +132,55 @@ def run(
         return
     # a fork begins at once, and is safe where nobody else runs; whoever calls may have threads
     context: Any = multiprocessing.get_context("fork" if threading.active_count() == 1 else "spawn")
-    running, ends = [], []
+    running: dict[Connection, Any] = {}
     try:
         for index, share in enumerate(shares):
-            here, there = context.Pipe(duplex=False)
-            process = context.Process(
-                target=_worker,
-                args=(share, checks if index == 0 else (), shape, write_back, there),
-            )
-            process.daemon = True
-            process.start()
-            there.close()
-            running.append(process)
-            ends.append(here)
-        _listen(ends, report)
+            of_first = checks if index == 0 else ()
+            # An interruption between a start and the note of it would leave a process behind.
+            with held_back():
+                here, there = context.Pipe(duplex=False)
+                process = context.Process(
+                    target=_worker, args=(share, of_first, shape, write_back, there), daemon=True
+                )
+                process.start()
+                running[here] = process
+                there.close()
+        _listen(running, report)
     finally:
-        for process in running:
-            process.kill()
-            process.join()
+        with held_back():
+            for process in running.values():
+                process.kill()
+            for process in running.values():
+                process.join()
 
 
-def _listen(ends: list[Connection], report: Progress) -> None:
-    left = list(ends)
+def _listen(running: Mapping[Connection, Any], report: Progress) -> None:
+    left = list(running)
     while left:
         for end in wait(left):
             assert isinstance(end, Connection)
             try:
                 message = end.recv()
             except EOFError:
-                raise AdapterError(
-                    "a process that converts ended early; is memory short?"
-                ) from None
-            if isinstance(message, AdapterError):
+                raise AdapterError(_death(running[end])) from None
+            if isinstance(message, Exception):
                 raise message
             if message is None:
                 left.remove(end)
             else:
                 report(message)
+
+
+def _death(process: Any) -> str:
+    """Why a process gave no answer."""
+    process.join(_EXIT_S)
+    code = process.exitcode
+    name = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+    why = {
+        "SIGKILL": "; is memory short?",
+        "SIGBUS": ": a file that was read became shorter, or its disk failed",
+    }
+    return f"a process that converts ended early by {name}{why.get(name, '')}"
 
 
 def _worker(
@@ -171,8 +190,7 @@ def _worker(
     write_back: bool,
     there: Connection,
 ) -> None:
-    # Ctrl-C reaches all processes of a terminal; the first one ends the others
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_to_parent()
     _reuse_freed_memory()
     try:
         # a write to a parent that was killed fails, and so ends this process
@@ -180,8 +198,12 @@ def _worker(
         there.send(None)
     except BrokenPipeError:
         os._exit(1)
-    except AdapterError as error:
+    except (AdapterError, OSError) as error:
         there.send(error)
+    except MemoryError:
+        there.send(AdapterError("memory is short; use fewer --workers"))
+    except Exception as error:  # noqa: BLE001 - its own traceback would be lost with the process
+        there.send(AdapterError(f"a process that converts failed: {error!r}"))
 
 
 def _reuse_freed_memory() -> None:
@@ -212,7 +234,10 @@ def _work(
                 raise ConversionError(f"{one} differs from {other}; Megatron has them as one")
             reader.release((check.one, check.other))
         for job in jobs:
-            _convert(job, shape, reader, writer)
+            try:
+                _convert(job, shape, reader, writer)
+            except OverflowError as error:
+                raise ConversionError(f"{job.name} {error}") from None
             reader.release(job.source.pieces)
             report(job.num_bytes)
     finally:

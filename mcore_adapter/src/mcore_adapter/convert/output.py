@@ -7,15 +7,20 @@ place removes: a lock that ends with its process tells those that somebody still
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from mcore_adapter.convert.signals import held_back, tidied
 from mcore_adapter.errors import ConversionError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
@@ -27,35 +32,47 @@ def complete_or_absent(dst: Path, num_bytes: int, *, flush: bool = True) -> Iter
         flush: a power failure, too, leaves it complete or absent.
 
     Raises:
-        ConversionError: `dst` exists, or the disk is too small.
+        ConversionError: `dst` exists, or the disk is too small, or full before the end.
     """
     refuse_existing(dst)
     dst.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(dst.parent):
-        _clear_abandoned(dst)
-        free = shutil.disk_usage(dst.parent).free
-        if num_bytes > free:
-            raise ConversionError(
-                f"{dst.parent} has {free / 1e9:.2f} GB free, {num_bytes / 1e9:.2f} GB are needed"
-            )
-        partial = dst.parent / f".{dst.name}.partial-{uuid.uuid4().hex[:8]}"
-        partial.mkdir()
-        lock = os.open(partial, os.O_RDONLY)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    try:
-        yield partial
-        if flush:
-            for path in [*partial.rglob("*"), partial]:
-                wait_for_disk(path)
-        refuse_existing(dst)
-        partial.rename(dst)
-        if flush:
-            wait_for_disk(dst.parent)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    finally:
-        os.close(lock)
+    partial, lock = None, None
+    with tidied():
+        try:
+            with _locked(dst.parent):
+                _clear_abandoned(dst)
+                free = shutil.disk_usage(dst.parent).free
+                if num_bytes > free:
+                    raise ConversionError(
+                        f"{dst.parent} has {free / 1e9:.2f} GB free, {num_bytes / 1e9:.2f} GB are "
+                        "needed"
+                    )
+                with held_back():
+                    partial = dst.parent / f".{dst.name}.partial-{uuid.uuid4().hex[:8]}"
+                    partial.mkdir()
+                    lock = os.open(partial, os.O_RDONLY)
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+            yield partial
+            if flush:
+                for path in [*partial.rglob("*"), partial]:
+                    wait_for_disk(path)
+            refuse_existing(dst)
+            partial.rename(dst)
+            if flush:
+                wait_for_disk(dst.parent)
+        except BaseException as error:
+            if partial is not None:
+                with held_back():
+                    shutil.rmtree(partial, ignore_errors=True)
+            if isinstance(error, OSError) and error.errno in _FULL:
+                raise ConversionError(
+                    f"{dst.parent} is full ({errno.errorcode[error.errno]}: {error.strerror}); "
+                    f"{num_bytes / 1e9:.2f} GB are needed. Nothing was written"
+                ) from error
+            raise
+        finally:
+            if lock is not None:
+                os.close(lock)
 
 
 def refuse_existing(dst: Path) -> None:
@@ -64,7 +81,10 @@ def refuse_existing(dst: Path) -> None:
 
 
 def _clear_abandoned(dst: Path) -> None:
-    for folder in dst.parent.glob(f".{dst.name}.partial-*"):
+    left = re.compile(re.escape(f".{dst.name}.partial-") + "[0-9a-f]{8}")
+    for folder in [path for path in dst.parent.iterdir() if left.fullmatch(path.name)]:
+        if folder.is_symlink() or not folder.is_dir():
+            continue
         lock = os.open(folder, os.O_RDONLY)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
