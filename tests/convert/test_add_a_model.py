@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +18,8 @@ from mcore_adapter.convert.table import ModelTable, Param
 from mcore_adapter.errors import UnknownModelError
 from mcore_adapter.models import FAMILIES, llama
 from mcore_adapter.models.common import HF, MCORE, ends, norms, same, shape_of, tied_output
-from mcore_adapter.models.fields import Fields
+from mcore_adapter.models.config import Config
+from mcore_adapter.models.fields import Attention, Fields
 from mcore_adapter.sizes import ParallelSizes
 from tests.convert.parity import Case, Difference, assert_equal, compare
 from tests.convert.tiny_checkpoints import ALONE, assert_same, contents, rewrite, there_and_back
@@ -52,29 +52,33 @@ class RegroupQKV:
         return FuseQKV(self.mcore, ("q", "k", "v"))
 
 
-def table(config: Mapping[str, Any]) -> ModelTable:
+def table(config: Config) -> ModelTable:
     shape = shape_of(config)
-    attention, mlp = MCORE + "self_attention.", MCORE + "mlp."
+    attention, mlp, hidden = MCORE + "self_attention.", MCORE + "mlp.", shape.hidden
+    width, queries = config.count("intermediate_size"), shape.num_heads * shape.head_dim
+    of_qkv = (queries + 2 * shape.num_kv_heads * shape.head_dim, hidden)
     qkv = RegroupQKV(attention + "linear_qkv.weight", HF + "self_attn.qkv_proj.weight")
     fc1 = Rename(mlp + "linear_fc1.weight", HF + "mlp.gate_up_proj.weight")
+    out = attention + "linear_proj.weight", HF + "self_attn.o_proj.weight"
+    fc2 = mlp + "linear_fc2.weight", HF + "mlp.down_proj.weight"
     return ModelTable(
         model_type=config["model_type"],
         shape=shape,
         params=(
             *ends(shape),
-            *norms(),
-            Param(op=qkv, shard=Sharded()),
-            same(attention + "linear_proj.weight", HF + "self_attn.o_proj.weight", Sharded(dim=1)),
-            Param(op=fc1, shard=Sharded(blocks=2)),
-            same(mlp + "linear_fc2.weight", HF + "mlp.down_proj.weight", Sharded(dim=1)),
+            *norms(shape),
+            Param(op=qkv, shapes=(of_qkv,), shard=Sharded()),
+            same(*out, (hidden, queries), Sharded(dim=1)),
+            Param(op=fc1, shapes=((2 * width, hidden),), shard=Sharded(blocks=2)),
+            same(*fc2, (hidden, width), Sharded(dim=1)),
         ),
         repeats=tied_output(shape),
         config=config,
     )
 
 
-def fields(config: Mapping[str, Any]) -> Fields:
-    return llama.fields(config)
+def fields(config: Config) -> Fields:
+    return llama.dense_fields(config, Attention())
 
 
 @pytest.fixture

@@ -43,6 +43,7 @@ def models(draw: st.DrawFn) -> Config:
         "num_key_value_heads": groups,
         "head_dim": draw(st.sampled_from([4, 8])),
         "intermediate_size": draw(st.sampled_from([4, 8])),
+        "moe_intermediate_size": draw(st.sampled_from([4, 8])),
         "num_hidden_layers": draw(st.integers(1, 5)),
         "vocab_size": draw(st.integers(3, 9)),
         "tie_word_embeddings": draw(st.booleans()),

@@ -28,7 +28,7 @@ CONFIG = {
     "tie_word_embeddings": False,
     "num_experts": 0,
 }
-MOE = {**CONFIG, "model_type": "qwen3_moe", "num_experts": 4}
+MOE = {**CONFIG, "model_type": "qwen3_moe", "num_experts": 4, "moe_intermediate_size": 12}
 RANK, ALPHA = 3, 6
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 LAYOUTS = [ParallelSizes(), ParallelSizes(tp=2), ParallelSizes(tp=2, pp=2, layers=(0, 2))]

@@ -145,6 +145,7 @@ def shapes_by_hand(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         if config.get("attention_bias"):
             found[at + "self_attn.o_proj.bias"] = (hidden,)
         experts, mlp = config.get("num_experts", 0), config["intermediate_size"]
+        mlp = config["moe_intermediate_size"] if experts else mlp
         if experts:
             found[at + "mlp.gate.weight"] = (experts, hidden)
         for prefix in [f"mlp.experts.{e}." for e in range(experts)] or ["mlp."]:

@@ -65,7 +65,7 @@ def held_tensors(
     # Layers that predict further tokens are only built on demand: Hugging Face has none.
     further = any(task.param.optional and task.name in have for task in planned)
     if MTP_EMBEDDING in have:
-        planned.append(whole_model_task(mtp_embedding()))
+        planned.append(whole_model_task(mtp_embedding(table.shape)))
     due = {
         task.name: task
         for task in planned

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from mcore_adapter.errors import LayoutError
 
+_MOST_RANKS = 65_536
+"""On one axis."""
+
 
 def padded_vocab(vocab: int, tp: int) -> int:
     """Rows of an embedding that divide over `tp` ranks; those beyond `vocab` are zero."""
@@ -36,8 +39,8 @@ class ParallelSizes:
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "vpp", "ep", "etp"):
             size = getattr(self, name)
-            if size is not None and size < 1:
-                raise LayoutError(f"{name} is {size}, expected at least 1")
+            if size is not None and not 1 <= size <= _MOST_RANKS:
+                raise LayoutError(f"{name} is {size}, expected 1 to {_MOST_RANKS}")
         if self.vpp > 1 and self.pp == 1:
             raise LayoutError(f"vpp is {self.vpp} but pp is 1: chunks take turns between stages")
         if self.layers is not None and len(self.layers) != self.pp * self.vpp:

@@ -13,8 +13,9 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 
 from mcore_adapter.build.rope import Rope, rope_of
 from mcore_adapter.errors import ConfigError, LayoutError
-from mcore_adapter.models import family_of
+from mcore_adapter.models import fields_of, table_of
 from mcore_adapter.models.common import num_mtp_layers
+from mcore_adapter.models.config import Config, completed
 from mcore_adapter.sizes import ParallelSizes
 
 ACTIVATIONS = {
@@ -88,7 +89,8 @@ def model_config(
         UnknownModelError: of a type that cannot be built.
         LayoutError: layers, or something else, do not divide.
     """
-    fields = family_of(config).fields(config)
+    config = completed(config)
+    fields = fields_of(config)
     values = dict(fields.config)
     activation = values.pop("activation_func")
     if activation not in ACTIVATIONS:
@@ -128,7 +130,7 @@ def model_config(
         te=options.te,
         grouped=options.grouped_experts,
         out_bias=fields.out_bias,
-        tied=bool(config.get("tie_word_embeddings", False)),
+        tied=config.flag("tie_word_embeddings"),
         vocab=config["vocab_size"],
         longest=config["max_position_embeddings"],
     )
@@ -181,13 +183,13 @@ def _values(
     }
 
 
-def _num_further(config: Mapping[str, Any], sizes: ParallelSizes, options: BuildOptions) -> int:
-    count = num_mtp_layers(family_of(config).table(config))
+def _num_further(config: Config, sizes: ParallelSizes, options: BuildOptions) -> int:
+    count = num_mtp_layers(table_of(config))
     if not count:
         raise ConfigError(f"this {config['model_type']} has no layers that predict further tokens")
     if options.te:
         raise LayoutError("layers that predict further tokens need the local layer spec, not te")
-    if sizes.pp > 1 and config.get("tie_word_embeddings"):
+    if sizes.pp > 1 and config.flag("tie_word_embeddings"):
         raise LayoutError(
             "layers that predict further tokens have an embedding of their own on the last stage, "
             f"which cannot also be the tied output layer's; pp is {sizes.pp}, say 1"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mcore_adapter.errors import ConfigError
+from mcore_adapter.models.config import Config
 from mcore_adapter.models.fields import rope_parameters
 
 
@@ -24,7 +25,7 @@ class Rope:
     """Cosines and sines are multiplied by it (yarn)."""
 
 
-def rope_of(config: Mapping[str, Any], width: int) -> Rope:
+def rope_of(config: Config, width: int) -> Rope:
     """
     Args:
         width: of the part of a head that is rotated, if `partial_rotary_factor` is one.

@@ -23,7 +23,8 @@ import numpy as np
 
 from mcore_adapter.convert.arrays import A, cut, join, zeros
 from mcore_adapter.convert.engine import Delta
-from mcore_adapter.convert.folders import HfFolder, read_json
+from mcore_adapter.convert.folders import HfFolder
+from mcore_adapter.convert.jsonfile import read_json
 from mcore_adapter.convert.ops import FormatOp, FuseGateUp, FuseQKV, Rename, Shape
 from mcore_adapter.convert.plan import HfRef, Task, tasks
 from mcore_adapter.convert.shards import Replicated, Sharded
@@ -49,16 +50,15 @@ class Target:
 
 @dataclass(frozen=True)
 class StackA:
-    """Factors A of the parts of a fused weight, `[rank, in]`, one above the other."""
+    """Factors A of the parts of a fused weight, `[rank, in]`, one above the other, or one that all
+    share."""
 
     mcore: str
     hf: tuple[str, ...]
     ranks: tuple[int, ...]
 
     def to_mcore(self, hf: Sequence[A], shape: Shape) -> A:
-        if len(self.ranks) < len(self.hf):
-            raise ConversionError(f"{self.mcore} is shared; only Megatron layouts have such")
-        return join(hf)
+        return hf[0] if len(self.ranks) < len(self.hf) else join(hf)
 
     def to_hf(self, mcore: A, shape: Shape) -> list[A]:
         if len(self.ranks) < len(self.hf):
@@ -78,12 +78,16 @@ class BlockB:
     """Which parts of the weight the factors belong to; the others have zeros."""
 
     def to_mcore(self, hf: Sequence[A], shape: Shape) -> A:
+        shared = len(self.ranks) < len(self.hf)
         total, parts = sum(self.ranks), dict(zip(self.which, hf, strict=True))
         wide = []
         for index in range(len(self.fuse.hf)):
             if index not in parts:
                 rows = _rows(self.fuse, index, {i: b.shape[0] for i, b in parts.items()}, shape)
                 wide.append(zeros(hf[0], (rows, total)))
+                continue
+            if shared:
+                wide.append(parts[index])
                 continue
             at = self.which.index(index)
             before, rows = sum(self.ranks[:at]), parts[index].shape[0]
@@ -144,6 +148,12 @@ def open_peft(path: Path, base: Mapping[str, Any]) -> HfFolder:
     strange = [name for name in tensors if not _NAME.fullmatch(name)]
     if strange:
         raise ConversionError(f"{path / WEIGHTS}: {strange[0]} is no factor of a linear layer")
+    flat = [name for name, piece in tensors.items() if len(piece.spec.shape) != 2]
+    if flat:
+        raise ConversionError(
+            f"{path / WEIGHTS}: {flat[0]} has shape {list(tensors[flat[0]].spec.shape)}, expected "
+            "a matrix"
+        )
     lonely = [name for name in tensors if _partner(name) not in tensors]
     if lonely:
         raise ConversionError(f"{path / WEIGHTS} has {lonely[0]} but not {_partner(lonely[0])}")
@@ -221,6 +231,8 @@ def factor_rows(row: Param, name: str, names: Sequence[str], target: Target) -> 
     if not isinstance(op, FuseQKV | FuseGateUp | Rename):
         raise ConversionError(f"{name}: LoRA is not converted through {type(op).__name__}")
     modules = [source.removesuffix(".weight") for source in names]
+    if not set(target.modules) <= set(modules):
+        raise ConversionError(f"{name} has factors of {', '.join(target.modules)}, not its own")
     factors_a, factors_b = (tuple(factor(m, x) for m in target.modules) for x in "AB")
     of_input = isinstance(shard, Sharded) and shard.dim == 1
     stack = StackA(f"{module}.lora_A.weight", factors_a, target.ranks)
@@ -232,9 +244,16 @@ def factor_rows(row: Param, name: str, names: Sequence[str], target: Target) -> 
         tuple(modules.index(m) for m in target.modules),
     )
     shard_a, shard_b = (shard, Replicated()) if of_input else (Replicated(), shard)
+    weights = [row.shapes[modules.index(m)] for m in target.modules]
+    if any(len(shape) != 2 for shape in weights):
+        raise ConversionError(f"{name} is no weight of a linear layer; it can have no factors")
+    shared = len(target.ranks) < len(target.modules)
+    ranks = target.ranks * len(target.modules) if shared else target.ranks
+    shapes_a = tuple((rank, wide) for rank, (_, wide) in zip(ranks, weights, strict=True))
+    shapes_b = tuple((out, rank) for rank, (out, _) in zip(ranks, weights, strict=True))
     return (
-        replace(row, op=stack, shard=shard_a, stacked=False, pads_vocab=False),
-        replace(row, op=blocks, shard=shard_b, stacked=False),
+        replace(row, op=stack, shapes=shapes_a, shard=shard_a, stacked=False, pads_vocab=False),
+        replace(row, op=blocks, shapes=shapes_b, shard=shard_b, stacked=False),
     )
 
 
@@ -243,10 +262,27 @@ def to_note(targets: Mapping[str, Target]) -> dict[str, Any]:
     return {name: asdict(target) for name, target in targets.items()}
 
 
-def from_note(note: Mapping[str, Any]) -> dict[str, Target]:
-    return {
-        name: Target(tuple(entry["modules"]), tuple(entry["ranks"])) for name, entry in note.items()
-    }
+def from_note(note: Mapping[str, Any], path: Path) -> dict[str, Target]:
+    """
+    Args:
+        path: of the file that holds the note.
+
+    Raises:
+        ConversionError: it is not what `to_note` makes.
+    """
+    found = {}
+    for name, entry in note.items():
+        modules, ranks = (
+            (entry.get("modules"), entry.get("ranks")) if isinstance(entry, dict) else (None, None)
+        )
+        named = isinstance(modules, list) and all(isinstance(m, str) for m in modules)
+        counted = isinstance(ranks, list) and all(type(n) is int and n > 0 for n in ranks)
+        if not named or not counted or len(ranks or ()) not in (1, len(modules or ())):
+            raise ConversionError(f"{path} is damaged: {name} has no modules and ranks")
+        assert modules is not None
+        assert ranks is not None
+        found[name] = Target(tuple(modules), tuple(ranks))
+    return found
 
 
 def deltas_of(folder: HfFolder) -> dict[str, Delta]:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mcore_adapter.convert.arrays import Outline
 from mcore_adapter.convert.engine import HfSide, McoreSide, Same
-from mcore_adapter.convert.folders import HfFolder, McoreFolder, dense_file, expert_file
-from mcore_adapter.convert.plan import HfRef, Task, check_coverage, present, tasks
+from mcore_adapter.convert.folders import META, HfFolder, McoreFolder, dense_file, expert_file
+from mcore_adapter.convert.plan import (
+    HfRef,
+    Task,
+    check_coverage,
+    check_layout,
+    is_dropped,
+    present,
+    tasks,
+)
+from mcore_adapter.convert.shapes import FullShapes, check_shapes
 from mcore_adapter.convert.table import ModelTable
 from mcore_adapter.convert.tensorfile import Piece, Spec
 from mcore_adapter.errors import ConversionError
-from mcore_adapter.sizes import ParallelSizes
+from mcore_adapter.sizes import ParallelSizes, padded_vocab
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,8 @@ class Source:
     repeats: tuple[str, ...] = ()
     adapter: Mapping[str, Any] | None = None
     """What to note down of an adapter."""
+    notes: tuple[str, ...] = ()
+    """What a user should know: what is not taken along, and which of two was chosen."""
 
     def full(self, task: Task) -> Full:
         """The tensor of a task, which for a copy is that of its original."""
@@ -71,26 +81,21 @@ def _hf_source(
     have = folder.tensors
     whole = plan(ParallelSizes())
     check_coverage(whole, have, table)
-    names = {task.name for task in present(whole, have)}
-    found = {}
-    for task in whole:
-        if task.name not in names:
-            continue
+    planned = present(whole, have)
+    specs = {name: piece.spec.shape for name, piece in have.items()}
+    check_shapes(planned, specs, table)
+    names, found = {task.name for task in planned}, {}
+    full_shape = FullShapes(table)
+    for task in planned:
         pieces = pieces_of(task.hf, have)
         dtypes = {piece.spec.dtype for piece in pieces}
         if len(dtypes) > 1:
             refs = ", ".join(ref.name for ref in task.hf)
             raise ConversionError(f"{refs} become one tensor but are of types {sorted(dtypes)}")
-        try:
-            outlines = [Outline(piece.spec.shape) for piece in pieces]
-            shape = task.param.op.to_mcore(outlines, table.shape).shape
-            back = task.param.op.to_hf(Outline(shape), table.shape)
-        except (ConversionError, IndexError, ValueError) as error:
-            raise ConversionError(_misshapen(task, pieces)) from error
-        if [part.shape for part in back] != [piece.spec.shape for piece in pieces]:
-            raise ConversionError(_misshapen(task, pieces))
-        found[task.name] = Full(task, HfSide(pieces), Spec(dtypes.pop(), shape))
+        found[task.name] = Full(task, HfSide(pieces), Spec(dtypes.pop(), full_shape(task)))
     repeats = tuple(name for name in table.repeats if name in have)
+    for name in repeats:
+        _check_repeat(name, table.repeats[name], have)
     return Source(
         folder=folder,
         table=table,
@@ -101,42 +106,71 @@ def _hf_source(
             for name in repeats
         ),
         repeats=repeats,
+        notes=(*folder.notes, *_dropped(have, table)),
     )
 
 
-def _misshapen(task: Task, pieces: Sequence[Piece]) -> str:
-    shapes = ", ".join(
-        f"{ref.name} {list(piece.spec.shape)}" for ref, piece in zip(task.hf, pieces, strict=True)
-    )
-    return f"shapes do not fit config.json: {shapes}"
+def _check_repeat(name: str, of: str, have: Mapping[str, Piece]) -> None:
+    one, other = have[name].spec, have[of].spec
+    if one != other:
+        raise ConversionError(
+            f"{name} is {one.dtype} {list(one.shape)} and {of}, which it repeats, {other.dtype} "
+            f"{list(other.shape)}; Megatron has them as one"
+        )
+
+
+def _dropped(have: Mapping[str, Piece], table: ModelTable) -> tuple[str, ...]:
+    names = [name for name in have if is_dropped(name, table)]
+    if not names:
+        return ()
+    many = f" and {len(names) - 1} more like it" if len(names) > 1 else ""
+    return (f"left out {names[0]}{many}: a buffer that models compute themselves",)
 
 
 def _mcore_source(
     folder: McoreFolder, table: ModelTable, plan: Callable[[ParallelSizes], list[Task]]
 ) -> Source:
     sizes, found = folder.sizes, {}
+    if folder.vocab not in (None, table.shape.vocab):
+        raise ConversionError(
+            f"{folder.path / META} has a vocabulary of {folder.vocab}, config.json says "
+            f"{table.shape.vocab}"
+        )
+    check_layout(table, sizes)
     planned = present(plan(sizes), folder.names)
-    expected = set()
+    full_shape, expected = FullShapes(table), set()
     for task in planned:
         files = files_of(task, sizes, table)
         expected |= {(file, task.name) for file in files}
         lost = [file for file in files if task.name not in folder.files.get(file, {})]
         if lost:
             raise ConversionError(f"{folder.path / lost[0]} lacks {task.name}; convert it again")
-        if task.param.copy_of is not None:
-            continue
+        shape = full_shape(task)
+        padded = padded_shape(shape, task, sizes)
+        each = task.param.shard.shard_shape(padded, len(files), task.name)
         pieces = tuple(folder.files[file][task.name] for file in files)
-        shape = task.param.shard.merge([Outline(piece.spec.shape) for piece in pieces]).shape
-        rows = shape[0]
-        if task.param.pads_vocab and folder.vocab is not None:
-            shape = (folder.vocab, *shape[1:])
-        spec = Spec(pieces[0].spec.dtype, shape)
-        found[task.name] = Full(task, McoreSide(pieces, rows), spec)
+        for piece in pieces:
+            spec = Spec(pieces[0].spec.dtype, each)
+            if piece.spec != spec:
+                raise ConversionError(
+                    f"{piece.path} has {task.name} as {piece.spec.dtype} "
+                    f"{list(piece.spec.shape)}, expected {spec.dtype} {list(each)} of config.json "
+                    f"and {META}; convert it again"
+                )
+        if task.param.copy_of is None:
+            found[task.name] = Full(
+                task, McoreSide(pieces, _rows(padded)), Spec(pieces[0].spec.dtype, shape)
+            )
     extra = sorted({(f, name) for f, held in folder.files.items() for name in held} - expected)
     if extra:
         file, name = extra[0]
         raise ConversionError(
             f"{folder.path / file} has {name}, which the table of {table.model_type} has no row for"
+        )
+    strange = [name for name in folder.repeats if name not in table.repeats]
+    if strange:
+        raise ConversionError(
+            f"{folder.path / META} repeats {strange[0]}, which no {table.model_type} does"
         )
     names = {task.name for task in planned}
     return Source(
@@ -147,6 +181,17 @@ def _mcore_source(
         repeats=folder.repeats,
         adapter=folder.adapter,
     )
+
+
+def _rows(shape: tuple[int, ...]) -> int:
+    return shape[0] if shape else 1
+
+
+def padded_shape(shape: tuple[int, ...], task: Task, sizes: ParallelSizes) -> tuple[int, ...]:
+    """Of a full tensor under these sizes: the vocabulary divides over tensor parallel ranks."""
+    if not task.param.pads_vocab:
+        return shape
+    return (padded_vocab(shape[0], task.shards(sizes)), *shape[1:])
 
 
 def files_of(task: Task, sizes: ParallelSizes, table: ModelTable) -> list[str]:

@@ -23,6 +23,9 @@ class Param:
     """One row. `*` in a name is the layer, `@` the expert."""
 
     op: FormatOp
+    shapes: tuple[tuple[int, ...], ...]
+    """Of the Hugging Face tensors, in the order of the operator, as `config.json` has them; with
+    `stacked`, of one expert."""
     shard: ShardRule = field(default_factory=Replicated)
     layers: range | tuple[int, ...] | None = None
     """Which layers have it; all by default. Of no meaning without `*`."""
@@ -57,8 +60,11 @@ class ModelTable:
     model_type: str
     shape: Shape
     params: tuple[Param, ...]
-    dropped: tuple[str, ...] = ()
-    """Patterns of Hugging Face tensors that carry nothing, such as buffers."""
+    dropped: tuple[str, ...] = (
+        "model.layers.*.self_attn.rotary_emb.inv_freq",
+        "model.rotary_emb.inv_freq",
+    )
+    """Patterns of Hugging Face tensors that carry nothing, as buffers that old versions saved."""
     repeats: Mapping[str, str] = field(default_factory=dict)
     """Hugging Face tensors, and the one that each repeats, where a checkpoint stores some twice.
     They must be equal, are not stored, and are written again on the way back."""
@@ -66,5 +72,7 @@ class ModelTable:
     """Further counts that tensor parallel ranks must divide, named as in `config.json`."""
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """The `config.json` it was made from."""
+    fused: bool = False
+    """Its experts are named and stored as transformers 5 has them, see `convert.fused`."""
     of_adapter: bool = False
     """Its tensors are the factors of a LoRA adapter, which modules have beside those of a model."""

@@ -22,10 +22,12 @@ import numpy as np
 
 from mcore_adapter.convert.arrays import DTYPES, Bits
 from mcore_adapter.convert.joined import Joined
+from mcore_adapter.convert.jsonfile import parse_once
 from mcore_adapter.errors import ConversionError
 
 _LIBC = ctypes.CDLL(None)
 _LONGEST_HEADER = 100_000_000
+_MOST_DIMENSIONS = 32
 _WRITE_BYTES = 128 << 10
 """Of one call, as `cp` has it. Linux keeps what a call writes in one block of memory where it can,
 and large blocks are so hard to find that writing took several times as long with 1 MiB."""
@@ -52,7 +54,15 @@ class Piece:
     spec: Spec
 
     def part(self, index: int) -> Piece:
-        """One of those that lie behind each other in the first dimension."""
+        """One of those that lie behind each other in the first dimension.
+
+        Raises:
+            ConversionError: there are fewer.
+        """
+        if not self.spec.shape or not 0 <= index < self.spec.shape[0]:
+            raise ConversionError(
+                f"{self.path}: a tensor of shape {list(self.spec.shape)} has no part {index}"
+            )
         spec = Spec(self.spec.dtype, self.spec.shape[1:])
         return Piece(self.path, self.offset + index * spec.num_bytes, spec)
 
@@ -63,16 +73,18 @@ def read_header(path: Path) -> dict[str, Piece]:
     Raises:
         ConversionError: the file is not whole, or not a safetensors file.
     """
-    size = path.stat().st_size
     try:
         with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
             (length,) = struct.unpack("<Q", file.read(8))
             if length > min(size - 8, _LONGEST_HEADER):
                 raise ValueError(f"its header would have {length} bytes, the file has {size}")
-            header = json.loads(file.read(length))
+            header = parse_once(file.read(length))
+        if not isinstance(header, dict):
+            raise ValueError("its header is no object")
         header.pop("__metadata__", None)
-        found = {name: _piece(path, 8 + length, entry) for name, entry in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        found = {name: _piece(path, 8 + length, name, entry) for name, entry in header.items()}
+    except (ValueError, struct.error) as error:
         raise ConversionError(f"{path} is no safetensors file, or corrupt: {error}") from error
     end = 8 + length
     for name, piece in sorted(found.items(), key=lambda item: (item[1].offset, item[1].spec.shape)):
@@ -87,15 +99,28 @@ def read_header(path: Path) -> dict[str, Piece]:
     return found
 
 
-def _piece(path: Path, base: int, entry: dict[str, list[int]]) -> Piece:
-    dtype = str(entry["dtype"])
-    if dtype not in DTYPES:
-        raise ValueError(f"unknown type {dtype}")
-    spec = Spec(dtype, tuple(entry["shape"]))
-    start, end = entry["data_offsets"]
-    if start < 0 or end - start != spec.num_bytes:
-        raise ValueError(f"{end - start} bytes for {dtype} {list(spec.shape)}")
-    return Piece(path, base + start, spec)
+def _piece(path: Path, base: int, name: str, entry: object) -> Piece:
+    """
+    Raises:
+        ValueError: the entry is not one of a header.
+    """
+    if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= set(entry):
+        raise ValueError(f"{name} has no dtype, shape and data_offsets")
+    dtype = entry["dtype"]
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ValueError(f"{name} is of the unknown type {dtype}")
+    offsets = _counts(name, entry["data_offsets"])
+    spec = Spec(dtype, tuple(_counts(name, entry["shape"])))
+    if len(offsets) != 2 or offsets[1] - offsets[0] != spec.num_bytes:
+        raise ValueError(f"{name} lies at {offsets}, which does not fit {dtype} {list(spec.shape)}")
+    return Piece(path, base + offsets[0], spec)
+
+
+def _counts(name: str, found: object) -> list[int]:
+    whole = isinstance(found, list) and all(type(n) is int and n >= 0 for n in found)
+    if not isinstance(found, list) or not whole or len(found) > _MOST_DIMENSIONS:
+        raise ValueError(f"{name} has {str(found)[:60]}, expected whole numbers")
+    return found
 
 
 def make_header(specs: Mapping[str, Spec], path: Path) -> tuple[bytes, dict[str, Piece]]:
@@ -134,6 +159,8 @@ class Reader:
         if piece.path not in self._maps:
             self._maps[piece.path] = _Mapped.of(piece.path)
         pages = self._maps[piece.path].pages
+        if piece.offset + piece.spec.num_bytes > len(pages):
+            raise ConversionError(f"{piece.path} became shorter while it was converted")
         return np.frombuffer(pages, dtype, prod(shape), piece.offset).reshape(shape)
 
     def place_of(self, block: Bits) -> tuple[_Mapped, int] | None:

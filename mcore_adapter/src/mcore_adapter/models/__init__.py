@@ -17,17 +17,18 @@ from mcore_adapter.models import (
     qwen2_moe,
     qwen3_next,
 )
+from mcore_adapter.models.config import Config, completed
 from mcore_adapter.models.fields import Fields
 
 
 class Family(Protocol):
-    """What a file here has; both functions take the content of a `config.json`."""
+    """What a file here has; both functions take a `config.json` that was checked and completed."""
 
-    def table(self, config: Mapping[str, Any], /) -> ModelTable:
+    def table(self, config: Config, /) -> ModelTable:
         """What each parameter is called, how it is formatted and cut."""
         ...
 
-    def fields(self, config: Mapping[str, Any], /) -> Fields:
+    def fields(self, config: Config, /) -> Fields:
         """What Megatron-Core's config says of such a model."""
         ...
 
@@ -58,7 +59,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
         UnknownModelError: there is no family for its `model_type`.
     """
     found = config.get("model_type")
-    if found not in FAMILIES:
+    if not isinstance(found, str) or found not in FAMILIES:
         near = get_close_matches(str(found), FAMILIES, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise UnknownModelError(
@@ -69,5 +70,15 @@ def family_of(config: Mapping[str, Any]) -> Family:
 
 
 def table_of(config: Mapping[str, Any]) -> ModelTable:
-    """The table of the model that a `config.json` describes; raises as `family_of`."""
-    return family_of(config).table(config)
+    """The table of the model that a `config.json` describes.
+
+    Raises:
+        UnknownModelError: there is no family for its `model_type`.
+        ConfigError: a key is missing, or has a value that cannot be.
+    """
+    return family_of(config).table(completed(config))
+
+
+def fields_of(config: Mapping[str, Any]) -> Fields:
+    """What Megatron-Core's config says of such a model; raises as `table_of`."""
+    return family_of(config).fields(completed(config))

@@ -6,14 +6,15 @@ layers that predict further tokens (MTP) have the same rows elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 from mcore_adapter.convert.ops import FuseGateUp, FuseQKV, Rename, Shape
 from mcore_adapter.convert.shards import Replicated, Sharded, ShardRule
 from mcore_adapter.convert.table import ModelTable, Param, Place
-from mcore_adapter.errors import ConversionError
+from mcore_adapter.errors import ConfigError
+from mcore_adapter.models.config import Config, Size
+from mcore_adapter.models.fields import Attention
 
 MCORE, HF = "decoder.layers.*.", "model.layers.*."
 EMBEDDING = "embedding.word_embeddings.weight"
@@ -21,44 +22,59 @@ MTP_EMBEDDING = "mtp." + EMBEDDING
 Layers = range | tuple[int, ...] | None
 
 
-def shape_of(config: Mapping[str, Any], *, num_experts: int = 0) -> Shape:
-    """From the names that almost all `config.json` use."""
-    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+def shape_of(config: Config, *, num_experts: int = 0) -> Shape:
+    """From the names that almost all `config.json` use.
+
+    Raises:
+        ConfigError: a count is missing, or those of heads do not divide.
+    """
+    heads, hidden = config.count("num_attention_heads"), config.count("hidden_size")
+    groups = heads if config["num_key_value_heads"] is None else config.count("num_key_value_heads")
+    if heads % groups:
+        raise ConfigError(
+            f"config.json: num_attention_heads {heads} is no multiple of num_key_value_heads "
+            f"{groups}"
+        )
+    if config["head_dim"] is not None:
+        head_dim = config.count("head_dim")
+    else:
+        head_dim = Size(hidden // heads, "hidden_size // num_attention_heads")
     return Shape(
-        num_layers=config["num_hidden_layers"],
+        num_layers=config.count("num_hidden_layers"),
         num_heads=heads,
-        num_kv_heads=config.get("num_key_value_heads") or heads,
-        head_dim=config.get("head_dim") or hidden // heads,
+        num_kv_heads=groups,
+        head_dim=head_dim,
         hidden=hidden,
-        vocab=config["vocab_size"],
+        vocab=config.count("vocab_size"),
         num_experts=num_experts,
-        tied=bool(config.get("tie_word_embeddings", False)),
+        tied=config.flag("tie_word_embeddings"),
     )
-
-
-def num_experts_of(config: Mapping[str, Any]) -> int:
-    """Routed experts; families, and versions of their configs, name them differently."""
-    for name in ("num_experts", "num_local_experts", "n_routed_experts"):
-        if name in config:
-            return int(config[name])
-    raise ConversionError("config.json names no num_experts, num_local_experts, n_routed_experts")
 
 
 def ends(shape: Shape) -> tuple[Param, ...]:
     """Embedding, last norm and output layer."""
+    rows = ((shape.vocab, shape.hidden),)
     embedding = Param(
-        op=Rename(EMBEDDING, "model.embed_tokens.weight"), shard=Sharded(), pads_vocab=True
+        op=Rename(EMBEDDING, "model.embed_tokens.weight"),
+        shapes=rows,
+        shard=Sharded(),
+        pads_vocab=True,
     )
     output = Param(
         op=Rename(
             "output_layer.weight", "model.embed_tokens.weight" if shape.tied else "lm_head.weight"
         ),
+        shapes=rows,
         shard=Sharded(),
         pads_vocab=True,
         place=Place.LAST,
         copy_of=EMBEDDING if shape.tied else None,
     )
-    norm = Param(op=Rename("decoder.final_layernorm.weight", "model.norm.weight"), place=Place.LAST)
+    norm = Param(
+        op=Rename("decoder.final_layernorm.weight", "model.norm.weight"),
+        shapes=((shape.hidden,),),
+        place=Place.LAST,
+    )
     return embedding, norm, output
 
 
@@ -67,48 +83,54 @@ def tied_output(shape: Shape) -> dict[str, str]:
     return {"lm_head.weight": "model.embed_tokens.weight"} if shape.tied else {}
 
 
-def norms(ours: str = MCORE, theirs: str = HF) -> tuple[Param, ...]:
+def norms(shape: Shape, ours: str = MCORE, theirs: str = HF) -> tuple[Param, ...]:
     """The two norms of a layer."""
+    width = (shape.hidden,)
     return (
-        same(ours + "input_layernorm.weight", theirs + "input_layernorm.weight"),
-        same(ours + "pre_mlp_layernorm.weight", theirs + "post_attention_layernorm.weight"),
+        same(ours + "input_layernorm.weight", theirs + "input_layernorm.weight", width),
+        same(ours + "pre_mlp_layernorm.weight", theirs + "post_attention_layernorm.weight", width),
     )
 
 
 def attention(
+    shape: Shape,
+    kinds: Attention,
     ours: str = MCORE,
     theirs: str = HF,
     *,
-    qkv_bias: bool = False,
-    out_bias: bool = False,
-    qk_norm: bool = False,
-    gated: bool = False,
     layers: Layers = None,
 ) -> tuple[Param, ...]:
     """Grouped-query attention."""
     ours, theirs = ours + "self_attention.", theirs + "self_attn."
+    queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    lengths = (2 * queries if kinds.gated else queries, keys, keys)
 
-    def fused(kind: str) -> Param:
-        op = FuseQKV(f"{ours}linear_qkv.{kind}", qkv(theirs, kind), gated=gated)
-        return Param(op=op, shard=Sharded(), layers=layers)
+    def fused(kind: str, *rest: int) -> Param:
+        op = FuseQKV(f"{ours}linear_qkv.{kind}", qkv(theirs, kind), gated=kinds.gated)
+        shapes = tuple((length, *rest) for length in lengths)
+        return Param(op=op, shapes=shapes, shard=Sharded(), layers=layers)
 
-    rows = [
-        fused("weight"),
-        same(ours + "linear_proj.weight", theirs + "o_proj.weight", Sharded(dim=1), layers=layers),
-    ]
-    if qkv_bias:
+    def out(kind: str, shape: tuple[int, ...], shard: ShardRule) -> Param:
+        mine, name = f"{ours}linear_proj.{kind}", f"{theirs}o_proj.{kind}"
+        return same(mine, name, shape, shard, layers=layers)
+
+    rows = [fused("weight", shape.hidden), out("weight", (shape.hidden, queries), Sharded(dim=1))]
+    if kinds.qkv_bias:
         rows.append(fused("bias"))
-    if out_bias:
-        rows.append(same(ours + "linear_proj.bias", theirs + "o_proj.bias", layers=layers))
-    if qk_norm:
+    if kinds.out_bias:
+        rows.append(out("bias", (shape.hidden,), Replicated()))
+    if kinds.qk_norm:
+        width = (shape.head_dim,)
         rows += [
-            same(f"{ours}{x}_layernorm.weight", f"{theirs}{x}_norm.weight", layers=layers)
+            same(f"{ours}{x}_layernorm.weight", f"{theirs}{x}_norm.weight", width, layers=layers)
             for x in "qk"
         ]
     return tuple(rows)
 
 
 def gated_mlp(
+    shape: Shape,
+    width: int,
     ours: str = MCORE + "mlp.",
     theirs: str = HF + "mlp.",
     *,
@@ -119,28 +141,38 @@ def gated_mlp(
     """down(act(gate(x)) * up(x)), of a layer or, with `@` in the prefixes, of its experts."""
     gate, up, down = (theirs + name for name in names)
 
-    def first(kind: str) -> Param:
+    def first(kind: str, *rest: int) -> Param:
         op = FuseGateUp(f"{ours}linear_fc1.{kind}", (f"{gate}.{kind}", f"{up}.{kind}"))
-        return Param(op=op, shard=Sharded(blocks=2), layers=layers)
+        shapes = ((width, *rest), (width, *rest))
+        return Param(op=op, shapes=shapes, shard=Sharded(blocks=2), layers=layers)
+
+    def second(kind: str, shape: tuple[int, ...], shard: ShardRule) -> Param:
+        return same(f"{ours}linear_fc2.{kind}", f"{down}.{kind}", shape, shard, layers=layers)
 
     weights = (
-        first("weight"),
-        same(ours + "linear_fc2.weight", down + ".weight", Sharded(dim=1), layers=layers),
+        first("weight", shape.hidden),
+        second("weight", (shape.hidden, width), Sharded(dim=1)),
     )
     if not bias:
         return weights
-    return (*weights, first("bias"), same(ours + "linear_fc2.bias", down + ".bias", layers=layers))
+    return (*weights, first("bias"), second("bias", (shape.hidden,), Replicated()))
 
 
-def corrected_router(ours: str, theirs: str, *, layers: Layers = None) -> tuple[Param, ...]:
+def corrected_router(
+    shape: Shape, ours: str, theirs: str, *, layers: Layers = None
+) -> tuple[Param, ...]:
     """A router with a bias per expert that balances their load (DeepSeek-V3).
 
     The bias is updated in small steps, so it stays as precise as it is.
     """
+    experts = shape.num_experts
     return (
-        same(ours + "router.weight", theirs + "gate.weight", layers=layers),
+        same(
+            ours + "router.weight", theirs + "gate.weight", (experts, shape.hidden), layers=layers
+        ),
         Param(
             op=Rename(ours + "router.expert_bias", theirs + "gate.e_score_correction_bias"),
+            shapes=((experts,),),
             layers=layers,
             keeps_dtype=True,
         ),
@@ -148,7 +180,7 @@ def corrected_router(ours: str, theirs: str, *, layers: Layers = None) -> tuple[
 
 
 def mtp_layer(
-    number: int, names: tuple[str, str, str, str], layer: Iterable[Param]
+    shape: Shape, number: int, names: tuple[str, str, str, str], layer: Iterable[Param]
 ) -> tuple[Param, ...]:
     """The `number`-th layer that predicts a further token.
 
@@ -157,13 +189,13 @@ def mtp_layer(
             projection that takes both, and of the last norm.
         layer: rows of the transformer layer within, see `mtp_prefix`.
     """
-    ours = f"mtp.layers.{number}."
-    embedding, hidden, projection, last = names
+    ours, hidden = f"mtp.layers.{number}.", shape.hidden
+    of_embedding, of_hidden, projection, last = names
     own = (
-        same(ours + "enorm.weight", embedding),
-        same(ours + "hnorm.weight", hidden),
-        same(ours + "eh_proj.weight", projection, Sharded()),
-        same(ours + "final_layernorm.weight", last),
+        same(ours + "enorm.weight", of_embedding, (hidden,)),
+        same(ours + "hnorm.weight", of_hidden, (hidden,)),
+        same(ours + "eh_proj.weight", projection, (hidden, 2 * hidden), Sharded()),
+        same(ours + "final_layernorm.weight", last, (hidden,)),
     )
     return tuple(replace(row, place=Place.LAST, optional=True) for row in (*own, *layer))
 
@@ -185,11 +217,12 @@ def num_mtp_layers(table: ModelTable) -> int:
     return len({row.op.mcore.split(".")[2] for row in table.params if row.optional})
 
 
-def mtp_embedding() -> Param:
+def mtp_embedding(shape: Shape) -> Param:
     """The embedding once more: layers that predict further tokens need one where they are computed.
     A row of no table, because files do not have it."""
     return Param(
         op=Rename(MTP_EMBEDDING, "model.embed_tokens.weight"),
+        shapes=((shape.vocab, shape.hidden),),
         shard=Sharded(),
         pads_vocab=True,
         place=Place.LAST,
@@ -206,9 +239,17 @@ def mtp_repeats(theirs: str, shape: Shape) -> dict[str, str]:
     }
 
 
-def same(ours: str, theirs: str, shard: ShardRule | None = None, *, layers: Layers = None) -> Param:
+def same(
+    ours: str,
+    theirs: str,
+    shape: tuple[int, ...],
+    shard: ShardRule | None = None,
+    *,
+    layers: Layers = None,
+) -> Param:
     """The same tensor under another name."""
-    return Param(op=Rename(ours, theirs), shard=shard or Replicated(), layers=layers)
+    op = Rename(ours, theirs)
+    return Param(op=op, shapes=(shape,), shard=shard or Replicated(), layers=layers)
 
 
 def qkv(prefix: str, kind: str) -> tuple[str, ...]:

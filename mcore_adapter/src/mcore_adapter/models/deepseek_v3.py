@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mcore_adapter.convert.shards import Sharded
+from mcore_adapter.convert.ops import Shape
+from mcore_adapter.convert.shards import Replicated, Sharded, ShardRule
 from mcore_adapter.convert.table import ModelTable, Param
 from mcore_adapter.errors import ConfigError
 from mcore_adapter.models import llama
@@ -20,43 +21,56 @@ from mcore_adapter.models.common import (
     mtp_prefix,
     mtp_repeats,
     norms,
-    num_experts_of,
     same,
     shape_of,
     tied_output,
 )
-from mcore_adapter.models.fields import Config, Fields, expect, rope_parameters, with_experts
+from mcore_adapter.models.config import Config
+from mcore_adapter.models.fields import (
+    Attention,
+    Fields,
+    expect,
+    rope_parameters,
+    with_experts,
+)
 
 
 def table(config: Config) -> ModelTable:
-    shape = shape_of(config, num_experts=num_experts_of(config))
-    dense = range(config["first_k_dense_replace"])
-    sparse = range(len(dense), shape.num_layers)
+    # Every head has keys and values of its own, whatever their number is said to be.
+    alone = config.but(num_key_value_heads=None)
+    shape = shape_of(alone, num_experts=config.count("n_routed_experts"))
+    dense, sparse = dense_layers(config)
     params = [
         *ends(shape),
-        *norms(),
-        *latent_attention(config),
-        *gated_mlp(layers=dense),
-        *experts(MCORE, HF, layers=sparse),
+        *norms(shape),
+        *latent_attention(config, shape),
+        *gated_mlp(shape, config.count("intermediate_size"), layers=dense),
+        *experts(config, shape, MCORE, HF, layers=sparse),
     ]
     repeats = tied_output(shape)
-    for number in range(config.get("num_nextn_predict_layers") or 0):
-        ours, theirs = mtp_prefix(number), f"model.layers.{shape.num_layers + number}."
+    for number in range(config["num_nextn_predict_layers"] or 0):
+        ours, theirs = mtp_prefix(number), f"model.layers.{shape.num_layers + number:d}."
         within = (
-            *norms(ours, theirs),
-            *latent_attention(config, ours, theirs),
-            *experts(ours, theirs),
+            *norms(shape, ours, theirs),
+            *latent_attention(config, shape, ours, theirs),
+            *experts(config, shape, ours, theirs),
         )
-        params += mtp_layer(number, deepseek_mtp(theirs), within)
+        params += mtp_layer(shape, number, deepseek_mtp(theirs), within)
         repeats |= mtp_repeats(theirs, shape)
     return ModelTable(
         model_type=config["model_type"],
         shape=shape,
         params=tuple(params),
-        dropped=("model.layers.*.self_attn.rotary_emb.inv_freq",),
         repeats=repeats,
         config=config,
     )
+
+
+def dense_layers(config: Config) -> tuple[range, range]:
+    """Layers without experts, and with them."""
+    layers = config.count("num_hidden_layers")
+    first = min(config.count("first_k_dense_replace"), layers)
+    return range(first), range(first, layers)
 
 
 def fields(config: Config) -> Fields:
@@ -69,12 +83,10 @@ def fields(config: Config) -> Fields:
             f"config.json: rms_norm_eps is {config['rms_norm_eps']}, expected 1e-6, which the "
             "norms of latent attention have whatever it is"
         )
-    head_dim = config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
-    base = llama.fields({**config, "head_dim": head_dim})
+    base = llama.dense_fields(config.but(num_key_value_heads=None), Attention())
     values = {
         **base.config,
-        # Every head has keys of its own.
-        "num_query_groups": config["num_attention_heads"],
+        "kv_channels": config["qk_nope_head_dim"] + config["qk_rope_head_dim"],
         "q_lora_rank": config["q_lora_rank"],
         "kv_lora_rank": config["kv_lora_rank"],
         "qk_head_dim": config["qk_nope_head_dim"],
@@ -90,7 +102,7 @@ def fields(config: Config) -> Fields:
 def with_corrected_experts(base: Fields, config: Config) -> Fields:
     """Experts of deepseek_v3: sigmoid scores, chosen after a correction, in groups of experts."""
     expect(config, "norm_topk_prob", True)
-    groups, chosen = config.get("n_group") or 1, config.get("topk_group") or 1
+    groups, chosen = config["n_group"] or 1, config["topk_group"] or 1
     topk = config["num_experts_per_tok"]
     grouped: dict[str, Any] = {}
     if groups > 1:
@@ -100,13 +112,15 @@ def with_corrected_experts(base: Fields, config: Config) -> Fields:
                 f"num_experts_per_tok {topk}, topk_group {chosen}), expected 2"
             )
         grouped = {"moe_router_num_groups": groups, "moe_router_group_topk": chosen}
-    layers, first = config["num_hidden_layers"], config["first_k_dense_replace"]
+    dense, sparse = dense_layers(config)
+    if not sparse:
+        return base
     return with_experts(
         base,
-        experts=num_experts_of(config),
+        experts=config["n_routed_experts"],
         width=config["moe_intermediate_size"],
         topk=topk,
-        sparse=[layer >= first for layer in range(layers)],
+        sparse=[False] * len(dense) + [True] * len(sparse),
         moe_shared_expert_intermediate_size=config["moe_intermediate_size"]
         * config["n_shared_experts"],
         moe_router_score_function="sigmoid",
@@ -141,39 +155,62 @@ def latent_rope(config: Config) -> dict[str, Any]:
     return found
 
 
-def latent_attention(config: Config, ours: str = MCORE, theirs: str = HF) -> tuple[Param, ...]:
+def latent_attention(
+    config: Config, shape: Shape, ours: str = MCORE, theirs: str = HF
+) -> tuple[Param, ...]:
     """Multi-head latent attention: queries, keys and values pass through narrow projections.
 
     The narrow ones are cut, too: in Megatron's local layers they are column parallel.
     """
     ours, theirs = ours + "self_attention.", theirs + "self_attn."
+    hidden, heads, narrow = shape.hidden, shape.num_heads, config.count("kv_lora_rank")
+    plain, turned = config.count("qk_nope_head_dim"), config.count("qk_rope_head_dim")
+    queries, values = heads * (plain + turned), config.count("v_head_dim")
 
-    def wide(mine: str, name: str) -> Param:
-        return same(f"{ours}{mine}.weight", f"{theirs}{name}.weight", Sharded())
+    def wide(mine: str, name: str, out: int, inner: int) -> Param:
+        return same(f"{ours}{mine}.weight", f"{theirs}{name}.weight", (out, inner), Sharded())
 
-    if config.get("q_lora_rank") is None:
-        queries = [wide("linear_q_proj", "q_proj")]
+    def norm(mine: str, name: str, width: int) -> Param:
+        return same(f"{ours}{mine}.weight", f"{theirs}{name}.weight", (width,))
+
+    def bias(mine: str, name: str, width: int, shard: ShardRule) -> list[Param]:
+        if not config.flag("attention_bias"):
+            return []
+        return [same(f"{ours}{mine}.bias", f"{theirs}{name}.bias", (width,), shard)]
+
+    if config["q_lora_rank"] is None:
+        of_queries = [wide("linear_q_proj", "q_proj", queries, hidden)]
     else:
-        queries = [
-            wide("linear_q_down_proj", "q_a_proj"),
-            same(ours + "q_layernorm.weight", theirs + "q_a_layernorm.weight"),
-            wide("linear_q_up_proj", "q_b_proj"),
+        rank = config.count("q_lora_rank")
+        of_queries = [
+            wide("linear_q_down_proj", "q_a_proj", rank, hidden),
+            *bias("linear_q_down_proj", "q_a_proj", rank, Sharded()),
+            norm("q_layernorm", "q_a_layernorm", rank),
+            wide("linear_q_up_proj", "q_b_proj", queries, rank),
         ]
-    rows = [
-        *queries,
-        wide("linear_kv_down_proj", "kv_a_proj_with_mqa"),
-        same(ours + "kv_layernorm.weight", theirs + "kv_a_layernorm.weight"),
-        wide("linear_kv_up_proj", "kv_b_proj"),
-        same(ours + "linear_proj.weight", theirs + "o_proj.weight", Sharded(dim=1)),
-    ]
-    return tuple(rows)
+    out = ours + "linear_proj.weight", theirs + "o_proj.weight"
+    return (
+        *of_queries,
+        wide("linear_kv_down_proj", "kv_a_proj_with_mqa", narrow + turned, hidden),
+        *bias("linear_kv_down_proj", "kv_a_proj_with_mqa", narrow + turned, Sharded()),
+        norm("kv_layernorm", "kv_a_layernorm", narrow),
+        wide("linear_kv_up_proj", "kv_b_proj", heads * (plain + values), narrow),
+        same(*out, (hidden, heads * values), Sharded(dim=1)),
+        *bias("linear_proj", "o_proj", hidden, Replicated()),
+    )
 
 
-def experts(ours: str, theirs: str, *, layers: Layers = None) -> tuple[Param, ...]:
+def experts(
+    config: Config, shape: Shape, ours: str, theirs: str, *, layers: Layers = None
+) -> tuple[Param, ...]:
     """A router with a correction of its scores, routed experts, and shared ones as one."""
     ours, theirs = ours + "mlp.", theirs + "mlp."
+    routed, width = ours + "experts.local_experts.@.", config.count("moe_intermediate_size")
+    shared = width * config.count("n_shared_experts")
     return (
-        *corrected_router(ours, theirs, layers=layers),
-        *gated_mlp(ours + "experts.local_experts.@.", theirs + "experts.@.", layers=layers),
-        *gated_mlp(ours + "shared_experts.", theirs + "shared_experts.", layers=layers),
+        *corrected_router(shape, ours, theirs, layers=layers),
+        *gated_mlp(shape, width, routed, theirs + "experts.@.", layers=layers),
+        *gated_mlp(
+            shape, shared, ours + "shared_experts.", theirs + "shared_experts.", layers=layers
+        ),
     )

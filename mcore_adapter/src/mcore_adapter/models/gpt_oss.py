@@ -12,37 +12,46 @@ from mcore_adapter.models.common import (
     attention,
     ends,
     norms,
-    num_experts_of,
     same,
     shape_of,
     tied_output,
 )
-from mcore_adapter.models.fields import Config, Fields, expect, with_experts
+from mcore_adapter.models.config import Config
+from mcore_adapter.models.fields import Attention, Fields, expect, with_experts
+
+
+def attention_of(config: Config) -> Attention:
+    biased = config.flag("attention_bias")
+    return Attention(qkv_bias=biased, out_bias=biased)
 
 
 def table(config: Config) -> ModelTable:
-    shape = shape_of(config, num_experts=num_experts_of(config))
-    biased = bool(config.get("attention_bias", True))
+    shape = shape_of(config, num_experts=config.count("num_local_experts"))
+    hidden, width, experts = shape.hidden, config.count("intermediate_size"), shape.num_experts
     sinks = MCORE + "self_attention.core_attention.softmax_offset", HF + "self_attn.sinks"
     ours, theirs = MCORE + "mlp.experts.local_experts.@.", HF + "mlp.experts."
 
-    def stacked(op: FormatOp, shard: ShardRule) -> Param:
-        return Param(op=op, shard=shard, stacked=True)
+    def stacked(op: FormatOp, each: tuple[int, ...], shard: ShardRule) -> Param:
+        return Param(op=op, shapes=(each,), shard=shard, stacked=True)
 
+    first = Unweave(ours + "linear_fc1.weight", theirs + "gate_up_proj")
+    first_bias = Unweave(ours + "linear_fc1.bias", theirs + "gate_up_proj_bias")
+    second = Transpose(ours + "linear_fc2.weight", theirs + "down_proj")
+    second_bias = Rename(ours + "linear_fc2.bias", theirs + "down_proj_bias")
     return ModelTable(
         model_type=config["model_type"],
         shape=shape,
         params=(
             *ends(shape),
-            *norms(),
-            *attention(qkv_bias=biased, out_bias=biased),
-            same(*sinks, Sharded()),
-            same(MCORE + "mlp.router.weight", HF + "mlp.router.weight"),
-            same(MCORE + "mlp.router.bias", HF + "mlp.router.bias"),
-            stacked(Unweave(ours + "linear_fc1.weight", theirs + "gate_up_proj"), Sharded(0, 2)),
-            stacked(Unweave(ours + "linear_fc1.bias", theirs + "gate_up_proj_bias"), Sharded(0, 2)),
-            stacked(Transpose(ours + "linear_fc2.weight", theirs + "down_proj"), Sharded(dim=1)),
-            stacked(Rename(ours + "linear_fc2.bias", theirs + "down_proj_bias"), Replicated()),
+            *norms(shape),
+            *attention(shape, attention_of(config)),
+            same(*sinks, (shape.num_heads,), Sharded()),
+            same(MCORE + "mlp.router.weight", HF + "mlp.router.weight", (experts, hidden)),
+            same(MCORE + "mlp.router.bias", HF + "mlp.router.bias", (experts,)),
+            stacked(first, (hidden, 2 * width), Sharded(0, 2)),
+            stacked(first_bias, (2 * width,), Sharded(0, 2)),
+            stacked(second, (width, hidden), Sharded(dim=1)),
+            stacked(second_bias, (hidden,), Replicated()),
         ),
         repeats=tied_output(shape),
         config=config,
@@ -53,7 +62,8 @@ def fields(config: Config) -> Fields:
     """gpt_oss: sinks, biases everywhere, clamped gates, every other layer in a window."""
     expect(config, "swiglu_alpha", 1.702)
     expect(config, "attention_bias", True)
-    base = llama.fields({**config, "attention_bias": False})
+    # `add_bias_linear` has the biases of attention, too.
+    base = llama.dense_fields(config, Attention())
     return with_experts(
         Fields(
             config={
@@ -62,12 +72,12 @@ def fields(config: Config) -> Fields:
                 "softmax_type": "learnable",
                 # `hidden_act` says silu; what is computed is x * sigmoid(1.702 x).
                 "activation_func": "quick_gelu",
-                "activation_func_clamp_value": config.get("swiglu_limit", 7.0),
+                "activation_func_clamp_value": config["swiglu_limit"],
                 "glu_linear_offset": 1.0,
             },
             rope_width=base.rope_width,
         ),
-        experts=num_experts_of(config),
+        experts=config["num_local_experts"],
         width=config["intermediate_size"],
         topk=config["num_experts_per_tok"],
     )

@@ -3,62 +3,69 @@
 from __future__ import annotations
 
 from mcore_adapter.convert.table import ModelTable
-from mcore_adapter.models.common import (
-    attention,
-    ends,
-    gated_mlp,
-    norms,
-    shape_of,
-    tied_output,
-)
-from mcore_adapter.models.fields import Config, Fields, expect, windows
+from mcore_adapter.models.common import attention, ends, gated_mlp, norms, shape_of, tied_output
+from mcore_adapter.models.config import Config
+from mcore_adapter.models.fields import Attention, Fields, expect, windows
+
+
+def attention_of(config: Config) -> Attention:
+    """What transformers builds: only some types look at `attention_bias` and the like."""
+    kind = config["model_type"]
+    if kind == "mistral":
+        return Attention()
+    if kind == "qwen2":
+        return Attention(qkv_bias=True)
+    biased = config.flag("attention_bias")
+    if kind == "seed_oss":
+        return Attention(qkv_bias=biased, out_bias=config.flag("attention_out_bias"))
+    return Attention(qkv_bias=biased, out_bias=biased, qk_norm=kind == "qwen3")
+
+
+def mlp_bias_of(config: Config) -> bool:
+    return config["model_type"] in ("llama", "seed_oss") and config.flag("mlp_bias")
 
 
 def table(config: Config) -> ModelTable:
-    kind, shape = config["model_type"], shape_of(config)
-    # seed_oss has biases unless its configuration says otherwise
-    biased = bool(config.get("attention_bias", kind == "seed_oss"))
-    out_biased = bool(config.get("attention_out_bias", biased and kind != "seed_oss"))
+    shape = shape_of(config)
     return ModelTable(
-        model_type=kind,
+        model_type=config["model_type"],
         shape=shape,
         params=(
             *ends(shape),
-            *norms(),
-            *attention(
-                qkv_bias=kind == "qwen2" or biased,
-                out_bias=kind != "qwen2" and out_biased,
-                qk_norm=kind == "qwen3",
-            ),
-            *gated_mlp(bias=bool(config.get("mlp_bias", False))),
+            *norms(shape),
+            *attention(shape, attention_of(config)),
+            *gated_mlp(shape, config.count("intermediate_size"), bias=mlp_bias_of(config)),
         ),
-        dropped=("model.layers.*.self_attn.rotary_emb.inv_freq",),
         repeats=tied_output(shape),
         config=config,
     )
 
 
 def fields(config: Config) -> Fields:
-    """llama, mistral, qwen2, qwen3, seed_oss: the fields that almost all families have."""
-    shape, kind = shape_of(config), config["model_type"]
-    expect(config, "mlp_bias", False, None)
-    biased = bool(config.get("attention_bias", False))
-    out_bias = bool(config.get("attention_out_bias", biased and kind != "qwen2"))
+    """llama, mistral, qwen2, qwen3, seed_oss."""
+    if mlp_bias_of(config):
+        expect(config, "mlp_bias", False)
+    return dense_fields(config, attention_of(config))
+
+
+def dense_fields(config: Config, attention: Attention) -> Fields:
+    """The fields that almost all families have."""
+    shape = shape_of(config)
     return Fields(
         config={
-            "num_layers": shape.num_layers,
-            "hidden_size": shape.hidden,
-            "num_attention_heads": shape.num_heads,
-            "num_query_groups": shape.num_kv_heads,
-            "kv_channels": shape.head_dim,
+            "num_layers": int(shape.num_layers),
+            "hidden_size": int(shape.hidden),
+            "num_attention_heads": int(shape.num_heads),
+            "num_query_groups": int(shape.num_kv_heads),
+            "kv_channels": int(shape.head_dim),
             "ffn_hidden_size": config["intermediate_size"],
             "layernorm_epsilon": config["rms_norm_eps"],
-            "init_method_std": config.get("initializer_range", 0.02),
+            "init_method_std": config["initializer_range"],
             "activation_func": config["hidden_act"],
-            "add_qkv_bias": biased or kind == "qwen2",
-            "qk_layernorm": kind == "qwen3",
+            "add_qkv_bias": attention.qkv_bias,
+            "qk_layernorm": attention.qk_norm,
             **windows(config),
         },
-        rope_width=shape.head_dim,
-        out_bias=out_bias,
+        rope_width=int(shape.head_dim),
+        out_bias=attention.out_bias,
     )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from mcore_adapter.convert.ops import Rename
-from mcore_adapter.convert.table import ModelTable, Param
+from mcore_adapter.convert.table import ModelTable
 from mcore_adapter.models import llama
 from mcore_adapter.models.common import (
     HF,
@@ -12,25 +11,30 @@ from mcore_adapter.models.common import (
     ends,
     gated_mlp,
     norms,
-    num_experts_of,
+    same,
     shape_of,
     tied_output,
 )
-from mcore_adapter.models.fields import Config, Fields, with_experts
+from mcore_adapter.models.config import Config
+from mcore_adapter.models.fields import Attention, Fields, with_experts
+
+ATTENTION = Attention()
 
 
 def table(config: Config) -> ModelTable:
-    shape = shape_of(config, num_experts=num_experts_of(config))
+    shape = shape_of(config, num_experts=config.count("num_local_experts"))
     router = HF + "block_sparse_moe.gate.weight"
     return ModelTable(
         model_type=config["model_type"],
         shape=shape,
         params=(
             *ends(shape),
-            *norms(),
-            *attention(),
-            Param(op=Rename(MCORE + "mlp.router.weight", router)),
+            *norms(shape),
+            *attention(shape, ATTENTION),
+            same(MCORE + "mlp.router.weight", router, (shape.num_experts, shape.hidden)),
             *gated_mlp(
+                shape,
+                config.count("intermediate_size"),
                 MCORE + "mlp.experts.local_experts.@.",
                 HF + "block_sparse_moe.experts.@.",
                 names=("w1", "w3", "w2"),
@@ -44,8 +48,8 @@ def table(config: Config) -> ModelTable:
 def fields(config: Config) -> Fields:
     """Every layer has experts; the chosen ones' probabilities add up to one."""
     return with_experts(
-        llama.fields(config),
-        experts=num_experts_of(config),
+        llama.dense_fields(config, ATTENTION),
+        experts=config["num_local_experts"],
         width=config["intermediate_size"],
         topk=config["num_experts_per_tok"],
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mcore_adapter.convert.ops import Rename
+from mcore_adapter.convert.ops import Shape
 from mcore_adapter.convert.table import ModelTable, Param
 from mcore_adapter.models import llama
 from mcore_adapter.models.common import (
@@ -15,31 +15,38 @@ from mcore_adapter.models.common import (
     ends,
     gated_mlp,
     norms,
-    num_experts_of,
+    same,
     shape_of,
     tied_output,
 )
-from mcore_adapter.models.fields import Config, Fields, with_experts
+from mcore_adapter.models.config import Config
+from mcore_adapter.models.fields import Attention, Fields, with_experts
+
+
+def attention_of(config: Config) -> Attention:
+    if config["model_type"] == "qwen2_moe":
+        return Attention(qkv_bias=config.flag("qkv_bias"))
+    biased = config.flag("attention_bias")
+    return Attention(qkv_bias=biased, out_bias=biased, qk_norm=True)
+
+
+def shared_width(config: Config) -> int | None:
+    """Of the expert that all tokens visit, if there is one."""
+    if config["model_type"] == "qwen3_moe":
+        return None
+    return config.count("shared_expert_intermediate_size")
 
 
 def table(config: Config) -> ModelTable:
-    second = config["model_type"] == "qwen2_moe"
-    shape = shape_of(config, num_experts=num_experts_of(config))
-    sparse = sparse_layers(config)
-    dense = tuple(layer for layer in range(shape.num_layers) if layer not in sparse)
-    biased = bool(config.get("qkv_bias", second) if second else config.get("attention_bias"))
-    mcore, hf = MCORE + "mlp.", HF + "mlp."
+    shape = shape_of(config, num_experts=config.count("num_experts"))
     return ModelTable(
         model_type=config["model_type"],
         shape=shape,
         params=(
             *ends(shape),
-            *norms(),
-            *attention(qkv_bias=biased, out_bias=biased and not second, qk_norm=not second),
-            *gated_mlp(layers=dense),
-            Param(op=Rename(mcore + "router.weight", hf + "gate.weight"), layers=sparse),
-            *gated_mlp(mcore + "experts.local_experts.@.", hf + "experts.@.", layers=sparse),
-            *(shared_expert(sparse) if second else ()),
+            *norms(shape),
+            *attention(shape, attention_of(config)),
+            *mlps(config, shape),
         ),
         repeats=tied_output(shape),
         config=config,
@@ -48,40 +55,72 @@ def table(config: Config) -> ModelTable:
 
 def fields(config: Config) -> Fields:
     """qwen2_moe, qwen3_moe: some layers have experts, qwen2_moe has one that all tokens visit."""
-    second, base = config["model_type"] == "qwen2_moe", llama.fields(config)
-    biased = bool(config.get("qkv_bias", True) if second else config.get("attention_bias", False))
-    values = {**base.config, "add_qkv_bias": biased, "qk_layernorm": not second}
+    return with_sparse_layers(llama.dense_fields(config, attention_of(config)), config)
+
+
+def mlps(config: Config, shape: Shape) -> tuple[Param, ...]:
+    """Of layers with experts and of those without."""
     sparse = sparse_layers(config)
-    shared: dict[str, Any] = {}
-    if second:
-        shared = {
-            "moe_shared_expert_intermediate_size": config["shared_expert_intermediate_size"],
+    dense = tuple(layer for layer in range(shape.num_layers) if layer not in set(sparse))
+    return (
+        *gated_mlp(shape, config.count("intermediate_size"), layers=dense),
+        *experts(config, shape, MCORE + "mlp.", HF + "mlp.", layers=sparse),
+    )
+
+
+def experts(
+    config: Config, shape: Shape, ours: str, theirs: str, *, layers: Layers = None
+) -> tuple[Param, ...]:
+    """A router, routed experts and, in some families, one that all tokens visit, with a gate."""
+    of_experts = gated_mlp(
+        shape,
+        config.count("moe_intermediate_size"),
+        ours + "experts.local_experts.@.",
+        theirs + "experts.@.",
+        layers=layers,
+    )
+    router = (shape.num_experts, shape.hidden)
+    rows = [
+        same(ours + "router.weight", theirs + "gate.weight", router, layers=layers),
+        *of_experts,
+    ]
+    width = shared_width(config)
+    if width is not None:
+        ours, theirs, gate = ours + "shared_experts.", theirs + "shared_expert", (1, shape.hidden)
+        rows += gated_mlp(shape, width, ours, theirs + ".", layers=layers)
+        rows.append(same(ours + "gate_weight", theirs + "_gate.weight", gate, layers=layers))
+    return tuple(rows)
+
+
+def with_sparse_layers(base: Fields, config: Config) -> Fields:
+    """Adds what `mlps` has rows for."""
+    sparse = set(sparse_layers(config))
+    if not sparse:
+        return base
+    more: dict[str, Any] = {}
+    width = shared_width(config)
+    if width is not None:
+        more = {
+            "moe_shared_expert_intermediate_size": int(width),
             "moe_shared_expert_gate": True,
         }
     return with_experts(
-        Fields(config=values, rope_width=base.rope_width, out_bias=biased and not second),
-        experts=num_experts_of(config),
+        base,
+        experts=config["num_experts"],
         width=config["moe_intermediate_size"],
         topk=config["num_experts_per_tok"],
         sparse=[layer in sparse for layer in range(config["num_hidden_layers"])],
         # Megatron-Core names the order of softmax and choice; to choose first is to normalise.
-        moe_router_pre_softmax=not config.get("norm_topk_prob", False),
-        **shared,
-    )
-
-
-def shared_expert(layers: Layers, ours: str = MCORE, theirs: str = HF) -> tuple[Param, ...]:
-    """One wide expert for every token, weighted by a gate of its own."""
-    ours, theirs = ours + "mlp.shared_experts.", theirs + "mlp.shared_expert"
-    return (
-        *gated_mlp(ours, theirs + ".", layers=layers),
-        Param(op=Rename(ours + "gate_weight", theirs + "_gate.weight"), layers=layers),
+        moe_router_pre_softmax=not config.flag("norm_topk_prob"),
+        **more,
     )
 
 
 def sparse_layers(config: Config) -> tuple[int, ...]:
-    """Layers with experts: every `decoder_sparse_step`-th but those named dense."""
-    step = config.get("decoder_sparse_step", 1)
-    dense = config.get("mlp_only_layers") or ()
+    """Layers with experts: every `decoder_sparse_step`-th but those named dense; none where there
+    are no experts."""
+    if config["num_experts"] == 0:
+        return ()
+    step, dense = config["decoder_sparse_step"], set(config["mlp_only_layers"] or ())
     layers = range(config["num_hidden_layers"])
     return tuple(i for i in layers if i not in dense and (i + 1) % step == 0)

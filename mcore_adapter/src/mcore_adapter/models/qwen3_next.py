@@ -5,54 +5,52 @@ Norms are centred on zero in both formats, so their weights pass as they are.
 
 from __future__ import annotations
 
-from mcore_adapter.convert.ops import Rename, Ungroup
-from mcore_adapter.convert.shards import Sharded
+from mcore_adapter.convert.ops import Shape, Ungroup
+from mcore_adapter.convert.shards import Replicated, Sharded, ShardRule
 from mcore_adapter.convert.table import ModelTable, Param
-from mcore_adapter.models import qwen2_moe
+from mcore_adapter.errors import ConfigError
+from mcore_adapter.models import llama
 from mcore_adapter.models.common import (
     HF,
     MCORE,
     attention,
     ends,
-    gated_mlp,
     mtp_layer,
     mtp_prefix,
     norms,
-    num_experts_of,
     same,
     shape_of,
     tied_output,
 )
-from mcore_adapter.models.fields import Config, Fields
-from mcore_adapter.models.qwen2_moe import shared_expert, sparse_layers
+from mcore_adapter.models.config import Config
+from mcore_adapter.models.fields import Attention, Fields
+from mcore_adapter.models.qwen2_moe import experts, mlps, with_sparse_layers
+
+
+def attention_of(config: Config) -> Attention:
+    """Of the layers that have any."""
+    biased = config.flag("attention_bias")
+    return Attention(qkv_bias=biased, out_bias=biased, qk_norm=True, gated=True)
 
 
 def table(config: Config) -> ModelTable:
-    shape = shape_of(config, num_experts=num_experts_of(config))
+    shape = shape_of(config, num_experts=config.count("num_experts"))
     linear = linear_layers(config)
-    full = tuple(layer for layer in range(shape.num_layers) if layer not in linear)
-    sparse = sparse_layers(config)
-    dense = tuple(layer for layer in range(shape.num_layers) if layer not in sparse)
-    biased = bool(config.get("attention_bias", False))
+    full = tuple(layer for layer in range(shape.num_layers) if layer not in set(linear))
     return ModelTable(
         model_type=config["model_type"],
         shape=shape,
         params=(
             *ends(shape),
-            *norms(),
-            *attention(qkv_bias=biased, out_bias=biased, qk_norm=True, gated=True, layers=full),
-            *delta_net(config, linear),
-            *gated_mlp(layers=dense),
-            same(MCORE + "mlp.router.weight", HF + "mlp.gate.weight", layers=sparse),
-            *gated_mlp(
-                MCORE + "mlp.experts.local_experts.@.", HF + "mlp.experts.@.", layers=sparse
-            ),
-            *shared_expert(sparse),
-            *next_token_layer(biased),
+            *norms(shape),
+            *attention(shape, attention_of(config), layers=full),
+            *delta_net(config, shape, linear),
+            *mlps(config, shape),
+            *next_token_layer(config, shape),
         ),
         repeats=tied_output(shape),
         divisible={
-            name: config[name] for name in ("linear_num_key_heads", "linear_num_value_heads")
+            name: config.count(name) for name in ("linear_num_key_heads", "linear_num_value_heads")
         },
         config=config,
     )
@@ -61,13 +59,11 @@ def table(config: Config) -> ModelTable:
 def fields(config: Config) -> Fields:
     """qwen3_next: gated delta nets, every fourth layer gated attention, a quarter of heads rotated;
     routed and shared experts; norms centred on zero."""
-    linear = linear_layers(config)
-    biased = bool(config["attention_bias"])
-    base = qwen2_moe.fields({**config, "model_type": "qwen2_moe", "qkv_bias": biased})
+    linear, attention = set(linear_layers(config)), attention_of(config)
+    base = with_sparse_layers(llama.dense_fields(config, attention), config)
     values = {
         **base.config,
-        "qk_layernorm": True,
-        "attention_output_gate": True,
+        "attention_output_gate": attention.gated,
         "layernorm_zero_centered_gamma": True,
         "experimental_attention_variant": "gated_delta_net",
         "linear_attention_freq": [
@@ -79,10 +75,10 @@ def fields(config: Config) -> Fields:
         "linear_num_key_heads": config["linear_num_key_heads"],
         "linear_num_value_heads": config["linear_num_value_heads"],
     }
-    return Fields(config=values, rope_width=base.rope_width, out_bias=biased)
+    return Fields(config=values, rope_width=base.rope_width, out_bias=base.out_bias)
 
 
-def next_token_layer(biased: bool) -> tuple[Param, ...]:
+def next_token_layer(config: Config, shape: Shape) -> tuple[Param, ...]:
     """Published checkpoints have one MTP layer, with gated attention and experts."""
     ours, theirs = mtp_prefix(0), "mtp.layers.0."
     names = (
@@ -91,53 +87,73 @@ def next_token_layer(biased: bool) -> tuple[Param, ...]:
         "mtp.fc.weight",
         "mtp.norm.weight",
     )
-    mlp, mlp_hf = ours + "mlp.", theirs + "mlp."
     within = (
-        *norms(ours, theirs),
-        *attention(ours, theirs, qkv_bias=biased, out_bias=biased, qk_norm=True, gated=True),
-        same(mlp + "router.weight", mlp_hf + "gate.weight"),
-        *gated_mlp(mlp + "experts.local_experts.@.", mlp_hf + "experts.@."),
-        *shared_expert(None, ours, theirs),
+        *norms(shape, ours, theirs),
+        *attention(shape, attention_of(config), ours, theirs),
+        *experts(config, shape, ours + "mlp.", theirs + "mlp."),
     )
-    return mtp_layer(0, names, within)
+    return mtp_layer(shape, 0, names, within)
 
 
 def linear_layers(config: Config) -> tuple[int, ...]:
-    """Layers with a gated delta net: all but every `full_attention_interval`-th, or as listed."""
-    count = config["num_hidden_layers"]
-    kinds = config.get("layer_types")
+    """Layers with a gated delta net: all but every `full_attention_interval`-th, or as listed.
+
+    Raises:
+        ConfigError: a layer is of another kind.
+    """
+    layers, kinds = range(config["num_hidden_layers"]), config["layer_types"]
     if kinds is None:
-        every = config.get("full_attention_interval", 4)
-        return tuple(layer for layer in range(count) if (layer + 1) % every)
-    return tuple(layer for layer in range(count) if kinds[layer] == "linear_attention")
+        every = config["full_attention_interval"]
+        return tuple(layer for layer in layers if (layer + 1) % every)
+    unknown = sorted(set(kinds) - {"linear_attention", "full_attention"})
+    if unknown:
+        raise ConfigError(
+            f"config.json: layer_types {unknown} are not supported, only linear_attention and "
+            "full_attention"
+        )
+    return tuple(layer for layer in layers if kinds[layer] == "linear_attention")
 
 
-def delta_net(config: Config, layers: tuple[int, ...]) -> tuple[Param, ...]:
+def delta_net(config: Config, shape: Shape, layers: tuple[int, ...]) -> tuple[Param, ...]:
     """Hugging Face groups rows of the projections by key head, Megatron by what they are.
 
     Every rank has its heads of each of q, k, v, z, b, a.
+
+    Raises:
+        ConfigError: the heads of values are no multiple of those of keys.
     """
-    ours, theirs = MCORE + "self_attention.", HF + "linear_attn."
-    groups, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
-    key, heads = config["linear_key_head_dim"], values // groups
-    value = heads * config["linear_value_head_dim"]
-    of_group = (key, key, value, value), (heads, heads)
-    of_all = tuple(rows * groups for kinds in of_group for rows in kinds)
+    ours, theirs, hidden = MCORE + "self_attention.", HF + "linear_attn.", shape.hidden
+    groups, heads = config.count("linear_num_key_heads"), config.count("linear_num_value_heads")
+    if heads % groups:
+        raise ConfigError(
+            f"config.json: linear_num_value_heads {heads} is no multiple of linear_num_key_heads "
+            f"{groups}"
+        )
+    width = config.count("linear_value_head_dim")
+    keys, values = groups * config.count("linear_key_head_dim"), heads * width
+    of_all = keys, keys, values, values, heads, heads
+    each = tuple(rows // groups for rows in of_all)
     projection = Ungroup(
         ours + "in_proj.weight",
         (theirs + "in_proj_qkvz.weight", theirs + "in_proj_ba.weight"),
         groups,
-        of_group,
+        (each[:4], each[4:]),
     )
-    whole = Sharded(blocks=of_all)
-    conv = Sharded(blocks=of_all[:3])
+    conv = (2 * keys + values, 1, config.count("linear_conv_kernel_dim"))
+
+    def row(mine: str, name: str, shape: tuple[int, ...], shard: ShardRule) -> Param:
+        return same(ours + mine, theirs + name, shape, shard, layers=layers)
+
     return (
-        Param(op=projection, shard=whole, layers=layers),
         Param(
-            op=Rename(ours + "conv1d.weight", theirs + "conv1d.weight"), shard=conv, layers=layers
+            op=projection,
+            shapes=((2 * keys + 2 * values, hidden), (2 * heads, hidden)),
+            shard=Sharded(blocks=of_all),
+            layers=layers,
         ),
-        same(ours + "A_log", theirs + "A_log", Sharded(), layers=layers),
-        same(ours + "dt_bias", theirs + "dt_bias", Sharded(), layers=layers),
-        same(ours + "out_norm.weight", theirs + "norm.weight", layers=layers),
-        same(ours + "out_proj.weight", theirs + "out_proj.weight", Sharded(dim=1), layers=layers),
+        row("conv1d.weight", "conv1d.weight", conv, Sharded(blocks=of_all[:3])),
+        row("A_log", "A_log", (heads,), Sharded()),
+        row("dt_bias", "dt_bias", (heads,), Sharded()),
+        row("out_norm.weight", "norm.weight", (width,), Replicated()),
+        row("out_proj.weight", "out_proj.weight", (hidden, values), Sharded(dim=1)),
     )

@@ -1,0 +1,68 @@
+"""Shapes that `config.json` promises, against those that files have: before anything is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from mcore_adapter.convert.arrays import Outline
+from mcore_adapter.convert.plan import Task
+from mcore_adapter.convert.table import ModelTable
+from mcore_adapter.errors import ConversionError
+
+_SHOWN = 3
+
+
+class FullShapes:
+    """Of full Megatron tensors without padding, computed once for all layers and experts."""
+
+    def __init__(self, table: ModelTable) -> None:
+        self._table = table
+        self._known: dict[int, tuple[int, ...]] = {}
+
+    def __call__(self, task: Task) -> tuple[int, ...]:
+        found = self._known.get(id(task.param))
+        if found is None:
+            outlines = [Outline(tuple(map(int, shape))) for shape in task.param.shapes]
+            found = task.param.op.to_mcore(outlines, self._table.shape).shape
+            self._known[id(task.param)] = found
+        return found
+
+
+def hf_shapes(task: Task, table: ModelTable) -> list[tuple[int, ...]]:
+    """Of the Hugging Face tensors that a task takes, or takes a part of, as a whole."""
+    each = zip(task.hf, task.param.shapes, strict=True)
+    return [
+        shape if ref.index is None else (table.shape.num_experts, *shape) for ref, shape in each
+    ]
+
+
+def check_shapes(
+    planned: Iterable[Task], have: Mapping[str, Sequence[int]], table: ModelTable
+) -> None:
+    """
+    Args:
+        have: shapes of the tensors of a checkpoint, by their Hugging Face names.
+
+    Raises:
+        ConversionError: names tensors of other shapes than `config.json` says, and the keys that
+            their shapes follow from.
+    """
+    wrong: dict[str, str] = {}
+    count = 0
+    for task in planned:
+        for ref, shape in zip(task.hf, hf_shapes(task, table), strict=True):
+            if ref.name in wrong or tuple(have[ref.name]) == shape:
+                continue
+            count += 1
+            if len(wrong) < _SHOWN:
+                wrong[ref.name] = f"{ref.name} {list(have[ref.name])}, expected {_told(shape)}"
+    if wrong:
+        more = f"; and {count - len(wrong)} more" if count > len(wrong) else ""
+        raise ConversionError(f"shapes do not fit config.json: {'; '.join(wrong.values())}{more}")
+
+
+def _told(shape: tuple[int, ...]) -> str:
+    numbers = list(map(int, shape))
+    keys = [str(getattr(size, "label", size)) for size in shape]
+    plain = keys == [str(number) for number in numbers]
+    return f"{numbers}" if plain else f"{numbers} = [{', '.join(keys)}]"

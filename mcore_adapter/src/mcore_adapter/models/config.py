@@ -1,0 +1,244 @@
+"""A `config.json` as tables and fields read it: checked, and completed with defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mcore_adapter.errors import ConfigError
+from mcore_adapter.models.defaults import COMMON, DEFAULTS
+
+_COUNTS = {
+    "hidden_size": 1,
+    "intermediate_size": 1,
+    "num_hidden_layers": 0,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "head_dim": 1,
+    "vocab_size": 1,
+    "max_position_embeddings": 1,
+    "sliding_window": 0,
+    "max_window_layers": 0,
+    "num_experts": 0,
+    "num_local_experts": 0,
+    "n_routed_experts": 0,
+    "n_shared_experts": 0,
+    "num_experts_per_tok": 1,
+    "moe_intermediate_size": 1,
+    "shared_expert_intermediate_size": 1,
+    "decoder_sparse_step": 1,
+    "first_k_dense_replace": 0,
+    "n_group": 1,
+    "topk_group": 1,
+    "kv_lora_rank": 1,
+    "q_lora_rank": 1,
+    "qk_rope_head_dim": 1,
+    "qk_nope_head_dim": 1,
+    "v_head_dim": 1,
+    "num_nextn_predict_layers": 0,
+    "num_mtp_layers": 0,
+    "linear_conv_kernel_dim": 1,
+    "linear_key_head_dim": 1,
+    "linear_value_head_dim": 1,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 1,
+    "full_attention_interval": 1,
+}
+"""Least value of each key that holds a count."""
+_FLAGS = (
+    "tie_word_embeddings",
+    "attention_bias",
+    "attention_out_bias",
+    "mlp_bias",
+    "qkv_bias",
+    "use_qk_norm",
+    "use_sliding_window",
+    "norm_topk_prob",
+    "rope_interleave",
+)
+_NUMBERS = (
+    "rms_norm_eps",
+    "initializer_range",
+    "routed_scaling_factor",
+    "swiglu_alpha",
+    "swiglu_limit",
+    "rope_theta",
+    "partial_rotary_factor",
+)
+_NULL_SAYS_DEFAULT = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")
+_NULL_SAYS_NONE = (
+    "head_dim",
+    "num_key_value_heads",
+    "q_lora_rank",
+    "sliding_window",
+    "layer_types",
+    "mlp_only_layers",
+    "max_window_layers",
+    "n_group",
+    "topk_group",
+    "num_nextn_predict_layers",
+    "num_mtp_layers",
+)
+_MOST = {"num_hidden_layers": 10_000, "num_nextn_predict_layers": 100, "num_mtp_layers": 100}
+_MOST_EXPERTS = 1_000_000
+"""Of all layers."""
+_SAME = {
+    "mixtral": ("num_local_experts", "num_experts"),
+    "gpt_oss": ("num_local_experts", "num_experts"),
+    "qwen2_moe": ("num_experts", "num_local_experts"),
+    "qwen3_moe": ("num_experts", "num_local_experts"),
+    "qwen3_next": ("num_experts", "num_local_experts"),
+    "deepseek_v3": ("n_routed_experts", "num_local_experts"),
+    "glm4_moe": ("n_routed_experts", "num_local_experts"),
+}
+"""Of routed experts, the name that a model type has for their number, and another in use."""
+
+
+class Size(int):
+    """A count that knows which keys of `config.json` it follows from."""
+
+    label: str
+
+    def __new__(cls, value: int, label: str = "") -> Size:
+        made = super().__new__(cls, value)
+        made.label = label or str(int(value))
+        return made
+
+    def __add__(self, other: int) -> Size:
+        return Size(int(self) + int(other), f"{self.label} + {_label(other)}")
+
+    def __mul__(self, other: int) -> Size:
+        return Size(int(self) * int(other), f"{_factor(self)} * {_factor(other)}")
+
+    def __rmul__(self, other: int) -> Size:
+        return Size(int(self) * int(other), f"{_factor(other)} * {_factor(self)}")
+
+
+class Config(dict[str, Any]):
+    """The content of a `config.json`; what it leaves out is as in transformers."""
+
+    def __missing__(self, name: str) -> Any:
+        raise ConfigError(
+            f"config.json lacks {name}, and there is no default for it in a "
+            f"{self.get('model_type')}; add it"
+        )
+
+    def count(self, name: str) -> Size:
+        """
+        Raises:
+            ConfigError: it is missing, or null.
+        """
+        found = self[name]
+        if found is None:
+            raise ConfigError(f"config.json: {name} is null, expected a number")
+        return Size(found, name)
+
+    def flag(self, name: str) -> bool:
+        """False where it is null, or where neither the file nor the model type has it."""
+        return bool(self.get(name))
+
+    def but(self, **changed: Any) -> Config:
+        """The same with other values."""
+        return Config({**self, **changed})
+
+
+def completed(config: Mapping[str, Any]) -> Config:
+    """
+    Args:
+        config: the content of a `config.json`.
+
+    Raises:
+        ConfigError: a key has a value of another kind than it should.
+    """
+    if isinstance(config, Config):
+        return config
+    kind = config.get("model_type")
+    given = {k: v for k, v in config.items() if v is not None or k not in _NULL_SAYS_DEFAULT}
+    for name, value in given.items():
+        _check(name, value)
+    defaults = DEFAULTS.get(str(kind), COMMON)
+    if "num_mtp_layers" in given:
+        given.setdefault("num_nextn_predict_layers", given["num_mtp_layers"])
+    if str(kind) in _SAME:
+        _unite(given, *_SAME[str(kind)])
+    made = Config({**defaults, **given})
+    _check_layers(made)
+    _check_experts(made)
+    return made
+
+
+def _unite(given: dict[str, Any], name: str, other: str) -> None:
+    if other not in given:
+        return
+    if given.setdefault(name, given[other]) != given[other]:
+        raise ConfigError(
+            f"config.json: {name} is {given[name]} and {other} is {given[other]}, which mean the "
+            "same; leave the wrong one out"
+        )
+
+
+def _check(name: str, value: Any) -> None:
+    if value is None and (name in _NULL_SAYS_NONE or name in _FLAGS):
+        return
+    expected = None
+    if name in _COUNTS:
+        least, most = _COUNTS[name], _MOST.get(name)
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not whole or value < least or (most is not None and value > most):
+            expected = f"a whole number from {least}" + (f" to {most}" if most else "")
+    elif name in _FLAGS and not isinstance(value, bool):
+        expected = "true or false"
+    elif name in _NUMBERS and (isinstance(value, bool) or not isinstance(value, int | float)):
+        expected = "a number"
+    elif name in ("rope_parameters", "rope_scaling") and not isinstance(value, dict):
+        expected = "an object"
+    elif name in ("hidden_act", "model_type") and not isinstance(value, str):
+        expected = "a text"
+    elif name == "layer_types" and not _is_list(value, str):
+        expected = "a list of texts"
+    elif name == "mlp_only_layers" and not _is_list(value, int):
+        expected = "a list of whole numbers"
+    if expected is not None:
+        raise ConfigError(f"config.json: {name} is {_short(value)}, expected {expected}")
+
+
+def _check_layers(config: Config) -> None:
+    kinds = config.get("layer_types")
+    if kinds is not None and len(kinds) != config["num_hidden_layers"]:
+        named = ", ".join(sorted(set(kinds)))
+        raise ConfigError(
+            f"config.json: layer_types names {len(kinds)} layers ({named}), num_hidden_layers is"
+            f" {config['num_hidden_layers']}"
+        )
+
+
+def _check_experts(config: Config) -> None:
+    """Tables have rows for every expert of every layer: a number out of all bounds ends here."""
+    layers = config.get("num_hidden_layers", 0)
+    for name in ("num_experts", "num_local_experts", "n_routed_experts"):
+        experts = config.get(name) or 0
+        if layers * experts > _MOST_EXPERTS:
+            raise ConfigError(
+                f"config.json: {name} {experts} times num_hidden_layers {layers} is more than "
+                f"{_MOST_EXPERTS}; is it right?"
+            )
+
+
+def _is_list(value: object, kind: type) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(each, kind) and not isinstance(each, bool) for each in value
+    )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _label(value: int) -> str:
+    return value.label if isinstance(value, Size) else str(value)
+
+
+def _factor(value: int) -> str:
+    label = _label(value)
+    return f"({label})" if " + " in label else label

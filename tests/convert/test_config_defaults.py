@@ -1,0 +1,159 @@
+"""What `config.json` leaves out is what transformers takes; what it cannot mean is refused."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from dataclasses import fields as fields_of_class
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import CONFIG_MAPPING
+
+from mcore_adapter.errors import AdapterError, ConfigError
+from mcore_adapter.models import FAMILIES, fields_of, table_of
+from mcore_adapter.models.common import shape_of
+from mcore_adapter.models.config import Config, Size, completed
+from mcore_adapter.models.defaults import DEFAULTS
+from mcore_adapter.models.fields import rope_parameters
+
+DERIVED = {"num_key_value_heads", "head_dim", "layer_types", "mlp_only_layers", "sliding_window"}
+"""Keys whose defaults the classes of transformers change once others are known."""
+ROPE = {"rope_theta", "rope_parameters", "partial_rotary_factor"}
+
+
+class Recording(Config):
+    """Notes down which keys are read."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.read.add(name)
+        return super().get(name, default)
+
+    def but(self, **changed: Any) -> Config:
+        made = Recording({**self, **changed})
+        made.read = self.read
+        return made
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_every_default_is_that_of_the_class_in_transformers(kind: str) -> None:
+    theirs = CONFIG_MAPPING[kind]
+    made = theirs()
+    declared = {field.name: field.default for field in fields_of_class(theirs)}
+    for name, value in DEFAULTS[kind].items():
+        if name in ROPE or name == "full_attention_interval":
+            continue
+        if name in DERIVED:
+            assert declared.get(name) == value, name
+        else:
+            assert getattr(made, name) == value, name
+    rope = rope_parameters(completed({"model_type": kind}))
+    assert {k: v for k, v in rope.items() if v is not None} == {
+        k: v for k, v in made.rope_parameters.items() if k != "partial_rotary_factor"
+    }
+    partial = completed({"model_type": kind}).get("partial_rotary_factor")
+    assert made.rope_parameters.get("partial_rotary_factor") == partial
+    heads = made.hidden_size // made.num_attention_heads
+    if kind != "deepseek_v3":
+        shape = shape_of(completed({"model_type": kind}))
+        assert shape.head_dim == (getattr(made, "head_dim", None) or heads)
+        assert shape.num_kv_heads == made.num_key_value_heads
+
+
+def test_the_interval_of_qwen3_next_is_that_of_transformers() -> None:
+    kinds = CONFIG_MAPPING["qwen3_next"]().layer_types
+    every = DEFAULTS["qwen3_next"]["full_attention_interval"]
+    assert [kind == "full_attention" for kind in kinds] == [
+        (layer + 1) % every == 0 for layer in range(48)
+    ]
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_tables_and_fields_read_only_keys_that_have_a_default(kind: str) -> None:
+    """So that no key can be missing for one and not for the other."""
+    config = Recording(completed({"model_type": kind}))
+    FAMILIES[kind].table(config)
+    FAMILIES[kind].fields(config)
+    optional = {"sliding_window", "use_sliding_window", "rope_scaling", "rope_parameters"}
+    unknown = config.read - set(DEFAULTS[kind]) - optional - {"model_type"}
+    assert not unknown
+
+
+def test_a_family_has_no_defaults_of_its_own() -> None:
+    """`config.get(key, default)` in a family would be a second description of what is missing."""
+    for family in FAMILIES.values():
+        assert "config.get(" not in inspect.getsource(family)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("bias", [None, False, True])
+def test_table_and_fields_agree_on_what_attention_has(kind: str, bias: bool | None) -> None:
+    config: dict[str, Any] = {"model_type": kind}
+    if bias is not None:
+        config |= {"attention_bias": bias, "qkv_bias": bias}
+    if (kind, bias) in {("deepseek_v3", True), ("gpt_oss", False)}:
+        with pytest.raises(ConfigError, match=r"attention_bias is .* which cannot be built"):
+            fields_of(config)
+        return
+    fields = fields_of(config)
+    rows = {row.op.mcore.partition("self_attention.")[2] for row in table_of(config).params}
+    every_linear = bool(fields.config.get("add_bias_linear"))
+    assert ("linear_qkv.bias" in rows) == (fields.config["add_qkv_bias"] or every_linear)
+    assert ("linear_proj.bias" in rows) == (fields.out_bias or every_linear)
+    if not fields.latent:
+        assert ("q_layernorm.weight" in rows) == fields.config["qk_layernorm"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ({"hidden_size": "8"}, "hidden_size is '8', expected a whole number from 1"),
+        ({"hidden_size": 8.0}, r"hidden_size is 8\.0, expected a whole number"),
+        ({"hidden_size": None}, "hidden_size is None, expected a whole number"),
+        ({"hidden_size": True}, "hidden_size is True"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0, expected a whole number from 1"),
+        ({"num_key_value_heads": -2}, "num_key_value_heads is -2"),
+        ({"num_key_value_heads": 3}, "num_attention_heads 32 is no multiple of num_key"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, expected .* to 10000"),
+        ({"num_experts": 10**9}, "num_experts 1000000000 times num_hidden_layers"),
+        ({"num_experts": 4, "num_local_experts": 6}, "num_experts is 4 and num_local_experts is 6"),
+        ({"mlp_only_layers": "1"}, "mlp_only_layers is '1', expected a list of whole numbers"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no', expected true or false"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small', expected a number"),
+        ({"rope_scaling": "yarn"}, "rope_scaling is 'yarn', expected an object"),
+        ({"hidden_act": ["silu"]}, "hidden_act is .*expected a text"),
+        ({"head_dim": []}, r"head_dim is \[\], expected a whole number"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_by_its_key(changed: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match) as caught:
+        table_of({"model_type": "qwen3_moe", **changed})
+    assert str(caught.value).startswith("config.json: ")
+
+
+@pytest.mark.parametrize("kind", [None, 7, ["llama"], {"llama": 1}, "", "\ud800"])
+def test_a_model_type_that_is_none_is_refused(kind: object) -> None:
+    with pytest.raises(AdapterError, match="is not supported"):
+        table_of({"model_type": kind})
+
+
+def test_a_size_tells_what_it_follows_from() -> None:
+    heads, width = Size(4, "heads"), Size(8, "width")
+    assert (heads * width).label == "heads * width"
+    assert (2 * (heads + width)).label == "2 * (heads + width)"
+    assert json.dumps([heads * width]) == "[32]"
+
+
+def test_transformers_is_not_imported_for_it() -> None:
+    folder = Path(inspect.getfile(Config)).parent
+    assert not [file for file in folder.glob("*.py") if "import transformers" in file.read_text()]
