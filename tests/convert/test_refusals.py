@@ -156,6 +156,7 @@ def test_weights_in_another_format(src: Path) -> None:
 def test_a_shard_that_the_index_names_but_is_missing(src: Path) -> None:
     index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
     (src / "model.safetensors.index.json").write_text(json.dumps(index))
+    (src / "model.safetensors").unlink()
     refused(ConversionError, "00001-of-00002.safetensors is missing", src)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mcore_adapter.build.lora import Adapter
 from mcore_adapter.convert.adapter import target_modules
-from mcore_adapter.convert.folders import open_hf, read_json
+from mcore_adapter.convert.jsonfile import read_json
 from mcore_adapter.convert.lora import CONFIG, WEIGHTS, open_peft
 from mcore_adapter.convert.output import complete_or_absent
 from mcore_adapter.errors import ConversionError
@@ -61,7 +61,7 @@ def write_adapter(
     Raises:
         ConversionError: `dst` exists, or the disk is too small.
     """
-    metas = exported_factors(src, chunks, adapter, sizes)
+    metas = exported_factors(chunks, adapter, sizes)
     writes = dist.get_rank() == 0
     factors = export(chunks, adapter.table, sizes, wanted=writes)
     if writes:
@@ -73,15 +73,11 @@ def write_adapter(
 
 
 def exported_factors(
-    src: Path, chunks: Sequence[nn.Module], adapter: Adapter, sizes: ParallelSizes
+    chunks: Sequence[nn.Module], adapter: Adapter, sizes: ParallelSizes
 ) -> dict[str, Meta]:
     """Of each factor that `gather.export` yields of the adapter's table, in its order, by PEFT's
-    names. A collective.
-
-    Args:
-        src: the Hugging Face checkpoint of the model.
-    """
-    return exported(chunks, adapter.table, sizes, _shapes(src, adapter))
+    names. A collective."""
+    return exported(chunks, adapter.table, sizes)
 
 
 def write_peft(
@@ -118,16 +114,6 @@ def merged(chunks: Sequence[nn.Module], adapter: Adapter, sizes: ParallelSizes) 
         return torch.addmm(weight.float(), b, a, alpha=adapter.lora.scale).to(weight.dtype)
 
     return change
-
-
-def _shapes(src: Path, adapter: Adapter) -> dict[str, tuple[int, ...]]:
-    """Of the factors, by their names in PEFT."""
-    rank, found = adapter.lora.rank, dict[str, tuple[int, ...]]()
-    for name, piece in open_hf(src).tensors.items():
-        module = f"base_model.model.{name.removesuffix('.weight')}"
-        found[f"{module}.lora_A.weight"] = (rank, piece.spec.shape[-1])
-        found[f"{module}.lora_B.weight"] = (piece.spec.shape[0], rank)
-    return found
 
 
 def _config(base: str, adapter: Adapter) -> dict[str, object]:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 
 class AdapterError(Exception):
-    """Base of all errors of this package."""
+    """Base of all errors of this package. Its message is one line that a terminal can show: names
+    in files, which it may quote, can hold anything."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
 
 
 class LayoutError(AdapterError):
@@ -25,3 +29,8 @@ class ConfigError(AdapterError):
 
 class DataError(AdapterError):
     """A row of a data file cannot be trained on."""
+
+
+def printable(text: str) -> str:
+    """The text with control characters and broken Unicode as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mcore_adapter.convert.plan import Task, tasks
+from mcore_adapter.convert.shapes import hf_shapes
 from mcore_adapter.convert.table import ModelTable
 from mcore_adapter.held import Ranks, held_tensors
 from mcore_adapter.sizes import ParallelSizes
@@ -94,13 +95,8 @@ def exported(
     chunks: Sequence[nn.Module],
     table: ModelTable,
     sizes: ParallelSizes,
-    shapes: Mapping[str, Sequence[int]],
 ) -> dict[str, Meta]:
-    """Of each weight that `export` yields, in its order. A collective.
-
-    Args:
-        shapes: of the tensors of the checkpoint, by their Hugging Face names.
-    """
+    """Of each weight that `export` yields, in its order. A collective."""
     ranks = Ranks.of_this_process()
     held = held_tensors(chunks, table, sizes, ranks)
     metas = _metas_of_all({one.task.name: one.tensor for one in held})
@@ -109,10 +105,10 @@ def exported(
     for task in tasks(table, sizes):
         if task.name not in metas or task.param.copy_of is not None:
             continue
-        for ref in task.hf:
+        for ref, shape in zip(task.hf, hf_shapes(task, table), strict=True):
             parts[ref.name] += 1
             if ref.index is None or parts[ref.name] == table.shape.num_experts:
-                found[ref.name] = Meta(tuple(shapes[ref.name]), metas[task.name].dtype)
+                found[ref.name] = Meta(tuple(map(int, shape)), metas[task.name].dtype)
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -13,23 +12,30 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from mcore_adapter.convert.arrays import A, join, zeros
-from mcore_adapter.convert.plan import HfRef, Task, check_coverage, tasks
+from mcore_adapter.convert.fused import as_stored
+from mcore_adapter.convert.jsonfile import read_json
+from mcore_adapter.convert.plan import HfRef, Task, check_coverage, present, tasks
+from mcore_adapter.convert.shapes import check_shapes
 from mcore_adapter.convert.table import ModelTable
+from mcore_adapter.convert.tensorfile import Piece, read_header
+from mcore_adapter.convert.weights import INDEX, SINGLE, weights_of
 from mcore_adapter.errors import ConversionError
 from mcore_adapter.held import Held, Ranks, held_tensors
+from mcore_adapter.models.config import Config, completed
 from mcore_adapter.sizes import ParallelSizes
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """
+def read_config(folder: Path) -> Config:
+    """The `config.json` of a folder, completed with defaults.
+
     Raises:
-        ConversionError: there is no `config.json`.
+        ConversionError: there is no `config.json`, or it is no JSON.
+        ConfigError: a key has a value of another kind than it should.
     """
     path = folder / "config.json"
     if not path.is_file():
         raise ConversionError(f"{folder} has no config.json; expected a Hugging Face model folder")
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+    return completed(read_json(path))
 
 
 def load(
@@ -67,9 +73,13 @@ def shards(
         ConversionError: folder, table and model do not have the same tensors or shapes.
     """
     with HfTensors(folder) as tensors:
-        check_coverage(tasks(table, sizes), tensors.names, table)
+        table = as_stored(table, tensors.names)
+        planned = tasks(table, sizes)
+        check_coverage(planned, tensors.names, table)
+        check_shapes(present(planned, tensors.names), tensors.shapes, table)
+        stored = {task.name: task for task in planned}
         for held in targets:
-            task = held.task
+            task = stored.get(held.task.name, held.task)
             if task.param.optional and task.hf[0].name not in tensors.names:
                 raise ConversionError(
                     f"{folder} has no {task.hf[0].name}: its layers that predict further tokens "
@@ -101,33 +111,21 @@ class HfTensors:
     def __init__(self, folder: Path) -> None:
         """
         Raises:
-            ConversionError: the folder has no safetensors, or its index names absent files.
+            ConversionError: the folder has no safetensors, or they are not whole.
         """
-        index = folder / "model.safetensors.index.json"
-        if index.is_file():
-            self._file_of: dict[str, Path] = {
-                name: folder / file
-                for name, file in json.loads(index.read_text())["weight_map"].items()
-            }
-            absent = sorted({path.name for path in self._file_of.values() if not path.is_file()})
-            if absent:
-                raise ConversionError(f"{index} names files that are not there: {absent}")
-        else:
-            files = sorted(folder.glob("*.safetensors"))
-            if not files:
-                raise ConversionError(f"{folder} has no .safetensors files")
-            self._file_of = {}
-            for path in files:
-                with safe_open(path, framework="pt") as opened:
-                    self._file_of |= dict.fromkeys(opened.keys(), path)
+        self._pieces = _pieces(folder)
         self._open: dict[Path, Any] = {}
 
     @property
     def names(self) -> set[str]:
-        return set(self._file_of)
+        return set(self._pieces)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: piece.spec.shape for name, piece in self._pieces.items()}
 
     def read(self, ref: HfRef) -> Tensor:
-        path = self._file_of[ref.name]
+        path = self._pieces[ref.name].path
         if path not in self._open:
             self._open[path] = safe_open(path, framework="pt").__enter__()
         if ref.index is not None:
@@ -148,3 +146,13 @@ class HfTensors:
         for opened in self._open.values():
             opened.__exit__(kind, error, trace)
         self._open.clear()
+
+
+def _pieces(folder: Path) -> dict[str, Piece]:
+    """Of a Hugging Face checkpoint; of any other folder, such as an adapter's, of all files."""
+    if any((folder / name).is_file() for name in (SINGLE, INDEX)):
+        return weights_of(folder)[0]
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ConversionError(f"{folder} has no .safetensors files")
+    return {name: piece for path in files for name, piece in read_header(path).items()}

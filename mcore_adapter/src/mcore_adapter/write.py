@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from mcore_adapter.convert.companions import copy_companions
 from mcore_adapter.convert.conversions import MAX_SHARD_BYTES, split_files, write_index
 from mcore_adapter.convert.engine import create_files
-from mcore_adapter.convert.folders import copy_companions, open_hf
+from mcore_adapter.convert.folders import open_hf
 from mcore_adapter.convert.output import complete_or_absent, wait_for_disk
 from mcore_adapter.convert.table import ModelTable
 from mcore_adapter.convert.tensorfile import Spec, Writer
@@ -116,15 +117,15 @@ def write_model(
     Raises:
         ConversionError: `dst` exists, or the disk is too small.
     """
-    shapes = {name: piece.spec.shape for name, piece in open_hf(src).tensors.items()}
-    metas = exported(chunks, table, sizes, shapes)
+    stored = open_hf(src).tensors
+    metas = exported(chunks, table, sizes)
     writes = dist.get_rank() == 0
     weights = export(chunks, table, sizes, wanted=writes)
     if writes:
         with complete_or_absent(dst, sum(meta.num_bytes for meta in metas.values())) as folder:
             copy_companions(src, folder, dtype)
             specs = {name: spec_of(meta.shape, meta.dtype) for name, meta in metas.items()}
-            twice = {n: of for n, of in table.repeats.items() if n in shapes and of in specs}
+            twice = {n: of for n, of in table.repeats.items() if n in stored and of in specs}
             specs |= {name: specs[of] for name, of in twice.items()}
             weights = with_repeats(weights, twice)
             write_hf(folder, weights, specs, max_shard_bytes=max_shard_bytes)

@@ -28,7 +28,7 @@ from roll.config.model import ModelConfig
 from roll.config.strategy import MegatronConfig
 from roll.core.errors import ConfigError
 from roll.models.lora import HEADS
-from roll.strategy.checkpoint import folder_of, read_checkpoint
+from roll.strategy.checkpoint import folder_of
 from roll.weight_sync.manifest import Manifest, TensorMeta, even_cuts
 
 
@@ -105,7 +105,7 @@ def load_model(
         else bare,
         table=table,
         sizes=sizes,
-        manifest=_manifest(model, bare, table, sizes),
+        manifest=_manifest(bare, table, sizes),
         vocab=found["vocab_size"],
         sequence_parallel=bool(bare[0].config.sequence_parallel),
         trained=trained,
@@ -120,7 +120,7 @@ def _add_adapter(
     Raises:
         ConfigError: a target is the head, is unknown, or cannot have factors.
     """
-    lora, folder = model.lora, folder_of(model)
+    lora = model.lora
     if lora is None:
         return None
     for target in lora.targets if isinstance(lora.targets, tuple) else ():
@@ -131,7 +131,7 @@ def _add_adapter(
         adapter = add_adapter(bare, table, told, sizes)
     except AdapterError as error:
         raise ConfigError(f"model.lora on kind: megatron: {error}") from error
-    metas = exported_factors(folder, bare, adapter, sizes)
+    metas = exported_factors(bare, adapter, sizes)
     return Trained(adapter, metas, _cut_evenly(metas), Path(model.path).name)
 
 
@@ -140,11 +140,9 @@ def base_name(factor: str) -> str:
     return factor.removeprefix("base_model.model.").rpartition(".lora_")[0]
 
 
-def _manifest(
-    model: ModelConfig, chunks: Sequence[Any], table: ModelTable, sizes: ParallelSizes
-) -> Manifest:
+def _manifest(chunks: Sequence[Any], table: ModelTable, sizes: ParallelSizes) -> Manifest:
     """Of what `mcore_adapter.gather.export` yields of the model, in its order."""
-    return _cut_evenly(exported(chunks, table, sizes, read_checkpoint(model).shapes))
+    return _cut_evenly(exported(chunks, table, sizes))
 
 
 def _cut_evenly(found: Mapping[str, Meta]) -> Manifest:

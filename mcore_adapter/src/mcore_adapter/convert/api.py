@@ -12,7 +12,9 @@ from typing import Any
 
 from mcore_adapter.convert import conversions, lora
 from mcore_adapter.convert.conversions import Settings
-from mcore_adapter.convert.folders import HfFolder, McoreFolder, open_folder, read_json
+from mcore_adapter.convert.folders import META, HfFolder, open_folder
+from mcore_adapter.convert.fused import as_stored, fused
+from mcore_adapter.convert.jsonfile import read_json
 from mcore_adapter.convert.source import Source, source_of
 from mcore_adapter.errors import ConversionError
 from mcore_adapter.models import table_of
@@ -42,10 +44,12 @@ def open_source(path: Path, base: Path | None = None) -> Source:
         return replace(source, adapter=lora.to_note(targets))
     found = open_folder(path)
     table = table_of(found.config)
-    if isinstance(found, McoreFolder) and found.adapter is not None:
-        plan = lora.adapter_plan(table, lora.from_note(found.adapter))
-        return source_of(found, table, plan)
-    return source_of(found, table)
+    if isinstance(found, HfFolder):
+        return source_of(found, as_stored(table, found.tensors))
+    if found.adapter is not None:
+        targets = lora.from_note(found.adapter, path / META)
+        return source_of(found, table, lora.adapter_plan(table, targets))
+    return source_of(found, fused(table) if found.fused else table)
 
 
 def to_mcore(

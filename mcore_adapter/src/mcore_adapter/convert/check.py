@@ -35,6 +35,8 @@ class Report:
     sizes: ParallelSizes
     rank_bytes: dict[str, tuple[int, int]]
     """By stage, bytes of dense parameters and of experts on a rank, for these sizes."""
+    notes: tuple[str, ...]
+    """What a conversion would leave out, and which of two files it would read."""
 
 
 def check(
@@ -73,6 +75,7 @@ def check(
         divides=_divides(source),
         sizes=sizes or ParallelSizes(),
         rank_bytes=_rank_bytes(source, sizes or ParallelSizes(), Settings(dtype=dtype)),
+        notes=source.notes,
     )
 
 

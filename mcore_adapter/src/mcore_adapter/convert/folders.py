@@ -15,19 +15,19 @@ pipeline chunks share the file of their stage.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from mcore_adapter.convert.jsonfile import read_json
 from mcore_adapter.convert.tensorfile import Piece, read_header
-from mcore_adapter.errors import ConversionError
+from mcore_adapter.convert.weights import is_inside, weights_of
+from mcore_adapter.errors import ConversionError, LayoutError
 from mcore_adapter.sizes import ParallelSizes
 
 META = "mcore.json"
 FORMAT = 1
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".index.json")
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class HfFolder:
     path: Path
     config: Mapping[str, Any]
     tensors: Mapping[str, Piece]
+    notes: tuple[str, ...] = ()
+    """What a user should know of how it was read."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class McoreFolder:
     """Hugging Face tensors that were stored twice, see `ModelTable.repeats`."""
     adapter: Mapping[str, Any] | None
     """What `convert.lora` noted down, where these are the weights of an adapter."""
+    fused: bool
+    """It was made of a checkpoint with fused experts, see `convert.fused`."""
     files: Mapping[str, Mapping[str, Piece]]
     """By name of file and of tensor."""
 
@@ -85,29 +89,13 @@ def open_hf(path: Path) -> HfFolder:
     config = read_json(path / "config.json")
     quantized = config.get("quantization_config")
     if quantized:
+        how = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
         raise ConversionError(
-            f"{path} is quantized ({quantized.get('quant_method')}); convert it to bf16 first, for "
+            f"{path} is quantized ({how}); convert it to bf16 first, for "
             "instance with AutoModelForCausalLM.from_pretrained(..., dtype='bfloat16')"
         )
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
-        weight_map: dict[str, str] = read_json(index)["weight_map"]
-        tensors = {}
-        for name in sorted(set(weight_map.values())):
-            if not (path / name).is_file():
-                raise ConversionError(f"{path / name} is missing, and {index.name} names it")
-            tensors.update(read_header(path / name))
-        lost = sorted(set(weight_map) - set(tensors))
-        if lost:
-            raise ConversionError(f"{index} promises {lost[0]}, which no file has")
-        return HfFolder(path, config, tensors)
-    single = path / "model.safetensors"
-    if not single.is_file():
-        raise ConversionError(
-            f"{path} has neither model.safetensors nor {index.name}; weights in other formats must "
-            "be saved again with save_pretrained"
-        )
-    return HfFolder(path, config, read_header(single))
+    tensors, notes = weights_of(path)
+    return HfFolder(path, config, tensors, notes)
 
 
 def open_mcore(path: Path) -> McoreFolder:
@@ -120,32 +108,93 @@ def open_mcore(path: Path) -> McoreFolder:
         raise ConversionError(
             f"{path / META} has format {meta.get('format')!r}, expected {FORMAT}; write it again"
         )
+    found = _read_meta(path / META, meta)
     files = {}
-    for name, expected in meta["files"].items():
+    for name, (size, count) in found.files.items():
         file = path / name
         if not file.is_file():
             raise ConversionError(f"{file} is missing, and {META} names it")
-        if file.stat().st_size != expected["bytes"]:
+        if file.stat().st_size != size:
             raise ConversionError(
-                f"{file} has {file.stat().st_size} bytes, {META} says {expected['bytes']}; it is "
+                f"{file} has {file.stat().st_size} bytes, {META} says {size}; it is "
                 "truncated or of another conversion"
             )
         files[name] = read_header(file)
-        if len(files[name]) != expected["tensors"]:
-            raise ConversionError(
-                f"{file} has {len(files[name])} tensors, {META} says {expected['tensors']}"
-            )
-    sizes = dict(meta["sizes"])
-    sizes["layers"] = tuple(sizes["layers"]) if sizes["layers"] is not None else None
+        if len(files[name]) != count:
+            raise ConversionError(f"{file} has {len(files[name])} tensors, {META} says {count}")
     return McoreFolder(
         path=path,
         config=read_json(path / "config.json"),
-        sizes=ParallelSizes(**sizes),
-        vocab=meta["vocab"],
-        repeats=tuple(meta["repeats"]),
-        adapter=meta["adapter"],
+        sizes=found.sizes,
+        vocab=found.vocab,
+        repeats=found.repeats,
+        adapter=found.adapter,
+        fused=found.fused,
         files=files,
     )
+
+
+@dataclass(frozen=True)
+class _Meta:
+    """What `mcore.json` says, checked."""
+
+    sizes: ParallelSizes
+    vocab: int | None
+    repeats: tuple[str, ...]
+    adapter: Mapping[str, Any] | None
+    fused: bool
+    files: Mapping[str, tuple[int, int]]
+    """Bytes and tensors of each."""
+
+
+def _read_meta(path: Path, meta: Mapping[str, Any]) -> _Meta:
+    """
+    Raises:
+        ConversionError: it was not written by `write_meta`.
+    """
+    try:
+        sizes = dict(meta["sizes"])
+        layers = sizes["layers"]
+        sizes["layers"] = None if layers is None else tuple(map(_count, layers))
+        for name, size in sizes.items():
+            if name != "layers" and not (name == "etp" and size is None):
+                _count(size)
+        made = _Meta(
+            sizes=ParallelSizes(**sizes),
+            vocab=None if meta["vocab"] is None else _count(meta["vocab"]),
+            repeats=tuple(map(_text, meta["repeats"])),
+            adapter=None if meta["adapter"] is None else dict(meta["adapter"]),
+            # Layouts of earlier versions have no such key, and were never made of fused experts.
+            fused=_flag(meta.get("fused", False)),
+            files={
+                _text(name): (_count(entry["bytes"]), _count(entry["tensors"]))
+                for name, entry in dict(meta["files"]).items()
+            },
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, LayoutError) as error:
+        raise ConversionError(f"{path} is damaged ({error}); convert it again") from error
+    outside = [name for name in made.files if not is_inside(name)]
+    if outside:
+        raise ConversionError(f"{path} names {outside[0]!r}, expected files of its folder")
+    return made
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r} is no count")
+    return value
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is neither true nor false")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no name")
+    return value
 
 
 def write_meta(
@@ -156,6 +205,7 @@ def write_meta(
     vocab: int | None,
     repeats: Iterable[str],
     adapter: Mapping[str, Any] | None,
+    fused: bool,
     num_tensors: Mapping[str, int],
 ) -> None:
     """Writes `mcore.json`, once all files have their size."""
@@ -166,50 +216,13 @@ def write_meta(
         "vocab": vocab,
         "repeats": sorted(repeats),
         "adapter": adapter,
+        "fused": fused,
         "files": {
             name: {"bytes": (folder / name).stat().st_size, "tensors": count}
             for name, count in num_tensors.items()
         },
     }
     (folder / META).write_text(json.dumps(meta, indent=2))
-
-
-def copy_companions(src: Path, dst: Path, dtype: str | None = None) -> None:
-    """Configuration, tokenizer, generation settings, code, licence: all but the weights.
-
-    Args:
-        dtype: what the weights were converted to, which `config.json` names.
-    """
-    for file in src.iterdir():
-        hidden = file.name.startswith(".")
-        if file.is_file() and not hidden and file.name != META and not is_weights(file.name):
-            shutil.copyfile(file, dst / file.name)
-    config = dst / "config.json"
-    if dtype is not None and config.is_file():
-        found = read_json(config)
-        name = "torch_dtype" if "torch_dtype" in found else "dtype"
-        found[name] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[dtype]
-        config.write_text(json.dumps(found, indent=2) + "\n")
-
-
-def is_weights(name: str) -> bool:
-    return name.endswith(_WEIGHTS)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """
-    Raises:
-        ConversionError: there is no such file, or it holds something else.
-    """
-    try:
-        found = json.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise ConversionError(f"{path} is missing") from error
-    except ValueError as error:
-        raise ConversionError(f"{path} is no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ConversionError(f"{path} holds {type(found).__name__}, expected an object")
-    return found
 
 
 def dense_file(stage: int, rank: int) -> str:

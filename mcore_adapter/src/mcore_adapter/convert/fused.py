@@ -1,0 +1,47 @@
+"""Checkpoints whose experts are fused, as transformers 5 holds them in memory and writes with
+`save_pretrained(..., save_original_format=False)`: of a layer one tensor for all gates and ups, and
+one for all downs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from mcore_adapter.convert.ops import FuseGateUp, Rename
+from mcore_adapter.convert.table import ModelTable, Param
+
+_MIXTRAL, _MLP = ".block_sparse_moe.", ".mlp."
+
+
+def as_stored(table: ModelTable, names: Iterable[str]) -> ModelTable:
+    """The table in the names that a checkpoint has."""
+    other = fused(table)
+    marks = {
+        row.op.hf[0].partition("*")[2]
+        for row, was in zip(other.params, table.params, strict=True)
+        if row.stacked and not was.stacked
+    }
+    return other if any(name.endswith(tuple(marks)) for name in names) and marks else table
+
+
+def fused(table: ModelTable) -> ModelTable:
+    """The same model with fused experts."""
+    return replace(table, params=tuple(map(_fused, table.params)), fused=True)
+
+
+def _fused(row: Param) -> Param:
+    if row.optional or row.stacked:
+        # Layers that predict further tokens are only in checkpoints of the original format.
+        return row
+    names = tuple(name.replace(_MIXTRAL, _MLP) for name in row.op.hf)
+    if not row.of_expert:
+        if isinstance(row.op, Rename) and names != row.op.hf:
+            return replace(row, op=Rename(row.op.mcore, names[0]))
+        return row
+    experts, _, _ = names[0].partition("@.")
+    if isinstance(row.op, FuseGateUp):
+        (width, hidden), _ = row.shapes
+        op, shape = Rename(row.op.mcore, experts + "gate_up_proj"), (2 * width, hidden)
+        return replace(row, op=op, shapes=(shape,), stacked=True)
+    return replace(row, op=Rename(row.op.mcore, experts + "down_proj"), stacked=True)

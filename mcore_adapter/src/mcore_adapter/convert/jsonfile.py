@@ -1,0 +1,50 @@
+"""JSON files of users: whatever they hold, it is read or refused in words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mcore_adapter.errors import ConversionError
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """
+    Raises:
+        ConversionError: there is no such file, or it holds something else than one object.
+    """
+    try:
+        found = json.loads(path.read_bytes(), object_pairs_hook=_once)
+    except FileNotFoundError as error:
+        raise ConversionError(f"{path} is missing") from error
+    except OSError as error:
+        raise ConversionError(f"{path} cannot be read: {error.strerror}") from error
+    except RecursionError:
+        raise ConversionError(f"{path} is nested too deeply for what it should hold") from None
+    except ValueError as error:
+        raise ConversionError(f"{path} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConversionError(f"{path} holds {type(found).__name__}, expected an object")
+    return found
+
+
+def parse_once(text: bytes) -> Any:
+    """JSON in which no key occurs twice.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_once)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice!r} occurs twice in it")
+    return found
