@@ -168,7 +168,7 @@ class Sample:
     prompt: Prompt
     completion: Completion
     response_text: str
-    """The completion decoded, special tokens left out."""
+    """The completion decoded, special tokens left out but for the marks of thoughts."""
 
     @property
     def answer(self) -> str:

@@ -26,6 +26,7 @@ from roll.pipeline.scoring import HostedReward, Scorer
 from roll.pipeline.serving import Serving
 from roll.pipeline.validate import Validator, answer_key
 from roll.pipeline.weights import WeightPusher
+from roll.rewards.thinking import MARK_TOKENS, decode_with_marks
 from roll.rollout.budget import Budget
 from roll.rollout.filters import build_filters
 from roll.rollout.fleet import Fleet
@@ -100,7 +101,7 @@ def open_cast(
     serving, rollout = models.serving, config.rollout
     serving.pusher = WeightPusher(models.actor, serving.infer, platform, config.weight_sync)
 
-    make_turn = partial(_single_turn, config, serving.fleet, partial(_decode, tokenizer), scorer)
+    make_turn = partial(_single_turn, config, serving.fleet, make_decode(tokenizer), scorer)
     prompts = Sampler(dataset, seed=config.seed, shuffle=config.data.shuffle)
     return Cast(
         actor=models.actor,
@@ -165,8 +166,20 @@ def _single_turn(
     )
 
 
-def _decode(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> str:
-    return str(tokenizer.decode(tokens, skip_special_tokens=True))
+def make_decode(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], str]:
+    """Return what makes text of a response: special tokens left out, but for the marks of thoughts
+    (Magistral, gpt-oss and others hold them as such), without which they would read as answers."""
+    special = set(tokenizer.all_special_ids) | {
+        token for token, added in tokenizer.added_tokens_decoder.items() if added.special
+    }
+    found = {mark: tokenizer.convert_tokens_to_ids(mark) for mark in MARK_TOKENS}
+    marks = {token: mark for mark, token in found.items() if token in special}
+    marks = {token: mark for token, mark in marks.items() if token != tokenizer.unk_token_id}
+
+    def decode(tokens: Sequence[int]) -> str:
+        return str(tokenizer.decode(tokens, skip_special_tokens=True))
+
+    return partial(decode_with_marks, marks=marks, decode=decode)
 
 
 def _find_prompt(by_id: Mapping[str, Prompt], prompt_id: str) -> Prompt:

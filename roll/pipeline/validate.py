@@ -57,5 +57,7 @@ def answer_key(sample: Sample, *, math_tags: Collection[str]) -> str | None:
         math_tags: what the built-in `math` reward scores; only there is a final answer defined.
     """
     text = sample.response_text.strip()
-    found = find_answer(text).text if sample.tag in math_tags else None
+    if sample.tag not in math_tags:
+        return text or None
+    found = find_answer(text, prompt=sample.prompt.text, truncated=sample.truncated).text
     return found or text or None

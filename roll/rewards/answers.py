@@ -9,16 +9,28 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from roll.rewards.notation import plain_characters
+from roll.rewards.thinking import final_text
+
 TAIL_CHARS = 20_000
 """How much of the end of a response is searched for a bare number."""
 
 _TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\[^\n]|[{}]")
 _BARE_BOX = re.compile(r"\\boxed\s+([^\s{}$\\]+)")
 _HASHES = re.compile(r"####[ \t]*([^\n]+)")
-_NUMBER = re.compile(
-    r"(?<![\w.)}])[-+]?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?!\d)(?:\.\d+)?(?:[eE][-+]?\d+)?(?:/\d+)?%?"
-    r"|(?:\d{1,3}(?:,\d{3})+|\d+)(?!\d)(?:\.\d+)?(?:/\d+)?%?"
+_WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?!\d)"
+_PART = r"(?:\\[dt]?frac(?:\{\d+\}\{\d+\}|\d\d)|\d+/\d+)"
+_REPEATING = r"\d*\.\d*(?:\\(?:overline|bar|dot)\{\d+\}|\(\d+\))"
+_ROOT = r"(?:\d+(?:\.\d+)?)?\\sqrt(?:\[\d\])?\{[^{}\n]{1,40}\}"
+_AFTER = (
+    r"(?:_\{?\d{1,2}\}?)?(?:\\?%)?(?: ?(?:[ap]\.?m\b\.?|[AP]\.?M\b\.?))?"
+    r"(?:\s+(?:hundred|thousand|million|billion|trillion|dozen|squared|cubed|factorial)s?\b)*"
 )
+_VALUE = (
+    rf"(?:{_ROOT}|{_REPEATING}|\d{{1,2}}:\d\d(?::\d\d)?(?!\d)|{_WHOLE} ?{_PART}|{_PART}"
+    rf"|{_WHOLE}(?:\.\d+)?(?:[eE][-+]?\d+)?(?:/\d+)?)"
+)
+_NUMBER = re.compile(rf"(?<![\w.)}}])[-+]?\$?{_VALUE}{_AFTER}|{_VALUE}{_AFTER}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,25 +42,32 @@ class FoundAnswer:
     boxed: bool
 
 
-def find_answer(response: str) -> FoundAnswer:
-    """The answer of a response: the last box, else the last `####` line, else the last number.
+def find_answer(response: str, *, prompt: str = "", truncated: bool = False) -> FoundAnswer:
+    r"""The answer of a response: the last box, else the last `####` line, else the last number.
 
-    Only what follows the last `</think>` counts. A `<think>` that is never closed means that the
-    response was cut in the middle of its thoughts: a number in there is no answer.
+    Only what follows the thoughts counts, also where the prompt opens them: a number in thoughts
+    that were cut, or never closed, is no answer.
+
+    Args:
+        prompt: rendered by the chat template; it may end in an open thought.
+        truncated: the response was cut at its token limit. Its last number is then one that it had
+            just reached, and no answer; a box is one.
 
     Example: find_answer("so \\boxed{\\frac{1}{2}}.") == FoundAnswer("\\frac{1}{2}", boxed=True)
     """
-    final = response.rpartition("</think>")[2]
-    if "<think>" in final:
+    final = final_text(response, prompt=prompt)
+    if final is None:
         return FoundAnswer(None, boxed=False)
     box = last_box(final)
     if box is not None:
         return FoundAnswer(box, boxed=True)
-    hashes = _HASHES.findall(final)
+    hashes = _HASHES.findall(final[: final.rfind("\n") + 1] if truncated else final)
     if hashes:
         return FoundAnswer(hashes[-1].strip(), boxed=False)
-    numbers = _NUMBER.findall(final[-TAIL_CHARS:].replace("\u2212", "-"))
-    return FoundAnswer(numbers[-1] if numbers else None, boxed=False)
+    if truncated:
+        return FoundAnswer(None, boxed=False)
+    numbers = _NUMBER.findall(plain_characters(final[-TAIL_CHARS:]))
+    return FoundAnswer(numbers[-1].strip() if numbers else None, boxed=False)
 
 
 def find_truth(answer: str) -> str:

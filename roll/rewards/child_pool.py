@@ -17,12 +17,14 @@ from roll.rewards.child import (
     ChildDiedError,
     ChildRaisedError,
     ChildSpec,
+    ChildStalledError,
     ChildTimeoutError,
 )
 
 
 class NoChildFreeError(TimeoutError):
-    """All children were busy for as long as the caller would wait."""
+    """All children were busy for as long as the caller would wait, or the machine was. Says nothing
+    about the call."""
 
 
 class ChildPool:
@@ -47,18 +49,28 @@ class ChildPool:
             if not self._first_is_up.wait(START_TIMEOUT_S):
                 raise TimeoutError(f"no child process started within {START_TIMEOUT_S:g} s")
 
-    def call(self, argument: Any, timeout_s: float, *, queue_timeout_s: float | None = None) -> Any:
+    def call(
+        self,
+        argument: Any,
+        timeout_s: float,
+        *,
+        queue_timeout_s: float | None = None,
+        patience_s: float | None = None,
+    ) -> Any:
         """Run on the next free child.
 
+        Args:
+            timeout_s, patience_s: see `Child.call`.
+            queue_timeout_s: for a child to be free; the clock begins when the first child is up.
+
         Raises:
-            NoChildFreeError: no child was free within `queue_timeout_s`; the clock begins when
-                the first child is up.
+            NoChildFreeError: no child was free, or the machine gave it too little CPU time.
             TimeoutError: the call ran too long; its child was killed.
-            ChildRaisedError, ChildDiedError: see `Child.call`.
+            ChildRaisedError, ChildDiedError, OSError: see `Child.call`.
         """
         child = self._take(queue_timeout_s)
         try:
-            value = child.call(argument, timeout_s)
+            value = child.call(argument, timeout_s, patience_s=patience_s)
         except BaseException as error:
             if child.is_running:
                 self._give_back(child)
@@ -68,6 +80,8 @@ class ChildPool:
                 self._start(child)
             if isinstance(error, ChildTimeoutError):
                 raise TimeoutError(str(error)) from None
+            if isinstance(error, ChildStalledError):
+                raise NoChildFreeError(str(error)) from None
             raise
         self._give_back(child)
         return value
@@ -101,17 +115,27 @@ class ChildPool:
 
     def _start(self, child: Child) -> None:
         """In the background; the caller has counted it in `_starting`."""
+        try:
+            threading.Thread(target=self._start_now, args=(child,), daemon=True).start()
+        except RuntimeError:
+            # No thread to be had: the next call starts the child itself, or fails as it does.
+            self._started(child)
 
-        def start() -> None:
-            # A failed start shows in the next call, which tries again and raises.
-            with contextlib.suppress(ChildRaisedError, ChildDiedError, ChildTimeoutError):
+    def _start_now(self, child: Child) -> None:
+        try:
+            # A failed start (an import, no process or open file left) shows in the next call, which
+            # tries again and raises.
+            with contextlib.suppress(ChildRaisedError, ChildDiedError, ChildTimeoutError, OSError):
                 child.start()
-            with self._lock:
-                self._starting -= 1
-            self._give_back(child)
-            self._first_is_up.set()
+        finally:
+            # Whatever happened: a child that is not given back is one that no call ever gets.
+            self._started(child)
 
-        threading.Thread(target=start, daemon=True).start()
+    def _started(self, child: Child) -> None:
+        with self._lock:
+            self._starting -= 1
+        self._give_back(child)
+        self._first_is_up.set()
 
     def _give_back(self, child: Child) -> None:
         with self._lock:

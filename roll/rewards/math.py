@@ -1,8 +1,8 @@
 """The `math` reward: is the final answer equivalent to the ground truth?
 
 Text and plain numbers are compared here, in microseconds. The rest goes through math-verify in
-child processes with a limit on time and memory: an answer such as 9^9^9^9 then costs its sample a
-verdict of "wrong" (and shows up as the part `timeout`), and never hangs or crashes the run. A
+child processes with a limit on CPU time and memory: an answer such as 9^9^9^9 then costs its sample
+a verdict of "wrong" (and shows up as the part `timeout`), and never hangs or crashes the run. A
 sample for which no child is free fails visibly.
 """
 
@@ -26,9 +26,13 @@ MAX_ANSWER_CHARS = 2000
 """A longer answer is wrong without a look, unless the ground truth is as long."""
 MEMORY_BYTES = 2**30
 MAX_PROCESSES = 4
-CHECK_TIMEOUT_S = 3.0
+CHECK_CPU_S = 2.0
+"""CPU time for one check: however busy the machine, the same answer gets the same verdict."""
+CHECK_PATIENCE_S = 30.0
+"""For one check by the wall clock; beyond it the sample has no verdict. A check that is waited for
+longer than `timeout_s` holds a thread; `MAX_PROCESSES` stays below the number of those that may."""
 QUEUE_TIMEOUT_S = 5.0
-"""With the limit above it stays below the default `timeout_s`, so the pool sees a verdict."""
+"""Below the default `timeout_s`, so that who waits for a child holds no thread any longer."""
 
 
 def math_reward(sample: Sample) -> Reward:
@@ -47,7 +51,7 @@ def math_reward(sample: Sample) -> Reward:
 def judge(sample: Sample, equivalent: Callable[[str, str], bool | None]) -> Reward:
     """The verdict of `math_reward`; `equivalent(truth, answer)` decides where text and plain
     numbers do not, with None for a check that ran out of time or memory."""
-    found = find_answer(sample.response_text)
+    found = find_answer(sample.response_text, prompt=sample.prompt.text, truncated=sample.truncated)
     truth = find_truth(sample.answer)
     right, timed_out = False, False
     if found.text is not None and truth:
@@ -72,34 +76,63 @@ def start_checkers() -> None:
     _checkers().warm_up()
 
 
-@functools.lru_cache(maxsize=4096)
-def _equivalent(truth: str, answer: str) -> bool | None:
-    """The child's verdict; None where it gave none. Siblings often give the same answer: cached.
+class NoVerdictError(Exception):
+    """A check ran out of CPU time or memory."""
+
+
+class CachedChecks:
+    """Verdicts by pair, since siblings often give the same answer. Only what was found out about
+    the answer is kept: a check that gave no verdict is asked again."""
+
+    def __init__(self, ask: Callable[[str, str], bool]) -> None:
+        self._ask = functools.lru_cache(maxsize=4096)(ask)
+
+    def __call__(self, truth: str, answer: str) -> bool | None:
+        """Return the verdict; None where the check ran out of CPU time or memory."""
+        try:
+            return self._ask(truth, answer)
+        except NoVerdictError as error:
+            log.warning("math: no verdict on %r against %r: %s", answer[:80], truth[:80], error)
+            return None
+
+
+def _ask(truth: str, answer: str) -> bool:
+    """The verdict of a child.
 
     Raises:
-        NoChildFreeError: says nothing about the answer, and must not be cached.
+        NoVerdictError: it ran out of CPU time or memory.
+        NoChildFreeError: no child had the time; says nothing about the answer.
     """
     try:
         verdict = _checkers().call(
-            (truth, answer), CHECK_TIMEOUT_S, queue_timeout_s=QUEUE_TIMEOUT_S
+            (truth, answer),
+            CHECK_CPU_S,
+            queue_timeout_s=QUEUE_TIMEOUT_S,
+            patience_s=CHECK_PATIENCE_S,
         )
     except NoChildFreeError:
         raise
     except (TimeoutError, ChildDiedError) as error:
-        log.warning("math: no verdict on %r against %r: %s", answer[:80], truth[:80], error)
-        return None
+        raise NoVerdictError(str(error)) from error
     except ChildRaisedError as error:
         # math-verify gives up on what it cannot read; memory and recursion limits end here too.
         reason = str(error).rstrip().rpartition("\n")[2]
+        if reason.startswith(("MemoryError", "RecursionError")):
+            raise NoVerdictError(reason) from error
         log.warning("math: %r against %r: %s", answer[:80], truth[:80], reason)
-        return None if reason.startswith(("MemoryError", "RecursionError")) else False
+        return False
     assert isinstance(verdict, bool)
     return verdict
+
+
+_equivalent = CachedChecks(_ask)
 
 
 @functools.cache
 def _checkers() -> ChildPool:
     """One pool for this process; its children end with it."""
     cores = len(os.sched_getaffinity(0))
-    spec = ChildSpec("roll.rewards.equivalence:make_checker", (), MEMORY_BYTES, fork=True)
+    spec = ChildSpec(
+        "roll.rewards.equivalence:make_checker", (), MEMORY_BYTES, fork=True, clock="cpu"
+    )
     return ChildPool(spec, min(MAX_PROCESSES, cores))
