@@ -31,6 +31,9 @@ Overrides = Annotated[
     typer.Argument(help="Values that win over the file.", metavar="[KEY=VALUE]..."),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")]
+Fast = Annotated[
+    bool, typer.Option("--fast", help="Try nothing out: a second, and no data is tokenized.")
+]
 
 EXIT_BROKEN, EXIT_USER = 1, 2
 
@@ -82,24 +85,40 @@ def run(file: File, overrides: Overrides = None, debug: Debug = False) -> None:
 
 
 @app.command()
-def check(file: File, overrides: Overrides = None, debug: Debug = False) -> None:
-    """Validate a run file and its data; print the device map and the batch arithmetic."""
+def check(
+    file: File, overrides: Overrides = None, fast: Fast = False, debug: Debug = False
+) -> None:
+    """Validate a run file, and try out some of its data; print the device map and the batch
+    arithmetic."""
     with reported(debug):
         loaded = load_config(file, overrides or ())
         from roll.config.notices import notices
         from roll.pipeline.preflight import inspect
+        from roll.pipeline.trial import Trial, try_data
 
-        _print_plan(loaded)
-        for notice in notices(loaded.config):
-            _out.print(f"note: {notice}", markup=False, style="yellow")
         findings = inspect(loaded)
-        for finding in findings:
-            if finding.only_here:
-                _out.print(f"not here: {finding.error}", markup=False, style="yellow")
         wrong = [str(finding.error) for finding in findings if not finding.only_here]
+        lacking = [str(finding.error) for finding in findings if finding.only_here]
+        trial = Trial() if fast or wrong else try_data(loaded.config)
+        wrong += [str(error) for error in trial.wrong]
         if wrong:
-            raise UserError("\n".join(wrong))
-        _out.print("ok", style="green")
+            # First, so that no table stands between a fault and whoever looks for it.
+            _report(UserError("\n".join(wrong)), debug)
+        _print_plan(loaded)
+        for line in trial.told:
+            _out.print(f"  {line}", markup=False)
+        for line in [*notices(loaded.config), *trial.remarks]:
+            _out.print(f"note: {line}", markup=False, style="yellow")
+        for line in lacking:
+            _out.print(f"not here: {line}", markup=False, style="yellow")
+        if wrong:
+            raise typer.Exit(EXIT_USER)
+        if lacking:
+            _out.print("nothing wrong in the file; it cannot run here yet", style="yellow")
+        elif fast:
+            _out.print("ok, with no data tried (--fast)", style="green")
+        else:
+            _out.print("ok", style="green")
 
 
 @app.command()

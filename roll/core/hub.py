@@ -17,3 +17,12 @@ def may_be_on_hub(name: str) -> bool:
     """Of the hub's form, and not inside a folder that exists here: `outputs/model` is a path."""
     inside_a_folder = "/" in name and Path(name).parent.is_dir()
     return has_hub_form(name) and not inside_a_folder
+
+
+def is_cached(name: str) -> bool:
+    """Whether the tokenizer of a model on the hub is on this machine already."""
+    if not has_hub_form(name):
+        return False
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(name, "tokenizer_config.json"), str)

@@ -42,11 +42,13 @@ Row = TypeVar("Row", bound=Item)
 class SourceReport:
     """What became of one source's rows.
 
-    Example: SourceReport(name="gsm8k", kept=990, too_long=10, longest_tokens=1830)
+    Example: SourceReport(name="gsm8k", kept=990, rows=1000, too_long=10, longest_tokens=1830)
     """
 
     name: str
     kept: int
+    rows: int
+    """All that were read."""
     too_long: int
     """Rows left out, or cut, because of their length."""
     longest_tokens: int
@@ -55,6 +57,8 @@ class SourceReport:
     """Rows with an answer of which the chat template leaves out a part."""
     unknown: int = 0
     """Rows with text that the tokenizer does not know."""
+    remarks: tuple[str, ...] = ()
+    """What somebody should know of the rows, for people: how many were left out, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +108,11 @@ def load_prompts(
         DataError: a source cannot be read, or most of its prompts are too long.
     """
     loaded = [
-        _load(name, source, data, tokenizer, base_dir)
+        source_prompts(name, source, data, tokenizer, base_dir)
         for name, source in named_sources(sources).items()
     ]
+    for _, report in loaded:
+        log_report(report, "prompts")
     kept = tuple(source for source, _ in loaded)
     return Dataset(kept, tuple(report for _, report in loaded), fingerprint(kept, _identity))
 
@@ -115,13 +121,14 @@ def _identity(prompt: Prompt) -> list[Any]:
     return [prompt.id, prompt.tokens, prompt.answer, prompt.tag]
 
 
-def _load(
+def source_prompts(
     name: str,
     source: SourceConfig,
     data: DataConfig,
     tokenizer: PromptTokenizer,
-    base_dir: Path | None,
+    base_dir: Path | None = None,
 ) -> tuple[Source[Prompt], SourceReport]:
+    """Of one source; see `load_prompts`."""
     rows = read_source(source, map_row, base_dir)
     texts = render_prompts(rows, tokenizer, data, source.system)
     tokens = tokenize_prompts(texts, tokenizer, data)
@@ -144,17 +151,34 @@ def _load(
     empty = next((prompt.id for prompt in prompts if not prompt.tokens), None)
     if empty is not None:
         raise DataError(f"{source.path}: prompt {empty} has no tokens; give it a text")
+    too_long, longest = len(rows) - len(prompts), max(len(ids) for ids in tokens)
+    remarks = []
+    if too_long:
+        remarks.append(
+            f"{too_long} left out because they are longer than max_prompt_tokens = "
+            f"{data.max_prompt_tokens} (the longest has {longest} tokens)"
+        )
+    if unknown.rows:
+        remarks.append(unknown.told(len(rows)))
     report = SourceReport(
         name,
         len(prompts),
-        len(rows) - len(prompts),
-        max(len(ids) for ids in tokens),
+        len(rows),
+        too_long,
+        longest,
         unknown=unknown.rows,
+        remarks=tuple(remarks),
     )
-    _log(report, data.max_prompt_tokens)
-    if unknown.rows:
-        log.warning("source %s: %s", name, unknown.told(len(rows)))
     return Source(name, source.weight, prompts), report
+
+
+def log_report(report: SourceReport, what: str) -> None:
+    """Say what became of a source's rows, as a warning where there is something to remark."""
+    if report.remarks:
+        told = "; ".join(report.remarks)
+        log.warning("source %s: %d of %d %s; %s", report.name, report.kept, report.rows, what, told)
+    else:
+        log.info("source %s: %d %s", report.name, report.kept, what)
 
 
 def _refuse_most_lost(path: str, lengths: Sequence[int], limit: int) -> None:
@@ -168,21 +192,6 @@ def _refuse_most_lost(path: str, lengths: Sequence[int], limit: int) -> None:
         f"have at most {ordered[len(ordered) // 2]} tokens, the longest has {ordered[-1]}); raise "
         "`data.max_prompt_tokens`, or take the long ones out of the file"
     )
-
-
-def _log(report: SourceReport, limit: int) -> None:
-    if report.too_long:
-        log.warning(
-            "source %s: %d prompts kept, %d left out because they are longer than "
-            "max_prompt_tokens = %d (the longest has %d tokens)",
-            report.name,
-            report.kept,
-            report.too_long,
-            limit,
-            report.longest_tokens,
-        )
-    else:
-        log.info("source %s: %d prompts", report.name, report.kept)
 
 
 S = TypeVar("S", bound=FileConfig)

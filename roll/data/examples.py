@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from roll.config.data import FileConfig, PreferenceSource, RowsConfig, TextDataConfig, TextSource
 from roll.core.errors import DataError
 from roll.data.columns import RawRow
-from roll.data.datasets import Dataset, Source, SourceReport, fingerprint, named_sources
+from roll.data.datasets import (
+    Dataset,
+    Source,
+    SourceReport,
+    fingerprint,
+    log_report,
+    named_sources,
+)
 from roll.data.dialogues import DialogueRow, map_preference, map_text
 from roll.data.end_mark import end_mark
 from roll.data.sources import read_source
@@ -25,8 +31,6 @@ from roll.data.spans import (
 )
 from roll.data.templates import PromptTokenizer
 from roll.data.unknown import UnknownText, unknown_pieces
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +101,7 @@ def load_texts(
         DataError: a source cannot be read, nothing of it is left, or `data.too_long` is `refuse`
             and a sequence is.
     """
-    return _dataset(
-        sources,
-        map_text,
-        data,
-        tokenizer,
-        base_dir,
-        last_turn_only=data.train_on == "last_assistant",
-    )
+    return _dataset(sources, texts_of(data, tokenizer, base_dir=base_dir))
 
 
 def load_preferences(
@@ -115,46 +112,78 @@ def load_preferences(
     base_dir: Path | None = None,
 ) -> Dataset[Example]:
     """Pairs, or single responses with a label; arguments and errors as of `load_texts`."""
-    return _dataset(sources, map_preference, data, tokenizer, base_dir, last_turn_only=False)
+    return _dataset(sources, preferences_of(data, tokenizer, base_dir=base_dir))
 
 
 S = TypeVar("S", bound=FileConfig)
 
 
-def _dataset(
-    configured: Sequence[S] | Mapping[str, S],
-    map_one: Callable[[RawRow, S], DialogueRow],
-    data: RowsConfig,
-    tokenizer: Any,
-    base_dir: Path | None,
-    *,
-    last_turn_only: bool,
-) -> Dataset[Example]:
-    eos_token = check_template(tokenizer, data)
-    mark = end_mark(tokenizer, data) if data.chat_template else None
+def texts_of(
+    data: TextDataConfig, tokenizer: Any, *, base_dir: Path | None = None
+) -> Reading[TextSource]:
+    """What makes examples of texts to imitate."""
+    last_turn_only = data.train_on == "last_assistant"
+    return Reading(map_text, data, tokenizer, base_dir, last_turn_only=last_turn_only)
+
+
+def preferences_of(
+    data: RowsConfig, tokenizer: Any, *, base_dir: Path | None = None
+) -> Reading[PreferenceSource]:
+    """What makes examples of pairs, or of single responses with a label."""
+    return Reading(map_preference, data, tokenizer, base_dir, last_turn_only=False)
+
+
+def _dataset(configured: Sequence[S] | Mapping[str, S], reading: Reading[S]) -> Dataset[Example]:
     sources, reports = [], []
     for name, source in named_sources(configured).items():
-        found = read_source(source, map_one, base_dir)
+        made, report = reading.source(name, source)
+        log_report(report, "rows")
+        sources.append(made)
+        reports.append(report)
+    return Dataset(tuple(sources), tuple(reports), fingerprint(sources, _identity))
+
+
+class Reading(Generic[S]):
+    """From a source to tokenized examples."""
+
+    def __init__(
+        self,
+        map_one: Callable[[RawRow, S], DialogueRow],
+        data: RowsConfig,
+        tokenizer: Any,
+        base_dir: Path | None,
+        *,
+        last_turn_only: bool,
+    ) -> None:
+        """
+        Raises:
+            DataError: the tokenizer lacks the chat template that is asked for, or it renders no
+                answers.
+        """
+        self._map_one = map_one
+        self._data = data
+        self._tokenizer = tokenizer
+        self._base_dir = base_dir
+        self._last_turn_only = last_turn_only
+        self._eos_token = check_template(tokenizer, data)
+        self._mark = end_mark(tokenizer, data) if data.chat_template else None
+
+    def source(self, name: str, source: S) -> tuple[Source[Example], SourceReport]:
+        """The examples of one source.
+
+        Raises:
+            DataError: as `load_texts`.
+        """
+        rows = read_source(source, self._map_one, self._base_dir)
         losses = _Losses()
         texts: list[list[Piece]] = []
         kept: list[tuple[int, DialogueRow]] = []
-        for number, row in enumerate(found):
+        for number, row in enumerate(rows):
             if _all_equal(row):
                 losses.note("equal answers", row.place)
                 continue
             try:
-                made = [
-                    pieces(
-                        dialogue,
-                        tokenizer,
-                        data,
-                        system=source.system,
-                        place=row.place,
-                        last_turn_only=last_turn_only,
-                        mark=mark,
-                    )
-                    for dialogue in row.dialogues
-                ]
+                made = self._pieces(row, source.system)
             except NothingToLearnError as nothing:
                 losses.note(str(nothing), row.place)
                 continue
@@ -162,22 +191,48 @@ def _dataset(
                 losses.note(ALTERED, row.place)
             texts += made
             kept.append((number, row))
-        made_of = tokenized(texts, tokenizer, eos_token)
-        unknown = _unknown(texts, made_of, [row for _, row in kept], tokenizer)
-        sequences = iter(made_of)
+        tokens = tokenized(texts, self._tokenizer, self._eos_token)
+        unknown = _unknown(texts, tokens, [row for _, row in kept], self._tokenizer)
+        sequences = iter(tokens)
         examples, longest = [], 0
         for number, row in kept:
             own = tuple(next(sequences) for _ in row.dialogues)
             longest = max(longest, *map(len, own))
-            fitted = _fitted(own, data, row.place, losses)
+            fitted = _fitted(own, self._data, row.place, losses)
             if fitted is not None:
                 examples.append(Example(f"{name}:{number}", fitted, row.margin, row.label, row.tag))
-        sources.append(Source(name, source.weight, tuple(examples)))
-        report = _report(name, source.path, len(examples), len(found), longest, losses)
-        reports.append(replace(report, unknown=unknown.rows))
-        if unknown.rows:
-            logger.warning("source %s: %s", name, unknown.told(len(found)))
-    return Dataset(tuple(sources), tuple(reports), fingerprint(sources, _identity))
+        if not examples:
+            raise DataError(f"{source.path}: none of {len(rows)} rows is left: {losses}")
+        remarks = [str(losses)] if losses.counts else []
+        remarks += [unknown.told(len(rows))] if unknown.rows else []
+        report = SourceReport(
+            name,
+            len(examples),
+            len(rows),
+            sum(n for reason, n in losses.counts.items() if reason.startswith("more than")),
+            longest,
+            losses.counts.get(ALTERED, 0),
+            unknown.rows,
+            tuple(remarks),
+        )
+        return Source(name, source.weight, tuple(examples)), report
+
+    def _pieces(self, row: DialogueRow, system: str | None) -> list[list[Piece]]:
+        return [
+            pieces(
+                dialogue,
+                self._tokenizer,
+                self._data,
+                system=system,
+                place=row.place,
+                last_turn_only=self._last_turn_only,
+                mark=self._mark,
+            )
+            for dialogue in row.dialogues
+        ]
+
+
+ALTERED = "an answer of which the chat template leaves out a part"
 
 
 def _unknown(
@@ -227,22 +282,6 @@ def _fitted(
         return None
     losses.note(f"{what}, which were cut,", place)
     return tuple(cut)
-
-
-ALTERED = "an answer of which the chat template leaves out a part"
-
-
-def _report(
-    name: str, path: str, kept: int, rows: int, longest: int, losses: _Losses
-) -> SourceReport:
-    if not kept:
-        raise DataError(f"{path}: none of {rows} rows is left: {losses}")
-    if losses.counts:
-        logger.warning("source %s: %d of %d rows; %s", name, kept, rows, losses)
-    else:
-        logger.info("source %s: %d rows", name, kept)
-    long = sum(count for reason, count in losses.counts.items() if reason.startswith("more than"))
-    return SourceReport(name, kept, long, longest, losses.counts.get(ALTERED, 0))
 
 
 def _identity(example: Example) -> list[Any]:

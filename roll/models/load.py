@@ -49,8 +49,11 @@ class Head:
         return bias if isinstance(bias, Tensor) else None
 
 
-def load_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
+def load_tokenizer(model: ModelConfig, *, fetch: bool = True) -> PreTrainedTokenizerBase:
     """The tokenizer of `model`.
+
+    Args:
+        fetch: ask the hub for what is not on this machine.
 
     Raises:
         ConfigError: the folder does not exist or holds no tokenizer, or the hub cannot be reached.
@@ -58,7 +61,9 @@ def load_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase:
     path = model.tokenizer or model.path
     _check_folder(path, model)
     try:
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=model.trust_remote_code)
+        return AutoTokenizer.from_pretrained(
+            path, trust_remote_code=model.trust_remote_code, local_files_only=not fetch
+        )
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(_what_failed("tokenizer", path, error)) from error
 

@@ -1,0 +1,147 @@
+"""What `roll check` tries out: some rows of each source through the tokenizer.
+
+Seconds, most of which it takes to import the tokenizer's library; that happens only where there is
+something to try. Nothing is fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from roll.config.data import FileConfig
+from roll.config.errors import UserError
+from roll.config.model import ModelConfig
+from roll.config.offline import DistillationConfig, OfflineConfig, PreferenceConfig, SftConfig
+from roll.config.rlvr import RlvrConfig
+from roll.config.run import RunConfig
+from roll.core.errors import DataError, NotMadeYetError
+from roll.core.hub import is_cached
+from roll.data.sources import resolve_format
+
+if TYPE_CHECKING:
+    from roll.data.datasets import Source, SourceReport
+
+LOOKED_AT = 1000
+"""Rows of a source."""
+
+Make = Callable[[str, FileConfig], "tuple[Source[Any], SourceReport]"]
+
+
+@dataclass
+class Trial:
+    """What came out."""
+
+    told: list[str] = field(default_factory=list)
+    """What was measured, one fact a line."""
+    remarks: list[str] = field(default_factory=list)
+    """What somebody should know of it."""
+    wrong: list[UserError] = field(default_factory=list)
+    """What a run would stop at."""
+
+
+def try_data(config: RunConfig) -> Trial:
+    """Tokenize the first rows of each source that is on this machine."""
+    trial = Trial()
+    sources = dict(_sources_here(config, trial))
+    if not sources:
+        return trial
+    model = config.train_model
+    if not _is_here(model):
+        trial.told.append(
+            f"no rows tried: the tokenizer of {model.tokenizer or model.path} is not on this "
+            "machine yet"
+        )
+        return trial
+    try:
+        make = _maker(config)
+    except UserError as error:
+        trial.wrong.append(error)
+        return trial
+    for name, source in sources.items():
+        some = source.model_copy(update={"limit": min(source.limit or LOOKED_AT, LOOKED_AT)})
+        try:
+            made, report = make(name, some)
+            _check_tags(config, name, made, report)
+        except UserError as error:
+            trial.wrong.append(error)
+            continue
+        first = "the first " if report.rows == LOOKED_AT else ""
+        trial.told.append(
+            f"{source.path}: {report.kept} of {first}{report.rows} rows kept, the longest has "
+            f"{report.longest_tokens} of at most {_most_tokens(config)} tokens"
+        )
+        trial.remarks += [f"{source.path}: {remark}" for remark in report.remarks]
+        if 2 * report.kept < report.rows:
+            trial.wrong.append(
+                DataError(
+                    f"{source.path}: only {report.kept} of {first}{report.rows} rows would be "
+                    f"trained on: {'; '.join(report.remarks)}"
+                )
+            )
+    return trial
+
+
+def _sources_here(config: RunConfig, trial: Trial) -> Iterator[tuple[str, FileConfig]]:
+    """Sources and validation sets that are files, each under its name."""
+    assert isinstance(config, RlvrConfig | OfflineConfig)
+    named = {f"data.sources.{i}": source for i, source in enumerate(config.data.sources)}
+    named |= {f"validation.sets.{name}": each for name, each in config.validation.sets.items()}
+    for name, source in named.items():
+        try:
+            if resolve_format(source) == "hub":
+                trial.told.append(f"{source.path}: on the hub, no rows tried")
+            else:
+                yield name, source
+        except NotMadeYetError:
+            trial.told.append(f"{source.path}: not made yet, no rows tried")
+
+
+def _is_here(model: ModelConfig) -> bool:
+    name = model.tokenizer or model.path
+    return Path(name).expanduser().is_dir() or is_cached(name)
+
+
+def _maker(config: RunConfig) -> Make:
+    """What makes tokenized rows of a source, as the run does it."""
+    from roll.data.datasets import source_prompts
+    from roll.data.examples import preferences_of, texts_of
+    from roll.data.templates import DatedTokenizer
+    from roll.models.load import load_tokenizer
+
+    # A moment's difference changes no length.
+    tokenizer = DatedTokenizer(load_tokenizer(config.train_model, fetch=False), datetime.now())
+    make: Any
+    if isinstance(config, RlvrConfig):
+        make = partial(source_prompts, data=config.data, tokenizer=tokenizer)
+    elif isinstance(config, SftConfig | DistillationConfig):
+        make = texts_of(config.data, tokenizer).source
+    else:
+        assert isinstance(config, PreferenceConfig)
+        make = preferences_of(config.data, tokenizer).source
+    return cast(Make, make)
+
+
+def _check_tags(config: RunConfig, name: str, made: Source[Any], report: SourceReport) -> None:
+    from roll.data.datasets import Dataset
+    from roll.pipeline.data import check_tags
+
+    dataset, trained_on = Dataset((made,), (report,), ""), name.startswith("data.")
+    if isinstance(config, RlvrConfig):
+        if config.rewards:
+            check_tags(dataset, "reward", config.rewards.values())
+        if config.teachers and trained_on:
+            check_tags(dataset, "teacher", config.teachers.values())
+    if isinstance(config, DistillationConfig):
+        check_tags(dataset, "teacher", config.teachers.values())
+
+
+def _most_tokens(config: RunConfig) -> int:
+    if isinstance(config, RlvrConfig):
+        return config.data.max_prompt_tokens
+    assert isinstance(config, OfflineConfig)
+    return config.data.max_tokens

@@ -1,0 +1,144 @@
+"""What `roll check` measures, on files and tokenizers of all pipelines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from roll.cli import app
+from roll.config import load_config
+from roll.pipeline.trial import LOOKED_AT, Trial, try_data
+from tests.runs import write_rows_task, write_task
+from tests.tiny import char_tokenizer
+
+
+def check(path: Path, *arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["check", str(path), *arguments])
+    return result.exit_code, result.output
+
+
+def prompts(path: Path, texts: list[str]) -> None:
+    rows = [{"prompt": text, "answer": "1"} for text in texts]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def tried(path: Path, *overrides: str) -> Trial:
+    return try_data(load_config(path, overrides).config)
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_task(tmp_path_factory.mktemp("task"))
+
+
+@pytest.fixture
+def train(task: Path) -> Any:
+    """The training file, put back afterwards."""
+    path = task.parent / "train.jsonl"
+    before = path.read_text()
+    yield path
+    path.write_text(before)
+
+
+def test_it_says_ok_when_all_is(task: Path) -> None:
+    code, told = check(task)
+    assert (code, told.splitlines()[-1]) == (0, "ok"), told
+    assert "train.jsonl: 16 of 16 rows kept, the longest has " in told
+    assert "held_out.jsonl: 8 of 8 rows kept" in told
+
+
+def test_the_first_thousand_rows_are_looked_at(task: Path, train: Path) -> None:
+    prompts(train, ["1"] * (LOOKED_AT + 5))
+    assert f"{LOOKED_AT} of the first {LOOKED_AT} rows kept" in tried(task).told[0]
+    train.write_text(train.read_text() + "no row\n")
+    assert tried(task).wrong == []
+
+
+def test_prompts_that_are_left_out_are_told(task: Path, train: Path) -> None:
+    prompts(train, ["1" * 40, "2", "3"])
+    trial = tried(task)
+    assert "2 of 3 rows kept, the longest has 4" in trial.told[0]
+    assert "1 left out because they are longer than max_prompt_tokens = 32" in trial.remarks[0]
+    assert trial.wrong == []
+
+
+def test_a_source_most_of_which_is_lost_is_refused(task: Path, train: Path) -> None:
+    prompts(train, ["1" * 40, "2" * 40, "3"])
+    code, told = check(task)
+    assert code == 2
+    assert "2 of 3 prompts are longer than max_prompt_tokens = 32 (half have at most 4" in told
+    assert told.index("2 of 3 prompts") < told.index("pool (devices)")
+    assert "ok" not in told.splitlines()
+    assert check(task, "--fast")[0] == 0
+
+
+def test_text_that_the_tokenizer_does_not_know_is_told(task: Path, train: Path) -> None:
+    prompts(train, ["1 \u00d7 2", "3"])
+    code, told = check(task)
+    assert code == 0
+    assert "note: " in told
+    assert "1 of 2 rows (50.0%) hold text that the tokenizer does not know" in told
+    assert "reads '<pad>' in its place: '\u00d7' (first: " in told
+
+
+def test_a_tag_of_a_row_that_nobody_takes_is_refused(task: Path, train: Path) -> None:
+    train.write_text('{"prompt": "1", "answer": "1", "kind": "proof"}\n')
+    code, told = check(task, "data.sources.0.columns.tag=kind", "validation.sets.held_out=null")
+    assert code == 2
+    assert "'proof', which no reward takes" in told
+
+
+def test_a_broken_row_further_down_is_found(task: Path, train: Path) -> None:
+    prompts(train, ["1"] * 20)
+    train.write_text(train.read_text() + '{"prompt":\n')
+    assert "train.jsonl:21" in str(tried(task).wrong[0])
+
+
+def test_what_is_not_on_this_machine_is_named_and_not_fetched(task: Path) -> None:
+    (line,) = tried(task, "model.path=some-org/no-such-model").told
+    assert line.startswith("no rows tried: the tokenizer of some-org/no-such-model is not on this")
+    trial = tried(task, "data.sources=[{path: some-org/rows}]", "validation.sets.held_out=null")
+    assert trial.told == ["some-org/rows: on the hub, no rows tried"]
+    made = "data.sources=[{path: later.jsonl, made_by: make it}]"
+    code, told = check(task, made, "validation.sets.held_out=null")
+    assert code == 0
+    assert "later.jsonl: not made yet, no rows tried" in told
+    assert told.splitlines()[-1] == "nothing wrong in the file; it cannot run here yet"
+
+
+TURNS = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
+PAIR = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "row", "lost"),
+    [
+        ("sft", {"messages": TURNS}, {"messages": TURNS[:1]}),
+        ("dpo", PAIR, {**PAIR, "rejected": "2"}),
+        ("reward_model", PAIR, {**PAIR, "chosen": "", "rejected": " "}),
+    ],
+)
+def test_rows_of_all_pipelines_are_tried(
+    tmp_path: Path, pipeline: str, row: Any, lost: Any
+) -> None:
+    beside = {"reference": {"pool": "all"}} if pipeline == "dpo" else {}
+    path = write_rows_task(tmp_path, pipeline, {"train": [row] * 3, "held_out": [row]}, **beside)
+    trial = tried(path)
+    assert "train.jsonl: 3 of 3 rows kept, the longest has " in trial.told[0]
+    assert (trial.remarks, trial.wrong) == ([], [])
+    rows = [row, lost, lost]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    trial = tried(path)
+    assert "only 1 of 3 rows would be trained on" in str(trial.wrong[0])
+
+
+def test_the_template_of_the_tokenizer_is_what_is_tried(task: Path) -> None:
+    saved = task.parent / "tokenizer"
+    tokenizer = char_tokenizer()
+    tokenizer.chat_template = "{{ raise_exception('no') }}"
+    tokenizer.save_pretrained(saved)
+    assert "refuses this row: no" in str(tried(task, f"model.tokenizer={saved}").wrong[0])
