@@ -34,7 +34,8 @@ class ReplayBuffer:
     _entries: dict[int, Entry] = field(default_factory=dict, init=False, repr=False)
     _next: int = field(default=0, init=False, repr=False)
     _running: Counter[int] = field(default_factory=Counter, init=False, repr=False)
-    """Version -> groups begun with it that have not ended."""
+    """Version -> groups begun with it that have not ended; of as many versions as may run at once,
+    however long the run."""
     _ready: Counter[str] = field(default_factory=Counter, init=False, repr=False)
     """Source -> groups that wait to be taken."""
 
@@ -49,16 +50,21 @@ class ReplayBuffer:
     def accept(self, entry: Entry, group: Group) -> None:
         """It has ended, and waits to be taken."""
         entry.group = group
-        self._running[entry.version] -= 1
+        self._ended(entry)
         self._ready[entry.prompt.source] += 1
 
     def remove(self, entry: Entry) -> None:
         """It is rejected, or given back."""
         del self._entries[entry.number]
         if entry.group is None:
-            self._running[entry.version] -= 1
+            self._ended(entry)
         else:
             self._ready[entry.prompt.source] -= 1
+
+    def _ended(self, entry: Entry) -> None:
+        self._running[entry.version] -= 1
+        if not self._running[entry.version]:
+            del self._running[entry.version]
 
     def keep(self, group: Group, version: int) -> None:
         """A group that an earlier session of the run finished."""
