@@ -21,6 +21,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 
 from rich.console import Console
@@ -54,13 +55,19 @@ def scenario(args: argparse.Namespace, replicas: int) -> Scenario:
         max_new_tokens=args.max_tokens,
         separate_siblings=args.siblings == "separate",
         queue=args.queue,
-        model=replace(EngineModel(), knee=args.knee),
-        limits=HealthConfig(heartbeat_s=args.heartbeat, max_restarts=10**6, slow_factor=0),
+        model=replace(EngineModel(), knee=args.knee, pause_s=args.push),
+        limits=limits(args),
         faults=Faults(
             mean_between_s=args.failures, slow_share=args.slow, slow_factor=args.slow_factor
         ),
         seed=args.seed,
     )
+
+
+def limits(args: argparse.Namespace) -> HealthConfig:
+    """The defaults; who asks for failures gets as many restarts as they take."""
+    config = HealthConfig(heartbeat_s=args.heartbeat)
+    return config.model_copy(update={"max_restarts": 10**6}) if isfinite(args.failures) else config
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -75,7 +82,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--siblings", choices=("together", "separate"), default="together")
     add("--queue", type=int, default=64, help="sequences sent to a replica that wait there")
     add("--knee", type=int, default=64, help="sequences of a replica that do not slow each other")
-    add("--heartbeat", type=float, default=10.0, help="seconds between two of a replica")
+    add("--heartbeat", type=float, default=HealthConfig().heartbeat_s, help="seconds between two")
+    add("--push", type=float, default=EngineModel().pause_s, help="seconds that new weights take")
     add("--generation-share", type=float, default=0.7, help="of a synchronous step")
     add("--lengths", choices=("lognormal", "pareto", "fixed"), default="lognormal")
     add("--median", type=float, default=64, help="tokens")

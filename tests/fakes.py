@@ -105,7 +105,7 @@ class ScriptedEngine:
             self.running[request_id].set()
 
     async def heartbeat(self) -> Heartbeat:
-        return Heartbeat(0, 0, {})
+        return Heartbeat(0, 0, 0, {})
 
     def replica(self, index: int = 0, *, capacity: int = 256) -> Replica:
         return Replica(index, self, capacity, abort_timeout_s=5)

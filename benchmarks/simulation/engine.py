@@ -3,9 +3,10 @@
 All running sequences write at the same pace, so one number, the tokens that a sequence running from
 the start would have written, says where each of them stands. A sequence ends when that number
 reaches its own end: the engine plans one event, the next end, whatever the number of tokens.
-What stops all sequences for a while (prefill, new weights) is a debt of seconds, paid before the
-next token. Each token's value is the length of its response, so a request that is continued on
-another replica ends where it would have ended here.
+What stops all sequences for a while is a debt, paid before the next token: seconds for new weights,
+and tokens to prefill, which are the prompts of requests and, after new weights, all that runs.
+Each token's value is the length of its response, so a request that is continued on another replica
+ends where it would have ended here.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from benchmarks.simulation.clock import Event, virtual_loop
 from benchmarks.simulation.lengths import Lengths
 from roll.core.errors import EngineDiedError
-from roll.core.types import Completion, FinishReason, GenerateRequest, Heartbeat
+from roll.core.types import Completion, FinishReason, GenerateRequest, Heartbeat, Piece
 
 PROMPT_TOKENS = 16
 """Of every prompt. What a request's prompt has beyond that was written before, elsewhere."""
@@ -93,6 +94,8 @@ class ScriptedEngine:
         self.busy_slot_s = 0.0
         """Sequences times seconds, prefill and pauses included."""
         self.written_tokens = 0.0
+        self.prefilled_tokens = 0.0
+        self._before_restart = 0.0, 0.0
         self.requests = 0
         """That it was ever asked for."""
         self.alive = True
@@ -107,7 +110,10 @@ class ScriptedEngine:
         self._batch = 0
         self._work = 0.0
         self._since_s = self._loop.time()
-        self._debt_s = 0.0
+        self._pause_s = 0.0
+        """Left of the time that new weights take."""
+        self._unread = 0.0
+        """Tokens to prefill."""
         self._next_end: Event | None = None
         self._switches: list[tuple[float, int]] = [(0.0, 0)]
 
@@ -150,7 +156,9 @@ class ScriptedEngine:
         with self._meter:
             self._advance()
             progress = {request.id: self._news(request) for request in self._requests.values()}
-        return Heartbeat(self.version, int(self.written_tokens), progress)
+        written = int(self.written_tokens - self._before_restart[0])
+        prefilled = int(self.prefilled_tokens - self._before_restart[1])
+        return Heartbeat(self.version, written, prefilled, progress)
 
     async def load_weights(self, version: int) -> None:
         """Stop, switch and go on; the KV cache of what runs is then computed again."""
@@ -163,7 +171,8 @@ class ScriptedEngine:
                 for sequence in request.sequences
                 if request.done[sequence.sibling] is None
             )
-            self._debt_s += self.model.pause_s + context / self.model.prefill_tokens_per_s
+            self._pause_s += self.model.pause_s
+            self._unread = float(context)  # what was read of prompts so far is dropped too
             self._switches.append((self._work, version))
             self.version = version
         await asyncio.sleep(self.model.pause_s)
@@ -187,7 +196,7 @@ class ScriptedEngine:
         self._plan_nothing()
 
     def slow_by(self, factor: float) -> None:
-        """Decode this many times slower from now on."""
+        """Prefill and decode this many times slower from now on, new engines in its place too."""
         self._advance()
         self._slow = factor
         self._plan()
@@ -198,11 +207,16 @@ class ScriptedEngine:
             self.crash()
         await asyncio.sleep(self.model.restart_s)
         self._since_s = self._loop.time()
-        self._debt_s = 0.0
+        self._pause_s = self._unread = 0.0
         self._switches = [(self._work, 0)]
+        self._before_restart = self.written_tokens, self.prefilled_tokens
         self.version, self.alive = 0, True
 
     # How it keeps its books.
+
+    @property
+    def _prefill_tokens_per_s(self) -> float:
+        return self.model.prefill_tokens_per_s / self._slow
 
     def _require_alive(self) -> None:
         if not self.alive:
@@ -220,7 +234,7 @@ class ScriptedEngine:
         running = _Running(request.id, answer, PROMPT_TOKENS + before)
         self._requests[request.id] = running
         running.open, running.done = request.n, [None] * request.n
-        self._debt_s += len(request.prompt_tokens) / self.model.prefill_tokens_per_s
+        self._unread += len(request.prompt_tokens)
         for sibling in range(request.n):
             if before:
                 length = request.prompt_tokens[-1]
@@ -249,10 +263,14 @@ class ScriptedEngine:
         if self.hangs or not self.alive:
             return
         self.busy_slot_s += self._batch * passed_s
-        paid_s = min(self._debt_s, passed_s)
-        self._debt_s -= paid_s
-        if self._batch and passed_s > paid_s:
-            work = (passed_s - paid_s) * self.model.pace(self._batch) / self._slow
+        paused_s = min(self._pause_s, passed_s)
+        self._pause_s -= paused_s
+        read = min(self._unread, (passed_s - paused_s) * self._prefill_tokens_per_s)
+        self._unread -= read
+        self.prefilled_tokens += read
+        left_s = passed_s - paused_s - read / self._prefill_tokens_per_s
+        if self._batch and left_s > 0:
+            work = left_s * self.model.pace(self._batch) / self._slow
             self._work += work
             self.written_tokens += self._batch * work
 
@@ -264,7 +282,8 @@ class ScriptedEngine:
             self._plan_nothing()
             return
         left = max(0.0, self._ends[0].end_work - self._work)
-        due_s = self._since_s + self._debt_s + left / self.model.pace(self._batch) * self._slow
+        debt_s = self._pause_s + self._unread / self._prefill_tokens_per_s
+        due_s = self._since_s + debt_s + left / self.model.pace(self._batch) * self._slow
         if self._next_end is None or self._next_end.when_s > due_s:
             self._plan_nothing()
             self._next_end = self._loop.happen(due_s, self._end_due)
@@ -298,17 +317,18 @@ class ScriptedEngine:
             return 0
         return min(int(self._work - sequence.begin_work + SLACK_TOKENS), sequence.left)
 
-    def _news(self, request: _Running) -> tuple[Completion, ...]:
+    def _news(self, request: _Running) -> tuple[Piece, ...]:
         pieces = []
         for sequence in request.sequences:
             ended = request.done[sequence.sibling]
             count = self._written(sequence) if ended is None else len(ended.tokens)
             finish = FinishReason.ABORT if ended is None else ended.finish
             if count > sequence.reported:
-                pieces.append(self._piece(sequence, sequence.reported, count, finish))
+                news = self._piece(sequence, sequence.reported, count, finish)
+                pieces.append(Piece(sequence.reported, news))
                 sequence.reported = count
             else:
-                pieces.append(NO_NEWS[finish])
+                pieces.append(Piece(count, NO_NEWS[finish]))
         return tuple(pieces)
 
     def _piece(self, sequence: _Sequence, begin: int, end: int, finish: FinishReason) -> Completion:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 from benchmarks.simulation.clock import virtual_loop
 from benchmarks.simulation.engine import ScriptedEngine
@@ -54,6 +55,28 @@ class Faults:
 
     def _key(self, engine: ScriptedEngine, number: int, purpose: int) -> int:
         return ((self.seed * 1_000_003 + engine.index) * 1_000_003 + number) * 3 + purpose
+
+
+@dataclass(frozen=True, slots=True)
+class Sickness:
+    """One fault of one replica."""
+
+    kind: Literal["crash", "hang", "slow"]
+    slow_factor: float = 1.0
+    """How much slower, of a slow one."""
+    replica: int = 0
+    at_s: float = 0.0
+    """When it begins."""
+
+    def unleash(self, engines: Sequence[ScriptedEngine]) -> None:
+        """Let it happen, once."""
+        engine = engines[self.replica]
+        strike = {
+            "crash": engine.crash,
+            "hang": engine.hang,
+            "slow": partial(engine.slow_by, self.slow_factor),
+        }
+        virtual_loop().happen(self.at_s, strike[self.kind])
 
 
 @dataclass(slots=True)

@@ -6,14 +6,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import psutil  # type: ignore[import-untyped]
 
 from benchmarks.simulation.clock import run_virtually, virtual_loop
 from benchmarks.simulation.engine import PROMPT_TOKENS, EngineModel, ScriptedEngine
-from benchmarks.simulation.faults import FaultLog, Faults
+from benchmarks.simulation.faults import FaultLog, Faults, Sickness
 from benchmarks.simulation.lengths import Lengths
 from benchmarks.simulation.oracle import StepWork
 from roll.config.rollout import HealthConfig
@@ -53,11 +54,8 @@ class Scenario:
     """Groups."""
     model: EngineModel = field(default_factory=EngineModel)
     faults: Faults = field(default_factory=Faults)
-    limits: HealthConfig = field(
-        default_factory=lambda: HealthConfig(
-            heartbeat_s=10, timeout_s=30, max_restarts=99, slow_factor=0
-        )
-    )
+    sickness: Sickness | None = None
+    limits: HealthConfig = field(default_factory=HealthConfig)
     sample_s: float = 5.0
     """Between two looks at how many sequences are being decoded."""
     seed: int = 0
@@ -99,8 +97,13 @@ class Outcome:
     decoding: list[tuple[float, int]]
     """Moment, and sequences being decoded."""
     faults: FaultLog
-    lost_replicas: int
+    losses: list[tuple[float, int]]
+    """Moment, and replica that was given up."""
     moved_requests: int
+
+    @property
+    def lost_replicas(self) -> int:
+        return len(self.losses)
 
     @property
     def makespan_s(self) -> float:
@@ -164,11 +167,15 @@ class World:
         self.scheduler = GenerateScheduler(prompts, single_turn.run, budget)
         self.staleness: Counter[int] = Counter()
         self.decoding: list[tuple[float, int]] = []
+        self.losses: list[tuple[float, int]] = []
 
     async def run(self) -> Outcome:
         """All steps."""
         scenario = self.scenario
         self.health.start()
+        self.fleet.on_lost = partial(self._lost, self.fleet.on_lost)
+        if scenario.sickness is not None:
+            scenario.sickness.unleash(self.engines)
         log = scenario.faults.unleash(self.engines)
         looking = asyncio.ensure_future(self._look())
         cpu_s = time.process_time() - self.meter.spent_s
@@ -195,7 +202,7 @@ class World:
             collector_cpu_s=self.meter.collector_s,
             decoding=self.decoding,
             faults=log,
-            lost_replicas=int(books["rollout/lost_replicas"]),
+            losses=self.losses,
             moved_requests=int(books["rollout/moved_requests"]),
         )
 
@@ -226,6 +233,10 @@ class World:
                 await asyncio.gather(*loads)
         except TimeoutError as error:
             raise WaitTimeoutError(f"a push took more than {PUSH_TIMEOUT_S:g} s") from error
+
+    def _lost(self, told: Callable[[Replica, str], None], replica: Replica, reason: str) -> None:
+        self.losses.append((asyncio.get_running_loop().time(), replica.index))
+        told(replica, reason)
 
     async def _restart(self, replica: Replica) -> None:
         await self.engines[replica.index].restart()

@@ -19,6 +19,7 @@ __all__ = [
     "EngineDiedError",
     "EngineError",
     "EngineMissingError",
+    "IncompleteWeightsError",
     "NotMadeYetError",
     "RewardError",
     "RollError",
@@ -56,6 +57,11 @@ class EngineError(RollError):
 
 class EngineDiedError(EngineError):
     """An engine, or one of its processes, is gone with all its requests; only a new one helps."""
+
+
+class IncompleteWeightsError(EngineError):
+    """A push of weights broke off, so the engine's weights are of no version: it ends its requests
+    with this error, and takes none, until a push has succeeded."""
 
 
 class WeightSyncError(RollError):

@@ -138,19 +138,36 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of one continuation, and where it begins.
+
+    Example: Piece(start=7, written=Completion(tokens=(5, 9), ...)) holds tokens 7 and 8.
+    """
+
+    start: int
+    """Tokens of the continuation before it. A heartbeat can be lost on its way; whoever puts pieces
+    together sees by this number that one is missing."""
+    written: Completion
+    """Finish ABORT while the continuation goes on."""
+
+
+@dataclass(frozen=True, slots=True)
 class Heartbeat:
     """What a living engine says of itself.
 
-    Example: Heartbeat(version=3, written_tokens=5120, progress={"3/a:1": (Completion(...),)})
+    Example: Heartbeat(version=3, written_tokens=5120, prefilled_tokens=900,
+        progress={"3/a:1": (Piece(...),)})
     """
 
     version: int
     """Of the weights in use."""
     written_tokens: int
     """Since the engine started, over all requests."""
-    progress: Mapping[str, tuple[Completion, ...]]
-    """Running request -> of each sibling the tokens written since the last heartbeat; finish ABORT
-    while it goes on."""
+    prefilled_tokens: int
+    """Tokens of prompts that the model has read since the engine started, and of what was read
+    again because its KV cache was dropped; what a prefix cache held is left out."""
+    progress: Mapping[str, tuple[Piece, ...]]
+    """Running request -> of each sibling the tokens written since the last heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)

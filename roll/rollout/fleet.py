@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 from roll.core.errors import EngineError, RollError
 from roll.core.metrics import Metrics, Sum
 from roll.core.types import Completion, FinishReason, GenerateRequest
-from roll.rollout.replica import Replica, ReplicaLostError, State
+from roll.rollout.call import ReplicaLostError
+from roll.rollout.replica import Replica, State
 from roll.rollout.routing import LeastLoaded, Loads, RoutingPolicy
 from roll.rollout.together import all_or_first_error
 from roll.rollout.written import NOTHING, joined, kept, rest_of
@@ -34,6 +35,17 @@ WAVES = 4
 replica pauses once. They would let the trainer wait longer, and stale weights write more."""
 MAX_MOVES = 20
 """Of one request; beyond, the engines are not worth going on with."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A request without a replica."""
+
+    session: str
+    request: GenerateRequest
+    seat: asyncio.Future[Replica]
+    moved: bool
+    """It ran elsewhere before."""
 
 
 @dataclass(eq=False)
@@ -53,9 +65,7 @@ class Fleet:
     on_lost: Callable[[Replica, str], None] | None = None
     """Called when a replica is lost, with the reason; who sets it sees to its return."""
     _loads: Loads = field(init=False, repr=False)
-    _waiting: deque[tuple[str, GenerateRequest, asyncio.Future[Replica]]] = field(
-        default_factory=deque, init=False, repr=False
-    )
+    _waiting: deque[_Waiting] = field(default_factory=deque, init=False, repr=False)
     _admitting: bool = field(default=False, init=False, repr=False)
     _failure: Exception | None = field(default=None, init=False, repr=False)
     _books: Counter[str] = field(default_factory=Counter, init=False, repr=False)
@@ -73,10 +83,10 @@ class Fleet:
 
         Args:
             session: names what shares a prefix, for the routing.
-            timeout_s: for each stay on a replica; the time without a seat does not count.
+            timeout_s: how long a replica may make no progress while it has the request.
 
         Raises:
-            WaitTimeoutError: a replica did not answer in time; names request and replica.
+            WaitTimeoutError: a replica made no progress for so long; names request and replica.
             EngineError: an engine refused the request, or it was moved too often.
             Exception: what `fail` was told, when the fleet is beyond help.
         """
@@ -176,7 +186,11 @@ class Fleet:
     @asynccontextmanager
     async def _loading(self, replicas: Collection[Replica]) -> AsyncIterator[None]:
         """Expect no heartbeats inside the block; and where requests do not outlive their weights,
-        give them back to the queue, and take new ones only on the new weights."""
+        give them back to the queue, and take new ones only on the new weights.
+
+        Where the block fails, nobody knows which of the replicas have whole weights: they take no
+        requests until such a block has succeeded.
+        """
         serving = [replica.index for replica in replicas if replica.serving]
         for replica in replicas:
             replica.loading = True
@@ -184,6 +198,13 @@ class Fleet:
             if not self.continue_in_flight:
                 await self.leave(serving)
             yield
+        except Exception:
+            for replica in replicas:
+                replica.tear()
+            raise
+        else:
+            for replica in replicas:
+                replica.mend()
         finally:
             for replica in replicas:
                 replica.loading = False
@@ -192,13 +213,14 @@ class Fleet:
 
     async def leave(self, indices: Collection[int]) -> None:
         """Take replicas out, their requests handed over to the others or back to the queue."""
-        leaving = [self.replicas[i] for i in indices if self.replicas[i].serving]
+        leaving = [self.replicas[i] for i in indices if self.replicas[i].state is State.SERVING]
         for replica in leaving:
             replica.enter(State.AWAY)
         await asyncio.gather(*(replica.hand_over() for replica in leaving))
 
     def join(self, indices: Collection[int]) -> None:
-        """These replicas hold the present weights and serve again."""
+        """These replicas hold the present weights and serve again; those to which a push broke off
+        do so once one has succeeded."""
         for index in indices:
             if self.replicas[index].state is State.AWAY:
                 self.replicas[index].enter(State.SERVING)
@@ -207,7 +229,7 @@ class Fleet:
         """Every request that waits for a seat, now or later, ends with this error."""
         self._failure = error
         while self._waiting:
-            _, _, seat = self._waiting.popleft()
+            seat = self._waiting.popleft().seat
             if not seat.done():
                 seat.set_exception(error)
 
@@ -225,13 +247,14 @@ class Fleet:
         if not self._waiting:
             replica = self.routing.choose(session, self._loads)
             if replica is not None:
-                replica.reserve(request)
+                replica.reserve(request, moved=first)
                 return replica
         seat: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
+        waiting = _Waiting(session, request, seat, moved=first)
         if first:
-            self._waiting.appendleft((session, request, seat))
+            self._waiting.appendleft(waiting)
         else:
-            self._waiting.append((session, request, seat))
+            self._waiting.append(waiting)
         try:
             return await seat
         except asyncio.CancelledError:
@@ -251,13 +274,13 @@ class Fleet:
     def _admit(self) -> None:
         """Give seats to those who wait, as long as there are any."""
         while self._waiting:
-            session, request, seat = self._waiting[0]
-            if not seat.done():
-                replica = self.routing.choose(session, self._loads)
+            first = self._waiting[0]
+            if not first.seat.done():
+                replica = self.routing.choose(first.session, self._loads)
                 if replica is None:
                     return
-                replica.reserve(request)
-                seat.set_result(replica)
+                replica.reserve(first.request, moved=first.moved)
+                first.seat.set_result(replica)
             self._waiting.popleft()
 
     def _replica_lost(self, replica: Replica, reason: str) -> None:

@@ -3,29 +3,48 @@
 One task per replica asks for a heartbeat, waits for it, and judges. One more per lost replica
 revives it. A replica is not asked while it loads weights or its devices are lent: both may take
 long, and whoever caused it has a time limit of its own.
+
+A replica crawls when its work, writing and prefill, would have taken a usual replica a small part
+of the time that it took (`pace.py`), several times in a row. The time in which it has no requests
+or loads weights does not count. After weights, a return or requests from elsewhere it is given
+more time, because compiling and caches may then cost what nobody reports; but not without end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import statistics
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from roll.config.rollout import HealthConfig
 from roll.core.errors import EngineError
 from roll.rollout.fleet import Fleet
+from roll.rollout.pace import Pace, Usual, Work
 from roll.rollout.replica import Replica
 
 logger = logging.getLogger(__name__)
 
-SLOW_BEATS = 5
-"""Slow heartbeats in a row that make a replica slow."""
+SLOW_TIMES = 5
+"""Slow measurements in a row that make a replica slow; one takes at least a heartbeat."""
+SLOW_TIMES_DISTURBED = 30
+"""The same where new weights, a return or a request from elsewhere came in between."""
 MAX_BEATS_PER_S = 100
 """Of the whole fleet: a heartbeat costs the driver about a millisecond."""
-ENOUGH_OTHERS = 2
-"""Busy replicas that a slow one is compared with; with fewer nobody knows who is the slow one."""
+
+
+@dataclass(slots=True)
+class _Measured:
+    """Of one replica."""
+
+    until: Work
+    """What had been measured by the last time."""
+    slow: int = 0
+    """Slow measurements in a row, up to now."""
+    disturbances: int = 0
+    """Its number of them at the last measurement."""
+    calm: int = 0
+    """The same, one measurement before the slow ones began."""
 
 
 @dataclass
@@ -41,12 +60,8 @@ class Health:
     retire: Callable[[Replica], Awaitable[None]] | None = None
     """Frees what is left of a replica that is given up, its devices above all."""
     _restarts: dict[int, int] = field(default_factory=dict, init=False)
-    _rates: dict[int, float] = field(default_factory=dict, init=False)
-    """Tokens per second and sequence of the busy replicas, at their last heartbeat."""
-    _usual: float = field(default=0.0, init=False)
-    _usual_until_s: float = field(default=0.0, init=False)
-    _slow: dict[int, int] = field(default_factory=dict, init=False)
-    """Slow heartbeats in a row."""
+    _pace: Pace = field(default_factory=Pace, init=False)
+    _measured: dict[int, _Measured] = field(default_factory=dict, init=False)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
     def start(self) -> None:
@@ -71,7 +86,17 @@ class Health:
         task: asyncio.Task[None] = asyncio.ensure_future(work)
         task.set_name(name)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Nobody waits for these tasks, so an error would end the watch in silence."""
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            logger.error("%s ended: %s", task.get_name(), error, exc_info=error)
+            failure = EngineError(f"{task.get_name()} ended: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self.fleet.fail(failure)
 
     async def _watch(self, replica: Replica) -> None:
         # Spread over the pause, so that the driver does not hear of all of them at once.
@@ -79,50 +104,41 @@ class Health:
         while True:
             await asyncio.sleep(self.pause_s)
             if replica.serving and not replica.loading:
-                await self._listen(replica)
+                beat = await replica.listen(self.limits.timeout_s)
+                if beat is not None and not replica.gone:
+                    self._measure(replica)
 
-    async def _listen(self, replica: Replica) -> None:
-        """One heartbeat, and how fast the replica was since the one before."""
-        clock = asyncio.get_running_loop().time
-        before, since = replica.written_tokens, replica.last_heartbeat_s
-        busy = replica.in_flight_sequences
-        beat = await replica.listen(self.limits.timeout_s)
-        if beat is None:
+    def _measure(self, replica: Replica) -> None:
+        """Compare what it did since the last time with what is usual."""
+        done = replica.work
+        measured = self._measured.get(replica.index)
+        if measured is None:
+            count = replica.disturbances
+            self._measured[replica.index] = _Measured(done, disturbances=count, calm=count)
             return
-        sequences = min(busy, replica.in_flight_sequences, replica.capacity)
-        if since is None or not sequences:
-            self._rates.pop(replica.index, None)
+        work = done - measured.until
+        usual = self._pace.usual(asyncio.get_running_loop().time(), self.pause_s)
+        if not usual.allows(work):
             return
-        elapsed_s = max(clock() - since, 1e-9)
-        self._judge(replica, (beat.written_tokens - before) / elapsed_s / sequences)
-
-    def _judge(self, replica: Replica, rate: float) -> None:
-        self._rates[replica.index] = rate
-        usual = self._usual_rate()
-        slow = len(self._rates) > ENOUGH_OTHERS and rate < self.limits.slow_factor * usual
-        count = self._slow[replica.index] = self._slow.get(replica.index, 0) + 1 if slow else 0
-        if count >= SLOW_BEATS:
-            replica.lose(
-                f"it writes {rate:.3g} tokens/s for each sequence, the median is {usual:.3g}"
-            )
-
-    def _usual_rate(self) -> float:
-        """The median, worked out once between two heartbeats: a thousand replicas must not sort a
-        thousand rates each."""
-        now_s = asyncio.get_running_loop().time()
-        if now_s >= self._usual_until_s:
-            self._usual = statistics.median(self._rates.values())
-            self._usual_until_s = now_s + self.pause_s
-        return self._usual
+        measured.until = done
+        self._pace.note(replica.index, work, usual)
+        if usual.known and usual.share(work) < self.limits.slow_factor:
+            measured.slow += 1
+        else:
+            measured.slow, measured.calm = 0, measured.disturbances
+        measured.disturbances = replica.disturbances
+        disturbed = measured.disturbances != measured.calm
+        if measured.slow >= (SLOW_TIMES_DISTURBED if disturbed else SLOW_TIMES):
+            replica.lose(_too_slow(work, usual, measured.slow))
 
     def _lost(self, replica: Replica, reason: str) -> None:
-        self._rates.pop(replica.index, None)
-        self._slow.pop(replica.index, None)
+        self._pace.forget(replica.index)
+        self._measured.pop(replica.index, None)
         logger.warning(
             "inference replica %d is lost, its requests go to the others: %s (%s)",
             replica.index,
             reason,
-            replica.heard(),
+            replica.vitals.told(asyncio.get_running_loop().time()),
         )
         self._renew(replica, reason)
 
@@ -159,3 +175,12 @@ class Health:
             self.fleet.fail(
                 EngineError(f"no inference replica is left: replica {replica.index} {why}")
             )
+
+
+def _too_slow(work: Work, usual: Usual, times: int) -> str:
+    return (
+        f"{times} times in a row its work took far longer than it takes the others, the last time "
+        f"{work.busy_s:.3g} s instead of {work.busy_s * usual.share(work):.2g} s: it wrote "
+        f"{work.written_tokens} tokens, {work.written_tokens / work.sequence_s:.3g}/s for each "
+        f"sequence where {usual.each:.3g}/s are usual, and prefilled {work.prefilled_tokens}"
+    )

@@ -7,42 +7,21 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
 
-from roll.core.errors import EngineDiedError, EngineError, WaitTimeoutError, WorkerLostError
-from roll.core.types import Completion, FinishReason, GenerateRequest, Heartbeat
-from roll.rollout.written import Heard
+from roll.core.errors import (
+    EngineDiedError,
+    EngineError,
+    IncompleteWeightsError,
+    WaitTimeoutError,
+    WorkerLostError,
+)
+from roll.core.types import Completion, GenerateRequest, Heartbeat, Piece
+from roll.rollout.call import Call
+from roll.rollout.engine import Engine
+from roll.rollout.pace import Work
+from roll.rollout.vitals import Vitals
 
 logger = logging.getLogger(__name__)
-
-ABORT_AGAIN_S = 1.0
-"""Pause between two aborts of a request that has not ended."""
-
-
-class Engine(Protocol):
-    """What a replica asks of its engine; all of it may fail with `EngineDiedError` or
-    `WorkerLostError` when the engine is gone."""
-
-    async def generate(self, request: GenerateRequest) -> list[Completion]:
-        """`request.n` completions, in sibling order; after `abort` they end with ABORT."""
-        ...
-
-    async def abort(self, request_id: str) -> None:
-        """End a running request; unknown ids are fine."""
-        ...
-
-    async def heartbeat(self) -> Heartbeat:
-        """Comes back only from an engine that works."""
-        ...
-
-
-class ReplicaLostError(EngineError):
-    """The replica of a request is gone; carries what is known to be written."""
-
-    def __init__(self, message: str, written: tuple[Completion, ...]) -> None:
-        super().__init__(message)
-        self.written = written
-        """Of each sibling."""
 
 
 class State(StrEnum):
@@ -54,19 +33,6 @@ class State(StrEnum):
     """Takes none for now: its devices are lent, or it is being asked to hand over its requests."""
     LOST = "lost"
     """Dead or stuck; a new engine is to take its place."""
-
-
-@dataclass(eq=False)
-class _Call:
-    """One request on its way."""
-
-    request: GenerateRequest
-    outcome: asyncio.Future[list[Completion]]
-    task: asyncio.Task[list[Completion]]
-    heard: list[Heard] = field(default_factory=list)
-    """One for each sibling, from the first heartbeat on."""
-    ended: int = 0
-    """Siblings whose places are free again."""
 
 
 @dataclass(eq=False)
@@ -83,16 +49,18 @@ class Replica:
     abort_timeout_s: float = 30.0
     """How long an aborted request may take to end."""
     state: State = field(default=State.SERVING, init=False)
-    loading: bool = field(default=False, init=False)
-    """New weights are coming in, which may take longer than a heartbeat."""
+    torn: bool = field(default=False, init=False)
+    """A push of weights to it broke off: it takes no requests until one has succeeded."""
     in_flight_tokens: int = field(default=0, init=False)
     """Prompt tokens plus the most that may still be written, over all requests it has."""
     in_flight_sequences: int = field(default=0, init=False)
-    written_tokens: int = field(default=0, init=False)
-    """Of its present engine, as of the last heartbeat."""
-    last_heartbeat_s: float | None = field(default=None, init=False)
-    """Moment on the loop's clock."""
-    _calls: dict[str, _Call] = field(default_factory=dict, init=False, repr=False)
+    disturbances: int = field(default=0, init=False)
+    """Weights loaded, returns from elsewhere and requests taken over, so far: after each it may
+    write nothing for a while."""
+    vitals: Vitals = field(default_factory=Vitals, init=False)
+    """Of its present engine, on the loop's clock."""
+    _loading: bool = field(default=False, init=False, repr=False)
+    _calls: dict[str, Call] = field(default_factory=dict, init=False, repr=False)
     _changed: Callable[[Replica], None] = field(
         default_factory=lambda: lambda _: None, init=False, repr=False
     )
@@ -113,7 +81,20 @@ class Replica:
 
     @property
     def serving(self) -> bool:
-        return self.state is State.SERVING
+        return self.state is State.SERVING and not self.torn
+
+    @property
+    def loading(self) -> bool:
+        """New weights are coming in, which may take longer than a heartbeat."""
+        return self._loading
+
+    @loading.setter
+    def loading(self, loading: bool) -> None:
+        if self._loading and not loading:
+            self.disturbances += 1
+            self.vitals.progress_s = _now_s()
+        self._loading = loading
+        self._count_time()
 
     @property
     def gone(self) -> bool:
@@ -129,9 +110,15 @@ class Replica:
         """Under way."""
         return len(self._calls)
 
-    def reserve(self, request: GenerateRequest) -> None:
-        """Count a request that is about to `run`."""
+    @property
+    def work(self) -> Work:
+        """What its present engine has done as of the last heartbeat, and in how long until now."""
+        return self.vitals.work(_now_s())
+
+    def reserve(self, request: GenerateRequest, *, moved: bool = False) -> None:
+        """Count a request that is about to `run`; `moved` is one that ran elsewhere before."""
         self._count(request, 1)
+        self.disturbances += moved
 
     def release(self, request: GenerateRequest) -> None:
         """Take a reservation back."""
@@ -139,59 +126,99 @@ class Replica:
 
     def enter(self, state: State) -> None:
         """Change what it is good for."""
+        if state is State.SERVING and self.state is not state:
+            self.disturbances += 1
         self.state = state
+        self._count_time()
         self._changed(self)
+
+    def tear(self) -> None:
+        """A push of weights broke off: whatever it still writes is of no version."""
+        self.torn = True
+        self._count_time()
+        self._changed(self)
+
+    def mend(self) -> None:
+        """A push has succeeded."""
+        if self.torn:
+            self.torn = False
+            self._count_time()
+            self._changed(self)
 
     async def run(self, request: GenerateRequest, *, timeout_s: float) -> list[Completion]:
         """The request's completions. However this ends, a living engine does not work on it any
         more. Completions that end with ABORT were handed over by `hand_over`.
 
+        Args:
+            timeout_s: how long the replica may make no progress: no request of it ends, no
+                heartbeat tells of a token that was written, or read into a KV cache.
+
         Raises:
-            ReplicaLostError: the engine died or was given up; carries what was heard of it.
-            WaitTimeoutError: no answer within `timeout_s`; names request and replica.
+            ReplicaLostError: the engine died or was given up, or a push of weights to it broke off;
+                carries what was heard of it.
+            WaitTimeoutError: no progress for `timeout_s`; names request and replica.
             EngineError: the engine refused the request, or answered something else.
         """
         outcome: asyncio.Future[list[Completion]] = asyncio.get_running_loop().create_future()
         task = asyncio.ensure_future(self.engine.generate(request))
-        call = self._calls[request.id] = _Call(request, outcome, task)
+        call = self._calls[request.id] = Call(request, outcome, task)
         task.add_done_callback(lambda _: self._settle(call))
         try:
-            async with asyncio.timeout(timeout_s) as limit:
-                return await outcome
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            raise self._overdue(request, timeout_s) from error
+            await self._wait_for(call, timeout_s)
+            return outcome.result()
         finally:
+            outcome.cancel()
             del self._calls[request.id]
             self._shift(request, call.ended)  # `release` takes all of it back
             if self.gone:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
             elif not task.done():
-                await self._stop(request, task)
+                await self._stop(call)
+
+    async def _wait_for(self, call: Call, timeout_s: float) -> None:
+        """Wait until there is an outcome, as long as there is progress."""
+        begun_s = _now_s()
+        while not call.outcome.done():
+            moved_s = _now_s() if self.loading else max(begun_s, self.vitals.progress_s)
+            left_s = moved_s + timeout_s - _now_s()
+            if left_s <= 0:
+                raise self._overdue(call.request, timeout_s)
+            await asyncio.wait([call.outcome], timeout=left_s)
 
     async def listen(self, timeout_s: float) -> Heartbeat | None:
         """One heartbeat, taken in. Who gives none is lost, unless it was sent away or began to
-        load weights meanwhile."""
-        state = self.state
+        load weights meanwhile; so is who has answered with errors alone for as long."""
+        state, vitals = self.state, self.vitals
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 beat = await self.engine.heartbeat()
-        except TimeoutError:
-            if limit.expired() and self.state is state and not self.loading:
+        except (EngineDiedError, WorkerLostError) as error:
+            if self.vitals is vitals:
+                self.lose(str(error))
+            return None
+        except Exception as error:  # noqa: BLE001 - of an engine; counted, and told
+            if not limit.expired():
+                self._beat_failed(error, timeout_s)
+            elif self.state is state and not self.loading:
                 self.lose(f"it gave no heartbeat for {timeout_s:g} s")
             return None
-        except (EngineDiedError, WorkerLostError) as error:
-            self.lose(str(error))
-            return None
-        self.note(beat)
+        if self.vitals is vitals:
+            self.note(beat)
         return beat
+
+    def _beat_failed(self, error: Exception, timeout_s: float) -> None:
+        why = f"its heartbeats fail: {type(error).__name__}: {error}"
+        since_s = self.vitals.failing_since_s
+        if since_s is None:
+            self.vitals.failing_since_s = _now_s()
+            logger.warning("inference replica %d: %s", self.index, why, exc_info=error)
+        elif _now_s() - since_s >= timeout_s:
+            self.lose(f"for {timeout_s:g} s {why}")
 
     def note(self, beat: Heartbeat) -> None:
         """Take in what the engine says of itself."""
-        self.last_heartbeat_s = asyncio.get_running_loop().time()
-        self.written_tokens = beat.written_tokens
+        self.vitals.note(beat, _now_s())
         for request_id, news in beat.progress.items():
             call = self._calls.get(request_id)
             if call is not None:
@@ -203,13 +230,13 @@ class Replica:
             return
         self.enter(State.LOST)
         for call in self._calls.values():
-            self._fail(call, reason)
+            call.fail(reason)
         self._on_lost(self, reason)
 
     def renewed(self) -> None:
         """A new engine stands in the place of the lost one; `enter` says when it serves."""
-        self.written_tokens = 0
-        self.last_heartbeat_s = None
+        self.vitals = Vitals()
+        self.torn = False
         self.state = State.AWAY
 
     async def hand_over(self) -> None:
@@ -218,17 +245,10 @@ class Replica:
         A request that does not end in time is left to its own time limit.
         """
         calls = list(self._calls.values())
-        stopping = [asyncio.ensure_future(self._abort(call)) for call in calls]
-        if stopping:
-            await asyncio.gather(*stopping)
+        aborts = [call.abort(self.engine, self.abort_timeout_s) for call in calls]
+        await asyncio.gather(*aborts)
 
-    async def _abort(self, call: _Call) -> None:
-        stopping = asyncio.ensure_future(self._insist(call.request.id, call.task))
-        await asyncio.wait([stopping], timeout=self.abort_timeout_s)
-        stopping.cancel()
-        await asyncio.gather(stopping, return_exceptions=True)
-
-    def _settle(self, call: _Call) -> None:
+    def _settle(self, call: Call) -> None:
         """The engine's answer, or its end, reaches whoever waits."""
         if call.task.cancelled():
             call.outcome.cancel()
@@ -236,12 +256,16 @@ class Replica:
         error = call.task.exception()
         if isinstance(error, EngineDiedError | WorkerLostError):
             self.lose(str(error))
-            self._fail(call, str(error))
+            call.fail(str(error))
+        elif isinstance(error, IncompleteWeightsError) and (self.loading or self.torn):
+            self.tear()  # heard before the end of the push itself
+            call.fail(str(error))
         elif call.outcome.done():
             return
         elif error is not None:
             call.outcome.set_exception(error)
         elif len(found := call.task.result()) == call.request.n:
+            self.vitals.progress_s = _now_s()
             call.outcome.set_result(found)
         else:
             call.outcome.set_exception(
@@ -251,63 +275,32 @@ class Replica:
                 )
             )
 
-    def _fail(self, call: _Call, reason: str) -> None:
-        if not call.outcome.done():
-            heard = call.heard or [Heard() for _ in range(call.request.n)]
-            written = tuple(sibling.so_far() for sibling in heard)
-            call.outcome.set_exception(ReplicaLostError(reason, written))
-
-    async def _stop(self, request: GenerateRequest, task: asyncio.Future[list[Completion]]) -> None:
+    async def _stop(self, call: Call) -> None:
         """Abort, and wait until the engine says that the request is over.
 
         A failure in here is only logged: the caller is already leaving, with an error or because
         nobody wants the result, and that is what should be heard.
         """
-        stopping = asyncio.ensure_future(self._insist(request.id, task))
-        try:
-            await asyncio.wait([stopping], timeout=self.abort_timeout_s)
-        finally:
-            ended = task.done()
-            stopping.cancel()
-            task.cancel()
-            results = await asyncio.gather(stopping, task, return_exceptions=True)
-            errors = [repr(r) for r in results if isinstance(r, Exception)]
-            if (errors or not ended) and not self.gone:
-                logger.warning(
-                    "request %s on inference replica %d: abort failed: %s",
-                    request.id,
-                    self.index,
-                    "; ".join(errors) or f"it did not end within {self.abort_timeout_s:g} s",
-                )
-
-    async def _insist(self, request_id: str, task: asyncio.Future[list[Completion]]) -> None:
-        # An abort may overtake its own request, and engines ignore ids they do not know yet.
-        while not task.done() and not self.gone:
-            await self.engine.abort(request_id)
-            await asyncio.wait([task], timeout=ABORT_AGAIN_S)
+        failure = await call.stop(self.engine, self.abort_timeout_s)
+        if failure and not self.gone:
+            logger.warning(
+                "request %s on inference replica %d: abort failed: %s",
+                call.request.id,
+                self.index,
+                failure,
+            )
 
     def _overdue(self, request: GenerateRequest, timeout_s: float) -> WaitTimeoutError:
         return WaitTimeoutError(
-            f"request {request.id} ({request.n} x up to {request.sampling.max_new_tokens} tokens) "
-            f"on inference replica {self.index} did not finish within {timeout_s:g} s "
-            f"({self.heard()}); raise rollout.request_timeout_s or lower sampling.max_new_tokens"
+            f"request {request.id} ({request.n} x up to {request.sampling.max_new_tokens} tokens): "
+            f"inference replica {self.index} made no progress for {timeout_s:g} s "
+            f"({self.vitals.told(_now_s())}); if it may need longer for one token, or for reading "
+            "a prompt, raise rollout.request_timeout_s"
         )
 
-    def heard(self) -> str:
-        """When it was last heard of, for messages."""
-        if self.last_heartbeat_s is None:
-            return "no heartbeat yet"
-        ago_s = asyncio.get_running_loop().time() - self.last_heartbeat_s
-        return f"last heartbeat {ago_s:.1f} s ago, {self.written_tokens} tokens written by then"
-
-    def _hear(self, call: _Call, news: Sequence[Completion]) -> None:
+    def _hear(self, call: Call, news: Sequence[Piece]) -> None:
         """Siblings that have ended leave their places to others, before the last one ends."""
-        if not call.heard:
-            call.heard = [Heard() for _ in range(call.request.n)]
-        ended = 0
-        for sibling, piece in zip(call.heard, news, strict=True):
-            sibling.add(piece)
-            ended += piece.finish is not FinishReason.ABORT
+        ended = call.hear(news)
         if ended > call.ended:
             self._shift(call.request, call.ended - ended)
             call.ended = ended
@@ -321,3 +314,14 @@ class Replica:
     def _shift(self, request: GenerateRequest, siblings: int) -> None:
         self.in_flight_tokens += siblings * request.sampling.max_new_tokens
         self.in_flight_sequences += siblings
+        self._count_time()
+
+    def _count_time(self) -> None:
+        at_work = self.serving and not self.loading
+        sequences = min(self.in_flight_sequences, self.capacity) if at_work else 0
+        if sequences != self.vitals.sequences:
+            self.vitals.occupy(sequences, _now_s())
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 
-from roll.core.types import Completion, FinishReason, GenerateRequest, SamplingParams
+from roll.core.types import Completion, FinishReason, GenerateRequest, Piece, SamplingParams
 
 NOTHING = Completion((), (), (), FinishReason.ABORT)
 TOKENS_PER_CHARACTER = 4
@@ -23,7 +23,10 @@ def joined(first: Completion, then: Completion) -> Completion:
 
 
 class Heard:
-    """What heartbeats tell of one sibling, stretch by stretch.
+    """What heartbeats tell of one sibling, stretch by stretch: always its beginning without a gap.
+
+    A heartbeat that was given up has taken its pieces with it. What comes after such a gap is
+    dropped, an end included: the sibling can go on from before the gap, and from nowhere else.
 
     Lists that grow: joining tuples at every heartbeat would cost the square of their length.
     """
@@ -36,13 +39,19 @@ class Heard:
         self._versions: list[int] = []
         self._finish = FinishReason.ABORT
 
-    def add(self, news: Completion) -> None:
-        """What it has written since."""
-        self._finish = news.finish
-        if news.tokens:
-            self._tokens.extend(news.tokens)
-            self._logprobs.extend(news.logprobs)
-            self._versions.extend(news.versions)
+    def add(self, news: Piece) -> None:
+        """Take in a piece; of one that was heard in part, the rest."""
+        known = len(self._tokens) - news.start
+        if known < 0:
+            return
+        written = news.written
+        if known > len(written.tokens):  # an older one, told again
+            return
+        self._finish = written.finish
+        if written.tokens:
+            self._tokens.extend(written.tokens[known:])
+            self._logprobs.extend(written.logprobs[known:])
+            self._versions.extend(written.versions[known:])
 
     def so_far(self) -> Completion:
         return Completion(

@@ -148,7 +148,8 @@ class InferenceStrategy(Protocol):
         """`request.n` completions, in sibling order. After `abort` they end with ABORT.
 
         Raises:
-            EngineError: the request was refused, or a push of weights broke off while it ran.
+            EngineError: the request was refused.
+            IncompleteWeightsError: a push of weights broke off while it ran, or before it.
         """
         ...
 
@@ -160,7 +161,7 @@ class InferenceStrategy(Protocol):
         """A round trip to the innermost process, and what was written since the last one.
 
         It does not return while that process is stopped or stuck: the caller sets the time limit.
-        A call that is given up loses no tokens, as pieces are taken after the round trip.
+        A call that is given up may lose pieces; later ones show it by where they begin.
         """
         ...
 
@@ -177,7 +178,8 @@ class InferenceStrategy(Protocol):
         Raises:
             WeightSyncError: a name is unknown, missing or duplicate, or a shape differs; checked
                 before the first byte, the old weights stay in use. Or the push broke off: requests
-                under way end with an EngineError, and none is taken until a push has succeeded.
+                under way end with an IncompleteWeightsError, and none is taken until a push has
+                succeeded.
         """
         ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from roll.core.errors import EngineError
-from roll.core.types import Completion, Heartbeat
+from roll.core.types import Completion, Heartbeat, Piece
 
 ReadFrom = Callable[[str, Sequence[int]], Sequence[Completion]]
 """Of a request and, per sibling, a number of tokens: what each sibling wrote after so many."""
@@ -45,13 +45,14 @@ class Progress:
         written = sum(len(completion.tokens) for completion in completions)
         self._written_tokens += max(0, written - sum(reported))
 
-    def heartbeat(self, version: int, read: ReadFrom) -> Heartbeat:
+    def heartbeat(self, version: int, prefilled_tokens: int, read: ReadFrom) -> Heartbeat:
         """What `read` finds beyond the last heartbeat, which is this one from now on."""
         progress = {}
         for request_id, reported in self._reported.items():
-            pieces = tuple(read(request_id, reported))
-            for index, piece in enumerate(pieces):
-                reported[index] += len(piece.tokens)
-                self._written_tokens += len(piece.tokens)
-            progress[request_id] = pieces
-        return Heartbeat(version, self._written_tokens, progress)
+            pieces = []
+            for index, written in enumerate(read(request_id, reported)):
+                pieces.append(Piece(reported[index], written))
+                reported[index] += len(written.tokens)
+                self._written_tokens += len(written.tokens)
+            progress[request_id] = tuple(pieces)
+        return Heartbeat(version, self._written_tokens, prefilled_tokens, progress)

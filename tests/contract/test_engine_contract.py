@@ -306,7 +306,8 @@ def test_heartbeats_give_every_token_once_and_add_up_to_the_completions(rig: Rig
     while not future.done():
         beat = rig.run(rig.engine.heartbeat())
         for index, piece in enumerate(beat.progress.get(asked.id, ())):
-            seen[index].append(piece)
+            assert piece.start == sum(len(one.tokens) for one in seen[index])
+            seen[index].append(piece.written)
         beats += 1
     assert beats > 3
     completions = future.result()
@@ -324,6 +325,22 @@ def test_heartbeats_give_every_token_once_and_add_up_to_the_completions(rig: Rig
     assert after.progress == {}
     written = sum(len(completion.tokens) for completion in completions)
     assert after.written_tokens - before.written_tokens == written
+
+
+def test_heartbeats_tell_what_was_read_and_what_was_read_again_after_new_weights(rig: Rig) -> None:
+    rig.push_oracle()
+    before = rig.run(rig.engine.heartbeat()).prefilled_tokens
+    prompt = tuple(2 + (7 * i) % 29 for i in range(100))
+    asked = request(prompt=prompt, n=2, tokens=400, ignore_eos=True)
+    future = rig.submit(rig.engine.generate(asked))
+    begun = rig.wait_until_written(40).prefilled_tokens
+    # A token that another one follows at once may be left out; siblings may share their prompt.
+    assert 98 <= begun - before <= 200
+    assert rig.wait_until_written(40).prefilled_tokens == begun
+    rig.push_oracle()
+    after = rig.wait_until_written(10).prefilled_tokens
+    assert 98 + 80 - 2 <= after - begun < 2 * 500
+    future.result(timeout=240)
 
 
 def test_a_killed_core_ends_every_call_with_the_death_and_close_leaves_no_process(

@@ -66,11 +66,12 @@ def test_every_token_is_counted_once_and_reported_at_most_once(
             over += sum(reported[name])
             del lengths[name]
         elif event == "beat":
-            beat = books.heartbeat(7, read)
+            beat = books.heartbeat(7, 0, read)
             assert set(beat.progress) == set(lengths)
             for running, pieces in beat.progress.items():
                 for i, part in enumerate(pieces):
-                    assert part.tokens == tuple(range(reported[running][i], lengths[running][i]))
+                    assert part.start == reported[running][i]
+                    assert part.written.tokens == tuple(range(part.start, lengths[running][i]))
                 reported[running] = list(lengths[running])
             assert beat.written_tokens == over + sum(map(sum, lengths.values()))
 

@@ -13,8 +13,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll.config.rollout import HealthConfig
-from roll.core.errors import EngineDiedError, EngineError, WaitTimeoutError, WorkerLostError
-from roll.core.types import Completion, FinishReason, GenerateRequest, Heartbeat, SamplingParams
+from roll.core.errors import (
+    EngineDiedError,
+    EngineError,
+    IncompleteWeightsError,
+    WaitTimeoutError,
+    WorkerLostError,
+)
+from roll.core.types import (
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    Heartbeat,
+    Piece,
+    SamplingParams,
+)
 from roll.rollout.fleet import MAX_MOVES, Fleet
 from roll.rollout.health import Health
 from roll.rollout.replica import Replica, State
@@ -28,7 +41,8 @@ SAMPLING = SamplingParams(temperature=1.0, max_new_tokens=50)
 class Writer:
     """An engine that writes the numbers from the prompt's length on, one per sibling and turn.
 
-    So a finished sibling is right if and only if its tokens count up without gap or repeat.
+    So a finished sibling is right if and only if its tokens count up without gap or repeat. As the
+    real ones do, it raises on torn weights, until a push has brought whole ones (`load`).
     """
 
     version: int = 0
@@ -38,11 +52,13 @@ class Writer:
     reported: dict[str, list[int]] = field(default_factory=dict)
     dead: bool = False
     frozen: bool = False
+    torn: bool = False
     written: int = 0
     turn: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(0)
 
     async def generate(self, request: GenerateRequest) -> list[Completion]:
         assert request.id not in self.running
+        self._require_whole_weights()
         self.asked.append(request)
         tokens = self.running[request.id] = [[] for _ in range(request.n)]
         self.reported[request.id] = [0] * request.n
@@ -54,6 +70,7 @@ class Writer:
                     await asyncio.sleep(0.001)
                 if self.dead:
                     raise EngineDiedError("the engine's process is gone")
+                self._require_whole_weights()
                 if request.id in self.aborted:
                     break
                 for i, one in enumerate(tokens):
@@ -66,6 +83,13 @@ class Writer:
             return [self._completion(request, i, one) for i, one in enumerate(tokens)]
         finally:
             del self.running[request.id]
+
+    def load(self, version: int) -> None:
+        self.version, self.torn = version, False
+
+    def _require_whole_weights(self) -> None:
+        if self.torn:
+            raise IncompleteWeightsError("the engine has incomplete weights")
 
     def _ended(self, request: GenerateRequest, i: int, tokens: list[int]) -> bool:
         early = i if len(request.prompt_tokens) < 10 else 0
@@ -93,10 +117,11 @@ class Writer:
             request = next(one for one in self.asked if one.id == name)
             marks = self.reported[name]
             progress[name] = tuple(
-                self._completion(request, i, one, marks[i]) for i, one in enumerate(tokens)
+                Piece(marks[i], self._completion(request, i, one, marks[i]))
+                for i, one in enumerate(tokens)
             )
             self.reported[name] = [len(one) for one in tokens]
-        return Heartbeat(self.version, self.written, progress)
+        return Heartbeat(self.version, self.written, 0, progress)
 
 
 def fleet_of(*writers: Writer, capacity: int = 4, **options: Any) -> Fleet:
@@ -397,7 +422,7 @@ def test_a_dead_or_stuck_engine_is_replaced_and_its_requests_end_elsewhere(
     async def break_one() -> list[list[Completion]]:
         health.start()
         running = [asyncio.create_task(answer(fleet, request(f"r{i}"))) for i in range(4)]
-        while fleet.replicas[0].last_heartbeat_s is None:
+        while fleet.replicas[0].vitals.last_heartbeat_s is None:
             await asyncio.sleep(0.001)
         setattr(first, how, True)
         done = await asyncio.gather(*running)
@@ -560,7 +585,7 @@ def test_a_timeout_tells_when_the_replica_was_last_heard_of() -> None:
     fleet = fleet_of(writer)
 
     async def run() -> None:
-        fleet.replicas[0].note(Heartbeat(0, 12, {}))
+        fleet.replicas[0].note(Heartbeat(0, 12, 0, {}))
         await fleet.generate(request(), session="r", timeout_s=0.05)
 
     with pytest.raises(WaitTimeoutError, match=r"last heartbeat 0\.\d s ago, 12 tokens written"):
@@ -589,11 +614,17 @@ def test_whatever_fails_every_sibling_ends_once_and_whole(
         fleet.join([replica.index])
 
     async def push(indices: Sequence[int]) -> None:
+        breaks = len(indices) > 1 and chance.random() < 0.3
         for index in indices:
             await turns(chance.randrange(4))
             writer = fleet.replicas[index].engine
             assert isinstance(writer, Writer)
-            writer.version = version
+            writer.load(version)
+            writer.torn = breaks
+        if breaks:
+            await turns(chance.randrange(20))
+            writer.dead = True
+            raise EngineError("a receiver died")
 
     async def trouble(running: Sequence[asyncio.Task[Any]]) -> None:
         nonlocal version

@@ -16,7 +16,7 @@ from benchmarks.simulation.clock import StuckError, run_virtually
 from benchmarks.simulation.engine import PROMPT_TOKENS, EngineModel, ScriptedEngine
 from benchmarks.simulation.lengths import Fixed, Lengths, LogNormal, Pareto, uniform
 from roll.core.errors import EngineDiedError
-from roll.core.types import Completion, FinishReason, GenerateRequest, SamplingParams
+from roll.core.types import Completion, FinishReason, GenerateRequest, Piece, SamplingParams
 
 QUICK = EngineModel(
     capacity=4, knee=2, tokens_per_s=1.0, prefill_tokens_per_s=16.0, pause_s=3.0, restart_s=50.0
@@ -167,7 +167,7 @@ def test_heartbeats_give_each_token_once_and_a_request_goes_on_elsewhere() -> No
     async def main() -> list[Completion]:
         scripted, other = engine(Listed(4, 12)), engine(Fixed(0))
         going = asyncio.ensure_future(scripted.generate(request("r", n=2)))
-        heard: list[tuple[Completion, ...]] = []
+        heard: list[tuple[Piece, ...]] = []
         for _ in range(3):
             await asyncio.sleep(2.5)
             heard.append((await scripted.heartbeat()).progress["r"])
@@ -176,11 +176,12 @@ def test_heartbeats_give_each_token_once_and_a_request_goes_on_elsewhere() -> No
             await going
         with pytest.raises(EngineDiedError, match="is dead"):
             await scripted.generate(request("again"))
-        assert [len(pieces[1].tokens) for pieces in heard] == [1, 3, 2]
-        assert [len(pieces[0].tokens) for pieces in heard] == [1, 3, 0]
-        assert heard[-1][0].finish is FinishReason.STOP
-        assert heard[-1][1].finish is FinishReason.ABORT
-        written = tuple(token for pieces in heard for token in pieces[1].tokens)
+        assert [len(pieces[1].written.tokens) for pieces in heard] == [1, 3, 2]
+        assert [len(pieces[0].written.tokens) for pieces in heard] == [1, 3, 0]
+        assert [pieces[1].start for pieces in heard] == [0, 1, 4]
+        assert heard[-1][0].written.finish is FinishReason.STOP
+        assert heard[-1][1].written.finish is FinishReason.ABORT
+        written = tuple(token for pieces in heard for token in pieces[1].written.tokens)
         rest = GenerateRequest(
             "rest", (0,) * PROMPT_TOKENS + written, SamplingParams(1.0, 1000 - len(written)), 1, 99
         )
@@ -245,4 +246,28 @@ def test_a_straggler_takes_its_factor_longer() -> None:
         await scripted.generate(request("r"))
         return asyncio.get_running_loop().time()
 
-    assert virtually(main) == pytest.approx(1 + 40)
+    assert virtually(main) == pytest.approx(4 * (1 + 10))
+
+
+def test_heartbeats_tell_what_was_prefilled_also_again_after_new_weights() -> None:
+    async def main() -> list[int]:
+        scripted = engine(Fixed(100))
+        going = asyncio.ensure_future(scripted.generate(request("r")))
+        told: list[int] = []
+
+        async def listen_after(seconds: float) -> None:
+            await asyncio.sleep(seconds)
+            told.append((await scripted.heartbeat()).prefilled_tokens)
+
+        await listen_after(0.5)
+        await listen_after(0.5 + 4)  # the rest of the prompt, four tokens
+        await scripted.load_weights(1)  # three seconds, in which nothing is computed
+        await listen_after(0.0)
+        await listen_after(0.5)
+        await listen_after(10.0)
+        scripted.crash()
+        with pytest.raises(EngineDiedError):
+            await going
+        return told
+
+    assert virtually(main) == [8, 16, 16, 24, 16 + 20]

@@ -13,6 +13,7 @@ from benchmarks.simulation.faults import Faults
 from benchmarks.simulation.lengths import LogNormal, Pareto
 from benchmarks.simulation.study import study
 from benchmarks.simulation.world import Scenario, simulate
+from roll.config.rollout import HealthConfig
 
 SMALL = Scenario(4, LogNormal(32), prompts_per_step=32, steps=9, max_new_tokens=512, queue=64)
 """One sample a step for each place of a replica."""
@@ -40,7 +41,7 @@ def test_crashes_hangs_and_stragglers_cost_no_sample(
     faults = Faults(mean_between_s=300, slow_share=0.3, seed=1)
     scenario = replace(
         SMALL, lengths=lengths, staleness=2, train_s=20.0, steps=5, faults=faults,
-        separate_siblings=separate,
+        separate_siblings=separate, limits=HealthConfig(max_restarts=99),
     )  # fmt: skip
     outcome = simulate(scenario)
     assert outcome.faults.crashes
@@ -52,7 +53,10 @@ def test_crashes_hangs_and_stragglers_cost_no_sample(
 
 
 def test_equal_scenarios_give_equal_runs() -> None:
-    scenario = replace(SMALL, staleness=1, train_s=10.0, steps=2, faults=Faults(400))
+    scenario = replace(
+        SMALL, staleness=1, train_s=10.0, steps=2, faults=Faults(400),
+        limits=HealthConfig(max_restarts=99),
+    )  # fmt: skip
     one, other = simulate(scenario), simulate(scenario)
     assert one.work == other.work
     assert one.decoding == other.decoding

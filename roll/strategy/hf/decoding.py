@@ -84,9 +84,16 @@ class Decoding:
         self._cached_for: Weights | None = None
         self._last_N = torch.empty(0, dtype=torch.long)
         """Newest token of each live sibling."""
+        self._prefilled = 0
 
-    def step(self, weights: Weights) -> None:
-        """One more token for every live sibling; ends the request with its last one."""
+    def step(self, weights: Weights) -> int:
+        """One more token for every live sibling; ends the request with its last one.
+
+        Returns:
+            Tokens that were read into the cache before: those of the prompt, and after new weights
+            those that are written too.
+        """
+        self._prefilled = 0
         logits_NV = self._forward(weights)
         sampling = self.request.sampling
         logprobs_NV = scaled_logprobs(logits_NV, sampling)
@@ -100,6 +107,7 @@ class Decoding:
         self._drop_finished(tokens_N, weights.model.device)
         if not self._live:
             self.end()
+        return self._prefilled
 
     def end(self) -> None:
         """Give what there is; siblings that were still at work end with ABORT."""
@@ -122,9 +130,11 @@ class Decoding:
             inputs_NT = torch.tensor([prompt + tokens for tokens in written])
             logits_NV = _logits(model, inputs_NT, cache)
         else:
-            logits_NV = _logits(model, torch.tensor([prompt]), cache).expand(len(written), -1)
+            inputs_NT = torch.tensor([prompt])
+            logits_NV = _logits(model, inputs_NT, cache).expand(len(written), -1)
             cache.batch_repeat_interleave(len(written))
         self._cache, self._cached_for = cache, weights
+        self._prefilled = inputs_NT.numel()
         return logits_NV
 
     def _drop_finished(self, tokens_N: Tensor, device: torch.device) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from roll.config.strategy import HfEngineConfig
-from roll.core.errors import EngineDiedError, EngineError, WeightSyncError
+from roll.core.errors import EngineDiedError, EngineError, IncompleteWeightsError, WeightSyncError
 from roll.core.types import Completion, GenerateRequest, Heartbeat
 from roll.models.load import load_causal_lm, load_tokenizer
 from roll.strategy.api import LoadReport
@@ -47,6 +47,7 @@ class HfEngine:
         """Everything that touches the model runs here, in order; the event loop stays free."""
         self._running: dict[str, Decoding] = {}
         self._progress = Progress()
+        self._prefilled_tokens = 0
         self._loading = False
         self._closed = False
         self._broken: str | None = None
@@ -62,7 +63,8 @@ class HfEngine:
         """`request.n` completions, in sibling order. After `abort` they end with ABORT.
 
         Raises:
-            EngineError: the prompt leaves no room for a response, or a push of weights broke off.
+            EngineError: the prompt leaves no room for a response.
+            IncompleteWeightsError: a push of weights broke off.
         """
         room = self._max_model_len - len(request.prompt_tokens)
         if room <= 0:
@@ -96,7 +98,7 @@ class HfEngine:
         """
         if not self._loading:
             await self._run(_nothing)
-        return self._progress.heartbeat(self._weights.version, self._read)
+        return self._progress.heartbeat(self._weights.version, self._prefilled_tokens, self._read)
 
     async def load_weights(
         self, channel: Channel, version: int, *, receiver: int, verify: bool
@@ -107,8 +109,8 @@ class HfEngine:
 
         Raises:
             WeightSyncError: the push does not fit, and the old weights stay in use; or it broke
-                off: running requests end with an EngineError, and the engine generates no more
-                until a push has succeeded.
+                off: running requests end with an IncompleteWeightsError, and the engine generates
+                no more until a push has succeeded.
         """
         self._loading = True
         try:
@@ -158,7 +160,7 @@ class HfEngine:
             return
         try:
             self._require_whole_weights()
-            decoding.step(self._weights)
+            self._prefilled_tokens += decoding.step(self._weights)
             if not decoding.over.done():
                 self._thread.submit(self._step, decoding)
         except EngineError as error:
@@ -174,7 +176,7 @@ class HfEngine:
 
     def _require_whole_weights(self) -> None:
         if self._broken is not None:
-            raise EngineError(
+            raise IncompleteWeightsError(
                 f"the engine of {self._spec.name} has incomplete weights; push all of them again "
                 f"({self._broken})"
             )

@@ -91,7 +91,8 @@ class SglangEngine:
 
         Raises:
             EngineDiedError: one of the engine's processes is gone.
-            EngineError: the request was refused, or a push of weights broke off while it ran.
+            EngineError: the request was refused.
+            IncompleteWeightsError: a push of weights broke off while it ran.
         """
         call = self._calls.call(Replica.generate, request)
         try:
@@ -126,8 +127,8 @@ class SglangEngine:
 
         Raises:
             WeightSyncError: the push does not fit, and the old weights stay in use; or it broke
-                off: running requests end with an EngineError, and the engine generates no more
-                until a push has succeeded.
+                off: running requests end with an IncompleteWeightsError, and the engine generates
+                no more until a push has succeeded.
         """
         call = self._calls.call(
             Replica.load_weights, channel, version, receiver=receiver, verify=verify

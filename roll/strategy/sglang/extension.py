@@ -1,4 +1,4 @@
-"""What runs inside SGLang's scheduler processes: loads pushed weights, and two small hooks.
+"""What runs inside SGLang's scheduler processes: loads pushed weights, and three small hooks.
 
 SGLang calls `load_pushed_weights` through its own plug-in point (`custom_weight_loader`). It hands
 no result back, and an exception would end the scheduler: so each rank leaves its answer in a file.
@@ -26,6 +26,12 @@ _SPANS_TARGET = (
     "sglang.srt.managers.scheduler_components.output_streamer._GenerationStreamAccumulator.accept"
 )
 _SEEDS_TARGET = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch"
+_STATE_TARGET = (
+    "sglang.srt.managers.scheduler_components.internal_state."
+    "SchedulerInternalStateController.get_internal_state"
+)
+PREFILLED = "roll_prefilled_tokens"
+"""Key in a scheduler's internal state: tokens that prefill batches have computed so far."""
 _held: WeakKeyDictionary[Any, frozenset[str]] = WeakKeyDictionary()
 """Names of the tensors that earlier pushes brought into a model."""
 
@@ -110,6 +116,7 @@ def run_scheduler(*arguments: Any, **options: Any) -> None:
 
     HookRegistry.register(_SPANS_TARGET, _add_spans, HookType.AFTER)
     HookRegistry.register(_SEEDS_TARGET, _add_seeds, HookType.AFTER)
+    HookRegistry.register(_STATE_TARGET, _add_prefilled, HookType.AFTER)
     run_scheduler_process(*arguments, **options)
 
 
@@ -129,6 +136,12 @@ def _add_spans(result: None, accumulator: Any, *, req: Any) -> None:
             current_version=accumulator.current_weight_version,
             num_output_tokens=len(req.output_ids),
         )
+
+
+def _add_prefilled(answer: Any, controller: Any, asked: Any) -> None:
+    """Let a scheduler's state say how many tokens it has prefilled; SGLang counts them for its own
+    order of requests, and reports them nowhere."""
+    answer.internal_state[PREFILLED] = controller.scheduler.processed_tokens_counter
 
 
 def _add_seeds(info: Any, cls: type, batch: Any, vocab_size: int) -> None:

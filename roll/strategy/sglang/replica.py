@@ -10,11 +10,11 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from roll.core.errors import EngineError, WeightSyncError
+from roll.core.errors import EngineError, IncompleteWeightsError, WeightSyncError
 from roll.core.types import Completion, FinishReason, GenerateRequest, Heartbeat
 from roll.strategy.api import LoadReport
 from roll.strategy.progress import Progress
-from roll.strategy.sglang.extension import Push, run_scheduler
+from roll.strategy.sglang.extension import PREFILLED, Push, run_scheduler
 from roll.strategy.sglang.messages import Order
 from roll.strategy.sglang.pushes import push_weights
 from roll.strategy.sglang.requests import Sibling, generate_input, sibling_id
@@ -52,6 +52,7 @@ class Replica:
         """Of each request under way."""
         self._aborted: set[str] = set()
         self._progress = Progress()
+        self._prefilled_tokens = 0
         self._version = 0
         self._broken: str | None = None
         """Why the weights cannot be used."""
@@ -84,8 +85,9 @@ class Replica:
     async def heartbeat(self) -> Heartbeat:
         """A push of weights has its own limits of time, and is not waited for."""
         if self._open.is_set():
-            await self._manager.get_internal_state()
-        return self._progress.heartbeat(self._version, self._read)
+            states = await self._manager.get_internal_state()
+            self._prefilled_tokens = max(state[PREFILLED] for state in states)
+        return self._progress.heartbeat(self._version, self._prefilled_tokens, self._read)
 
     async def load_weights(
         self, channel: Channel, version: int, *, receiver: int, verify: bool
@@ -179,7 +181,7 @@ class Replica:
 
     def _require_whole_weights(self) -> None:
         if self._broken is not None:
-            raise EngineError(
+            raise IncompleteWeightsError(
                 f"SGLang of {self._order.name} has incomplete weights; push all of them again "
                 f"({self._broken})"
             )

@@ -64,6 +64,7 @@ class VllmEngine:
         self._name = f"vLLM of {setup.spec.name}"
         self._watch = DeathWatch(self._name)
         self._progress = Progress()
+        self._prefilled_tokens = 0
         self._aborted: set[str] = set()
         self._endpoint = None
         if config.endpoint is not None:
@@ -95,6 +96,7 @@ class VllmEngine:
             self._processes = new_children(before)
             self._watch.begin(self._processes)
             await self._ask(self._engine.collective_rpc("roll_die_with", args=(os.getpid(),)))
+            await self._ask(self._engine.collective_rpc("roll_count_prefill"))
             await self._ask(self._engine.update_weight_version(str(self._pushes.version)))
             if rank := self._config.max_lora_rank:
                 await self._ask(self._engine.collective_rpc("roll_restore_adapter", args=(rank,)))
@@ -111,7 +113,8 @@ class VllmEngine:
 
         Raises:
             EngineDiedError: one of the engine's processes is gone.
-            EngineError: the request was refused, or a push of weights broke off while it ran.
+            EngineError: the request was refused.
+            IncompleteWeightsError: a push of weights broke off while it ran.
         """
         completions: list[Completion] = []
         self._progress.begin(request.id, request.n)
@@ -140,9 +143,12 @@ class VllmEngine:
         time, and is not waited for.
         """
         if not self._pushes.under_way:
-            await self._ask(self._engine.collective_rpc("check_health"))
+            counts = await self._ask(self._engine.collective_rpc("roll_prefilled_tokens"))
+            self._prefilled_tokens = max(counts)
         return self._progress.heartbeat(
-            self._pushes.version, partial(unfinished, self._engine.output_processor)
+            self._pushes.version,
+            self._prefilled_tokens,
+            partial(unfinished, self._engine.output_processor),
         )
 
     async def load_weights(
@@ -154,8 +160,8 @@ class VllmEngine:
 
         Raises:
             WeightSyncError: the push does not fit, and the old weights stay in use; or it broke
-                off: running requests end with an EngineError, and the engine generates no more
-                until a push has succeeded.
+                off: running requests end with an IncompleteWeightsError, and the engine generates
+                no more until a push has succeeded.
         """
         assert self._checkpoint is not None
         shapes = {name: list(shape) for name, shape in self._checkpoint.shapes.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from roll.core.errors import EngineError, WeightSyncError
+from roll.core.errors import IncompleteWeightsError, WeightSyncError
 from roll.strategy.api import LoadReport
 from roll.strategy.progress import Progress
 
@@ -41,14 +41,14 @@ class Pushes:
         """Returns when a request may start.
 
         Raises:
-            EngineError: there are no whole weights to run it on.
+            IncompleteWeightsError: there are no whole weights to run it on.
         """
         await self._open.wait()
         self.require_whole_weights()
 
     def require_whole_weights(self) -> None:
         if self.broken is not None:
-            raise EngineError(
+            raise IncompleteWeightsError(
                 f"{self._name} has incomplete weights; push all of them again ({self.broken})"
             )
 

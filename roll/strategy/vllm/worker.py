@@ -6,9 +6,10 @@ from typing import Any
 
 from roll.strategy.vllm.adapter import AdapterLoader
 from roll.strategy.vllm.extension import WeightLoader
+from roll.strategy.vllm.prefill import PrefillCounter
 
 
-class RollWorker(WeightLoader, AdapterLoader):
+class RollWorker(WeightLoader, AdapterLoader, PrefillCounter):
     """Mixed into vLLM's worker; `lora_config` is its."""
 
     lora_config: Any
