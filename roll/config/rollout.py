@@ -57,12 +57,12 @@ class HealthConfig(Config):
     heartbeat_s: float = Field(default=1.0, gt=0)
     """Seconds between two heartbeats of a replica, each with the tokens written since the last."""
     timeout_s: float = Field(default=60.0, gt=0)
-    """Seconds after which a heartbeat is given up, and the replica with it; so is a replica that has
-    answered with nothing but errors for as long."""
+    """Seconds after which a heartbeat is given up, and the replica with it; so is a replica that
+    has answered with nothing but errors for as long."""
     slow_factor: float = Field(default=0.1, ge=0, lt=1)
-    """A replica is given up when it works at less than this share of the replicas' median rates, five
-    heartbeats in a row, or thirty after new weights, a return or a request from elsewhere; 0: never.
-    Work is tokens written and tokens read: prompts, and after new weights all contexts again."""
+    """A replica is given up when it works at less than this share of the replicas' median rates,
+    five heartbeats in a row, or thirty after new weights, a return or a request from elsewhere; 0:
+    never. Work is writing, and reading: of prompts, and after new weights of all contexts again."""
     restart_timeout_s: float = Field(default=900.0, gt=0)
     """Seconds for a new engine. It then waits for the weights, until a training step is over."""
     max_restarts: int = Field(default=3, ge=0)
@@ -99,6 +99,6 @@ class RolloutConfig(Config):
     max_in_flight_groups: int = Field(default=1024, ge=1)
     """Prompts in flight at once over all replicas."""
     request_timeout_s: float = Field(default=600, gt=0)
-    """Seconds without any progress of the replica that has a request: no token written, none read, no
-    request ended. A request whose tokens come may take as long as it will."""
+    """Seconds without any progress of the replica that has a request: no token written, none read,
+    no request ended. A request whose tokens come may take as long as it will."""
     health: HealthConfig = HealthConfig()
