@@ -20,11 +20,14 @@ from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from mcore_adapter.convert import api
 from mcore_adapter.convert.conversions import Settings
-from mcore_adapter.errors import AdapterError, LayoutError
+from mcore_adapter.convert.jsonfile import read_json
+from mcore_adapter.errors import AdapterError, ConversionError, LayoutError
 from mcore_adapter.models import table_of
 from mcore_adapter.sizes import ParallelSizes
 from tests.convert.damage import damage_layout, damage_source
@@ -34,9 +37,11 @@ from tests.convert.random_models import (
     random_sizes,
     same_bits,
     weights_as_hugging_face_reads,
+    write_files,
 )
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 ALONE = Settings(workers=1)
 _BUILT = 3
 """Cases of damage for each model that is built for them."""
@@ -49,6 +54,10 @@ class Failed(AssertionError):
 def run_case(number: int, seed: int, folder: Path) -> str:
     """One case, by its number: what it was and how it ended."""
     draw = random.Random(f"{seed} {number}")
+    if number % 10 == 2:
+        return "exact: " + _retyped(folder, draw)
+    if number % 10 == 4:
+        return "exact: " + _loaded(folder, draw)
     if number % 2 == 0:
         return "exact: " + _exact(folder, draw)
     return _damaged(folder, draw)
@@ -66,6 +75,54 @@ def _exact(folder: Path, draw: random.Random) -> str:
             if not copy.is_file() or copy.read_bytes() != file.read_bytes():
                 raise Failed(f"{file.relative_to(src)} was not kept")
     return "cut" if sizes != ParallelSizes() else "whole"
+
+
+def _loaded(folder: Path, draw: random.Random) -> str:
+    """What transformers makes of the checkpoint that came back is what it makes of the first."""
+    src = random_checkpoint(folder / "src", draw, floats=True)
+    _to_mcore(src, folder / "one", draw)
+    api.to_hf(folder / "one", folder / "back", ALONE)
+    one, other = (
+        AutoModelForCausalLM.from_pretrained(path, dtype="auto").state_dict()
+        for path in (src, folder / "back")
+    )
+    if set(one) != set(other) or not all(same_bits(one[name], other[name]) for name in one):
+        raise Failed("transformers loads another model")
+    return "loaded by transformers"
+
+
+def _retyped(folder: Path, draw: random.Random) -> str:
+    """With --dtype: as PyTorch rounds, or refused where PyTorch has infinity for a number."""
+    src = random_checkpoint(folder / "src", draw, floats=True)
+    torch.manual_seed(draw.getrandbits(32))
+    scale = 10.0 ** draw.choice([0, 0, 3, 4.7, 38])
+    tensors = {
+        name: (torch.randn(tensor.shape, dtype=torch.float64) * scale).to(tensor.dtype)
+        for name, tensor in weights_as_hugging_face_reads(src).items()
+    }
+    if "lm_head.weight" in tensors and table_of(read_json(src / "config.json")).shape.tied:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    for file in src.glob("*.safetensors*"):
+        file.unlink()
+    write_files(src, tensors, 1)
+    name, dtype = draw.choice(list(TYPES.items()))
+    expected = {
+        key: tensor if "e_score_correction_bias" in key else tensor.to(dtype)
+        for key, tensor in tensors.items()
+    }
+    lost = any((expected[k].isinf() & tensors[k].isfinite()).any() for k in tensors)
+    try:
+        api.to_mcore(src, folder / "one", ParallelSizes(), Settings(name, workers=1))
+    except ConversionError as error:
+        if not lost or "choose another --dtype" not in str(error):
+            raise Failed(f"to {name}: {error}") from error
+        _check_nothing_left(folder / "one")
+        return "an overflow refused"
+    if lost:
+        raise Failed(f"to {name}: a number became infinite")
+    api.to_hf(folder / "one", folder / "back", ALONE)
+    _check_same(expected, folder / "back")
+    return "another type"
 
 
 def _to_mcore(src: Path, dst: Path, draw: random.Random) -> ParallelSizes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tomllib
@@ -54,6 +55,26 @@ def test_an_error_is_one_line_and_exit_code_1(src: Path, tmp_path: Path) -> None
         assert done.stderr.startswith("error: ")
         assert done.stderr.count("\n") == 1, done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_stopped_command_says_so_and_leaves_nothing(
+    number: signal.Signals, src: Path, tmp_path: Path
+) -> None:
+    """The signal comes when the first worker is forked; its number is the last argument."""
+    code = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "number = int(sys.argv.pop())\n"
+        "os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), number))\n"
+        "from mcore_adapter.cli import main; main()"
+    )
+    command = [sys.executable, "-c", code, "to-mcore", src, tmp_path / "dst"]
+    command = [*map(str, command), "--workers", "2", str(number.value)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 128 + number, done.stderr
+    assert done.stderr == "stopped: nothing was written\n"
+    assert os.listdir(tmp_path) == []
 
 
 def test_check_tells_what_it_found_without_torch_in_two_seconds(src: Path) -> None:

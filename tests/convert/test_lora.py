@@ -227,3 +227,24 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
         api.to_hf(tmp_path / "mcore", tmp_path / "dst", ALONE, adapter=peft, merge=True)
     with pytest.raises(ConversionError, match="--merge needs an --adapter"):
         api.to_hf(tmp_path / "mcore", tmp_path / "dst", ALONE, merge=True)
+
+
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ({"lora_alpha": None}, "lora_alpha is None, expected a positive number"),
+        ({"lora_alpha": "6"}, "lora_alpha is '6', expected"),
+        ({"alpha_pattern": [1]}, r"alpha_pattern is \[1\], expected an object"),
+        ({"alpha_pattern": {"(": 2}}, r"alpha_pattern has no pattern"),
+        ({"alpha_pattern": {"q_proj": "big"}}, "q_proj is 'big'"),
+    ],
+)
+def test_an_adapter_without_a_scale_is_not_merged(
+    changed: dict[str, Any], match: str, tmp_path: Path
+) -> None:
+    base = model(tmp_path / "base", CONFIG)
+    peft = adapter(tmp_path / "peft", base, ("q_proj",), **changed)
+    api.to_mcore(base, tmp_path / "mcore", ParallelSizes(), ALONE)
+    with pytest.raises(ConversionError, match=match):
+        api.to_hf(tmp_path / "mcore", tmp_path / "merged", ALONE, adapter=peft, merge=True)
+    assert not (tmp_path / "merged").exists()

@@ -212,3 +212,36 @@ def test_folders_beside_the_weights_are_kept_but_for_other_models(tmp_path: Path
         f"left out {src / name}: " in told for name in ("original", "checkpoint-5", "loop", "lost")
     )
     assert f"left out {src / 'chat_templates' / 'up'}: a link to a folder that it lies in" in told
+
+
+@pytest.mark.parametrize("spaces", range(1, 8))
+def test_tensors_that_begin_anywhere_are_read_rightly(spaces: int, tmp_path: Path) -> None:
+    """Headers of some writers are not padded, and so tensors are not aligned."""
+    src = by_transformers(tmp_path / "src", "llama")
+    file = src / "model.safetensors"
+    whole = file.read_bytes()
+    end = 8 + int.from_bytes(whole[:8], "little")
+    header = whole[8:end].rstrip() + b" " * spaces
+    file.write_bytes(len(header).to_bytes(8, "little") + header + whole[end:])
+    assert_same(src, there_and_back(src, tmp_path, ParallelSizes(tp=2, pp=2)))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"model_type": "llama", "num_hidden_layers": 0},
+        {**FAMILIES["deepseek_v3"], "n_shared_experts": 0},
+        {
+            **FAMILIES["deepseek_v3"],
+            "n_routed_experts": 0,
+            "n_group": 1,
+            "first_k_dense_replace": 4,
+        },
+        {**FAMILIES["qwen2_moe"], "shared_expert_intermediate_size": 0},
+        {**FAMILIES["qwen3_moe"], "num_experts": 1, "num_experts_per_tok": 1},
+    ],
+    ids=str,
+)
+def test_models_without_some_of_it_come_back(values: dict[str, Any], tmp_path: Path) -> None:
+    model_of(**values).save_pretrained(tmp_path / "src")
+    assert_same(tmp_path / "src", there_and_back(tmp_path / "src", tmp_path, ParallelSizes(tp=2)))

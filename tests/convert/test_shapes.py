@@ -126,6 +126,30 @@ def test_a_shard_of_another_shape_or_type_is_refused(
     assert not (tmp_path / "back").exists()
 
 
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("dense-pp0-tp1.safetensors", "decoder.layers.1.input_layernorm.weight"),
+        ("dense-pp1-tp0.safetensors", "output_layer.weight"),
+    ],
+)
+def test_what_ranks_should_share_and_do_not_is_refused(
+    file: str, name: str, tmp_path: Path
+) -> None:
+    """One of them is read: the other would be lost."""
+    src = by_transformers(tmp_path / "src", "llama tied")
+    api.to_mcore(src, tmp_path / "layout", ParallelSizes(tp=2, pp=2), ALONE)
+    tensors = load_file(tmp_path / "layout" / file)
+    tensors[name][0] += 1
+    save_file(tensors, tmp_path / "layout" / file, metadata={"format": "pt"})
+    meta = json.loads((tmp_path / "layout" / "mcore.json").read_text())
+    meta["files"][file]["bytes"] = (tmp_path / "layout" / file).stat().st_size
+    (tmp_path / "layout" / "mcore.json").write_text(json.dumps(meta))
+    with pytest.raises(ConversionError, match=rf"{file}: {name} differs from that in .*pp0-tp0"):
+        api.to_hf(tmp_path / "layout", tmp_path / "back", ALONE)
+    assert not (tmp_path / "back").exists()
+
+
 def test_a_part_lies_within_its_tensor() -> None:
     stack = Piece(Path("x"), 100, Spec("F32", (3, 4)))
     assert stack.part(2) == Piece(Path("x"), 132, Spec("F32", (4,)))

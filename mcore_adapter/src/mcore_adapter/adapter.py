@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mcore_adapter.build.lora import Adapter
 from mcore_adapter.convert.adapter import target_modules
 from mcore_adapter.convert.jsonfile import read_json
-from mcore_adapter.convert.lora import CONFIG, WEIGHTS, open_peft
+from mcore_adapter.convert.lora import CONFIG, WEIGHTS, open_peft, scale_key
 from mcore_adapter.convert.output import complete_or_absent
 from mcore_adapter.errors import ConversionError
 from mcore_adapter.gather import Change, Meta, export, exported
@@ -40,7 +40,8 @@ def load_adapter(
             f"{folder / CONFIG} has {', '.join(patterns) or 'use_rslora'}; only adapters with one "
             "rank and a scale of lora_alpha / r are trained"
         )
-    scale = config["lora_alpha"] / config["r"]
+    alpha, rank = (scale_key(folder / CONFIG, config, name) for name in ("lora_alpha", "r"))
+    scale = alpha / rank
     if scale != adapter.lora.scale:
         raise ConversionError(
             f"{folder} has a scale (lora_alpha / r) of {scale}, the model {adapter.lora.scale}; "

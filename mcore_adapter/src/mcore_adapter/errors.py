@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+_LONGEST = 4000
+"""Characters of a message: names in files can be of any length."""
+
 
 class AdapterError(Exception):
     """Base of all errors of this package. Its message is one line that a terminal can show: names
     in files, which it may quote, can hold anything."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(printable(message))
+        text = printable(message)
+        super().__init__(text if len(text) <= _LONGEST else text[:_LONGEST] + "...")
 
 
 class LayoutError(AdapterError):

@@ -86,7 +86,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Same:
-    """Two Hugging Face tensors that must be equal."""
+    """Two tensors that must be equal, as only one of them is converted."""
 
     one: Piece
     other: Piece

@@ -15,7 +15,7 @@ def read_json(path: Path) -> dict[str, Any]:
         ConversionError: there is no such file, or it holds something else than one object.
     """
     try:
-        found = json.loads(path.read_bytes(), object_pairs_hook=_once)
+        found = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise ConversionError(f"{path} is missing") from error
     except OSError as error:

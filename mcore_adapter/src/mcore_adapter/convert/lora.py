@@ -154,6 +154,9 @@ def open_peft(path: Path, base: Mapping[str, Any]) -> HfFolder:
             f"{path / WEIGHTS}: {flat[0]} has shape {list(tensors[flat[0]].spec.shape)}, expected "
             "a matrix"
         )
+    empty = [name for name, piece in tensors.items() if 0 in piece.spec.shape]
+    if empty:
+        raise ConversionError(f"{path / WEIGHTS}: {empty[0]} is empty")
     lonely = [name for name in tensors if _partner(name) not in tensors]
     if lonely:
         raise ConversionError(f"{path / WEIGHTS} has {lonely[0]} but not {_partner(lonely[0])}")
@@ -286,20 +289,49 @@ def from_note(note: Mapping[str, Any], path: Path) -> dict[str, Target]:
 
 
 def deltas_of(folder: HfFolder) -> dict[str, Delta]:
-    """What an adapter adds to which Hugging Face weight."""
-    config = read_json(folder.path / CONFIG)
+    """What an adapter adds to which Hugging Face weight.
+
+    Raises:
+        ConversionError: its configuration has no scale.
+    """
+    path = folder.path / CONFIG
+    config = read_json(path)
+    default = scale_key(path, config, "lora_alpha")
+    patterns = _patterns(path, config)
     found = {}
     for name, piece in folder.tensors.items():
         match = _NAME.fullmatch(name)
         if match is None or match[2] != "A":
             continue
         rank = piece.spec.shape[0]
-        alpha = _pattern(config.get("alpha_pattern") or {}, match[1], config["lora_alpha"])
+        alpha = _pattern(patterns, match[1], default)
         scale = alpha / (sqrt(rank) if config.get("use_rslora") else rank)
         found[f"{match[1]}.weight"] = Delta(piece, folder.tensors[factor(match[1], "B")], scale)
     return found
 
 
-def _pattern(patterns: Mapping[str, float], module: str, default: float) -> float:
-    """PEFT matches the keys of its patterns against the end of a name."""
-    return next((v for k, v in patterns.items() if re.match(rf"(.*\.)?({k})$", module)), default)
+def scale_key(path: Path, config: Mapping[str, Any], name: str) -> float:
+    """A number of `adapter_config.json`.
+
+    Raises:
+        ConversionError: it is missing, or none.
+    """
+    found = config.get(name)
+    if isinstance(found, bool) or not isinstance(found, int | float) or found <= 0:
+        raise ConversionError(f"{path}: {name} is {found!r}, expected a positive number")
+    return found
+
+
+def _patterns(path: Path, config: Mapping[str, Any]) -> dict[re.Pattern[str], float]:
+    """By what PEFT matches against the end of a name."""
+    found = config.get("alpha_pattern") or {}
+    if not isinstance(found, dict):
+        raise ConversionError(f"{path}: alpha_pattern is {found!r}, expected an object")
+    try:
+        return {re.compile(rf"(.*\.)?({k})$"): scale_key(path, found, k) for k in found}
+    except re.error as error:
+        raise ConversionError(f"{path}: alpha_pattern has no pattern: {error}") from error
+
+
+def _pattern(patterns: Mapping[re.Pattern[str], float], module: str, default: float) -> float:
+    return next((v for k, v in patterns.items() if k.match(module)), default)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 from mcore_adapter.convert.engine import HfSide, McoreSide, Same
@@ -18,6 +19,7 @@ from mcore_adapter.convert.plan import (
     tasks,
 )
 from mcore_adapter.convert.shapes import FullShapes, check_shapes
+from mcore_adapter.convert.shards import Replicated
 from mcore_adapter.convert.table import ModelTable
 from mcore_adapter.convert.tensorfile import Piece, Spec
 from mcore_adapter.errors import ConversionError
@@ -139,6 +141,7 @@ def _mcore_source(
     check_layout(table, sizes)
     planned = present(plan(sizes), folder.names)
     full_shape, expected = FullShapes(table), set()
+    checks: list[Same] = []
     for task in planned:
         files = files_of(task, sizes, table)
         expected |= {(file, task.name) for file in files}
@@ -157,7 +160,12 @@ def _mcore_source(
                     f"{list(piece.spec.shape)}, expected {spec.dtype} {list(each)} of config.json "
                     f"and {META}; convert it again"
                 )
-        if task.param.copy_of is None:
+        if isinstance(task.param.shard, Replicated):
+            checks += [_same_on_ranks(task.name, pieces[0], other) for other in pieces[1:]]
+        if task.param.copy_of is not None:
+            originals = found[task.param.copy_of].side.pieces
+            checks += map(_same_on_ranks, repeat(task.name), originals, pieces)
+        else:
             found[task.name] = Full(
                 task, McoreSide(pieces, _rows(padded)), Spec(pieces[0].spec.dtype, shape)
             )
@@ -178,9 +186,15 @@ def _mcore_source(
         table=table,
         plan=lambda sizes: [t for t in plan(sizes) if (t.param.copy_of or t.name) in names],
         tensors=found,
+        checks=tuple(checks),
         repeats=folder.repeats,
         adapter=folder.adapter,
     )
+
+
+def _same_on_ranks(name: str, one: Piece, other: Piece) -> Same:
+    """Ranks that should hold the same, of which only the first is read."""
+    return Same(one, other, (f"{other.path}: {name}", f"that in {one.path}"))
 
 
 def _rows(shape: tuple[int, ...]) -> int:

@@ -25,7 +25,7 @@ _COUNTS = {
     "n_shared_experts": 0,
     "num_experts_per_tok": 1,
     "moe_intermediate_size": 1,
-    "shared_expert_intermediate_size": 1,
+    "shared_expert_intermediate_size": 0,
     "decoder_sparse_step": 1,
     "first_k_dense_replace": 0,
     "n_group": 1,

@@ -112,9 +112,18 @@ def _windowed(config: Config, layer: int) -> bool:
     return layer >= (config["max_window_layers"] or 0)
 
 
-def rope_parameters(config: Config) -> dict[str, Any]:
+class RopeParameters(dict[str, Any]):
+    """What frequencies follow from."""
+
+    def __missing__(self, name: str) -> Any:
+        raise ConfigError(
+            f"config.json: rope_parameters of type {self['rope_type']} lack {name}; add it"
+        )
+
+
+def rope_parameters(config: Config) -> RopeParameters:
     """`rope_parameters`; older configs say `rope_theta` and `rope_scaling`, which goes first."""
-    found = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    found = RopeParameters(config.get("rope_scaling") or config.get("rope_parameters") or {})
     if "type" in found:
         found.setdefault("rope_type", found.pop("type"))
     found.setdefault("rope_type", "default")
