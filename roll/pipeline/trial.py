@@ -89,7 +89,8 @@ def try_data(config: RunConfig) -> Trial:
 def _sources_here(config: RunConfig, trial: Trial) -> Iterator[tuple[str, FileConfig]]:
     """Sources and validation sets that are files, each under its name."""
     assert isinstance(config, RlvrConfig | OfflineConfig)
-    named = {f"data.sources.{i}": source for i, source in enumerate(config.data.sources)}
+    data: Any = config.data  # each pipeline's own, all of which have sources
+    named = {f"data.sources.{i}": source for i, source in enumerate(data.sources)}
     named |= {f"validation.sets.{name}": each for name, each in config.validation.sets.items()}
     for name, source in named.items():
         try:

@@ -45,18 +45,34 @@ class Budget:
     @property
     def max_rejected(self) -> int:
         """Groups that may be rejected between two steps before the run gives up."""
-        per_step = math.ceil(self.max_prompts_factor * self.groups_per_step) - self.groups_per_step
-        return (self.max_staleness + 1) * per_step
+        return (self.max_staleness + 1) * (self._max_tried - self.groups_per_step)
+
+    @property
+    def _max_tried(self) -> int:
+        """Groups of a step, those that it needs among them."""
+        return math.ceil(self.max_prompts_factor * self.groups_per_step)
+
+    def _limit(self) -> str:
+        """How the limit comes about, for people."""
+        steps = self.max_staleness + 1
+        times = f", for each of {steps} steps under way" if steps > 1 else ""
+        return (
+            f"The limit is {self.max_rejected} rejected groups: {self._max_tried} tried, which is "
+            f"{self.max_prompts_factor:g} times {self.groups_per_step}, less the "
+            f"{self.groups_per_step} that are needed{times}"
+        )
 
     def gave_up(self, *, step: int, ready: int, rejected: Mapping[str, int]) -> RollError:
         """The error for a step that cannot be filled; `rejected` counts groups by reason."""
         count = sum(rejected.values())
         ranked = sorted(rejected.items(), key=lambda item: (-item[1], item[0]))
         reasons = ", ".join(f"{times} x {reason}" for reason, times in ranked[:5])
-        end = "the limit" if count > self.max_rejected else "all that the data has"
+        over = count > self.max_rejected
+        end = "the limit" if over else "all that the data has"
         return RollError(
             f"step {step} needs {self.groups_per_step} groups of samples; it accepted {ready} and "
             f"rejected {count} ({end}): {reasons or 'none'}. Raise rollout.max_prompts_factor (now "
             f"{self.max_prompts_factor:g}) or data.samples_per_prompt, use prompts that the model "
             "solves sometimes but not always, or take a filter out of rollout.filters"
+            + (f". {self._limit()}" if over else "")
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
+import re
 from collections import Counter
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -150,6 +152,25 @@ def test_a_step_that_cannot_be_filled_says_what_was_tried_and_what_to_change() -
     assert "step 3 needs 2 groups of samples; it accepted 0" in message
     assert "rejected 4 (the limit): 4 x all rewards equal to 0" in message
     assert "rollout.max_prompts_factor (now 2.5)" in message
+    assert message.endswith(
+        "The limit is 3 rejected groups: 5 tried, which is 2.5 times 2, less the 2 that are needed"
+    )
+
+
+@given(groups=st.integers(1, 50), factor=st.floats(1, 9), staleness=st.integers(0, 5))
+def test_the_limit_of_rejected_groups_follows_from_what_its_message_says(
+    groups: int, factor: float, staleness: int
+) -> None:
+    budget = Budget(groups, staleness, max_prompts_factor=factor)
+    over = budget.max_rejected + 1
+    told = str(budget.gave_up(step=0, ready=0, rejected={"hard": over})).rpartition("The limit")[2]
+    limit, tried, *_, needed = [
+        int(n) for n in re.findall(r"\b\d+(?= rejected| tried| that)", told)
+    ]
+    steps = int(match[1]) if (match := re.search(r"each of (\d+) steps", told)) else 1
+    assert steps == staleness + 1
+    assert limit == (tried - needed) * steps == over - 1
+    assert tried == math.ceil(factor * groups)
 
 
 def test_a_finite_source_that_ends_early_says_so() -> None:
