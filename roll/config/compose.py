@@ -27,7 +27,7 @@ from pydantic import ValidationError
 
 from roll.config.errors import ConfigError, nearest
 from roll.config.explain import describe
-from roll.config.layers import Layer, Origins, lay, lay_at, lay_preset
+from roll.config.layers import Layer, Origins, lay, lay_at, lay_preset, place_roles
 from roll.config.pipelines import PIPELINES
 from roll.config.run import RunConfig
 
@@ -80,7 +80,8 @@ def compose(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Origi
     named = [_preset_named_by(layer.content) for layer in files]
     named.append(_preset_named_by_changes(changes))
     # Only the last one counts, from the layer that names it on; null is a choice, too.
-    last = max((i for i, preset in enumerate(named) if preset is not UNNAMED), default=None)
+    last = max((i for i, preset in enumerate(named) if preset is not UNNAMED), default=-1)
+    replaced = [_read_preset(name) for name in named[: max(last, 0)] if isinstance(name, str)]
     data: dict[str, Any] = {}
     for i, layer in enumerate([*files, None]):
         if i == last and named[i] is not None:
@@ -89,6 +90,8 @@ def compose(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Origi
             data = lay(data, layer, origins)
     for change in changes:
         _set(data, change, origins)
+    for preset in replaced:
+        place_roles(data, preset, origins)
     _drop_nulls(data)
     try:
         resolved = OmegaConf.to_container(OmegaConf.create(data), resolve=True)

@@ -118,6 +118,16 @@ def lay_preset(data: dict[str, Any], preset: Layer, origins: Origins) -> dict[st
     return lay(data, Layer(content, preset.places), origins)
 
 
+def place_roles(data: dict[str, Any], replaced: Layer, origins: Origins) -> None:
+    """Let the roles that files changed live where a preset that was replaced had them: that they
+    are not needed any more is the fault to be told, and not that they have no place."""
+    for section, parts in replaced.content.items():
+        there = data.get(section)
+        if isinstance(there, dict) and PLACEMENT in parts and PLACEMENT not in there:
+            there[PLACEMENT] = parts[PLACEMENT]
+            origins.name(f"{section}.{PLACEMENT}", replaced.places)
+
+
 def _becomes_another(base: Mapping[str, Any], over: Mapping[str, Any]) -> bool:
     """Whether options of `base` mean nothing any more."""
     if "kind" in over and "kind" in base:

@@ -142,6 +142,15 @@ def test_a_preset_moves_no_role_and_forgets_nothing_beside_its_parts(folder: Pat
     assert [mask.kind for mask in config.algorithm.masks] == ["overlong"]
 
 
+def test_a_role_that_a_later_preset_does_not_need_is_refused_as_such(folder: Path) -> None:
+    own = "algorithm: {preset: ppo}\ncritic: {optimizer: {lr: 0.001}}\n"
+    with pytest.raises(ConfigError) as caught:
+        layered(folder, own, "algorithm.preset=grpo")
+    assert "critic: nothing uses its values" in str(caught.value)
+    assert "pool" not in str(caught.value)
+    assert layered(folder, own, "algorithm.preset=grpo", "critic=null").critic is None
+
+
 def test_null_takes_a_preset_away(folder: Path) -> None:
     config = layered(folder, "algorithm: {preset: dapo}\n", "algorithm.preset=null")
     assert config.algorithm.preset is None
