@@ -191,6 +191,17 @@ class Cluster(Workers[W], Generic[W]):
         answer: R = await self._ask(rank, method.__name__, Call(args, kwargs))
         return answer
 
+    def beside(
+        self, method: Callable[Concatenate[W, P], None], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Pending[None]:
+        """Run on every rank beside the call that runs there, which it may end; collect later.
+
+        The method runs in another thread than the others, and is to be short.
+        """
+        mode = dispatch_of(method)
+        answers = self._start_beside(method.__name__, mode.scatter(self.ranks, Call(args, kwargs)))
+        return Pending(answers, lambda _: None, self.call_timeout_s)
+
     @property
     @abstractmethod
     def lost(self) -> frozenset[int]:
@@ -213,6 +224,17 @@ class Cluster(Workers[W], Generic[W]):
         """
 
     @abstractmethod
+    def end(self, rank: int) -> None:
+        """End what is left of a worker, with all it started: its devices are free afterwards.
+
+        The rank stays lost until it is restarted. Blocks; a second call does nothing.
+
+        Raises:
+            ValueError: the cluster's workers are not replaceable (`Placement.replaceable`).
+            WaitTimeoutError: it did not end in time.
+        """
+
+    @abstractmethod
     def close(self, *, graceful: bool = True) -> None:
         """End the workers; a second call does nothing. Not graceful: kill them where they stand."""
 
@@ -222,6 +244,10 @@ class Cluster(Workers[W], Generic[W]):
     @abstractmethod
     def _start_on(self, ranks: Sequence[int], method: str, calls: Sequence[Call]) -> Answers:
         """Begin one call on each of `ranks`."""
+
+    @abstractmethod
+    def _start_beside(self, method: str, calls: Sequence[Call]) -> Answers:
+        """Begin one call on each rank, whatever else runs there."""
 
     @abstractmethod
     def _ask(self, rank: int, method: str, call: Call) -> Awaitable[Any]: ...

@@ -8,19 +8,23 @@ from typing import NoReturn
 import ray
 
 from roll.core.errors import RollError, WorkerError
-from roll.distributed.watchdog import Member, Watchdog
+from roll.distributed.members import Member
+from roll.distributed.watchdog import Watchdog
 
 GRACE_S = 2.0
 """A rank often fails because a sibling died ("connection closed by peer"); how long to wait for the
 news of that death, which is the better message."""
 
 
-def raise_failure(error: Exception, member: Member, method: str, watchdog: Watchdog) -> NoReturn:
+def raise_failure(
+    error: Exception, member: Member, method: str, watchdog: Watchdog, *, grace_s: float = GRACE_S
+) -> NoReturn:
     """Raise what a failed call means to the user.
 
     Args:
         error: what `ray.get` raised.
         member: who was called.
+        grace_s: how long to wait for the news of a death.
 
     Raises:
         RollError: the worker raised one; the same type, noted with the worker's name.
@@ -33,9 +37,9 @@ def raise_failure(error: Exception, member: Member, method: str, watchdog: Watch
         if isinstance(cause, RollError):
             cause.add_note(f"raised by {what}\n{trace}")
             raise cause from None
-        watchdog.check([member], grace_s=GRACE_S)
+        watchdog.check([member], grace_s=grace_s)
         raise WorkerError(f"{what} raised {type(cause).__name__}: {cause}\n{trace}") from None
-    watchdog.check([member], grace_s=GRACE_S)
+    watchdog.check([member], grace_s=grace_s)
     message = f"{what} failed: {error}"
     if isinstance(error, ray.exceptions.RayActorError):
         raise member.error(message) from None

@@ -18,12 +18,15 @@ import ray
 from roll.core.logs import setup_logging
 from roll.core.types import RankInfo, WorkerSpec
 from roll.distributed.actor_env import WITHOUT_TRITON, WORKER_TOKEN
-from roll.distributed.reaper import end_marked, start_reaper
+from roll.distributed.reaper import start_reaper
 from roll.distributed.worker import Worker
 from roll.platform.machine import free_port
 
 WATCH_GROUP = "watch"
 """Concurrency group of the never-ending call, so that it takes no thread from the others."""
+
+BESIDE_GROUP = "beside"
+"""Concurrency group of what is answered while another call runs: heartbeats, and what ends one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,8 @@ class HostInfo:
     """IP of its node."""
     log: str
     """File that holds its standard error; empty when it is no file."""
+    node: str = ""
+    """What Ray calls its node."""
 
 
 class _Room:
@@ -48,7 +53,8 @@ class _Room:
 
     def _about(self) -> HostInfo:
         log = os.readlink("/proc/self/fd/2") if os.path.exists("/proc/self/fd/2") else ""
-        return HostInfo(os.getpid(), ray.util.get_node_ip_address(), log)
+        node = ray.get_runtime_context().get_node_id()
+        return HostInfo(os.getpid(), ray.util.get_node_ip_address(), log, node)
 
     def _build(
         self,
@@ -62,6 +68,9 @@ class _Room:
         worker.platform.set_threads(len(spec.cores))
         self._worker = worker
         return worker.rank_info
+
+    def _beat(self) -> list[str]:
+        return [] if self._worker is None else self._worker.stopped_processes()
 
     def _method(self, name: str) -> Callable[..., Any]:
         assert self._worker is not None, "build comes first"
@@ -78,14 +87,15 @@ class SyncHost(_Room):
     def free_port(self) -> int:
         return free_port()
 
-    def clear(self, mark: str, timeout_s: float) -> bool:
-        return end_marked(mark, timeout_s)
-
     def build(self, *given: Any) -> RankInfo:
         return self._build(*given)
 
     def run(self, method: str, kwargs: Mapping[str, Any], *args: Any) -> Any:
         return self._method(method)(*args, **kwargs)
+
+    def beat(self) -> list[str]:
+        """What has been stopped below; runs in `BESIDE_GROUP`."""
+        return self._beat()
 
     def watch(self) -> None:
         """Never returns; runs in `WATCH_GROUP`."""
@@ -101,15 +111,16 @@ class AsyncHost(_Room):
     async def free_port(self) -> int:
         return free_port()
 
-    async def clear(self, mark: str, timeout_s: float) -> bool:
-        return end_marked(mark, timeout_s)
-
     async def build(self, *given: Any) -> RankInfo:
         return self._build(*given)
 
     async def run(self, method: str, kwargs: Mapping[str, Any], *args: Any) -> Any:
         result = self._method(method)(*args, **kwargs)
         return await result if inspect.isawaitable(result) else result
+
+    async def beat(self) -> list[str]:
+        """What has been stopped below; runs in `BESIDE_GROUP`, on an event loop of its own."""
+        return self._beat()
 
     async def watch(self) -> None:
         """Never returns; runs in `WATCH_GROUP`."""

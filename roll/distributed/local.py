@@ -1,7 +1,8 @@
 """`LocalCluster`: the same interface in this process, for tests, debuggers and one-process runs.
 
-Ranks run one after the other, so their methods must not talk to each other. Asynchronous workers
-live on an event loop in a thread of its own, as they do in an actor.
+Calls run in a thread of their cluster, as they do in an actor, so that whoever submits one is not
+held up by it. Ranks run one after the other, so their methods must not talk to each other.
+Asynchronous workers live on an event loop in that thread.
 """
 
 from __future__ import annotations
@@ -10,18 +11,20 @@ import asyncio
 import concurrent.futures
 import inspect
 import logging
-import traceback
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Concatenate, Generic, NoReturn
+from queue import SimpleQueue
+from typing import Any, Concatenate, Generic
 
-from roll.core.errors import RollError, WaitTimeoutError, WorkerError, WorkerLostError
+from roll.core.errors import WaitTimeoutError, WorkerLostError
 from roll.core.loop_thread import LoopThread
 from roll.core.types import WorkerSpec
 from roll.distributed.cluster import Cluster, P, Placement, W, ranks_name
 from roll.distributed.dispatch import Call
+from roll.distributed.local_answers import LocalAnswers, raise_as_worker_error
 from roll.distributed.pending import Answers
 from roll.distributed.worker import is_async
 from roll.platform.machine import cores, free_port
@@ -152,6 +155,12 @@ class LocalCluster(Cluster[W], Generic[W]):
         self._placement = placement
         self._build = build
         self._loop = loop
+        self._calls: SimpleQueue[Callable[[], None] | None] | None = None
+        """Of workers without an event loop, to their thread."""
+        if loop is None:
+            self._calls = SimpleQueue()
+            name = f"roll-local-{placement.name}"
+            threading.Thread(target=_serve, args=(self._calls,), name=name, daemon=True).start()
         self._seats = [self._seat(rank) for rank in range(len(build))]
         ranks = [worker.rank_info for worker in self.workers]
         super().__init__(placement.role, ranks, call_timeout_s, placement.label)
@@ -170,6 +179,14 @@ class LocalCluster(Cluster[W], Generic[W]):
         """As in an actor, but what runs is cancelled instead of killed."""
         if not self._placement.replaceable:
             raise ValueError(f"{self.name}: only workers that are replaceable can be restarted")
+        self.end(rank)
+        self._seats[rank] = self._seat(rank)
+
+    def end(self, rank: int) -> None:
+        if not self._placement.replaceable:
+            raise ValueError(f"{self.name}: only workers that are replaceable can be ended alone")
+        if self._seats[rank].replaced:
+            return
         leaving = self._seats[rank].leave()
         if self._loop:
             try:
@@ -181,7 +198,6 @@ class LocalCluster(Cluster[W], Generic[W]):
                 ) from None
         else:
             asyncio.run(leaving)
-        self._seats[rank] = self._seat(rank)
 
     def close(self, *, graceful: bool = True) -> None:
         if self._closed:
@@ -193,6 +209,8 @@ class LocalCluster(Cluster[W], Generic[W]):
         finally:
             if self._loop:
                 self._loop.close()
+            if self._calls:
+                self._calls.put(None)
 
     def _seat(self, rank: int) -> _Seat[W]:
         make = self._build[rank]
@@ -221,54 +239,29 @@ class LocalCluster(Cluster[W], Generic[W]):
         bound: Callable[..., Any] = getattr(seat.worker, method)
         if self._loop:
             return self._loop.submit(seat.call(bound, call))
+        assert self._calls is not None
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        try:
-            future.set_result(bound(*call.args, **call.kwargs))
-        except Exception as error:  # noqa: BLE001 - raised again by whoever collects
-            future.set_exception(error)
+        self._calls.put(partial(_run_into, future, partial(bound, *call.args, **call.kwargs)))
         return future
 
-
-class LocalAnswers:
-    """Results of one call, as futures."""
-
-    def __init__(
-        self,
-        cluster: str,
-        method: str,
-        names: Sequence[str],
-        futures: Sequence[concurrent.futures.Future[Any]],
-    ) -> None:
-        self._cluster = cluster
-        self._method = method
-        self._names = names
-        self._futures = futures
-
-    def done(self) -> bool:
-        return all(future.done() for future in self._futures)
-
-    def poll(self, timeout_s: float) -> bool:
-        finished = concurrent.futures.wait(
-            self._futures, timeout_s, return_when=concurrent.futures.FIRST_EXCEPTION
-        ).done
-        for name, future in zip(self._names, self._futures, strict=True):
-            error = future.exception() if future in finished else None
-            if isinstance(error, Exception):
-                raise_as_worker_error(error, f"{name}.{self._method}")
-        return len(finished) == len(self._futures)
-
-    def overdue(self, timeout_s: float) -> WaitTimeoutError:
-        return WaitTimeoutError(f"waited {timeout_s:g} s for {self._cluster}.{self._method}")
-
-    def collect(self, timeout_s: float) -> list[Any]:
-        if not self.poll(timeout_s):
-            raise self.overdue(timeout_s)
-        return [future.result() for future in self._futures]
+    def _start_beside(self, method: str, calls: Sequence[Call]) -> Answers:
+        futures = []
+        for seat, call in zip(self._seats, calls, strict=True):
+            future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+            bound = getattr(seat.worker, method)
+            _run_into(future, partial(bound, *call.args, **call.kwargs))
+            futures.append(future)
+        names = [seat.worker.spec.name for seat in self._seats]
+        return LocalAnswers(self.name, method, names, futures)
 
 
-def raise_as_worker_error(error: Exception, what: str) -> NoReturn:
-    """What a Ray cluster would raise: a `RollError` as it is, anything else as `WorkerError`."""
-    if isinstance(error, RollError):
-        raise error
-    trace = "".join(traceback.format_exception(error))
-    raise WorkerError(f"{what} raised {type(error).__name__}: {error}\n{trace}") from error
+def _serve(calls: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (call := calls.get()) is not None:
+        call()
+
+
+def _run_into(future: concurrent.futures.Future[Any], call: Callable[[], Any]) -> None:
+    try:
+        future.set_result(call())
+    except Exception as error:  # noqa: BLE001 - raised again by whoever collects
+        future.set_exception(error)

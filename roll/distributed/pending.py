@@ -32,6 +32,10 @@ class Answers(Protocol):
 
     def done(self) -> bool: ...
 
+    def settle(self, timeout_s: float) -> bool:
+        """Wait at most this long until all have answered, raised or died; whether they have."""
+        ...
+
 
 class Pending(Generic[R]):
     """A call that runs on all ranks; `result` waits for it."""
@@ -61,6 +65,10 @@ class Pending(Generic[R]):
     def poll(self, timeout_s: float) -> bool:
         """Wait at most this long; whether `result` returns without waiting. Raises like it."""
         return self._answers.poll(timeout_s)
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait at most this long until nobody works on it any more, and raise nothing."""
+        return self._answers.settle(timeout_s)
 
     @property
     def limit_s(self) -> float:

@@ -20,8 +20,10 @@ from roll.core.types import WorkerSpec
 from roll.distributed.actor_env import WORKER_TOKEN, actor_env
 from roll.distributed.cluster import Placement
 from roll.distributed.dispatch import Call
-from roll.distributed.host import WATCH_GROUP, AsyncHost, HostInfo, SyncHost
-from roll.distributed.watchdog import Member, Watchdog
+from roll.distributed.host import BESIDE_GROUP, WATCH_GROUP, AsyncHost, HostInfo, SyncHost
+from roll.distributed.members import Member
+from roll.distributed.reaper import end_marked
+from roll.distributed.watchdog import Watchdog
 from roll.distributed.worker import is_async
 
 MAX_CONCURRENT_CALLS = 100_000
@@ -74,7 +76,10 @@ class RayActor:
     ) -> None:
         place = recipe.placement
         self.member = Member(place.role, place.label, rank, place.replaceable)
+        self.ended = False
+        """Nothing is left of it."""
         self._recipe = recipe
+        self._where = PlacementGroupSchedulingStrategy(own[0].group, own[0].bundle)
         token = uuid.uuid4().hex
         self._mark = f"{WORKER_TOKEN}={token}"
         assert isinstance(recipe.worker_cls, type)
@@ -93,7 +98,7 @@ class RayActor:
             "num_gpus": 0,
             "max_restarts": 0,
             "runtime_env": {"env_vars": env},
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(own[0].group, own[0].bundle),
+            "scheduling_strategy": self._where,
         }
         host: type[AsyncHost | SyncHost] = SyncHost
         if asynchronous:
@@ -101,7 +106,7 @@ class RayActor:
             options["max_concurrency"] = MAX_CONCURRENT_CALLS
         # Ray shows the class in the process title, so that `ps` tells roles and ranks apart.
         named = type(re.sub(r"[^\w\[\]]", "_", self.member.name), (host,), {})
-        actor_cls = ray.remote(concurrency_groups={WATCH_GROUP: 1})(named)
+        actor_cls = ray.remote(concurrency_groups={WATCH_GROUP: 1, BESIDE_GROUP: 2})(named)
         self._handle = actor_cls.options(**options).remote()
 
     @property
@@ -117,7 +122,7 @@ class RayActor:
         """It has answered `about`: from now on its death is noticed."""
         self.member.info = info
         watching = self._handle.watch.options(concurrency_group=WATCH_GROUP).remote()
-        watchdog.watch(watching, self.member)
+        watchdog.watch(watching, self.member, self._beat)
 
     def free_port(self) -> Any:
         """Reference to the number of a port that is free on its node."""
@@ -132,16 +137,28 @@ class RayActor:
         """Reference to the result of a method of the worker."""
         return self._handle.run.remote(method, call.kwargs, *call.args)
 
+    def run_beside(self, method: str, call: Call) -> Any:
+        """As `run`, while another call may run."""
+        beside = self._handle.run.options(concurrency_group=BESIDE_GROUP)
+        return beside.remote(method, call.kwargs, *call.args)
+
+    def _beat(self) -> Any:
+        """Reference to a heartbeat."""
+        return self._handle.beat.options(concurrency_group=BESIDE_GROUP).remote()
+
     def kill(self) -> None:
         """Kill the process where it stands; its reaper kills what it started. Does not wait."""
         ray.kill(self._handle)
 
-    def clear(self, before: RayActor) -> Any:
-        """Kill whatever is left of the actor that was here `before`, even what is stopped.
+    def end(self) -> Any:
+        """Kill the process and all it started, even what is stopped.
 
         Reference to whether all of it is gone; False after `END_TIMEOUT_S`.
         """
-        return self._handle.clear.remote(before._mark, END_TIMEOUT_S)
+        self.kill()
+        # On its node, and by another process: one that is stopped cannot end what it started.
+        task = ray.remote(num_cpus=0)(end_marked).options(scheduling_strategy=self._where)
+        return task.remote(self._mark, END_TIMEOUT_S)
 
 
 def cores_of(slots: tuple[Slot, ...]) -> tuple[int, ...]:

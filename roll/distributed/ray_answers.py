@@ -12,7 +12,8 @@ from roll.core.errors import WaitTimeoutError
 from roll.core.types import worker_name
 from roll.distributed.cluster import ranks_name
 from roll.distributed.failures import raise_failure
-from roll.distributed.watchdog import POLL_S, Member, Watchdog
+from roll.distributed.members import Member
+from roll.distributed.watchdog import POLL_S, Watchdog
 
 
 class RayAnswers:
@@ -32,6 +33,22 @@ class RayAnswers:
     def done(self) -> bool:
         waiting = [ref for place, ref in enumerate(self._refs) if place not in self._results]
         return not waiting or not ray.wait(waiting, num_returns=len(waiting), timeout=0)[1]
+
+    def settle(self, timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            living = zip(self._refs, self._members, strict=True)
+            waiting = [ref for ref, member in living if member.death is None]
+            left_s = max(0.0, min(POLL_S, deadline - time.monotonic()))
+            if (
+                not waiting
+                or not ray.wait(
+                    waiting, num_returns=len(waiting), timeout=left_s, fetch_local=False
+                )[1]
+            ):
+                return True
+            if self._watchdog.ended or time.monotonic() > deadline:
+                return False
 
     def poll(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s

@@ -15,7 +15,7 @@ from roll.core.errors import WaitTimeoutError, WorkerLostError
 from roll.core.types import WorkerSpec
 from roll.distributed.cluster import Cluster, W
 from roll.distributed.dispatch import Call
-from roll.distributed.failures import raise_failure
+from roll.distributed.failures import GRACE_S, raise_failure
 from roll.distributed.host import HostInfo
 from roll.distributed.ray_actor import (
     END_TIMEOUT_S,
@@ -119,16 +119,15 @@ class RayCluster(Cluster[W], Generic[W]):
         with self._restarts[rank]:
             old = self._actors[rank]
             self._require_open(old)
-            self._watchdog.give_up(
-                old.member, f"{old.member.name} (pid {old.info.pid}) was ended, to be restarted"
-            )
-            old.kill()
+            self._end(old, "to be restarted")
             with self._lock:
                 self._require_open(old)
                 new = RayActor(self._recipe, rank, self._slots[rank], self._settings)
                 self._arriving.add(new)
             try:
-                self._replace(old, new)
+                deadline = time.monotonic() + self._settings.start_timeout_s
+                self._arrive([new], deadline)
+                self._wait("__init__", [new], [new.build(self._specs[rank])], deadline)
                 self._actors[rank] = new
             except BaseException:
                 self._watchdog.forget([new.member])
@@ -137,16 +136,31 @@ class RayCluster(Cluster[W], Generic[W]):
             finally:
                 self._arriving.discard(new)
 
-    def _replace(self, old: RayActor, new: RayActor) -> None:
-        """Build in `new` what `old` was, once nothing of that is left."""
-        rank, deadline = old.member.rank, time.monotonic() + self._settings.start_timeout_s
-        self._arrive([new], deadline)
-        if not self._wait("clear", [new], [new.clear(old)], deadline)[0]:
+    def end(self, rank: int) -> None:
+        if not self._recipe.placement.replaceable:
+            raise ValueError(f"{self.name}: only workers that are replaceable can be ended alone")
+        with self._restarts[rank]:
+            if not self._closed:
+                self._end(self._actors[rank], "and is not needed any more")
+
+    def _end(self, actor: RayActor, why: str) -> None:
+        """Nothing of it is left afterwards."""
+        if actor.ended:
+            return
+        name = f"{actor.member.name} (pid {actor.info.pid}"
+        self._watchdog.give_up(actor.member, f"{name}) was ended, {why}")
+        ending = actor.end()
+        limit_s = END_TIMEOUT_S + self._settings.start_timeout_s  # a process must start for it
+        try:
+            gone = ray.get(ending, timeout=limit_s)
+        except ray.exceptions.GetTimeoutError:
+            gone = False
+        if not gone:
             raise WaitTimeoutError(
-                f"waited {END_TIMEOUT_S:g} s for the processes of {old.member.name} (pid "
-                f"{old.info.pid}, node {old.info.address}) to end after they were killed"
+                f"waited {END_TIMEOUT_S:g} s for the processes of {name}, node "
+                f"{actor.info.address}) to end after they were killed"
             )
-        self._wait("__init__", [new], [new.build(self._specs[rank])], deadline)
+        actor.ended = True
 
     def _require_open(self, actor: RayActor) -> None:
         if self._closed:
@@ -186,6 +200,10 @@ class RayCluster(Cluster[W], Generic[W]):
         refs = [actor.run(method, call) for actor, call in zip(actors, calls, strict=True)]
         return self._answers(method, actors, refs)
 
+    def _start_beside(self, method: str, calls: Sequence[Call]) -> RayAnswers:
+        refs = [a.run_beside(method, call) for a, call in zip(self._actors, calls, strict=True)]
+        return self._answers(method, self._actors, refs)
+
     def _answers(self, method: str, actors: Sequence[RayActor], refs: Sequence[Any]) -> RayAnswers:
         members = [actor.member for actor in actors]
         return RayAnswers(method, refs, members, self._watchdog)
@@ -203,6 +221,7 @@ class RayCluster(Cluster[W], Generic[W]):
             self._watchdog.check([actor.member])
             raise
         except ray.exceptions.RayError as error:
-            await asyncio.to_thread(raise_failure, error, actor.member, method, self._watchdog)
+            await self._watchdog.settled([actor.member], GRACE_S)
+            raise_failure(error, actor.member, method, self._watchdog, grace_s=0)
         finally:
             self._watchdog.release(future)

@@ -13,6 +13,8 @@ from typing import Any
 import ray
 from ray._private import parameter, services
 
+from roll.distributed.members import Daemon
+
 
 def start(*, num_cpus: int, num_gpus: int) -> None:
     """A Ray on this machine that ends with this process, without what no run asks."""
@@ -26,6 +28,17 @@ def join(address: str | None) -> None:
         ConnectionError: no Ray answers there.
     """
     _init(address=address)
+
+
+def daemons() -> list[Daemon]:
+    """The processes of the Ray that `start` started, without which nothing works."""
+    processes = ray._private.worker._global_node.all_processes
+    known = {"raylet": "Ray's raylet", "gcs_server": "Ray's control store"}
+    return [
+        Daemon(name, info.process.pid)
+        for kind, name in known.items()
+        for info in processes.get(kind, [])
+    ]
 
 
 def _init(**options: Any) -> None:

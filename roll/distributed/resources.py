@@ -63,7 +63,7 @@ class ResourceManager:
                 self.layout = plan_layout(config, pools, machine, joined=False)
                 self._start_ray(machine, self.layout)
                 nodes = wait_for_nodes(1, config.start_timeout_s)
-            self._watchdog = Watchdog()
+            self._watchdog = Watchdog([] if joined else ray_start.daemons())
             self._undo.callback(self._watchdog.close)
             # A Ray of our own takes all claims with it. To give them back one by one would wait for
             # Ray, for a minute and then in vain where a signal to the whole group has ended it too.

@@ -3,7 +3,8 @@
 Each actor has one call that never returns. A thread of the driver waits for all of these calls:
 when one ends, its actor is dead. The thread then notes the death on the actor's `Member`, and
 cancels the guarded asyncio futures that it concerns, whose waiters ask `check` why: those of the
-actor itself where it can be replaced, all of them where the run cannot do without it.
+actor itself where it can be replaced, all of them where the run cannot do without it. A process
+that is stopped, and does not die, is noticed by `Heartbeats`, and counts as dead from then on.
 """
 
 from __future__ import annotations
@@ -11,76 +12,56 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
 
-from roll.config.roles import Role
-from roll.core.errors import WorkerError, WorkerLostError
-from roll.core.types import worker_name
-from roll.distributed.host import HostInfo
+from roll.distributed.heartbeats import BeatLimits, Heartbeats
+from roll.distributed.members import Daemon, Member
 
 LAST_LINES = 30
 POLL_S = 0.5
 
 
-@dataclass(eq=False, slots=True)
-class Member:
-    """One actor, as it is named in an error, and how it ended."""
-
-    role: Role
-    label: str
-    rank: int
-    replaceable: bool
-    info: HostInfo | None = None
-    """Known once the actor has answered."""
-    death: str | None = None
-    """What happened to it."""
-
-    @property
-    def name(self) -> str:
-        """Role and rank, like `actor_train[1]`."""
-        return f"{worker_name(self.role, self.label)}[{self.rank}]"
-
-    def error(self, message: str) -> WorkerError:
-        """A new error each time: many waiters raise one, each with a traceback of its own."""
-        if self.replaceable:
-            return WorkerLostError(message, self.role, self.label, self.rank)
-        return WorkerError(message)
-
-
 class Watchdog:
     """Shared by all clusters of a run. Loops: one thread, waiting on all watch calls at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, daemons: Sequence[Daemon] = (), limits: BeatLimits | None = None) -> None:
+        """
+        Args:
+            daemons: without which nothing works.
+        """
         self._members: dict[Any, Member] = {}
         self._guarded: dict[asyncio.Future[Any], Member] = {}
         self._lock = threading.Lock()
-        self._fatal: Member | None = None
+        self._fatal: Member | Daemon | None = None
         self._changed = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="roll-watchdog", daemon=True)
+        self._beats = Heartbeats(self, daemons, limits or BeatLimits())
         self._thread.start()
 
-    def watch(self, ref: Any, member: Member) -> None:
-        """`ref` is the never-ending call of the actor `member`."""
+    def watch(self, ref: Any, member: Member, ask: Callable[[], Any]) -> None:
+        """`ref` is the never-ending call of the actor `member`; `ask` asks it for a heartbeat."""
         with self._lock:
             self._members[ref] = member
         self._changed.set()
+        self._beats.add(member, ask)
 
     def forget(self, members: Iterable[Member]) -> None:
         """These actors are about to end on purpose."""
         gone = set(members)
         with self._lock:
             self._members = {ref: each for ref, each in self._members.items() if each not in gone}
+        self._beats.forget(gone)
 
-    def give_up(self, member: Member, reason: str) -> None:
-        """Count a replaceable actor as dead from now on, whatever it still does."""
-        self.forget([member])
+    def give_up(self, member: Member | Daemon, reason: str) -> None:
+        """Count it as dead from now on, whatever it still does."""
+        if isinstance(member, Member):
+            self.forget([member])
         self._record(member, reason)
 
     @property
@@ -105,6 +86,14 @@ class Watchdog:
         if dead is not None:
             raise dead.error(dead.death or "")
 
+    async def settled(self, members: Iterable[Member], grace_s: float) -> None:
+        """Return when a death is known that concerns whoever waits for `members`, or after
+        `grace_s`: what `check` does with threads, for many waiters at once."""
+        concerned = list(members)
+        deadline = time.monotonic() + grace_s
+        while self._dead(concerned) is None and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+
     def guard(self, future: asyncio.Future[Any], member: Member) -> None:
         """Cancel `future`, an answer of `member`, on a death; its loop must be running."""
         self._guarded[future] = member
@@ -116,11 +105,12 @@ class Watchdog:
 
     def close(self) -> None:
         """Stop the thread; deaths are no longer noticed."""
+        self._beats.close()
         self._stop.set()
         self._changed.set()
         self._thread.join(timeout=5)
 
-    def _dead(self, members: Iterable[Member]) -> Member | None:
+    def _dead(self, members: Iterable[Member]) -> Member | Daemon | None:
         if self._fatal is not None:
             return self._fatal
         return next((member for member in members if member.death is not None), None)
@@ -138,9 +128,10 @@ class Watchdog:
                 with self._lock:
                     member = self._members.pop(ref, None)
                 if member is not None:
+                    self._beats.check_daemons()  # whose end takes actors with it
                     self._record(member, describe_death(member, ref))
 
-    def _record(self, member: Member, reason: str) -> None:
+    def _record(self, member: Member | Daemon, reason: str) -> None:
         if member.death is None:
             member.death = reason
         if not member.replaceable and self._fatal is None:

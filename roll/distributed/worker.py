@@ -37,6 +37,11 @@ class Worker:
         """Resident memory of this process and its children, in GiB."""
         return tree_rss_bytes(os.getpid()) / GIB
 
+    def stopped_processes(self) -> list[str]:
+        """Names of the processes below this one without which it cannot work, and which somebody
+        has stopped. Asked with each heartbeat, in another thread than the other methods."""
+        return []
+
     def close(self) -> Awaitable[None] | None:
         """Let go of engines, files and process groups; called once, at a normal end.
 

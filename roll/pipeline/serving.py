@@ -2,24 +2,27 @@
 
 The driver's thread trains and pushes; the loop's thread generates. A replica that is lost is
 revived from the loop, with help of a thread; the push that this takes waits until the trainer is
-free (`trainer_busy`), because weights in the middle of a step are of no version.
+free (`trainer_busy`), because weights in the middle of a step are of no version. Where others may
+be on the replica's devices, its start waits for the same turn.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from roll.config.rlvr import RlvrConfig
 from roll.config.roles import Role
 from roll.config.rollout import HealthConfig
-from roll.core.errors import WorkerLostError
+from roll.core.errors import EngineError, RollError, WaitTimeoutError, WorkerLostError
 from roll.core.loop_thread import LoopThread
+from roll.core.own_thread import in_own_thread
 from roll.core.types import Completion, GenerateRequest, Heartbeat
 from roll.distributed.cluster import Cluster
 from roll.distributed.colocation import Colocation, Resident, part_name
@@ -32,6 +35,9 @@ from roll.rollout.routing import LeastLoaded, Sticky
 from roll.workers.infer import InferWorker
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+logger = logging.getLogger(__name__)
 TURN_POLL_S = 0.05
 
 
@@ -67,7 +73,7 @@ class Serving:
     _turn: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._health = Health(self.fleet, self.limits, self._restart, self._rejoin)
+        self._health = Health(self.fleet, self.limits, self._restart, self._rejoin, self._retire)
 
     def start(self) -> None:
         """Begin to listen for heartbeats."""
@@ -97,7 +103,7 @@ class Serving:
         """Weights of `version` to all replicas; inside `trainer_busy`."""
 
         async def push(indices: Sequence[int]) -> None:
-            await asyncio.to_thread(self._push, version, indices, verify)
+            await in_own_thread(self._push, version, indices, verify)
 
         self.run(self.fleet.update_weights(version, push))
 
@@ -122,6 +128,7 @@ class Serving:
                 onload=partial(self._enter, index),
                 offload=partial(self._leave, index),
                 onload_weights=partial(self._wake_weights, index),
+                exists=partial(self._exists, index),
             )
             for index, own in enumerate(devices)
         ]
@@ -129,19 +136,49 @@ class Serving:
     async def _start(self) -> None:
         self._health.start()
 
+    def _exists(self, index: int) -> bool:
+        return not self.fleet.replicas[index].gone
+
     def _enter(self, index: int) -> None:
-        if not self.fleet.replicas[index].gone:
-            self.infer.on([index]).call(InferWorker.wake)
+        with self._losing(index):
+            self._call(index, InferWorker.wake)
             self.run(self._join(index))
 
     def _wake_weights(self, index: int) -> None:
-        if not self.fleet.replicas[index].gone:
-            self.infer.on([index]).call(InferWorker.wake, weights_only=True)
+        with self._losing(index):
+            self._call(index, InferWorker.wake, weights_only=True)
 
     def _leave(self, index: int) -> None:
-        if not self.fleet.replicas[index].gone:
-            self.run(self.fleet.leave([index]))
-            self.infer.on([index]).call(InferWorker.sleep)
+        if self._exists(index):
+            with self._losing(index):
+                self.run(self.fleet.leave([index]))
+                self._call(index, InferWorker.sleep)
+        if not self._exists(index):  # also where it was lost in between, or before
+            self.infer.end(index)
+
+    @contextmanager
+    def _losing(self, index: int) -> Iterator[None]:
+        """A replica that dies, breaks or hangs inside the block is lost, with its devices free; the
+        run goes on with the others."""
+        try:
+            yield
+        except (WorkerLostError, EngineError, WaitTimeoutError) as error:
+            self.run(self._lose(index, f"while it moved on or off its devices: {error}"))
+            self.infer.end(index)
+
+    async def _lose(self, index: int, reason: str) -> None:
+        self.fleet.replicas[index].lose(reason)
+
+    def _call(
+        self,
+        index: int,
+        method: Callable[Concatenate[InferWorker, P], Coroutine[Any, Any, None]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> None:
+        """Longer than a new engine takes, nobody waits for an old one."""
+        pending = self.infer.on([index]).submit(method, *args, **kwargs)
+        pending.result(self.limits.restart_timeout_s)
 
     async def _join(self, index: int) -> None:
         self.fleet.join([index])
@@ -151,28 +188,60 @@ class Serving:
         self.pusher.push(version, indices, verify=verify)
 
     async def _restart(self, replica: Replica) -> None:
-        await asyncio.to_thread(self._start_anew, replica.index)
+        if self._shares(replica.index):  # its start waits for its turn, in `_rejoin`
+            await in_own_thread(self.infer.end, replica.index)
+        else:
+            await in_own_thread(self._start_anew, replica.index)
 
     async def _rejoin(self, replica: Replica) -> None:
         index = replica.index
         while not self._turn.acquire(blocking=False):  # a thread that waits could not be cancelled
             await asyncio.sleep(TURN_POLL_S)
         try:
+            if self._shares(index):
+                await in_own_thread(self._start_on_shared, index)
             replica.renewed()
-            await asyncio.to_thread(self._bring_weights, index, self.fleet.version)
+            await in_own_thread(self._bring_weights, index, self.fleet.version)
             self.fleet.join([index])
         finally:
             self._turn.release()
+
+    async def _retire(self, replica: Replica) -> None:
+        try:
+            await in_own_thread(self.infer.end, replica.index)
+        except RollError as error:
+            logger.error("inference replica %d keeps its devices: %s", replica.index, error)
+
+    def _shares(self, index: int) -> bool:
+        return self.colocation.shares(part_name(Role.ACTOR_INFER, index))
 
     def _start_anew(self, index: int) -> None:
         if self.pusher is not None:
             self.pusher.forget(index)
         self.infer.restart(index)
-        self.infer.on([index]).call(InferWorker.start)
+        try:
+            self._call(index, InferWorker.start)
+        except RollError:
+            self.infer.end(index)  # what it has on its devices
+            raise
+
+    def _start_on_shared(self, index: int) -> None:
+        try:
+            with self.colocation.starting(part_name(Role.ACTOR_INFER, index)):
+                self._start_anew(index)
+        except RollError:
+            self._bring_back()
+            raise
 
     def _bring_weights(self, index: int, version: int) -> None:
-        with self.colocation.push(Role.ACTOR_TRAIN, part_name(Role.ACTOR_INFER, index)):
-            self._push(version, [index], False)
+        try:
+            with self.colocation.push(Role.ACTOR_TRAIN, part_name(Role.ACTOR_INFER, index)):
+                self._push(version, [index], False)
+        finally:
+            self._bring_back()
+
+    def _bring_back(self) -> None:
+        """Whoever made room, also for a revival that failed: nobody else would."""
         with self.colocation.use(Role.ACTOR_INFER):
             return
 

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from roll.config.weights import WeightSyncConfig
-from roll.core.errors import WeightSyncError
+from roll.core.errors import RollError, WeightSyncError
 from roll.distributed.cluster import Cluster
-from roll.distributed.pending import both
+from roll.distributed.pending import Pending, both
+from roll.weight_sync.channel import Channel
 from roll.weight_sync.plan import Place, Route, choose_transport
 from roll.workers.actor import ActorWorker
 from roll.workers.infer import InferWorker
 
+logger = logging.getLogger(__name__)
+
 SYNC_TIMEOUT_S = 600.0
 """For each wait of one side of a weight push on the other."""
+GIVE_UP_S = 30.0
+"""For both sides to leave a push that has failed."""
 
 
 @dataclass
@@ -50,7 +58,7 @@ class WeightPusher:
         engines = self.infer.on(ranks)
         senders = self.actor.call_each(ActorWorker.place)
         places = engines.call_each(InferWorker.places)
-        firsts = [sum(map(len, places[:i])) for i in range(len(places))]
+        firsts = accumulate(map(len, places[:-1]), initial=0)
         receivers = [place for each in places for place in each]
         channel = self.actor.call(
             ActorWorker.open_channel,
@@ -69,12 +77,32 @@ class WeightPusher:
             verify,
         )
         sending = self.actor.submit(ActorWorker.push_weights, channel, everything, verify)
-        sent, _ = both(sending, loading)
+        try:
+            sent, _ = both(sending, loading)
+        except RollError as error:
+            self._give_up(channel, str(error), sending, loading)
+            raise
         if verify and sent.checksum is None:
             raise WeightSyncError(
                 f"weight version {version}: no checksum came back from the sender"
             )
         self._served.update(ranks)
+
+    def _give_up(
+        self, channel: Channel, reason: str, sending: Pending[Any], loading: Pending[Any]
+    ) -> None:
+        """End the push on all sides: whoever waits in it for one that is gone would do so until
+        its limit, and answer nothing else."""
+        if not (sending.settle(0) and loading.settle(0)):
+            self.actor.beside(ActorWorker.give_up_push, channel, reason).settle(GIVE_UP_S)
+        for side, who in ((sending, "trainer"), (loading, "engines")):
+            if not side.settle(GIVE_UP_S):
+                logger.warning(
+                    "waited %g s for the %s to leave a push of weights that was given up: %s",
+                    GIVE_UP_S,
+                    who,
+                    reason,
+                )
 
     def forget(self, rank: int) -> None:
         """This replica was restarted: it holds none of the trainer's weights."""

@@ -10,32 +10,43 @@ While one bucket is used the next one travels.
 
 from __future__ import annotations
 
-import json
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import BroadcastOptions, PrefixStore
 from torch.distributed import ProcessGroupGloo
 
 from roll.core.errors import WeightSyncError
+from roll.weight_sync.abort import Abort
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.checksum import Checksum
 from roll.weight_sync.layout import Bucket, Piece, largest, layout, stretches
 from roll.weight_sync.manifest import Manifest
+from roll.weight_sync.names import receiver_name, sender_name
 from roll.weight_sync.posted import ReceiverNotes, SenderNotes
 from roll.weight_sync.slots import DeviceSlot, PrivateSlot, Slot
+from roll.weight_sync.store_board import PAUSE_S, SLICE_S, StoreBoard, first_line, open_store
 
 
 class BroadcastSender:
     """The end of one of the trainer's ranks."""
 
     def __init__(
-        self, channel: Channel, manifest: Manifest, sender: int, size: int, *, verify: bool
+        self,
+        channel: Channel,
+        manifest: Manifest,
+        sender: int,
+        size: int,
+        abort: Abort,
+        *,
+        verify: bool,
     ) -> None:
         """Connect, announce, and return once everybody has agreed.
 
@@ -45,10 +56,21 @@ class BroadcastSender:
         Raises:
             WeightSyncError: somebody refused, died or did not answer in time.
         """
-        board = StoreBoard(channel, is_host=sender == 0)
-        self._notes = SenderNotes(board, channel, manifest, sender, verify=verify)
-        self._buckets = [_allocate(channel, size), _allocate(channel, size)]
-        self._group: _Group | None = _Group(channel, board.store, sender)
+        self._board = StoreBoard(channel, sender_name(sender), is_host=sender == 0)
+        self._group: _Group | None = None
+        abort.when_given_up(self._board.give_up)
+        self._others = [
+            *(receiver_name(i) for i in range(channel.num_receivers)),
+            *(sender_name(i) for i in range(1, channel.num_senders)),
+        ]
+        try:
+            self._notes = SenderNotes(self._board, channel, manifest, sender, verify=verify)
+            self._buckets = [_allocate(channel, size), _allocate(channel, size)]
+            self._group = _Group(channel, self._board, sender)
+        except WeightSyncError as error:
+            self._board.give_up(str(error))
+            self.close()
+            raise
 
     def memory(self, index: int) -> Tensor:
         assert self._group is not None
@@ -65,13 +87,14 @@ class BroadcastSender:
         return self._notes.finish(checksum)
 
     def stop(self, reason: str) -> None:
-        """Those before the first bucket read this; later ones notice the broken connection."""
         self._notes.stop(reason)
 
     def close(self) -> None:
         """Break the connections now: an error's traceback may keep this object alive, and the
-        others would wait for its next bucket."""
+        others would wait for its next bucket. A push that was stopped leaves its board, for those
+        who come late."""
         self._group = None
+        self._board.linger(self._others)
 
 
 class BroadcastReceiver:
@@ -81,7 +104,7 @@ class BroadcastReceiver:
         self._channel = channel
         self._index = index
         self._group: _Group | None = None
-        self._board = StoreBoard(channel, is_host=False)
+        self._board = StoreBoard(channel, receiver_name(index), is_host=False)
         self._notes = ReceiverNotes(self._board, index)
         self.manifest = self._notes.manifest
         self.verify = self._notes.verify
@@ -94,7 +117,7 @@ class BroadcastReceiver:
         self._plan = layout(self.manifest, channel.bucket_bytes)
         size = largest(self._plan)
         self._slots = (_slot(channel, size), _slot(channel, size))
-        self._group = _Group(channel, self._board.store, channel.num_senders + self._index)
+        self._group = _Group(channel, self._board, channel.num_senders + self._index)
         for index in range(min(2, len(self._plan))):
             self._begin(index)
 
@@ -129,10 +152,11 @@ class BroadcastReceiver:
 class _Group:
     """All ends in one process group, and the buckets that travel in it."""
 
-    def __init__(self, channel: Channel, store: Store, rank: int) -> None:
+    def __init__(self, channel: Channel, board: StoreBoard, rank: int) -> None:
         size = channel.num_senders + channel.num_receivers
         self._works: dict[int, list[Any]] = {}
-        self._group = _join(channel, store, rank, size)
+        self._board = board
+        self._group = _join(channel, board, rank, size)
 
     def begin(self, index: int, bucket: Bucket, memory: Tensor) -> None:
         """Every end begins the same broadcasts in the same order."""
@@ -148,60 +172,23 @@ class _Group:
     def wait(self, index: int) -> None:
         for work in self._works.pop(index, []):
             with _broken_off(f"bucket {index}"):
+                self._until_done(work)
                 work.wait()
+
+    def _until_done(self, work: Any) -> None:
+        """A peer that is stopped breaks no connection; that it is given up is on the board."""
+        pause_s, longest_s = PAUSE_S
+        look_s = time.monotonic() + SLICE_S
+        while not work.is_completed():
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, longest_s)
+            if time.monotonic() > look_s:
+                self._board.heed_stop()
+                look_s = time.monotonic() + SLICE_S
 
     def wait_all(self) -> None:
         for index in sorted(self._works):
             self.wait(index)
-
-
-class StoreBoard:
-    """Notes in a TCPStore that the leading sender hosts."""
-
-    def __init__(self, channel: Channel, *, is_host: bool) -> None:
-        host, _, port = channel.address.rpartition(":")
-        self._timeout_s = channel.timeout_s
-        try:
-            self.store: Store = TCPStore(
-                host,
-                int(port),
-                is_master=is_host,
-                timeout=timedelta(seconds=channel.timeout_s),
-                wait_for_workers=False,
-            )
-        except RuntimeError as error:
-            doing = "listen on" if is_host else "reach the sender at"
-            raise WeightSyncError(
-                f"weight transfer: could not {doing} {channel.address} within "
-                f"{channel.timeout_s:g} s: {_first_line(error)}"
-            ) from error
-
-    def post(self, key: str, note: dict[str, Any]) -> None:
-        try:
-            self.store.set(key, json.dumps(note))
-        except RuntimeError as error:
-            raise WeightSyncError(
-                f"weight transfer: could not post {key!r}: {_first_line(error)}; the sender's "
-                "process probably died"
-            ) from error
-
-    def read(self, key: str, peer: str) -> dict[str, Any]:
-        start = time.monotonic()
-        try:
-            note: dict[str, Any] = json.loads(self.store.get(key))
-        except RuntimeError as error:
-            raise WeightSyncError(
-                f"weight transfer: waited {time.monotonic() - start:.1f} s of "
-                f"{self._timeout_s:g} s for {peer} ({key}): {_first_line(error)}"
-            ) from error
-        if "stop" in note:
-            raise WeightSyncError(f"the sender stopped the transfer: {note['stop']}")
-        return note
-
-    def stop(self, reason: str) -> None:
-        """The leader's notes are the ones that others wait for longest."""
-        for key in ("verdict", "end"):
-            self.post(key, {"stop": reason})
 
 
 @contextmanager
@@ -211,27 +198,46 @@ def _broken_off(what: str) -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise WeightSyncError(
-            f"weight transfer: broadcast of {what} broke off: {_first_line(error)}; another "
+            f"weight transfer: broadcast of {what} broke off: {first_line(error)}; another "
             "process of the transfer probably died"
         ) from error
 
 
-def _join(channel: Channel, store: Store, rank: int, size: int) -> Any:
-    timeout = timedelta(seconds=channel.timeout_s)
-    prefix = PrefixStore("group", store)
-    try:
-        if channel.collective == "nccl":
-            from torch.distributed import ProcessGroupNCCL
+def _join(channel: Channel, board: StoreBoard, rank: int, size: int) -> Any:
+    """The group, once all are there; an end that never comes is waited for by a thread that is
+    left behind when the transfer is stopped."""
+    made: Future[Any] = Future()
 
-            options = ProcessGroupNCCL.Options()
-            options._timeout = timeout
-            return ProcessGroupNCCL(prefix, rank, size, options)
-        return ProcessGroupGloo(prefix, rank, size, timeout)
-    except RuntimeError as error:
-        raise WeightSyncError(
-            f"weight transfer: rank {rank} of {size} could not join the broadcast within "
-            f"{channel.timeout_s:g} s: {_first_line(error)}"
-        ) from error
+    def join() -> None:
+        try:
+            made.set_result(_make_group(channel, rank, size))
+        except BaseException as error:  # noqa: BLE001 - raised again by whoever waits
+            made.set_exception(error)
+
+    threading.Thread(target=join, name="roll-broadcast-group", daemon=True).start()
+    while True:
+        try:
+            return made.result(SLICE_S)
+        except TimeoutError:
+            board.heed_stop()
+        except RuntimeError as error:
+            raise WeightSyncError(
+                f"weight transfer: rank {rank} of {size} could not join the broadcast within "
+                f"{channel.timeout_s:g} s: {first_line(error)}"
+            ) from error
+
+
+def _make_group(channel: Channel, rank: int, size: int) -> Any:
+    timeout = timedelta(seconds=channel.timeout_s)
+    # A connection of its own: one that waits for the others would hold up who reads the board.
+    prefix = PrefixStore("group", open_store(channel, is_host=False))
+    if channel.collective == "nccl":
+        from torch.distributed import ProcessGroupNCCL
+
+        options = ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        return ProcessGroupNCCL(prefix, rank, size, options)
+    return ProcessGroupGloo(prefix, rank, size, timeout)
 
 
 def _allocate(channel: Channel, num_bytes: int) -> Tensor:
@@ -243,7 +249,3 @@ def _slot(channel: Channel, num_bytes: int) -> Slot:
     if channel.collective == "nccl":
         return DeviceSlot(_allocate(channel, num_bytes))
     return PrivateSlot(num_bytes)
-
-
-def _first_line(error: RuntimeError) -> str:
-    return str(error).splitlines()[0]

@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 
 from roll.core.errors import WeightSyncError
+from roll.weight_sync.abort import Abort
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.checksum import Checksum
 from roll.weight_sync.layout import Bucket, Piece, largest, layout, stretches
@@ -34,15 +36,22 @@ FOLDER_PREFIX = "roll-weights-"
 _LOCK = "lock"
 _PAUSE_S = (0.0002, 0.02)
 """Shortest and longest time between two looks at the folder."""
-_LEAVE_S = 2.0
-"""How long a folder outlasts a push that was stopped, for those who are dead and never look."""
+_LEAVE_S = 0.5
+"""How long the sender itself waits, after a push that was stopped, for the others to read why."""
 
 
 class FilesSender:
     """The end of one of the trainer's ranks."""
 
     def __init__(
-        self, channel: Channel, manifest: Manifest, sender: int, size: int, *, verify: bool
+        self,
+        channel: Channel,
+        manifest: Manifest,
+        sender: int,
+        size: int,
+        abort: Abort,
+        *,
+        verify: bool,
     ) -> None:
         """Announce, and return once everybody has agreed.
 
@@ -50,14 +59,17 @@ class FilesSender:
             size: bytes of the fullest bucket.
 
         Raises:
-            WeightSyncError: somebody refused or did not answer in time; who died shows only then.
+            WeightSyncError: somebody refused or did not answer in time; who died shows only then,
+                or by an abort.
         """
         self._folder = Path(channel.address)
         self._sender = sender
+        self._timeout_s = channel.timeout_s
         self._receivers = [receiver_name(i) for i in range(channel.num_receivers)]
         self._lock = _claim(self._folder) if sender == 0 else None
         self._board = FolderBoard(channel, sender_name(sender))
         self._others = [*self._receivers, *(sender_name(i) for i in range(1, channel.num_senders))]
+        abort.when_given_up(self._board.give_up)
         try:
             self._notes = SenderNotes(self._board, channel, manifest, sender, verify=verify)
         except WeightSyncError:
@@ -84,12 +96,24 @@ class FilesSender:
         self._notes.stop(reason)
 
     def close(self) -> None:
-        """The leader removes the folder."""
-        if self._lock is not None:
-            self._board.let_leave(self._others)
+        """The leader removes the folder; where the push was stopped, not before the others have
+        read why."""
+        lock, self._lock = self._lock, None
+        if lock is None:
+            return
+
+        def remove() -> None:
             shutil.rmtree(self._folder, ignore_errors=True)
-            os.close(self._lock)
-            self._lock = None
+            os.close(lock)
+
+        def remove_late() -> None:
+            self._board.let_leave(self._others, self._timeout_s)
+            remove()
+
+        if self._board.let_leave(self._others, _LEAVE_S):
+            remove()
+        else:
+            threading.Thread(target=remove_late, name="roll-late-readers", daemon=True).start()
 
 
 class FilesReceiver:
@@ -184,13 +208,21 @@ class FolderBoard:
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, longest_s)
 
-    def let_leave(self, others: Sequence[str]) -> None:
-        """After a stop, give the others a moment to read why."""
-        deadline = time.monotonic() + _LEAVE_S
-        while self._note("stop").exists() and time.monotonic() < deadline:
+    def give_up(self, reason: str) -> None:
+        """`stop`, from another thread; whoever waits on this side notices too."""
+        with contextlib.suppress(WeightSyncError):
+            self.stop(reason)
+
+    def let_leave(self, others: Sequence[str], limit_s: float) -> bool:
+        """After a stop, give the others time to read why; whether all have."""
+        deadline = time.monotonic() + limit_s
+        while self._note("stop").exists():
             if all(self._note(f"left/{name}").exists() for name in others):
                 break
+            if time.monotonic() > deadline:
+                return False
             time.sleep(_PAUSE_S[1])
+        return True
 
     def _note(self, key: str) -> Path:
         return self._folder / f"{key.replace('/', '-').replace(' ', '-')}.json"

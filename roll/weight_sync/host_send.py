@@ -27,6 +27,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from roll.core.errors import WeightSyncError
+from roll.weight_sync.abort import Abort
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.checks import check_same
 from roll.weight_sync.checksum import Checksum
@@ -54,7 +55,9 @@ class SharedBuckets(Protocol):
 class HostLeader:
     """The end of sender 0."""
 
-    def __init__(self, channel: Channel, manifest: Manifest, size: int, *, verify: bool) -> None:
+    def __init__(
+        self, channel: Channel, manifest: Manifest, size: int, abort: Abort, *, verify: bool
+    ) -> None:
         """Connect, announce, and return once everybody has agreed.
 
         Args:
@@ -69,7 +72,7 @@ class HostLeader:
             )
         receivers = [receiver_name(i) for i in range(channel.num_receivers)]
         senders = [sender_name(i) for i in range(1, channel.num_senders)]
-        with Listener(channel.address, channel.timeout_s) as listener:
+        with Listener(channel.address, channel.timeout_s, abort) as listener:
             links = listener.accept_all([*receivers, *senders])
         self._receivers = [links[name] for name in receivers]
         self._senders = [links[name] for name in senders]
@@ -86,7 +89,7 @@ class HostLeader:
             for link in links.values():
                 link.put({"go": True})
         except WeightSyncError as error:
-            self.stop(str(error))
+            self.stop(abort.reason or str(error))
             self.close()
             raise
 
@@ -146,13 +149,13 @@ class HostLeader:
 class HostHelper:
     """The end of any other sender: it writes when the leader says so."""
 
-    def __init__(self, channel: Channel, manifest: Manifest, sender: int) -> None:
+    def __init__(self, channel: Channel, manifest: Manifest, sender: int, abort: Abort) -> None:
         """Connect, and return once everybody has agreed.
 
         Raises:
             WeightSyncError: somebody refused or died, or the leader announced something else.
         """
-        self._link = connect(channel.address, sender_name(sender), channel.timeout_s)
+        self._link = connect(channel.address, sender_name(sender), channel.timeout_s, abort)
         self._link.peer = LEADER
         self._memory: HostBuckets | None = None
         try:

@@ -7,20 +7,28 @@ the kernel and costs nothing; a peer that dies closes its end and is noticed at 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import struct
+import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from roll.core.errors import WeightSyncError
+from roll.weight_sync.abort import Abort
 
 _HEADER = struct.Struct("!I")
 _AT_ONCE = 1 << 16
 """Bytes asked of the kernel in one call; most messages have a few dozen."""
+
+_SLICE_S = 0.1
+"""How often who waits for a connection looks whether the transfer is given up."""
+_LAST_WORDS_S = 1.0
+"""For a message to a peer that may not listen any more."""
 
 
 class Link:
@@ -31,6 +39,7 @@ class Link:
         self._timeout_s = timeout_s
         self._read = bytearray()
         """What has come in and not been asked for."""
+        self._sending = False
         self.peer = peer
         connection.settimeout(timeout_s)
 
@@ -38,6 +47,7 @@ class Link:
         """Send one message; with it, file descriptors the other side gets its own copies of."""
         body = json.dumps(message).encode()
         rest = _HEADER.pack(len(body)) + body
+        self._sending = True
         try:
             if fds:  # they ride on the first bytes
                 rest = rest[socket.send_fds(self._socket, [rest], list(fds)) :]
@@ -45,6 +55,8 @@ class Link:
                 self._socket.sendall(rest)
         except OSError as error:
             raise self._broken("send to", error) from error
+        finally:
+            self._sending = False
 
     def get(self, doing: str, *, max_fds: int = 0) -> tuple[dict[str, Any], list[int]]:
         """The next message and its descriptors.
@@ -64,6 +76,13 @@ class Link:
         message: dict[str, Any] = json.loads(self._read[_HEADER.size : end])
         del self._read[:end]
         return message, fds
+
+    def break_off(self, reason: str) -> None:
+        """End a wait for the other side, from another thread; it can still be told why, in short
+        words and if it listens."""
+        with contextlib.suppress(OSError):  # closed, or never quite there
+            self._socket.settimeout(_LAST_WORDS_S)
+            self._socket.shutdown(socket.SHUT_RDWR if self._sending else socket.SHUT_RD)
 
     def close(self) -> None:
         self._socket.close()
@@ -94,8 +113,10 @@ class Link:
 class Listener:
     """The leading sender's end: waits for all others."""
 
-    def __init__(self, address: str, timeout_s: float) -> None:
+    def __init__(self, address: str, timeout_s: float, abort: Abort) -> None:
         self._timeout_s = timeout_s
+        self._abort = abort
+        self._lingers = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(b"\0" + address.encode())
         self._socket.listen(1024)
@@ -104,7 +125,8 @@ class Listener:
         """One link for each of `names`, under which the others introduce themselves.
 
         Raises:
-            WeightSyncError: names who did not come in time.
+            WeightSyncError: names who did not come in time; or the transfer was given up. Those
+                who come later are told so.
         """
         links: dict[str, Link] = {}
         deadline = time.monotonic() + self._timeout_s
@@ -112,6 +134,7 @@ class Listener:
             while len(links) < len(names):
                 missing = [name for name in names if name not in links]
                 link = self._accept(deadline, missing)
+                self._abort.when_given_up(link.break_off)
                 link.peer = link.get("handshake")[0]["name"]
                 if link.peer not in missing:
                     link.close()
@@ -120,18 +143,46 @@ class Listener:
                         f"{', '.join(names)}, and each takes part once"
                     )
                 links[link.peer] = link
-        except BaseException:
+        except BaseException as error:
+            reason = self._abort.reason or str(error)
             for link in links.values():
+                with contextlib.suppress(WeightSyncError):
+                    link.put({"stop": reason})
                 link.close()
+            self._linger(reason, len(names) - len(links))
             raise
         return links
 
+    def _linger(self, reason: str, count: int) -> None:
+        """Tell `count` more, in the background: they would wait for a sender until their limit."""
+        self._lingers = True
+
+        def tell() -> None:
+            deadline = time.monotonic() + self._timeout_s
+            with self._socket:
+                for _ in range(count):
+                    self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
+                    try:
+                        connection, _ = self._socket.accept()
+                    except OSError:
+                        return
+                    link = Link(connection, "somebody late", _LAST_WORDS_S)
+                    with contextlib.suppress(WeightSyncError):
+                        link.get("handshake")
+                        link.put({"stop": reason})
+                    link.close()
+
+        threading.Thread(target=tell, name="roll-late-receivers", daemon=True).start()
+
     def _accept(self, deadline: float, missing: list[str]) -> Link:
         while True:
-            self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
+            self._abort.check()
+            self._socket.settimeout(min(max(deadline - time.monotonic(), 1e-3), _SLICE_S))
             try:
                 connection, _ = self._socket.accept()
             except TimeoutError as error:
+                if time.monotonic() < deadline:
+                    continue
                 raise WeightSyncError(
                     f"weight transfer: {', '.join(missing)} did not connect within "
                     f"{self._timeout_s:g} s"
@@ -149,14 +200,16 @@ class Listener:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._socket.close()
+        if not self._lingers:
+            self._socket.close()
 
 
-def connect(address: str, name: str, timeout_s: float) -> Link:
+def connect(address: str, name: str, timeout_s: float, abort: Abort | None = None) -> Link:
     """The end of a receiver, or of another sender; the leading sender may start later.
 
     Raises:
-        WeightSyncError: nobody listens on `address` within `timeout_s`.
+        WeightSyncError: nobody listens on `address` within `timeout_s`, or the transfer was given
+            up.
     """
     deadline = time.monotonic() + timeout_s
     pause_s = 0.0002
@@ -166,6 +219,8 @@ def connect(address: str, name: str, timeout_s: float) -> Link:
             connection.connect(b"\0" + address.encode())
         except (ConnectionRefusedError, BlockingIOError) as error:
             connection.close()
+            if abort is not None:
+                abort.check()
             if time.monotonic() > deadline:
                 raise WeightSyncError(
                     f"weight transfer: {name} waited {timeout_s:g} s for a sender at {address}"
@@ -174,6 +229,8 @@ def connect(address: str, name: str, timeout_s: float) -> Link:
             pause_s = min(pause_s * 1.5, 0.02)
             continue
         link = Link(connection, "the sender", timeout_s)
+        if abort is not None:
+            abort.when_given_up(link.break_off)
         link.put({"name": name})
         return link
 

@@ -11,6 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from roll.core.errors import WeightSyncError
+from roll.weight_sync.abort import Abort
 from roll.weight_sync.broadcast import BroadcastReceiver, BroadcastSender
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.checksum import Checksum
@@ -84,6 +85,7 @@ def send(
     *,
     verify: bool,
     sender: int = 0,
+    abort: Abort | None = None,
 ) -> SendReport:
     """Push this sender's `parts` of the tensors in `manifest` to all receivers of `channel`.
 
@@ -96,13 +98,19 @@ def send(
             `manifest.cuts` gives to this sender, also where they are none.
         verify: compute checksums at both ends and compare them.
         sender: below `channel.num_senders`; number 0 leads.
+        abort: gives the transfer up, from another thread; to be done at all senders. Receivers
+            are told, also those that come late.
 
     Raises:
         WeightSyncError: a receiver refused the manifest (then all keep their old weights), died,
-            or did not answer within `channel.timeout_s`.
+            or did not answer within `channel.timeout_s`; or the transfer was given up.
     """
+    abort = abort or Abort()
     try:
-        return _send(channel, parts, manifest, verify=verify, sender=sender)
+        return _send(channel, parts, manifest, abort, verify=verify, sender=sender)
+    except WeightSyncError:
+        abort.check()  # the better message
+        raise
     finally:
         for _ in parts:
             pass
@@ -112,6 +120,7 @@ def _send(
     channel: Channel,
     parts: Iterator[tuple[str, Tensor]],
     manifest: Manifest,
+    abort: Abort,
     *,
     verify: bool,
     sender: int,
@@ -124,7 +133,7 @@ def _send(
     checksum = Checksum() if verify else None
     packer = Packer(manifest, parts, sender, checksum)
     buckets = layout(manifest, channel.bucket_bytes)
-    end = _sender_end(channel, manifest, sender, largest(buckets), verify=verify)
+    end = _sender_end(channel, manifest, sender, largest(buckets), abort, verify=verify)
     begun = time.perf_counter()
     try:
         for index, bucket in enumerate(buckets):
@@ -133,7 +142,7 @@ def _send(
         packer.finish()
         total = end.finish(checksum)
     except BaseException as error:
-        end.stop(f"{type(error).__name__}: {error}")
+        end.stop(abort.reason or f"{type(error).__name__}: {error}")
         raise
     finally:
         end.close()
@@ -226,15 +235,15 @@ def receive(
 
 
 def _sender_end(
-    channel: Channel, manifest: Manifest, sender: int, size: int, *, verify: bool
+    channel: Channel, manifest: Manifest, sender: int, size: int, abort: Abort, *, verify: bool
 ) -> SenderEnd:
     if channel.kind == "broadcast":
-        return BroadcastSender(channel, manifest, sender, size, verify=verify)
+        return BroadcastSender(channel, manifest, sender, size, abort, verify=verify)
     if channel.kind == "files":
-        return FilesSender(channel, manifest, sender, size, verify=verify)
+        return FilesSender(channel, manifest, sender, size, abort, verify=verify)
     if sender > 0:
-        return HostHelper(channel, manifest, sender)
-    return HostLeader(channel, manifest, size, verify=verify)
+        return HostHelper(channel, manifest, sender, abort)
+    return HostLeader(channel, manifest, size, abort, verify=verify)
 
 
 def _receiver_end(channel: Channel, index: int) -> ReceiverEnd:

@@ -16,6 +16,7 @@ from roll.core.types import WorkerSpec
 from roll.distributed.dispatch import BROADCAST, SHARD_BATCH, dispatch
 from roll.strategy.build import build_train
 from roll.strategy.heads import PolicyHead
+from roll.weight_sync.abort import PushAborts
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.layout import may_stay_away
 from roll.weight_sync.plan import Place, Route, new_channel
@@ -47,6 +48,7 @@ class ActorWorker(TrainWorker[PolicyTerms]):
         super().__init__(spec, build_train(role, model, spec, head, total_steps=total_updates))
         self.loss = build_loss(algorithm)
         self.pushes_adapter = model.serves_adapter
+        self.aborts = PushAborts()
 
     @dispatch(SHARD_BATCH)
     def add_old_logprobs(self, batch: RolloutBatch) -> RolloutBatch:
@@ -99,4 +101,10 @@ class ActorWorker(TrainWorker[PolicyTerms]):
             away = may_stay_away(manifest, self.strategy.frozen_weights())
             manifest = manifest.without(away)
             parts = ((name, part) for name, part in parts if name not in away)
-        return send(channel, parts, manifest, verify=verify, sender=self.spec.rank)
+        abort = self.aborts.of(channel)
+        return send(channel, parts, manifest, verify=verify, sender=self.spec.rank, abort=abort)
+
+    @dispatch(BROADCAST)
+    def give_up_push(self, channel: Channel, reason: str) -> None:
+        """End `push_weights`, now or as soon as it begins; to be called beside it."""
+        self.aborts.of(channel).give_up(reason)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from roll.config.model import ModelConfig
 from roll.config.training import InferRole
 from roll.core.types import Completion, GenerateRequest, Heartbeat, WorkerSpec
 from roll.distributed.worker import Worker
+from roll.platform.processes import stopped_below
 from roll.strategy.api import LoadReport, ServesAdapters
 from roll.strategy.build import build_engine
 from roll.weight_sync.channel import Channel
@@ -36,6 +38,10 @@ class InferWorker(Worker):
 
     async def heartbeat(self) -> Heartbeat:
         return await self.engine.heartbeat()
+
+    def stopped_processes(self) -> list[str]:
+        """Those of the engine."""
+        return stopped_below(os.getpid())
 
     async def places(self) -> list[Place]:
         """Where this replica's processes run, in the order in which they receive weights."""

@@ -7,6 +7,7 @@ import gc
 import multiprocessing as mp
 import os
 import pickle
+import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from roll.core.errors import WeightSyncError
+from roll.weight_sync.abort import Abort
 from roll.weight_sync.channel import Channel, TransportKind
 from roll.weight_sync.manifest import Manifest, even_cuts
 from roll.weight_sync.plan import new_channel
@@ -366,8 +368,102 @@ def test_nothing_is_left_in_the_file_system_or_open_after_errors(
     push_to_children(open_channel(kind, timeout_s=2), ["die"])
     push_to_children(open_channel(kind, num_receivers=2), ["refuse", "ok"])
     push_to_children(open_channel(kind), ["ok"])
+    deadline = time.monotonic() + 10  # the dead one could come late, for as long as the limit says
+    while state() != before and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert state() == before
     assert before[0] == []
+
+
+class Waiting:
+    """How far a transfer is when it is given up, and who is missing."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.abort = Abort()
+        self.channel = channel
+        self.pool = ThreadPoolExecutor(8)
+        tensors = some_tensors()
+        manifest = shared_out(tensors, channel.num_senders)
+        self.sending = [
+            self.pool.submit(
+                send,
+                channel,
+                parts_of(tensors, manifest, sender),
+                manifest,
+                verify=True,
+                sender=sender,
+                abort=self.abort,
+            )
+            for sender in range(channel.num_senders)
+        ]
+
+    def reasons(self, *receiving: Future[Received]) -> list[str]:
+        errors = [future.exception(10) for future in [*self.sending, *receiving]]
+        self.pool.shutdown()
+        assert all(isinstance(error, WeightSyncError) for error in errors), errors
+        return [str(error) for error in errors]
+
+
+@ALL
+@pytest.mark.parametrize("early", [False, True], ids=["before it connects", "before all begins"])
+def test_a_push_that_is_given_up_ends_at_once_everywhere(
+    kind: TransportKind, early: bool, open_channel: Callable[..., Channel]
+) -> None:
+    channel = open_channel(kind, num_senders=2, num_receivers=2, timeout_s=600)
+    waiting = Waiting(channel)
+    if early:
+        waiting.abort.give_up("receiver 1 is dead")
+    one = waiting.pool.submit(collect, channel, 0)
+    if not early:
+        time.sleep(0.3)
+        assert not any(future.done() for future in waiting.sending)
+        waiting.abort.give_up("receiver 1 is dead")
+    begun = time.monotonic()
+    reasons = waiting.reasons(one)
+    assert time.monotonic() - begun < 3
+    assert all("receiver 1 is dead" in reason for reason in reasons), reasons
+    with pytest.raises(WeightSyncError, match="receiver 1 is dead"):
+        collect(channel, 1)  # not dead, but late
+
+
+def agree_and_stop(channel: Channel, index: int, stage: str, ready: Connection) -> None:
+    """A receiver that stops itself, as by SIGSTOP, in the middle."""
+
+    def check(manifest: Manifest) -> None:
+        if stage == "manifest":
+            ready.send("stopping")
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    with receive(channel, index, check=check) as incoming:
+        for name, _ in incoming.tensors():
+            if name == "a.q.bf16":
+                ready.send("stopping")
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@ALL
+@pytest.mark.parametrize("stage", ["manifest", "tensors"])
+def test_a_push_to_a_stopped_receiver_can_be_given_up(
+    kind: TransportKind, stage: str, open_channel: Callable[..., Channel]
+) -> None:
+    channel = open_channel(kind, num_receivers=2, timeout_s=600, bucket_bytes=128)
+    context = mp.get_context("forkserver")
+    here, there = context.Pipe()
+    process = context.Process(target=agree_and_stop, args=(channel, 1, stage, there))
+    process.start()
+    try:
+        waiting = Waiting(channel)
+        living = waiting.pool.submit(collect, channel, 0)
+        assert here.poll(60)
+        time.sleep(0.2)
+        waiting.abort.give_up("receiver 1 is stopped")
+        begun = time.monotonic()
+        reasons = waiting.reasons(living)
+        assert time.monotonic() - begun < 3
+        assert "receiver 1 is stopped" in reasons[0]
+    finally:
+        process.kill()
+        process.join()
 
 
 def test_the_folder_of_a_killed_sender_goes_with_the_next_push(tmp_path: Path) -> None:

@@ -98,6 +98,14 @@ class Adder(Spawner):
         time.sleep(seconds_by_rank[self.spec.rank])
         return self.spec.rank
 
+    def hold_the_lock(self, seconds: float) -> int:
+        """Of the interpreter, as a long computation in C may: no other thread runs meanwhile."""
+        deadline = time.monotonic() + seconds
+        sys.setswitchinterval(2 * seconds)
+        while time.monotonic() < deadline:
+            sum(range(20_000_000))
+        return self.spec.rank
+
     def raise_user_error(self) -> None:
         raise DataError("prompts.jsonl:3: no column 'answer'")
 

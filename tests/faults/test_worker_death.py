@@ -85,6 +85,20 @@ def test_a_death_that_nobody_asked_about_ends_the_asks_to_other_workers(
 
 
 @pytest.mark.slow
+def test_a_stopped_worker_is_named_and_one_that_only_computes_is_waited_for(
+    manager: ResourceManager,
+) -> None:
+    cluster = manager.start(Adder, Placement(Role.ACTOR_TRAIN, pool="pair"), 0)
+    assert cluster.call_each(Adder.hold_the_lock, 20.0) == [0, 1]
+    pid = cluster.infos[1].pid
+    start = time.monotonic()
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(WorkerError, match=rf"actor_train\[1\] \(pid {pid}, .* is stopped"):
+        cluster.call(Adder.sleep, (600.0, 600.0))
+    assert time.monotonic() - start < 25
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "signum", "to_group", "code"),
     [

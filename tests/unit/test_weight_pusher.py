@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,13 +16,14 @@ from torch import Tensor
 from roll.config.model import LoraConfig
 from roll.config.roles import Role
 from roll.config.weights import WeightSyncConfig
-from roll.core.errors import WeightSyncError
+from roll.core.errors import EngineDiedError, WeightSyncError
 from roll.core.types import RankInfo, WorkerSpec
 from roll.distributed.cluster import Placement
 from roll.distributed.local import LocalLauncher
 from roll.distributed.worker import Worker
 from roll.pipeline.weights import WeightPusher
 from roll.strategy.api import LoadReport
+from roll.weight_sync.abort import PushAborts
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.checks import check_shapes
 from roll.weight_sync.manifest import Manifest
@@ -56,11 +58,14 @@ class Engine:
     def __init__(self) -> None:
         self.pushes: list[tuple[int, set[str]]] = []
         self.refuses = False
+        self.dies = False
         self.held: frozenset[str] = frozenset()
 
     async def load_weights(
         self, channel: Channel, version: int, *, receiver: int, verify: bool
     ) -> LoadReport:
+        if self.dies:
+            raise EngineDiedError("the engine is gone")
         return await asyncio.to_thread(self._receive, channel, version, receiver, WEIGHTS)
 
     async def load_adapter(
@@ -90,6 +95,7 @@ class Trainer(ActorWorker):
         Worker.__init__(self, spec)
         self.strategy = cast(Any, Policy())
         self.pushes_adapter = lora is not None
+        self.aborts = PushAborts()
 
     def close(self) -> None:
         """Owns nothing."""
@@ -182,6 +188,19 @@ def test_a_restarted_replica_gets_everything(pusher: WeightPusher, engines: list
     pusher.push(2, EVERYBODY, verify=True)
     assert engines[1].pushes == [(1, ALL), (1, ALL), (2, MOVING)]
     assert engines[0].pushes == [(1, ALL), (2, MOVING)]
+
+
+def test_a_receiver_that_dies_before_it_connects_costs_no_time_limit(
+    pusher: WeightPusher, engines: list[Engine]
+) -> None:
+    engines[2].dies = True
+    begun = time.monotonic()
+    with pytest.raises(EngineDiedError, match="the engine is gone"):
+        pusher.push(1, EVERYBODY, verify=False)
+    assert time.monotonic() - begun < 5
+    pusher.push(1, [0, 1], verify=False)  # whoever waited in the first is free
+    assert [engine.pushes for engine in engines] == [[(1, ALL)], [(1, ALL)], []]
+    assert time.monotonic() - begun < 10
 
 
 def test_after_a_refusal_everything_travels_again(

@@ -1,0 +1,67 @@
+"""Blocking work in daemon threads of its own: it waits for no place in a pool that others fill, and
+a call that never returns does not keep the process alive."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def in_own_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """What `work` returns or raises. Cancelling the wait does not end `work`."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def tell(result: T | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work(*args, **kwargs)
+        except BaseException as caught:  # noqa: BLE001 - raised again by whoever waits
+            error = caught
+        with suppress(RuntimeError):  # the loop is closed, so nobody waits
+            loop.call_soon_threadsafe(tell, result, error)
+
+    threading.Thread(target=run, name=f"roll-{work.__name__}", daemon=True).start()
+    return await future
+
+
+def all_at_once(calls: Sequence[Callable[[], object]]) -> None:
+    """Make all calls at the same time, each in a thread of its own; returns when all have ended.
+
+    Raises:
+        Exception: what the first of them raised, in the order of `calls`.
+    """
+    if len(calls) == 1:
+        calls[0]()
+        return
+    ended: SimpleQueue[tuple[int, Exception | None]] = SimpleQueue()
+
+    def make(place: int) -> None:
+        try:
+            calls[place]()
+        except Exception as error:  # noqa: BLE001 - raised again below
+            ended.put((place, error))
+        else:
+            ended.put((place, None))
+
+    for place in range(len(calls)):
+        threading.Thread(target=make, args=(place,), name=f"roll-{place}", daemon=True).start()
+    errors = sorted((ended.get() for _ in calls), key=lambda each: each[0])
+    for _, error in errors:
+        if error is not None:
+            raise error

@@ -1,0 +1,124 @@
+"""The notice board of a broadcast: a TCPStore that the leading sender hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import Store, TCPStore
+
+from roll.core.errors import WeightSyncError
+from roll.weight_sync.channel import Channel
+
+SLICE_S = 0.25
+"""How often who waits for something else looks whether somebody stopped the transfer."""
+PAUSE_S = (0.0001, 0.005)
+"""Shortest and longest time between two looks at what will come soon."""
+
+
+class StoreBoard:
+    """Notes in a TCPStore that the leading sender hosts."""
+
+    def __init__(self, channel: Channel, name: str, *, is_host: bool) -> None:
+        self._timeout_s = channel.timeout_s
+        self._name = name
+        self._is_host = is_host
+        self.store = open_store(channel, is_host=is_host)
+
+    def post(self, key: str, note: dict[str, Any]) -> None:
+        try:
+            self.store.set(key, json.dumps(note))
+        except RuntimeError as error:
+            raise WeightSyncError(
+                f"weight transfer: could not post {key!r}: {first_line(error)}; the sender's "
+                "process probably died"
+            ) from error
+
+    def read(self, key: str, peer: str) -> dict[str, Any]:
+        deadline = time.monotonic() + self._timeout_s
+        pause_s, longest_s = PAUSE_S
+        while not self._has([key]):
+            self.heed_stop()
+            if time.monotonic() > deadline:
+                raise WeightSyncError(
+                    f"weight transfer: waited {self._timeout_s:g} s for {peer} ({key}); it may "
+                    "hang, or have died"
+                )
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, longest_s)
+        note: dict[str, Any] = json.loads(self.store.get(key))
+        return note
+
+    def stop(self, reason: str) -> None:
+        if not self._has(["stop"]):  # the first reason is the cause
+            self.post("stop", {"stop": reason})
+        self.post(f"left/{self._name}", {"ok": True})
+
+    def give_up(self, reason: str) -> None:
+        """`stop`, also from another thread; whoever waits on this side notices too."""
+        with contextlib.suppress(WeightSyncError):
+            self.stop(reason)
+
+    def heed_stop(self) -> None:
+        """
+        Raises:
+            WeightSyncError: somebody stopped the transfer, or the board is gone.
+        """
+        if self._has(["stop"]):
+            reason = json.loads(self.store.get("stop"))["stop"]
+            self.post(f"left/{self._name}", {"ok": True})
+            raise WeightSyncError(f"the transfer was stopped: {reason}")
+
+    def linger(self, others: Sequence[str]) -> None:
+        """At the host, after a stop: keep the board, in the background, until all `others` have
+        read it; who comes after it would wait for a sender until its limit."""
+        if not self._is_host:
+            return
+        keys = [f"left/{name}" for name in others]
+
+        deadline = time.monotonic() + self._timeout_s
+
+        def hold() -> None:
+            with contextlib.suppress(WeightSyncError):
+                while not self._has(keys) and time.monotonic() < deadline:
+                    time.sleep(SLICE_S)
+
+        with contextlib.suppress(WeightSyncError):
+            if self._has(["stop"]) and not self._has(keys):
+                threading.Thread(target=hold, name="roll-late-readers", daemon=True).start()
+
+    def _has(self, keys: list[str]) -> bool:
+        try:
+            return bool(self.store.check(keys))
+        except RuntimeError as error:
+            raise WeightSyncError(
+                f"weight transfer: the notice board is gone: {first_line(error)}; the sender's "
+                "process probably died"
+            ) from error
+
+
+def open_store(channel: Channel, *, is_host: bool) -> Store:
+    host, _, port = channel.address.rpartition(":")
+    try:
+        return TCPStore(
+            host,
+            int(port),
+            is_master=is_host,
+            timeout=timedelta(seconds=channel.timeout_s),
+            wait_for_workers=False,
+        )
+    except RuntimeError as error:
+        doing = "listen on" if is_host else "reach the sender at"
+        raise WeightSyncError(
+            f"weight transfer: could not {doing} {channel.address} within "
+            f"{channel.timeout_s:g} s: {first_line(error)}"
+        ) from error
+
+
+def first_line(error: RuntimeError) -> str:
+    return str(error).splitlines()[0]

@@ -1,0 +1,276 @@
+"""Replicas that die, break or hang while they move, and their return: real clusters and a real
+event loop, scripted engines."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+
+from roll.config.roles import Role
+from roll.config.rollout import HealthConfig
+from roll.core.errors import EngineDiedError, EngineError
+from roll.core.loop_thread import LoopThread
+from roll.core.types import Completion, GenerateRequest, Heartbeat, WorkerSpec
+from roll.distributed.cluster import Placement
+from roll.distributed.colocation import Colocation, Resident
+from roll.distributed.local import LocalCluster, LocalLauncher
+from roll.distributed.worker import Worker
+from roll.pipeline.serving import ClusterEngine, Serving
+from roll.rollout.fleet import Fleet
+from roll.rollout.replica import Replica
+from roll.workers.infer import InferWorker
+
+LIMITS = HealthConfig(heartbeat_s=0.01, timeout_s=0.5, restart_timeout_s=2, slow_factor=0)
+
+
+class Device:
+    """Who is on it; two at once are noted."""
+
+    def __init__(self) -> None:
+        self.on: set[str] = set()
+        self.together: list[set[str]] = []
+
+    def enter(self, who: str) -> None:
+        self.on.add(who)
+        if len(self.on) > 1:
+            self.together.append(set(self.on))
+
+    def leave(self, who: str) -> None:
+        self.on.discard(who)
+
+
+class Scripted(InferWorker):
+    """Holds its device from its start to its end, but while it sleeps."""
+
+    def __init__(self, spec: WorkerSpec, devices: list[Device], plan: dict[int, str]) -> None:
+        Worker.__init__(self, spec)
+        self.device, self.plan = devices[spec.rank], plan
+        self.fault = ""
+
+    @property
+    def me(self) -> str:
+        return f"replica {self.spec.rank}"
+
+    async def start(self) -> None:
+        if self.plan.get(self.spec.rank) == "cannot start":
+            self.device.enter(self.me)
+            raise EngineError("no memory")
+        self.device.enter(self.me)
+
+    async def generate(self, request: GenerateRequest) -> list[Completion]:
+        raise NotImplementedError
+
+    async def heartbeat(self) -> Heartbeat:
+        await self._meet("")
+        return Heartbeat(0, 0, {})
+
+    async def sleep(self) -> None:
+        await self._meet("sleep")
+        self.device.leave(self.me)
+
+    async def wake(self, weights_only: bool = False) -> None:
+        self.device.enter(self.me) if not weights_only else None
+        await self._meet("wake")
+
+    async def close(self) -> None:
+        self.device.leave(self.me)
+
+    async def _meet(self, doing: str) -> None:
+        planned = self.plan.get(self.spec.rank, "")
+        if doing and planned.endswith(f" at {doing}"):
+            self.fault = self.plan.pop(self.spec.rank).partition(" ")[0]
+        if self.fault == "dies":
+            raise EngineDiedError(f"{self.me} is gone")
+        if self.fault == "hangs":
+            await asyncio.sleep(3600)
+
+
+class Pusher:
+    """Notes who is pushed to."""
+
+    def __init__(self) -> None:
+        self.pushes: list[list[int]] = []
+        self.failures: list[str] = []
+        """Of the next pushes."""
+
+    def push(self, version: int, ranks: Any, *, verify: bool) -> None:
+        self.pushes.append(list(ranks))
+        if self.failures:
+            raise EngineDiedError(self.failures.pop())
+
+    def forget(self, rank: int) -> None:
+        pass
+
+
+class Stage:
+    """A trainer and replicas on the same devices."""
+
+    def __init__(self, replicas: int, limits: HealthConfig, loop: LoopThread) -> None:
+        self.devices = [Device() for _ in range(replicas)]
+        self.plan: dict[int, str] = {}
+        launcher = LocalLauncher(world_size=replicas, call_timeout_s=3600)
+        place = Placement(Role.ACTOR_INFER, pool="all", replaceable=True)
+        self.infer: LocalCluster[Scripted] = launcher.start(
+            Scripted, place, self.devices, self.plan
+        )
+        self.infer.call(Scripted.start)
+        fleet = Fleet([Replica(i, ClusterEngine(self.infer, i)) for i in range(replicas)])  # type: ignore[arg-type]
+        self.colocation = Colocation(enabled=True)
+        self.serving = Serving(self.infer, loop, fleet, self.colocation, limits)  # type: ignore[arg-type]
+        self.pusher = Pusher()
+        self.serving.pusher = self.pusher  # type: ignore[assignment]
+        own = [frozenset({i}) for i in range(replicas)]
+        self.colocation.add(Role.ACTOR_INFER, *self.serving.residents(own))
+        everywhere = frozenset(range(replicas))
+        self.colocation.add(
+            Role.ACTOR_TRAIN,
+            Resident(everywhere, partial(self._train, "enter"), partial(self._train, "leave")),
+        )
+        self.serving.start()
+
+    def _train(self, how: str) -> None:
+        for device in self.devices:
+            getattr(device, how)("trainer")
+
+    def turn_of_trainer(self) -> None:
+        with self.serving.trainer_busy(), self.colocation.use(Role.ACTOR_TRAIN):
+            assert all(device.on == {"trainer"} for device in self.devices)
+
+    def serving_replicas(self) -> list[int]:
+        return [replica.index for replica in self.serving.fleet.replicas if replica.serving]
+
+    def wait_for(self, what: Callable[[], bool], limit_s: float = 10) -> None:
+        deadline = time.monotonic() + limit_s
+        while not what():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+@contextmanager
+def staged(replicas: int = 2, limits: HealthConfig = LIMITS) -> Iterator[Stage]:
+    with LoopThread("serving") as loop:
+        stage = Stage(replicas, limits, loop)
+        try:
+            yield stage
+        finally:
+            stage.serving.close()
+            stage.infer.close(graceful=False)
+
+
+@pytest.mark.parametrize(
+    "fault", ["dies at sleep", "hangs at sleep", "dies at wake", "hangs at wake"]
+)
+def test_a_replica_that_breaks_as_it_moves_is_replaced_and_the_run_goes_on(fault: str) -> None:
+    with staged() as stage:
+        stage.serving.take_devices()
+        stage.plan[1] = fault
+        begun = time.monotonic()
+        stage.turn_of_trainer()
+        stage.serving.take_devices()
+        assert time.monotonic() - begun < 5
+        assert 0 in stage.serving_replicas()
+        stage.wait_for(lambda: stage.serving_replicas() == [0, 1])
+        stage.turn_of_trainer()
+        stage.serving.take_devices()
+        assert stage.serving_replicas() == [0, 1]
+        assert [1] in stage.pusher.pushes
+        assert [device.together for device in stage.devices] == [[], []]
+
+
+def test_a_replica_that_dies_asleep_is_met_when_it_is_called() -> None:
+    with staged() as stage:
+        stage.turn_of_trainer()
+        stage.infer.workers[0].fault = "dies"
+        stage.serving.take_devices()
+        assert 1 in stage.serving_replicas()
+        stage.wait_for(lambda: stage.serving_replicas() == [0, 1])
+
+
+def test_a_revival_waits_for_its_turn_and_has_its_device_alone() -> None:
+    with staged(limits=LIMITS.model_copy(update={"restart_timeout_s": 0.5})) as stage:
+        stage.serving.take_devices()
+        stage.infer.workers[1].fault = "dies"
+        with stage.serving.trainer_busy(), stage.colocation.use(Role.ACTOR_TRAIN):
+            assert stage.devices[1].on == {"trainer"}
+            time.sleep(0.8)  # longer than a start may take
+            assert stage.devices[1].on == {"trainer"}
+        stage.wait_for(lambda: 1 in stage.serving_replicas())
+        assert stage.serving_replicas() == [0, 1]
+        assert [device.together for device in stage.devices] == [[], []]
+
+
+def test_a_replica_that_is_given_up_leaves_its_device() -> None:
+    with staged(limits=LIMITS.model_copy(update={"max_restarts": 1})) as stage:
+        stage.serving.take_devices()
+        stage.plan[1] = "cannot start"
+        stage.infer.workers[1].fault = "dies"
+        stage.wait_for(lambda: not stage.devices[1].on)
+        for _ in range(3):
+            stage.turn_of_trainer()
+            stage.serving.take_devices()
+        assert stage.serving_replicas() == [0]
+        assert [device.together for device in stage.devices] == [[], []]
+
+
+def test_a_revival_whose_push_fails_gives_the_others_their_devices_back() -> None:
+    with staged() as stage:
+        stage.serving.take_devices()
+        stage.pusher.failures.append("the new one is gone again")
+        stage.infer.workers[1].fault = "dies"
+        stage.wait_for(lambda: len(stage.pusher.pushes) > 1)
+        stage.wait_for(lambda: stage.serving_replicas() == [0, 1])
+
+
+def test_replicas_move_all_at_once() -> None:
+    """A barrier that opens only when all are there; one after the other would never pass it."""
+    barrier = threading.Barrier(8, timeout=10)
+
+    def move() -> None:
+        barrier.wait()
+
+    colocation = Colocation(enabled=True)
+    parts = [Resident(frozenset({i}), move, move, move) for i in range(8)]
+    colocation.add(Role.ACTOR_INFER, *parts[:0])
+    for number, part in enumerate(parts):
+        colocation.residents[f"{Role.ACTOR_INFER}/{number}"] = part
+    nothing = lambda: None  # noqa: E731
+    everywhere = frozenset(range(8))
+    colocation.residents[f"{Role.ACTOR_TRAIN}/0"] = Resident(everywhere, nothing, nothing)
+    for use in (Role.ACTOR_INFER, Role.ACTOR_TRAIN):
+        with colocation.use(use):
+            pass
+    with colocation.push(Role.ACTOR_TRAIN, Role.ACTOR_INFER):
+        pass
+    assert len(colocation.holding_weights) == 8
+
+
+def test_restarts_do_not_keep_a_push_from_its_thread() -> None:
+    with LoopThread("serving") as loop:
+        stage = Stage(2, LIMITS, loop)
+        gate = threading.Event()
+
+        async def occupy() -> None:
+            """As a fleet of restarts and whatever else takes the loop's own threads."""
+            running = asyncio.get_running_loop()
+            for _ in range(64):
+                running.run_in_executor(None, gate.wait, 20)
+
+        try:
+            loop.run(occupy())
+            begun = time.monotonic()
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(stage.serving.update_weights, 1, verify=False).result(10)
+            assert time.monotonic() - begun < 5
+            assert stage.pusher.pushes == [[0, 1]]
+        finally:
+            gate.set()
+            stage.serving.close()
+            stage.infer.close(graceful=False)
