@@ -15,6 +15,12 @@ import torch
 multiprocessing.set_forkserver_preload(["tests.preloaded"])
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all-faults", action="store_true", help="strike every cell of docs/faults.md, for hours"
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     have = torch.cuda.device_count()
     for item in items:

@@ -34,6 +34,14 @@ def digits(sample):
     share = sum(c.isdigit() for c in text) / max(1, len(text))
     return Reward(share, {"length": float(len(text))})
 
+def watched(sample):
+    """Says that it is at work, and takes a while, as long as somebody asks it to."""
+    hold = os.path.join(os.path.dirname(__file__), "hold")
+    if os.path.exists(hold):
+        open(hold + ".held", "w").close()
+        time.sleep(1)
+    return digits(sample)
+
 def raising(sample):
     raise RuntimeError("the grader is broken")
 

@@ -147,6 +147,7 @@ class Heartbeats:
 
     def _hear(self, member: Member, pulse: _Pulse, stopped: Sequence[str]) -> None:
         now_s = pulse.heard_s = time.monotonic()
+        pulse.cpu_s = -1.0  # the next silence is another one
         if not stopped:
             pulse.stopped_since_s = None
         elif pulse.stopped_since_s is None:
@@ -178,6 +179,8 @@ class Heartbeats:
 
     def _lose(self, member: Member | Daemon, reason: str) -> None:
         if member.death is None and not self._stop.is_set():
+            if isinstance(member, Member):
+                member.lingers = True
             self.watchdog.give_up(member, reason)
 
 

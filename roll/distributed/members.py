@@ -36,6 +36,8 @@ class Member:
     """Known once the actor has answered."""
     death: str | None = None
     """What happened to it."""
+    lingers: bool = False
+    """It counts as dead, and its process is still there."""
 
     @property
     def name(self) -> str:

@@ -180,10 +180,17 @@ class RayCluster(Cluster[W], Generic[W]):
         finally:
             for actor in actors:
                 actor.kill()
+            self._end_lingering(actors)
             # A restart that goes on would talk to Ray after its end, which starts another Ray.
             for restart in self._restarts:
                 if restart.acquire(timeout=CLOSE_TIMEOUT_S):
                     restart.release()
+
+    def _end_lingering(self, actors: Sequence[RayActor]) -> None:
+        """Ray asks a worker to end itself, which one that is stopped does not."""
+        there = [actor for actor in actors if actor.member.lingers and not actor.ended]
+        if there and not self._watchdog.ray_ended:
+            ray.wait([a.end() for a in there], num_returns=len(there), timeout=CLOSE_TIMEOUT_S)
 
     def _say_goodbye(self) -> None:
         living = [actor for actor in self._actors if actor.member.death is None]

@@ -69,6 +69,11 @@ class Watchdog:
         """Whether a worker died that the run cannot do without."""
         return self._fatal is not None
 
+    @property
+    def ray_ended(self) -> bool:
+        """Whether a process of Ray died, without which it answers nothing."""
+        return isinstance(self._fatal, Daemon)
+
     def check(self, members: Iterable[Member] = (), *, grace_s: float = 0.0) -> None:
         """Raise the death that concerns whoever waits for `members`, if there is one.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from roll.platform.allocator import keep_freed_memory
 logger = logging.getLogger(__name__)
 
 
-PIPELINES: dict[str, type[Pipeline[Any]]] = {
+PIPELINES: Mapping[str, type[Pipeline[Any]]] = {
     "rlvr": RlvrPipeline,
     "sft": SftPipeline,
     "distill": DistillPipeline,
@@ -40,7 +41,9 @@ PIPELINES: dict[str, type[Pipeline[Any]]] = {
 }
 
 
-def launch(loaded: LoadedConfig) -> dict[str, Any]:
+def launch(
+    loaded: LoadedConfig, pipelines: Mapping[str, type[Pipeline[Any]]] = PIPELINES
+) -> dict[str, Any]:
     """Run the pipeline to its end; returns its summary.
 
     What can fail on the driver (the checkpoint to go on from, the data, the output folder) fails
@@ -51,7 +54,7 @@ def launch(loaded: LoadedConfig) -> dict[str, Any]:
     keep_freed_memory()
     folder = user_folder(loaded)
     sys.path.insert(0, str(folder))
-    pipeline = PIPELINES[loaded.config.pipeline]
+    pipeline = pipelines[loaded.config.pipeline]
     for notice in notices(loaded.config):
         logger.warning("%s", notice)
     config, data = pipeline.prepare(loaded.config)

@@ -1,0 +1,218 @@
+"""Runs in which processes are struck: `python -m tests.faults.struck RUN_YAML NOTES CELL...`.
+
+It takes the way of `roll run`; what is added are the moments at which it strikes. Cells that end
+the run come one after the other: each is a run of its own, which resumes what the one before left,
+and a last run is struck by nobody. Cells whose process is replaced come in one run. NOTES gets a
+line of JSON for each cell and one for the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from roll.config import load_config
+from roll.core.batches import RolloutBatch
+from roll.core.errors import RollError
+from roll.core.metrics import Metrics
+from roll.distributed import ray_start
+from roll.distributed.actor_env import RUN_TOKEN, prepare_ray
+from roll.pipeline.launch import launch
+from roll.pipeline.rlvr import RlvrPipeline
+from roll.pipeline.weights import WeightPusher
+from roll.platform.machine import cores
+from tests.faults.table import NAMES, REPLACED, Cell, Kind, Phase
+
+FOREVER = 100_000
+POLL_S = 0.01
+
+
+def pid_of(kind: Kind) -> int | None:
+    """The process of that kind that this one, or the Ray that it started, has started."""
+    wanted = {Kind.CORE: "EngineCore", Kind.RAYLET: "/raylet/raylet "}.get(
+        kind, f"ray::{NAMES[kind].replace(':', '_')}"
+    )
+    mark = f"{RUN_TOKEN}={os.environ[RUN_TOKEN]}".encode()
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            command = Path(f"/proc/{name}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            if wanted in command and mark in Path(f"/proc/{name}/environ").read_bytes():
+                return int(name)
+        except OSError:
+            continue
+    return None
+
+
+@dataclass
+class Striker:
+    """Strikes the cells in their order, each at the first moment that is right."""
+
+    cells: list[Cell]
+    notes: Path
+    hold: Path
+    """Rewards take a while as long as this file exists."""
+    under_way: Cell | None = field(default=None, init=False)
+    struck_s: float = field(default=0.0, init=False)
+    lost_before: int = field(default=0, init=False)
+    """Replicas that had been lost when it struck."""
+
+    def due(self, phase: Phase) -> bool:
+        return self.under_way is None and bool(self.cells) and self.cells[0].phase is phase
+
+    def strike(self) -> None:
+        pid = pid_of(self.cells[0].kind)
+        assert pid is not None, f"there is no process to strike for {self.cells[0]}"
+        self.under_way, self.struck_s = self.cells.pop(0), time.monotonic()
+        os.kill(pid, self.under_way.how)
+
+    def at(self, phase: Phase) -> None:
+        """The run is at this moment."""
+        if self.due(phase):
+            self.strike()
+
+    def soon(self, phase: Phase, ready: Callable[[], bool]) -> None:
+        """The run begins what leads to this moment; it is there when `ready` says so."""
+        if not self.due(phase):
+            return
+
+        def wait() -> None:
+            while not ready():
+                time.sleep(POLL_S)
+            self.strike()
+            self.hold.unlink(missing_ok=True)
+
+        threading.Thread(target=wait, daemon=True).start()
+
+    def note(self, error: str | None, **more: Any) -> None:
+        """What became of the strike that is under way, or of a run that nobody struck."""
+        cell, self.under_way = self.under_way, None
+        line = {"cell": cell and str(cell), "error": error, "s": time.monotonic() - self.struck_s}
+        with self.notes.open("a") as file:
+            file.write(json.dumps(line | more) + "\n")
+
+
+class Struck(RlvrPipeline):
+    """The pipeline of a run, told where it is; a subclass for each run has its striker."""
+
+    striker: Striker
+
+    def open(self) -> None:
+        super().open()
+        serving, striker = self.cast.serving, self.striker
+        assert serving.pusher is not None
+        old = serving.pusher
+        serving.pusher = StruckPusher(
+            old.actor, old.infer, old.platform, old.config, striker=striker
+        )
+
+    def restore(self, *given: Any) -> None:
+        self.striker.at(Phase.START)
+        super().restore(*given)
+
+    def step(self, step: int) -> Metrics:
+        replicas = self.cast.serving.fleet.replicas
+        held = self.striker.hold.with_suffix(".held")
+        held.unlink(missing_ok=True)
+        if self.striker.due(Phase.REWARD):
+            self.striker.hold.touch()
+        self.striker.soon(Phase.GENERATE, lambda: replicas[0].requests > 0)
+        self.striker.soon(Phase.REWARD, held.exists)
+        metrics = super().step(step)
+        cell = self.striker.under_way
+        if cell is not None and cell.kind in REPLACED and self._is_whole(metrics):
+            self.striker.note(None, step=step)
+        return metrics
+
+    def _is_whole(self, metrics: Metrics) -> bool:
+        """Whether the loss was noticed, and another replica is there."""
+        self.striker.lost_before += int(metrics.values_by_name()["rollout/lost_replicas"])
+        whole = not any(replica.gone for replica in self.cast.serving.fleet.replicas)
+        if self.striker.lost_before and whole:
+            self.striker.lost_before = 0
+            return True
+        return False
+
+    def learn(self, batch: RolloutBatch, step: int) -> Metrics:
+        self.striker.at(Phase.HAND_OVER)
+        return super().learn(batch, step)
+
+    def train(self, batch: RolloutBatch, step: int) -> Metrics:
+        self.striker.at(Phase.ASLEEP)
+        begun = time.monotonic()
+        self.striker.soon(Phase.TRAIN, lambda: time.monotonic() - begun > POLL_S)
+        return super().train(batch, step)
+
+    def save(self, folder: Path) -> None:
+        self.striker.at(Phase.CHECKPOINT)
+        super().save(folder)
+
+    def validate(self, step: int) -> dict[str, float]:
+        if step:
+            replicas = self.cast.serving.fleet.replicas
+            self.striker.soon(Phase.VALIDATE, lambda: replicas[0].requests > 0)
+        return super().validate(step)
+
+
+@dataclass
+class StruckPusher(WeightPusher):
+    """Strikes between the question where the receivers are and the transfer."""
+
+    striker: Striker = field(kw_only=True)
+
+    def _route(self, *given: Any) -> Any:
+        self.striker.at(Phase.PUSH)
+        return super()._route(*given)
+
+
+def run(path: Path, striker: Striker, *overrides: str) -> None:
+    """One run, to its end."""
+    pipeline = type("StruckOnce", (Struck,), {"striker": striker})
+    launch(load_config(path, overrides), {"rlvr": pipeline})
+
+
+def last_step(folder: Path) -> int:
+    """Of the newest checkpoint."""
+    steps = [int(p.name.removeprefix("step_")) for p in folder.glob("checkpoints/step_*")]
+    return max(steps, default=0)
+
+
+def end_after(path: Path, striker: Striker, cell_done: Callable[[], bool]) -> None:
+    """Runs on from what there is until `cell_done`."""
+    while not cell_done():
+        done = last_step(path.parent / "out")
+        run(path, striker, f"max_steps={done + 4}")
+
+
+def main(path: Path, notes: Path, cells: Sequence[Cell]) -> None:
+    striker = Striker([], notes, path.with_name("hold"))
+    if not any(cell.kind is Kind.RAYLET for cell in cells):
+        prepare_ray()  # one Ray for all runs; each starts its own where this one is to be struck
+        ray_start.start(num_cpus=len(cores()), num_gpus=0)
+    replaced = [cell for cell in cells if cell.kind in REPLACED]
+    striker.cells = replaced
+    end_after(path, striker, lambda: not striker.cells and striker.under_way is None)
+    for cell in cells:
+        if cell in replaced:
+            continue
+        striker.cells = [cell]
+        try:
+            run(path, striker, f"max_steps={FOREVER}")
+        except RollError as error:
+            striker.note(str(error))
+    if not any(cell.kind is Kind.RAYLET for cell in cells):
+        before = last_step(path.parent / "out")
+        run(path, striker, f"max_steps={before + 1}")
+        striker.note(None, step=last_step(path.parent / "out"), before=before)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), [Cell.of(text) for text in sys.argv[3:]])

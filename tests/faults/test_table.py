@@ -1,0 +1,131 @@
+"""The table of `docs/faults.md`: each cell struck in a run that takes the way of `roll run`.
+
+A run of all roles takes a while to start, so cells share what they can: one Ray for all runs of a
+process; one run for all strikes whose process is replaced; and of those that end a run, each is
+the resume of the one before. `make test` strikes `CHOSEN`; `--all-faults` the whole table.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForSequenceClassification
+
+from tests.faults.table import CHOSEN, NAMES, REPLACED, TARGET, Cell, Kind, Phase, cells, text
+from tests.runs import ROOT, write_task
+from tests.tiny import char_tokenizer, save_tiny_model
+
+LIMIT_S = 30.0
+"""For a run that ends, from the strike to the end of everything."""
+CALM = {"heartbeat_s": 0.5, "timeout_s": 10, "restart_timeout_s": 120, "max_restarts": 100}
+
+
+def roles(folder: Path, kind: Kind) -> dict[str, Any]:
+    """What a run has so that there is somebody of this kind."""
+    if kind is Kind.CRITIC:
+        loss = [{"kind": "ppo_clip"}]
+        algorithm = {"advantage": {"kind": "gae"}, "loss": loss}
+        return {"critic": {"pool": "one"}, "reference": None, "algorithm": algorithm}
+    if kind is Kind.TEACHER:
+        save_tiny_model(folder / "teacher", seed=7)
+        return {
+            "teachers": {"t": {"pool": "one", "model": {"path": str(folder / "teacher")}}},
+            "reference": None,
+            "algorithm": {"loss": [{"kind": "ppo_clip"}, {"kind": "distill", "coef": 0.5}]},
+        }
+    if kind is Kind.JUDGE:
+        save_tiny_model(folder / "model")
+        judge = AutoModelForSequenceClassification.from_pretrained(folder / "model", num_labels=1)
+        judge.save_pretrained(folder / "judge")
+        char_tokenizer().save_pretrained(folder / "judge")
+        own = {"judge": {"model": {"path": str(folder / "judge")}}}
+        return {"reference": None, "algorithm": {}, "rewards": own}
+    return {"reference": {"pool": "one"}}
+
+
+def task(folder: Path, kind: Kind) -> Path:
+    changes: dict[str, Any] = {
+        "rewards": {"digits": {"fn": "test_run_rewards:watched"}},
+        "cluster": {"platform": "cpu", "devices_per_node": 2},
+        "pools": {"both": "0-1", "one": "0"},
+        "actor_train": {"pool": "one", "optimizer": {"lr": 1e-3}},
+        "actor_infer": {"pool": "both", "strategy": {"kind": "hf"}},
+        "rollout": {"max_staleness": 1, "siblings": "separate", "health": CALM},
+        "validation": {"every": 1, "sets": {"held_out": {"path": str(folder / "held_out.jsonl")}}},
+        "checkpoint": {"every": 1, "export_hf": False},
+        "track": {"tensorboard": False, "rollouts_every": None},
+    }
+    if kind is Kind.CORE:
+        changes["actor_infer"] = {"pool": "one", "strategy": {"kind": "vllm"}}
+    folder.mkdir(parents=True)
+    return write_task(folder, **(changes | roles(folder, kind)))
+
+
+def lines_of(folder: Path, kind: Kind, struck: Sequence[Cell]) -> list[dict[str, Any]]:
+    """What the runs have noted; one line for each cell, one for the end."""
+    path, notes = task(folder, kind), folder / "notes.jsonl"
+    command = [sys.executable, "-m", "tests.faults.struck", path, notes, *map(str, struck)]
+    with (folder / "log").open("w") as log:
+        done = subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, check=False)
+    output = (folder / "log").read_text()[-6000:]
+    assert done.returncode == 0, output
+    lines = [json.loads(line) for line in notes.read_text().splitlines()]
+    assert [line["cell"] for line in lines if line["cell"]] == [str(cell) for cell in struck], (
+        output
+    )
+    return lines
+
+
+def together(cell: Cell) -> str:
+    """Which cells share a process."""
+    base = {Kind.TRAINER, Kind.REWARD, Kind.REFERENCE, Kind.REPLICA}
+    if cell.kind is Kind.RAYLET:
+        return str(cell)
+    return "trainer, replica, reward, reference" if cell.kind in base else str(cell.kind)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "struck" not in metafunc.fixturenames:
+        return
+    wanted = list(cells()) if metafunc.config.getoption("--all-faults") else CHOSEN
+    order = sorted(wanted, key=lambda cell: (together(cell), cell.kind not in REPLACED))
+    shared = {name: list(found) for name, found in groupby(order, key=together)}
+    metafunc.parametrize("struck", list(shared.values()), ids=list(shared))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_a_strike_is_survived_or_named_and_the_run_resumes(
+    struck: list[Cell], tmp_path: Path
+) -> None:
+    *lines, end = lines_of(tmp_path / "run", struck[0].kind, struck)
+    if struck[0].kind is Kind.RAYLET:
+        lines.append(end)
+    else:
+        assert end["step"] == end["before"] + 1, "the last run, which nobody struck, resumed"
+    for cell, line in zip(struck, lines, strict=True):
+        if cell.kind in REPLACED:
+            assert line["error"] is None, (cell, line)
+        else:
+            assert line["error"] is not None, (cell, line)
+            assert NAMES[cell.kind] in line["error"], (cell, line)
+            assert line["s"] < LIMIT_S, (cell, line)
+
+
+def test_the_page_is_what_the_table_says() -> None:
+    assert TARGET.read_text(encoding="utf-8") == text(), "run: python -m tests.faults.table"
+
+
+def test_the_chosen_cells_have_every_kind_every_phase_and_both_signals() -> None:
+    assert {cell.kind for cell in CHOSEN} == set(Kind)
+    assert {cell.phase for cell in CHOSEN} == set(Phase)
+    for kind in Kind:
+        if len([cell for cell in CHOSEN if cell.kind is kind]) > 1:
+            assert len({cell.how for cell in CHOSEN if cell.kind is kind}) == 2, kind
