@@ -70,7 +70,7 @@ class Scripted(InferWorker):
 
     async def heartbeat(self) -> Heartbeat:
         await self._meet("")
-        return Heartbeat(0, 0, {})
+        return Heartbeat(0, 0, 0, {})
 
     async def sleep(self) -> None:
         await self._meet("sleep")

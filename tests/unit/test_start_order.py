@@ -32,7 +32,7 @@ class LoggedCluster:
         self.asked = ""
 
     def submit(self, method: Callable[..., Any], **kwargs: Any) -> LoggedCluster:
-        self.asked = f"{self.role} {method.__name__}"
+        self.asked = " ".join([self.role, method.__name__, *kwargs])
         self.log.append(f"{self.asked}?")
         return self
 
@@ -79,14 +79,19 @@ def test_on_shared_gpus_each_role_leaves_before_the_next_begins(loop: LoopThread
         "actor_infer begins",
         "actor_infer start?",
         "actor_infer start!",
-        "actor_infer sleep",
+        "actor_infer sleep?",
+        "actor_infer sleep!",
         "actor_train begins",
         "actor_train offload",
         "reference begins",
         "reference offload",
     ]
     with colocation.push(Role.ACTOR_TRAIN, Role.ACTOR_INFER):
-        assert launcher.log[-2:] == ["actor_train onload", "actor_infer wake weights_only"]
+        assert launcher.log[-3:] == [
+            "actor_train onload",
+            "actor_infer wake weights_only?",
+            "actor_infer wake weights_only!",
+        ]
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
