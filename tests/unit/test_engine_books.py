@@ -150,9 +150,16 @@ def test_options_reach_vllm_under_its_names() -> None:
     assert draft == {"method": "draft_model", "model": "small", "num_speculative_tokens": 4}
 
 
+def test_ranks_of_one_replica_are_processes_of_its_own_worker() -> None:
+    """Not Ray actors, as vLLM would have it by itself within a placement group."""
+    for sizes in ({"tp": 2}, {"pp": 2}, {"tp": 2, "pp": 2}):
+        assert arguments(**sizes)["distributed_executor_backend"] == "mp"
+    assert "distributed_executor_backend" not in arguments()
+
+
 def test_every_argument_that_is_set_exists_in_vllm_and_is_not_the_users() -> None:
     every = arguments(
-        kv_cache_gb=1.0, max_lora_rank=8, speculation=NgramSpeculationConfig()
+        tp=2, kv_cache_gb=1.0, max_lora_rank=8, speculation=NgramSpeculationConfig()
     ).keys() - {"max_loras"}
     assert every <= known_arguments()
     assert every <= OURS.keys()

@@ -36,6 +36,10 @@ def engine_arguments(
         "disable_log_stats": True,
         "seed": seed,
     }
+    if config.processes > 1:
+        # Left to itself vLLM sees that this process lies in a placement group of Ray, and starts
+        # its ranks as Ray actors, outside of the devices that the run has given this replica.
+        arguments["distributed_executor_backend"] = "mp"
     if config.speculation is not None:
         arguments["speculative_config"] = _speculation(config.speculation)
         # The processed ones come out wrong (on CPUs as NaN) from vLLM's rejection sampler. The raw

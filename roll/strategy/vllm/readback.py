@@ -43,7 +43,8 @@ def probe(size: int, device: torch.device) -> Tensor:
 def read_back(model: nn.Module, probes: Probes) -> int:
     """Compare every layer that lets itself be asked; the number of received tensors compared.
 
-    With tensor parallelism a rank holds a part of most matrices; only whole ones are compared.
+    With tensor parallelism a rank holds a part of most matrices; of embeddings and heads its own
+    rows are compared, of the rest only what is whole.
 
     Raises:
         WeightSyncError: a layer answers with other weights than were sent.
@@ -82,7 +83,9 @@ def read_back(model: nn.Module, probes: Probes) -> int:
             continue
         expected = torch.cat([probes.answers[name] for name in names]).to(answer.device)
         if isinstance(module, VocabParallelEmbedding):
-            answer = answer[: len(expected)]  # rows beyond the vocabulary are padding
+            rows = module.shard_indices  # the rank's own; those after them are padding
+            expected = expected[rows.org_vocab_start_index : rows.org_vocab_end_index]
+            answer = answer[: rows.num_org_elements]
         if answer.shape != expected.shape:
             continue
         _compare(path, answer, expected, next(model.parameters()).dtype)
