@@ -1,18 +1,24 @@
-"""The tensors of a Hugging Face model as its checkpoint names them."""
+"""The tensors of a Hugging Face model, under the names of its modules and of its checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from roll.models import lora
+from roll.models.saved import Bundle, Saved, SavedTensor
+
+ShapeOf = Callable[[Tensor], torch.Size]
+"""The whole shape of a tensor of which a rank may hold a part."""
+Outgoing = tuple[Bundle, list[Tensor]]
+"""Tensors that leave together, and the model's own that they are made of."""
 
 
 def distinct(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Saved tensors, each under its first name only; those of an adapter left out."""
+    """The model's tensors, each under its first name only; those of an adapter left out."""
     seen: set[int] = set()
     for own, value in model.state_dict(keep_vars=True).items():
         name = lora.plain_name(own)
@@ -26,18 +32,38 @@ def trained(model: PreTrainedModel) -> list[tuple[str, torch.nn.Parameter]]:
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
-def of_push(model: PreTrainedModel, *, adapter: bool) -> Iterator[tuple[str, Tensor]]:
-    """What engines get: the model's tensors, or its adapter's by PEFT's names."""
-    if not adapter:
-        return distinct(model)
-    return ((lora.peft_name(name), p) for name, p in trained(model))
+def saved(model: PreTrainedModel, shape_of: ShapeOf) -> Saved:
+    """How the model's checkpoint holds its tensors, those of an adapter left out."""
+    return Saved(model, {name: shape_of(value) for name, value in distinct(model)})
 
 
-def frozen(model: PreTrainedModel) -> frozenset[str]:
-    """Names of the parameters that training leaves alone, an adapter included."""
+def of_push(model: PreTrainedModel, saved: Saved | None, shape_of: ShapeOf) -> Iterator[Outgoing]:
+    """What engines get.
+
+    Args:
+        saved: of the model; None: the factors of its adapter instead, by PEFT's names.
+    """
+    if saved is None:
+        for name, value in trained(model):
+            factor = SavedTensor(lora.peft_name(name), shape_of(value), first=0)
+            yield Bundle((name,), (factor,)), [value]
+        return
+    own = dict(distinct(model))
+    for bundle in saved.bundles:
+        yield bundle, [own[name] for name in bundle.sources]
+
+
+def frozen(model: PreTrainedModel, saved: Saved) -> frozenset[str]:
+    """Names in the checkpoint of the parameters that training leaves alone, an adapter included."""
     adapted = lora.deltas(model)
-    return frozenset(
+    never = {
         name
         for name, value in distinct(model)
         if isinstance(value, torch.nn.Parameter) and not value.requires_grad and name not in adapted
+    }
+    return frozenset(
+        tensor.name
+        for bundle in saved.bundles
+        if never.issuperset(bundle.sources)
+        for tensor in bundle.saved
     )

@@ -79,7 +79,7 @@ def save_hf(
     """A folder for `from_pretrained`; collective. Rank 0 writes.
 
     Args:
-        weights: whole tensors, parameters in `dtype`.
+        weights: whole tensors as in the checkpoint, parameters in `dtype`.
     """
     is_writer = dist.get_rank() == 0
     kept: dict[str, Tensor] = {}
@@ -88,7 +88,8 @@ def save_hf(
             kept[name] = tensor.cpu()
     if is_writer:
         path.mkdir(parents=True, exist_ok=True)
-        model.save_pretrained(path, state_dict=kept)
+        # They have the checkpoint's names already.
+        model.save_pretrained(path, state_dict=kept, save_original_format=False)
         # `save_pretrained` notes the dtype of the masters; what it wrote is `dtype`.
         save_companions(path, model.config, dtype, tokenizer)
     dist.barrier()

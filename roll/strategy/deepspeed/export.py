@@ -6,7 +6,8 @@ stage every rank has all, and passes on its run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -14,58 +15,66 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from roll.models import lora
+from roll.models.saved import Saved
+from roll.strategy import outgoing
 from roll.strategy.deepspeed.pieces import is_cut, own_part, padded_part, shape_of
-from roll.strategy.names import distinct, of_push
-from roll.weight_sync.manifest import Manifest, even_cuts, meta_of
+from roll.strategy.names import of_push
+from roll.weight_sync.manifest import Manifest, even_cuts
 
 
-def manifest(model: PreTrainedModel, dtype: torch.dtype, *, adapter: bool) -> Manifest:
-    """What `local_parts` will yield, whole; reads no values and is not collective."""
-    world = dist.get_world_size()
-    metas, cuts = [], []
-    for name, value in of_push(model, adapter=adapter):
-        is_parameter = isinstance(value, torch.nn.Parameter)
-        kind, shape = (dtype, shape_of(value)) if is_parameter else (value.dtype, value.shape)
-        metas.append(meta_of(name, torch.empty(shape, dtype=kind, device="meta")))
-        numel = shape.numel()
-        cuts.append(even_cuts(numel, 1, world) if is_parameter else (0, *[numel] * world))
-    return Manifest(tuple(metas), tuple(cuts))
+def manifest(model: PreTrainedModel, saved: Saved | None, dtype: torch.dtype) -> Manifest:
+    """What `local_parts` will yield, whole; reads no values and is not collective.
+
+    Args:
+        saved: how the checkpoint holds the model; None: the factors of the adapter instead.
+    """
+    return outgoing.manifest(of_push(model, saved, shape_of), dtype, _cuts)
 
 
-def local_parts(model: PreTrainedModel, *, adapter: bool) -> Iterator[tuple[str, Tensor]]:
+def local_parts(
+    model: PreTrainedModel, saved: Saved | None, device: torch.device
+) -> Iterator[tuple[str, Tensor]]:
     """This rank's part of each tensor, as `manifest` cuts it, adapters added; collective where
-    there are some."""
-    rank, world = dist.get_rank(), dist.get_world_size()
+    there are some, or tensors that are no runs of elements of the model's."""
     adapted = lora.deltas(model)
-    for name, value in of_push(model, adapter=adapter):
-        tensor = value.detach()
-        if not isinstance(value, torch.nn.Parameter):
-            yield name, tensor if rank == 0 else tensor.new_empty(0)
-            continue
-        shape = shape_of(value)
-        cuts = even_cuts(shape.numel(), 1, world)
+
+    def local(name: str, value: Tensor) -> Tensor:
+        rank, cuts = dist.get_rank(), _cuts(value)
         first, end = cuts[rank], cuts[rank + 1]
-        part = own_part(value) if is_cut(value) else tensor.reshape(-1)[first:end]
-        if name in adapted:
-            part = plus_adapter(part, adapted[name], first)
-        # A rank that has all of it, as one alone does, sends a tensor of its shape.
-        yield name, part if part.numel() < shape.numel() else part.view(shape)
+        part = own_part(value) if is_cut(value) else value.detach().reshape(-1)[first:end]
+        return plus_adapter(part, adapted[name], first) if name in adapted else part
+
+    return outgoing.local_parts(
+        of_push(model, saved, shape_of), saved, local, partial(_whole_of, adapted, device), _cuts
+    )
 
 
 def full_weights(
-    model: PreTrainedModel, dtype: torch.dtype, device: torch.device
+    model: PreTrainedModel, saved: Saved, dtype: torch.dtype, device: torch.device
 ) -> Iterator[tuple[str, Tensor]]:
     """Names and full tensors as in the Hugging Face checkpoint, one at a time; collective.
 
     Parameters come in `dtype`, the one the forward pass computes in. The tensors may share memory
     with the model: use them before the next update.
     """
-    adapted = lora.deltas(model)
-    for name, value in distinct(model):
-        tensor = whole(value, device)
-        if name in adapted:
-            tensor = plus_adapter(tensor.reshape(-1), adapted[name], 0).view(tensor.shape)
-        yield name, tensor.to(dtype) if isinstance(value, torch.nn.Parameter) else tensor
+    whole_of = partial(_whole_of, lora.deltas(model), device)
+    return outgoing.full_weights(of_push(model, saved, shape_of), saved, whole_of, dtype)
+
+
+def _cuts(value: Tensor) -> tuple[int, ...]:
+    world = dist.get_world_size()
+    if not isinstance(value, torch.nn.Parameter):
+        return (0, *[value.numel()] * world)
+    return even_cuts(shape_of(value).numel(), 1, world)
+
+
+def _whole_of(
+    adapted: Mapping[str, lora.Delta], device: torch.device, name: str, value: Tensor
+) -> Tensor:
+    tensor = whole(value, device)
+    if name not in adapted:
+        return tensor
+    return plus_adapter(tensor.reshape(-1), adapted[name], 0).view(tensor.shape)
 
 
 def plus_adapter(part: Tensor, delta: lora.Delta, first: int) -> Tensor:

@@ -6,6 +6,7 @@ Every method is collective: all ranks of the cluster call it, each with its own 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -22,12 +23,13 @@ from roll.core.taught import OutputHead
 from roll.core.types import RankInfo
 from roll.models import lora
 from roll.models.load import load_tokenizer
+from roll.models.saved import Saved
 from roll.strategy import forward, names
 from roll.strategy.deepspeed import export, state
 from roll.strategy.deepspeed.compat import give_back_linear
 from roll.strategy.deepspeed.engine import start
 from roll.strategy.deepspeed.memory import Parking, states
-from roll.strategy.deepspeed.pieces import MASTER, flats, pieces, whole_masters
+from roll.strategy.deepspeed.pieces import MASTER, flats, pieces, shape_of, whole_masters
 from roll.strategy.deepspeed.root import Root, as_token_model
 from roll.strategy.deepspeed.update import Update, guarded_adamw
 from roll.strategy.group import Membership
@@ -128,17 +130,18 @@ class DeepspeedStrategy(Generic[T]):
         return metrics.take() | update_metrics(grad_norm, lr, applied=applied, info=info)
 
     def weight_manifest(self, *, adapter: bool = False) -> Manifest:
-        return export.manifest(self._model.model, self._dtype, adapter=adapter)
+        return export.manifest(self._model.model, self._leaves_as(adapter=adapter), self._dtype)
 
     def frozen_weights(self) -> frozenset[str]:
-        return names.frozen(self._model.model)
+        return names.frozen(self._model.model, self._saved)
 
     def export_parts(self, *, adapter: bool = False) -> Iterator[tuple[str, Tensor]]:
-        return export.local_parts(self._model.model, adapter=adapter)
+        saved = self._leaves_as(adapter=adapter)
+        return export.local_parts(self._model.model, saved, self._device)
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         """In `model.dtype`: what the forward pass computes with."""
-        return export.full_weights(self._model.model, self._dtype, self._device)
+        return export.full_weights(self._model.model, self._saved, self._dtype, self._device)
 
     def save(self, path: Path) -> None:
         state.save(path, self._engine, self._model.model, self._require_update())
@@ -205,6 +208,13 @@ class DeepspeedStrategy(Generic[T]):
             for piece in pieces(self._engine, adam, self._model.model):
                 whole = masters[piece.name].view(-1)
                 piece.tensors[MASTER].copy_(whole[piece.first :][: piece.num_elements])
+
+    @cached_property
+    def _saved(self) -> Saved:
+        return names.saved(self._model.model, shape_of)
+
+    def _leaves_as(self, *, adapter: bool) -> Saved | None:
+        return None if adapter else self._saved
 
     def _require_update(self) -> Update:
         if self._update is None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from operator import attrgetter
 
 import torch
 import torch.distributed as dist
@@ -12,32 +14,70 @@ from transformers import PreTrainedModel
 
 from roll.core.errors import WeightSyncError
 from roll.models import lora
+from roll.models.saved import Saved
+from roll.strategy import outgoing
 from roll.strategy.fsdp2.mesh import TP
-from roll.strategy.names import distinct, of_push
-from roll.weight_sync.manifest import Manifest, even_cuts, meta_of
+from roll.strategy.names import of_push
+from roll.weight_sync.manifest import Manifest, even_cuts
+
+SHAPE_OF = attrgetter("shape")
+"""A DTensor's is that of the whole."""
 
 
-def manifest(model: PreTrainedModel, dtype: torch.dtype, *, adapter: bool) -> Manifest:
+def manifest(model: PreTrainedModel, saved: Saved | None, dtype: torch.dtype) -> Manifest:
     """What `local_parts` will yield, whole; reads no values and is not collective.
 
     A rank holds the rows that FSDP2 gave it. Where there are copies of the model, the first sends;
     what is not sharded comes from rank 0. What tensor parallel ranks share lies in no runs of rows;
     it is gathered, and each rank sends an equal part.
+
+    Args:
+        saved: how the checkpoint holds the model; None: the factors of the adapter instead.
     """
-    world = dist.get_world_size()
-    metas = []
-    cuts = []
-    for name, value in of_push(model, adapter=adapter):
-        kind = dtype if isinstance(value, torch.nn.Parameter) else value.dtype
-        metas.append(meta_of(name, torch.empty(value.shape, dtype=kind, device="meta")))
-        cuts.append(
-            _cuts(value, world) if isinstance(value, DTensor) else (0, *[value.numel()] * world)
-        )
-    return Manifest(tuple(metas), tuple(cuts))
+    return outgoing.manifest(of_push(model, saved, SHAPE_OF), dtype, _cuts)
 
 
-def _cuts(value: DTensor, world: int) -> tuple[int, ...]:
+def local_parts(model: PreTrainedModel, saved: Saved | None) -> Iterator[tuple[str, Tensor]]:
+    """What this rank holds of each tensor, as it lies in the model, adapters added; collective
+    where there are some, or tensor parallel ranks, or tensors that are no rows of the model's.
+
+    Raises:
+        WeightSyncError: a parameter is sharded along another axis than its rows.
+    """
+    adapted = lora.deltas(model)
+    return outgoing.local_parts(
+        of_push(model, saved, SHAPE_OF),
+        saved,
+        partial(_local_part, adapted),
+        partial(_whole_part, adapted),
+        _cuts,
+    )
+
+
+def full_weights(
+    model: PreTrainedModel, saved: Saved, dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    """Names and full tensors as in the Hugging Face checkpoint, one at a time; collective.
+
+    Parameters come in `dtype`, the one the forward pass computes in. A tensor that goes by two
+    names (tied embeddings) comes once, under its first name, as `save_pretrained` writes it. The
+    tensors may share memory with the model: use them before the next update.
+    """
+    adapted = lora.deltas(model)
+
+    def rounded(name: str, value: Tensor) -> Tensor:
+        tensor = _with_adapter(adapted, name, value.detach())
+        # Before it is gathered, which then takes half the memory.
+        return whole(tensor.to(dtype) if isinstance(value, torch.nn.Parameter) else tensor)
+
+    return outgoing.full_weights(of_push(model, saved, SHAPE_OF), saved, rounded, dtype)
+
+
+def _cuts(value: Tensor) -> tuple[int, ...]:
     """Ranks of the first copy come first."""
+    world = dist.get_world_size()
+    if not isinstance(value, DTensor):
+        return (0, *[value.numel()] * world)
     sharers = world if _is_cut(value) else value.device_mesh.size(-1)
     first = even_cuts(value.shape[0], value.shape[1:].numel(), sharers)
     return first + (value.numel(),) * (world - sharers)
@@ -47,31 +87,29 @@ def _is_cut(value: DTensor) -> bool:
     return TP in (value.device_mesh.mesh_dim_names or ())
 
 
-def local_parts(model: PreTrainedModel, *, adapter: bool) -> Iterator[tuple[str, Tensor]]:
-    """What this rank holds of each tensor, as it lies in the model, adapters added; collective
-    where there are some, or tensor parallel ranks.
+def _with_adapter(adapted: dict[str, lora.Delta], name: str, value: Tensor) -> Tensor:
+    return _merged(value.detach(), adapted[name]) if name in adapted else value
 
-    Raises:
-        WeightSyncError: a parameter is sharded along another axis than its rows.
-    """
-    adapted = lora.deltas(model)
-    for name, value in of_push(model, adapter=adapter):
-        tensor = _merged(value.detach(), adapted[name]) if name in adapted else value
-        if isinstance(tensor, DTensor) and _is_cut(tensor):
-            cuts, rank = _cuts(tensor, dist.get_world_size()), dist.get_rank()
-            # A copy, so that the whole tensor goes.
-            yield name, whole(tensor.detach()).view(-1)[cuts[rank] : cuts[rank + 1]].clone()
-        elif isinstance(tensor, DTensor):
-            if tensor.placements not in ((Shard(0),), (Replicate(), Shard(0))):
-                raise WeightSyncError(
-                    f"{name!r} is placed as {tensor.placements}; weights are sent by rows, "
-                    "(Shard(0),), of one copy"
-                )
-            in_first = dist.get_rank() < tensor.device_mesh.size(-1)
-            local = _local(tensor)
-            yield name, local if in_first else local[:0]
-        else:
-            yield name, tensor.detach() if dist.get_rank() == 0 else tensor.new_empty(0)
+
+def _whole_part(adapted: dict[str, lora.Delta], name: str, value: Tensor) -> Tensor:
+    return whole(_with_adapter(adapted, name, value).detach())
+
+
+def _local_part(adapted: dict[str, lora.Delta], name: str, value: Tensor) -> Tensor:
+    tensor = _with_adapter(adapted, name, value)
+    if not isinstance(tensor, DTensor):
+        return tensor.detach() if dist.get_rank() == 0 else tensor.new_empty(0)
+    if _is_cut(tensor):
+        cuts, rank = _cuts(tensor), dist.get_rank()
+        # A copy, so that the whole tensor goes.
+        return whole(tensor.detach()).view(-1)[cuts[rank] : cuts[rank + 1]].clone()
+    if tensor.placements not in ((Shard(0),), (Replicate(), Shard(0))):
+        raise WeightSyncError(
+            f"{name!r} is placed as {tensor.placements}; weights are sent by rows, "
+            "(Shard(0),), of one copy"
+        )
+    local = _local(tensor)
+    return local if dist.get_rank() < tensor.device_mesh.size(-1) else local[:0]
 
 
 @torch.no_grad()
@@ -79,23 +117,6 @@ def _local(tensor: DTensor) -> Tensor:
     """This rank's part as it lies in the model. Under autograd, and by `detach`, DTensor makes new
     ones, which takes longer than copying a small part."""
     return tensor.to_local()
-
-
-def full_weights(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Names and full tensors as in the Hugging Face checkpoint, one at a time; collective.
-
-    Parameters come in `dtype`, the one the forward pass computes in. A tensor that goes by two
-    names (tied embeddings) comes once, under its first name, as `save_pretrained` writes it. The
-    tensors may share memory with the model: use them before the next update.
-    """
-    adapted = lora.deltas(model)
-    for name, value in distinct(model):
-        tensor = value.detach()
-        if name in adapted:
-            tensor = _merged(tensor, adapted[name])
-        if isinstance(value, torch.nn.Parameter):
-            tensor = tensor.to(dtype)
-        yield name, whole(tensor)
 
 
 def whole(tensor: Tensor) -> Tensor:

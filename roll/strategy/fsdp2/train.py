@@ -6,6 +6,7 @@ Every method is collective: all ranks of the cluster call it, each with its own 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -22,6 +23,7 @@ from roll.core.taught import OutputHead
 from roll.core.types import RankInfo
 from roll.models import lora, ulysses
 from roll.models.load import load_tokenizer
+from roll.models.saved import Saved
 from roll.strategy import forward, names
 from roll.strategy.fsdp2 import export, mesh, state
 from roll.strategy.fsdp2.export import whole
@@ -122,17 +124,17 @@ class Fsdp2Strategy(Generic[T]):
         return metrics.take() | update_metrics(grad_norm, lr, applied=applied, info=info)
 
     def weight_manifest(self, *, adapter: bool = False) -> Manifest:
-        return export.manifest(self._model.model, self._dtype, adapter=adapter)
+        return export.manifest(self._model.model, self._leaves_as(adapter=adapter), self._dtype)
 
     def frozen_weights(self) -> frozenset[str]:
-        return names.frozen(self._model.model)
+        return names.frozen(self._model.model, self._saved)
 
     def export_parts(self, *, adapter: bool = False) -> Iterator[tuple[str, Tensor]]:
-        return export.local_parts(self._model.model, adapter=adapter)
+        return export.local_parts(self._model.model, self._leaves_as(adapter=adapter))
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
         """As `export.full_weights`, in `model.dtype`: what the forward pass computes with."""
-        return export.full_weights(self._model.model, self._dtype)
+        return export.full_weights(self._model.model, self._saved, self._dtype)
 
     def save(self, path: Path) -> None:
         update = self._require_update()
@@ -172,6 +174,13 @@ class Fsdp2Strategy(Generic[T]):
         for values in self._update.optimizer.state.values():
             for name, value in values.items():
                 values[name] = value.to(device)
+
+    @cached_property
+    def _saved(self) -> Saved:
+        return names.saved(self._model.model, export.SHAPE_OF)
+
+    def _leaves_as(self, *, adapter: bool) -> Saved | None:
+        return None if adapter else self._saved
 
     def _require_update(self) -> Update:
         if self._update is None:

@@ -24,6 +24,7 @@ from roll.core.types import Completion, GenerateRequest, Heartbeat
 from roll.models.load import load_causal_lm, load_tokenizer
 from roll.strategy.api import LoadReport
 from roll.strategy.hf.decoding import Decoding, Weights
+from roll.strategy.hf.memory import WeightMemory
 from roll.strategy.progress import Progress
 from roll.strategy.setup import EngineSetup
 from roll.weight_sync.channel import Channel
@@ -147,6 +148,7 @@ class HfEngine:
         self._tokenizer: PreTrainedTokenizerBase = load_tokenizer(self._config)
         model = load_causal_lm(self._config, dtype=self._dtype).eval()
         self._weights = Weights(model, version=0)
+        self._memory = WeightMemory(model)
         self._move("cuda" if self._spec.platform == "cuda" else "cpu")
         self._eos = eos_ids(model, self._tokenizer)
 
@@ -183,35 +185,24 @@ class HfEngine:
 
     @torch.inference_mode()
     def _receive(self, channel: Channel, version: int, receiver: int, verify: bool) -> LoadReport:
-        own = self._weights.model.state_dict()
-        seen: set[int] = set()
-        tied = set()
-        for name, tensor in own.items():
-            if tensor.data_ptr() in seen:
-                tied.add(name)
-            seen.add(tensor.data_ptr())
+        memory = self._memory
+        begun = False
 
         def check(manifest: Manifest) -> None:
-            shapes = {name: tuple(tensor.shape) for name, tensor in own.items()}
-            check_shapes(manifest, shapes, optional=frozenset(tied), held=self._held)
-
-        begun = False
+            check_shapes(manifest, memory.shapes, optional=memory.optional, held=self._held)
 
         def in_place(meta: TensorMeta) -> Tensor | None:
             """The model's own memory, which needs no copy in between."""
             nonlocal begun
             begun = True
-            tensor = own[meta.name]
-            same = tensor.dtype == meta.torch_dtype and tensor.is_contiguous()
-            return tensor if same and tensor.device.type == "cpu" else None
+            return memory.place(meta)
 
         try:
             with receive(channel, receiver, check=check) as incoming:
                 if verify and not incoming.verify:
                     raise WeightSyncError("a checksum was asked for, but the sender makes none")
                 for name, tensor in incoming.tensors(in_place):
-                    if tensor.data_ptr() != own[name].data_ptr():
-                        own[name].copy_(tensor)
+                    memory.take(name, tensor)
         except WeightSyncError as error:
             if begun:
                 self._broken = str(error)
