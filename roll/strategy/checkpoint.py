@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils.hub import cached_file
 
 from roll.config.model import ModelConfig
 from roll.core.errors import EngineError
+
+_UNTRAINED = re.compile(
+    r"(^|\.)rotary(_pos)?_emb\.inv_freq$"  # of the config; early Llamas saved it
+    r"|(^|\.)mtp(_layers)?\."  # layers that predict further tokens, as in Qwen3-Next
+)
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +28,8 @@ class Checkpoint:
     shapes: dict[str, tuple[int, ...]]
     """By Hugging Face name."""
     optional: frozenset[str]
-    """Names that are a second name of another tensor (tied); they may come or stay away."""
+    """Names that may come or stay away: second names of another tensor (tied), and what no trainer
+    here trains, which stays as the engine loaded it."""
 
 
 def read_checkpoint(model: ModelConfig) -> Checkpoint:
@@ -34,8 +42,24 @@ def read_checkpoint(model: ModelConfig) -> Checkpoint:
     for file in _files(folder_of(model)):
         shapes |= _header(file)
     config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
-    tied = bool(config.get_text_config().tie_word_embeddings)
-    return Checkpoint(shapes, frozenset({"lm_head.weight"}) if tied else frozenset())
+    text = config.get_text_config()
+    tied = frozenset({"lm_head.weight"}) if text.tie_word_embeddings else frozenset()
+    return Checkpoint(shapes, tied | {name for name in shapes if is_untrained(name, text)})
+
+
+def is_untrained(name: str, config: PreTrainedConfig) -> bool:
+    """Whether a tensor of a checkpoint is one that no training backend has.
+
+    Args:
+        config: of the language model.
+    """
+    if _UNTRAINED.search(name):
+        return True
+    layer = _LAYER.search(name)
+    # DeepSeek-V3 and GLM-4 MoE count those that predict further tokens on from the last one.
+    further = config.to_dict().get("num_nextn_predict_layers") or 0
+    beyond = int(layer[1]) - config.num_hidden_layers if layer else -1
+    return 0 <= beyond < further
 
 
 def folder_of(model: ModelConfig) -> Path:
@@ -49,6 +73,14 @@ def folder_of(model: ModelConfig) -> Path:
 
 
 def _files(folder: Path) -> list[Path]:
+    """Those that transformers loads; others, such as a copy in a vendor's own layout, may lie
+    beside them."""
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if index.is_file():
+        names = json.loads(index.read_text())["weight_map"].values()
+        return [folder / name for name in sorted(set(names))]
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise EngineError(
