@@ -81,10 +81,17 @@ def load_config(model: ModelConfig) -> PreTrainedConfig:
         config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(_what_failed("model", model.path, error)) from error
-    for name, value in config.to_dict().items():
-        if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
-            setattr(config, name, 0.0)
+    _without_dropout(config)
     return config
+
+
+def _without_dropout(config: PreTrainedConfig) -> None:
+    """Also in the configs of its parts."""
+    for name, value in vars(config).items():
+        if isinstance(value, PreTrainedConfig):
+            _without_dropout(value)
+        elif isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
+            setattr(config, name, 0.0)
 
 
 def load_causal_lm(model: ModelConfig, *, dtype: torch.dtype | None = None) -> PreTrainedModel:

@@ -168,7 +168,13 @@ def peft_name(name: str) -> str:
     return f"base_model.model.{name}"
 
 
-def _layers(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
+def dropouts(model: nn.Module) -> Iterator[nn.Module]:
+    """What drops elements of the adapter's inputs in training."""
+    for _, layer in _layers(model):
+        yield layer.lora_dropout
+
+
+def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Adapted layers, by the names they have in the checkpoint."""
     for name, module in model.named_modules():
         if hasattr(module, "lora_A") and hasattr(module, "base_layer"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from roll.algorithms.lessons import Lesson
 from roll.core.batches import TokenBatch
 from roll.models import packing
+from roll.models.chance import train_without
 from roll.models.last_mlp import LastMlp
 from roll.strategy.slices import Slices
 
@@ -73,6 +74,13 @@ class TokenModel(nn.Module, ABC, Generic[T]):
         """
         packing.enable(self.model)
         self.packs = True
+
+    def train(self, mode: bool = True) -> Self:
+        """Numbers are those of evaluation mode but for an adapter's dropout."""
+        super().train(mode)
+        if mode:
+            train_without(self.model)
+        return self
 
     def forward(self, tokens_BT: Tensor, asked: Asked) -> Outputs:
         """What `terms` gives names to. A tuple, in which FSDP finds the tensors."""
