@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from roll.config.adapter_checks import cut_adapters
 from roll.config.errors import nearest
+from roll.config.model import ModelConfig
 from roll.config.placement import parse_devices
 from roll.config.roles import Role
 from roll.config.strategy import Fsdp2Config, HfScoreConfig, MegatronConfig
@@ -66,8 +67,7 @@ def _layouts(config: RunConfig) -> Iterator[str]:
         strategy = role.strategy
         if role.pool not in config.pools:
             continue
-        if not isinstance(strategy, MegatronConfig):
-            yield from _attention(config, name, role)
+        yield from _attention(config, name, role)
         if isinstance(strategy, Fsdp2Config):
             sizes = [
                 (strategy.ulysses * strategy.tp, "ulysses * tp"),
@@ -108,18 +108,25 @@ def _undivided(config: RunConfig, name: str, sizes: list[tuple[int, str]]) -> It
 
 
 def _attention(config: RunConfig, name: str, role: LearnerRole | ScoreRole) -> Iterator[str]:
-    """Kernels that do not take the rows which a role makes."""
+    """Kernels that a backend has not, or that do not take the rows which a role makes."""
     strategy = role.strategy
+    attention = (role.model or config.train_model).attention
+    where = f"{name}.model" if f"{name}.model" in config.models else "model"
+    if isinstance(strategy, MegatronConfig):
+        if attention != ModelConfig.model_fields["attention"].default:
+            yield (
+                f"{where}.attention: {attention} is a kernel of Hugging Face models, and {name} is "
+                "of kind: megatron, which has its own; leave attention out"
+            )
+        return
     sizes = (
         {"ulysses": strategy.ulysses, "tp": strategy.tp}
         if isinstance(strategy, Fsdp2Config)
         else {}
     )
     cut = [f"strategy.{key}" for key, size in sizes.items() if size > 1]
-    attention = (role.model or config.train_model).attention
     refused = {"eager": [*(["packing"] if role.packing else []), *cut], "flash_attention_2": cut}
     if keys := refused.get(attention):
-        where = f"{name}.model" if f"{name}.model" in config.models else "model"
         yield (
             f"{where}.attention: {attention} takes no rows such as {name}.{keys[0]} makes; use sdpa"
         )

@@ -32,7 +32,7 @@ class ModelConfig(Config):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the forward and backward passes; the optimizer keeps float32 weights in any case."""
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
-    """Attention kernel of the Hugging Face model."""
+    """Attention kernel of the Hugging Face model; megatron has its own, and takes no other."""
     lora: LoraConfig | None = None
     """Train an adapter and leave the weights as they are; a role that does not train loads the
     model without it."""

@@ -217,6 +217,10 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
             ["model.attention: eager takes no rows such as actor_train.packing makes; use sdpa"],
         ),
         (
+            "model.attention=eager|actor_train.strategy={kind: megatron}",
+            ["model.attention: eager is a kernel of Hugging Face models, and actor_train is of"],
+        ),
+        (
             "actor_train.strategy={kind: megatron, vpp: 2}",
             ["vpp is 2 but pp is 1"],
         ),
