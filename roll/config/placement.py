@@ -61,7 +61,9 @@ class ClusterConfig(Config):
     address: str | None = None
     """Ray cluster to join, `host:port`. Left out: RAY_ADDRESS if set, else a local one is started
     and stopped with the run; without what `ray status` and `ray list` ask."""
-    start_timeout_s: float = Field(default=300, gt=0)
-    """How long workers, engines and missing nodes may take to come up."""
+    start_timeout_s: float = Field(default=900, gt=0)
+    """How long workers, engines and missing nodes may take to come up: to load weights, and on GPUs
+    to compile kernels and capture graphs. Models of the hub are downloaded before, which has no
+    limit; nodes that share no cache with the driver's download within it."""
     call_timeout_s: float = Field(default=3600, gt=0)
     """How long one call to a worker may take."""

@@ -18,6 +18,7 @@ from roll.core.logs import setup_logging
 from roll.core.loop_thread import LoopThread
 from roll.distributed.resources import ResourceManager
 from roll.distributed.shutdown import orderly_end
+from roll.models.fetch import fetch
 from roll.pipeline.base import Pipeline
 from roll.pipeline.distill import DistillPipeline
 from roll.pipeline.dpo import DpoPipeline
@@ -74,6 +75,8 @@ def _run(
     pipeline: type[Pipeline[Any]], config: RunConfig, data: Any, folder: Path
 ) -> dict[str, Any]:
     calm_collector()
+    # Before anything has a limit of time to come up within.
+    fetch(config.models.values())
     with orderly_end() as cleanups:
         logger.info("starting Ray and the workers")
         resources = cleanups.enter_context(

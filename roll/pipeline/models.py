@@ -11,9 +11,11 @@ from roll.config.placement import parse_devices
 from roll.config.rlvr import RlvrConfig
 from roll.config.roles import Role
 from roll.config.training import CriticRole, ScoreRole, TeacherRole
+from roll.core.errors import WaitTimeoutError
 from roll.core.loop_thread import LoopThread
 from roll.distributed.cluster import Cluster, Launcher, Placement
 from roll.distributed.colocation import Colocation
+from roll.distributed.pending import Pending
 from roll.pipeline.serving import Serving, build_fleet
 from roll.pipeline.sharing import Sharing
 from roll.pipeline.teachers import Teachers, num_tokens, start_teacher
@@ -56,7 +58,7 @@ def start_models(
     serving = Serving(infer, loop, build_fleet(config, infer), colocation, config.rollout.health)
     loading = infer.submit(InferWorker.start)
     if colocation.enabled:
-        loading.result(config.cluster.start_timeout_s)
+        wait_for_engines(loading, config.cluster.start_timeout_s)
     colocation.add(Role.ACTOR_INFER, *serving.residents(_replica_devices(config)))
 
     models = Models(
@@ -81,9 +83,25 @@ def start_models(
     lesson = config.algorithm.lesson
     if lesson is not None and lesson.top_k is None:
         Teachers(config.teachers, models.teachers, colocation).introduce(models.actor)
-    loading.result(config.cluster.start_timeout_s)
+    wait_for_engines(loading, config.cluster.start_timeout_s)
     serving.start()
     return models
+
+
+def wait_for_engines(loading: Pending[None], limit_s: float) -> None:
+    """
+    Raises:
+        WaitTimeoutError: an engine that lives did not come up; says what it may be at.
+        WorkerError: one failed or died.
+    """
+    try:
+        loading.result(limit_s)
+    except WaitTimeoutError as error:
+        raise WaitTimeoutError(
+            f"{error}. The model's files were on the driver's machine before this wait began: the "
+            "engine reads weights, compiles kernels or captures graphs, or it hangs. If its log "
+            "goes on, raise cluster.start_timeout_s, or set actor_infer.strategy.enforce_eager"
+        ) from error
 
 
 def _replica_devices(config: RlvrConfig) -> list[frozenset[int]]:
