@@ -168,7 +168,7 @@ class VllmEngine:
         arguments = (asdict(channel), receiver, shapes, sorted(self._checkpoint.optional))
         return await self._ask(
             self._pushes.replace(
-                self._engine, "roll_load_weights", arguments, version, whole=True, verify=verify
+                self._engine, "roll_load_weights", arguments, version, part="weights", verify=verify
             )
         )
 
@@ -193,7 +193,7 @@ class VllmEngine:
         arguments = (asdict(channel), receiver, rank, alpha)
         return await self._ask(
             self._pushes.replace(
-                self._engine, "roll_load_adapter", arguments, version, whole=False, verify=verify
+                self._engine, "roll_load_adapter", arguments, version, part="adapter", verify=verify
             )
         )
 
@@ -203,7 +203,7 @@ class VllmEngine:
             await self._ask(self._engine.sleep(level=self._config.sleep_level))
             self._asleep = _ALL_TAGS
             if self._config.sleep_level > 1:
-                self._pushes.broken = "sleep_level 2 has dropped them"
+                self._pushes.breaks("weights", "sleep_level 2 has dropped them")
 
     async def wake(self, *, weights_only: bool = False) -> None:
         """Take the memory back; `weights_only` leaves the KV cache, most of it, where it is."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 from roll.core.errors import IncompleteWeightsError, WeightSyncError
 from roll.strategy.api import LoadReport
 from roll.strategy.progress import Progress
+
+Part = Literal["weights", "adapter"]
 
 
 class Pushes:
@@ -21,8 +23,9 @@ class Pushes:
 
     def __init__(self, engine: str, running: Progress, *, outsiders: bool) -> None:
         self.version = 0
-        self.broken: str | None = None
-        """Why the weights cannot be used."""
+        self._broken: dict[Part, str] = {}
+        """Why a part of the weights cannot be used. A push of that part mends it: ranks that have
+        different adapters keep them through a push of weights."""
         self._name = engine
         self._running = running
         self._outsiders = outsiders
@@ -46,10 +49,15 @@ class Pushes:
         await self._open.wait()
         self.require_whole_weights()
 
+    def breaks(self, part: Part, why: str) -> None:
+        """From now on this part cannot be used, until it is pushed again."""
+        self._broken[part] = why
+
     def require_whole_weights(self) -> None:
-        if self.broken is not None:
+        for part, why in self._broken.items():
+            which = "incomplete weights" if part == "weights" else "an incomplete adapter"
             raise IncompleteWeightsError(
-                f"{self._name} has incomplete weights; push all of them again ({self.broken})"
+                f"{self._name} has {which}; push all of them again ({why})"
             )
 
     async def replace(
@@ -59,7 +67,7 @@ class Pushes:
         arguments: tuple[Any, ...],
         version: int,
         *,
-        whole: bool,
+        part: Part,
         verify: bool,
     ) -> LoadReport:
         """Let vLLM's workers take a push; running requests then compute their KV cache anew.
@@ -68,14 +76,14 @@ class Pushes:
             engine: vLLM's `AsyncLLM`.
             method: of the workers; it returns the numbers of a `LoadReport`, or an `error` and
                 whether the weights are still `intact`.
-            whole: the push brings all weights, and so mends those that were broken.
+            part: what the push brings all of, and so mends where it was broken.
 
         Raises:
             WeightSyncError: the push was refused or broke off.
         """
         self._open.clear()
         try:
-            report = await self._replace(engine, method, arguments, version, whole=whole)
+            report = await self._replace(engine, method, arguments, version, part)
         finally:
             self._open.set()
         if verify and report.checksum is None:
@@ -83,20 +91,21 @@ class Pushes:
         return report
 
     async def _replace(
-        self, engine: Any, method: str, arguments: tuple[Any, ...], version: int, *, whole: bool
+        self, engine: Any, method: str, arguments: tuple[Any, ...], version: int, part: Part
     ) -> LoadReport:
         pause = len(self._running) > 0 or self._outsiders
         if pause and not self._paused:
             await engine.pause_generation(mode="keep", clear_cache=False)
             self._paused = True
         try:
-            report = self._judge(await engine.collective_rpc(method, args=arguments), version)
-            self.broken = None if whole else self.broken
+            answers = await engine.collective_rpc(method, args=arguments)
+            report = self._judge(answers, version, part)
+            self._broken.pop(part, None)
             await engine.update_weight_version(str(version))
             await engine.reset_prefix_cache(reset_running_requests=pause)
             self.version = version
         finally:
-            if self.broken is not None:
+            if self._broken:
                 # They end with an error; requests from outside stay paused until weights are whole.
                 await engine.abort(list(self._running))
             elif self._paused:
@@ -104,12 +113,12 @@ class Pushes:
                 self._paused = False
         return report
 
-    def _judge(self, answers: list[dict[str, Any]], version: int) -> LoadReport:
+    def _judge(self, answers: list[dict[str, Any]], version: int, part: Part) -> LoadReport:
         """One report out of the ranks' answers."""
         errors = [answer for answer in answers if "error" in answer]
         if errors:
             if not all(answer.get("intact", False) for answer in answers):
-                self.broken = errors[0]["error"]
+                self.breaks(part, errors[0]["error"])
             raise WeightSyncError(f"{self._name}: {errors[0]['error']}")
         first = answers[0]
         return LoadReport(

@@ -1,0 +1,74 @@
+"""What a push that broke off leaves an engine of several ranks with, and what mends it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from roll.core.errors import EngineError, WeightSyncError
+from roll.strategy.progress import Progress
+from roll.strategy.vllm.pushes import Part, Pushes
+
+DONE = {"num_tensors": 1, "num_bytes": 4, "checksum": "c", "receive_s": 0.0, "load_s": 0.0}
+REFUSED = {"error": "does not fit", "intact": True}
+TORN = {"error": "broke off", "intact": False}
+Answers = Sequence[dict[str, Any]]
+
+
+class Ranks:
+    """As much of vLLM's engine as a push calls; its ranks give the answers in turn."""
+
+    def __init__(self, *answers: Answers) -> None:
+        self._answers = list(answers)
+
+    async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[dict[str, Any]]:
+        return list(self._answers.pop(0))
+
+    async def update_weight_version(self, version: str) -> None: ...
+
+    async def reset_prefix_cache(self, *, reset_running_requests: bool) -> None: ...
+
+    async def abort(self, requests: list[str]) -> None: ...
+
+
+def usable_after(*pushes: tuple[Part, Answers]) -> bool:
+    """Whether requests may run after these pushes, some of which fail."""
+
+    async def run() -> bool:
+        state = Pushes("vLLM", Progress(), outsiders=False)
+        state.open()
+        engine = Ranks(*(answers for _, answers in pushes))
+        for version, (part, answers) in enumerate(pushes):
+            work = state.replace(engine, "push", (), version, part=part, verify=True)
+            if any("error" in answer for answer in answers):
+                with pytest.raises(WeightSyncError):
+                    await work
+            else:
+                await work
+        try:
+            await state.enter()
+        except EngineError:
+            return False
+        return True
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("part", ["weights", "adapter"])
+def test_a_push_that_only_some_ranks_took_is_mended_by_the_next_of_its_kind(part: Part) -> None:
+    for torn in ([DONE, REFUSED], [DONE, TORN], [TORN, TORN]):
+        assert not usable_after((part, torn))
+        assert usable_after((part, torn), (part, [DONE, DONE]))
+    assert usable_after((part, [REFUSED, REFUSED]))
+
+
+def test_weights_do_not_mend_an_adapter_nor_the_other_way_round() -> None:
+    torn, whole = [DONE, TORN], [DONE, DONE]
+    assert not usable_after(("adapter", torn), ("weights", whole))
+    assert not usable_after(("weights", torn), ("adapter", whole))
+    assert usable_after(
+        ("adapter", torn), ("weights", torn), ("adapter", whole), ("weights", whole)
+    )
