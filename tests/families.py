@@ -29,7 +29,12 @@ _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 20}
 _LAYERS = {"qwen3_next": {"layer_types": ["linear_attention", "full_attention"]}}
 FAMILIES: dict[str, dict[str, Any]] = {
     **{name: {**settings, **_LAYERS.get(name, {})} for name, settings in MODELS.items()},
-    "gemma2": {"model_type": "gemma2", "head_dim": 8, "query_pre_attn_scalar": 8},
+    "gemma2": {
+        "model_type": "gemma2",
+        "head_dim": 8,
+        "query_pre_attn_scalar": 8,
+        "final_logit_softcapping": None,
+    },
     "gemma3_text": {"model_type": "gemma3_text", "head_dim": 8},
     "granite": {"model_type": "granite"},
     "olmo2": {"model_type": "olmo2"},
