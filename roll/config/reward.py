@@ -43,8 +43,9 @@ class RewardConfig(Config):
     max_error_rate: float = Field(default=0.1, ge=0, le=1)
     """Failures (exception, timeout, NaN) above this share of the samples that the reward scores
     in a step stop the run."""
-    on_error: float = 0.0
-    """Score of a failed sample."""
+    on_error: float | None = None
+    """Score of a failed sample; left out: a failed sample has none. It is counted, and neither
+    trained on nor compared with its siblings."""
 
     @property
     def what(self) -> str:
@@ -63,9 +64,20 @@ class RewardConfig(Config):
                 "`kwargs`, `in_process` and `workers` concern functions and classes; a `model` has "
                 "a worker on each device of its `pool`. Drop them"
             )
+        if self.model is not None:
+            self._refuse_limits_of_functions()
         if self.worker is not None and not self.in_process:
             raise ValueError(
                 "`in_process: false` works for a function (`fn`) only; a `worker` runs in its own "
                 "process and can start killable children itself. Drop `in_process`"
             )
         return self
+
+    def _refuse_limits_of_functions(self) -> None:
+        for key in ("timeout_s", "concurrency"):
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(
+                    f"`{key}` concerns functions and classes; a `model` scores what has come in "
+                    "as few passes as `max_tokens_per_microbatch` allows, and nothing can cut them "
+                    f"short. Drop `{key}`"
+                )

@@ -81,6 +81,9 @@ class RolloutBatch(TrainBatch):
     """Int64; siblings of one prompt share an id."""
     rewards: Tensor | None = tensor("B")
     """Float32; the total reward of each sample."""
+    has_reward: Tensor | None = tensor("B")
+    """Bool; False where a reward failed. Such a row has no trained tokens, and no statistic may see
+    its reward. Left out where all have one."""
     named_rewards: Tensor | None = tensor("BR")
     """Float32; the score of each reward before its weight, in the order of the config; 0 where the
     sample's tag is not one of the reward's."""

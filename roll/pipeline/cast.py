@@ -11,21 +11,22 @@ from transformers import PreTrainedTokenizerBase
 
 from roll.config.algorithm import Need
 from roll.config.rlvr import RlvrConfig
-from roll.config.roles import Role
 from roll.config.sampling import SamplingConfig
 from roll.core.errors import CheckpointError
 from roll.core.loop_thread import LoopThread
 from roll.core.types import Prompt, SamplingParams
 from roll.data.mixing import Sampler
-from roll.distributed.cluster import Cluster, Launcher, Placement
+from roll.distributed.cluster import Cluster, Launcher
 from roll.distributed.colocation import Colocation
 from roll.distributed.worker import Worker
 from roll.pipeline.data import RunData, tag_shares
+from roll.pipeline.judges import start_functions
 from roll.pipeline.models import start_models
-from roll.pipeline.scoring import HostedReward, Scorer
+from roll.pipeline.scoring import Scorer
 from roll.pipeline.serving import Serving
 from roll.pipeline.validate import Validator, answer_key
 from roll.pipeline.weights import WeightPusher
+from roll.rewards.books import Purpose
 from roll.rewards.thinking import MARK_TOKENS, decode_with_marks
 from roll.rollout.budget import Budget
 from roll.rollout.filters import build_filters
@@ -35,7 +36,6 @@ from roll.rollout.single_turn import SingleTurn
 from roll.workers.actor import ActorWorker
 from roll.workers.critic import CriticWorker
 from roll.workers.reference import ReferenceWorker
-from roll.workers.reward import RewardWorker, reward_worker_class
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,10 @@ def open_cast(
     """Start everybody."""
     filters = build_filters(config.rollout.filters)  # first: the user may have to mend one
     tokenizer, dataset, held_out = data.tokenizer, data.train, data.held_out
-    scorer = Scorer(_start_rewards(config, launcher))
+    functions = start_functions(config, launcher)  # their faults show before a model is loaded
     models = start_models(config, launcher, loop, platform, tokenizer)
+    hosted = functions | models.judges
+    scorer = Scorer({name: hosted[name] for name in config.rewards})
     serving, rollout = models.serving, config.rollout
     serving.pusher = WeightPusher(models.actor, serving.infer, platform, config.weight_sync)
 
@@ -131,7 +133,11 @@ def open_cast(
         validator=Validator(
             config=config.validation,
             sets={source.name: source.items for source in held_out.sources},
-            single_turn=make_turn(config.validation_sampling, config.validation.samples_per_prompt),
+            single_turn=make_turn(
+                config.validation_sampling,
+                config.validation.samples_per_prompt,
+                purpose=Purpose.VALIDATION,
+            ),
             scorer=scorer,
             extract=partial(answer_key, math_tags=_math_tags(config)),
             max_in_flight=rollout.max_in_flight_groups,
@@ -150,13 +156,15 @@ def _single_turn(
     scorer: Scorer,
     sampling: SamplingConfig,
     samples: int,
+    *,
+    purpose: Purpose = Purpose.TRAINING,
     **options: Any,
 ) -> SingleTurn:
     """`options`: what training asks for and validation does not."""
     return SingleTurn(
         fleet=fleet,
         decode=decode,
-        score=scorer.score,
+        score=partial(scorer.score, purpose=purpose),
         sampling=SamplingParams(**sampling.model_dump()),
         samples_per_prompt=samples,
         seed=config.seed,
@@ -190,19 +198,3 @@ def _find_prompt(by_id: Mapping[str, Prompt], prompt_id: str) -> Prompt:
 
 def _math_tags(config: RlvrConfig) -> frozenset[str]:
     return frozenset(t for r in config.rewards.values() if r.fn == "math" for t in r.tags)
-
-
-def _start_rewards(config: RlvrConfig, launcher: Launcher) -> dict[str, HostedReward]:
-    hosted = {}
-    for name, reward in config.rewards.items():
-        place = Placement(
-            Role.REWARD,
-            pool=reward.pool or config.actor_infer.pool,
-            workers=None if reward.model else reward.workers,
-            seed=config.seed,
-            label=name,
-        )
-        cluster = launcher.start(reward_worker_class(name, reward), place, name, reward)
-        cluster.call(RewardWorker.start)
-        hosted[name] = HostedReward(reward, cluster)
-    return hosted

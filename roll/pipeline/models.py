@@ -16,6 +16,8 @@ from roll.core.loop_thread import LoopThread
 from roll.distributed.cluster import Cluster, Launcher, Placement
 from roll.distributed.colocation import Colocation
 from roll.distributed.pending import Pending
+from roll.pipeline.judges import judged_devices, start_judges
+from roll.pipeline.scoring import HostedReward
 from roll.pipeline.serving import Serving, build_fleet
 from roll.pipeline.sharing import Sharing
 from roll.pipeline.teachers import Teachers, num_tokens, start_teacher
@@ -30,6 +32,8 @@ class Models:
     """The clusters that compute with a model."""
 
     serving: Serving
+    judges: dict[str, HostedReward]
+    """Reward models by the reward's name."""
     actor: Cluster[ActorWorker]
     reference: Cluster[ReferenceWorker] | None
     critic: Cluster[CriticWorker] | None
@@ -52,7 +56,11 @@ def start_models(
         loop: of everything that generates.
     """
     # Without GPUs sharing costs no memory; but what generates while others train would slow them.
-    sharing = Sharing(config, taking_turns=platform == "cuda" or config.rollout.max_staleness > 0)
+    sharing = Sharing(
+        config,
+        taking_turns=platform == "cuda" or config.rollout.max_staleness > 0,
+        guests=judged_devices(config),
+    )
     colocation, share = sharing.colocation, sharing.share
     infer = _start_infer(config, launcher)
     serving = Serving(infer, loop, build_fleet(config, infer), colocation, config.rollout.health)
@@ -61,8 +69,11 @@ def start_models(
         wait_for_engines(loading, config.cluster.start_timeout_s)
     colocation.add(Role.ACTOR_INFER, *serving.residents(_replica_devices(config)))
 
+    judges = start_judges(config, launcher, colocation)
+
     models = Models(
         serving=serving,
+        judges=judges,
         actor=share(Role.ACTOR_TRAIN, _start_actor(config, launcher, tokenizer)),
         reference=(
             share(Role.REFERENCE, _start_reference(config, config.reference, launcher))

@@ -145,7 +145,6 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         with self.timers.timed("validate"):
             self.cast.serving.take_devices()
             scores = self.cast.serving.run(self.cast.validator.run(step))
-        self.cast.scorer.take_rates()  # belong to no training step
         return {**scores, **self.timers.take().values_by_name()}
 
     def restore(self, checkpoint: Path | None, state: RunState | None) -> None:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from roll.config.placement import parse_devices
+from roll.config.roles import Role
 from roll.config.run import RunConfig
 from roll.distributed.cluster import Cluster
 from roll.distributed.colocation import Colocation, Resident
@@ -20,14 +21,21 @@ class Sharing:
 
     Args:
         taking_turns: whether roles that share devices may not be on them at the same time.
+        guests: devices of reward models, which work while engines do.
     """
 
-    def __init__(self, config: RunConfig, *, taking_turns: bool) -> None:
+    def __init__(
+        self, config: RunConfig, *, taking_turns: bool, guests: frozenset[int] = frozenset()
+    ) -> None:
         self.devices = {
             role: frozenset(parse_devices(config.pools[pool]))
             for role, pool in config.role_pools.items()
         }
-        self.colocation = Colocation(enabled=taking_turns and _any_shared(self.devices))
+        together = dict(self.devices)
+        if guests:
+            # They come and go with the engines, and may be beside them.
+            together[Role.ACTOR_INFER] |= guests
+        self.colocation = Colocation(enabled=taking_turns and _any_shared(together))
 
     def share(self, role: str, cluster: Cluster[M]) -> Cluster[M]:
         """The cluster, which from now on leaves its devices when it is another's turn."""

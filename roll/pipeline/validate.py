@@ -11,6 +11,7 @@ from roll.config.lifecycle import ValidationConfig
 from roll.core.types import Prompt, Sample
 from roll.pipeline.scoring import Scorer
 from roll.rewards.answers import find_answer
+from roll.rewards.books import Purpose
 from roll.rollout.evaluate import evaluate
 from roll.rollout.single_turn import SingleTurn
 from roll.rollout.together import all_or_first_error
@@ -32,7 +33,9 @@ class Validator:
     async def run(self, step: int) -> dict[str, float]:
         """`val/<set>/mean@k`, `pass@k`, `maj@k` of the current weights."""
         tags = Counter(prompt.tag for prompts in self.sets.values() for prompt in prompts)
-        self.scorer.begin_step({tag: n * self.config.samples_per_prompt for tag, n in tags.items()})
+        # A budget of its own: with generation ahead, training groups are being scored meanwhile.
+        expected = {tag: n * self.config.samples_per_prompt for tag, n in tags.items()}
+        self.scorer.begin_step(expected, Purpose.VALIDATION)
         room = asyncio.Semaphore(self.max_in_flight)
         results: dict[str, float] = {}
         for name, prompts in self.sets.items():
@@ -43,7 +46,8 @@ class Validator:
                 extract=self.extract,
             )
             results |= {f"val/{name}/{key}": value for key, value in scores.items()}
-        return results
+        rates = self.scorer.take_rates(Purpose.VALIDATION).values_by_name()
+        return results | {f"val/{key}": rate for key, rate in rates.items() if rate}
 
     async def _one(self, room: asyncio.Semaphore, prompt: Prompt, step: int) -> Group:
         async with room:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from roll.core.batches import RolloutBatch
-from roll.core.metrics import Last, Max, Mean, Metric, Metrics
+from roll.core.metrics import Last, Max, Mean, Metric, Metrics, Sum
 from roll.rollout.types import Group, ScoredSample
 
 
@@ -20,7 +20,8 @@ def assemble(
     """Rows in the order of groups and siblings; prompt, then response, then padding with 0.
 
     `group_ids` are the positions of the groups, so they are unique in this batch and mean nothing
-    outside of it. A response without tokens gives a row without trained tokens.
+    outside of it. A response without tokens gives a row without trained tokens; so does a sample
+    without a reward (a reward failed, or its greedy baseline's), and `has_reward` says so.
 
     Args:
         reward_weights: of the run's rewards by name, in order; left out, the batch has no
@@ -40,9 +41,16 @@ def assemble(
     lengths = [start + len(c.tokens) for start, c in zip(starts, completions, strict=True)]
     width = max(lengths)
     named, weights = _named_rewards(rows, reward_weights or {})
-    greedy = [group.baseline for group in groups for _ in group.samples]
     positions_1T = torch.arange(width)[None]
     starts_B1, lengths_B = torch.tensor(starts)[:, None], torch.tensor(lengths)
+    greedy = [group.baseline for group in groups for _ in group.samples]
+    has_reward = torch.tensor(
+        [
+            scored.has_reward and (baseline is None or baseline.has_reward)
+            for scored, baseline in zip(rows, greedy, strict=True)
+        ]
+    )
+    written = (positions_1T >= starts_B1) & (positions_1T < lengths_B[:, None])
     whole = [(*prompt, *c.tokens) for prompt, c in zip(prompts, completions, strict=True)]
     return RolloutBatch(
         tokens=_padded(whole, [0] * len(rows), width, fill=0, dtype=torch.int64),
@@ -50,7 +58,8 @@ def assemble(
         sample_ids=[scored.sample.id for scored in rows],
         tags=[scored.sample.tag for scored in rows],
         group_ids=torch.tensor([i for i, group in enumerate(groups) for _ in group.samples]),
-        loss_mask=(positions_1T >= starts_B1) & (positions_1T < lengths_B[:, None]),
+        loss_mask=written & has_reward[:, None],
+        has_reward=None if has_reward.all() else has_reward,
         rewards=torch.tensor([scored.reward for scored in rows], dtype=torch.float32),
         named_rewards=named,
         reward_weights=weights,
@@ -81,6 +90,7 @@ def rollout_metrics(groups: Sequence[Group], *, current_version: int) -> Metrics
         "response_tokens/max": Max(max(response_tokens)),
         "prompt_tokens/mean": _mean(len(sample.prompt.tokens) for sample in samples),
         "truncated_fraction": _mean(sample.truncated for sample in samples),
+        "samples/left_out": Sum(sum(not scored.has_reward for scored in rows)),
         "groups/equal_rewards_fraction": _mean(group.equal_rewards for group in groups),
         "staleness/mean": _mean(lags),
         "staleness/max": Max(max(lags, default=0)),
@@ -91,20 +101,24 @@ def rollout_metrics(groups: Sequence[Group], *, current_version: int) -> Metrics
 def reward_metrics(rows: Sequence[ScoredSample]) -> Metrics:
     """Total reward (`reward/mean`, `reward/std` over all samples, n in the denominator), each
     reward before its weight (`reward/<name>/mean`), its parts (`reward/<name>/<part>`), and the
-    total per tag (`reward/tag/<tag>/mean`) where there are several tags."""
-    totals = [scored.reward for scored in rows]
-    mean = math.fsum(totals) / len(totals)
-    variance = math.fsum((total - mean) ** 2 for total in totals) / len(totals)
+    total per tag (`reward/tag/<tag>/mean`) where there are several tags. Samples without a reward
+    are in none but those of the rewards that did judge them."""
+    totals = [scored.reward for scored in rows if scored.has_reward]
     named: dict[str, list[float]] = defaultdict(list)
     by_tag: dict[str, list[float]] = defaultdict(list)
     for scored in rows:
-        by_tag[scored.sample.tag].append(scored.reward)
+        if scored.has_reward:
+            by_tag[scored.sample.tag].append(scored.reward)
         for name, score in scored.by_name.items():
             named[f"reward/{name}/mean"].append(score)
         for name, part in scored.parts.items():
             named[f"reward/{name}"].append(part)
     if len(by_tag) > 1:
         named.update({f"reward/tag/{tag}/mean": scores for tag, scores in by_tag.items()})
+    if not totals:
+        return Metrics({name: _mean(values) for name, values in named.items()})
+    mean = math.fsum(totals) / len(totals)
+    variance = math.fsum((total - mean) ** 2 for total in totals) / len(totals)
     return Metrics(
         {
             **{name: _mean(values) for name, values in named.items()},

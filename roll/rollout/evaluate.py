@@ -53,7 +53,9 @@ def evaluate(
     """Means over prompts, for groups of n samples each.
 
     Keys: `mean@n`, the mean reward; `pass@k` for k = 1, 2, 4, ... and n; `maj@n`. `mean@1` is
-    there for every n: over all samples it is estimated best, and so equals `mean@n`.
+    there for every n: over all samples it is estimated best, and so equals `mean@n`. Samples
+    without a reward are left out: of k, a prompt counts that has so many samples with one. Where
+    there are such, `left_out` is their share; a key for which no prompt is left is missing.
 
     Args:
         groups: at least one; all of the same size n.
@@ -67,14 +69,24 @@ def evaluate(
     if len(sizes) != 1:
         raise ValueError(f"evaluate needs groups of one size; got sizes {sorted(sizes)}")
     (n,) = sizes
-    passed = [[reward >= pass_score for reward in group.rewards] for group in groups]
-    answers = [[extract(one.sample) for one in group.samples] for group in groups]
-
-    def mean(values: Sequence[float]) -> float:
-        return math.fsum(values) / len(values)
-
-    scores = {f"pass@{k}": mean([pass_at_k(n, sum(p), k) for p in passed]) for k in pass_ks(n)}
-    scores["mean@1"] = mean([mean(group.rewards) for group in groups])
-    scores[f"mean@{n}"] = scores["mean@1"]
-    scores[f"maj@{n}"] = mean([majority_vote(a, p) for a, p in zip(answers, passed, strict=True)])
+    judged = [group for group in groups if group.rewards]
+    passed = [[reward >= pass_score for reward in group.rewards] for group in judged]
+    answers = [[extract(one.sample) for one in g.samples if one.has_reward] for g in judged]
+    scores: dict[str, float] = {}
+    for k in pass_ks(n):
+        shares = [pass_at_k(len(p), sum(p), k) for p in passed if len(p) >= k]
+        if shares:
+            scores[f"pass@{k}"] = _mean(shares)
+    if judged:
+        scores["mean@1"] = _mean([_mean(group.rewards) for group in judged])
+        scores[f"mean@{n}"] = scores["mean@1"]
+        votes = [majority_vote(a, p) for a, p in zip(answers, passed, strict=True)]
+        scores[f"maj@{n}"] = _mean(votes)
+    left_out = n * len(groups) - sum(len(group.rewards) for group in judged)
+    if left_out:
+        scores["left_out"] = left_out / (n * len(groups))
     return scores
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

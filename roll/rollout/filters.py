@@ -18,6 +18,8 @@ from roll.core.errors import ConfigError, RollError
 from roll.core.registry import load_object
 from roll.rollout.types import Group, GroupFilter
 
+NO_REWARD = "no sample has a reward: the rewards failed"
+
 
 def build_filters(configs: Sequence[FilterConfig]) -> list[GroupFilter]:
     """The filters of `rollout.filters`, in order; functions of the user are imported.
@@ -31,11 +33,15 @@ def build_filters(configs: Sequence[FilterConfig]) -> list[GroupFilter]:
 def equal_rewards(group: Group) -> str | None:
     """Reject a group whose siblings all got the same reward: every advantage in it is zero (dynamic
     sampling of DAPO, arXiv 2503.14476)."""
+    if not group.rewards:
+        return NO_REWARD
     return f"all rewards equal to {group.rewards[0]:g}" if group.equal_rewards else None
 
 
 def mean_reward(group: Group, *, low: float, high: float) -> str | None:
     """Reject a group unless low < mean reward < high."""
+    if not group.rewards:
+        return NO_REWARD
     mean = math.fsum(group.rewards) / len(group.rewards)
     if mean <= low:
         return f"mean reward at most {low:g}"

@@ -42,6 +42,7 @@ def _sample_to_json(scored: ScoredSample) -> dict[str, Any]:
         "reward": scored.reward,
         "parts": scored.parts,
         "by_name": scored.by_name,
+        "failed": scored.failed,
     }
 
 
@@ -54,4 +55,6 @@ def _sample_from_json(row: dict[str, Any], prompt: Prompt) -> ScoredSample:
         FinishReason(written["finish"]),
     )
     sample = Sample(row["id"], row["group"], prompt, completion, row["text"])
-    return ScoredSample(sample, row["reward"], row["parts"], row["by_name"])
+    # Checkpoints of before rewards could fail without a score have no such key.
+    failed = tuple(row["failed"]) if "failed" in row else ()
+    return ScoredSample(sample, row["reward"], row["parts"], row["by_name"], failed)

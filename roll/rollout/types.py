@@ -18,11 +18,18 @@ class ScoredSample:
 
     sample: Sample
     reward: float
-    """Weighted total; finite."""
+    """Weighted total; finite. Means nothing where a reward failed."""
     parts: dict[str, float] = field(default_factory=dict)
     """Details, named `<reward>/<part>`; logged as `reward/<reward>/<part>`."""
     by_name: dict[str, float] = field(default_factory=dict)
-    """Score of each reward before its weight."""
+    """Score of each reward before its weight; without those that failed."""
+    failed: tuple[str, ...] = ()
+    """Rewards that gave no verdict. Such a sample has no reward: it is not trained on, and nothing
+    is compared with it."""
+
+    @property
+    def has_reward(self) -> bool:
+        return not self.failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +71,12 @@ class Group:
 
     @property
     def rewards(self) -> tuple[float, ...]:
-        return tuple(scored.reward for scored in self.samples)
+        """Of the samples that have one, in sibling order."""
+        return tuple(scored.reward for scored in self.samples if scored.has_reward)
 
     @property
     def equal_rewards(self) -> bool:
-        """True where no sibling did better than another."""
+        """True where no sibling did better than another, as far as they have rewards."""
         return len(set(self.rewards)) <= 1
 
     @property

@@ -11,11 +11,11 @@ import torch
 from roll.config.reward import RewardConfig
 from roll.config.strategy import HfScoreConfig
 from roll.core.batches import TokenBatch
-from roll.core.errors import RewardError
-from roll.core.metrics import Mean, Metrics
+from roll.core.metrics import Metrics
 from roll.core.types import Sample, WorkerSpec
+from roll.distributed.dispatch import BROADCAST, dispatch
 from roll.rewards.api import Reward, RewardContext
-from roll.rewards.pool import Scored
+from roll.rewards.books import Purpose, Scored, books_of
 from roll.strategy.heads import ScoreHead
 from roll.strategy.hf.score import HfScore
 from roll.strategy.setup import ModelSetup
@@ -32,7 +32,9 @@ class ModelReward(RewardWorker):
     def __init__(self, spec: WorkerSpec, name: str, config: RewardConfig) -> None:
         super().__init__(spec, name, config)
         self._scorer: HfScore[Any] | None = None
-        self._seen = Mean(0.0, 0.0)
+        self._books = books_of(name, config)
+        self._here = asyncio.Event()
+        """Set while the model is on its device."""
         # One forward pass at a time: calls come from an event loop, passes run in a thread.
         self._turn = asyncio.Lock()
 
@@ -46,30 +48,51 @@ class ModelReward(RewardWorker):
             max_tokens_per_microbatch=self.config.max_tokens_per_microbatch,
         )
         self._scorer = HfScore(HfScoreConfig(), setup)
+        self._here.set()
 
-    async def begin_step(self, expected_samples: int) -> None:
-        """There is no failure budget: a model that cannot score ends the run."""
+    async def begin_step(self, expected_samples: int, purpose: Purpose = Purpose.TRAINING) -> None:
+        self._books[purpose].begin_step(expected_samples)
 
-    async def score_samples(self, samples: list[Sample]) -> list[Scored]:
-        """All in as few passes as their tokens allow.
+    async def score_samples(
+        self, samples: list[Sample], purpose: Purpose = Purpose.TRAINING
+    ) -> list[Scored]:
+        """All in as few passes as their tokens allow, when the model is on its device.
 
         Raises:
-            RewardError: the model gives a score that is no number.
+            RewardError: more scores are no numbers than `max_error_rate` allows.
         """
-        async with self._turn:
-            scores = await asyncio.to_thread(self._scores, samples)
+        book = self._books[purpose]
+        book.opened()
+        scores = await self._scores_here(samples)
+        scored = []
         for sample, score in zip(samples, scores, strict=True):
-            if not math.isfinite(score):
-                raise RewardError(
-                    f"reward {self.ctx.name!r}: {self._path} scores sample {sample.id} as "
-                    f"{score}; is the model sound in this dtype?"
-                )
-            self._seen = self._seen.merge(Mean(score))
-        return [Scored(Reward(score)) for score in scores]
+            if math.isfinite(score):
+                one = Scored(Reward(score))
+            else:
+                line = f"{self._path} scores it as {score}; is the model sound in this dtype?"
+                one = book.failed(sample, line, line)
+            book.count(one)
+            scored.append(one)
+        return scored
 
-    async def take_metrics(self) -> Metrics:
-        seen, self._seen = self._seen, Mean(0.0, 0.0)
-        return Metrics({f"reward/{self.ctx.name}/mean": seen} if seen.weight else {})
+    async def take_metrics(self, purpose: Purpose = Purpose.TRAINING) -> Metrics:
+        return self._books[purpose].take_metrics()
+
+    @dispatch(BROADCAST)
+    async def offload(self) -> None:
+        """Leave the device to others, after the pass that runs; samples wait until `onload`."""
+        self._here.clear()
+        async with self._turn:
+            assert self._scorer is not None
+            await asyncio.to_thread(self._scorer.offload)
+
+    @dispatch(BROADCAST)
+    async def onload(self) -> None:
+        """Come back to the device."""
+        async with self._turn:
+            assert self._scorer is not None
+            await asyncio.to_thread(self._scorer.onload)
+        self._here.set()
 
     def score(self, sample: Sample, ctx: RewardContext) -> Reward:
         """One sample by itself; the pipeline asks for many at once."""
@@ -79,6 +102,13 @@ class ModelReward(RewardWorker):
         if self._scorer is not None:
             self._scorer.close()
         await super().close()
+
+    async def _scores_here(self, samples: list[Sample]) -> list[float]:
+        while True:
+            await self._here.wait()
+            async with self._turn:
+                if self._here.is_set():  # it may have left while this waited for its turn
+                    return await asyncio.to_thread(self._scores, samples)
 
     @property
     def _path(self) -> str:

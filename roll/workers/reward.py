@@ -13,8 +13,9 @@ from roll.core.registry import load_object
 from roll.core.types import Sample, WorkerSpec
 from roll.distributed.worker import Worker
 from roll.rewards.api import Reward, RewardContext
+from roll.rewards.books import Purpose, Scored
 from roll.rewards.loading import BoundReward
-from roll.rewards.pool import RewardPool, Scored
+from roll.rewards.pool import RewardPool
 
 TEARDOWN_TIMEOUT_S = 30.0
 
@@ -71,15 +72,17 @@ class RewardWorker(Worker):
         await pool.host(lambda: self.setup(self.ctx, **self.config.kwargs))
         self._pool = pool
 
-    async def begin_step(self, expected_samples: int) -> None:
+    async def begin_step(self, expected_samples: int, purpose: Purpose = Purpose.TRAINING) -> None:
         """A new failure budget, for about this many samples."""
-        self.pool.begin_step(expected_samples)
+        self.pool.begin_step(expected_samples, purpose)
 
-    async def score_samples(self, samples: list[Sample]) -> list[Scored]:
-        return await self.pool.score(samples)
+    async def score_samples(
+        self, samples: list[Sample], purpose: Purpose = Purpose.TRAINING
+    ) -> list[Scored]:
+        return await self.pool.score(samples, purpose)
 
-    async def take_metrics(self) -> Metrics:
-        return self.pool.take_metrics()
+    async def take_metrics(self, purpose: Purpose = Purpose.TRAINING) -> Metrics:
+        return self.pool.take_metrics(purpose)
 
     async def close(self) -> None:
         """Tear down what `start` set up."""

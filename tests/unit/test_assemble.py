@@ -79,6 +79,7 @@ def test_rollout_metrics_match_hand_worked_numbers() -> None:
         "prompt_tokens/mean": 3,
         "response_tokens/max": 3,
         "response_tokens/mean": 2,
+        "samples/left_out": 0,
         "reward/mean": 0.5,
         "reward/std": pytest.approx((0.5 / 3) ** 0.5),
         "reward/tag/default/mean": 0.5,

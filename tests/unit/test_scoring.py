@@ -14,7 +14,7 @@ from roll.distributed.local import LocalCluster, LocalLauncher
 from roll.pipeline.data import samples_by_tag, tag_shares
 from roll.pipeline.scoring import HostedReward, Scorer
 from roll.rewards.api import Reward
-from roll.rewards.pool import Scored
+from roll.rewards.books import Purpose, Scored
 from roll.workers.reward import RewardWorker
 
 
@@ -26,10 +26,12 @@ class Noting(RewardWorker):
         self.expected = 0
         self.groups = 0
 
-    async def begin_step(self, expected_samples: int) -> None:
+    async def begin_step(self, expected_samples: int, purpose: Purpose = Purpose.TRAINING) -> None:
         self.expected = expected_samples
 
-    async def score_samples(self, samples: list[Sample]) -> list[Scored]:
+    async def score_samples(
+        self, samples: list[Sample], purpose: Purpose = Purpose.TRAINING
+    ) -> list[Scored]:
         self.groups += 1
         return [Scored(Reward(1.0)) for _ in samples]
 

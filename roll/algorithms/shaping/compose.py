@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 import torch
@@ -55,8 +55,22 @@ class Shaping:
 
         1 shaped rewards; 2 advantages and returns from them; 3 masks and weights of samples, judged
         by the rewards as they were paid; 4 shaped advantages of the tokens that are left. A masked
-        sample keeps its place among its siblings: only its own loss is gone.
+        sample keeps its place among its siblings: only its own loss is gone. One without a reward
+        has no place: all of this happens as if it were not there.
         """
+        if batch.has_reward is None:
+            return self._add_advantages(batch, estimator)
+        judged = batch.has_reward.nonzero()[:, 0]
+        if not len(judged):
+            return _without_advantages(batch), Metrics()
+        found, metrics = self._add_advantages(
+            replace(batch.select(judged), has_reward=None), estimator
+        )
+        return _among(batch, found, judged), metrics
+
+    def _add_advantages(
+        self, batch: RolloutBatch, estimator: AdvantageEstimator
+    ) -> tuple[RolloutBatch, Metrics]:
         rewarded, metrics = self.rewards(batch)
         found = estimator(rewarded)
         masked, seen = self.masks(batch)
@@ -168,6 +182,31 @@ class Shaping:
         if self.kl is not None:
             parts["kl_in_reward"] = self.kl
         return {name: part for name, part in parts.items() if isinstance(part, Stateful)}
+
+
+def _without_advantages(batch: RolloutBatch) -> RolloutBatch:
+    zeros_BT = torch.zeros_like(batch.loss_mask, dtype=torch.float32)
+    nobody = torch.zeros_like(batch.loss_mask)
+    return replace(batch, loss_mask=nobody, advantages=zeros_BT, returns=zeros_BT)
+
+
+def _among(batch: RolloutBatch, found: RolloutBatch, rows: Tensor) -> RolloutBatch:
+    """`batch` with what was found for its `rows`; zeros (weights of 1) for the others, which have
+    no trained tokens."""
+    changed: dict[str, Any] = {}
+    for spec in fields(batch):
+        new = getattr(found, spec.name)
+        old = getattr(batch, spec.name)
+        if isinstance(new, Tensor) and spec.name != "has_reward":
+            blank = torch.ones if spec.name == "sample_weights" else torch.zeros
+            whole = (
+                old.to(new.dtype, copy=True)
+                if isinstance(old, Tensor)
+                else blank((len(batch), *new.shape[1:]), dtype=new.dtype, device=new.device)
+            )
+            whole[rows] = new
+            changed[spec.name] = whole
+    return replace(batch, **changed)
 
 
 def build_shaping(config: AlgorithmConfig, *, max_new_tokens: int) -> Shaping:
