@@ -92,6 +92,7 @@ def check(
     arithmetic."""
     with reported(debug):
         loaded = load_config(file, overrides or ())
+        _leave_out_triton()
         from roll.config.notices import notices
         from roll.pipeline.preflight import inspect
         from roll.pipeline.trial import Trial, try_data

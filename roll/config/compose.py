@@ -81,11 +81,16 @@ def compose(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Origi
     named.append(_preset_named_by_changes(changes))
     # Only the last one counts, from the layer that names it on; null is a choice, too.
     last = max((i for i, preset in enumerate(named) if preset is not UNNAMED), default=-1)
-    replaced = [_read_preset(name) for name in named[: max(last, 0)] if isinstance(name, str)]
+    replaced: list[Layer] = []
     data: dict[str, Any] = {}
     for i, layer in enumerate([*files, None]):
-        if i == last and named[i] is not None:
-            data = lay_preset(data, _read_preset(named[i]), origins)
+        if named[i] not in (UNNAMED, None):
+            by = layer.places["algorithm.preset"] if layer else COMMAND_LINE
+            preset = _read_preset(named[i], by)
+            if i == last:
+                data = lay_preset(data, preset, origins)
+            else:
+                replaced.append(preset)
         if layer is not None:
             data = lay(data, layer, origins)
     for change in changes:
@@ -142,14 +147,17 @@ def _preset_named_by_changes(changes: Sequence[Change]) -> Any:
     return named
 
 
-def _read_preset(name: Any) -> Layer:
+def _read_preset(name: Any, by: str) -> Layer:
+    """A preset; what it says is blamed on the place `by`, where it was named."""
     known = {file.stem: file for file in sorted(PRESETS.glob("*.yaml"))}
     if name not in known:
         raise ConfigError(
-            f"algorithm.preset = {name!r}: unknown{nearest(str(name), known)} (known: "
+            f"{by}: algorithm.preset = {name!r}: unknown{nearest(str(name), known)} (known: "
             f"{', '.join(known)})"
         )
-    return _read(known[name], named_by=None)
+    layer = _read(known[name], named_by=None)
+    lines = {key: place.rpartition("/")[2] for key, place in layer.places.items()}
+    return Layer(layer.content, {key: f"{by} (preset {line})" for key, line in lines.items()})
 
 
 def _files(path: Path, chain: tuple[Path, ...]) -> Iterator[Layer]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -181,6 +182,20 @@ def test_an_override_is_blamed_on_the_command_line(
     with pytest.raises(ConfigError) as caught:
         layered(folder, "algorithm: {preset: dapo}\n", override)
     assert str(caught.value).startswith(f"command line: {blamed} = "), caught.value
+
+
+def test_what_a_preset_says_is_blamed_on_whoever_named_it(folder: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        layered(folder, "max_steps: 20\n", "algorithm.preset=vapo")
+    line = (
+        r"command line \(preset vapo\.yaml:\d+\): critic\.warmup_steps: 50 leaves the policy none"
+    )
+    assert re.match(line, str(caught.value))
+    with pytest.raises(ConfigError) as caught:
+        layered(folder, "max_steps: 20\nalgorithm: {preset: vapo}\n")
+    assert re.match(r".*run\.yaml:3 \(preset vapo\.yaml:\d+\): critic", str(caught.value))
+    with pytest.raises(ConfigError, match=r"run\.yaml:2: algorithm\.preset = 'vap': unknown"):
+        layered(folder, "algorithm: {preset: vap}\n")
 
 
 def test_a_mistake_of_a_file_is_blamed_on_that_file(folder: Path) -> None:
