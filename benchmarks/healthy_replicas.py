@@ -8,7 +8,8 @@ The first table has no faults: nothing may be lost. In the second, one replica o
 gets sick in the middle of a run; it says after how many seconds the replica was given up.
 
     python benchmarks/healthy_replicas.py [--replicas 16,64,4096] [--medians 1000,4000,16000]
-        [--pushes 0.5,5,20] [--steps 3] [--capacity 64] [--table FILE]
+        [--pushes 0.5,5,20] [--steps 3] [--capacity 64] [--no-sick]
+        [--table FILE]
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # to be run by its path, too
@@ -105,7 +107,7 @@ def found_after(outcome: Outcome) -> str:
 def table(head: Sequence[str], rows: Iterator[tuple[str, ...]]) -> str:
     """In Markdown, printed line by line as it grows."""
     lines: list[str] = []
-    for cells in (tuple(head), ("---:",) * len(head), *rows):
+    for cells in chain((tuple(head), ("---:",) * len(head)), rows):
         lines.append(f"| {' | '.join(cells)} |")
         print(lines[-1], flush=True)
     return "\n".join(lines) + "\n"
