@@ -49,8 +49,7 @@ class Colocation:
             self.residents[part_name(role, number)] = part
             self.loaded.add(part_name(role, number))
         if self.enabled:
-            for part in parts:
-                self._clear(part.devices, keep=set())
+            self._clear(self._devices(self.parts(role)), keep=set())
 
     @contextmanager
     def use(self, role: str) -> Iterator[None]:

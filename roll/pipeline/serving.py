@@ -8,9 +8,7 @@ be on the replica's devices, its start waits for the same turn.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +21,7 @@ from roll.config.rollout import HealthConfig
 from roll.core.errors import EngineError, RollError, WaitTimeoutError, WorkerLostError
 from roll.core.loop_thread import LoopThread
 from roll.core.own_thread import in_own_thread
+from roll.core.turn import Turn
 from roll.core.types import Completion, GenerateRequest, Heartbeat
 from roll.distributed.cluster import Cluster
 from roll.distributed.colocation import Colocation, Resident, part_name
@@ -38,7 +37,6 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 logger = logging.getLogger(__name__)
-TURN_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ class Serving:
     pusher: WeightPusher | None = field(default=None, init=False)
     """Set once there is a trainer to push from."""
     _health: Health = field(init=False, repr=False)
-    _turn: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+    _turn: Turn = field(default_factory=Turn, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._health = Health(self.fleet, self.limits, self._restart, self._rejoin, self._retire)
@@ -91,12 +89,12 @@ class Serving:
     def trainer_busy(self) -> Iterator[None]:
         """Keep revived replicas from asking for weights, and from moving others off the devices,
         inside the block."""
-        with self._turn:
+        with self._turn.held():
             yield
 
     def take_devices(self) -> None:
         """Have the replicas on their devices until somebody else is."""
-        with self._turn, self.colocation.use(Role.ACTOR_INFER):
+        with self._turn.held(), self.colocation.use(Role.ACTOR_INFER):
             return
 
     def update_weights(self, version: int, *, verify: bool) -> None:
@@ -195,16 +193,12 @@ class Serving:
 
     async def _rejoin(self, replica: Replica) -> None:
         index = replica.index
-        while not self._turn.acquire(blocking=False):  # a thread that waits could not be cancelled
-            await asyncio.sleep(TURN_POLL_S)
-        try:
+        async with self._turn.awaited():
             if self._shares(index):
                 await in_own_thread(self._start_on_shared, index)
             replica.renewed()
             await in_own_thread(self._bring_weights, index, self.fleet.version)
             self.fleet.join([index])
-        finally:
-            self._turn.release()
 
     async def _retire(self, replica: Replica) -> None:
         try:

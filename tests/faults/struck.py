@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,10 @@ from tests.faults.table import NAMES, REPLACED, Cell, Kind, Phase
 
 FOREVER = 100_000
 POLL_S = 0.01
+
+
+class AllStruck(RollError):
+    """Every cell whose process is replaced has been struck, and survived."""
 
 
 def pid_of(kind: Kind) -> int | None:
@@ -130,6 +135,8 @@ class Struck(RlvrPipeline):
         cell = self.striker.under_way
         if cell is not None and cell.kind in REPLACED and self._is_whole(metrics):
             self.striker.note(None, step=step)
+            if not self.striker.cells:
+                raise AllStruck
         return metrics
 
     def _is_whole(self, metrics: Metrics) -> bool:
@@ -185,21 +192,16 @@ def last_step(folder: Path) -> int:
     return max(steps, default=0)
 
 
-def end_after(path: Path, striker: Striker, cell_done: Callable[[], bool]) -> None:
-    """Runs on from what there is until `cell_done`."""
-    while not cell_done():
-        done = last_step(path.parent / "out")
-        run(path, striker, f"max_steps={done + 4}")
-
-
 def main(path: Path, notes: Path, cells: Sequence[Cell]) -> None:
     striker = Striker([], notes, path.with_name("hold"))
     if not any(cell.kind is Kind.RAYLET for cell in cells):
         prepare_ray()  # one Ray for all runs; each starts its own where this one is to be struck
         ray_start.start(num_cpus=len(cores()), num_gpus=0)
     replaced = [cell for cell in cells if cell.kind in REPLACED]
-    striker.cells = replaced
-    end_after(path, striker, lambda: not striker.cells and striker.under_way is None)
+    striker.cells = list(replaced)
+    if replaced:
+        with suppress(AllStruck):
+            run(path, striker, f"max_steps={FOREVER}")
     for cell in cells:
         if cell in replaced:
             continue
