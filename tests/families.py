@@ -14,6 +14,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from roll.config.model import ModelConfig
 from tests.convert.tiny_models import COMMON, MODELS
 from tests.tiny import ALPHABET, SPECIAL, char_tokenizer
 
@@ -103,3 +104,8 @@ def save(folder: Path, name: str) -> Path:
     make(name).save_pretrained(folder)
     char_tokenizer().save_pretrained(folder)
     return folder
+
+
+def config_of(folder: Path, name: str) -> ModelConfig:
+    """Of what `save` wrote, with a kernel that transformers has for the family."""
+    return ModelConfig(path=str(folder), attention="eager" if name == "gpt_oss" else "sdpa")

@@ -11,7 +11,12 @@ from roll.config.errors import nearest
 from roll.config.model import ModelConfig
 from roll.config.placement import parse_devices
 from roll.config.roles import Role
-from roll.config.strategy import Fsdp2Config, HfScoreConfig, MegatronConfig
+from roll.config.strategy import (
+    Fsdp2Config,
+    HfEngineConfig,
+    HfScoreConfig,
+    MegatronConfig,
+)
 from roll.config.training import LearnerRole, ScoreRole
 
 if TYPE_CHECKING:
@@ -113,7 +118,8 @@ def _attention(config: RunConfig, name: str, role: LearnerRole | ScoreRole) -> I
     attention = (role.model or config.train_model).attention
     where = f"{name}.model" if f"{name}.model" in config.models else "model"
     if isinstance(strategy, MegatronConfig):
-        if attention != ModelConfig.model_fields["attention"].default:
+        unset = attention == ModelConfig.model_fields["attention"].default
+        if not unset and not _in_transformers(config, role.model or config.train_model):
             yield (
                 f"{where}.attention: {attention} is a kernel of Hugging Face models, and {name} is "
                 "of kind: megatron, which has its own; leave attention out"
@@ -130,6 +136,18 @@ def _attention(config: RunConfig, name: str, role: LearnerRole | ScoreRole) -> I
         yield (
             f"{where}.attention: {attention} takes no rows such as {name}.{keys[0]} makes; use sdpa"
         )
+
+
+def _in_transformers(config: RunConfig, model: ModelConfig) -> bool:
+    """Whether a role runs this model as a Hugging Face one."""
+    others = [
+        role.model or config.train_model
+        for role in config.computing.values()
+        if not isinstance(role.strategy, MegatronConfig)
+    ]
+    if any(isinstance(role.strategy, HfEngineConfig) for role in config.roles.values()):
+        others.append(config.train_model)
+    return any(other.path == model.path for other in others)
 
 
 def _schedule(config: RunConfig) -> Iterator[str]:

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.api import PolicyTerms, TokenLoss
-from roll.config.model import ModelConfig
 from roll.config.training import OptimizerConfig
 from roll.core.batches import RolloutBatch
 from roll.core.types import WorkerSpec
 from tests.contract.backends import TRAIN_BACKENDS
 from tests.contract.train_job import train_batch
+from tests.families import config_of
 
 STILL = OptimizerConfig(lr=1e-30, weight_decay=0.0)
 """Changes no float32 number of everyday size."""
@@ -41,7 +41,7 @@ def job(spec: WorkerSpec, folder: Path, *, backend: str, names: Sequence[str]) -
     made = next(b for b in TRAIN_BACKENDS if b.name == backend)
     results: dict[str, Any] = {}
     for name in names:
-        model = ModelConfig(path=str(folder.parent / name))
+        model = config_of(folder.parent / name, name)
         strategy = made.build(spec, model, optimizer=STILL)
         batch = train_batch()
         twice = [Listening(), Listening()]

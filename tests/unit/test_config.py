@@ -46,6 +46,15 @@ def error(path: Path, *overrides: str) -> str:
     return str(caught.value)
 
 
+def test_a_kernel_that_one_role_of_a_model_takes_may_be_set(run_file: Path) -> None:
+    """Though another is of kind megatron, which has its own."""
+    changes = ["model.attention=eager", "actor_train.strategy={kind: megatron}"]
+    assert load_config(run_file, changes).config.model.attention == "eager"
+    alone = [*changes, "reference=null", "algorithm={}"]
+    load_config(run_file, [*alone, "actor_infer.strategy={kind: hf}"])
+    assert "attention: eager is a kernel" in error(run_file, *alone)
+
+
 def test_a_resolved_config_reloads_to_an_equal_one(run_file: Path, tmp_path: Path) -> None:
     config = load_config(run_file, ["seed=7", "actor_infer.strategy.kind=hf"]).config
     again = tmp_path / "again.yaml"
@@ -215,10 +224,6 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
         (
             "model.attention=eager|actor_train.packing=true",
             ["model.attention: eager takes no rows such as actor_train.packing makes; use sdpa"],
-        ),
-        (
-            "model.attention=eager|actor_train.strategy={kind: megatron}",
-            ["model.attention: eager is a kernel of Hugging Face models, and actor_train is of"],
         ),
         (
             "actor_train.strategy={kind: megatron, vpp: 2}",
