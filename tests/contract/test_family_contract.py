@@ -19,7 +19,7 @@ from tests.contract.train_job import train_batch
 from tests.convert.tiny_models import MODELS
 from tests.families import FAMILIES, save
 
-BACKENDS = ["fsdp2", "deepspeed-zero1", "deepspeed-zero3", "megatron-dp2"]
+BACKENDS = ["fsdp2", "deepspeed-zero3", "megatron-dp2"]
 """One of each way to hold tensors; `megatron` has the families of mcore_adapter."""
 Results = tuple[Path, list[str], list[dict[str, Any]]]
 
