@@ -74,7 +74,7 @@ def layouts(draw: st.DrawFn, config: Config) -> ParallelSizes:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)  # more of all families: tests/convert/test_fuzz.py
 @given(st.data())
 def test_any_model_comes_back_byte_for_byte_from_any_layout(data: st.DataObject) -> None:
     config = data.draw(models())

@@ -18,7 +18,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mcore_adapter.convert.jsonfile import read_json
 from mcore_adapter.convert.tensorfile import Piece, read_header
@@ -26,6 +26,7 @@ from mcore_adapter.convert.weights import is_inside, weights_of
 from mcore_adapter.errors import ConversionError, LayoutError
 from mcore_adapter.sizes import ParallelSizes
 
+T = TypeVar("T")
 META = "mcore.json"
 FORMAT = 1
 
@@ -155,20 +156,20 @@ def _read_meta(path: Path, meta: Mapping[str, Any]) -> _Meta:
     try:
         sizes = dict(meta["sizes"])
         layers = sizes["layers"]
-        sizes["layers"] = None if layers is None else tuple(map(_count, layers))
+        sizes["layers"] = None if layers is None else tuple(map(_count, _typed(list, layers)))
         for name, size in sizes.items():
             if name != "layers" and not (name == "etp" and size is None):
                 _count(size)
         made = _Meta(
             sizes=ParallelSizes(**sizes),
             vocab=None if meta["vocab"] is None else _count(meta["vocab"]),
-            repeats=tuple(map(_text, meta["repeats"])),
-            adapter=None if meta["adapter"] is None else dict(meta["adapter"]),
+            repeats=tuple(map(_text, _typed(list, meta["repeats"]))),
+            adapter=None if meta["adapter"] is None else _typed(dict, meta["adapter"]),
             # Layouts of earlier versions have no such key, and were never made of fused experts.
             fused=_flag(meta.get("fused", False)),
             files={
                 _text(name): (_count(entry["bytes"]), _count(entry["tensors"]))
-                for name, entry in dict(meta["files"]).items()
+                for name, entry in _typed(dict, meta["files"]).items()
             },
         )
     except (KeyError, TypeError, ValueError, AttributeError, LayoutError) as error:
@@ -182,6 +183,12 @@ def _read_meta(path: Path, meta: Mapping[str, Any]) -> _Meta:
 def _count(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"{value!r} is no count")
+    return value
+
+
+def _typed(kind: type[T], value: object) -> T:
+    if not isinstance(value, kind):
+        raise ValueError(f"{value!r} is no {kind.__name__}")
     return value
 
 

@@ -132,7 +132,7 @@ def _dropped(have: Mapping[str, Piece], table: ModelTable) -> tuple[str, ...]:
 def _mcore_source(
     folder: McoreFolder, table: ModelTable, plan: Callable[[ParallelSizes], list[Task]]
 ) -> Source:
-    sizes, found = folder.sizes, {}
+    sizes, found = folder.sizes, dict[str, Full]()
     if folder.vocab not in (None, table.shape.vocab):
         raise ConversionError(
             f"{folder.path / META} has a vocabulary of {folder.vocab}, config.json says "
