@@ -44,8 +44,7 @@ def complete_or_absent(dst: Path, num_bytes: int, *, flush: bool = True) -> Iter
                 free = shutil.disk_usage(dst.parent).free
                 if num_bytes > free:
                     raise ConversionError(
-                        f"{dst.parent} has {free / 1e9:.2f} GB free, {num_bytes / 1e9:.2f} GB are "
-                        "needed"
+                        f"{dst.parent} has {_size(free)} free, {_size(num_bytes)} are needed"
                     )
                 with held_back():
                     partial = dst.parent / f".{dst.name}.partial-{uuid.uuid4().hex[:8]}"
@@ -67,7 +66,7 @@ def complete_or_absent(dst: Path, num_bytes: int, *, flush: bool = True) -> Iter
             if isinstance(error, OSError) and error.errno in _FULL:
                 raise ConversionError(
                     f"{dst.parent} is full ({errno.errorcode[error.errno]}: {error.strerror}); "
-                    f"{num_bytes / 1e9:.2f} GB are needed. Nothing was written"
+                    f"{_size(num_bytes)} are needed. Nothing was written"
                 ) from error
             raise
         finally:
@@ -78,6 +77,10 @@ def complete_or_absent(dst: Path, num_bytes: int, *, flush: bool = True) -> Iter
 def refuse_existing(dst: Path) -> None:
     if dst.exists() or dst.is_symlink():
         raise ConversionError(f"{dst} exists; name a folder that does not, or remove it")
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.2f} MB"
 
 
 def _clear_abandoned(dst: Path) -> None:
