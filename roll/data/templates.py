@@ -61,7 +61,8 @@ class DatedTokenizer:
 
     @property
     def is_fast(self) -> bool:
-        return bool(self.tokenizer.is_fast)
+        # mistral-common's tokenizers have neither this nor added tokens.
+        return bool(getattr(self.tokenizer, "is_fast", False))
 
     @property
     def unk_token_id(self) -> Any:
@@ -72,14 +73,16 @@ class DatedTokenizer:
         return self.tokenizer.unk_token
 
     def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> Any:
-        dated = {"strftime_now": self.moment.strftime} | kwargs
-        return self.tokenizer.apply_chat_template(conversation, **dated)
+        if "strftime_now" in str(self.chat_template):
+            # Only where it is asked for: not every tokenizer takes what it does not know.
+            kwargs = {"strftime_now": self.moment.strftime} | kwargs
+        return self.tokenizer.apply_chat_template(conversation, **kwargs)
 
     def __call__(self, text: list[str], **kwargs: Any) -> Any:
         return self.tokenizer(text, **kwargs)
 
     def get_added_vocab(self) -> dict[str, int]:
-        return dict(self.tokenizer.get_added_vocab())
+        return dict(getattr(self.tokenizer, "get_added_vocab", dict)())
 
     def decode(self, token_ids: list[int], **kwargs: Any) -> Any:
         return self.tokenizer.decode(token_ids, **kwargs)
