@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import random
+from collections.abc import Generator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
@@ -12,7 +13,12 @@ import numpy as np
 import pytest
 import torch
 
+from tests.turns import turn
+
 multiprocessing.set_forkserver_preload(["tests.preloaded"])
+# Threads wait for one another by spinning, and tiny tensors are no faster with several: two of
+# pytest's workers on two cores took four times as long with two threads each.
+torch.set_num_threads(1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -24,9 +30,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     have = torch.cuda.device_count()
     for item in items:
+        # Tests of a module share fixtures, so one of pytest's workers runs them all; a module whose
+        # fixtures have parameters marks each of those as a group of its own.
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
         marker = item.get_closest_marker("gpu")
         if marker and marker.args[0] > have:
             item.add_marker(pytest.mark.skip(reason=f"needs {marker.args[0]} GPUs, has {have}"))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """A test marked `alone` has the machine to itself; outermost, so no time limit runs yet."""
+    with turn(item.config, alone=item.get_closest_marker("alone") is not None):
+        return (yield)
 
 
 @pytest.fixture(autouse=True)

@@ -157,6 +157,7 @@ def test_an_error_of_a_constructor_reaches_the_driver(
         launcher.start(Adder, TRAIN, 5, fail=kind)
 
 
+@pytest.mark.alone
 def test_an_ask_and_a_call_take_little_time(echoes: Cluster[Echo]) -> None:
     """A bound an order of magnitude above what is measured, for busy machines."""
 

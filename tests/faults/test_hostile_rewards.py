@@ -182,6 +182,7 @@ def test_hostile_answers_are_wrong_and_ordinary_ones_still_right() -> None:
     ],
     ids=lambda response: response[:8],
 )
+@pytest.mark.alone
 def test_looking_for_an_answer_is_linear(response: str) -> None:
     start = time.monotonic()
     math_reward(sample_of(response, answer="7"))

@@ -65,6 +65,7 @@ def test_what_a_late_kill_left_out_is_made_up_for(tmp_path: Path) -> None:
     assert summary_of(tmp_path)["status"] == "finished"
 
 
+@pytest.mark.alone
 def test_wall_time_adds_up_and_a_finished_run_starts_nothing(tmp_path: Path) -> None:
     path = write_task(tmp_path, max_steps=1, validation={}, checkpoint={"export_hf": False})
     run_local(path)

@@ -107,6 +107,7 @@ def test_a_hanging_sample_times_out_and_the_others_are_scored(fn: str) -> None:
     assert metrics["reward/r/error_rate"] == 0
 
 
+@pytest.mark.alone
 def test_an_async_reward_that_blocks_stops_the_run_and_the_callers_loop_goes_on() -> None:
     async def steps() -> tuple[str, int]:
         config = _config(f"{HERE}:blocking_async", timeout_s=0.1, max_error_rate=1.0)
