@@ -94,13 +94,13 @@ def check(
         loaded = load_config(file, overrides or ())
         _leave_out_triton()
         from roll.config.notices import notices
-        from roll.pipeline.preflight import inspect
-        from roll.pipeline.trial import Trial, try_data
+        from roll.pipeline.preflight import inspect, user_folder
+        from roll.pipeline.trial import Trial, try_out
 
         findings = inspect(loaded)
         wrong = [str(finding.error) for finding in findings if not finding.only_here]
         lacking = [str(finding.error) for finding in findings if finding.only_here]
-        trial = Trial() if fast or wrong else try_data(loaded.config)
+        trial = Trial() if fast or wrong else try_out(loaded.config, user_folder(loaded))
         wrong += [str(error) for error in trial.wrong]
         if wrong:
             # First, so that no table stands between a fault and whoever looks for it.

@@ -1,4 +1,4 @@
-"""What `roll check` tries out: some rows of each source through the tokenizer.
+"""What `roll check` tries out: rows of each source through the tokenizer, a row in each reward.
 
 Seconds, most of which it takes to import the tokenizer's library; that happens only where there is
 something to try. Nothing is fetched.
@@ -24,6 +24,7 @@ from roll.core.hub import is_cached
 from roll.data.sources import resolve_format
 
 if TYPE_CHECKING:
+    from roll.core.types import Prompt
     from roll.data.datasets import Source, SourceReport
 
 LOOKED_AT = 1000
@@ -42,6 +43,22 @@ class Trial:
     """What somebody should know of it."""
     wrong: list[UserError] = field(default_factory=list)
     """What a run would stop at."""
+    rows: dict[str, Prompt] = field(default_factory=dict)
+    """The first prompt of each tag, for who tries rewards."""
+
+
+def try_out(config: RunConfig, folder: Path) -> Trial:
+    """Try the first rows of each source, and on them the rewards, if the rows are right.
+
+    Args:
+        folder: the user's own, whose modules a reward may name.
+    """
+    trial = try_data(config)
+    if isinstance(config, RlvrConfig) and not trial.wrong:
+        from roll.pipeline.reward_trial import try_rewards
+
+        try_rewards(config.rewards, folder, trial)
+    return trial
 
 
 def try_data(config: RunConfig) -> Trial:
@@ -67,6 +84,8 @@ def try_data(config: RunConfig) -> Trial:
         try:
             made, report = make(name, some)
             _check_tags(config, name, made, report)
+            for item in made.items if isinstance(config, RlvrConfig) else ():
+                trial.rows.setdefault(item.tag, item)
         except UserError as error:
             trial.wrong.append(error)
             continue

@@ -15,7 +15,6 @@ import pickle
 import resource
 import signal
 import sys
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -24,6 +23,7 @@ from typing import Any
 
 from roll.core.registry import load_object
 from roll.rewards.child import ChildSpec
+from roll.rewards.tracebacks import users_traceback
 
 GRACE_S = 1.0
 """The parent's own clock should ring first; the alarm is for when the parent is gone."""
@@ -80,8 +80,8 @@ def _start(connection: Connection, spec: ChildSpec) -> Callable[[Any], Any] | No
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     try:
         function: Callable[[Any], Any] = load_object(spec.factory)(*spec.args)
-    except BaseException:  # noqa: BLE001 - the process boundary: the parent gets the traceback
-        connection.send_bytes(pickle.dumps(("raised", traceback.format_exc())))
+    except BaseException as error:  # noqa: BLE001 - the process boundary: the parent gets the traceback
+        connection.send_bytes(pickle.dumps(("raised", users_traceback(error))))
         return None
     if spec.memory_bytes is not None:
         limit = _address_space_bytes() + spec.memory_bytes
@@ -98,9 +98,8 @@ def _answer(
         if inspect.iscoroutine(value):
             value = loop.run_until_complete(value)
         return pickle.dumps(("result", value))
-    except BaseException:  # noqa: BLE001 - the process boundary: the parent gets the traceback
-        # `limit` keeps the frames nearest to the fault; a recursion error has thousands.
-        return pickle.dumps(("raised", traceback.format_exc(limit=-5)))
+    except BaseException as error:  # noqa: BLE001 - the process boundary: the parent gets the traceback
+        return pickle.dumps(("raised", users_traceback(error)))
 
 
 def _address_space_bytes() -> int:

@@ -12,7 +12,6 @@ own traceback.
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections.abc import Awaitable, Callable, Sequence
 
 from roll.config.reward import RewardConfig
@@ -24,6 +23,7 @@ from roll.rewards.books import Book, ErrorBudget, Purpose, Scored, books_of
 from roll.rewards.child import ChildRaisedError
 from roll.rewards.loading import PREPARE, BoundReward, load_reward
 from roll.rewards.runners import LoopRunner, ProcessRunner, Runner, ThreadRunner
+from roll.rewards.tracebacks import users_traceback
 
 __all__ = ["ErrorBudget", "RewardPool", "Scored"]
 
@@ -137,10 +137,10 @@ class RewardPool:
 
 
 def _details(error: Exception) -> str:
-    """The traceback nearest to the fault; that of a child process as the child wrote it."""
+    """The traceback from the user's first frame on; that of a child process as it wrote it."""
     if isinstance(error, ChildRaisedError):
         return str(error).rstrip()
-    return "".join(traceback.format_exception(error, limit=-4)).rstrip()
+    return users_traceback(error)
 
 
 def _last_line(error: Exception) -> str:
