@@ -150,15 +150,22 @@ class RayActor:
         """Kill the process where it stands; its reaper kills what it started. Does not wait."""
         ray.kill(self._handle)
 
-    def end(self) -> Any:
-        """Kill the process and all it started, even what is stopped.
+    def end(self, timeout_s: float) -> bool:
+        """Kill the process and all it started, even what is stopped; whether all of it is gone.
 
-        Reference to whether all of it is gone; False after `END_TIMEOUT_S`.
+        Args:
+            timeout_s: for a process to start on another node, which then has `END_TIMEOUT_S`.
         """
         self.kill()
-        # On its node, and by another process: one that is stopped cannot end what it started.
+        # On its node, and not by itself: one that is stopped cannot end what it started.
+        if self.info.node == ray.get_runtime_context().get_node_id():
+            return end_marked(self._mark, END_TIMEOUT_S)
         task = ray.remote(num_cpus=0)(end_marked).options(scheduling_strategy=self._where)
-        return task.remote(self._mark, END_TIMEOUT_S)
+        ending = task.remote(self._mark, END_TIMEOUT_S)
+        try:
+            return bool(ray.get(ending, timeout=timeout_s + END_TIMEOUT_S))
+        except ray.exceptions.GetTimeoutError:
+            return False
 
 
 def cores_of(slots: tuple[Slot, ...]) -> tuple[int, ...]:

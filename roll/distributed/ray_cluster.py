@@ -149,13 +149,7 @@ class RayCluster(Cluster[W], Generic[W]):
             return
         name = f"{actor.member.name} (pid {actor.info.pid}"
         self._watchdog.give_up(actor.member, f"{name}) was ended, {why}")
-        ending = actor.end()
-        limit_s = END_TIMEOUT_S + self._settings.start_timeout_s  # a process must start for it
-        try:
-            gone = ray.get(ending, timeout=limit_s)
-        except ray.exceptions.GetTimeoutError:
-            gone = False
-        if not gone:
+        if not actor.end(self._settings.start_timeout_s):
             raise WaitTimeoutError(
                 f"waited {END_TIMEOUT_S:g} s for the processes of {name}, node "
                 f"{actor.info.address}) to end after they were killed"
@@ -188,9 +182,9 @@ class RayCluster(Cluster[W], Generic[W]):
 
     def _end_lingering(self, actors: Sequence[RayActor]) -> None:
         """Ray asks a worker to end itself, which one that is stopped does not."""
-        there = [actor for actor in actors if actor.member.lingers and not actor.ended]
-        if there and not self._watchdog.ray_ended:
-            ray.wait([a.end() for a in there], num_returns=len(there), timeout=CLOSE_TIMEOUT_S)
+        for actor in actors:
+            if actor.member.lingers and not actor.ended and not self._watchdog.ray_ended:
+                actor.end(CLOSE_TIMEOUT_S)
 
     def _say_goodbye(self) -> None:
         living = [actor for actor in self._actors if actor.member.death is None]

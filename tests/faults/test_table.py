@@ -18,12 +18,15 @@ from typing import Any
 import pytest
 from transformers import AutoModelForSequenceClassification
 
+from roll.pipeline.track import read_records
 from tests.faults.table import CHOSEN, NAMES, REPLACED, TARGET, Cell, Kind, Phase, cells, text
 from tests.runs import ROOT, write_task
 from tests.tiny import char_tokenizer, save_tiny_model
 
 LIMIT_S = 30.0
 """For a run that ends, from the strike to the end of everything."""
+SAMPLES = 16
+"""Of a step."""
 CALM = {"heartbeat_s": 0.5, "timeout_s": 10, "restart_timeout_s": 120, "max_restarts": 100}
 
 
@@ -60,7 +63,7 @@ def task(folder: Path, kind: Kind) -> Path:
         "rollout": {"max_staleness": 1, "siblings": "separate", "health": CALM},
         "validation": {"every": 1, "sets": {"held_out": {"path": str(folder / "held_out.jsonl")}}},
         "checkpoint": {"every": 1, "export_hf": False},
-        "track": {"tensorboard": False, "rollouts_every": None},
+        "track": {"tensorboard": False, "rollouts_every": 1, "rollouts_samples": 2 * SAMPLES},
     }
     if kind is Kind.CORE:
         changes["actor_infer"] = {"pool": "one", "strategy": {"kind": "vllm"}}
@@ -110,6 +113,9 @@ def test_a_strike_is_survived_or_named_and_the_run_resumes(
         lines.append(end)
     else:
         assert end["step"] == end["before"] + 1, "the last run, which nobody struck, resumed"
+    for file in (tmp_path / "run/out/rollouts").iterdir():
+        ids = [record["id"] for record in read_records(file)]
+        assert len(ids) == len(set(ids)) == SAMPLES, f"{file} has lost samples, or has some twice"
     for cell, line in zip(struck, lines, strict=True):
         if cell.kind in REPLACED:
             assert line["error"] is None, (cell, line)
