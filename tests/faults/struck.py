@@ -66,6 +66,8 @@ class Striker:
     hold: Path
     """Rewards take a while as long as this file exists."""
     under_way: Cell | None = field(default=None, init=False)
+    aiming: bool = field(default=False, init=False)
+    """A thread waits for the right moment."""
     struck_s: float = field(default=0.0, init=False)
     lost_before: int = field(default=0, init=False)
     """Replicas that had been lost when it struck."""
@@ -86,12 +88,14 @@ class Striker:
 
     def soon(self, phase: Phase, ready: Callable[[], bool]) -> None:
         """The run begins what leads to this moment; it is there when `ready` says so."""
-        if not self.due(phase):
+        if self.aiming or not self.due(phase):
             return
+        self.aiming = True
 
         def wait() -> None:
             while not ready():
                 time.sleep(POLL_S)
+            self.aiming = False
             self.strike()
             self.hold.unlink(missing_ok=True)
 

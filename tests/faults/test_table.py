@@ -60,7 +60,12 @@ def task(folder: Path, kind: Kind) -> Path:
         "pools": {"both": "0-1", "one": "0"},
         "actor_train": {"pool": "one", "optimizer": {"lr": 1e-3}},
         "actor_infer": {"pool": "both", "strategy": {"kind": "hf"}},
-        "rollout": {"max_staleness": 1, "siblings": "separate", "health": CALM},
+        "rollout": {
+            "max_staleness": 1,
+            "siblings": "separate",
+            "routing": "least_loaded",  # few prompts, each of which would stay where it was moved to
+            "health": CALM,
+        },
         "validation": {"every": 1, "sets": {"held_out": {"path": str(folder / "held_out.jsonl")}}},
         "checkpoint": {"every": 1, "export_hf": False},
         "track": {"tensorboard": False, "rollouts_every": 1, "rollouts_samples": 2 * SAMPLES},

@@ -229,6 +229,26 @@ def test_a_revival_whose_push_fails_gives_the_others_their_devices_back() -> Non
         stage.wait_for(lambda: stage.serving_replicas() == [0, 1])
 
 
+def test_a_replica_that_is_lost_in_a_push_comes_back_and_goes_on_taking_turns() -> None:
+    with staged() as stage:
+        stage.serving.take_devices()
+        with (
+            stage.serving.trainer_busy(),
+            stage.colocation.push(Role.ACTOR_TRAIN, Role.ACTOR_INFER),
+        ):
+            stage.infer.workers[0].fault = "dies"
+            stage.pusher.failures.append("replica 0 is gone")
+            stage.serving.update_weights(1, verify=False)
+        for _ in range(3):
+            stage.serving.take_devices()
+            stage.wait_for(lambda: stage.serving_replicas() == [0, 1])
+            with (
+                stage.serving.trainer_busy(),
+                stage.colocation.push(Role.ACTOR_TRAIN, Role.ACTOR_INFER),
+            ):
+                stage.serving.update_weights(2, verify=False)
+
+
 def test_replicas_move_all_at_once() -> None:
     """A barrier that opens only when all are there; one after the other would never pass it."""
     barrier = threading.Barrier(8, timeout=10)
