@@ -121,13 +121,7 @@ def open_cast(
                 redundant=rollout.redundant_samples,
                 greedy_baseline=Need.GREEDY_BASELINE in config.algorithm.needs,
             ).run,
-            budget=Budget(
-                config.data.prompts_per_step,
-                max_staleness=rollout.max_staleness,
-                extra=rollout.extra_prompts,
-                max_in_flight=rollout.max_in_flight_groups,
-                max_prompts_factor=rollout.max_prompts_factor,
-            ),
+            budget=_budget(config),
             filters=filters,
         ),
         validator=Validator(
@@ -146,6 +140,16 @@ def open_cast(
         find_prompt=partial(_find_prompt, {prompt.id: prompt for prompt in dataset.items}),
         tag_shares=tag_shares(dataset),
         read=tokenizer.decode,
+    )
+
+
+def _budget(config: RlvrConfig) -> Budget:
+    return Budget(
+        config.data.prompts_per_step,
+        max_staleness=config.rollout.max_staleness,
+        extra=config.rollout.extra_prompts,
+        max_in_flight=config.rollout.max_in_flight_groups,
+        max_prompts_factor=config.rollout.max_prompts_factor,
     )
 
 
