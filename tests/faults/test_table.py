@@ -63,7 +63,7 @@ def task(folder: Path, kind: Kind) -> Path:
         "rollout": {
             "max_staleness": 1,
             "siblings": "separate",
-            "routing": "least_loaded",  # few prompts, each of which would stay where it was moved to
+            "routing": "least_loaded",  # else each of the few prompts stays where it was moved to
             "health": CALM,
         },
         "validation": {"every": 1, "sets": {"held_out": {"path": str(folder / "held_out.jsonl")}}},
