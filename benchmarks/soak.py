@@ -155,10 +155,10 @@ def soak(args: argparse.Namespace) -> tuple[Books, Samples, list[str]]:
 
 def step_times_s(path: Path, steps: int) -> tuple[float, float]:
     """Median of the first tenth, the first ten steps left out, and of the last."""
-    records = [record for record in read_records(path) if "time/step" in record]
+    records = [record for record in read_records(path) if "time/step_s" in record]
     tenth = max(1, steps // 10)
-    first = [record["time/step"] for record in records if record["step"] < tenth]
-    last = [record["time/step"] for record in records if record["step"] >= steps - tenth]
+    first = [record["time/step_s"] for record in records if record["step"] < tenth]
+    last = [record["time/step_s"] for record in records if record["step"] >= steps - tenth]
     return median(first[10:] or first), median(last)
 
 

@@ -71,6 +71,10 @@ class Books:
             self._looks[pid].append(Look(step, age_s, memory_mb, files, threads))
         self._shared.append((step, shared_mb))
 
+    def looks(self, pid: int) -> list[Look]:
+        """At one process."""
+        return list(self._looks[pid])
+
     def growths(self, steps: int) -> list[Growth]:
         """Of every name that was there for at least a tenth of `steps`, the largest slope first."""
         pids: dict[str, list[int]] = defaultdict(list)
@@ -81,16 +85,17 @@ class Books:
             looks = sorted((look for pid in own for look in self._looks[pid]), key=_step)
             grown = [look for look in looks if look.step >= steps / 10 and look.age_s > WARM_UP_S]
             if len(grown) >= 3 and grown[-1].step - grown[0].step >= steps / 10:
-                found.append(_growth(name, len(own), grown))
+                found.append(fitted(name, len(own), grown))
         return sorted(found, key=lambda growth: -growth.mb_per_1000_steps)
 
     def shared(self, steps: int) -> Growth:
         """Shared memory of all processes together, that of files in it left out."""
         late = [Look(step, 0, mb, 0, 0) for step, mb in self._shared if step >= steps / 10]
-        return _growth(SHARED, 1, late)
+        return fitted(SHARED, 1, late)
 
 
-def _growth(name: str, lives: int, looks: Sequence[Look]) -> Growth:
+def fitted(name: str, lives: int, looks: Sequence[Look]) -> Growth:
+    """The line through the memory of all `looks`, which are in the order of their steps."""
     steps = [look.step for look in looks]
     line = linear_regression(steps, [look.memory_mb for look in looks])
     tenth = max(1, len(looks) // 10)
