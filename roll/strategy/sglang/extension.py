@@ -1,4 +1,4 @@
-"""What runs inside SGLang's scheduler processes: loads pushed weights, and three small hooks.
+"""What runs inside SGLang's scheduler processes: loads pushed weights, and small hooks.
 
 SGLang calls `load_pushed_weights` through its own plug-in point (`custom_weight_loader`). It hands
 no result back, and an exception would end the scheduler: so each rank leaves its answer in a file.
@@ -30,8 +30,11 @@ _STATE_TARGET = (
     "sglang.srt.managers.scheduler_components.internal_state."
     "SchedulerInternalStateController.get_internal_state"
 )
+_BATCH_TARGET = "sglang.srt.managers.scheduler.Scheduler.run_batch"
 PREFILLED = "roll_prefilled_tokens"
 """Key in a scheduler's internal state: tokens that prefill batches have computed so far."""
+_prefilled_tokens = 0
+"""Of this process's scheduler."""
 _held: WeakKeyDictionary[Any, frozenset[str]] = WeakKeyDictionary()
 """Names of the tensors that earlier pushes brought into a model."""
 
@@ -116,6 +119,7 @@ def run_scheduler(*arguments: Any, **options: Any) -> None:
 
     HookRegistry.register(_SPANS_TARGET, _add_spans, HookType.AFTER)
     HookRegistry.register(_SEEDS_TARGET, _add_seeds, HookType.AFTER)
+    HookRegistry.register(_BATCH_TARGET, _count_prefilled, HookType.BEFORE)
     HookRegistry.register(_STATE_TARGET, _add_prefilled, HookType.AFTER)
     run_scheduler_process(*arguments, **options)
 
@@ -138,10 +142,17 @@ def _add_spans(result: None, accumulator: Any, *, req: Any) -> None:
         )
 
 
+def _count_prefilled(scheduler: Any, batch: Any, *rest: Any, **options: Any) -> None:
+    """Add up what prefill batches compute. SGLang's own counter adds the size of the last one again
+    at each step that follows it."""
+    global _prefilled_tokens
+    if batch.forward_mode.is_extend_without_speculative():
+        _prefilled_tokens += batch.extend_num_tokens
+
+
 def _add_prefilled(answer: Any, controller: Any, asked: Any) -> None:
-    """Let a scheduler's state say how many tokens it has prefilled; SGLang counts them for its own
-    order of requests, and reports them nowhere."""
-    answer.internal_state[PREFILLED] = controller.scheduler.processed_tokens_counter
+    """Let a scheduler's state say how many tokens it has prefilled."""
+    answer.internal_state[PREFILLED] = _prefilled_tokens
 
 
 def _add_seeds(info: Any, cls: type, batch: Any, vocab_size: int) -> None:
