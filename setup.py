@@ -31,6 +31,9 @@ setup(
     },
     entry_points={
         "console_scripts": ["roll = roll.cli:main"],
-        "vllm.general_plugins": ["roll_yield_cores = roll.strategy.vllm.compat:yield_cores"],
+        "vllm.general_plugins": [
+            "roll_listen_locally = roll.strategy.vllm.compat:listen_locally",
+            "roll_yield_cores = roll.strategy.vllm.compat:yield_cores",
+        ],
     },
 )

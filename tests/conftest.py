@@ -7,7 +7,6 @@ from collections.abc import Generator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 
 import numpy as np
 import pytest

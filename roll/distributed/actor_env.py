@@ -46,11 +46,11 @@ KEEP_FREED_MEMORY = {
 WITHOUT_TRITON = "ROLL_WITHOUT_TRITON"
 """Set for the same workers: transformers would import triton, 70 MB of kernels for GPUs."""
 
-RAY_VARIABLES = {
-    # A local Ray listens on this machine only and lives as long as the run.
-    "RAY_AUTH_MODE": "disabled",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
+RAY_VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0"}
+
+LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+"""Where all workers are on one machine, their process groups listen on its loopback interface; by
+itself gloo takes the interface of the machine's name, and NCCL the first that reaches others."""
 
 
 def actor_env(
@@ -61,6 +61,7 @@ def actor_env(
     token: str,
     python_path: Sequence[str] = (),
     keep_memory: bool = False,
+    single_host: bool = False,
     driver_environ: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """The variables of one actor, on top of those of its node.
@@ -70,9 +71,11 @@ def actor_env(
         cores: CPU cores it may keep busy.
         python_path: folders with user code (beside the YAML file), searched first.
         keep_memory: set `KEEP_FREED_MEMORY`.
+        single_host: all workers of the run are on one machine.
     """
     driver = os.environ if driver_environ is None else driver_environ
-    env = {name: driver[name] for name in PASSED_THROUGH if name in driver}
+    env = dict(LOOPBACK_ONLY) if single_host else {}
+    env |= {name: driver[name] for name in PASSED_THROUGH if name in driver}
     threads = str(len(cores))
     env |= {
         WORKER_TOKEN: token,

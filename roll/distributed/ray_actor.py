@@ -92,6 +92,7 @@ class RayActor:
             python_path=settings.python_path,
             # Asynchronous workers (engines, rewards) compute elsewhere, and gained nothing from it.
             keep_memory=settings.platform == "cpu" and not asynchronous,
+            single_host=settings.single_node,
         )
         options: dict[str, Any] = {
             "num_cpus": 0,

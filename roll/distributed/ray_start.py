@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import ray
@@ -16,9 +15,13 @@ from ray._private import parameter, services
 from roll.distributed.members import Daemon
 
 
+LOOPBACK = "127.0.0.1"
+
+
 def start(*, num_cpus: int, num_gpus: int) -> None:
-    """A Ray on this machine that ends with this process, without what no run asks."""
-    with _few_processes():
+    """A Ray on this machine that ends with this process, without what no run asks, and that no
+    other machine can reach. To be called with a token of its own (`ray_token.own_token`)."""
+    with _small_and_local():
         _init(address="local", num_cpus=num_cpus, num_gpus=num_gpus, include_dashboard=False)
 
 
@@ -51,15 +54,18 @@ def _init(**options: Any) -> None:
 
 
 @contextmanager
-def _few_processes() -> Iterator[None]:
-    """Leave out Ray's log monitor, autoscaler and state service.
+def _small_and_local() -> Iterator[None]:
+    """Listen on the loopback interface, and leave out Ray's log monitor, autoscaler and state
+    service.
 
-    They take 0.14 GB, and wake up on the cores that compute; `ray start` has switches for the first
-    two, `ray.init` for none. Whoever wants `ray status` or `ray list actors` starts a Ray with them
-    and lets runs join it.
+    `ray.init` turns a loopback address into another one of the machine's, and Ray's processes then
+    listen on all interfaces. Those left out take 0.14 GB, and wake up on the cores that compute;
+    `ray start` has switches for the first two, `ray.init` for none. Whoever wants `ray status` or
+    `ray list actors` starts a Ray with them and lets runs join it.
     """
     params, start_api_server = parameter.RayParams, services.start_api_server
-    parameter.RayParams = partial(params, include_log_monitor=False, no_monitor=True)
+    ours = {"node_ip_address": LOOPBACK, "include_log_monitor": False, "no_monitor": True}
+    parameter.RayParams = lambda **given: params(**given | ours)
     # What it returns itself where the service does not come up, which Ray can do without.
     services.start_api_server = lambda *args, **kwargs: (None, None)
     try:

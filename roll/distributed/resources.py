@@ -6,6 +6,7 @@ two roles given the same pool are colocated.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -23,8 +24,16 @@ from roll.distributed.layout import Layout, address_to_join, plan_layout
 from roll.distributed.nodes import Node, claim_devices, usable_nodes, wait_for_nodes
 from roll.distributed.ray_actor import ActorSettings, Recipe, Slot
 from roll.distributed.ray_cluster import RayCluster
+from roll.distributed.ray_token import (
+    HOW_TO_USE_A_TOKEN,
+    found_token,
+    own_token,
+    use_token_of_cluster,
+)
 from roll.distributed.watchdog import Watchdog
 from roll.platform.machine import Machine, this_machine
+
+logger = logging.getLogger(__name__)
 
 
 class ResourceManager:
@@ -150,6 +159,7 @@ class ResourceManager:
 
     def _start_ray(self, machine: Machine, layout: Layout) -> None:
         prepare_ray()
+        self._undo.enter_context(own_token())
         self._undo.callback(ray.shutdown)
         ray_start.start(
             num_cpus=len(machine.cores),
@@ -159,13 +169,33 @@ class ResourceManager:
     def _connect(self, address: str | None) -> None:
         if ray.is_initialized():
             return
+        shown = self._undo.enter_context(use_token_of_cluster())
         self._undo.callback(ray.shutdown)
         try:
             ray_start.join(address)
+        except ray.exceptions.AuthenticationError as error:
+            raise ConfigError(_refused(address, shown)) from error
         except ConnectionError as error:
+            if isinstance(error.__cause__, ray.exceptions.AuthenticationError):
+                raise ConfigError(_refused(address, shown)) from error
             raise ConfigError(
                 f"no Ray cluster answers at {address!r} (cluster.address or RAY_ADDRESS): {error}"
             ) from error
+        if not shown:
+            logger.warning(
+                "the Ray at %s asks for no token: whoever reaches its ports runs code on its "
+                "nodes. %s",
+                address,
+                HOW_TO_USE_A_TOKEN,
+            )
+
+
+def _refused(address: str | None, shown: bool) -> str:
+    seen = f"the one in {found_token()} is not its own" if shown else "this process shows none"
+    return (
+        f"the Ray at {address!r} (cluster.address or RAY_ADDRESS) lets nobody in without its "
+        f"token, and {seen}. {HOW_TO_USE_A_TOKEN}"
+    )
 
 
 def _smallest(nodes: Sequence[Node]) -> Machine:

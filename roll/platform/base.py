@@ -10,6 +10,8 @@ import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
+from roll.platform.rendezvous import open_store
+
 if TYPE_CHECKING:
     import torch
 
@@ -71,12 +73,20 @@ def join_group(backend: str, place: Place, timeout_s: float) -> None:
     """`torch.distributed` over TCP at the address in `place`; reads no environment."""
     import torch.distributed as dist
 
+    host, _, port = place.rendezvous.rpartition(":")
+    timeout = timedelta(seconds=timeout_s)
     dist.init_process_group(
         backend,
-        init_method=f"tcp://{place.rendezvous}",
+        store=open_store(
+            host,
+            int(port),
+            serves=place.rank == 0,
+            timeout=timeout,
+            world_size=place.world_size,
+        ),
         rank=place.rank,
         world_size=place.world_size,
-        timeout=timedelta(seconds=timeout_s),
+        timeout=timeout,
     )
 
 

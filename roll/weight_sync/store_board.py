@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import Store
 
 from roll.core.errors import WeightSyncError
+from roll.platform import rendezvous
 from roll.weight_sync.channel import Channel
 
 SLICE_S = 0.25
@@ -105,10 +106,10 @@ class StoreBoard:
 def open_store(channel: Channel, *, is_host: bool) -> Store:
     host, _, port = channel.address.rpartition(":")
     try:
-        return TCPStore(
+        return rendezvous.open_store(
             host,
             int(port),
-            is_master=is_host,
+            serves=is_host,
             timeout=timedelta(seconds=channel.timeout_s),
             wait_for_workers=False,
         )

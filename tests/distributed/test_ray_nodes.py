@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +13,8 @@ from tests.distributed.small_workers import ROOT
 
 
 @pytest.mark.slow
-def test_two_joined_nodes_give_their_gpus_in_order_and_say_what_is_missing() -> None:
-    command = [sys.executable, "-m", "tests.distributed.two_nodes"]
+def test_two_joined_nodes_give_their_gpus_in_order_and_say_what_is_missing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.distributed.two_nodes", str(tmp_path)]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert told.returncode == 0, told.stderr
     lines = [json.loads(line) for line in told.stdout.splitlines() if line.startswith("{")]
@@ -27,3 +28,7 @@ def test_two_joined_nodes_give_their_gpus_in_order_and_say_what_is_missing() -> 
     errors = [line["error"] for line in lines if "error" in line]
     assert errors[0].startswith("WaitTimeoutError: waited 2 s for 3 Ray nodes")
     assert errors[1].startswith("ConfigError: pools.all names device 4, but there are 4 GPUs")
+    for refused, why in zip(errors[2:], ("is not its own", "shows none"), strict=True):
+        assert "lets nobody in without its token" in refused
+        assert why in refused
+        assert "ray get-auth-token --generate" in refused

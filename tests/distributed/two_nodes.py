@@ -1,12 +1,14 @@
 """A driver on a Ray cluster of two pretended nodes with two pretended GPUs each; prints JSON lines.
 
-Run as a program (`python -m tests.distributed.two_nodes`), because it joins a Ray of its own.
+The cluster asks for a token, which the nodes and the driver take from a file. Run as a program (`python -m tests.distributed.two_nodes`), because it joins a Ray of its own.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
+from pathlib import Path
 
 from ray.cluster_utils import Cluster as RayNodes
 
@@ -14,6 +16,7 @@ from roll.config.placement import ClusterConfig
 from roll.config.roles import Role
 from roll.core.errors import RollError
 from roll.distributed.cluster import Placement
+from roll.distributed.ray_token import use_token_of_cluster
 from roll.distributed.resources import ResourceManager
 from tests.distributed.small_workers import ROOT, Adder
 
@@ -22,6 +25,12 @@ SMALL = {"num_cpus": 2, "num_gpus": 2, "object_store_memory": 100 * 1024 * 1024}
 
 def tell(**said: object) -> None:
     os.write(1, (json.dumps(said) + "\n").encode())
+
+
+def take_token(path: Path) -> None:
+    """What a person sets before `ray start`; the driver finds the file by its path alone."""
+    path.write_text("an agreed secret of this cluster alone, which nobody can guess")
+    os.environ["RAY_AUTH_TOKEN_PATH"] = str(path)
 
 
 def attempt(config: ClusterConfig, pools: dict[str, str]) -> str:
@@ -33,9 +42,11 @@ def attempt(config: ClusterConfig, pools: dict[str, str]) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-def main() -> None:
-    nodes = RayNodes(initialize_head=True, head_node_args=SMALL)
-    nodes.add_node(**SMALL)
+def main(folder: Path) -> None:
+    take_token(folder / "auth_token")
+    with use_token_of_cluster():
+        nodes = RayNodes(initialize_head=True, head_node_args=SMALL)
+        nodes.add_node(**SMALL)
     try:
         joined = ClusterConfig(nodes=2, address=nodes.address, start_timeout_s=60)
         with ResourceManager(joined, {"all": "0-3", "far": "2-3"}, python_path=[ROOT]) as own:
@@ -48,9 +59,13 @@ def main() -> None:
         missing = joined.model_copy(update={"nodes": 3, "start_timeout_s": 2.0})
         tell(error=attempt(missing, {"all": "0"}))
         tell(error=attempt(joined, {"all": "0-4"}))
+        (folder / "auth_token").write_text("what a stranger may take for the secret of the cluster")
+        tell(error=attempt(joined, {"all": "0"}))
+        (folder / "auth_token").unlink()
+        tell(error=attempt(joined, {"all": "0"}))
     finally:
         nodes.shutdown()
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]))

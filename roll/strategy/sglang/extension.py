@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from roll.core.errors import WeightSyncError
+from roll.platform.rendezvous import serve_on_named_address
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.checks import check_shapes
 from roll.weight_sync.manifest import Manifest
@@ -121,6 +122,7 @@ def run_scheduler(*arguments: Any, **options: Any) -> None:
     HookRegistry.register(_SEEDS_TARGET, _add_seeds, HookType.AFTER)
     HookRegistry.register(_BATCH_TARGET, _count_prefilled, HookType.BEFORE)
     HookRegistry.register(_STATE_TARGET, _add_prefilled, HookType.AFTER)
+    serve_on_named_address()  # all ranks of a replica are on one machine
     run_scheduler_process(*arguments, **options)
 
 

@@ -10,6 +10,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from roll.platform.rendezvous import serve_on_named_address
+
 DEFAULT_CPU_KV_CACHE_BYTES = 64 << 20
 YIELDS_CORES = "ROLL_VLLM_YIELDS_CORES"
 """Set to 1 in the environment of engines that share their cores with a trainer."""
@@ -22,7 +24,13 @@ def engine_environment(
     platform: str, cores: Sequence[int], processes: int, have: Mapping[str, str]
 ) -> dict[str, str]:
     """Variables vLLM reads only from the environment; what the user has set stays, cores aside."""
-    wanted = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+    wanted = {
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        # All processes of a replica are on one machine; by itself vLLM has them meet at the address
+        # by which other machines know it.
+        "VLLM_HOST_IP": "127.0.0.1",
+    }
     if platform == "cpu":
         # Even in eager mode vLLM compiles its sampler with g++ at the first batch (8-15 s); the
         # compiled code is no faster.
@@ -54,6 +62,15 @@ def yield_cores() -> None:
     from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 
     SpinCondition.__init__.__defaults__ = (BUSY_LOOP_S,)
+
+
+def listen_locally() -> None:
+    """Let the stores of vLLM's process groups listen on `VLLM_HOST_IP` only.
+
+    Loaded like `yield_cores`. PyTorch's listen on all interfaces, whatever address they are given.
+    """
+    if os.environ.get("VLLM_HOST_IP"):
+        serve_on_named_address()
 
 
 def thread_binding(cores: Sequence[int], processes: int) -> str:

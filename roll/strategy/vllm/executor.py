@@ -12,6 +12,8 @@ import os
 
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
+from roll.strategy.vllm.compat import listen_locally
+
 CORES = "VLLM_CPU_OMP_THREADS_BIND"
 """Set by `compat.engine_environment`; for one rank a list like `0,1`."""
 
@@ -22,4 +24,5 @@ class InSchedulerExecutor(UniProcExecutor):  # type: ignore[misc] # vLLM is unty
     def _init_executor(self) -> None:
         cores = {int(core) for core in os.environ[CORES].split(",")}
         os.sched_setaffinity(0, cores)
+        listen_locally()
         super()._init_executor()

@@ -1,0 +1,36 @@
+"""Somebody on the network who knows where a Ray listens: tries to run a task there.
+
+Run as a program (`python -m tests.distributed.stranger HOST:PORT FILE`), without the environment
+of the run; the task would write FILE.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import ray
+
+
+@ray.remote
+def intrude(path: str) -> None:
+    Path(path).write_text("was here")
+
+
+def main(address: str, path: str) -> None:
+    try:
+        ray.init(address=address, log_to_driver=False)
+        ray.get(intrude.remote(path), timeout=60)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the test reads it
+        causes: list[str] = []
+        cause: BaseException | None = error
+        while cause is not None:
+            causes.append(type(cause).__name__)
+            cause = cause.__cause__ or cause.__context__
+        print("refused:", *causes)
+    else:
+        print("intruded")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
