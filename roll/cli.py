@@ -139,13 +139,16 @@ def show(file: File, overrides: Overrides = None, debug: Debug = False) -> None:
 def merge(
     source: Annotated[Path, typer.Argument(help="A checkpoint, or the output_dir of a run.")],
     target: Annotated[Path, typer.Argument(help="The Hugging Face folder to write.")],
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code of the model's folder, if named.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Write the trained model of a checkpoint as one Hugging Face folder, and load it."""
     with reported(debug):
         from roll.pipeline.merge import merge as merged
 
-        merged(source, target)
+        merged(source, target, trust_remote_code=trust_remote_code)
 
 
 @app.command()

@@ -132,7 +132,7 @@ def read_hub(source: FileConfig) -> Iterator[RawRow]:
     name = source.path + (f" ({source.subset})" if source.subset else "")
     try:
         loaded = datasets.load_dataset(source.path, source.subset, split=source.split)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise DataError(
             f"hub dataset {name}, split {source.split!r}: cannot be loaded "
             f"({type(error).__name__}: {_first_line(error)}); check the name, `subset`, `split` "

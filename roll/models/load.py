@@ -6,6 +6,7 @@ import math
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -182,6 +183,12 @@ def _load(
                 trust_remote_code=model.trust_remote_code,
                 output_loading_info=True,
             )
+    except UnpicklingError as error:
+        raise ConfigError(
+            f"model {model.path!r}: its weights (pytorch_model.bin) are no plain tensors, or "
+            "damaged; pickles can run code, so nothing else is loaded from them. Save the "
+            "checkpoint as safetensors"
+        ) from error
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ConfigError(_what_failed("model", model.path, error)) from error
     assert isinstance(loaded, PreTrainedModel)
@@ -235,6 +242,11 @@ def _check_folder(path: str, model: ModelConfig) -> None:
 
 def _what_failed(what: str, path: str, error: Any) -> str:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if "custom code" in reason:
+        return (
+            f"{what} {path!r} has code of its own, which is run only with `model.trust_remote_code: "
+            f"true`; read it first ({reason})"
+        )
     if Path(path).expanduser().is_dir():
         return f"{path!r} is not a Hugging Face checkpoint with a {what}: {reason}"
     return (

@@ -155,7 +155,7 @@ def load_state(path: Path) -> RunState:
     """
     try:
         return RunState(**json.loads((path / STATE).read_text(encoding="utf-8")))
-    except (json.JSONDecodeError, TypeError) as error:
+    except (ValueError, TypeError) as error:
         raise CheckpointError(
             f"{path / STATE}: not a checkpoint of this version: {error}"
         ) from None

@@ -24,7 +24,7 @@ from roll.workers.learner import LearnerWorker
 from roll.workers.model import TrainWorker
 
 
-def merge(source: Path, target: Path) -> None:
+def merge(source: Path, target: Path, *, trust_remote_code: bool = False) -> None:
     """Write the trained model of a checkpoint, adapters added to its weights, and load it.
 
     One process does it, on the CPU: every checkpoint resumes on any number of ranks. Relative paths
@@ -33,15 +33,22 @@ def merge(source: Path, target: Path) -> None:
     Args:
         source: a checkpoint, or the `output_dir` of a run, whose newest one is taken.
         target: a folder that does not exist.
+        trust_remote_code: run the code in the model's folder where the checkpoint's config says
+            so. A run file is its user's own; the config in a checkpoint may be anybody's.
 
     Raises:
         CheckpointError: `source` has no complete checkpoint, or what was written does not load.
-        ConfigError: `target` exists.
+        ConfigError: `target` exists, or the checkpoint wants code run that was not allowed.
     """
     if target.exists():
         raise ConfigError(f"{target} exists; name a folder that does not, or remove it")
     checkpoint = _checkpoint(source)
     config = load_config(checkpoint / "config.yaml").config
+    if config.train_model.trust_remote_code and not trust_remote_code:
+        raise ConfigError(
+            f"{checkpoint / 'config.yaml'} sets model.trust_remote_code, so code in the folder "
+            f"{config.train_model.path!r} would be run; `roll merge --trust-remote-code` allows it"
+        )
     scores = config.pipeline == "reward_model"
     head: Any = ScoreHead() if scores else PolicyHead(1.0, 1024)
     with LocalLauncher() as launcher:

@@ -1,6 +1,6 @@
 """What the folders of all training backends have in common.
 
-A checkpoint is one folder: what its backend writes, `rng_<rank>.pt`, and last of all `meta.json`,
+A checkpoint is one folder: what its backend writes, `rng_<rank>.json`, and last of all `meta.json`,
 which says which model and update it is of.
 """
 
@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import copy
 import json
-import pickle
-import random
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -23,8 +20,10 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from roll.config.model import ModelConfig
 from roll.core.errors import CheckpointError
 from roll.models import lora
+from roll.strategy.random_states import random_states, read_random_states
 
-FORMAT = 1
+FORMAT = 2
+"""Of 1, random states and the index of FSDP2's shards were pickles, which can run code."""
 
 
 def finish(path: Path, identity: dict[str, Any], **progress: Any) -> None:
@@ -34,7 +33,7 @@ def finish(path: Path, identity: dict[str, Any], **progress: Any) -> None:
         identity: `model_type`, and the shapes of `tensors`.
         progress: what the backend's `load` wants to know.
     """
-    torch.save(rng_states(), _rng_file(path))
+    _rng_file(path).write_text(json.dumps(random_states()))
     dist.barrier()
     if dist.get_rank() == 0:
         meta = {"format": FORMAT, "world_size": dist.get_world_size(), **progress, **identity}
@@ -64,8 +63,8 @@ def begin(path: Path, identity: dict[str, Any]) -> tuple[dict[str, Any], dict[st
     if not rng.is_file():
         raise CheckpointError(f"no complete checkpoint in {path}: {rng} is missing")
     try:
-        return meta, torch.load(rng, weights_only=False)
-    except (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        return meta, read_random_states(rng.read_text())
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{rng} is damaged: {error!r}") from error
 
 
@@ -147,7 +146,12 @@ def check_identity(path: Path, found: dict[str, Any], expected: dict[str, Any]) 
         )
 
     if found["format"] != FORMAT:
-        raise CheckpointError(f"checkpoint {path} has format {found['format']}; expected {FORMAT}")
+        raise CheckpointError(
+            f"checkpoint {path} has format {found['format']!r}, and this version reads {FORMAT}: "
+            "older ones hold pickles, which could run code. Go on with the version of roll that "
+            "wrote it (its `roll merge` makes a Hugging Face folder of it, which `model.path` of a "
+            "new run may name), or set `resume: never`"
+        )
     if found["model_type"] != expected["model_type"]:
         fail(f"it has model type {found['model_type']!r}, this run {expected['model_type']!r}")
     if found.get("adapter") != expected.get("adapter"):
@@ -162,27 +166,5 @@ def check_identity(path: Path, found: dict[str, Any], expected: dict[str, Any]) 
             fail(f"its {name!r} has shape {theirs[name]}, this run's {ours[name]}")
 
 
-def rng_states() -> dict[str, Any]:
-    states: dict[str, Any] = {
-        "torch": torch.get_rng_state(),
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),
-    }
-    if torch.cuda.is_initialized():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return states
-
-
-def set_rng_states(states: dict[str, Any] | None) -> None:
-    """None: a rank that the saving run did not have keeps its own."""
-    if states is None:
-        return
-    torch.set_rng_state(states["torch"])
-    random.setstate(states["python"])
-    np.random.set_state(states["numpy"])
-    if "cuda" in states and torch.cuda.is_initialized():
-        torch.cuda.set_rng_state(states["cuda"])
-
-
 def _rng_file(path: Path) -> Path:
-    return path / f"rng_{dist.get_rank():05d}.pt"
+    return path / f"rng_{dist.get_rank():05d}.json"

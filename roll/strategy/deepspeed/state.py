@@ -18,7 +18,8 @@ from roll.strategy.deepspeed.pieces import pieces, refresh, shape_of
 from roll.strategy.deepspeed.shards import Shards, file_of, write
 from roll.strategy.deepspeed.update import Update
 from roll.strategy.names import trained
-from roll.strategy.state import begin, finish, set_rng_states
+from roll.strategy.random_states import set_random_states
+from roll.strategy.state import begin, finish
 
 
 def save(path: Path, engine: Any, model: PreTrainedModel, update: Update) -> None:
@@ -51,7 +52,7 @@ def load(path: Path, engine: Any, model: PreTrainedModel, update: Update) -> Non
     update.steps = meta["optimizer_steps"]
     update.schedule.updates = meta["updates"]
     refresh(engine, update.optimizer, model)
-    set_rng_states(rng)
+    set_random_states(rng)
     dist.barrier()
 
 

@@ -20,8 +20,10 @@ from transformers import PreTrainedModel
 
 from roll.core.errors import CheckpointError
 from roll.models import lora
+from roll.strategy.fsdp2.files import IndexedReader, IndexedWriter
 from roll.strategy.names import trained
-from roll.strategy.state import begin, finish, set_rng_states
+from roll.strategy.random_states import set_random_states
+from roll.strategy.state import begin, finish
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -33,7 +35,7 @@ def save(path: Path, model: PreTrainedModel, optimizer: Optimizer, updates: int)
     stepped = any(optimizer.state.values())
     if stepped:
         tensors |= _optimizer_tensors(model, optimizer)
-    dcp_save(tensors, checkpoint_id=path)
+    dcp_save(tensors, storage_writer=IndexedWriter(path))
     finish(path, _identity(model), updates=updates, optimizer_state=stepped)
 
 
@@ -58,10 +60,10 @@ def load(path: Path, model: PreTrainedModel, optimizer: Optimizer) -> int:
                 }
         tensors |= _optimizer_tensors(model, optimizer)
     try:
-        dcp_load(tensors, checkpoint_id=path)
+        dcp_load(tensors, storage_reader=IndexedReader(path))
     except (FileNotFoundError, CheckpointException) as error:
         raise CheckpointError(f"checkpoint {path} is incomplete: {error}") from error
-    set_rng_states(rng)
+    set_random_states(rng)
     dist.barrier()
     return int(meta["updates"])
 

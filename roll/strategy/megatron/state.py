@@ -22,7 +22,8 @@ from roll.models.load import load_config, load_tokenizer
 from roll.strategy.megatron.export import full_weights
 from roll.strategy.megatron.model import MegatronModel, Trained, identity
 from roll.strategy.megatron.update import Update
-from roll.strategy.state import begin, finish, save_companions, set_rng_states
+from roll.strategy.random_states import set_random_states
+from roll.strategy.state import begin, finish, save_companions
 
 
 def save(path: Path, model: MegatronModel, update: Update) -> None:
@@ -54,7 +55,7 @@ def load(path: Path, model: MegatronModel, update: Update) -> None:
     except AdapterError as error:
         raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from error
     update.schedule.updates = int(meta["updates"])
-    set_rng_states(rng)
+    set_random_states(rng)
     dist.barrier()
 
 

@@ -1,0 +1,117 @@
+"""The files of a checkpoint of shards: tensors, and a JSON index of which lies where.
+
+`torch.distributed.checkpoint` plans who writes and reads which part. Its own index is a pickle, which
+would run whatever somebody has put into it; so both ends here have another one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.storage import WriteResult
+
+from roll.core.errors import CheckpointError
+
+INDEX = "index.json"
+
+
+class IndexedWriter(FileSystemWriter):
+    """Writes tensors as PyTorch does, and the index as JSON."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._folder = folder
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Write the index; one rank calls it, when all have written their parts."""
+        places = {result.index: result.storage_data for own in results for result in own}
+        tensors = {}
+        for name, known in metadata.state_dict_metadata.items():
+            assert isinstance(known, TensorStorageMetadata), f"{name} is no tensor"
+            chunks = []
+            for chunk in known.chunks:
+                place = places[MetadataIndex(name, chunk.offsets)]
+                chunks.append(
+                    {
+                        "offsets": list(chunk.offsets),
+                        "sizes": list(chunk.sizes),
+                        "file": place.relative_path,
+                        "begin": place.offset,
+                        "bytes": place.length,
+                    }
+                )
+            dtype = str(known.properties.dtype).removeprefix("torch.")
+            tensors[name] = {"dtype": dtype, "shape": list(known.size), "chunks": chunks}
+        aside = self._folder / f".{INDEX}"
+        with aside.open("w", encoding="utf-8") as file:
+            json.dump({"tensors": tensors}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(self._folder / INDEX)
+
+
+class IndexedReader(FileSystemReader):
+    """Reads what `IndexedWriter` wrote: only tensors, so PyTorch unpickles nothing else."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._folder = folder
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """
+        Raises:
+            CheckpointError: the index is missing or damaged.
+        """
+        path = self._folder / INDEX
+        try:
+            index = json.loads(path.read_text(encoding="utf-8"))
+            tensors: dict[str, Any] = {}
+            places: dict[MetadataIndex, Any] = {}
+            for name, known in index["tensors"].items():
+                tensors[name] = _outline(known)
+                for chunk in known["chunks"]:
+                    places[MetadataIndex(name, chunk["offsets"])] = _place(chunk)
+        except FileNotFoundError:
+            raise CheckpointError(
+                f"no complete checkpoint in {self._folder}: {path} is missing"
+            ) from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{path} is damaged: {error!r}") from error
+        return Metadata(
+            state_dict_metadata=tensors,
+            storage_data=places,
+            storage_meta=StorageMeta(load_id=self.load_id),
+        )
+
+
+def _outline(known: dict[str, Any]) -> TensorStorageMetadata:
+    dtype = getattr(torch, known["dtype"])
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"no dtype is called {known['dtype']!r}")
+    chunks = [
+        ChunkStorageMetadata(torch.Size(chunk["offsets"]), torch.Size(chunk["sizes"]))
+        for chunk in known["chunks"]
+    ]
+    return TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(known["shape"]), chunks)
+
+
+def _place(chunk: dict[str, Any]) -> Any:
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+
+    file, begin, length = chunk["file"], chunk["begin"], chunk["bytes"]
+    if Path(file).name != file:
+        raise ValueError(f"{file!r} is not the name of a file beside it")
+    return _StorageInfo(file, int(begin), int(length))

@@ -1,0 +1,223 @@
+"""Models, tokenizers, data and YAML from strangers run no code.
+
+Checkpoints of runs: tests/contract/test_hostile_checkpoints.py; of mcore_adapter's trainer:
+tests/convert/test_hostile_checkpoint.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from roll.config import load_config
+from roll.config.data import DataConfig, SourceConfig
+from roll.config.model import ModelConfig
+from roll.core.errors import ConfigError, DataError, RollError
+from roll.data.sources import check_source, map_any, read_source
+from roll.data.templates import render_prompts
+from roll.models.load import load_causal_lm, load_config as load_model_config, load_tokenizer
+from roll.pipeline.checkpoint import load_state
+from roll.pipeline.merge import merge
+from tests.hostile import assert_works, pickled, torch_saved
+from tests.runs import ROOT, write_task
+from tests.tiny import char_tokenizer, save_tiny_model
+
+PACKAGES = (ROOT / "roll", ROOT / "mcore_adapter" / "src")
+UNPICKLES = {
+    # From a process that this one started, over a pair of sockets that nobody else holds.
+    "roll/rewards/child.py",
+    "roll/rewards/child_main.py",
+    "roll/strategy/sglang/messages.py",
+    # What it has pickled itself, on the line before.
+    "roll/rewards/contract.py",
+    # From a process of the same user, over a socket that asks who is there.
+    "roll/weight_sync/ipc.py",
+}
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> Iterator[Path]:
+    """The file that hostile code would make; it must not be there at the end."""
+    path = tmp_path / "mark"
+    assert_works(path)
+    yield path
+    assert not path.exists(), "code of the file was run"
+
+
+def test_only_messages_between_a_run_s_own_processes_are_unpickled() -> None:
+    wanted = re.compile(
+        r"\b(?:pickle|cloudpickle|dill|joblib|marshal|shelve)\.(?:loads?|Unpickler|open)\b"
+        r"|torch\.load\(|np\.load\(|read_pickle|weights_only\s*=\s*False|allow_pickle\s*=\s*True"
+        r"|\beval\(\s*[\"'\w]|\bexec\(|yaml\.(?:unsafe_load|full_load|load)\("
+    )
+    found = set()
+    for package in PACKAGES:
+        for path in package.rglob("*.py"):
+            text = path.read_text(encoding="utf-8").replace(".eval(", ".")
+            if wanted.search(text):
+                found.add(str(path.relative_to(ROOT)))
+    assert found == UNPICKLES
+
+
+def test_a_model_s_pickled_weights_run_no_code(tmp_path: Path, mark: Path) -> None:
+    folder = save_tiny_model(tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    for how in ("pickle", "torch"):
+        if how == "pickle":
+            (folder / "pytorch_model.bin").write_bytes(pickled(mark))
+        else:
+            torch_saved(mark, folder / "pytorch_model.bin")
+        with pytest.raises(ConfigError, match="pytorch_model.bin"):
+            load_causal_lm(ModelConfig(path=str(folder)))
+
+
+def test_code_beside_a_model_is_run_only_where_the_run_file_says_so(
+    tmp_path: Path, mark: Path
+) -> None:
+    folder = save_tiny_model(tmp_path / "model")
+    (folder / "evil.py").write_text(
+        f"import pathlib\npathlib.Path({str(mark)!r}).touch()\n"
+        "class Evil: pass\n"
+    )
+    config = json.loads((folder / "config.json").read_text())
+    names = {name: "evil.Evil" for name in ("AutoConfig", "AutoModelForCausalLM")}
+    config |= {"auto_map": names, "model_type": "evil"}
+    (folder / "config.json").write_text(json.dumps(config))
+    tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+    tokenizer |= {"auto_map": {"AutoTokenizer": ["evil.Evil", "evil.Evil"]}}
+    tokenizer |= {"tokenizer_class": "Evil"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    model = ModelConfig(path=str(folder))
+    for load in (load_causal_lm, load_model_config, load_tokenizer):
+        try:
+            load(model)
+        except ConfigError as error:
+            assert "model.trust_remote_code" in str(error)
+        else:
+            assert load is load_tokenizer, "which has a class of transformers' own to go on with"
+
+
+def test_a_chat_template_runs_in_a_sandbox(mark: Path) -> None:
+    tokenizer = char_tokenizer()
+    tokenizer.chat_template = (
+        "{% for c in ''.__class__.__mro__[1].__subclasses__() %}{% if c.__name__ == 'Popen' %}"
+        "{{ c(['touch', '" + str(mark) + "']) }}{% endif %}{% endfor %}"
+    )
+    source = SourceConfig(path="x.jsonl")
+    row = map_any(next(iter([_raw({"prompt": "p", "answer": "a"})])), source)
+    data = DataConfig(
+        sources=(source,), prompts_per_step=1, samples_per_prompt=1, max_prompt_tokens=8
+    )
+    with pytest.raises(DataError, match="template"):
+        render_prompts([row], tokenizer, data, None)  # type: ignore[list-item]
+
+
+def test_tags_and_resolvers_of_yaml_run_no_code(tmp_path: Path, mark: Path) -> None:
+    path = write_task(tmp_path / "task")
+    good = path.read_text()
+    for line in (
+        f"seed: !!python/object/apply:os.system ['touch {mark}']",
+        f"seed: !!python/object/new:os.system ['touch {mark}']",
+        f"output_dir: ${{oc.eval:\"__import__('os').system('touch {mark}')\"}}",
+        f"output_dir: ${{eval:\"__import__('os').system('touch {mark}')\"}}",
+    ):
+        path.write_text(re.sub(r"^output_dir:.*$", "", good, flags=re.M) + f"\n{line}\n")
+        with pytest.raises(ConfigError):
+            load_config(path, [])
+    path.write_text(good)
+    for override in (
+        f"seed=!!python/object/apply:os.system ['touch {mark}']",
+        "seed=${oc.eval:1}",
+    ):
+        with pytest.raises(ConfigError):
+            load_config(path, [override])
+
+
+def test_a_dataset_s_loading_script_is_not_run(tmp_path: Path, mark: Path) -> None:
+    folder = tmp_path / "org" / "evil"
+    folder.mkdir(parents=True)
+    script = f"import pathlib\npathlib.Path({str(mark)!r}).touch()\n"
+    (folder / "evil.py").write_text(script)
+    (folder / "train.jsonl").write_text('{"prompt": "p", "answer": "a"}\n')
+    with pytest.raises(RollError):
+        read_source(SourceConfig(path=str(folder)), map_any)
+    # As a hub dataset of that name would be found: in the folder where the run starts.
+    code = (
+        "from roll.config.data import SourceConfig\n"
+        "from roll.core.errors import RollError\n"
+        "from roll.data.sources import map_any, read_source\n"
+        "try: print(len(read_source(SourceConfig(path='org/evil', format='hub'), map_any)))\n"
+        "except RollError as error: print(type(error).__name__)\n"
+    )
+    command = [sys.executable, "-c", code]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "HF_DATASETS_OFFLINE": "1"}
+    subprocess.run(command, cwd=tmp_path, env=env, check=True, timeout=100)
+
+
+def test_files_of_a_saved_dataset_are_not_unpickled(tmp_path: Path, mark: Path) -> None:
+    import datasets
+
+    good = tmp_path / "good"
+    datasets.Dataset.from_list([{"prompt": "p", "answer": "a"}]).save_to_disk(str(good))
+    assert len(read_source(SourceConfig(path=str(good)), map_any)) == 1
+    for file in sorted(p for p in good.iterdir() if p.is_file()):
+        before = file.read_bytes()
+        file.write_bytes(pickled(mark))
+        with pytest.raises(DataError):
+            read_source(SourceConfig(path=str(good)), map_any)
+        file.write_bytes(before)
+
+
+def test_a_pickled_type_in_a_parquet_file_stays_a_pickle(tmp_path: Path, mark: Path) -> None:
+    names = {b"ARROW:extension:name": b"arrow.py_extension_type"}
+    field = pa.field("prompt", pa.string(), metadata=names | {
+        b"ARROW:extension:metadata": pickled(mark)
+    })
+    schema = pa.schema([field, pa.field("answer", pa.string())])
+    table = pa.table({"prompt": ["p"], "answer": ["a"]}, schema=schema)
+    path = tmp_path / "rows.parquet"
+    pq.write_table(table, path)
+    source = SourceConfig(path=str(path))
+    check_source(source)
+    assert len(read_source(source, map_any)) == 1
+
+
+def test_rows_of_every_format_are_not_unpickled(tmp_path: Path, mark: Path) -> None:
+    for form in ("jsonl", "json", "csv", "parquet"):
+        path = tmp_path / f"rows.{form}"
+        path.write_bytes(pickled(mark))
+        with pytest.raises(DataError):
+            read_source(SourceConfig(path=str(path)), map_any)
+
+
+def test_the_driver_s_state_is_json(tmp_path: Path, mark: Path) -> None:
+    (tmp_path / "state.json").write_bytes(pickled(mark))
+    with pytest.raises(RollError):
+        load_state(tmp_path)
+
+
+def _raw(values: dict[str, str]) -> object:
+    from roll.data.columns import RawRow
+
+    return RawRow("row", values)
+
+
+def test_a_checkpoint_s_own_config_cannot_allow_code(tmp_path: Path, mark: Path) -> None:
+    path = write_task(tmp_path / "task")
+    checkpoint = tmp_path / "step_000002"
+    checkpoint.mkdir()
+    (checkpoint / "state.json").write_text("{}")
+    model = f"model: {{path: {tmp_path / 'task' / 'model'}, trust_remote_code: true}}"
+    text = re.sub(r"^model:\n  path: .*$", model, path.read_text(), flags=re.M)
+    (checkpoint / "config.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="--trust-remote-code"):
+        merge(checkpoint, tmp_path / "merged")
