@@ -58,6 +58,16 @@ def _variables(wanted: Mapping[str, str | None]) -> Iterator[None]:
         _set(before)
 
 
+def names_a_token(error: BaseException | None) -> bool:
+    """Whether Ray could not be joined for want of its token; Ray wraps that in other errors, one of
+    which holds it as text only."""
+    while error is not None:
+        if "authentication" in f"{type(error).__name__} {error}".lower():
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def found_token(environ: Mapping[str, str] = os.environ) -> str | None:
     """Where Ray would take the token of a cluster from: a variable, or the path of a file."""
     if environ.get(TOKEN):

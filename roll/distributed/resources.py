@@ -27,6 +27,7 @@ from roll.distributed.ray_cluster import RayCluster
 from roll.distributed.ray_token import (
     HOW_TO_USE_A_TOKEN,
     found_token,
+    names_a_token,
     own_token,
     use_token_of_cluster,
 )
@@ -173,10 +174,8 @@ class ResourceManager:
         self._undo.callback(ray.shutdown)
         try:
             ray_start.join(address)
-        except ray.exceptions.AuthenticationError as error:
-            raise ConfigError(_refused(address, shown)) from error
-        except ConnectionError as error:
-            if isinstance(error.__cause__, ray.exceptions.AuthenticationError):
+        except (ConnectionError, ray.exceptions.AuthenticationError) as error:
+            if names_a_token(error):
                 raise ConfigError(_refused(address, shown)) from error
             raise ConfigError(
                 f"no Ray cluster answers at {address!r} (cluster.address or RAY_ADDRESS): {error}"

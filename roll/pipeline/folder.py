@@ -19,6 +19,9 @@ from roll.pipeline.track import read_records
 
 logger = logging.getLogger(__name__)
 
+LOCK = "run.lock"
+"""In a folder that a run is in; see `run_lock.py`."""
+
 EXPORT_MARK = "roll.json"
 """In `hf/`: which step its weights are of."""
 
@@ -143,10 +146,11 @@ def make_writable(output_dir: Path) -> None:
 
 def set_aside(output_dir: Path) -> None:
     """`resume: never` begins in an empty folder; what is there is renamed, never deleted."""
-    if not output_dir.is_dir() or not any(output_dir.iterdir()):
+    if not output_dir.is_dir() or {path.name for path in output_dir.iterdir()} <= {LOCK}:
         return
     number = 1
     while (aside := output_dir.with_name(f"{output_dir.name}.{number}")).exists():
         number += 1
     output_dir.rename(aside)
+    (aside / LOCK).unlink(missing_ok=True)  # of the run that begins, not of the one that is kept
     logger.info("resume is never: the earlier run is kept in %s", aside)

@@ -22,10 +22,11 @@ from roll.models.fetch import fetch
 from roll.pipeline.base import Pipeline
 from roll.pipeline.distill import DistillPipeline
 from roll.pipeline.dpo import DpoPipeline
-from roll.pipeline.folder import finished_summary, make_writable, set_aside
+from roll.pipeline.folder import finished_summary, set_aside
 from roll.pipeline.preflight import user_folder
 from roll.pipeline.reward_model import RewardModelPipeline
 from roll.pipeline.rlvr import RlvrPipeline
+from roll.pipeline.run_lock import RunLock
 from roll.pipeline.sft import SftPipeline
 from roll.pipeline.track import check_trackers
 from roll.platform.allocator import keep_freed_memory
@@ -58,15 +59,17 @@ def launch(
     pipeline = pipelines[loaded.config.pipeline]
     for notice in notices(loaded.config):
         logger.warning("%s", notice)
-    config, data = pipeline.prepare(loaded.config)
-    output_dir = Path(config.output_dir).expanduser().absolute()
-    summary = finished_summary(config.model_copy(update={"output_dir": str(output_dir)}))
-    if summary is None:
-        check_trackers(config.track)
-        if config.resume == "never":
-            set_aside(output_dir)
-        make_writable(output_dir)
-        summary = _run(pipeline, config, data, folder)
+    output_dir = Path(loaded.config.output_dir).expanduser().absolute()
+    # Before anything is looked at: to look also tidies up what a killed run has left behind.
+    with RunLock(output_dir) as lock:
+        config, data = pipeline.prepare(loaded.config)
+        summary = finished_summary(config.model_copy(update={"output_dir": str(output_dir)}))
+        if summary is None:
+            check_trackers(config.track)
+            if config.resume == "never":
+                set_aside(output_dir)
+                lock.take()
+            summary = _run(pipeline, config, data, folder)
     _print_end(Path(config.output_dir), summary)
     return summary
 
