@@ -101,6 +101,11 @@ class PreferenceValidation(EvaluationConfig):
         return [f"val/{name}/{score}" for name in self.sets for score in ("loss", "accuracy")]
 
 
+def is_better_high(metric: str) -> bool:
+    """Whether the largest value of a validation's metric is the best; of losses the lowest is."""
+    return not metric.endswith(("/loss", "/divergence"))
+
+
 class CheckpointConfig(Config):
     every: int | None = Field(default=None, ge=1)
     """Steps between checkpoints; left out: none but the last."""
@@ -120,7 +125,7 @@ class CheckpointConfig(Config):
         """Whether the largest value of `best_metric` is the best."""
         if self.higher_is_better is not None:
             return self.higher_is_better
-        return not (self.best_metric or "").endswith(("/loss", "/divergence"))
+        return is_better_high(self.best_metric or "")
 
 
 class TrackConfig(Config):

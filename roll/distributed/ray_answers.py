@@ -55,11 +55,12 @@ class RayAnswers:
         places = {ref: i for i, ref in enumerate(self._refs) if i not in self._results}
         while places:
             left_s = deadline - time.monotonic()
-            ready, _ = ray.wait(list(places), num_returns=1, timeout=max(0.0, min(POLL_S, left_s)))
-            for ref in ready:
-                place = places.pop(ref)
-                self._results[place] = self._fetch(place, ref)
-            if not ready:
+            # For all of them: to wait for one at a time would go through all for each.
+            ready, _ = ray.wait(
+                list(places), num_returns=len(places), timeout=max(0.0, min(POLL_S, left_s))
+            )
+            self._fetch([(places.pop(ref), ref) for ref in ready])
+            if places:
                 self._watchdog.check(self._members)
                 if left_s <= 0:
                     return False
@@ -83,7 +84,14 @@ class RayAnswers:
             "cluster.call_timeout_s and cluster.start_timeout_s are the limits"
         )
 
-    def _fetch(self, place: int, ref: Any) -> Any:
+    def _fetch(self, ready: Sequence[tuple[int, Any]]) -> None:
+        try:
+            values = ray.get([ref for _, ref in ready])
+        except ray.exceptions.RayError:
+            values = [self._fetch_one(place, ref) for place, ref in ready]
+        self._results |= zip((place for place, _ in ready), values, strict=True)
+
+    def _fetch_one(self, place: int, ref: Any) -> Any:
         try:
             return ray.get(ref)
         except ray.exceptions.RayError as error:

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from roll.config.lifecycle import CheckpointConfig
 from roll.core.errors import CheckpointError
+from roll.pipeline.plain_json import write_plain
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +60,7 @@ class Checkpoints:
         aside.mkdir()
         try:
             yield aside
-            (aside / STATE).write_text(json.dumps(asdict(state), indent=2), encoding="utf-8")
+            write_plain(aside / STATE, {each.name: getattr(state, each.name) for each in fields(state)})
             _flush(aside)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
@@ -130,7 +132,12 @@ class Checkpoints:
         keep = {step for step, _ in complete[-self.config.keep_last :]} | {written}
         metric = self.config.best_metric
         if metric is not None and self.config.keep_best:
-            scored = [(s.carried[metric], s.step) for s in self._states() if metric in s.carried]
+            scored = [
+                (s.carried[metric], s.step)
+                for s in self._states()
+                # Not a number is no merit, and would sort anywhere.
+                if math.isfinite(s.carried.get(metric, math.nan))
+            ]
             # Of equals the newer one is kept.
             scored.sort(key=lambda it: (it[0] if self.config.prefers_high else -it[0], it[1]))
             keep |= {step for _, step in scored[-self.config.keep_best :]}

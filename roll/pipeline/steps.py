@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -15,6 +17,8 @@ from roll.core.batches import RolloutBatch, TokenBatch
 from roll.core.metrics import Mean, Metrics
 from roll.data.balance import balanced_order
 from roll.rollout.types import Group
+
+logger = logging.getLogger(__name__)
 
 B = TypeVar("B", bound=TokenBatch)
 
@@ -102,6 +106,11 @@ def dump_rollouts(
                 "response_tokens": sample.num_response_tokens,
             }
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    path.write_text(text, encoding="utf-8")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:  # they are for people to read: a full disk need not end the run
+        logger.warning("%s could not be written (%s); the run goes on", path, error.strerror)
+        with suppress(OSError):
+            path.unlink()

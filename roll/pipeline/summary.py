@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from roll.config.lifecycle import is_better_high
 from roll.pipeline.track import read_records
 
 FIRST = (
@@ -32,15 +34,16 @@ def summarize(records: Sequence[dict[str, Any]], *, status: str, wall_s: float) 
     """Start, end and best of what matters.
 
     `first` holds the first training step (before any update the policy is the reference: ratio 1,
-    clip fraction 0, KL 0); `max` the largest value over all steps.
+    clip fraction 0, KL 0); `max` the largest value over all steps; `best` the best number of a
+    validation, which is none (null) where every value is infinite or not a number.
     """
     training = [r for r in records if "time/step_s" in r]
     validated: dict[str, dict[str, Any]] = {}
     for name in sorted({key for r in records for key in r if key.startswith("val/")}):
         points = [(r["step"], r[name]) for r in records if name in r]
-        # Of losses the lowest one.
-        sign = -1 if name.endswith("/loss") else 1
-        best = max(points, key=lambda point: sign * point[1])
+        sign = 1 if is_better_high(name) else -1
+        finite = [point for point in points if math.isfinite(point[1])]
+        best = max(finite, key=lambda point: sign * point[1], default=(None, None))
         validated[name] = {
             "first": points[0][1],
             "last": points[-1][1],
@@ -57,12 +60,17 @@ def summarize(records: Sequence[dict[str, Any]], *, status: str, wall_s: float) 
         "first": {key: training[0][key] for key in FIRST if training and key in training[0]},
         "last": {key: training[-1][key] for key in FIRST if training and key in training[-1]},
         "max": {
-            key: max(r[key] for r in training if key in r)
+            key: _worst([r[key] for r in training if key in r])
             for key in WORST
             if any(key in r for r in training)
         },
         "validation": validated,
     }
+
+
+def _worst(values: Sequence[float]) -> float:
+    """The largest; not a number is worse than any."""
+    return next((value for value in values if math.isnan(value)), max(values))
 
 
 def write_summary(

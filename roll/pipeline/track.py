@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -37,8 +38,7 @@ class JsonlTracker:
 
     def __init__(self, path: Path, *, first_step: int) -> None:
         """Opens for appending; records at or after `first_step` belong to work that is redone."""
-        kept = [r for r in read_records(path) if r["step"] < first_step]
-        path.write_text("".join(json.dumps(r) + "\n" for r in kept), encoding="utf-8")
+        _drop_records(path, first_step)
         self._file: TextIO = path.open("a", encoding="utf-8")
 
     def log(self, step: int, record: Record) -> None:
@@ -47,6 +47,33 @@ class JsonlTracker:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _drop_records(path: Path, first_step: int) -> None:
+    """Take the records at or after `first_step` out of the file, and a line that was cut off.
+
+    Written aside and renamed, and only if there are some: on a full disk all stay.
+    """
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    kept = []
+    for line in text.splitlines(keepends=True):
+        with suppress(json.JSONDecodeError):
+            if line.endswith("\n") and json.loads(line)["step"] < first_step:
+                kept.append(line)
+    remaining = "".join(kept)
+    if remaining == text:
+        return
+    aside = path.with_name(f"{path.name}.tmp")
+    try:
+        with aside.open("w", encoding="utf-8") as file:
+            file.write(remaining)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except OSError:
+        with suppress(OSError):
+            aside.unlink()
+        raise
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

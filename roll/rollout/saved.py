@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any
 
 from roll.core.types import Completion, FinishReason, Prompt, Sample
 from roll.rollout.types import Group, ScoredSample
+
+COMPLETION = fields(Completion)
 
 
 def to_json(group: Group) -> dict[str, Any]:
@@ -38,7 +40,8 @@ def _sample_to_json(scored: ScoredSample) -> dict[str, Any]:
         "id": sample.id,
         "group": sample.group,
         "text": sample.response_text,
-        "completion": asdict(sample.completion),
+        # As they are: a copy, token by token, would keep the event loop busy for a minute.
+        "completion": {each.name: getattr(sample.completion, each.name) for each in COMPLETION},
         "reward": scored.reward,
         "parts": scored.parts,
         "by_name": scored.by_name,

@@ -1,0 +1,153 @@
+"""What a run writes down about itself: records, summaries, states; also on a full disk."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roll.config.lifecycle import CheckpointConfig
+from roll.core.types import Completion, FinishReason, Prompt, Sample
+from roll.pipeline.checkpoint import Checkpoints, RunState, load_state
+from roll.pipeline.plain_json import encoded, write_plain
+from roll.pipeline.steps import dump_rollouts
+from roll.pipeline.summary import summarize
+from roll.pipeline.track import JsonlTracker, read_records
+from roll.rollout.saved import to_json
+from roll.rollout.types import Group, ScoredSample
+from tests.full_disk import files_up_to
+
+NAN = math.nan
+
+
+def group(tokens: int) -> Group:
+    prompt = Prompt("p", "text", (1, 2), "answer", "tag")
+    numbers = tuple(range(tokens))
+    completion = Completion(
+        numbers, tuple(float(n) for n in numbers), (3,) * tokens, FinishReason.STOP
+    )
+    sample = Sample("s", "g", prompt, completion, "text")
+    return Group(prompt, (ScoredSample(sample, 1.0, {"a": 1.0}, {"r": 1.0}),), 1)
+
+
+def test_resume_on_a_full_disk_keeps_all_records(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"step": n, "x": n / 7}) + "\n" for n in range(5000)))
+    before = path.read_bytes()
+    with files_up_to(10_000), pytest.raises(OSError):
+        JsonlTracker(path, first_step=4000)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path], "nothing half written is left"
+    with files_up_to(10_000):  # nothing to drop, nothing to write
+        JsonlTracker(path, first_step=5000).close()
+    assert path.read_bytes() == before
+
+
+def test_records_of_work_that_is_redone_and_torn_lines_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 0, "x": NaN}\n{"step": 1}\n{"step": 2}\n{"step": 3, "loss')
+    tracker = JsonlTracker(path, first_step=2)
+    tracker.log(2, {"x": 1.5})
+    tracker.close()
+    assert path.read_text() == '{"step": 0, "x": NaN}\n{"step": 1}\n{"step": 2, "x": 1.5}\n'
+    assert len(read_records(path)) == 3
+
+
+def test_a_full_disk_does_not_stop_a_run_from_going_on_without_its_dump(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "rollouts" / "step_000000.jsonl"
+    with files_up_to(100):
+        dump_rollouts(path, [group(4)], limit=8, read=lambda tokens: "x" * 200)
+    assert "step_000000.jsonl could not be written (File too large)" in caplog.text
+    assert not path.exists()
+    dump_rollouts(path, [group(4)], limit=8, read=lambda tokens: "x")
+    assert json.loads(path.read_text())["response_tokens"] == 4
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "kept"),
+    [
+        ("val/t/mean@1", [0.1, NAN, 0.9, 0.2, 0.3], 3),
+        ("val/t/loss", [NAN, 0.5, 0.1, 0.2, 0.3], 3),
+        ("val/t/divergence", [0.1, math.inf, -math.inf, 0.2, 0.3], 1),
+        ("val/t/mean@1", [0.9, 0.1, NAN, NAN, NAN], 1),
+        ("val/t/mean@1", [NAN] * 5, None),
+    ],
+)
+def test_the_best_checkpoint_is_the_best_number(
+    tmp_path: Path, metric: str, values: list[float], kept: int | None
+) -> None:
+    config = CheckpointConfig(keep_last=1, keep_best=1, best_metric=metric)
+    checkpoints = Checkpoints(tmp_path, config)
+    for step, value in enumerate(values, start=1):
+        state = RunState(step=step, sampler={}, carried={metric: value})
+        with checkpoints.writing(state):
+            pass
+    assert {step for step, _ in checkpoints.complete()} == {5, kept or 5}
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "best", "step"),
+    [
+        ("val/t/mean@1", [NAN, 0.2, 0.7, NAN, 0.5], 0.7, 2),
+        ("val/t/loss", [0.4, NAN, 0.3, 0.6], 0.3, 2),
+        ("val/t/divergence", [0.4, 0.1, NAN, 0.6], 0.1, 1),
+        ("val/t/divergence", [NAN, NAN], None, None),
+        ("val/t/accuracy", [math.inf, 0.5], 0.5, 1),
+    ],
+)
+def test_the_summary_s_best_is_the_best_number(
+    metric: str, values: list[float], best: float | None, step: int | None
+) -> None:
+    records: list[dict[str, Any]] = [{"step": n, metric: v} for n, v in enumerate(values)]
+    found = summarize(records, status="finished", wall_s=1.0)["validation"][metric]
+    assert (found["best"], found["best_step"]) == (best, step)
+
+
+def test_the_summary_s_worst_mismatch_is_nan_where_one_was() -> None:
+    name = "mismatch/logprob_abs_max"
+    records = [{"step": n, "time/step_s": 1.0, name: v} for n, v in enumerate([0.1, NAN, 0.3])]
+    assert math.isnan(summarize(records, status="finished", wall_s=1.0)["max"][name])
+
+
+def random_value(draw: random.Random, depth: int) -> Any:
+    leaves: list[Any] = [None, True, 3, -0.5, "text\n\"", [], {}, (), [1, 2], [1.5, None], {"a": 1}]
+    if depth == 0 or draw.random() < 0.3:
+        return draw.choice(leaves)
+    parts = [random_value(draw, depth - 1) for _ in range(draw.randrange(4))]
+    return parts if draw.random() < 0.5 else {f"k{i}": part for i, part in enumerate(parts)}
+
+
+def test_what_is_written_plainly_is_what_the_standard_library_writes(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    for _ in range(300):
+        value = random_value(draw, 5)
+        write_plain(tmp_path / "x.json", value)
+        assert json.loads((tmp_path / "x.json").read_text()) == json.loads(json.dumps(value))
+
+
+def test_a_state_is_readable_and_no_list_of_tokens_is_cut_into_lines(tmp_path: Path) -> None:
+    waiting = [{"version": 1, "group": to_json(group(1000))} for _ in range(20)]
+    state = RunState(step=1, sampler={"scheduler": {"waiting": waiting}})
+    with Checkpoints(tmp_path, CheckpointConfig()).writing(state) as folder:
+        pass
+    assert not folder.exists()
+    path = tmp_path / "step_000001" / "state.json"
+    assert load_state(path.parent).sampler == json.loads(json.dumps(state.sampler))
+    lines = path.read_text().splitlines()
+    assert 20 * 10 < len(lines) < 20 * 40
+    assert sum('"tokens": [0, 1, 2' in line for line in lines) == 20
+
+
+def test_a_state_does_not_copy_the_tokens_and_holds_nobody_up_for_long() -> None:
+    own = group(1000)
+    row = to_json(own)["samples"][0]["completion"]
+    assert row["tokens"] is own.samples[0].sample.completion.tokens
+    # One call of the encoder, for which all threads wait, is a list long and no longer.
+    pieces = list(encoded({"waiting": [{"group": to_json(group(1000))} for _ in range(5)]}))
+    assert max(map(len, pieces)) < 10_000
