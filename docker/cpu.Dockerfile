@@ -6,6 +6,6 @@ WORKDIR /roll
 COPY . .
 RUN make setup PLATFORM=cpu
 ENV PATH="/roll/.venv/bin:$PATH"
-RUN for run in examples/*/run.yaml; do roll check "$run" || exit 1; done && pytest tests/repo
+RUN for run in examples/*/*.yaml; do roll check "$run" || exit 1; done && pytest tests/repo
 # Ray keeps its objects in /dev/shm: docker run --shm-size=4g
 CMD ["make", "quickstart"]

@@ -160,7 +160,7 @@ def doctor(debug: Debug = False) -> None:
         table = Table("", "found", "supported", "")
         healthy = True
         for line in examine():
-            healthy = healthy and line.ok
+            healthy = healthy and (line.ok or not line.needed)
             mark = "[green]ok[/green]" if line.ok else "[red]missing[/red]"
             table.add_row(line.what, line.found, line.supported, line.advice or mark)
         _out.print(table)

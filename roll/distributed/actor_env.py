@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from roll.distributed.reaper import start_reaper
 
@@ -97,6 +98,25 @@ def actor_env(
     if platform == "cuda":
         env["CUDA_VISIBLE_DEVICES"] = ",".join(str(device) for device in devices)
     return env
+
+
+@contextmanager
+def environment(wanted: Mapping[str, str | None]) -> Iterator[None]:
+    """Variables of this process and of what it starts, as long as the block lasts; None: unset."""
+
+    def set_all(variables: Mapping[str, str | None]) -> None:
+        for name, value in variables.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    before = {name: os.environ.get(name) for name in wanted}
+    set_all(wanted)
+    try:
+        yield
+    finally:
+        set_all(before)
 
 
 def prepare_ray() -> None:

@@ -14,7 +14,6 @@ from ray._private import parameter, services
 
 from roll.distributed.members import Daemon
 
-
 LOOPBACK = "127.0.0.1"
 
 

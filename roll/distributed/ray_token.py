@@ -11,9 +11,11 @@ import importlib
 import os
 import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+
+from roll.distributed.actor_env import environment
 
 MODE, TOKEN, TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 """What Ray reads, in every process."""
@@ -50,12 +52,11 @@ def use_token_of_cluster() -> Iterator[bool]:
 
 @contextmanager
 def _variables(wanted: Mapping[str, str | None]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in wanted}
-    _set(wanted)
-    try:
+    with ExitStack() as undo:
+        undo.callback(_read_again)
+        undo.enter_context(environment(wanted))
+        _read_again()
         yield
-    finally:
-        _set(before)
 
 
 def names_a_token(error: BaseException | None) -> bool:
@@ -75,16 +76,6 @@ def found_token(environ: Mapping[str, str] = os.environ) -> str | None:
     named = environ.get(TOKEN_FILE)
     path = Path(named) if named else Path.home() / ".ray" / "auth_token"
     return str(path) if path.is_file() else None
-
-
-def _set(variables: Mapping[str, str | None]) -> None:
-    """None: not at all."""
-    for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-    _read_again()
 
 
 def _read_again() -> None:

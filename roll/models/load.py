@@ -244,8 +244,8 @@ def _what_failed(what: str, path: str, error: Any) -> str:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if "custom code" in reason:
         return (
-            f"{what} {path!r} has code of its own, which is run only with `model.trust_remote_code: "
-            f"true`; read it first ({reason})"
+            f"{what} {path!r} has code of its own, which is run only with "
+            f"`model.trust_remote_code: true`; read it first ({reason})"
         )
     if Path(path).expanduser().is_dir():
         return f"{path!r} is not a Hugging Face checkpoint with a {what}: {reason}"

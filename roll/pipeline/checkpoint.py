@@ -60,7 +60,9 @@ class Checkpoints:
         aside.mkdir()
         try:
             yield aside
-            write_plain(aside / STATE, {each.name: getattr(state, each.name) for each in fields(state)})
+            write_plain(
+                aside / STATE, {each.name: getattr(state, each.name) for each in fields(state)}
+            )
             _flush(aside)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)

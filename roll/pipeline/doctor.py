@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from packaging.specifiers import SpecifierSet
 
 from roll.config.placement import ClusterConfig
 from roll.distributed.layout import address_to_join
+from roll.distributed.ray_token import HOW_TO_USE_A_TOKEN, found_token
 from roll.platform.machine import this_machine
 from roll.strategy.available import REQUIREMENTS, Requirement, status
+
+TRAINING = ("fsdp2", "deepspeed", "megatron")
+ENGINES = ("vllm", "sglang", "hf")
 
 RAY = Requirement(("ray",), SpecifierSet(">=2.60,<2.61"), "pip install -r requirements/base.txt")
 
@@ -24,6 +29,8 @@ class Line:
     supported: str
     ok: bool
     advice: str = ""
+    needed: bool = True
+    """Without it nothing can run; of what is not needed, the advice says how to have it."""
 
 
 def examine() -> list[Line]:
@@ -32,7 +39,8 @@ def examine() -> list[Line]:
         _python(),
         *_machine(),
         examine_ray(RAY),
-        *_backends(),
+        examine_token(),
+        *examine_backends(),
         *_small_things(),
     ]
 
@@ -71,17 +79,41 @@ def examine_ray(need: Requirement) -> Line:
     return Line("ray", shown, found.supported, found.ok, found.advice)
 
 
-def _backends() -> list[Line]:
-    lines = []
-    for kind in REQUIREMENTS:
-        found = status(kind)
-        lines.append(
-            Line(f"backend {kind}", found.installed or "-", found.supported, found.ok, found.advice)
+def examine_token(environ: Mapping[str, str] = os.environ) -> Line:
+    """Who may give commands to the Ray that a run would use."""
+    address = address_to_join(ClusterConfig(), environ)
+    if address is None:
+        return Line("Ray's token", "a fresh one for each run, which listens on 127.0.0.1", "", True)
+    token = found_token(environ)
+    if token is None or environ.get("RAY_AUTH_MODE", "token").lower() != "token":
+        advice = f"whoever reaches {address} may run code there, unless: {HOW_TO_USE_A_TOKEN}"
+        return Line("Ray's token", "-", "", False, advice, needed=False)
+    return Line("Ray's token", token, "", True)
+
+
+def examine_backends(requirements: Mapping[str, Requirement] = REQUIREMENTS) -> list[Line]:
+    """Every backend. None is needed by all runs, but one that trains and one that generates are;
+    and what is installed in a version that cannot be used is a mistake."""
+    found = {kind: status(kind, need) for kind, need in requirements.items()}
+    lines = [
+        Line(
+            f"backend {kind}",
+            each.installed or "-",
+            each.supported,
+            each.ok,
+            each.advice,
+            needed=each.installed is not None,
         )
+        for kind, each in found.items()
+    ]
+    for what, kinds in (("trains", TRAINING), ("generates", ENGINES)):
+        if not any(found[kind].ok for kind in kinds if kind in found):
+            advice = f"install one of {', '.join(kinds)}"
+            lines.append(Line(f"a backend that {what}", "-", "", False, advice))
     return lines
 
 
 def _small_things() -> list[Line]:
     lscpu = shutil.which("lscpu")
     advice = "" if lscpu else "vLLM on CPUs calls it: install util-linux"
-    return [Line("lscpu", lscpu or "-", "", lscpu is not None, advice)]
+    return [Line("lscpu", lscpu or "-", "", lscpu is not None, advice, needed=False)]

@@ -53,6 +53,7 @@ def serve_on_named_address() -> None:
 
     PyTorch takes no listening socket on that way, and offers no second handler for `tcp://`.
     """
+
     def create(
         hostname: str,
         port: int,

@@ -1,6 +1,7 @@
 """A driver on a Ray cluster of two pretended nodes with two pretended GPUs each; prints JSON lines.
 
-The cluster asks for a token, which the nodes and the driver take from a file. Run as a program (`python -m tests.distributed.two_nodes`), because it joins a Ray of its own.
+The cluster asks for a token, which the nodes and the driver take from a file. Run as a program
+(`python -m tests.distributed.two_nodes FOLDER`), because it joins a Ray of its own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every socket on which a run takes connections: on the loopback interface, or named in the docs."""
+"""Every socket on which a run takes connections is on the loopback interface."""
 
 from __future__ import annotations
 

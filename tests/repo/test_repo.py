@@ -15,11 +15,11 @@ from roll.config import PIPELINES, load_config
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(p for d in ("roll", "mcore_adapter") for p in (ROOT / d).rglob("*.py"))
-EXAMPLES = sorted(ROOT.glob("examples/*/run*.yaml"))
+EXAMPLES = sorted(ROOT.glob("examples/*/*.yaml"))
 MAX_FILE, MAX_FUNCTION, MAX_ARGUMENTS = 400, 60, 9
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.parent.name)
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: f"{p.parent.name}/{p.stem}")
 def test_every_example_is_checked_in_under_two_seconds_without_torch(path: Path) -> None:
     code = (
         "import sys; from roll.cli import app\n"
@@ -39,9 +39,17 @@ def test_every_example_is_checked_in_under_two_seconds_without_torch(path: Path)
     assert spent_user + after.children_system - before.children_system < 2
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.parent.name)
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: f"{p.parent.name}/{p.stem}")
 def test_every_example_is_valid(path: Path) -> None:
     assert load_config(path).config.pipeline in PIPELINES
+
+
+def test_every_file_of_the_examples_is_checked_in_images_too() -> None:
+    told = {path.name for path in (ROOT / "examples").rglob("*.y*ml")}
+    assert told == {path.name for path in EXAMPLES}
+    assert len(EXAMPLES) >= 9
+    for image in (ROOT / "docker").glob("*.Dockerfile"):
+        assert "for run in examples/*/*.yaml" in image.read_text(), image
 
 
 def test_importing_the_config_loads_nothing_heavy() -> None:

@@ -116,7 +116,7 @@ def test_the_summary_s_worst_mismatch_is_nan_where_one_was() -> None:
 
 
 def random_value(draw: random.Random, depth: int) -> Any:
-    leaves: list[Any] = [None, True, 3, -0.5, "text\n\"", [], {}, (), [1, 2], [1.5, None], {"a": 1}]
+    leaves: list[Any] = [None, True, 3, -0.5, 'text\n"', [], {}, (), [1, 2], [1.5, None], {"a": 1}]
     if depth == 0 or draw.random() < 0.3:
         return draw.choice(leaves)
     parts = [random_value(draw, depth - 1) for _ in range(draw.randrange(4))]

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,7 +25,8 @@ from roll.config.model import ModelConfig
 from roll.core.errors import ConfigError, DataError, RollError
 from roll.data.sources import check_source, map_any, read_source
 from roll.data.templates import render_prompts
-from roll.models.load import load_causal_lm, load_config as load_model_config, load_tokenizer
+from roll.models.load import load_causal_lm, load_tokenizer
+from roll.models.load import load_config as load_model_config
 from roll.pipeline.checkpoint import load_state
 from roll.pipeline.merge import merge
 from tests.hostile import assert_works, pickled, torch_saved
@@ -76,7 +78,7 @@ def test_a_model_s_pickled_weights_run_no_code(tmp_path: Path, mark: Path) -> No
             (folder / "pytorch_model.bin").write_bytes(pickled(mark))
         else:
             torch_saved(mark, folder / "pytorch_model.bin")
-        with pytest.raises(ConfigError, match="pytorch_model.bin"):
+        with pytest.raises(ConfigError, match=r"pytorch_model\.bin"):
             load_causal_lm(ModelConfig(path=str(folder)))
 
 
@@ -85,11 +87,10 @@ def test_code_beside_a_model_is_run_only_where_the_run_file_says_so(
 ) -> None:
     folder = save_tiny_model(tmp_path / "model")
     (folder / "evil.py").write_text(
-        f"import pathlib\npathlib.Path({str(mark)!r}).touch()\n"
-        "class Evil: pass\n"
+        f"import pathlib\npathlib.Path({str(mark)!r}).touch()\nclass Evil: pass\n"
     )
     config = json.loads((folder / "config.json").read_text())
-    names = {name: "evil.Evil" for name in ("AutoConfig", "AutoModelForCausalLM")}
+    names = dict.fromkeys(("AutoConfig", "AutoModelForCausalLM"), "evil.Evil")
     config |= {"auto_map": names, "model_type": "evil"}
     (folder / "config.json").write_text(json.dumps(config))
     tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
@@ -97,13 +98,11 @@ def test_code_beside_a_model_is_run_only_where_the_run_file_says_so(
     tokenizer |= {"tokenizer_class": "Evil"}
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     model = ModelConfig(path=str(folder))
-    for load in (load_causal_lm, load_model_config, load_tokenizer):
-        try:
+    for load in (load_causal_lm, load_model_config):
+        with pytest.raises(ConfigError, match=r"model\.trust_remote_code"):
             load(model)
-        except ConfigError as error:
-            assert "model.trust_remote_code" in str(error)
-        else:
-            assert load is load_tokenizer, "which has a class of transformers' own to go on with"
+    with suppress(ConfigError):  # transformers may know a tokenizer of its own for the files
+        load_tokenizer(model)
 
 
 def test_a_chat_template_runs_in_a_sandbox(mark: Path) -> None:
@@ -179,9 +178,9 @@ def test_files_of_a_saved_dataset_are_not_unpickled(tmp_path: Path, mark: Path) 
 
 def test_a_pickled_type_in_a_parquet_file_stays_a_pickle(tmp_path: Path, mark: Path) -> None:
     names = {b"ARROW:extension:name": b"arrow.py_extension_type"}
-    field = pa.field("prompt", pa.string(), metadata=names | {
-        b"ARROW:extension:metadata": pickled(mark)
-    })
+    field = pa.field(
+        "prompt", pa.string(), metadata=names | {b"ARROW:extension:metadata": pickled(mark)}
+    )
     schema = pa.schema([field, pa.field("answer", pa.string())])
     table = pa.table({"prompt": ["p"], "answer": ["a"]}, schema=schema)
     path = tmp_path / "rows.parquet"

@@ -13,12 +13,12 @@ from roll.config.placement import ClusterConfig
 from roll.core.errors import ConfigError
 from roll.core.hub import may_be_on_hub
 from roll.distributed.layout import address_to_join
-from roll.pipeline.doctor import RAY, examine_ray
+from roll.pipeline.doctor import RAY, Line, examine_backends, examine_ray, examine_token
 from roll.pipeline.import_paths import check_import_path
 from roll.pipeline.preflight import inspect
 from roll.rewards.loading import REWARDS
 from roll.rewards.names import BUILT_IN
-from roll.strategy.available import Requirement
+from roll.strategy.available import REQUIREMENTS, Requirement
 from tests.runs import write_task
 
 PLAIN = """\
@@ -147,6 +147,39 @@ def test_doctor_compares_the_version_of_ray() -> None:
     assert "outside >=1000" in old.advice
     missing = examine_ray(Requirement(("no-such-ray",), SpecifierSet(">=1"), "pip install it"))
     assert (missing.ok, missing.found) == (False, "-")
+
+
+def healthy(lines: list[Line]) -> bool:
+    """What the exit code of `roll doctor` says."""
+    return all(line.ok or not line.needed for line in lines)
+
+
+def test_doctor_is_content_with_one_backend_that_trains_and_one_that_generates() -> None:
+    absent = Requirement(("no-such-backend",), SpecifierSet(">=1"), "pip install it")
+    cuda_image = {**REQUIREMENTS, "sglang": absent}
+    assert healthy(examine_backends(cuda_image))
+    lines = {line.what: line for line in examine_backends(cuda_image)}
+    assert "pip install it" in lines["backend sglang"].advice
+    no_engine = {**REQUIREMENTS, "vllm": absent, "sglang": absent, "hf": absent}
+    assert not healthy(examine_backends(no_engine))
+    no_trainer = {**REQUIREMENTS, "fsdp2": absent, "deepspeed": absent, "megatron": absent}
+    assert not healthy(examine_backends(no_trainer))
+    wrong = Requirement(("torch",), SpecifierSet(">=1000"), "pip install torch")
+    assert not healthy(examine_backends({**REQUIREMENTS, "fsdp2": wrong}))
+
+
+def test_doctor_says_who_may_command_the_ray_of_a_run(tmp_path: Path) -> None:
+    own = examine_token({})
+    assert own.ok
+    assert "fresh one for each run" in own.found
+    joined = {"RAY_ADDRESS": "head:6379", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
+    open_to_all = examine_token(joined)
+    assert not open_to_all.ok
+    assert not open_to_all.needed
+    assert "ray get-auth-token --generate" in open_to_all.advice
+    (tmp_path / "token").write_text("secret")
+    assert examine_token(joined).found == str(tmp_path / "token")
+    assert not examine_token(joined | {"RAY_AUTH_MODE": "disabled"}).ok
 
 
 def test_an_argument_that_a_function_does_not_take_is_found_without_running_it(

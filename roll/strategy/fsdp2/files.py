@@ -1,7 +1,7 @@
 """The files of a checkpoint of shards: tensors, and a JSON index of which lies where.
 
-`torch.distributed.checkpoint` plans who writes and reads which part. Its own index is a pickle, which
-would run whatever somebody has put into it; so both ends here have another one.
+`torch.distributed.checkpoint` plans who writes and reads which part. Its own index is a pickle,
+which would run whatever somebody has put into it; so both ends here have another one.
 """
 
 from __future__ import annotations
