@@ -23,6 +23,7 @@ __all__ = [
     "NotMadeYetError",
     "RewardError",
     "RollError",
+    "SettingsChangedError",
     "UserError",
     "WaitTimeoutError",
     "WeightSyncError",
@@ -37,6 +38,11 @@ class DataError(UserError):
 
 class NotMadeYetError(DataError):
     """A data file that a named command makes, and that command has not run yet."""
+
+
+class SettingsChangedError(RollError):
+    """A finished run is asked for with other settings than it had: no mistake of the file, but its
+    results are not the ones that are asked for (exit code 1)."""
 
 
 class CheckpointError(UserError):

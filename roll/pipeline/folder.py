@@ -12,7 +12,8 @@ from typing import Any
 
 from roll.config.model import ModelConfig
 from roll.config.run import RunConfig
-from roll.core.errors import ConfigError
+from roll.core.errors import ConfigError, SettingsChangedError
+from roll.pipeline.changes import changed_keys
 from roll.pipeline.checkpoint import STATE, Checkpoints, RunState, load_state
 from roll.pipeline.summary import read_summary, write_summary
 from roll.pipeline.track import read_records
@@ -106,6 +107,31 @@ def finished_summary(config: RunConfig) -> dict[str, Any] | None:
     if earlier is not None and earlier["status"] == "finished":
         return earlier
     return write_summary(folder, status="finished", wall_s=start.state.wall_s)
+
+
+def refuse_other_settings(config: RunConfig) -> None:
+    """Look whether the finished run in `output_dir` is the one that `config` asks for.
+
+    Args:
+        config: as the user wrote it.
+
+    Raises:
+        SettingsChangedError: it was trained with other settings; names them.
+    """
+    start = find_start(config)
+    if start.checkpoint is None:
+        return
+    changed = changed_keys(start.checkpoint, config)
+    if start.step > config.max_steps:
+        changed.append(f"max_steps: {start.step} -> {config.max_steps}")
+    if changed:
+        what = "1 setting is" if len(changed) == 1 else f"{len(changed)} settings are"
+        raise SettingsChangedError(
+            f"{config.output_dir} is complete ({start.step} steps), but {what} not what this run "
+            "asks for:\n  " + "\n  ".join(changed) + "\nIts results are those of the earlier "
+            "settings. Give this run another output_dir; or set resume=never to start anew (what "
+            "is there is kept beside it); or raise max_steps to go on from there with the new ones"
+        )
 
 
 def exported_file(model: ModelConfig) -> str:

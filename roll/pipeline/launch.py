@@ -22,7 +22,7 @@ from roll.models.fetch import fetch
 from roll.pipeline.base import Pipeline
 from roll.pipeline.distill import DistillPipeline
 from roll.pipeline.dpo import DpoPipeline
-from roll.pipeline.folder import finished_summary, set_aside
+from roll.pipeline.folder import finished_summary, refuse_other_settings, set_aside
 from roll.pipeline.preflight import user_folder
 from roll.pipeline.reward_model import RewardModelPipeline
 from roll.pipeline.rlvr import RlvrPipeline
@@ -64,7 +64,9 @@ def launch(
     with RunLock(output_dir) as lock:
         config, data = pipeline.prepare(loaded.config)
         summary = finished_summary(config.model_copy(update={"output_dir": str(output_dir)}))
-        if summary is None:
+        if summary is not None:
+            refuse_other_settings(config)
+        else:
             check_trackers(config.track)
             if config.resume == "never":
                 set_aside(output_dir)
@@ -95,4 +97,6 @@ def _print_end(output_dir: Path, summary: dict[str, Any]) -> None:
     for name, value in summary["validation"].items():
         if name.endswith(("mean@1", "/loss", "/accuracy", "/divergence")):
             console.print(f"{name}: {value['first']:.3f} -> [bold]{value['last']:.3f}[/bold]")
+    if verdict := summary.get("verdict"):  # which earlier versions did not give
+        console.print(verdict, markup=False, style="bold")
     console.print(f"{summary['steps']} steps; everything is in {output_dir}/")

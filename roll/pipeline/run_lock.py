@@ -69,8 +69,9 @@ class Owner:
         try:
             process = psutil.Process(self.pid)
             # The kernel counts in hundredths of a second.
-            same = abs(process.create_time() - self.begun) < 0.05
-            return same and process.status() != psutil.STATUS_ZOMBIE
+            same: bool = abs(process.create_time() - self.begun) < 0.05
+            ended: bool = process.status() == psutil.STATUS_ZOMBIE
+            return same and not ended
         except psutil.NoSuchProcess:
             return False
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.config.lifecycle import is_better_high
+from roll.pipeline.signs import verdict
 from roll.pipeline.track import read_records
 
 FIRST = (
@@ -65,6 +66,7 @@ def summarize(records: Sequence[dict[str, Any]], *, status: str, wall_s: float) 
             if any(key in r for r in training)
         },
         "validation": validated,
+        "verdict": verdict(training, validated),
     }
 
 

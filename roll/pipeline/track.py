@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from roll.config.lifecycle import TrackConfig
 from roll.core.errors import EngineMissingError
+from roll.pipeline.signs import Lookout
 
 logger = logging.getLogger(__name__)
 
@@ -131,10 +132,13 @@ class ConsoleTracker:
             disable=not self.console.is_terminal,
         )
         self._max_steps = max_steps
+        self._lookout = Lookout()
         self._task = self._progress.add_task("training", total=max_steps, completed=first_step)
         self._progress.start()
 
     def log(self, step: int, record: Record) -> None:
+        for said in self._lookout.look(record):
+            self.console.print(f"step {step}: {said}", style="yellow", soft_wrap=True, markup=False)
         self.console.print(
             step_line(step, self._max_steps, record), highlight=False, soft_wrap=True
         )
@@ -143,6 +147,9 @@ class ConsoleTracker:
     def close(self) -> None:
         self._progress.stop()
 
+
+MAX_PARTS = 6
+"""Of a reward, in the line of a step; all are in metrics.jsonl."""
 
 _COLUMNS: Sequence[tuple[str, str, str]] = (
     ("reward/mean", "reward", ".3f"),
@@ -163,13 +170,32 @@ def step_line(step: int, max_steps: int, record: Record) -> str:
     Example: step   3/60  reward 0.612  loss -0.0031  kl 0.0004 ...
     """
     parts = [f"step {step:>3}/{max_steps}"]
-    parts += [f"{label} {record[name]:{form}}" for name, label, form in _COLUMNS if name in record]
+    for name, label, form in _COLUMNS:
+        if name in record:
+            parts.append(f"{label} {record[name]:{form}}")
+        if name == "reward/mean":
+            parts += _reward_parts(record)
     parts += [
         f"[bold]{name} {value:.3f}[/bold]"
         for name, value in record.items()
         if name.startswith("val/") and ("@" in name or name.endswith(("/loss", "/accuracy")))
     ]
     return "  ".join(parts)
+
+
+def _reward_parts(record: Record) -> list[str]:
+    """What the reward is made of, as far as it is of several things."""
+    shown = [
+        f"{name.removeprefix('reward/').removesuffix('/mean')} {value:.3f}"
+        for name, value in record.items()
+        if name.startswith("reward/")
+        and not name.startswith("reward/tag/")
+        and name not in ("reward/mean", "reward/std")
+    ]
+    if len(shown) < 2:
+        return []
+    more = ["..."] if len(shown) > MAX_PARTS else []
+    return [f"({', '.join([*shown[:MAX_PARTS], *more])})"]
 
 
 class Trackers:

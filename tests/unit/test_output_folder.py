@@ -9,13 +9,26 @@ from pathlib import Path
 
 import pytest
 import typer
+import yaml
 
 from roll.cli import reported
 from roll.config import load_config
 from roll.config.lifecycle import TrackConfig
-from roll.core.errors import ConfigError, DataError, EngineMissingError
+from roll.core.errors import (
+    ConfigError,
+    DataError,
+    EngineMissingError,
+    SettingsChangedError,
+    UserError,
+)
 from roll.pipeline.checkpoint import Checkpoints, RunState
-from roll.pipeline.folder import finished_summary, make_writable, mark_export, set_aside
+from roll.pipeline.folder import (
+    finished_summary,
+    make_writable,
+    mark_export,
+    refuse_other_settings,
+    set_aside,
+)
 from roll.pipeline.paths import absolute_paths
 from roll.pipeline.summary import read_summary
 from roll.pipeline.track import check_trackers
@@ -119,3 +132,24 @@ def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit), reported(debug=True):
         raise OSError("broken")
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_finished_folder_is_refused_by_the_settings_that_are_other_ones(tmp_path: Path) -> None:
+    path = write_task(tmp_path, max_steps=7)
+    config = load_config(path).config
+    state = RunState(step=7, sampler={})
+    with Checkpoints(Path(config.output_dir) / "checkpoints", config.checkpoint).writing(
+        state
+    ) as f:
+        (f / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    for same in ([], ["track.rollouts_every=5", "checkpoint.keep_last=1"]):
+        refuse_other_settings(load_config(path, same).config)
+    other = load_config(path, ["actor_train.optimizer.lr=0.5", "max_steps=5", "seed=3"]).config
+    with pytest.raises(SettingsChangedError) as refused:
+        refuse_other_settings(other)
+    said = str(refused.value)
+    assert not isinstance(refused.value, UserError), "so that the exit code is 1"
+    assert "is complete (7 steps), but 3 settings are not what this run asks for" in said
+    for line in ("actor_train.optimizer.lr: 0.001 -> 0.5", "seed: 0 -> 3", "max_steps: 7 -> 5"):
+        assert f"\n  {line}" in said
+    assert "another output_dir" in said
