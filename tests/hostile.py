@@ -24,7 +24,8 @@ def pickled(mark: Path) -> bytes:
 
 
 def torch_saved(mark: Path, path: Path) -> None:
-    torch.save({"state": Bomb(mark)}, path)
+    with path.open("wb") as file:  # a path is part of what is written, and not every one will do
+        torch.save({"state": Bomb(mark)}, file)
 
 
 def assert_works(mark: Path) -> None:

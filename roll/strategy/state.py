@@ -58,14 +58,18 @@ def begin(path: Path, identity: dict[str, Any]) -> tuple[dict[str, Any], dict[st
         raise CheckpointError(
             f"no complete checkpoint in {path}: {error.filename} is missing"
         ) from error
+    except CheckpointError:  # which is a ValueError, too
+        raise
     except (ValueError, KeyError) as error:
-        raise CheckpointError(f"{path / 'meta.json'} is damaged: {error!r}") from error
+        raise CheckpointError(
+            f"{path / 'meta.json'} is damaged: {type(error).__name__}: {error}"
+        ) from error
     if not rng.is_file():
         raise CheckpointError(f"no complete checkpoint in {path}: {rng} is missing")
     try:
         return meta, read_random_states(rng.read_text())
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{rng} is damaged: {error!r}") from error
+        raise CheckpointError(f"{rng} is damaged: {type(error).__name__}: {error}") from error
 
 
 def save_hf(

@@ -89,7 +89,7 @@ class IndexedReader(FileSystemReader):
                 f"no complete checkpoint in {self._folder}: {path} is missing"
             ) from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{path} is damaged: {error!r}") from error
+            raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from error
         return Metadata(
             state_dict_metadata=tensors,
             storage_data=places,

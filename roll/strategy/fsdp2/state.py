@@ -61,8 +61,15 @@ def load(path: Path, model: PreTrainedModel, optimizer: Optimizer) -> int:
         tensors |= _optimizer_tensors(model, optimizer)
     try:
         dcp_load(tensors, storage_reader=IndexedReader(path))
-    except (FileNotFoundError, CheckpointException) as error:
+    except FileNotFoundError as error:
         raise CheckpointError(f"checkpoint {path} is incomplete: {error}") from error
+    except CheckpointException as error:
+        first, _ = next(iter(error.failures.values()))
+        if isinstance(first, CheckpointError):
+            raise first from error
+        raise CheckpointError(
+            f"checkpoint {path} is incomplete or damaged: {type(first).__name__}: {first}"
+        ) from error
     set_random_states(rng)
     dist.barrier()
     return int(meta["updates"])
