@@ -65,7 +65,8 @@ def _report(error: Exception, debug: bool) -> None:
     kind = type(error).__name__
     told = " ".join(str(error).splitlines()) if not isinstance(error, RollError) else str(error)
     _err.print(f"{kind}: {told}", markup=False, style="red")
-    if not debug and not isinstance(error, UserError):
+    told_whole = "Traceback (most recent call last)" in told  # as a worker's error is
+    if not debug and not told_whole and not isinstance(error, UserError):
         _err.print("(--debug shows the traceback)", markup=False)
 
 

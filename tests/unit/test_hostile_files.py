@@ -1,7 +1,6 @@
 """Models, tokenizers, data and YAML from strangers run no code.
 
-Checkpoints of runs: tests/contract/test_hostile_checkpoints.py; of mcore_adapter's trainer:
-tests/convert/test_hostile_checkpoint.py.
+Checkpoints of runs: tests/contract/test_hostile_checkpoints.py.
 """
 
 from __future__ import annotations
