@@ -118,7 +118,7 @@ def test_a_strike_is_survived_or_named_and_the_run_resumes(
         lines.append(end)
     else:
         assert end["step"] == end["before"] + 1, "the last run, which nobody struck, resumed"
-    for file in (tmp_path / "run/out/rollouts").iterdir():
+    for file in tmp_path.glob("run/out/rollouts/*"):
         ids = [record["id"] for record in read_records(file)]
         assert len(ids) == len(set(ids)) == SAMPLES, f"{file} has lost samples, or has some twice"
     for cell, line in zip(struck, lines, strict=True):
