@@ -81,6 +81,13 @@ def put_in(model: PreTrainedModel, lora: LoraConfig, *, also: nn.Module | None =
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         inject_adapter_in_model(settings, model)
+    for name, layer in _layers(model):
+        if not isinstance(layer.base_layer, nn.Linear):
+            raise ConfigError(
+                f"model.lora.targets: PEFT would adapt {name}, the experts or the router of a "
+                "mixture, which is not supported outside of kind: megatron; name linear layers, "
+                "such as [q_proj, k_proj, v_proj, o_proj]"
+            )
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(any(factor in name for factor in _FACTORS))
     if also is not None:

@@ -18,6 +18,7 @@ from tests.tiny import save_tiny_model
 FSDP2 = {"kind": "fsdp2"}
 ZERO_3 = {"kind": "deepspeed", "stage": 3, "whole_below_elements": 64}
 on_each = pytest.mark.parametrize("strategy", [FSDP2, ZERO_3], ids=["fsdp2", "deepspeed"])
+LORA = {"rank": 4, "alpha": 8.0, "targets": ["q_proj", "k_proj", "v_proj", "o_proj"]}
 WATCHED = {"tensorboard": False, "verify_weights": "always"}
 
 
@@ -53,7 +54,7 @@ def test_vllm_generates_with_the_experts_that_were_trained(
 def test_a_run_resumes_exports_and_merges(tmp_path: Path, strategy: dict[str, Any]) -> None:
     runs = []
     for name in ("whole", "halves"):
-        path = write_experts_task(tmp_path / name, strategy)
+        path = write_experts_task(tmp_path / name, strategy, reference=None, algorithm={})
         if name == "halves":
             run_local(path, ["max_steps=2"])
         runs.append(run_local(path))
@@ -78,7 +79,7 @@ def test_a_run_resumes_exports_and_merges(tmp_path: Path, strategy: dict[str, An
 def test_an_adapter_leaves_merged_into_a_mixture_of_experts(
     tmp_path: Path, strategy: dict[str, Any]
 ) -> None:
-    model = {"path": str(tmp_path / "model"), "lora": {"rank": 4, "alpha": 8.0}}
+    model = {"path": str(tmp_path / "model"), "lora": LORA}
     records = run_local(write_experts_task(tmp_path, strategy, model=model, reference=None))
     assert_engine_agrees(records)
     assert records[-2]["kl/ref"] > 0

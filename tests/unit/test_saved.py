@@ -15,6 +15,9 @@ from transformers.core_model_loading import (
     revert_weight_conversion,
 )
 
+from roll.config.model import LoraConfig
+from roll.core.errors import ConfigError
+from roll.models import lora
 from roll.models.saved import Saved
 from roll.strategy import names
 from roll.strategy.hf.memory import WeightMemory
@@ -109,3 +112,14 @@ def test_what_is_transposed_or_joined_on_the_way_leaves_and_enters_too() -> None
         for tensor in bundle.saved:
             saved.put_back(bundle, tensor.name, found[tensor.name], empty)
         assert all(torch.equal(empty[name], own[name]) for name in bundle.sources)
+
+
+def test_an_adapter_of_experts_is_refused_and_one_of_attention_leaves_whole() -> None:
+    with pytest.raises(ConfigError, match=r"name linear layers, such as \[q_proj"):
+        lora.put_in(make("qwen3_moe"), LoraConfig(rank=2))
+    model = make("qwen3_moe")
+    lora.put_in(model, LoraConfig(rank=2, targets=("q_proj", "v_proj")))
+    adapted = lora.deltas(model)
+    assert adapted.keys() <= dict(names.distinct(model)).keys()
+    factors = {id(p) for delta in adapted.values() for p in (delta.a_RI, delta.b_OR)}
+    assert factors == {id(parameter) for _, parameter in names.trained(model)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar, cast
+from typing import Generic, Self, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,12 @@ class Root(nn.Module, Generic[T]):
         self.model = whole.model
         # In a tuple, so that it is not registered: its own call would be counted too.
         self._whole = (whole,)
+
+    def train(self, mode: bool = True) -> Self:
+        """As the `TokenModel` does it, which is no module of this one."""
+        super().train(mode)
+        self._whole[0].train(mode)
+        return self
 
     def forward(self, tokens_BT: Tensor, asked: Asked) -> Tensor:
         """The tensors that there are, `[1, ...]` to `[3, ...]`."""
