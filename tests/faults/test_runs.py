@@ -1,4 +1,7 @@
-"""Runs as a user starts them: killed, interrupted, broken; what they say and what they leave."""
+"""Runs as a user starts them: killed, interrupted, broken; what they say and what they leave.
+
+What a dead or stopped process of a run does to it is in `test_table.py`.
+"""
 
 from __future__ import annotations
 
@@ -138,22 +141,4 @@ def test_a_broken_reward_ends_the_run_with_its_reason(
     assert code == 1, output
     assert "reward 'broken' failed" in output
     assert says in output
-    nothing_left(command, 15)
-
-
-def test_a_killed_engine_process_is_named_and_replaced(tmp_path: Path) -> None:
-    command = started(tmp_path, "actor_infer.strategy.kind=vllm")
-    cores = [pid for pid, text in command.alive().items() if "EngineCore" in text]
-    assert cores, command.alive()
-    os.kill(cores[0], signal.SIGKILL)
-    wait_for(
-        lambda: any(r.get("rollout/lost_replicas") for r in records(tmp_path)),
-        120, "the step in which the engine died did not end",
-    )  # fmt: skip
-    command.process.send_signal(signal.SIGINT)
-    code, output = command.wait(60)
-    assert code == 130
-    assert "inference replica 0 is lost" in output
-    assert "vLLM of actor_infer[0]" in output
-    assert "inference replica 0 is back" in output
     nothing_left(command, 15)
