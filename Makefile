@@ -8,6 +8,10 @@ STAMP := $(VENV)/.installed
 PLATFORM ?= $(if $(shell command -v nvidia-smi 2>/dev/null),cuda,cpu)
 # PyTorch's build for GPUs. Named, because `auto` asks the driver, which a docker build has not.
 CUDA_BUILD ?= cu130
+# Processes that share the tests, one more than two cores: many tests wait. Whoever is free takes the
+# next group of tests (tests/turns.py), in the order of the folders: the long ones come first.
+WORKERS ?= 3
+SHARED := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 # Where a folder of wheels is configured for pip, uv must be told; elsewhere it takes PyTorch's build
 # from PyTorch's own index.
 ifdef PIP_FIND_LINKS
@@ -44,10 +48,10 @@ type: setup
 	$(BIN)/mypy
 
 test: setup  ## Everything that runs on this machine.
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(SHARED)
 
 test-fast: setup  ## Without the slow ones.
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest $(SHARED) -m "not slow"
 
 test-gpu: setup
 	$(BIN)/python -m pytest tests/gpu

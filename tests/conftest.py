@@ -29,10 +29,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     have = torch.cuda.device_count()
     for item in items:
-        # Tests of a module share fixtures, so one of pytest's workers runs them all; a module whose
-        # fixtures have parameters marks each of those as a group of its own.
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
+        # Tests of a module share fixtures, so one worker runs them all; where `in_groups` marks the
+        # parameters of a fixture, one for each parameter.
+        item.add_marker(pytest.mark.xdist_group(item.nodeid.split("::")[0]))
         marker = item.get_closest_marker("gpu")
         if marker and marker.args[0] > have:
             item.add_marker(pytest.mark.skip(reason=f"needs {marker.args[0]} GPUs, has {have}"))

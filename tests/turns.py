@@ -1,14 +1,20 @@
-"""Turns of pytest's workers: tests that look at the clock run while no other test does."""
+"""What pytest's workers share: who runs which tests, and turns of tests that look at the clock."""
 
 from __future__ import annotations
 
 import fcntl
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+
+def in_groups(names: Iterable[str], *marks: pytest.MarkDecorator) -> list[Any]:
+    """Return parameters of a fixture whose tests any worker may run, one worker for each name."""
+    return [pytest.param(name, marks=[pytest.mark.xdist_group(name), *marks]) for name in names]
 
 
 @contextmanager

@@ -39,14 +39,18 @@ from tests.contract.engine_rig import (
     weights_of,
 )
 from tests.tiny import char_tokenizer, save_tiny_model
+from tests.turns import in_groups
 
-SGLANG = pytest.param(
-    "sglang", marks=pytest.mark.skipif(not status("sglang").ok, reason=status("sglang").advice)
-)
+WITHOUT_SGLANG = pytest.mark.skipif(not status("sglang").ok, reason=status("sglang").advice)
 """Its release pins another torch than ours; only without a GPU both fit into one environment."""
+ENGINES = [
+    *in_groups(["hf"]),
+    *in_groups(["vllm"], pytest.mark.slow),
+    *in_groups(["sglang"], pytest.mark.slow, WITHOUT_SGLANG),
+]
 
 
-@pytest.fixture(scope="module", params=["hf", "vllm", SGLANG])
+@pytest.fixture(scope="module", params=ENGINES)
 def rig(
     request: pytest.FixtureRequest,
     loop: asyncio.AbstractEventLoop,

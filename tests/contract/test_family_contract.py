@@ -18,13 +18,14 @@ from tests.contract.ranks import run_ranks
 from tests.contract.train_job import train_batch
 from tests.convert.tiny_models import MODELS
 from tests.families import FAMILIES, save
+from tests.turns import in_groups
 
 BACKENDS = ["fsdp2", "deepspeed-zero3", "megatron-dp2"]
 """One of each way to hold tensors; `megatron` has the families of mcore_adapter."""
 Results = tuple[Path, list[str], list[dict[str, Any]]]
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
+@pytest.fixture(scope="module", params=in_groups(BACKENDS))
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("families")
     names = sorted(set(MODELS) - {"phi3"} if "megatron" in request.param else FAMILIES)

@@ -30,11 +30,12 @@ from tests.contract.lora_job import (
 from tests.contract.ranks import run_ranks
 from tests.contract.test_train_contract import assert_same_bits
 from tests.tiny import save_tiny_model
+from tests.turns import in_groups
 
 Results = dict[int, list[dict[str, Any]]]
 
 
-@pytest.fixture(scope="module", params=[pytest.param(n, marks=pytest.mark.slow) for n in BACKENDS])
+@pytest.fixture(scope="module", params=in_groups(BACKENDS, pytest.mark.slow))
 def backend_name(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name

@@ -26,12 +26,16 @@ from tests.contract.train_job import (
     train_batch,
 )
 from tests.tiny import save_tiny_model
+from tests.turns import in_groups
 
 WORLD_SIZES = (2, 1)  # two first: one rank then resumes its checkpoint
 Results = dict[int, list[dict[str, Any]]]
+QUICK = ("fsdp2", "deepspeed-zero2", "megatron-dp2")
+"""One of each library: those that `make test-fast` runs."""
+OTHERS = [backend.name for backend in TRAIN_BACKENDS if backend.name not in QUICK]
 
 
-@pytest.fixture(scope="module", params=[backend.name for backend in TRAIN_BACKENDS])
+@pytest.fixture(scope="module", params=[*in_groups(QUICK), *in_groups(OTHERS, pytest.mark.slow)])
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("train")
     experts = next(b.experts for b in TRAIN_BACKENDS if b.name == request.param)
