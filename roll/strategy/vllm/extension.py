@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from roll.core.errors import WeightSyncError
+from roll.strategy.vllm.experts import packing_experts
 from roll.strategy.vllm.heads import EmbeddingMemory, repack_heads
 from roll.strategy.vllm.readback import Probes, read_back
 from roll.weight_sync.channel import Channel
@@ -105,7 +106,8 @@ class WeightLoader:
         probes = Probes() if incoming.verify else None
         try:
             tensors = _rest(incoming, EmbeddingMemory(model), probes)
-            self.model_runner.reload_weights(weights_iterator=tensors)
+            with packing_experts(model):
+                self.model_runner.reload_weights(weights_iterator=tensors)
         except WeightSyncError:
             # Layers that wait for their tensors would hang at the next forward pass; put back
             # what they had. The model is then a mixture, which the engine refuses to use.

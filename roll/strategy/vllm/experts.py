@@ -1,0 +1,35 @@
+"""Experts on CPUs: what vLLM packs when a model is loaded must be packed again by every push."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+
+@contextmanager
+def packing_experts(model: nn.Module) -> Iterator[None]:
+    """Let vLLM's reload pack the experts of each layer again; a no-op on other devices.
+
+    vLLM packs them where it builds a layer's kernel, and builds that once. A reload would
+    therefore put plain weights where the kernel reads packed ones. Inside the block no kernel
+    counts as built; after it, also after an error, each layer has its first kernel again, which
+    reads from the memory that the reload has filled.
+    """
+    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+
+    methods = [getattr(module, "quant_method", None) for module in model.modules()]
+    kernels = {
+        method: kernel
+        for method in methods
+        if (kernel := getattr(method, "moe_kernel", None)) is not None
+        and isinstance(kernel.fused_experts, CPUUnquantizedExperts)
+    }
+    for method in kernels:
+        method.moe_kernel = None
+    try:
+        yield
+    finally:
+        for method, kernel in kernels.items():
+            method.moe_kernel = kernel
