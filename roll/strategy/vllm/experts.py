@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import nn
 
@@ -19,7 +20,7 @@ def packing_experts(model: nn.Module) -> Iterator[None]:
     """
     from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 
-    methods = [getattr(module, "quant_method", None) for module in model.modules()]
+    methods: list[Any] = [getattr(module, "quant_method", None) for module in model.modules()]
     kernels = {
         method: kernel
         for method in methods

@@ -133,11 +133,7 @@ def _mcore_source(
     folder: McoreFolder, table: ModelTable, plan: Callable[[ParallelSizes], list[Task]]
 ) -> Source:
     sizes, found = folder.sizes, dict[str, Full]()
-    if folder.vocab not in (None, table.shape.vocab):
-        raise ConversionError(
-            f"{folder.path / META} has a vocabulary of {folder.vocab}, config.json says "
-            f"{table.shape.vocab}"
-        )
+    _check_meta(folder, table)
     check_layout(table, sizes)
     planned = present(plan(sizes), folder.names)
     full_shape, expected = FullShapes(table), set()
@@ -175,11 +171,6 @@ def _mcore_source(
         raise ConversionError(
             f"{folder.path / file} has {name}, which the table of {table.model_type} has no row for"
         )
-    strange = [name for name in folder.repeats if name not in table.repeats]
-    if strange:
-        raise ConversionError(
-            f"{folder.path / META} repeats {strange[0]}, which no {table.model_type} does"
-        )
     names = {task.name for task in planned}
     return Source(
         folder=folder,
@@ -190,6 +181,20 @@ def _mcore_source(
         repeats=folder.repeats,
         adapter=folder.adapter,
     )
+
+
+def _check_meta(folder: McoreFolder, table: ModelTable) -> None:
+    """Compare what the folder says of itself with config.json."""
+    if folder.vocab not in (None, table.shape.vocab):
+        raise ConversionError(
+            f"{folder.path / META} has a vocabulary of {folder.vocab}, config.json says "
+            f"{table.shape.vocab}"
+        )
+    strange = [name for name in folder.repeats if name not in table.repeats]
+    if strange:
+        raise ConversionError(
+            f"{folder.path / META} repeats {strange[0]}, which no {table.model_type} does"
+        )
 
 
 def _same_on_ranks(name: str, one: Piece, other: Piece) -> Same:
