@@ -45,10 +45,11 @@ class Worker:
     def close(self) -> Awaitable[None] | None:
         """Let go of engines, files and process groups; called once, at a normal end.
 
+        Here there is nothing to let go of. A default process group may be in use by other workers
+        of the process: who joins it directly leaves it, strategies do so by `Membership`.
         Asynchronous workers may declare it `async def`; whoever calls it awaits what it returns.
         After a failure the process is simply killed, and its children with it.
         """
-        self.platform.destroy()
         return None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch.distributed as dist
 
 from roll.core.types import WorkerSpec
@@ -10,18 +12,34 @@ from roll.platform import get_platform
 TIMEOUT_S = 1800.0
 """For one collective, the wait for a slower rank included; dead workers are noticed sooner."""
 
+_LOCK = threading.Lock()
+_inside: set[Membership] = set()
+"""Those that use the default group which one of them has joined."""
+
 
 class Membership:
-    """The first strategy of a process joins at `spec.rendezvous`, and is the one that leaves."""
+    """A strategy's use of the group: the first of a process joins it at `spec.rendezvous`, and it
+    is left by the last one.
+
+    Roles that share a process come and go in any order. A group that was joined elsewhere is
+    used, and not left.
+    """
 
     def __init__(self, spec: WorkerSpec) -> None:
         self._platform = get_platform(spec.platform)
-        self._joined_here = not dist.is_initialized()
-        if self._joined_here:
-            self._platform.init_process_group(spec, timeout_s=TIMEOUT_S)
+        with _LOCK:
+            if not dist.is_initialized():
+                _inside.clear()  # nobody's group is left
+                self._platform.init_process_group(spec, timeout_s=TIMEOUT_S)
+                _inside.add(self)
+            elif _inside:
+                _inside.add(self)
         self.device = self._platform.device(spec)
 
     def leave(self) -> None:
-        if self._joined_here:
-            self._platform.destroy()
-            self._joined_here = False
+        """Use the group no more; a second call does nothing."""
+        with _LOCK:
+            if self in _inside:
+                _inside.remove(self)
+                if not _inside:
+                    self._platform.destroy()

@@ -94,6 +94,9 @@ class Adder(Spawner):
         dist.all_reduce(value)
         return float(value)
 
+    def close(self) -> None:
+        self.platform.destroy()
+
     def sleep(self, seconds_by_rank: tuple[float, ...]) -> int:
         time.sleep(seconds_by_rank[self.spec.rank])
         return self.spec.rank

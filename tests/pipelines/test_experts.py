@@ -54,7 +54,7 @@ def test_vllm_generates_with_the_experts_that_were_trained(
 def test_a_run_resumes_exports_and_merges(tmp_path: Path, strategy: dict[str, Any]) -> None:
     runs = []
     for name in ("whole", "halves"):
-        path = write_experts_task(tmp_path / name, strategy, reference=None, algorithm={})
+        path = write_experts_task(tmp_path / name, strategy)
         if name == "halves":
             run_local(path, ["max_steps=2"])
         runs.append(run_local(path))
