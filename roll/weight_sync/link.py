@@ -113,7 +113,11 @@ class Link:
 class Listener:
     """The leading sender's end: waits for all others."""
 
-    def __init__(self, address: str, timeout_s: float, abort: Abort) -> None:
+    def __init__(
+        self, address: str, timeout_s: float, abort: Abort, user: int | None = None
+    ) -> None:
+        """`user`: the only one whose processes are listened to; this process's own if left out."""
+        self._user = os.getuid() if user is None else user
         self._timeout_s = timeout_s
         self._abort = abort
         self._lingers = False
@@ -187,7 +191,7 @@ class Listener:
                     f"weight transfer: {', '.join(missing)} did not connect within "
                     f"{self._timeout_s:g} s"
                 ) from error
-            if _same_user(connection):
+            if _user_of(connection) == self._user:
                 return Link(connection, "somebody new", self._timeout_s)
             connection.close()
 
@@ -204,13 +208,23 @@ class Listener:
             self._socket.close()
 
 
-def connect(address: str, name: str, timeout_s: float, abort: Abort | None = None) -> Link:
+def connect(
+    address: str,
+    name: str,
+    timeout_s: float,
+    abort: Abort | None = None,
+    user: int | None = None,
+) -> Link:
     """The end of a receiver, or of another sender; the leading sender may start later.
 
+    Args:
+        user: the only one whose processes are spoken to; this process's own if left out.
+
     Raises:
-        WeightSyncError: nobody listens on `address` within `timeout_s`, or the transfer was given
-            up.
+        WeightSyncError: nobody listens on `address` within `timeout_s`, somebody else's process
+            does, or the transfer was given up.
     """
+    user = os.getuid() if user is None else user
     deadline = time.monotonic() + timeout_s
     pause_s = 0.0002
     while True:
@@ -228,6 +242,12 @@ def connect(address: str, name: str, timeout_s: float, abort: Abort | None = Non
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 0.02)
             continue
+        if (found := _user_of(connection)) != user:
+            connection.close()
+            raise WeightSyncError(
+                f"weight transfer: a process of user {found} listens at {address}, where the "
+                f"sender of user {user} was expected; all of a run must belong to one user"
+            )
         link = Link(connection, "the sender", timeout_s)
         if abort is not None:
             abort.when_given_up(link.break_off)
@@ -235,8 +255,8 @@ def connect(address: str, name: str, timeout_s: float, abort: Abort | None = Non
         return link
 
 
-def _same_user(connection: socket.socket) -> bool:
-    """Abstract sockets have no file permissions, so look at who is calling."""
+def _user_of(connection: socket.socket) -> int:
+    """Who is at the other end, as the kernel knows: abstract sockets have no file permissions."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     _, user, _ = struct.unpack("3i", credentials)
-    return bool(user == os.getuid())
+    return int(user)

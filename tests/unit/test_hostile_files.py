@@ -40,8 +40,6 @@ UNPICKLES = {
     "roll/strategy/sglang/messages.py",
     # What it has pickled itself, on the line before.
     "roll/rewards/contract.py",
-    # From a process of the same user, over a socket that asks who is there.
-    "roll/weight_sync/ipc.py",
 }
 
 

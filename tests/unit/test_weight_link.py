@@ -5,8 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import uuid
 
-from roll.weight_sync.link import Link
+import pytest
+
+from roll.core.errors import WeightSyncError
+from roll.weight_sync.abort import Abort
+from roll.weight_sync.link import Link, Listener, connect
 
 
 def test_messages_that_come_together_are_read_one_by_one_and_a_long_one_whole() -> None:
@@ -36,3 +41,22 @@ def send(link: Link, long: dict[str, list[str]], fd: int) -> None:
     link.put(long, fds=(fd,))
     link.put({"go": True})
     link.put({"bucket": 0})
+
+
+def test_processes_of_other_users_are_neither_listened_nor_spoken_to() -> None:
+    address, other = f"roll-test-{uuid.uuid4().hex}", os.getuid() + 1
+    with Listener(address, 10.0, Abort()) as listener:
+        with pytest.raises(WeightSyncError, match=f"user {os.getuid()} listens at {address}"):
+            connect(address, "receiver 0", 10.0, user=other)
+        link = connect(address, "receiver 0", 10.0)
+        # The one that hung up has said no name; who comes next is told apart from it.
+        with pytest.raises(WeightSyncError, match="connection closed"):
+            listener.accept_all(["receiver 0"])
+        link.close()
+    with Listener(address + "2", 0.3, Abort(), user=other) as listener:
+        link = connect(address + "2", "receiver 0", 10.0)
+        with pytest.raises(WeightSyncError, match="receiver 0 did not connect within"):
+            listener.accept_all(["receiver 0"])
+        with pytest.raises(WeightSyncError, match="its process probably died"):
+            link.get("offer")
+        link.close()
