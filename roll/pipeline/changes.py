@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from roll.config.run import RunConfig
+from roll.core.errors import CheckpointError
 
 EXPECTED = ("max_steps", "epochs", "resume", "output_dir", "track", "checkpoint", "cluster")
 """Keys that say how long a run is and what it leaves behind."""
@@ -19,17 +20,35 @@ def changed_keys(checkpoint: Path, config: RunConfig) -> list[str]:
 
     Args:
         config: as the user wrote it.
+
+    Raises:
+        CheckpointError: the file is no mapping in plain YAML.
     """
     file = checkpoint / "config.yaml"
     if not file.is_file():
         return []
-    then = dict(_leaves(yaml.safe_load(file.read_text(encoding="utf-8"))))
+    then = dict(_leaves(_settings(file)))
     now = dict(_leaves(config.model_dump(mode="json")))
     return [
         f"{key}: {then.get(key, 'unset')} -> {now.get(key, 'unset')}"
         for key in sorted(then.keys() | now.keys())
         if then.get(key) != now.get(key) and key.split(".")[0] not in EXPECTED
     ]
+
+
+def _settings(file: Path) -> Mapping[str, Any]:
+    try:
+        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError) as error:
+        reason = " ".join(str(error).split())
+    else:
+        if isinstance(found, Mapping):
+            return found
+        reason = f"it holds {type(found).__name__}"
+    raise CheckpointError(
+        f"{file} should hold the settings of the run as a mapping in plain YAML: {reason}; it is "
+        "damaged or not roll's. Take another checkpoint, or remove the file to go on uncompared"
+    )
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

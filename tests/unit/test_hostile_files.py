@@ -1,6 +1,7 @@
 """Models, tokenizers, data and YAML from strangers run no code.
 
-Checkpoints of runs: tests/contract/test_hostile_checkpoints.py.
+Checkpoints of runs: tests/contract/test_hostile_checkpoints.py. Files of `mcore-adapter`:
+tests/convert/test_hostile_trainer_files.py. Messages of weight transfers: test_weight_ipc.py.
 """
 
 from __future__ import annotations
@@ -21,13 +22,18 @@ import pytest
 from roll.config import load_config
 from roll.config.data import DataConfig, SourceConfig
 from roll.config.model import ModelConfig
-from roll.core.errors import ConfigError, DataError, RollError
+from roll.core.errors import CheckpointError, ConfigError, DataError, RollError
 from roll.data.sources import check_source, map_any, read_source
 from roll.data.templates import render_prompts
 from roll.models.load import load_causal_lm, load_tokenizer
 from roll.models.load import load_config as load_model_config
+from roll.pipeline.changes import changed_keys
 from roll.pipeline.checkpoint import load_state
+from roll.pipeline.folder import exported_step
 from roll.pipeline.merge import merge
+from roll.pipeline.run_lock import read_owner
+from roll.pipeline.summary import read_summary
+from roll.pipeline.track import read_records
 from tests.hostile import assert_works, pickled, torch_saved
 from tests.runs import ROOT, write_task
 from tests.tiny import char_tokenizer, save_tiny_model
@@ -217,3 +223,35 @@ def test_a_checkpoint_s_own_config_cannot_allow_code(tmp_path: Path, mark: Path)
     (checkpoint / "config.yaml").write_text(text)
     with pytest.raises(ConfigError, match="--trust-remote-code"):
         merge(checkpoint, tmp_path / "merged")
+
+
+def test_the_settings_in_a_checkpoint_run_no_code(tmp_path: Path, mark: Path) -> None:
+    config = load_config(write_task(tmp_path / "task"), []).config
+    checkpoint = tmp_path / "step_000002"
+    checkpoint.mkdir()
+    (checkpoint / "state.json").write_text("{}")
+    file = checkpoint / "config.yaml"
+    for content in (
+        f"seed: !!python/object/apply:os.system ['touch {mark}']\n".encode(),
+        f"seed: !!python/object/new:os.system ['touch {mark}']\n".encode(),
+        pickled(mark),
+        b"- no mapping\n",
+    ):
+        file.write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"config\.yaml should hold the settings"):
+            changed_keys(checkpoint, config)
+        with pytest.raises(ConfigError):
+            merge(checkpoint, tmp_path / "merged")
+
+
+def test_what_lies_in_an_output_folder_is_not_unpickled(tmp_path: Path, mark: Path) -> None:
+    (tmp_path / "hf").mkdir()
+    for name, read in (
+        ("hf/roll.json", lambda: exported_step(tmp_path)),
+        ("summary.json", lambda: read_summary(tmp_path)),
+        ("metrics.jsonl", lambda: read_records(tmp_path / "metrics.jsonl")),
+        ("run.lock", lambda: read_owner(tmp_path / "run.lock")),
+    ):
+        (tmp_path / name).write_bytes(pickled(mark))
+        with suppress(ValueError):
+            assert not read(), name

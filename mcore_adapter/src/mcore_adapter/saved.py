@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,12 @@ from safetensors import safe_open
 from torch import Tensor
 
 from mcore_adapter.convert.arrays import A, Outline
+from mcore_adapter.convert.jsonfile import read_json
 from mcore_adapter.convert.plan import Task, tasks
 from mcore_adapter.convert.shards import Replicated
 from mcore_adapter.convert.table import ModelTable
 from mcore_adapter.convert.tensorfile import read_header
-from mcore_adapter.errors import ConversionError
+from mcore_adapter.errors import AdapterError, ConversionError
 from mcore_adapter.sizes import ParallelSizes
 
 INDEX = "index.json"
@@ -28,6 +29,15 @@ def key_of(task: Task, kind: str, shard: int) -> str:
     return f"{task.name}#{kind}#{shard}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Of a shard."""
+
+    shape: tuple[int, ...]
+    parts: tuple[int, ...]
+    """The ranks whose files have parts of it, in order."""
+
+
 class Saved:
     """What `checkpoint.save` wrote. Every file is looked at before the first tensor is read."""
 
@@ -37,21 +47,20 @@ class Saved:
             ConversionError: a file is missing or damaged; says which.
         """
         self._folder, self._table = folder, table
+        path = folder / INDEX
+        if not path.is_file():
+            raise ConversionError(f"{path} is missing: it is no complete checkpoint")
+        index = read_json(path)
         try:
-            index = json.loads((folder / INDEX).read_text())
             layers = index["sizes"]["layers"]
             sizes = {**index["sizes"], "layers": None if layers is None else tuple(layers)}
             self._was = ParallelSizes(**sizes)
-            self._tensors: dict[str, Any] = index["tensors"]
-            self.step: int = index["step"]
+            self._tensors = {key: _place(found) for key, found in index["tensors"].items()}
+            self.step = _count(index["step"])
             """Of Adam."""
-            self.extra: dict[str, Any] = index["extra"]
-        except FileNotFoundError:
-            raise ConversionError(
-                f"{folder / INDEX} is missing: it is no complete checkpoint"
-            ) from None
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConversionError(f"{folder / INDEX} is damaged: {error!r}") from error
+            self.extra: dict[str, Any] = dict(index["extra"])
+        except (AdapterError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConversionError(f"{path} is damaged: {error!r}") from error
         self._files = self._opened()
 
     def full(self, task: Task, kind: str) -> Tensor:
@@ -70,19 +79,19 @@ class Saved:
             ConversionError: it is not there.
         """
         keys = self._keys(task, kind)
-        return self._merged(task, [Outline(tuple(self._tensors[key]["shape"])) for key in keys])
+        return self._merged(task, [Outline(self._tensors[key].shape) for key in keys])
 
     def _opened(self) -> dict[int, Any]:
         """By rank, after a look at the headers."""
         headers, files = {}, {}
-        for rank in {rank for found in self._tensors.values() for rank in found["parts"]}:
+        for rank in {rank for found in self._tensors.values() for rank in found.parts}:
             path = self._folder / f"rank{rank:05d}.safetensors"
             if not path.is_file():
                 raise ConversionError(f"{path} is missing: the checkpoint is not complete")
             headers[rank], files[rank] = read_header(path), safe_open(path, "pt")
         for key, found in self._tensors.items():
-            parts = [headers[rank].get(key) for rank in found["parts"]]
-            if sum(prod(part.spec.shape) for part in parts if part) != prod(found["shape"]):
+            parts = [headers[rank].get(key) for rank in found.parts]
+            if sum(prod(part.spec.shape) for part in parts if part) != prod(found.shape):
                 raise ConversionError(
                     f"{self._folder} has not all of {key}: its files are not of one checkpoint"
                 )
@@ -105,6 +114,20 @@ class Saved:
 
     def _read(self, key: str) -> Tensor:
         found = self._tensors[key]
-        parts = [self._files[rank].get_tensor(key) for rank in found["parts"]]
+        parts = [self._files[rank].get_tensor(key) for rank in found.parts]
         flat: Tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return flat.view(found["shape"])
+        return flat.view(found.shape)
+
+
+def _place(found: Any) -> _Place:
+    """
+    Raises:
+        KeyError, TypeError, ValueError: it is something else.
+    """
+    return _Place(*(tuple(_count(each) for each in found[key]) for key in ("shape", "parts")))
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no number of things")
+    return value

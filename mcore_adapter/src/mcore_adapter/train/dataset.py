@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from mcore_adapter.errors import DataError
+from mcore_adapter.errors import ConfigError, DataError
 from mcore_adapter.load import read_config
 from mcore_adapter.train.encode import (
     Encode,
@@ -105,10 +106,11 @@ def prepare(path: Path, target: Path, settings: Settings) -> None:
 
     Raises:
         DataError: a row that cannot be used, with its file and line.
+        ConfigError: the model's folder has no tokenizer that can be used.
     """
     if target.is_file():
         return
-    tokenizer = AutoTokenizer.from_pretrained(settings.model)
+    tokenizer = load_tokenizer(settings.model)
     made = _Arrays(read_config(settings.model)["vocab_size"])
     for line, row in _rows(path):
         try:
@@ -126,9 +128,45 @@ def prepare(path: Path, target: Path, settings: Settings) -> None:
     aside.rename(target)
 
 
+def load_tokenizer(model: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model's folder; code in the folder is never run.
+
+    Raises:
+        ConfigError: there is none, or only one with code of its own.
+    """
+    try:
+        # Left out, transformers asks a person at a terminal whether to run the code.
+        return AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
+        hint = (
+            "; its code is not run here: save the tokenizer as a tokenizer.json beside the model"
+            if "custom code" in reason[0]
+            else ""
+        )
+        raise ConfigError(
+            f"{model} has no tokenizer that can be used: {reason[0]}{hint}"
+        ) from error
+
+
+def read_arrays(path: Path) -> dict[str, Tensor]:
+    """
+    Raises:
+        DataError: the file is damaged.
+    """
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise DataError(f"{path} is damaged: {error}; remove it, it is made again") from error
+
+
 def read(target: Path, name: str, sequences_each: int) -> Dataset:
-    """What `prepare` wrote, mapped into memory."""
-    found = load_file(target)
+    """What `prepare` wrote, mapped into memory.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    found = read_arrays(target)
     rows, skipped, cut = found["counts"].tolist()
     return Dataset(
         name=name,
@@ -208,13 +246,13 @@ def _pieces(sequence: Encoded, longest: int) -> Iterator[Encoded]:
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Rows and their lines, counted from 1; blank lines are none."""
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for line, text in enumerate(file, start=1):
             if not text.strip():
                 continue
             try:
                 row = json.loads(text)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise DataError(f"{path}:{line}: no JSON: {error}") from error
             if not isinstance(row, dict):
                 raise DataError(f"{path}:{line}: {type(row).__name__}, expected an object")

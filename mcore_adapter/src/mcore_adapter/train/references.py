@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
-from mcore_adapter.train.dataset import Dataset
+from mcore_adapter.train.dataset import Dataset, read_arrays
 from mcore_adapter.train.plan import Micro
 from mcore_adapter.train.policy import Policy
 
@@ -30,7 +30,7 @@ def references(
         per_step: examples that run together.
     """
     count = len(dataset) * dataset.sequences_each
-    known_S = load_file(path)["logprobs"] if path.is_file() else torch.full((count,), torch.nan)
+    known_S = read_arrays(path)["logprobs"] if path.is_file() else torch.full((count,), torch.nan)
     missing = sorted(
         {e for e in examples if known_S[dataset.sequences_of(e).start].isnan()},
         key=dataset.lengths_of,
