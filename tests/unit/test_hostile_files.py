@@ -23,6 +23,7 @@ from roll.config import load_config
 from roll.config.data import DataConfig, SourceConfig
 from roll.config.model import ModelConfig
 from roll.core.errors import CheckpointError, ConfigError, DataError, RollError
+from roll.data.columns import RawRow
 from roll.data.sources import check_source, map_any, read_source
 from roll.data.templates import render_prompts
 from roll.models.load import load_causal_lm, load_tokenizer
@@ -115,7 +116,7 @@ def test_a_chat_template_runs_in_a_sandbox(mark: Path) -> None:
         "{{ c(['touch', '" + str(mark) + "']) }}{% endif %}{% endfor %}"
     )
     source = SourceConfig(path="x.jsonl")
-    row = map_any(next(iter([_raw({"prompt": "p", "answer": "a"})])), source)
+    row = map_any(RawRow("row", {"prompt": "p", "answer": "a"}), source)
     data = DataConfig(
         sources=(source,), prompts_per_step=1, samples_per_prompt=1, max_prompt_tokens=8
     )
@@ -205,12 +206,6 @@ def test_the_driver_s_state_is_json(tmp_path: Path, mark: Path) -> None:
     (tmp_path / "state.json").write_bytes(pickled(mark))
     with pytest.raises(RollError):
         load_state(tmp_path)
-
-
-def _raw(values: dict[str, str]) -> object:
-    from roll.data.columns import RawRow
-
-    return RawRow("row", values)
 
 
 def test_a_checkpoint_s_own_config_cannot_allow_code(tmp_path: Path, mark: Path) -> None:
