@@ -56,7 +56,7 @@ test-fast: setup  ## Without the slow ones.
 test-gpu: setup
 	$(BIN)/python -m pytest tests/gpu
 
-bench: setup  ## The figures that the documentation quotes.
+bench: setup  ## The cost of the framework, as README.md quotes it; benchmarks/README.md has the other figures.
 	$(BIN)/python benchmarks/overhead.py
 
 clean:

@@ -1,7 +1,8 @@
 """How far the trainer's log-probs are from those that the engine reported for the same tokens.
 
 With equal weights on both sides this is numerical noise (1e-6 in float32); anything larger is a
-bug or a sampling option that the trainer does not know (`top_p`, `top_k`).
+bug or a sampling option that the trainer does not know (`top_p`, `top_k`). Tokens of older weights
+(`rollout.max_staleness`) add how far the policy has moved since it wrote them, which is no fault.
 """
 
 from __future__ import annotations

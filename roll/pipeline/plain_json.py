@@ -1,8 +1,9 @@
 """Plain values as a JSON file: what holds others is opened, a line for each; flat lists stay whole.
 
 A state may hold millions of tokens. The encoder of the standard library that indents is written in
-Python, and takes a minute for them; the other one takes a second, but all threads wait for it. Flat
-lists go to that one, a list at a time, so that nobody waits for longer than one list takes.
+Python and slow. The other one is written in C and fast, but all threads wait for it. Flat lists go
+to that one, a list at a time, so that nobody waits for longer than one list takes
+(`benchmarks/run_state.py`).
 """
 
 from __future__ import annotations

@@ -173,6 +173,8 @@ def step_line(step: int, max_steps: int, record: Record) -> str:
     for name, label, form in _COLUMNS:
         if name in record:
             parts.append(f"{label} {record[name]:{form}}")
+            if name == "mismatch/logprob_abs_max" and "staleness/max" in record:
+                parts += _oldest(record["staleness/max"])
         if name == "reward/mean":
             parts += _reward_parts(record)
     parts += [
@@ -181,6 +183,11 @@ def step_line(step: int, max_steps: int, record: Record) -> str:
         if name.startswith("val/") and ("@" in name or name.endswith(("/loss", "/accuracy")))
     ]
     return "  ".join(parts)
+
+
+def _oldest(versions: float) -> list[str]:
+    """How old the tokens are whose mismatch holds what the policy has learned since."""
+    return [f"(of tokens up to {versions:.0f} versions old)"] if versions else []
 
 
 def _reward_parts(record: Record) -> list[str]:

@@ -1,7 +1,8 @@
-"""The generated pages are what the code says today."""
+"""The pages are what the code says today."""
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 
@@ -12,3 +13,18 @@ def test_the_page_of_algorithms_is_up_to_date() -> None:
     made = runpy.run_path(str(ROOT / "docs" / "generate.py"))
     found = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
     assert found == made["text"](), "run: python docs/generate.py"
+
+
+def test_every_benchmark_is_named_with_what_it_measures() -> None:
+    folder = ROOT / "benchmarks"
+    page = (folder / "README.md").read_text(encoding="utf-8")
+    run = {p.name for p in folder.glob("*.py") if '__name__ == "__main__"' in p.read_text()}
+    jobs = {name for name in run if name.endswith("_job.py")}  # which others start
+    assert set(re.findall(r"benchmarks/(\w+\.py)", page)) == run - jobs
+
+
+def test_commands_of_benchmarks_in_the_documentation_exist() -> None:
+    pages = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile")]
+    for page in [*pages, *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.md")]:
+        for name in re.findall(r"benchmarks/\w+\.py", page.read_text(encoding="utf-8")):
+            assert (ROOT / name).is_file(), f"{page.name} names {name}"

@@ -74,3 +74,9 @@ def test_the_parts_of_a_reward_are_in_the_line_of_a_step() -> None:
     line = step_line(3, 60, HEALTHY | parts | {"reward/tag/a/mean": 0.5})
     assert "reward 0.500  (mine 0.500, mine/right 0.400)  loss" in line
     assert "(" not in step_line(3, 60, HEALTHY | {"reward/math/mean": 0.5})
+
+
+def test_a_mismatch_says_how_old_the_tokens_are() -> None:
+    stale = HEALTHY | {"mismatch/logprob_abs_max": 0.37, "staleness/max": 2.0}
+    assert "mismatch 3.7e-01  (of tokens up to 2 versions old)" in step_line(3, 60, stale)
+    assert "old" not in step_line(3, 60, stale | {"staleness/max": 0.0})
