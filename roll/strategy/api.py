@@ -184,7 +184,8 @@ class InferenceStrategy(Protocol):
         ...
 
     async def sleep(self) -> None:
-        """Free device memory between rollouts; a no-op on CPUs."""
+        """Free device memory between rollouts; a no-op on CPUs. Whatever it raises is told to the
+        driver as an EngineError, and so is what `wake` raises."""
         ...
 
     async def wake(self, *, weights_only: bool = False) -> None:

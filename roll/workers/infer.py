@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from roll.config.model import ModelConfig
 from roll.config.training import InferRole
+from roll.core.errors import EngineError
 from roll.core.types import Completion, GenerateRequest, Heartbeat, WorkerSpec
 from roll.distributed.worker import Worker
 from roll.platform.processes import stopped_below
@@ -60,12 +62,37 @@ class InferWorker(Worker):
         return await self.engine.load_weights(channel, version, receiver=receiver, verify=verify)
 
     async def sleep(self) -> None:
-        await self.engine.sleep()
+        """Free device memory between rollouts.
+
+        Raises:
+            EngineError: for whatever reason; what it has on the device is unknown.
+        """
+        with self._moving("give its device memory back"):
+            await self.engine.sleep()
 
     async def wake(self, weights_only: bool = False) -> None:
-        await self.engine.wake(weights_only=weights_only)
+        """Take the memory back; see `InferenceStrategy.wake`.
+
+        Raises:
+            EngineError: for whatever reason; what it has on the device is unknown.
+        """
+        with self._moving("take its device memory back"):
+            await self.engine.wake(weights_only=weights_only)
 
     async def close(self) -> None:
         """Stop the engine and every process it started."""
         await self.engine.close()
         super().close()
+
+    @contextmanager
+    def _moving(self, doing: str) -> Iterator[None]:
+        """Tell of any failure as the engine's: most are out of memory, and no two engines (nor
+        their processes) raise the same error for it."""
+        try:
+            yield
+        except EngineError:
+            raise
+        except Exception as error:
+            raise EngineError(
+                f"the engine of {self.spec.name} could not {doing}: {type(error).__name__}: {error}"
+            ) from error
