@@ -75,7 +75,7 @@ def actor_env(
         single_host: all workers of the run are on one machine.
     """
     driver = os.environ if driver_environ is None else driver_environ
-    env = dict(LOOPBACK_ONLY) if single_host else {}
+    env = on_one_machine(driver) if single_host else {}
     env |= {name: driver[name] for name in PASSED_THROUGH if name in driver}
     threads = str(len(cores))
     env |= {
@@ -98,6 +98,11 @@ def actor_env(
     if platform == "cuda":
         env["CUDA_VISIBLE_DEVICES"] = ",".join(str(device) for device in devices)
     return env
+
+
+def on_one_machine(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """`LOOPBACK_ONLY`, but for what the user has set."""
+    return {name: environ.get(name, value) for name, value in LOOPBACK_ONLY.items()}
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from roll.config.roles import Role
 from roll.config.run import RunConfig
 from roll.config.strategy import Fsdp2Config, MegatronConfig
 from roll.core.errors import CheckpointError, ConfigError
+from roll.distributed.actor_env import environment, on_one_machine
 from roll.distributed.cluster import Placement
 from roll.distributed.local import LocalLauncher
 from roll.pipeline.checkpoint import STATE, Checkpoints, write_folder
@@ -51,7 +52,7 @@ def merge(source: Path, target: Path, *, trust_remote_code: bool = False) -> Non
         )
     scores = config.pipeline == "reward_model"
     head: Any = ScoreHead() if scores else PolicyHead(1.0, 1024)
-    with LocalLauncher() as launcher:
+    with environment(on_one_machine()), LocalLauncher() as launcher:
         learner = launcher.start(
             LearnerWorker,
             Placement(Role.ACTOR_TRAIN, pool="merge"),

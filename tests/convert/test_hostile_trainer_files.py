@@ -1,4 +1,4 @@
-"""No file that `mcore-adapter` is given, to convert or to train, runs code."""
+"""No file that `mcore-adapter` is given, to convert or to train, runs code; and who reaches it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from mcore_adapter.models import table_of
 from mcore_adapter.saved import INDEX, Saved
 from mcore_adapter.sizes import ParallelSizes
 from mcore_adapter.train import dataset
+from mcore_adapter.train.processes import stay_on_loopback
 from mcore_adapter.train.settings import read_settings
 from tests.convert.tiny_checkpoints import ALONE, by_transformers
 from tests.convert.trainer_runs import chat_rows, settings, tokenizer, write_rows
@@ -185,3 +186,12 @@ def test_code_beside_a_tokenizer_is_not_run(model: Path, tmp_path: Path, mark: P
     rows = write_rows(tmp_path / "rows.jsonl", chat_rows(3))
     with pytest.raises(ConfigError, match="no tokenizer that can be used"):
         dataset.prepare(rows, tmp_path / "tokens", settings(model, rows, tmp_path / "out"))
+
+
+def test_a_trainer_without_other_ranks_listens_on_the_loopback_interface() -> None:
+    environ: dict[str, str] = {}
+    stay_on_loopback(environ)
+    assert environ == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    environ = {"GLOO_SOCKET_IFNAME": "eth7"}
+    stay_on_loopback(environ)
+    assert environ == {"GLOO_SOCKET_IFNAME": "eth7", "NCCL_SOCKET_IFNAME": "lo"}

@@ -16,7 +16,7 @@ from roll.config.placement import ClusterConfig
 from roll.config.roles import Role
 from roll.core.errors import ConfigError
 from roll.core.types import WorkerSpec
-from roll.distributed.actor_env import WORKER_TOKEN, actor_env
+from roll.distributed.actor_env import WORKER_TOKEN, actor_env, on_one_machine
 from roll.distributed.layout import plan_layout, share_cores
 from roll.platform import get_platform
 from roll.platform.machine import Machine, count_gpus, free_port, memory_limits, this_machine
@@ -170,3 +170,22 @@ def test_an_actor_sees_its_gpus_its_threads_and_the_users_folder() -> None:
     assert env["HF_HUB_OFFLINE"] == "1"
     assert env[WORKER_TOKEN] == "t"
     assert "SECRET" not in env
+    assert "GLOO_SOCKET_IFNAME" not in env, "ranks of several machines would not meet"
+
+
+def test_process_groups_of_one_machine_take_the_loopback_interface_or_what_the_user_names() -> None:
+    def interfaces(driver: dict[str, str]) -> list[str]:
+        env = actor_env(
+            platform="cpu",
+            devices=(),
+            cores=(0,),
+            token="t",
+            single_host=True,
+            driver_environ=driver,
+        )
+        return [env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"]]
+
+    assert interfaces({}) == ["lo", "lo"]
+    named = {"GLOO_SOCKET_IFNAME": "eth7", "NCCL_SOCKET_IFNAME": "ib0"}
+    assert interfaces(named) == ["eth7", "ib0"]
+    assert list(on_one_machine(named).values()) == ["eth7", "ib0"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from datetime import timedelta
 from types import FrameType
@@ -40,6 +40,7 @@ def joined(sizes: ParallelSizes, seed: int) -> Iterator[torch.device]:
         if "WORLD_SIZE" in os.environ:
             dist.init_process_group(backend, timeout=_TIMEOUT)
         else:
+            stay_on_loopback(os.environ)
             store = HashStore()
             dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=_TIMEOUT)
     init_parallel(sizes, seed=seed, timeout=_TIMEOUT)
@@ -47,6 +48,13 @@ def joined(sizes: ParallelSizes, seed: int) -> Iterator[torch.device]:
     # Not after an error, when others may wait in a collective that leaving would wait for, too.
     if owner:
         dist.destroy_process_group()
+
+
+def stay_on_loopback(environ: MutableMapping[str, str]) -> None:
+    """Keep a process without others from listening where other machines reach it: by itself gloo
+    takes the interface of the machine's name. What the user has set is what runs."""
+    environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
 
 
 class StopRequest:
