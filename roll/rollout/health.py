@@ -60,6 +60,9 @@ class Health:
     retire: Callable[[Replica], Awaitable[None]] | None = None
     """Frees what is left of a replica that is given up, its devices above all."""
     _restarts: dict[int, int] = field(default_factory=dict, init=False)
+    _reviving: dict[int, str] = field(default_factory=dict, init=False)
+    """Replicas under revival, and why each was lost the last time."""
+    _given_up: set[int] = field(default_factory=set, init=False)
     _pace: Pace = field(default_factory=Pace, init=False)
     _measured: dict[int, _Measured] = field(default_factory=dict, init=False)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
@@ -140,38 +143,52 @@ class Health:
             reason,
             replica.vitals.told(asyncio.get_running_loop().time()),
         )
-        self._renew(replica, reason)
-
-    def _renew(self, replica: Replica, reason: str) -> None:
-        restarts = self._restarts[replica.index] = self._restarts.get(replica.index, 0) + 1
-        if restarts > self.limits.max_restarts:
-            self._give_up(replica, f"was lost {restarts} times, the last time because {reason}")
-        else:
+        under_way = replica.index in self._reviving
+        self._reviving[replica.index] = reason
+        if not under_way:  # else `_revive` sees that it is gone again
             self._spawn(self._revive(replica), f"revival of replica {replica.index}")
 
     async def _revive(self, replica: Replica) -> None:
+        """Restart it until it serves, or too often."""
+        index = replica.index
+        try:
+            while True:
+                restarts = self._restarts[index] = self._restarts.get(index, 0) + 1
+                if restarts > self.limits.max_restarts:
+                    last = self._reviving[index]
+                    why = f"was lost {restarts} times, the last time because {last}"
+                    self._give_up(replica, why)
+                    return
+                if await self._bring_back(replica):
+                    return
+        finally:
+            del self._reviving[index]
+
+    async def _bring_back(self, replica: Replica) -> bool:
+        """One restart; whether the replica serves."""
         begun = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(self.limits.restart_timeout_s):
                 await self.restart(replica)
             await self.rejoin(replica)
-        except Exception as error:  # noqa: BLE001 - the end of a background task, told to the fleet
+        except Exception as error:  # noqa: BLE001 - of an engine; counted, and told
             why = f"could not be restarted: {type(error).__name__}: {error}"
             logger.error("inference replica %d %s", replica.index, why)
-            if replica.gone:
-                self._renew(replica, f"it {why}")
-            else:  # it got so far as to load weights
-                replica.lose(f"it {why}")
-            return
+            self._reviving[replica.index] = f"it {why}"
+            replica.lose(f"it {why}")  # it may have got so far as to load weights
+        if replica.gone:
+            return False
         took_s = asyncio.get_running_loop().time() - begun
         logger.warning("inference replica %d is back after %.1f s", replica.index, took_s)
+        return True
 
     def _give_up(self, replica: Replica, why: str) -> None:
         """Go on without it, as long as any other is left."""
         logger.error("inference replica %d %s; the run goes on without it", replica.index, why)
         if self.retire is not None:
             self._spawn(self.retire(replica), f"end of replica {replica.index}")
-        if all(one.gone for one in self.fleet.replicas):
+        self._given_up.add(replica.index)
+        if len(self._given_up) == len(self.fleet.replicas):
             self.fleet.fail(
                 EngineError(f"no inference replica is left: replica {replica.index} {why}")
             )

@@ -503,6 +503,67 @@ def test_a_replica_that_is_given_up_is_retired_and_the_others_go_on() -> None:
     assert retired == [0]
 
 
+def test_a_replica_that_is_given_up_is_not_the_last_while_another_is_revived() -> None:
+    first, second = Writer(dead=True), Writer(dead=True)
+    fleet = fleet_of(first, second)
+    second_replica = fleet.replicas[1]
+    given_up = asyncio.Event()
+
+    async def restart(replica: Replica) -> None:
+        if replica.index == 0:
+            while not second_replica.gone:
+                await asyncio.sleep(0.001)
+            raise EngineError("no GPU answers")
+        await given_up.wait()
+        replica.engine = Writer(version=fleet.version)
+
+    async def retire(replica: Replica) -> None:
+        await turns(3)
+        given_up.set()
+
+    health = watched(fleet, restart, LIMITS.model_copy(update={"max_restarts": 1}), retire=retire)
+
+    async def run() -> list[Completion]:
+        health.start()
+        done = await answer(fleet, request())
+        await health.close()
+        return done
+
+    assert counts_up(finish(run()), 2)
+    assert fleet.replicas[0].gone
+
+
+def test_a_replica_that_is_lost_as_it_comes_back_is_revived_once() -> None:
+    fleet = fleet_of(Writer())
+    restarts: list[int] = []
+
+    async def restart(replica: Replica) -> None:
+        restarts.append(replica.index)
+        replica.engine = Writer(version=fleet.version)
+
+    async def rejoin(replica: Replica) -> None:
+        replica.renewed()
+        replica.mend()
+        fleet.join([0])
+        if len(restarts) == 1:  # as by an engine that dies under a push
+            replica.lose("it died at its first request")
+            await turns(20)
+            raise EngineError("the push broke")
+
+    health = Health(fleet, LIMITS, restart, rejoin)
+
+    async def run() -> list[Completion]:
+        health.start()
+        fleet.replicas[0].lose("dead")
+        done = await answer(fleet, request())
+        await turns(50)
+        await health.close()
+        return done
+
+    assert counts_up(finish(run()), 2)
+    assert restarts == [0, 0]
+
+
 def test_a_revival_that_fails_is_told_and_the_others_go_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

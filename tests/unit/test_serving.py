@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,7 +19,14 @@ from roll.config.roles import Role
 from roll.config.rollout import HealthConfig
 from roll.core.errors import EngineDiedError, EngineError
 from roll.core.loop_thread import LoopThread
-from roll.core.types import Completion, GenerateRequest, Heartbeat, WorkerSpec
+from roll.core.types import (
+    Completion,
+    FinishReason,
+    GenerateRequest,
+    Heartbeat,
+    SamplingParams,
+    WorkerSpec,
+)
 from roll.distributed.cluster import Placement
 from roll.distributed.colocation import Colocation, Resident
 from roll.distributed.local import LocalCluster, LocalLauncher
@@ -50,23 +58,39 @@ class Device:
 class Scripted(InferWorker):
     """Holds its device from its start to its end, but while it sleeps."""
 
-    def __init__(self, spec: WorkerSpec, devices: list[Device], plan: dict[int, str]) -> None:
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        devices: list[Device],
+        plan: dict[int, str],
+        starts: Counter[int],
+    ) -> None:
         Worker.__init__(self, spec)
-        self.device, self.plan = devices[spec.rank], plan
+        self.device, self.plan, self.starts = devices[spec.rank], plan, starts
         self.fault = ""
+        self.version: int | None = None
+        """Of the trainer's weights that it has."""
+        if plan.get(spec.rank) == "cannot be built":
+            raise RuntimeError("no port is free")
 
     @property
     def me(self) -> str:
         return f"replica {self.spec.rank}"
 
     async def start(self) -> None:
+        self.starts[self.spec.rank] += 1
         if self.plan.get(self.spec.rank) == "cannot start":
             self.device.enter(self.me)
             raise EngineError("no memory")
         self.device.enter(self.me)
+        if self.plan.get(self.spec.rank) == "hangs at start":
+            del self.plan[self.spec.rank]
+            await asyncio.sleep(3600)
 
     async def generate(self, request: GenerateRequest) -> list[Completion]:
-        raise NotImplementedError
+        await self._meet("")
+        version = -1 if self.version is None else self.version
+        return [Completion((7,), (0.0,), (version,), FinishReason.STOP)] * request.n
 
     async def heartbeat(self) -> Heartbeat:
         await self._meet("")
@@ -96,15 +120,22 @@ class Scripted(InferWorker):
 class Pusher:
     """Notes who is pushed to."""
 
-    def __init__(self) -> None:
+    def __init__(self, infer: LocalCluster[Scripted]) -> None:
+        self.infer = infer
         self.pushes: list[list[int]] = []
         self.failures: list[str] = []
         """Of the next pushes."""
+        self.fatal = False
+        """Whether a push that fails takes its engines with it."""
 
     def push(self, version: int, ranks: Any, *, verify: bool) -> None:
         self.pushes.append(list(ranks))
         if self.failures:
+            for rank in ranks if self.fatal else ():
+                self.infer.workers[rank].fault = "dies"
             raise EngineDiedError(self.failures.pop())
+        for rank in ranks:
+            self.infer.workers[rank].version = version
 
     def forget(self, rank: int) -> None:
         pass
@@ -113,19 +144,25 @@ class Pusher:
 class Stage:
     """A trainer and replicas on the same devices."""
 
-    def __init__(self, replicas: int, limits: HealthConfig, loop: LoopThread) -> None:
+    def __init__(
+        self, replicas: int, limits: HealthConfig, loop: LoopThread, *, shared: bool = True
+    ) -> None:
         self.devices = [Device() for _ in range(replicas)]
         self.plan: dict[int, str] = {}
+        self.starts: Counter[int] = Counter()
+        """Of each rank's engines, so far."""
         launcher = LocalLauncher(world_size=replicas, call_timeout_s=3600)
         place = Placement(Role.ACTOR_INFER, pool="all", replaceable=True)
         self.infer: LocalCluster[Scripted] = launcher.start(
-            Scripted, place, self.devices, self.plan
+            Scripted, place, self.devices, self.plan, self.starts
         )
         self.infer.call(Scripted.start)
+        for worker in self.infer.workers:
+            worker.version = 0
         fleet = Fleet([Replica(i, ClusterEngine(self.infer, i)) for i in range(replicas)])  # type: ignore[arg-type]
-        self.colocation = Colocation(enabled=True)
+        self.colocation = Colocation(enabled=shared)
         self.serving = Serving(self.infer, loop, fleet, self.colocation, limits)  # type: ignore[arg-type]
-        self.pusher = Pusher()
+        self.pusher = Pusher(self.infer)
         self.serving.pusher = self.pusher  # type: ignore[assignment]
         own = [frozenset({i}) for i in range(replicas)]
         self.colocation.add(Role.ACTOR_INFER, *self.serving.residents(own))
@@ -144,6 +181,19 @@ class Stage:
         with self.serving.trainer_busy(), self.colocation.use(Role.ACTOR_TRAIN):
             assert all(device.on == {"trainer"} for device in self.devices)
 
+    def lose(self, index: int) -> None:
+        async def lose() -> None:
+            self.serving.fleet.replicas[index].lose("given up")
+
+        self.serving.run(lose())
+
+    def version_of_a_token(self) -> int:
+        """That a new request is answered with; -1: of weights that are not the trainer's."""
+        request = GenerateRequest("r", (1,), SamplingParams(1.0, max_new_tokens=1))
+        work = self.serving.fleet.generate(request, session="s", timeout_s=30)
+        (found,) = self.serving.run(work)
+        return found.versions[0]
+
     def serving_replicas(self) -> list[int]:
         return [replica.index for replica in self.serving.fleet.replicas if replica.serving]
 
@@ -155,9 +205,11 @@ class Stage:
 
 
 @contextmanager
-def staged(replicas: int = 2, limits: HealthConfig = LIMITS) -> Iterator[Stage]:
+def staged(
+    replicas: int = 2, limits: HealthConfig = LIMITS, *, shared: bool = True
+) -> Iterator[Stage]:
     with LoopThread("serving") as loop:
-        stage = Stage(replicas, limits, loop)
+        stage = Stage(replicas, limits, loop, shared=shared)
         try:
             yield stage
         finally:
@@ -227,6 +279,23 @@ def test_a_revival_whose_push_fails_gives_the_others_their_devices_back() -> Non
         stage.infer.workers[1].fault = "dies"
         stage.wait_for(lambda: len(stage.pusher.pushes) > 1)
         stage.wait_for(lambda: stage.serving_replicas() == [0, 1])
+        assert stage.starts == {0: 1, 1: 3}
+
+
+def test_an_engine_that_dies_as_it_gets_its_weights_is_replaced_once() -> None:
+    with staged() as stage:
+        stage.serving.take_devices()
+        stage.pusher.failures.append("the new one is gone again")
+        stage.pusher.fatal = True
+        stage.infer.workers[1].fault = "dies"
+        stage.wait_for(lambda: len(stage.pusher.pushes) > 1)
+        stage.wait_for(lambda: stage.serving_replicas() == [0, 1])
+        for _ in range(3):  # whoever waits for a turn meanwhile gets it
+            stage.turn_of_trainer()
+            stage.serving.take_devices()
+        assert stage.serving_replicas() == [0, 1]
+        assert stage.starts == {0: 1, 1: 3}
+        assert stage.pusher.pushes == [[1], [1]]
 
 
 def test_a_replica_that_is_lost_in_a_push_comes_back_and_goes_on_taking_turns() -> None:
