@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
 from transformers.core_model_loading import (
     Chunk,
+    Concatenate,
     Transpose,
     WeightConverter,
     revert_weight_conversion,
@@ -18,7 +25,7 @@ from transformers.core_model_loading import (
 from roll.config.model import LoraConfig
 from roll.core.errors import ConfigError
 from roll.models import lora
-from roll.models.saved import Saved
+from roll.models.saved import Saved, put_back
 from roll.strategy import names
 from roll.strategy.hf.memory import WeightMemory
 from roll.weight_sync.manifest import meta_of
@@ -69,9 +76,10 @@ def test_what_a_checkpoint_holds_enters_a_model_as_from_pretrained_loads_it(
     memory = WeightMemory(model)
     files = load_file(folder / "model.safetensors")
     assert memory.shapes.keys() - memory.optional == files.keys() - memory.optional
+    places = memory.places()
     for key, value in files.items():
-        place = memory.place(meta_of(key, value))
-        memory.take(key, value if place is None else place.copy_(value))
+        place = places.place(meta_of(key, value))
+        places.take(key, value if place is None else place.copy_(value))
     for key, value in expected.state_dict().items():
         torch.testing.assert_close(model.state_dict()[key], value, rtol=0, atol=0, msg=key)
 
@@ -109,9 +117,51 @@ def test_what_is_transposed_or_joined_on_the_way_leaves_and_enters_too() -> None
     assert all(torch.equal(found[name], value) for name, value in expected.items())
     empty = {name: torch.zeros_like(value) for name, value in own.items()}
     for bundle in others:
+        elements = saved.elements(bundle, {name: own[name].shape for name in bundle.sources})
         for tensor in bundle.saved:
-            saved.put_back(bundle, tensor.name, found[tensor.name], empty)
+            put_back(bundle, elements[tensor.name], found[tensor.name], empty)
         assert all(torch.equal(empty[name], own[name]) for name in bundle.sources)
+
+
+def test_a_push_asks_a_model_once_for_its_tensors_and_a_bundle_once_for_its_elements() -> None:
+    class Asked(LlamaForCausalLM):
+        asked = 0
+
+        def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+            self.asked += 1
+            found: dict[str, Any] = super().state_dict(*args, **kwargs)
+            return found
+
+    class Counted(Chunk):
+        converted = 0
+
+        def convert(self, *args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
+            Counted.converted += 1
+            found: dict[str, torch.Tensor] = super().convert(*args, **kwargs)
+            return found
+
+    class Joined(Concatenate):
+        @property
+        def reverse_op(self) -> Counted:
+            return Counted(self.dim)
+
+    model = Asked(make("llama").config)
+    halves = ["mlp.left.weight", "mlp.right.weight"]
+    model._weight_conversions = [WeightConverter(halves, "mlp.down_proj.weight", [Joined(dim=1)])]
+    memory = WeightMemory(model)
+    values = {name: torch.randn(shape) for name, shape in memory.shapes.items()}
+    asked, converted = model.asked, Counted.converted
+    places = memory.places()
+    for name, value in values.items():
+        place = places.place(meta_of(name, value))
+        places.take(name, value if place is None else place.copy_(value))
+    assert model.asked == asked + 1
+    layers = model.config.num_hidden_layers
+    assert Counted.converted == converted + layers
+    for number in range(layers):
+        name = f"model.layers.{number}.mlp."
+        whole = torch.cat([values[f"{name}{side}.weight"] for side in ("left", "right")], dim=1)
+        assert torch.equal(model.get_parameter(f"{name}down_proj.weight"), whole)
 
 
 def test_an_adapter_of_experts_is_refused_and_one_of_attention_leaves_whole() -> None:

@@ -185,7 +185,7 @@ class HfEngine:
 
     @torch.inference_mode()
     def _receive(self, channel: Channel, version: int, receiver: int, verify: bool) -> LoadReport:
-        memory = self._memory
+        memory, places = self._memory, self._memory.places()
         begun = False
 
         def check(manifest: Manifest) -> None:
@@ -195,14 +195,14 @@ class HfEngine:
             """The model's own memory, which needs no copy in between."""
             nonlocal begun
             begun = True
-            return memory.place(meta)
+            return places.place(meta)
 
         try:
             with receive(channel, receiver, check=check) as incoming:
                 if verify and not incoming.verify:
                     raise WeightSyncError("a checksum was asked for, but the sender makes none")
                 for name, tensor in incoming.tensors(in_place):
-                    memory.take(name, tensor)
+                    places.take(name, tensor)
         except WeightSyncError as error:
             if begun:
                 self._broken = str(error)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from roll.models.saved import Bundle, Saved
+from roll.models.saved import Bundle, Saved, SavedTensor, put_back
 from roll.weight_sync.manifest import TensorMeta
 
 
@@ -42,24 +43,9 @@ class WeightMemory:
             for tensor in bundle.saved
         )
 
-    def place(self, meta: TensorMeta) -> Tensor | None:
-        """The memory that a push can write a tensor into; None: `take` has to be given it."""
-        bundle = self._bundles[meta.name]
-        if not bundle.are_runs:
-            return None
-        place = self._run(bundle, meta.name)
-        fits = place.dtype == meta.torch_dtype and place.device.type == "cpu"
-        return place if fits else None
-
-    def take(self, name: str, tensor: Tensor) -> None:
-        """Write a tensor that has come; one that lies in its place already stays."""
-        bundle = self._bundles[name]
-        if not bundle.are_runs:
-            self._saved.put_back(bundle, name, tensor, self._own)
-            return
-        place = self._run(bundle, name)
-        if place.data_ptr() != tensor.data_ptr():
-            place.copy_(tensor)
+    def places(self) -> Places:
+        """Where to write the tensors of one push; holds until the model moves."""
+        return Places(self._saved, self._by_name, self._own)
 
     @property
     def _own(self) -> dict[str, Tensor]:
@@ -72,13 +58,60 @@ class WeightMemory:
         return Saved(self._model, {name: t.shape for name, t in self._own.items()})
 
     @cached_property
-    def _bundles(self) -> dict[str, Bundle]:
-        """The bundle of each tensor of the checkpoint."""
-        return {tensor.name: b for b in self._saved.bundles for tensor in b.saved}
+    def _by_name(self) -> dict[str, tuple[Bundle, SavedTensor]]:
+        """Each tensor of the checkpoint, with its bundle."""
+        return {tensor.name: (b, tensor) for b in self._saved.bundles for tensor in b.saved}
 
-    def _run(self, bundle: Bundle, name: str) -> Tensor:
+
+class Places:
+    """A model's memory during one push: all of the model is looked up once, at its beginning.
+
+    Args:
+        by_name: the tensors of the checkpoint.
+        own: the model's tensors, contiguous.
+    """
+
+    def __init__(
+        self,
+        saved: Saved,
+        by_name: Mapping[str, tuple[Bundle, SavedTensor]],
+        own: Mapping[str, Tensor],
+    ) -> None:
+        self._saved = saved
+        self._by_name = by_name
+        self._own = own
+        self._elements: tuple[Bundle, dict[str, Tensor]] | None = None
+        """Of the last bundle that has no runs: those of one come one after the other, and those of
+        all would take more memory than the model."""
+
+    def place(self, meta: TensorMeta) -> Tensor | None:
+        """The memory that a push can write a tensor into; None: `take` has to be given it."""
+        bundle, tensor = self._by_name[meta.name]
+        if not bundle.are_runs:
+            return None
+        place = self._run(bundle, tensor)
+        fits = place.dtype == meta.torch_dtype and place.device.type == "cpu"
+        return place if fits else None
+
+    def take(self, name: str, value: Tensor) -> None:
+        """Write a tensor that has come; one that lies in its place already stays."""
+        bundle, tensor = self._by_name[name]
+        if not bundle.are_runs:
+            put_back(bundle, self._elements_of(bundle)[name], value, self._own)
+            return
+        place = self._run(bundle, tensor)
+        if place.data_ptr() != value.data_ptr():
+            place.copy_(value)
+
+    def _run(self, bundle: Bundle, tensor: SavedTensor) -> Tensor:
         (source,) = bundle.sources
-        (tensor,) = (tensor for tensor in bundle.saved if tensor.name == name)
         assert tensor.first is not None
         flat = self._own[source].view(-1)
         return flat[tensor.first :][: tensor.shape.numel()].view(tensor.shape)
+
+    def _elements_of(self, bundle: Bundle) -> dict[str, Tensor]:
+        if self._elements is None or self._elements[0] is not bundle:
+            self._elements = None  # before the next are made
+            shapes = {source: self._own[source].shape for source in bundle.sources}
+            self._elements = bundle, self._saved.elements(bundle, shapes)
+        return self._elements[1]
