@@ -183,6 +183,14 @@ class HfEngine:
                 f"({self._broken})"
             )
 
+    def _push_failure(self, error: Exception) -> WeightSyncError:
+        if isinstance(error, WeightSyncError):
+            return error
+        return WeightSyncError(
+            f"the engine of {self._spec.name} could not take a push of weights: "
+            f"{type(error).__name__}: {error}"
+        )
+
     @torch.inference_mode()
     def _receive(self, channel: Channel, version: int, receiver: int, verify: bool) -> LoadReport:
         memory, places = self._memory, self._memory.places()
@@ -203,11 +211,15 @@ class HfEngine:
                     raise WeightSyncError("a checksum was asked for, but the sender makes none")
                 for name, tensor in incoming.tensors(in_place):
                     places.take(name, tensor)
-        except WeightSyncError as error:
+        except Exception as error:
+            # Of whatever kind: what has come in up to now stays in the model.
+            failure = self._push_failure(error)
             if begun:
-                self._broken = str(error)
+                self._broken = str(failure)
                 self._held = frozenset()
-            raise
+            if failure is error:
+                raise
+            raise failure from error
         self._broken = None
         self._weights = replace(self._weights, version=version)
         manifest = incoming.manifest
