@@ -103,6 +103,12 @@ class Replica:
             await self._manager.pause_generation(PauseGenerationReqInput(mode="retract"))
             try:
                 return await self._load(channel, version, receiver=receiver, verify=verify)
+            except WeightSyncError:
+                raise  # it is known whether the weights are whole
+            except Exception as error:
+                # SGLang itself has failed on the way; nobody knows what its ranks have loaded.
+                self._broken = f"{type(error).__name__}: {error}"
+                raise WeightSyncError(f"SGLang of {self._order.name}: {self._broken}") from error
             finally:
                 if self._broken is not None:
                     for request_id in self._siblings:
