@@ -245,6 +245,7 @@ class World:
         async with self.trainer:  # it has the weights
             replica.renewed()
             await self._push([replica.index])
+            replica.mend()
             self.fleet.join([replica.index])
 
     def _check(self, groups: Sequence[Group], step: int) -> StepWork:

@@ -198,6 +198,7 @@ class Serving:
                 await in_own_thread(self._start_on_shared, index)
             replica.renewed()
             await in_own_thread(self._bring_weights, index, self.fleet.version)
+            replica.mend()
             self.fleet.join([index])
 
     async def _retire(self, replica: Replica) -> None:

@@ -219,8 +219,8 @@ class Fleet:
         await asyncio.gather(*(replica.hand_over() for replica in leaving))
 
     def join(self, indices: Collection[int]) -> None:
-        """These replicas hold the present weights and serve again; those to which a push broke off
-        do so once one has succeeded."""
+        """These replicas serve again; those whose weights are not the trainer's do so once a push
+        has succeeded."""
         for index in indices:
             if self.replicas[index].state is State.AWAY:
                 self.replicas[index].enter(State.SERVING)

@@ -56,7 +56,8 @@ class Health:
     restart: Callable[[Replica], Awaitable[None]]
     """Puts a new engine in the place of a lost one."""
     rejoin: Callable[[Replica], Awaitable[None]]
-    """Brings it the present weights and lets it serve; has time limits of its own."""
+    """Brings it the present weights, and lets it serve (`renewed`, `mend`, `Fleet.join`); has time
+    limits of its own."""
     retire: Callable[[Replica], Awaitable[None]] | None = None
     """Frees what is left of a replica that is given up, its devices above all."""
     _restarts: dict[int, int] = field(default_factory=dict, init=False)

@@ -50,7 +50,8 @@ class Replica:
     """How long an aborted request may take to end."""
     state: State = field(default=State.SERVING, init=False)
     torn: bool = field(default=False, init=False)
-    """A push of weights to it broke off: it takes no requests until one has succeeded."""
+    """Its weights are not the trainer's, because a push broke off or its engine is new: it takes no
+    requests until one has succeeded."""
     in_flight_tokens: int = field(default=0, init=False)
     """Prompt tokens plus the most that may still be written, over all requests it has."""
     in_flight_sequences: int = field(default=0, init=False)
@@ -234,9 +235,10 @@ class Replica:
         self._on_lost(self, reason)
 
     def renewed(self) -> None:
-        """A new engine stands in the place of the lost one; `enter` says when it serves."""
+        """A new engine stands in the place of the lost one, with a file's weights: `mend` says when
+        it has the trainer's, `enter` when it has its devices."""
         self.vitals = Vitals()
-        self.torn = False
+        self.torn = True
         self.state = State.AWAY
 
     async def hand_over(self) -> None:

@@ -405,6 +405,7 @@ def watched(
     async def rejoin(replica: Replica) -> None:
         await asyncio.sleep(trainer_s)
         replica.renewed()
+        replica.mend()
         fleet.join([replica.index])
 
     return Health(fleet, limits, restart or renew, rejoin, retire)
@@ -463,6 +464,7 @@ def test_a_replica_that_is_lost_too_often_ends_the_run_when_it_is_the_last() -> 
     async def renew(replica: Replica) -> None:
         replica.engine = Writer(dead=True)
         replica.renewed()
+        replica.mend()
         fleet.join([replica.index])
 
     health = watched(fleet, renew, LIMITS.model_copy(update={"max_restarts": 2}))
@@ -672,6 +674,7 @@ def test_whatever_fails_every_sibling_ends_once_and_whole(
     def renew(replica: Replica) -> None:
         replica.engine = Writer(version=version)
         replica.renewed()
+        replica.mend()
         fleet.join([replica.index])
 
     async def push(indices: Sequence[int]) -> None:
@@ -742,7 +745,7 @@ def test_the_last_loss_of_a_request_that_moves_for_ever_is_named() -> None:
 
     fleet = fleet_of(AlwaysDies())
     fleet.on_lost = lambda replica, reason: asyncio.get_running_loop().call_soon(
-        lambda: (replica.renewed(), fleet.join([0]))
+        lambda: (replica.renewed(), replica.mend(), fleet.join([0]))
     )
     with pytest.raises(EngineError, match="lost its replica 21 times"):
         finish(answer(fleet, request(n=1)))

@@ -102,7 +102,7 @@ def test_torn_weights_that_no_push_explains_are_an_error() -> None:
         finish(answer(fleet_of(engine), request()))
 
 
-def test_a_new_engine_does_not_inherit_the_torn_weights_of_the_old_one() -> None:
+def test_a_new_engine_serves_only_once_it_has_the_weights_of_the_trainer() -> None:
     fleet = fleet_of(*writers(1))
 
     async def run() -> Any:
@@ -113,6 +113,10 @@ def test_a_new_engine_does_not_inherit_the_torn_weights_of_the_old_one() -> None
         replica.engine = Writer(version=1)
         replica.renewed()
         fleet.join([0])
-        return await answer(fleet, request())
+        running = asyncio.create_task(answer(fleet, request()))
+        await turns(10)
+        assert not replica.requests
+        replica.mend()
+        return await running
 
     assert counts_up(finish(run()), 2)

@@ -64,9 +64,11 @@ class Scripted(InferWorker):
         devices: list[Device],
         plan: dict[int, str],
         starts: Counter[int],
+        asked: list[int | None],
     ) -> None:
         Worker.__init__(self, spec)
         self.device, self.plan, self.starts = devices[spec.rank], plan, starts
+        self.asked = asked
         self.fault = ""
         self.version: int | None = None
         """Of the trainer's weights that it has."""
@@ -89,8 +91,8 @@ class Scripted(InferWorker):
 
     async def generate(self, request: GenerateRequest) -> list[Completion]:
         await self._meet("")
-        version = -1 if self.version is None else self.version
-        return [Completion((7,), (0.0,), (version,), FinishReason.STOP)] * request.n
+        self.asked.append(self.version)
+        return [Completion((7,), (0.0,), (0,), FinishReason.STOP)] * request.n
 
     async def heartbeat(self) -> Heartbeat:
         await self._meet("")
@@ -151,10 +153,12 @@ class Stage:
         self.plan: dict[int, str] = {}
         self.starts: Counter[int] = Counter()
         """Of each rank's engines, so far."""
+        self.asked: list[int | None] = []
+        """With which weights requests met a living engine; None: not the trainer's."""
         launcher = LocalLauncher(world_size=replicas, call_timeout_s=3600)
         place = Placement(Role.ACTOR_INFER, pool="all", replaceable=True)
         self.infer: LocalCluster[Scripted] = launcher.start(
-            Scripted, place, self.devices, self.plan, self.starts
+            Scripted, place, self.devices, self.plan, self.starts, self.asked
         )
         self.infer.call(Scripted.start)
         for worker in self.infer.workers:
@@ -187,12 +191,11 @@ class Stage:
 
         self.serving.run(lose())
 
-    def version_of_a_token(self) -> int:
-        """That a new request is answered with; -1: of weights that are not the trainer's."""
+    def generate(self) -> None:
+        """One request, from its way through the queue to its end."""
         request = GenerateRequest("r", (1,), SamplingParams(1.0, max_new_tokens=1))
         work = self.serving.fleet.generate(request, session="s", timeout_s=30)
-        (found,) = self.serving.run(work)
-        return found.versions[0]
+        self.serving.run(work)
 
     def serving_replicas(self) -> list[int]:
         return [replica.index for replica in self.serving.fleet.replicas if replica.serving]
@@ -280,6 +283,17 @@ def test_a_revival_whose_push_fails_gives_the_others_their_devices_back() -> Non
         stage.wait_for(lambda: len(stage.pusher.pushes) > 1)
         stage.wait_for(lambda: stage.serving_replicas() == [0, 1])
         assert stage.starts == {0: 1, 1: 3}
+
+
+def test_nothing_is_generated_with_weights_that_are_not_the_trainers() -> None:
+    with staged(replicas=1) as stage:
+        stage.serving.take_devices()
+        stage.pusher.failures.append("the push broke")
+        stage.infer.workers[0].fault = "dies"
+        stage.generate()
+        assert stage.asked == [0]
+        assert stage.starts == {0: 3}
+        assert stage.pusher.pushes == [[0], [0]]
 
 
 def test_an_engine_that_dies_as_it_gets_its_weights_is_replaced_once() -> None:
