@@ -50,8 +50,8 @@ class Saved:
         path = folder / INDEX
         if not path.is_file():
             raise ConversionError(f"{path} is missing: it is no complete checkpoint")
-        index = read_json(path)
         try:
+            index = read_json(path)
             layers = index["sizes"]["layers"]
             sizes = {**index["sizes"], "layers": None if layers is None else tuple(layers)}
             self._was = ParallelSizes(**sizes)
@@ -59,7 +59,9 @@ class Saved:
             self.step = _count(index["step"])
             """Of Adam."""
             self.extra: dict[str, Any] = dict(index["extra"])
-        except (AdapterError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except AdapterError as error:
+            raise ConversionError(f"{path} is damaged: {error}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConversionError(f"{path} is damaged: {error!r}") from error
         self._files = self._opened()
 
