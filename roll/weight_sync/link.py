@@ -77,6 +77,11 @@ class Link:
         del self._read[:end]
         return message, fds
 
+    def be_brief(self) -> None:
+        """Wait for the other side no longer than for last words."""
+        self._timeout_s = _LAST_WORDS_S
+        self._socket.settimeout(_LAST_WORDS_S)
+
     def break_off(self, reason: str) -> None:
         """End a wait for the other side, from another thread; it can still be told why, in short
         words and if it listens."""
@@ -133,48 +138,57 @@ class Listener:
                 who come later are told so.
         """
         links: dict[str, Link] = {}
+        unnamed: Link | None = None
+        """Has come, and is none of `links` yet."""
         deadline = time.monotonic() + self._timeout_s
         try:
             while len(links) < len(names):
                 missing = [name for name in names if name not in links]
-                link = self._accept(deadline, missing)
+                link = unnamed = self._accept(deadline, missing)
+                self._abort.check()  # before it is broken off, which keeps it from saying its name
                 self._abort.when_given_up(link.break_off)
                 link.peer = link.get("handshake")[0]["name"]
                 if link.peer not in missing:
-                    link.close()
                     raise WeightSyncError(
                         f"{link.peer} is not expected, or has come before; the transfer has "
                         f"{', '.join(names)}, and each takes part once"
                     )
-                links[link.peer] = link
+                links[link.peer], unnamed = link, None
         except BaseException as error:
             reason = self._abort.reason or str(error)
             for link in links.values():
                 with contextlib.suppress(WeightSyncError):
                     link.put({"stop": reason})
                 link.close()
-            self._linger(reason, len(names) - len(links))
+            self._linger(reason, len(names) - len(links), unnamed)
             raise
         return links
 
-    def _linger(self, reason: str, count: int) -> None:
-        """Tell `count` more, in the background: they would wait for a sender until their limit."""
+    def _linger(self, reason: str, count: int, first: Link | None) -> None:
+        """Tell `first`, which has just come, and `count` more, in the background: they would wait
+        for a sender until their limit."""
         self._lingers = True
+
+        def send_away(link: Link) -> None:
+            with contextlib.suppress(WeightSyncError):
+                link.get("handshake")
+            with contextlib.suppress(WeightSyncError):
+                link.put({"stop": reason})
+            link.close()
 
         def tell() -> None:
             deadline = time.monotonic() + self._timeout_s
             with self._socket:
+                if first is not None:
+                    first.be_brief()
+                    send_away(first)
                 for _ in range(count):
                     self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
                     try:
                         connection, _ = self._socket.accept()
                     except OSError:
                         return
-                    link = Link(connection, "somebody late", _LAST_WORDS_S)
-                    with contextlib.suppress(WeightSyncError):
-                        link.get("handshake")
-                        link.put({"stop": reason})
-                    link.close()
+                    send_away(Link(connection, "somebody late", _LAST_WORDS_S))
 
         threading.Thread(target=tell, name="roll-late-receivers", daemon=True).start()
 

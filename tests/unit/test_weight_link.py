@@ -60,3 +60,47 @@ def test_processes_of_other_users_are_neither_listened_nor_spoken_to() -> None:
         with pytest.raises(WeightSyncError, match="its process probably died"):
             link.get("offer")
         link.close()
+
+
+class GivesUpWhenOneHasCome(Listener):
+    """The transfer is given up while somebody connects, before who it is has been read."""
+
+    def _accept(self, deadline: float, missing: list[str]) -> Link:
+        link = super()._accept(deadline, missing)
+        if len(missing) == 1:
+            self._abort.give_up("the trainer died")
+        return link
+
+
+@pytest.mark.parametrize("names_itself", [True, False])
+def test_who_connects_while_a_transfer_is_given_up_is_told_so_like_the_others(
+    names_itself: bool,
+) -> None:
+    address, names = f"roll-test-{uuid.uuid4().hex}", ["receiver 0", "receiver 1"]
+    with GivesUpWhenOneHasCome(address, 20.0, Abort()) as listener:
+        first = connect(address, names[0], 20.0)
+        if names_itself:
+            second = connect(address, names[1], 20.0)
+        else:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connection.connect(b"\0" + address.encode())
+            second = Link(connection, "the sender", 20.0)
+        with pytest.raises(WeightSyncError, match="given up: the trainer died"):
+            listener.accept_all(names)
+        if not names_itself:
+            second.put({"name": names[1]})
+        for link in (first, second, connect(address, "receiver 2", 20.0)):
+            assert link.get("offer") == ({"stop": "the trainer died"}, [])
+            with pytest.raises(WeightSyncError, match="its process probably died"):
+                link.get("offer")
+            link.close()
+
+
+def test_one_that_is_not_expected_is_told_so() -> None:
+    address = f"roll-test-{uuid.uuid4().hex}"
+    with Listener(address, 20.0, Abort()) as listener:
+        link = connect(address, "a stranger", 20.0)
+        with pytest.raises(WeightSyncError, match="a stranger is not expected"):
+            listener.accept_all(["receiver 0"])
+        assert "a stranger is not expected" in link.get("offer")[0]["stop"]
+        link.close()
