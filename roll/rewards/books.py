@@ -51,6 +51,7 @@ class ErrorBudget:
     seen: int = 0
     errors: int = 0
     timeouts: int = 0
+    first_failure: str | None = None
 
     @property
     def exceeded(self) -> bool:
@@ -61,35 +62,51 @@ class ErrorBudget:
 
 @dataclass
 class Book:
-    """Of one reward and one purpose. `begin_step` opens it."""
+    """Of one reward and one purpose. `begin_step` opens it.
+
+    A sample counts in the budget that was open when it came, though the next step may begin before
+    it has its score: failures of one step are no matter of another.
+    """
 
     name: str
     config: RewardConfig
     budget: ErrorBudget | None = None
-    _first_failure: str | None = None
     _totals: dict[str, Mean] = field(default_factory=dict)
 
     def begin_step(self, expected_samples: int) -> None:
-        """Forget the failures of the last step."""
+        """Open a new budget; samples under way keep the one that they came with."""
         self.budget = ErrorBudget(self.config.max_error_rate, expected_samples)
-        self._first_failure = None
 
-    def failed(self, sample: Sample, line: str, details: str, *, timed_out: bool = False) -> Scored:
-        """Return what stands in for a verdict; the first failure of a step is kept, and logged."""
-        if self._first_failure is None:
-            self._first_failure = f"sample {sample.id}:\n{details}"
+    def failed(
+        self,
+        sample: Sample,
+        budget: ErrorBudget,
+        line: str,
+        details: str,
+        *,
+        timed_out: bool = False,
+    ) -> Scored:
+        """Return what stands in for a verdict; the first failure of a step is kept, and logged.
+
+        Args:
+            budget: that was `opened` when the sample came.
+        """
+        if budget.first_failure is None:
+            budget.first_failure = f"sample {sample.id}:\n{details}"
             log.warning("reward %s failed on sample %s: %s", self.name, sample.id, line)
         on_error = self.config.on_error
         reward = None if on_error is None else Reward(on_error)
         return Scored(reward, failure=line, timed_out=timed_out)
 
-    def count(self, scored: Scored) -> None:
+    def count(self, scored: Scored, budget: ErrorBudget) -> None:
         """Add a verdict or a failure.
 
+        Args:
+            budget: that was `opened` when the sample came.
+
         Raises:
-            RewardError: the failures of this step are more than `max_error_rate` allows.
+            RewardError: the failures of its step are more than `max_error_rate` allows.
         """
-        budget = self.opened()
         failed, timed_out = scored.failure is not None, scored.timed_out
         budget.seen += 1
         budget.timeouts += timed_out
@@ -106,11 +123,11 @@ class Book:
                 f"the first {budget.seen} samples ({budget.errors} errors, {budget.timeouts} "
                 f"timeouts), more than max_error_rate = {self.config.max_error_rate:g} of the "
                 f"{max(budget.expected_samples, budget.seen)} to come allows; mend the reward, or "
-                f"raise rewards.{self.name}.max_error_rate. First failure, {self._first_failure}"
+                f"raise rewards.{self.name}.max_error_rate. First failure, {budget.first_failure}"
             )
 
     def opened(self) -> ErrorBudget:
-        """Return the budget.
+        """Return the budget of the samples that come now.
 
         Raises:
             ValueError: no step has begun.

@@ -93,8 +93,8 @@ class RewardPool:
                 many calls hang; carries the traceback of the first failure.
         """
         book = self._books[purpose]
-        book.opened()
-        tasks = [asyncio.ensure_future(self._one(sample, book)) for sample in samples]
+        budget = book.opened()
+        tasks = [asyncio.ensure_future(self._one(sample, book, budget)) for sample in samples]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
@@ -120,7 +120,7 @@ class RewardPool:
         """Let threads end and kill child processes."""
         self._runner.close()
 
-    async def _one(self, sample: Sample, book: Book) -> Scored:
+    async def _one(self, sample: Sample, book: Book, budget: ErrorBudget) -> Scored:
         async with self._slots:
             try:
                 scored = Scored(await self._runner.run(sample))
@@ -129,10 +129,10 @@ class RewardPool:
             except TimeoutError as error:
                 text = f"TimeoutError: no result within timeout_s = {self._config.timeout_s:g}"
                 text += f" ({error})" if str(error) else ""
-                scored = book.failed(sample, text, text, timed_out=True)
+                scored = book.failed(sample, budget, text, text, timed_out=True)
             except Exception as error:  # noqa: BLE001 - the fault boundary of rewards
-                scored = book.failed(sample, _last_line(error), _details(error))
-        book.count(scored)
+                scored = book.failed(sample, budget, _last_line(error), _details(error))
+        book.count(scored, budget)
         return scored
 
 

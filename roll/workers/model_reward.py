@@ -62,7 +62,7 @@ class ModelReward(RewardWorker):
             RewardError: more scores are no numbers than `max_error_rate` allows.
         """
         book = self._books[purpose]
-        book.opened()
+        budget = book.opened()
         scores = await self._scores_here(samples)
         scored = []
         for sample, score in zip(samples, scores, strict=True):
@@ -70,8 +70,8 @@ class ModelReward(RewardWorker):
                 one = Scored(Reward(score))
             else:
                 line = f"{self._path} scores it as {score}; is the model sound in this dtype?"
-                one = book.failed(sample, line, line)
-            book.count(one)
+                one = book.failed(sample, budget, line, line)
+            book.count(one, budget)
             scored.append(one)
         return scored
 

@@ -1,8 +1,10 @@
 """The pool's bounds: concurrency, time, failures; and what it reports."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -88,6 +90,37 @@ def test_the_budget_is_of_the_whole_step_and_starts_anew() -> None:
             await pool.score(bad)
         with pytest.raises(RewardError):
             await pool.score(bad)
+
+    asyncio.run(steps())
+
+
+def test_a_failure_counts_in_the_step_in_which_its_sample_came() -> None:
+    async def steps() -> None:
+        go_on = threading.Event()
+
+        def late(sample: Sample) -> float:
+            if sample.id == "late":
+                go_on.wait()
+            raise KeyError(sample.id)
+
+        def named(name: str) -> list[Sample]:
+            return [replace(sample_of("", answer=""), id=name)]
+
+        bound = bind_reward(late, {}, RewardContext("r", 0), label="fn")
+        pool = RewardPool.from_bound("r", _config(max_error_rate=0.25), bound)
+        try:
+            pool.begin_step(expected_samples=4)
+            first = asyncio.ensure_future(pool.score(named("late")))
+            await asyncio.sleep(0)  # it begins
+            pool.begin_step(expected_samples=4)
+            go_on.set()
+            await first
+            await pool.score(named("next"))
+            with pytest.raises(RewardError, match="failed on 2 of") as raised:
+                await pool.score(named("last"))
+            assert "KeyError: 'next'" in str(raised.value), "the first failure of its own step"
+        finally:
+            pool.close()
 
     asyncio.run(steps())
 
