@@ -15,7 +15,9 @@ from roll.strategy.vllm.pushes import Part, Pushes
 DONE = {"num_tensors": 1, "num_bytes": 4, "checksum": "c", "receive_s": 0.0, "load_s": 0.0}
 REFUSED = {"error": "does not fit", "intact": True}
 TORN = {"error": "broke off", "intact": False}
-Answers = Sequence[dict[str, Any]]
+FAILED = Exception("Call to collective_rpc method failed: a shape is wrong")
+"""As vLLM tells of an exception in a rank."""
+Answers = Sequence[dict[str, Any]] | Exception
 
 
 class Ranks:
@@ -25,7 +27,10 @@ class Ranks:
         self._answers = list(answers)
 
     async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[dict[str, Any]]:
-        return list(self._answers.pop(0))
+        answers = self._answers.pop(0)
+        if isinstance(answers, Exception):
+            raise answers
+        return list(answers)
 
     async def update_weight_version(self, version: str) -> None: ...
 
@@ -43,8 +48,8 @@ def usable_after(*pushes: tuple[Part, Answers]) -> bool:
         engine = Ranks(*(answers for _, answers in pushes))
         for version, (part, answers) in enumerate(pushes):
             work = state.replace(engine, "push", (), version, part=part, verify=True)
-            if any("error" in answer for answer in answers):
-                with pytest.raises(WeightSyncError):
+            if isinstance(answers, Exception) or any("error" in answer for answer in answers):
+                with pytest.raises(WeightSyncError, match=r"^vLLM: "):
                     await work
             else:
                 await work
@@ -59,7 +64,8 @@ def usable_after(*pushes: tuple[Part, Answers]) -> bool:
 
 @pytest.mark.parametrize("part", ["weights", "adapter"])
 def test_a_push_that_only_some_ranks_took_is_mended_by_the_next_of_its_kind(part: Part) -> None:
-    for torn in ([DONE, REFUSED], [DONE, TORN], [TORN, TORN]):
+    torn_ones: list[Answers] = [[DONE, REFUSED], [DONE, TORN], [TORN, TORN], FAILED]
+    for torn in torn_ones:
         assert not usable_after((part, torn))
         assert usable_after((part, torn), (part, [DONE, DONE]))
     assert usable_after((part, [REFUSED, REFUSED]))

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from roll.core.errors import WeightSyncError
+from roll.strategy.vllm.pushes import failure
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.manifest import Manifest
 from roll.weight_sync.transfer import receive
@@ -89,8 +90,8 @@ class AdapterLoader:
                 "receive_s": incoming.receive_s,
                 "load_s": incoming.load_s,
             }
-        except WeightSyncError as error:
-            return {"error": str(error), "intact": not installed}
+        except Exception as error:  # noqa: BLE001 - told as a result
+            return {"error": failure(error), "intact": not installed}
 
     def _roll_install(self, adapter: Adapter) -> None:
         """What vLLM's `add_lora` does with the files that it reads."""

@@ -1,8 +1,8 @@
 """What runs inside vLLM's worker processes: loads pushed weights, and dies with its owner.
 
 vLLM mixes the class into its worker (`worker_extension_cls`); the engine calls the methods through
-`collective_rpc`. Arguments and results are plain JSON, and failures are results: an exception
-would lose its type on the way.
+`collective_rpc`. Arguments and results are plain JSON, and failures of any kind are results: an
+exception would lose its type on the way.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 
 from torch import Tensor
 
-from roll.core.errors import WeightSyncError
-from roll.strategy.vllm.experts import packing_experts
 from roll.strategy.vllm.heads import EmbeddingMemory, repack_heads
+from roll.strategy.vllm.pushes import failure
 from roll.strategy.vllm.readback import Probes, read_back
+from roll.strategy.vllm.reload import reload_weights
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.checks import check_shapes
 from roll.weight_sync.manifest import Manifest
@@ -72,10 +72,10 @@ class WeightLoader:
                 }
             self._roll_held |= {meta.name for meta in manifest.tensors}
             return report
-        except WeightSyncError as error:
+        except Exception as error:  # noqa: BLE001 - told as a result
             if not intact:
                 self._roll_held = frozenset()
-            return {"error": str(error), "intact": intact}
+            return {"error": failure(error), "intact": intact}
 
     def roll_die_with(self, owner: int) -> None:
         """Kill this process and the engine's core as soon as process `owner` ends.
@@ -95,24 +95,10 @@ class WeightLoader:
         threading.Thread(target=watch, name="die-with-owner", daemon=True).start()
 
     def _roll_reload(self, incoming: Incoming) -> None:
-        """Through vLLM's layer-wise reload: it un-packs, loads and re-packs layer by layer.
-
-        Loading into the packed layers directly fails on CPUs, where they are kept in oneDNN's
-        layout.
-        """
-        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
-
         model = self.model_runner.get_model()
-        probes = Probes() if incoming.verify else None
+        probes = Probes(model) if incoming.verify else None
         try:
-            tensors = _rest(incoming, EmbeddingMemory(model), probes)
-            with packing_experts(model):
-                self.model_runner.reload_weights(weights_iterator=tensors)
-        except WeightSyncError:
-            # Layers that wait for their tensors would hang at the next forward pass; put back
-            # what they had. The model is then a mixture, which the engine refuses to use.
-            finalize_layerwise_reload(model, self.model_runner.model_config)
-            raise
+            reload_weights(self.model_runner, _rest(incoming, EmbeddingMemory(model), probes))
         finally:
             repack_heads(model)
         if probes is not None:

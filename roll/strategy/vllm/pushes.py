@@ -98,7 +98,7 @@ class Pushes:
             await engine.pause_generation(mode="keep", clear_cache=False)
             self._paused = True
         try:
-            answers = await engine.collective_rpc(method, args=arguments)
+            answers = await self._call(engine, method, arguments, part)
             report = self._judge(answers, version, part)
             self._broken.pop(part, None)
             await engine.update_weight_version(str(version))
@@ -112,6 +112,19 @@ class Pushes:
                 await engine.resume_generation()
                 self._paused = False
         return report
+
+    async def _call(
+        self, engine: Any, method: str, arguments: tuple[Any, ...], part: Part
+    ) -> list[dict[str, Any]]:
+        try:
+            answers: list[dict[str, Any]] = await engine.collective_rpc(method, args=arguments)
+            return answers
+        except Exception as error:
+            # A rank that fails outside of what it tells of; nobody knows what it has loaded.
+            self.breaks(part, failure(error))
+            if type(error) is Exception:  # so vLLM tells of it; others say that it is dead
+                raise WeightSyncError(f"{self._name}: {error}") from error
+            raise
 
     def _judge(self, answers: list[dict[str, Any]], version: int, part: Part) -> LoadReport:
         """One report out of the ranks' answers."""
@@ -129,3 +142,9 @@ class Pushes:
             max(answer["receive_s"] for answer in answers),
             max(answer["load_s"] for answer in answers),
         )
+
+
+def failure(error: Exception) -> str:
+    """What a worker answers for an error in a push: the type of one that is not ours tells more
+    than its words, and would be lost on the way."""
+    return str(error) if isinstance(error, WeightSyncError) else f"{type(error).__name__}: {error}"

@@ -5,6 +5,10 @@ in one matrix) and packs in layouts it does not undo. What can be asked of any l
 product with a vector: a random probe of each matrix, taken as it comes in, must equal the layer's
 own answer to the same probe (Freivalds' check; a wrong element goes unseen with probability zero
 up to rounding). Vectors are compared as they are.
+
+Asked are linear layers, embeddings, heads, norms and, by expert_probes.py, fused experts. Not asked
+are tensors of other modules, other parameters than `weight` (biases), and layers whose tensors have
+other names in the checkpoint than in vLLM.
 """
 
 from __future__ import annotations
@@ -14,29 +18,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from roll.core.errors import WeightSyncError
-
-_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
-"""Of the largest entry; the layer computes in this precision."""
+from roll.strategy.vllm.expert_probes import ExpertProbes
+from roll.strategy.vllm.probing import asking, compare, probe
 
 
 class Probes:
-    """Each received tensor's answer to its probe: `[out]` for a matrix, itself for a vector."""
+    """Each received tensor's answer to its probe: `[out]` for a matrix, itself for a vector.
 
-    def __init__(self) -> None:
+    Args:
+        model: vLLM's, which is asked when all have come.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
         self.answers: dict[str, Tensor] = {}
+        self.experts = ExpertProbes(model)
 
     def add(self, name: str, tensor: Tensor) -> None:
+        if self.experts.add(name, tensor):
+            return
         if tensor.dim() == 2:
             self.answers[name] = tensor.float() @ probe(tensor.shape[1], tensor.device)
         elif tensor.dim() == 1:
             self.answers[name] = tensor.float().clone()
-
-
-def probe(size: int, device: torch.device) -> Tensor:
-    """The same vector for the same size, everywhere: entries +1 and -1, exact in any dtype."""
-    generator = torch.Generator().manual_seed(size)
-    return (torch.randint(0, 2, (size,), generator=generator) * 2.0 - 1.0).to(device)
 
 
 @torch.inference_mode()
@@ -55,7 +58,7 @@ def read_back(model: nn.Module, probes: Probes) -> int:
         VocabParallelEmbedding,
     )
 
-    compared = 0
+    compared = probes.experts.compare()
     for path, module in model.named_modules():
         if isinstance(module, LinearBase):
             if (
@@ -64,14 +67,14 @@ def read_back(model: nn.Module, probes: Probes) -> int:
             ):
                 continue  # has all rows, but only some columns
             names = _source_names(model, path)
-            answer = _ask(module, probe(module.input_size, next(module.parameters()).device))
+            answer = _ask(path, module, probe(module.input_size, next(module.parameters()).device))
         elif isinstance(module, VocabParallelEmbedding):
             names = [f"{path}.weight"]
             if isinstance(module, ParallelLMHead):
                 if names[0] not in probes.answers:  # tied
                     names = ["model.embed_tokens.weight"]
                 # By its kernel: it keeps a packed copy beside the weight it shares.
-                answer = _ask(module, probe(module.embedding_dim, module.weight.device))
+                answer = _ask(path, module, probe(module.embedding_dim, module.weight.device))
             else:
                 weight: Tensor = module.weight
                 answer = weight.float() @ probe(weight.shape[1], weight.device)
@@ -88,7 +91,7 @@ def read_back(model: nn.Module, probes: Probes) -> int:
             answer = answer[: rows.num_org_elements]
         if answer.shape != expected.shape:
             continue
-        _compare(path, answer, expected, next(model.parameters()).dtype)
+        compare(f"layer {path!r}", answer, expected, next(model.parameters()).dtype)
         compared += len(names)
     return compared
 
@@ -100,17 +103,8 @@ def _source_names(model: Any, path: str) -> list[str]:
     return [f"{parent}.{part}.weight" for part in parts]
 
 
-def _ask(module: Any, vector: Tensor) -> Tensor:
+def _ask(path: str, module: Any, vector: Tensor) -> Tensor:
     dtype: torch.dtype = next(module.parameters()).dtype
-    answer: Tensor = module.quant_method.apply(module, vector.to(dtype)[None], None)
+    with asking(path):
+        answer: Tensor = module.quant_method.apply(module, vector.to(dtype)[None], None)
     return answer[0].float()
-
-
-def _compare(path: str, answer: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    scale = expected.abs().max().item() if expected.numel() else 0.0
-    worst = (answer - expected).abs().max().item() if expected.numel() else 0.0
-    if not worst <= _TOLERANCE[dtype] * max(scale, 1e-6):
-        raise WeightSyncError(
-            f"layer {path!r} does not hold what was sent: its answers differ by {worst:.3g} where "
-            f"the largest is {scale:.3g}"
-        )
