@@ -91,10 +91,10 @@ def job(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
         part = other[:, own] if "down" in name else other[own]
         part[3, 5] += 1.0
         found[name] = refusal(sent | {name: other})
-    others = {".1.": ".2.", ".2.": ".1."}
     swapped = {
-        name.replace(part := name[name.index(".") : name.index(".") + 3], others.get(part, part)): t
-        for name, t in sent.items()
+        f"experts.{3 - expert}.{name}.weight": sent[f"experts.{expert}.{name}.weight"]
+        for expert in range(NUM_EXPERTS)
+        for name in PROJECTIONS
     }
     found["swapped"] = refusal(swapped)
     layer = model.experts.routed_experts
@@ -109,7 +109,7 @@ def test_each_wrong_element_of_an_expert_is_seen_on_the_rank_that_holds_it(tmp_p
     for found in run_ranks(2, job, tmp_path, timeout_s=240):
         assert (found.pop("whole"), found.pop("sorted"), found.pop("part")) == (12, 12, 9)
         assert not found.pop("foreign")
-        assert "expert 1 of layer 'experts'" in found.pop("swapped")
+        assert "expert 0 of layer 'experts'" in found.pop("swapped")
         assert "expert 0 of layer 'experts'" in found.pop("not packed")
         assert len(found) == 3 * NUM_EXPERTS
         for name, refusal in found.items():

@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from roll.core.types import Role, WorkerSpec
+from roll.config.roles import Role
+from roll.core.types import WorkerSpec
 from roll.platform.base import join_group, leave_group
 from roll.platform.machine import free_port
 from roll.strategy.group import Membership
