@@ -4,7 +4,9 @@ Every actor is asked for a heartbeat again and again. It answers in a thread of 
 call does not keep it from that, but what holds the interpreter's lock may. Silence therefore proves
 nothing: who is silent is looked at from outside, on its own node. A process that a signal has
 stopped counts as dead; so does one that is silent and has computed nothing for `hung_s`. One that
-computes is busy, however long it is silent, and the limits of whoever waits for it hold.
+computes is busy, however long it is silent, and the limits of whoever waits for it hold. A silent
+one whose node tells nothing of it for `hung_s` either is lost with that node. No answer is waited
+for longer than others: a node that hangs does not keep the stops on other nodes from being noticed.
 """
 
 from __future__ import annotations
@@ -13,19 +15,20 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from roll.distributed.looks import RayLooks
 from roll.distributed.members import Daemon, Member
 from roll.platform.processes import Look, look_at
 
 LOGGER = logging.getLogger(__name__)
 BEATS_PER_S = 100
 """Of all actors together at most: each costs the driver about a millisecond."""
-LOOK_TIMEOUT_S = 10.0
+CLOSE_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +42,25 @@ class BeatLimits:
     stopped_s: float = 3.0
     """How long a process must be stopped: a debugger may stop one for a moment."""
     hung_s: float = 300.0
-    """Silence without any computation that counts as death."""
+    """Silence that counts as death, where nothing is computed or the node tells nothing."""
 
 
 class GivesUp(Protocol):
     """As much of a `Watchdog`."""
 
     def give_up(self, member: Member | Daemon, reason: str) -> None: ...
+
+
+class Looks(Protocol):
+    """As much of `RayLooks`, where it is described."""
+
+    def is_here(self, member: Member) -> bool: ...
+
+    def look(self, member: Member) -> Any: ...
+
+    def ready(self, refs: Sequence[Any], timeout_s: float) -> Collection[Any]: ...
+
+    def get(self, ref: Any) -> Any: ...
 
 
 @dataclass(slots=True)
@@ -56,6 +71,10 @@ class _Pulse:
     heard_s: float
     asked: Any = None
     """Reference to the heartbeat that is on its way."""
+    looking: Any = None
+    """Reference to the look from its own node that is on its way."""
+    unseen_since_s: float | None = None
+    """Since when that node tells nothing of it."""
     stopped_since_s: float | None = None
     cpu_s: float = -1.0
     """At the last look."""
@@ -69,6 +88,7 @@ class Heartbeats:
     watchdog: GivesUp
     daemons: Sequence[Daemon]
     limits: BeatLimits
+    looks: Looks = field(default_factory=RayLooks)
     _pulses: dict[Member, _Pulse] = field(default_factory=dict, init=False)
     _daemon_stops: dict[Daemon, float] = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
@@ -96,7 +116,7 @@ class Heartbeats:
         """Listen no more."""
         self._stop.set()
         if self._thread is not threading.current_thread():
-            self._thread.join(timeout=LOOK_TIMEOUT_S)
+            self._thread.join(timeout=CLOSE_TIMEOUT_S)
 
     def check_daemons(self) -> None:
         """Tell of a process of Ray that is gone, or has been stopped for a while."""
@@ -115,39 +135,55 @@ class Heartbeats:
             self.check_daemons()
             with self._lock:
                 pulses = dict(self._pulses)
-            self._ask(pulses)
             for member, pulse in pulses.items():
-                if time.monotonic() - pulse.heard_s > self.limits.silent_s:
-                    self._look(member, pulse)
+                try:
+                    self._ask(member, pulse)
+                except Exception:  # noqa: BLE001 - of one, who is silent then, and looked at
+                    self._warn(f"{member.name} could not be asked for a heartbeat")
+            self._take_answers(pulses)
             self._stop.wait(max(self.limits.pause_s, len(pulses) / BEATS_PER_S))
 
-    def _ask(self, pulses: dict[Member, _Pulse]) -> None:
-        """Ask everybody who does not owe an answer, and take in those that are there."""
+    def _ask(self, member: Member, pulse: _Pulse) -> None:
+        """Ask for a heartbeat whoever owes none, and look at whoever is silent."""
+        now_s = time.monotonic()
+        if now_s - pulse.heard_s > self.limits.silent_s:
+            if self.looks.is_here(member):
+                assert member.info is not None
+                self._see(member, pulse, look_at(member.info.pid))
+            elif pulse.looking is None:
+                if pulse.unseen_since_s is None:
+                    pulse.unseen_since_s = now_s
+                pulse.looking = self.looks.look(member)
+        if pulse.asked is None:
+            pulse.asked = pulse.ask()
+
+    def _take_answers(self, pulses: dict[Member, _Pulse]) -> None:
+        """Take in all heartbeats and looks that are there."""
+        beats = {p.asked: (m, p) for m, p in pulses.items() if p.asked is not None}
+        views = {p.looking: (m, p) for m, p in pulses.items() if p.looking is not None}
+        refs = [*beats, *views]
         try:
-            for pulse in pulses.values():
-                if pulse.asked is None:
-                    pulse.asked = pulse.ask()
-            asked = {pulse.asked: (member, pulse) for member, pulse in pulses.items()}
-            if not asked:
-                return
-            ready, _ = ray.wait(
-                list(asked), num_returns=len(asked), timeout=self.limits.pause_s / 2
-            )
-        except Exception:
-            if not self._stop.is_set():
-                LOGGER.warning("heartbeats could not be asked for", exc_info=True)
+            ready = self.looks.ready(refs, self.limits.pause_s / 2) if refs else []
+        except Exception:  # noqa: BLE001 - the watch goes on
+            self._warn("heartbeats could not be waited for")
             return
-        for ref in ready:
-            member, pulse = asked[ref]
-            pulse.asked = None
-            try:
-                self._hear(member, pulse, ray.get(ref))
-            except ray.exceptions.RayError:  # dead, as its watch call tells, or about to be
-                continue
+        for ref, (member, pulse) in beats.items():
+            if ref in ready:
+                pulse.asked = None
+                with suppress(ray.exceptions.RayError):  # dead, as its watch call tells, or soon
+                    self._hear(member, pulse, self.looks.get(ref))
+        for ref, (member, pulse) in views.items():
+            if ref in ready and pulse.looking is ref:
+                pulse.looking = None
+                with suppress(ray.exceptions.RayError):  # its node may be gone, with its watch call
+                    self._see(member, pulse, self.looks.get(ref))
+        for member, pulse in pulses.items():
+            self._miss(member, pulse)
 
     def _hear(self, member: Member, pulse: _Pulse, stopped: Sequence[str]) -> None:
         now_s = pulse.heard_s = time.monotonic()
         pulse.cpu_s = -1.0  # the next silence is another one
+        pulse.looking = pulse.unseen_since_s = None
         if not stopped:
             pulse.stopped_since_s = None
         elif pulse.stopped_since_s is None:
@@ -155,14 +191,13 @@ class Heartbeats:
         elif now_s - pulse.stopped_since_s >= self.limits.stopped_s:
             self._lose(member, f"{', '.join(stopped)} of {member.name} is stopped (SIGSTOP)")
 
-    def _look(self, member: Member, pulse: _Pulse) -> None:
-        """At one who is silent."""
-        assert member.info is not None, "only actors that have answered are asked"
-        look = _look_from_outside(member)
+    def _see(self, member: Member, pulse: _Pulse, look: Look | None) -> None:
+        """What one who is silent is doing."""
         now_s = time.monotonic()
+        pulse.unseen_since_s = None
         if look is None:  # its watch call tells of its death
             return
-        where = f"{member.name} (pid {member.info.pid}, node {member.info.address})"
+        where = _place(member)
         if look.cpu_s > pulse.cpu_s:
             pulse.cpu_s, pulse.idle_since_s = look.cpu_s, now_s
         idle_s = now_s - pulse.idle_since_s
@@ -177,22 +212,29 @@ class Heartbeats:
                 member, f"{where} has answered nothing and computed nothing for {idle_s:.0f} s"
             )
 
+    def _miss(self, member: Member, pulse: _Pulse) -> None:
+        """One who is silent, and of whom its node may tell nothing either."""
+        if pulse.unseen_since_s is None:
+            return
+        unseen_s = time.monotonic() - pulse.unseen_since_s
+        if unseen_s > self.limits.hung_s:
+            self._lose(
+                member,
+                f"{_place(member)} has answered nothing, and its node told nothing of it, for "
+                f"{unseen_s:.0f} s; that machine may hang or be cut off",
+            )
+
     def _lose(self, member: Member | Daemon, reason: str) -> None:
         if member.death is None and not self._stop.is_set():
             if isinstance(member, Member):
                 member.lingers = True
             self.watchdog.give_up(member, reason)
 
+    def _warn(self, what: str) -> None:
+        if not self._stop.is_set():
+            LOGGER.warning("%s", what, exc_info=True)
 
-def _look_from_outside(member: Member) -> Look | None:
-    """At a process that may be on another node; None when it is gone, or that node silent."""
-    assert member.info is not None
-    try:
-        if member.info.node == ray.get_runtime_context().get_node_id():
-            return look_at(member.info.pid)
-        there = NodeAffinitySchedulingStrategy(member.info.node, soft=False)
-        look = ray.remote(num_cpus=0)(look_at).options(scheduling_strategy=there)
-        seen: Look | None = ray.get(look.remote(member.info.pid), timeout=LOOK_TIMEOUT_S)
-        return seen
-    except ray.exceptions.RayError:
-        return None
+
+def _place(member: Member) -> str:
+    assert member.info is not None, "only actors that have answered are asked"
+    return f"{member.name} (pid {member.info.pid}, node {member.info.address})"

@@ -7,13 +7,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
 import pytest
 
+from roll.config.roles import Role
 from roll.distributed.heartbeats import BeatLimits, Heartbeats
+from roll.distributed.host import HostInfo
 from roll.distributed.members import Daemon, Member
-from roll.platform.processes import descendants, look_at, stopped_below
+from roll.platform.processes import Look, descendants, look_at, stopped_below
 
 LIMITS = BeatLimits(pause_s=0.05, silent_s=0.1, stopped_s=0.2)
 SLEEPS = "import time; print('up', flush=True); time.sleep(600)"
@@ -118,3 +121,100 @@ def test_a_stopped_process_below_is_named(parent: subprocess.Popen[str]) -> None
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert [f"process {child} (" in name for name in stopped] == [True]
+
+
+class Nodes:
+    """Actors that answer no heartbeat, and the machines they are on; a reference is
+    ("beat" or "look", rank, number)."""
+
+    def __init__(self, looks: dict[str, Callable[[], Look | None] | None]) -> None:
+        self._answers = looks
+        """By node; None: it never answers."""
+        self.members = [
+            Member(Role.ACTOR_INFER, "", rank, True, HostInfo(10 + rank, node, "", node))
+            for rank, node in enumerate(looks)
+        ]
+        self._number = 0
+        self.looked: list[str] = []
+
+    def beat(self, rank: int) -> Any:
+        self._number += 1
+        return "beat", rank, self._number
+
+    def is_here(self, member: Member) -> bool:
+        return False
+
+    def look(self, member: Member) -> Any:
+        assert member.info is not None
+        self.looked.append(member.info.node)
+        self._number += 1
+        return "look", member.rank, self._number
+
+    def ready(self, refs: Sequence[Any], timeout_s: float) -> Collection[Any]:
+        found = [ref for ref in refs if ref[0] == "look" and self._of(ref) is not None]
+        if len(found) < len(refs):
+            time.sleep(timeout_s)
+        return found
+
+    def get(self, ref: Any) -> Any:
+        answer = self._of(ref)
+        assert answer is not None
+        return answer()
+
+    def _of(self, ref: Any) -> Callable[[], Look | None] | None:
+        node = self.members[ref[1]].info
+        assert node is not None
+        return self._answers[node.node]
+
+
+def silent(nodes: Nodes, told: Told, limits: BeatLimits) -> Heartbeats:
+    beats = Heartbeats(told, [], limits, nodes)
+    for member in nodes.members:
+        beats.add(member, lambda rank=member.rank: nodes.beat(rank))  # type: ignore[misc]
+    return beats
+
+
+def stopped() -> Look:
+    return Look("it", True, 1.0)
+
+
+def test_nodes_that_tell_nothing_do_not_keep_a_stop_elsewhere_from_being_noticed() -> None:
+    told, nodes = Told(), Nodes({"a": None, "b": None, "c": None, "d": stopped})
+    begun = time.monotonic()
+    beats = silent(nodes, told, LIMITS)
+    (reason,) = told.within(5)
+    assert "actor_infer[3] (pid 13, node d) is stopped (SIGSTOP)" in reason
+    assert time.monotonic() - begun < 3
+    beats.close()
+    assert [nodes.looked.count(node) for node in "abc"] == [1, 1, 1], "one look at a time"
+
+
+def test_a_silent_one_is_lost_with_a_node_that_tells_nothing_of_it() -> None:
+    computed = iter(range(10**6))
+
+    def busy() -> Look:
+        return Look("it", False, float(next(computed)))
+
+    told, nodes = Told(), Nodes({"a": busy, "b": None, "c": busy})
+    limits = BeatLimits(pause_s=0.05, silent_s=0.1, stopped_s=0.2, hung_s=0.5)
+    beats = silent(nodes, told, limits)
+    (reason,) = told.within(10)
+    assert reason.startswith("actor_infer[1] (pid 11, node b) has answered nothing, and its node")
+    assert [member.lingers for member in nodes.members] == [False, True, False]
+    time.sleep(3 * limits.hung_s)
+    assert len(told.reasons) == 1
+    beats.close()
+
+
+def test_one_that_cannot_be_asked_does_not_keep_others_from_being_asked() -> None:
+    told, nodes = Told(), Nodes({"a": None, "b": stopped})
+
+    def fails() -> Any:
+        raise RuntimeError("no such actor")
+
+    beats = Heartbeats(told, [], LIMITS, nodes)
+    beats.add(nodes.members[0], fails)
+    beats.add(nodes.members[1], lambda: nodes.beat(1))
+    (reason,) = told.within(5)
+    assert "actor_infer[1]" in reason
+    beats.close()
