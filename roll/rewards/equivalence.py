@@ -14,6 +14,9 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product
 from typing import Any
 
 from roll.rewards.matching import compare
@@ -21,6 +24,7 @@ from roll.rewards.notation import tidy
 from roll.rewards.numerals import read_number
 from roll.rewards.plain_math import plain_leaf
 from roll.rewards.shapes import read_shape
+from roll.rewards.units import Unit, same_size, unit_splits
 
 DIGITS = 50
 """Of closed expressions that are compared as numbers."""
@@ -48,6 +52,9 @@ _CAPITAL = re.compile(r"(?<![\\A-Za-z])[EI](?![A-Za-z])(?!_)")
 _COMMAND_OR_ENVIRONMENT = re.compile(r"(\\(?:begin|end)\{[a-z]+\}(?:\{[^{}]*\})?)")
 _BASED = re.compile(r"(?<![\w.])(\d+)_(?:\{(\d+)\}|(\d))")
 _PLAIN_WORD = re.compile(r"(?<![\\A-Za-z])(sqrt|pi|infty|sin|cos|tan|log|ln|exp)(?![A-Za-z])")
+
+_PROSE = re.compile(r"(?<![\\A-Za-z])(?!sqrt|sin|cos|tan|log|exp)[A-Za-z]{3,}")
+_LETTER = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")
 
 
 class _Atoms:
@@ -99,6 +106,22 @@ def make_checker() -> Callable[[tuple[str, str]], bool]:
     logging.getLogger("math_verify").setLevel(logging.ERROR)
 
     def algebra(truth: str, answer: str) -> bool:
+        if same_expression(truth, answer, Fraction(1)):
+            return True
+        for a, b in product(_readings(truth), _readings(answer)):
+            scale = Fraction(1)
+            if a.unit is not None and b.unit is not None:
+                found = same_size(a.unit, b.unit)
+                if found is None:
+                    continue
+                scale = found
+            elif a.unit is None and b.unit is None:
+                continue
+            if same_expression(a.text, b.text, scale):
+                return True
+        return False
+
+    def same_expression(truth: str, answer: str, scale: Fraction) -> bool:
         atoms = _Atoms()
         texts, words = [], []
         for text in (truth, answer):
@@ -109,6 +132,8 @@ def make_checker() -> Callable[[tuple[str, str]], bool]:
         a, b = (_parse(text) for text in texts)
         if a is None or b is None:
             return False
+        if scale != 1:
+            a *= sympy.Rational(scale.numerator, scale.denominator)
         number = _same_value(a, b, truth, answer)
         if number is not None:
             return number
@@ -136,6 +161,26 @@ def make_checker() -> Callable[[tuple[str, str]], bool]:
     # The first parse builds the grammar's tables; the first sample must not pay for it.
     equivalent(("\\frac{1}{2}", "x^2"))
     return equivalent
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """One way to read a text: as an expression alone, or with a unit behind it."""
+
+    text: str
+    unit: Unit | None
+
+
+def _readings(text: str) -> list[_Reading]:
+    return [
+        _Reading(text, None),
+        *(
+            _Reading(before, unit)
+            for before, unit in unit_splits(text)
+            if not _PROSE.search(before)
+            and (not _LETTER.search(before) or text[len(before)] == " ")
+        ),
+    ]
 
 
 def _parse(text: str) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from roll.rewards.signs import FRACTIONS, GREEK, INVISIBLE, SIGNS, SUBSCRIPTS, SUPERSCRIPTS, THIN
+from roll.rewards.units import LETTERS
 
 _CHARACTERS = str.maketrans(
     SIGNS
@@ -70,9 +71,17 @@ _WRAPPER = re.compile(
     r"rm|bf)\s*\{([^{}]*)\}"
 )
 _WRAPPED = re.compile(r"\\(?:text|mathrm|mathbf|mbox|textbf|bm|boldsymbol)\s*\{")
+_UPRIGHT_LETTER = re.compile(
+    r"((?:(?<=[\d})!])|(?<=\\pi))(?:\s|~|\\[ ,;:!])*"
+    r"\\(?:text|textrm|textnormal|mathrm|mbox|rm)\s*\{\s*)"
+    rf"([{''.join(LETTERS)}])(?=[\s}}^/])"
+)
+"""A letter behind a number that is set as text is a unit; as a formula it may be a variable."""
+_PI_METERS = re.compile(r"(?<=π) ?m(?=[²³])|(?<=π) m$")
 _OLD_WRAPPER = re.compile(r"\\(?:rm|bf|it)(?![a-z])\s*")
 _BRACED_SCRIPT = re.compile(r"([_^])\s*\{\s*([0-9A-Za-z])\s*\}")
-_BESIDE_SYMBOL = re.compile(r"\s*([^\w\s\\])\s*|\s+(?=\\)")
+_BESIDE_SYMBOL = re.compile(r"\s*([^\w\s\\])(?:(?<=[})\]%!])(\s)\s*(?=[A-Za-z])|\s*)|\s+(?=\\)")
+"""What ends a number may have a unit behind it, and that needs its space."""
 _AFTER_COMMAND = re.compile(r"(\\[A-Za-z]+)\s+(?![A-Za-z])")
 _EMPTY_SET = re.compile(r"\\\{\\\}|\{\}")
 MAX_WRAPPERS = 4
@@ -83,9 +92,11 @@ def tidy(text: str) -> str:
 
     Example: tidy("$\\dfrac{1}{2}\\,\\text{cm}$") == "\\frac{1}{2} cm"; tidy("√2") == "\\sqrt{2}"
     """
+    text = _PI_METERS.sub(" meters", text)
     text = plain_characters(text).strip().strip("*`")
     while (whole := _WRAPPED.match(text)) and _closes_at_end(text[whole.end() - 1 :]):
         text = text[whole.end() : -1].strip()
+    text = _UPRIGHT_LETTER.sub(lambda m: m[1] + LETTERS[m[2]], text)
     for _ in range(MAX_WRAPPERS):
         text, found = _WRAPPER.subn(r" \1 ", text)
         if not found:
@@ -94,7 +105,7 @@ def tidy(text: str) -> str:
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
     text = _BRACED_SCRIPT.sub(r"\1\2", text)
-    text = _BESIDE_SYMBOL.sub(r"\1", text)
+    text = _BESIDE_SYMBOL.sub(r"\1\2", text)
     text = _AFTER_COMMAND.sub(r"\1", text)
     text = _EMPTY_SET.sub(r"\\emptyset", text) if len(text) < 8 else text
     text = " ".join(text.split()).rstrip(".;,")

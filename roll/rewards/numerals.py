@@ -7,7 +7,7 @@ stand for a number that it rounds.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from roll.rewards.units import Unit, same_size, unit_splits
@@ -79,16 +79,13 @@ def read_number(text: str) -> Numeral | None:
     """
     if len(text) > MAX_NUMBER_CHARS:
         return None
-    if text.endswith(("%", " percent", "percentage")):
-        found = _read(re.sub(r"\s*(?:%|percent(?:age)?)$", "", text))
-        return None if found is None else Numeral(found.value, found.ulp, percent=True)
-    bare = _read(text)
+    bare = _read_share(text)
     if bare is not None:
         return bare
     for before, unit in unit_splits(text):
-        found = _read(before)
+        found = _read_share(before)
         if found is not None:
-            return Numeral(found.value, found.ulp, unit=unit)
+            return replace(found, unit=unit)
     return None
 
 
@@ -112,6 +109,14 @@ def same_number(a: Numeral, b: Numeral) -> bool:
         if abs(a.value * left - b.value * right) <= slack:
             return True
     return False
+
+
+def _read_share(text: str) -> Numeral | None:
+    """A number, or a percentage."""
+    if not text.endswith(("%", " percent", "percentage")):
+        return _read(text)
+    found = _read(re.sub(r"\s*(?:%|percent(?:age)?)$", "", text))
+    return None if found is None else replace(found, percent=True)
 
 
 def _read(text: str) -> Numeral | None:

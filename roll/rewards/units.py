@@ -8,7 +8,7 @@ so that the number is not taken for the answer.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -110,6 +110,7 @@ _DENIED = (
     frozenset(_OPERATIONS.split()) | _STEMS | frozenset(f"{word}s" for word in _STEMS)
     | {"halves", "sixes", "twenties", "thirties", "forties", "fifties", "nineties"}
 )  # fmt: skip
+_ARTICLES = frozenset({"the", "a", "an", "his", "this"})
 _TAILS = (["in", "total"], ["total"], ["left"], ["each"], ["altogether"], ["remaining"])
 """What may follow a number or its unit and says nothing of the size."""
 _POWER_WORDS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
@@ -120,8 +121,14 @@ _PHRASE = re.compile(
 _GLUED_TEXT = "mm cm km kg mg ml mL ft in yd lb lbs oz hr hrs min sec mph deg kmh kph dm"
 _GLUED = frozenset(_GLUED_TEXT.split())
 """Short units that may stand at a number without a space; others there are variables."""
-_LETTERS = frozenset("mgsLhNJWVK")
-"""Units of one letter; they need the space."""
+LETTERS = {
+    "m": "meters", "g": "grams", "s": "seconds", "L": "liters", "h": "hours", "N": "newtons",
+    "J": "joules", "W": "watts", "V": "volts", "K": "kelvins",
+}  # fmt: skip
+"""Units of one letter, and their names. They need the space, and a plain number before it."""
+_LETTER = re.compile(r"[A-Za-z](?:\^?\{?[23]\}?)?")
+_FORMULA = re.compile(r"[})!]$|\\(?!times|cdot)[A-Za-z]|(?<![A-Za-z\\])[A-Za-df-z](?![A-Za-z])")
+"""Behind these a letter may be a factor."""
 MAX_UNIT_CHARS = 60
 
 
@@ -150,6 +157,8 @@ def unit_splits(text: str) -> Iterator[tuple[str, Unit]]:
         glued = text[start - 1] != " " and text[start] != " "
         if not before or not phrase or (glued and not _may_be_glued(phrase)):
             continue
+        if _LETTER.fullmatch(phrase) and _FORMULA.search(before):
+            continue  # LaTeX has no spaces between the factors of a product
         unit = _read_unit(phrase, singular=_at_most_one(before))
         if unit is not None:
             yield before, unit
@@ -173,7 +182,7 @@ def _read_unit(phrase: str, *, singular: bool) -> Unit | None:
     powers: dict[str, int] = {}
     factor, sign, pending, seen = Fraction(1), 1, 1, 0
     rest = list(words)
-    if [word.lower() for word in words] in _TAILS:
+    if [word.lower() for word in words] in _TAILS or (singular and _is_share(words)):
         return Unit((), factor)
     while rest:
         word = rest.pop(0)
@@ -212,6 +221,16 @@ def _read_unit(phrase: str, *, singular: bool) -> Unit | None:
     return Unit(tuple(sorted((d, p) for d, p in powers.items() if p)), factor)
 
 
+def _is_share(words: Sequence[str]) -> bool:
+    """Whether words behind a fraction or a percentage say of what it is ("of the pizza")."""
+    rest = [word.lower() for word in words[1:]]
+    return (
+        words[0] == "of"
+        and bool(rest)
+        and not any(w in _DENIED and w not in _ARTICLES for w in rest)
+    )
+
+
 def same_size(a: Unit, b: Unit) -> Fraction | None:
     """Return how many of `b` one `a` is, or None where they measure different things."""
     return a.factor / b.factor if a.dimension == b.dimension else None
@@ -223,7 +242,7 @@ def _term(word: str, rest: list[str], *, singular: bool) -> tuple[str, Fraction,
     if match is None:
         return None
     name, power = match[1], int(match[2] or match[3] or 1)
-    if len(name) == 1 and name not in _LETTERS:
+    if len(name) == 1 and name not in LETTERS:
         return None
     known = _known(name)
     if known is not None and (match[3] is None or known[0] == "length"):
@@ -267,4 +286,6 @@ def _singular(word: str) -> str:
 
 
 def _at_most_one(number: str) -> bool:
-    return number.strip() in ("1", "-1", "1.0") or "/" in number or "frac" in number
+    return number.strip() in ("1", "-1", "1.0") or any(
+        mark in number for mark in ("/", "frac", "%", "percent")
+    )

@@ -34,6 +34,32 @@ FAMILIES: dict[str, list[list[str]]] = {
         ["5 m^2", "5 square meters", "5 m²", "5 sq m"], ["5 m^3", "5 cubic meters"],
         ["5 km/h", "5 km per hour", "5000 m/h"], ["5 apples", "5 red apples"], ["5 oranges"],
     ],
+    "units behind fractions": [
+        [r"\frac{1}{2}", r"\frac{1}{2}\text{ cups}", r"\frac12\text{ cup}", "(1/2) cups", r"\dfrac{1}{2}\,\mathrm{m}", r"$\frac{1}{2}$ cups", "1/2 of the pizza",
+         r"\frac{1}{2}\text{ of the pizza}", r"x=\frac{1}{2}\text{ cm}", r"0.5\text{ inches}", r"\frac{1}{2}\text{ m}^2"],
+        [r"\frac{1}{2} x"], [r"\frac12\text{ squared}"], [r"\frac{1}{2}\text{ million}"], [r"\frac{1}{2} of twelve"],
+        [r"\frac{13}{2}\text{ feet}", "6.5", "6.5 ft", r"6\frac{1}{2}\text{ feet}", r"78\text{ inches}"], [r"\frac{13}{2}\text{ miles}"],
+        [r"2\frac12", r"2\frac{1}{2}\text{ hours}", "2.5 h", r"\frac{5}{2}\text{ h}"], [r"\frac{3}{2} h"], [r"\frac{3}{2}", r"\frac{3}{2}\text{ h}"],
+        [r"\frac{1}{4}\text{ m}", r"25\text{ cm}", "0.25", r"\frac{1}{4}\text{ meters}"],
+    ],
+    "units behind roots and powers": [
+        [r"2\sqrt{3}", r"2\sqrt{3}\text{ cm}", r"\sqrt{12}\ \mathrm{cm}", "2√3 cm", r"2\sqrt{3}\text{ miles per hour}", r"2\sqrt3\text{ m}", r"\sqrt{12}"],
+        [r"2\sqrt{3} x"], [r"2\sqrt{3}\text{ thirds}"], [r"2\sqrt{3}\text{ million}"], [r"3\sqrt{3}\text{ cm}"],
+        [r"3+\sqrt{2}", r"(3+\sqrt{2})\text{ cm}", r"3+\sqrt{2}\text{ cm}", r"3+\sqrt{2}\text{ units}"], [r"3+\sqrt{2}\text{ squared}"],
+        [r"10^3", r"10^{3}\text{ meters}", "1000", r"10^3\text{ people}"], [r"2^{10}", r"2^{10}\text{ bytes}", "1024"], [r"10!\text{ ways}", "10!", "3628800"],
+        [r"\binom{5}{2}\text{ ways}", "10", "10 ways"], [r"(\frac12, \sqrt{3})", r"(\frac12\text{ cm}, \sqrt3\text{ cm})"],
+    ],
+    "two roots with units": [[r"2\sqrt{3}\text{ m}", r"200\sqrt{3}\text{ cm}"], [r"2\sqrt{3}\text{ cm}"], [r"2\sqrt{3}\text{ m}^2"], [r"2\sqrt{3}\text{ hours}"]],
+    "units behind pi": [
+        [r"12\pi", r"12\pi\text{ square inches}", r"12\pi\text{ m}", r"12\pi\text{ m}^2", r"12\pi \text{ cm}^3", "12π m²", "12 pi square inches", r"12 \pi\,\mathrm{m}"],
+        [r"12\pi r"], [r"12\pi h", r"12h\pi"], [r"13\pi\text{ cm}"], [r"12\pi\text{ thirds}"], [r"12\pi m"],
+        [r"\frac{\pi}{3}", r"\frac{\pi}{3}\text{ radians}"], [r"\frac{9\pi}{2}", r"\frac{9\pi}{2}\,\text{cm}^3", r"4.5\pi"], [r"\frac{9\pi}{2} h"],
+        [r"2\pi r", r"2\pi r\text{ cm}"], [r"2\pi r h"],
+    ],
+    "shares of something": [
+        ["25%", r"25\%\text{ increase}", "25% of the students", "25 percent increase"], ["25% more"], ["25% of 30"], ["30% increase"],
+    ],
+    "shares that grow": [["25% increase", r"25\%\text{ increase}"], ["25% decrease"]],
     "bases": [
         ["2516_8", "2516_{8}", r"2516_{\text{eight}}", "(2516)_8", "2516 base 8", "2516₈"], ["2516_9"],
         ["2516_7"], ["2516", "2,516"], ["1A_{16}", "26"], ["1011_2", "11", "13_8", "1011_{2}"],

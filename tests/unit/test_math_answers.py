@@ -43,7 +43,12 @@ def test_spellings_of_one_answer_are_equal_and_others_are_not(family: str, equal
         for name, a, b in equal_pairs()
         for truth, answer in ((a, b), (b, a))
         if name == family and not equal(truth, answer)
-    ] + [(a, b, "equal") for name, a, b in different_pairs() if name == family and equal(a, b)]
+    ] + [
+        (truth, answer, "equal")
+        for name, a, b in different_pairs()
+        for truth, answer in ((a, b), (b, a))
+        if name == family and equal(truth, answer)
+    ]
     assert not wrong
 
 
