@@ -239,7 +239,8 @@ class World:
         told(replica, reason)
 
     async def _restart(self, replica: Replica) -> None:
-        await self.engines[replica.index].restart()
+        async with asyncio.timeout(self.scenario.limits.restart_timeout_s):
+            await self.engines[replica.index].restart()
 
     async def _rejoin(self, replica: Replica) -> None:
         async with self.trainer:  # it has the weights

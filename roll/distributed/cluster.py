@@ -208,13 +208,16 @@ class Cluster(Workers[W], Generic[W]):
         """Ranks whose worker is known to be dead and has not been restarted."""
 
     @abstractmethod
-    def restart(self, rank: int) -> None:
+    def restart(self, rank: int, timeout_s: float | None = None) -> None:
         """End what is left of a worker, with all it started, and build another in its place.
 
         The new one gets the same `WorkerSpec` and the same arguments; nothing else is called on it.
         Calls that concern the old one raise `WorkerLostError`; other ranks are not disturbed.
         Blocks; any thread but an event loop's may call it, also for several ranks at once. When it
         fails the rank stays lost, and may be restarted again.
+
+        Args:
+            timeout_s: for the new one to come up, where that is less than clusters are given.
 
         Raises:
             ValueError: the cluster's workers are not replaceable (`Placement.replaceable`).

@@ -162,6 +162,7 @@ class LocalCluster(Cluster[W], Generic[W]):
             name = f"roll-local-{placement.name}"
             threading.Thread(target=_serve, args=(self._calls,), name=name, daemon=True).start()
         self._seats = [self._seat(rank) for rank in range(len(build))]
+        self._restarts = [threading.RLock() for _ in build]
         ranks = [worker.rank_info for worker in self.workers]
         super().__init__(placement.role, ranks, call_timeout_s, placement.label)
         self._closed = False
@@ -175,19 +176,24 @@ class LocalCluster(Cluster[W], Generic[W]):
     def lost(self) -> frozenset[int]:
         return frozenset(rank for rank, seat in enumerate(self._seats) if seat.replaced)
 
-    def restart(self, rank: int) -> None:
-        """As in an actor, but what runs is cancelled instead of killed."""
+    def restart(self, rank: int, timeout_s: float | None = None) -> None:
+        """As in an actor, but what runs is cancelled instead of killed, and a constructor takes its
+        time."""
         if not self._placement.replaceable:
             raise ValueError(f"{self.name}: only workers that are replaceable can be restarted")
-        self.end(rank)
-        self._seats[rank] = self._seat(rank)
+        with self._restarts[rank]:
+            self.end(rank)
+            self._seats[rank] = self._seat(rank)
 
     def end(self, rank: int) -> None:
         if not self._placement.replaceable:
             raise ValueError(f"{self.name}: only workers that are replaceable can be ended alone")
-        if self._seats[rank].replaced:
-            return
-        leaving = self._seats[rank].leave()
+        with self._restarts[rank]:
+            if not self._seats[rank].replaced:
+                self._end(self._seats[rank], rank)
+
+    def _end(self, seat: _Seat[W], rank: int) -> None:
+        leaving = seat.leave()
         if self._loop:
             try:
                 self._loop.submit(leaving).result(3 * LEAVE_TIMEOUT_S)

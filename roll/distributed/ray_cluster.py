@@ -113,7 +113,7 @@ class RayCluster(Cluster[W], Generic[W]):
         left_s = max(deadline - time.monotonic(), 0.1)
         return self._answers(method, actors, refs).collect(left_s)
 
-    def restart(self, rank: int) -> None:
+    def restart(self, rank: int, timeout_s: float | None = None) -> None:
         if not self._recipe.placement.replaceable:
             raise ValueError(f"{self.name}: only workers that are replaceable can be restarted")
         with self._restarts[rank]:
@@ -124,8 +124,9 @@ class RayCluster(Cluster[W], Generic[W]):
                 self._require_open(old)
                 new = RayActor(self._recipe, rank, self._slots[rank], self._settings)
                 self._arriving.add(new)
+            limit_s = self._settings.start_timeout_s
             try:
-                deadline = time.monotonic() + self._settings.start_timeout_s
+                deadline = time.monotonic() + min(limit_s, timeout_s or limit_s)
                 self._arrive([new], deadline)
                 self._wait("__init__", [new], [new.build(self._specs[rank])], deadline)
                 self._actors[rank] = new

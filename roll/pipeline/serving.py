@@ -9,6 +9,7 @@ be on the replica's devices, its start waits for the same turn.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -37,6 +38,9 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 logger = logging.getLogger(__name__)
+
+MIN_START_S = 1.0
+"""For a new engine to load its model, however long its process took to come up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,9 +217,11 @@ class Serving:
     def _start_anew(self, index: int) -> None:
         if self.pusher is not None:
             self.pusher.forget(index)
-        self.infer.restart(index)
+        deadline = time.monotonic() + self.limits.restart_timeout_s
+        self.infer.restart(index, self.limits.restart_timeout_s)
         try:
-            self._call(index, InferWorker.start)
+            pending = self.infer.on([index]).submit(InferWorker.start)
+            pending.result(max(MIN_START_S, deadline - time.monotonic()))
         except RollError:
             self.infer.end(index)  # what it has on its devices
             raise

@@ -54,7 +54,8 @@ class Health:
     fleet: Fleet
     limits: HealthConfig
     restart: Callable[[Replica], Awaitable[None]]
-    """Puts a new engine in the place of a lost one."""
+    """Puts a new engine in the place of a lost one. Has time limits of its own: a restart that was
+    left alone would go on, and meet the next one."""
     rejoin: Callable[[Replica], Awaitable[None]]
     """Brings it the present weights, and lets it serve (`renewed`, `mend`, `Fleet.join`); has time
     limits of its own."""
@@ -169,8 +170,7 @@ class Health:
         """One restart; whether the replica serves."""
         begun = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(self.limits.restart_timeout_s):
-                await self.restart(replica)
+            await self.restart(replica)
             await self.rejoin(replica)
         except Exception as error:  # noqa: BLE001 - of an engine; counted, and told
             why = f"could not be restarted: {type(error).__name__}: {error}"

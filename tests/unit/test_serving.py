@@ -74,6 +74,8 @@ class Scripted(InferWorker):
         """Of the trainer's weights that it has."""
         if plan.get(spec.rank) == "cannot be built":
             raise RuntimeError("no port is free")
+        if plan.get(spec.rank) == "hangs at start":
+            time.sleep(0.3)  # as a process that has to come up first
 
     @property
     def me(self) -> str:
@@ -294,6 +296,21 @@ def test_nothing_is_generated_with_weights_that_are_not_the_trainers() -> None:
         assert stage.asked == [0]
         assert stage.starts == {0: 3}
         assert stage.pusher.pushes == [[0], [0]]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_start_that_takes_too_long_does_not_disturb_the_next_one(shared: bool) -> None:
+    limits = LIMITS.model_copy(update={"restart_timeout_s": 1, "timeout_s": 5})
+    with staged(limits=limits, shared=shared) as stage:
+        stage.serving.take_devices()
+        stage.plan[1] = "hangs at start"
+        stage.infer.workers[1].fault = "dies"
+        stage.wait_for(lambda: 1 not in stage.serving_replicas())
+        stage.wait_for(lambda: stage.serving_replicas() == [0, 1])
+        stage.serving.run(stage.serving.fleet.replicas[1].listen(5))  # it is still there
+        assert stage.serving_replicas() == [0, 1]
+        assert stage.starts == {0: 1, 1: 3}
+        assert [device.together for device in stage.devices] == [[], []]
 
 
 def test_an_engine_that_dies_as_it_gets_its_weights_is_replaced_once() -> None:
