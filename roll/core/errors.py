@@ -19,6 +19,7 @@ __all__ = [
     "EngineDiedError",
     "EngineError",
     "EngineMissingError",
+    "FolderLostError",
     "IncompleteWeightsError",
     "NotMadeYetError",
     "RewardError",
@@ -43,6 +44,10 @@ class NotMadeYetError(DataError):
 class SettingsChangedError(RollError):
     """A finished run is asked for with other settings than it had: no mistake of the file, but its
     results are not the ones that are asked for (exit code 1)."""
+
+
+class FolderLostError(RollError):
+    """Another run has taken the output folder of this one, which was silent for too long."""
 
 
 class CheckpointError(UserError):

@@ -22,7 +22,7 @@ from roll.models.fetch import fetch
 from roll.pipeline.base import Pipeline
 from roll.pipeline.distill import DistillPipeline
 from roll.pipeline.dpo import DpoPipeline
-from roll.pipeline.folder import finished_summary, refuse_other_settings, set_aside
+from roll.pipeline.folder import finished_summary, refuse_other_settings
 from roll.pipeline.preflight import user_folder
 from roll.pipeline.reward_model import RewardModelPipeline
 from roll.pipeline.rlvr import RlvrPipeline
@@ -63,16 +63,16 @@ def launch(
     # Before anything is looked at: to look also tidies up what a killed run has left behind.
     with RunLock(output_dir) as lock:
         config, data = pipeline.prepare(loaded.config)
-        summary = finished_summary(config.model_copy(update={"output_dir": str(output_dir)}))
+        placed = config.model_copy(update={"output_dir": str(output_dir)})
+        summary = finished_summary(placed)
         if summary is not None:
-            refuse_other_settings(config)
+            refuse_other_settings(placed)
         else:
             check_trackers(config.track)
             if config.resume == "never":
-                set_aside(output_dir)
-                lock.take()
+                lock.begin_anew()
             summary = _run(pipeline, config, data, folder)
-    _print_end(Path(config.output_dir), summary)
+    _print_end(output_dir, summary)
     return summary
 
 

@@ -7,16 +7,18 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import psutil
 import pytest
 
-from roll.core.errors import ConfigError
-from roll.pipeline.folder import LOCK, set_aside
-from roll.pipeline.run_lock import SILENT_S, Owner, RunLock, read_owner
+from roll.core.errors import ConfigError, FolderLostError
+from roll.pipeline.folder import LOCK
+from roll.pipeline.lock_owner import Owner, read_owner
+from roll.pipeline.run_lock import SILENT_S, RunLock
 from tests.runs import ROOT, Command, write_task
 
 HOLD = (
@@ -67,25 +69,148 @@ def test_the_lock_of_a_killed_run_is_void(tmp_path: Path) -> None:
         assert read_owner(tmp_path / LOCK).pid == os.getpid()  # type: ignore[union-attr]
 
 
+def ticks(pid: int) -> int:
+    """When a process began, in ticks since the boot: the 22nd field, the second of which is a name
+    in parentheses without spaces."""
+    return int(Path(f"/proc/{pid}/stat").read_text().split()[21])
+
+
 def test_a_number_given_out_again_is_another_process(tmp_path: Path) -> None:
-    other = psutil.Process().parent()
-    living = replace(Owner.this_process(), pid=other.pid, begun=other.create_time())
-    write(tmp_path, living)
-    with pytest.raises(ConfigError, match=f"process {other.pid}"), RunLock(tmp_path):
-        pass
-    write(tmp_path, replace(living, begun=living.begun - 5))
+    with subprocess.Popen(["sleep", "60"]) as other:
+        living = replace(Owner.this_process(), pid=other.pid, begun=ticks(other.pid))
+        write(tmp_path, living)
+        with pytest.raises(ConfigError, match=f"process {other.pid}"), RunLock(tmp_path):
+            pass
+        write(tmp_path, replace(living, begun=living.begun - 500))
+        with RunLock(tmp_path):
+            pass
+        other.kill()
+
+
+def test_the_begin_of_an_owner_does_not_depend_on_the_clock() -> None:
+    assert Owner.this_process().begun == ticks(os.getpid())
+
+
+def test_a_process_may_have_any_name(tmp_path: Path) -> None:
+    named = "open('/proc/self/comm', 'w').write(') Z 1 (')\n" + HOLD
+    with subprocess.Popen(
+        [sys.executable, "-c", named, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "holds\n"
+        with pytest.raises(ConfigError, match=f"process {holder.pid}"), RunLock(tmp_path):
+            pass
+        holder.kill()
+
+
+def far() -> Owner:
+    return replace(Owner.this_process(), host="far", machine="another boot", pid=1)
+
+
+def test_an_owner_that_cannot_be_looked_up_and_was_silent_for_long_is_gone(tmp_path: Path) -> None:
+    write(tmp_path, far(), silent_s=SILENT_S + 1)
     with RunLock(tmp_path):
         pass
 
 
-def test_an_owner_on_another_machine_lives_while_it_touches_the_file(tmp_path: Path) -> None:
-    far = replace(Owner.this_process(), host="far", machine="another boot", pid=1)
-    write(tmp_path, far, silent_s=SILENT_S / 2)
-    with pytest.raises(ConfigError, match=r"host far, process 1.*sign of life 30 s ago"):
-        RunLock(tmp_path).take()
-    write(tmp_path, far, silent_s=SILENT_S + 1)
-    with RunLock(tmp_path):
+def test_an_owner_that_cannot_be_looked_up_is_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after the crash of a container, which begins again at once."""
+    write(tmp_path, far())
+    begun = time.monotonic()
+    with RunLock(tmp_path, silent_s=0.5):
+        assert 0.4 < time.monotonic() - begun < 5
+        owner = read_owner(tmp_path / LOCK)
+        assert owner is not None
+        assert owner.pid == os.getpid()
+    assert "host far, process 1, since 20" in caplog.text
+    assert "Waiting for a sign of life, at most 0.5 s" in caplog.text
+
+
+def test_an_owner_far_away_that_touches_the_file_is_alive(tmp_path: Path) -> None:
+    write(tmp_path, far(), silent_s=SILENT_S / 2)
+    touch = threading.Timer(0.3, os.utime, [tmp_path / LOCK])
+    touch.start()
+    with pytest.raises(ConfigError, match=r"host far, process 1.*just given a sign of life"):
+        RunLock(tmp_path, silent_s=SILENT_S).take()
+    touch.join()
+    owner = read_owner(tmp_path / LOCK)
+    assert owner is not None
+    assert owner.host == "far"
+
+
+def test_a_stamp_of_a_wrong_clock_holds_nobody_up_for_ever(tmp_path: Path) -> None:
+    write(tmp_path, far(), silent_s=-3600)
+    with RunLock(tmp_path, silent_s=0.2):
         pass
+
+
+def test_an_owner_that_was_silent_and_is_replaced_ends(tmp_path: Path) -> None:
+    def be_replaced() -> None:
+        lost = threading.Event()
+        with RunLock(tmp_path, beat_s=0.01, on_loss=lost.set):
+            write(tmp_path, far(), silent_s=-5)
+            touched = (tmp_path / LOCK).stat().st_mtime_ns
+            assert lost.wait(10)
+            assert (tmp_path / LOCK).stat().st_mtime_ns == touched, "it is the other's to touch"
+
+    with pytest.raises(FolderLostError, match=f"{tmp_path} is another's: host far, process 1"):
+        be_replaced()
+    assert read_owner(tmp_path / LOCK) is not None, "and the other's to remove"
+
+
+def test_a_run_that_lost_its_folder_is_interrupted_as_by_ctrl_c(tmp_path: Path) -> None:
+    def wait_for_something() -> None:
+        with RunLock(tmp_path, beat_s=0.01):
+            write(tmp_path, far())
+            time.sleep(30)
+
+    with pytest.raises(FolderLostError):
+        wait_for_something()
+
+
+def test_a_lock_that_is_gone_after_a_long_silence_was_anothers(tmp_path: Path) -> None:
+    def be_silent() -> None:
+        lost = threading.Event()
+        with RunLock(tmp_path, beat_s=0.2, silent_s=0.1, on_loss=lost.set) as lock:
+            lock.path.unlink()
+            assert lost.wait(10)
+
+    with pytest.raises(FolderLostError, match=r"run\.lock is gone after a silence"):
+        be_silent()
+
+
+def test_a_lock_that_somebody_removes_ends_no_run_that_is_awake(tmp_path: Path) -> None:
+    lost = threading.Event()
+    with RunLock(tmp_path, beat_s=0.01, on_loss=lost.set) as lock:
+        lock.path.unlink()
+        assert not lost.wait(0.2)
+
+
+def test_runs_that_begin_and_end_together_have_one_folder_each_in_turn(tmp_path: Path) -> None:
+    """As with two schedulers that start the same job: one holds it, the other is refused."""
+    out, end = tmp_path / "out", time.monotonic() + 2
+    inside = threading.Lock()
+
+    def begin(number: int) -> int:
+        times = 0
+        while time.monotonic() < end:
+            try:
+                with RunLock(out) as lock:
+                    if number == 0:
+                        (out / "file").touch()
+                        lock.begin_anew()
+                    assert inside.acquire(blocking=False), "two hold the folder"
+                    times += 1
+                    time.sleep(0.001)
+                    inside.release()
+            except ConfigError as error:
+                assert "a run is in" in str(error)  # noqa: PT017 - any other one is a fault
+        return times
+
+    with ThreadPoolExecutor(3) as threads:
+        assert sum(threads.map(begin, range(3))) > 0
 
 
 def test_the_owner_touches_the_file(tmp_path: Path) -> None:
@@ -109,8 +234,7 @@ def test_a_folder_set_aside_loses_the_lock_and_the_new_one_has_it(tmp_path: Path
     out.mkdir()
     (out / "metrics.jsonl").touch()
     with RunLock(out) as lock:
-        set_aside(out)
-        lock.take()
+        lock.begin_anew()
         assert [path.name for path in (tmp_path / "out.1").iterdir()] == ["metrics.jsonl"]
         assert (out / LOCK).exists()
     assert not out.exists()

@@ -1,0 +1,43 @@
+"""From a config to a pipeline: what is looked at before anything is started."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from roll.config import load_config
+from roll.core.errors import SettingsChangedError
+from roll.pipeline.checkpoint import Checkpoints, RunState
+from roll.pipeline.folder import mark_export
+from roll.pipeline.launch import launch
+from roll.pipeline.rlvr import RlvrPipeline
+from tests.runs import write_task
+
+
+class Unprepared(RlvrPipeline):
+    """Needs no data: what is looked at is the folder."""
+
+    @classmethod
+    def prepare(cls, config: Any) -> Any:
+        return config, None
+
+
+def test_a_finished_run_below_the_home_folder_is_compared_with_what_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    home = f"output_dir=~/{os.path.relpath(tmp_path / 'out', Path.home())}"
+    path = write_task(tmp_path, max_steps=2)
+    config = load_config(path, [home]).config
+    checkpoints = Checkpoints(tmp_path / "out" / "checkpoints", config.checkpoint)
+    with checkpoints.writing(RunState(step=2, sampler={})) as folder:
+        (folder / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    (tmp_path / "out" / "hf").mkdir()
+    mark_export(tmp_path / "out" / "hf", 2)
+    pipelines = {"rlvr": Unprepared}
+    assert launch(load_config(path, [home]), pipelines)["status"] == "finished"
+    with pytest.raises(SettingsChangedError, match="seed: 0 -> 3"):
+        launch(load_config(path, [home, "seed=3"]), pipelines)
