@@ -159,7 +159,8 @@ class RayActor:
         """
         self.kill()
         # On its node, and not by itself: one that is stopped cannot end what it started.
-        if self.info.node == ray.get_runtime_context().get_node_id():
+        info = self.member.info  # None: it has not told where it is, which `_where` knows, too
+        if info is not None and info.node == ray.get_runtime_context().get_node_id():
             return end_marked(self._mark, END_TIMEOUT_S)
         task = ray.remote(num_cpus=0)(end_marked).options(scheduling_strategy=self._where)
         ending = task.remote(self._mark, END_TIMEOUT_S)

@@ -132,10 +132,29 @@ class RayCluster(Cluster[W], Generic[W]):
                 self._actors[rank] = new
             except BaseException:
                 self._watchdog.forget([new.member])
-                new.kill()
+                self._end_failed(new)
                 raise
             finally:
-                self._arriving.discard(new)
+                with self._lock:
+                    self._arriving.discard(new)
+
+    def _end_failed(self, actor: RayActor) -> None:
+        """Free the devices of one that could not be built. If it hangs, it obeys no wish to end."""
+        if self._closed:  # which ends those that arrive, too
+            actor.kill()
+            return
+        try:
+            gone = actor.end(self._settings.start_timeout_s)
+        except ray.exceptions.RayError as error:
+            LOGGER.error("%s could not be ended after a failed start: %s", actor.member.name, error)
+            return
+        if not gone:
+            LOGGER.error(
+                "%s is still there %g s after it was killed for a failed start; it keeps its "
+                "devices",
+                actor.member.name,
+                END_TIMEOUT_S,
+            )
 
     def end(self, rank: int) -> None:
         if not self._recipe.placement.replaceable:
@@ -167,7 +186,7 @@ class RayCluster(Cluster[W], Generic[W]):
             if self._closed:
                 return
             self._closed = True
-        actors = [*self._actors, *self._arriving]
+            actors = [*self._actors, *self._arriving]
         self._watchdog.forget(actor.member for actor in actors)
         try:
             if graceful and not self._watchdog.ended:

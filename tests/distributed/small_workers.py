@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -164,3 +165,14 @@ class Picky(Echo):
         super().__init__(spec)
         if os.path.exists(veto):
             raise DataError(f"{veto} is in the way")
+
+
+class Halting(Echo):
+    """Is stopped while it is built, if a file exists, into which it writes its process ID."""
+
+    def __init__(self, spec: WorkerSpec, stop: str) -> None:
+        super().__init__(spec)
+        if os.path.exists(stop):
+            with open(stop, "w") as file:
+                file.write(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)

@@ -13,7 +13,8 @@ from roll.core.errors import DataError, WorkerLostError
 from roll.distributed.cluster import Cluster, Placement
 from roll.distributed.local import LocalLauncher
 from roll.distributed.resources import ResourceManager
-from tests.distributed.small_workers import Echo, Picky
+from roll.platform.processes import look_at
+from tests.distributed.small_workers import Echo, Halting, Picky
 
 INFER = Placement(Role.ACTOR_INFER, pool="pair", label="x", replaceable=True)
 
@@ -80,3 +81,19 @@ def test_a_rank_whose_restart_fails_stays_lost_until_the_next_try(
     cluster.restart(0)
     assert cluster.lost == frozenset()
     assert cluster.call(Echo.ping) == "actor_infer:x[0]"
+
+
+@pytest.mark.slow
+def test_nothing_is_left_of_one_that_was_stopped_while_it_was_built(
+    manager: ResourceManager, tmp_path: Path
+) -> None:
+    stop = tmp_path / "stop"
+    cluster = manager.start(Halting, INFER, str(stop))
+    stop.touch()
+    with pytest.raises(WorkerLostError, match=r"actor_infer:x\[0\].*stopped \(SIGSTOP\)"):
+        cluster.restart(0)
+    assert look_at(int(stop.read_text())) is None
+    stop.unlink()
+    cluster.restart(0)
+    assert cluster.on([0]).call(Echo.ping) == "actor_infer:x[0]"
+    cluster.close()
