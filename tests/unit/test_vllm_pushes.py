@@ -17,6 +17,8 @@ REFUSED = {"error": "does not fit", "intact": True}
 TORN = {"error": "broke off", "intact": False}
 FAILED = Exception("Call to collective_rpc method failed: a shape is wrong")
 """As vLLM tells of an exception in a rank."""
+CACHED = [DONE, DONE, {"error": "the KV cache could not be dropped"}]
+"""All ranks took it, and what follows fails."""
 Answers = Sequence[dict[str, Any]] | Exception
 
 
@@ -30,11 +32,14 @@ class Ranks:
         answers = self._answers.pop(0)
         if isinstance(answers, Exception):
             raise answers
-        return list(answers)
+        self._cached = answers is CACHED
+        return [answer for answer in answers if answer is not CACHED[-1]]
 
     async def update_weight_version(self, version: str) -> None: ...
 
-    async def reset_prefix_cache(self, *, reset_running_requests: bool) -> None: ...
+    async def reset_prefix_cache(self, *, reset_running_requests: bool) -> None:
+        if self._cached:
+            raise Exception(CACHED[-1]["error"])
 
     async def abort(self, requests: list[str]) -> None: ...
 
@@ -64,7 +69,7 @@ def usable_after(*pushes: tuple[Part, Answers]) -> bool:
 
 @pytest.mark.parametrize("part", ["weights", "adapter"])
 def test_a_push_that_only_some_ranks_took_is_mended_by_the_next_of_its_kind(part: Part) -> None:
-    torn_ones: list[Answers] = [[DONE, REFUSED], [DONE, TORN], [TORN, TORN], FAILED]
+    torn_ones: list[Answers] = [[DONE, REFUSED], [DONE, TORN], [TORN, TORN], FAILED, CACHED]
     for torn in torn_ones:
         assert not usable_after((part, torn))
         assert usable_after((part, torn), (part, [DONE, DONE]))

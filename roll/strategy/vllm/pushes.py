@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 from roll.core.errors import IncompleteWeightsError, WeightSyncError
@@ -98,11 +100,13 @@ class Pushes:
             await engine.pause_generation(mode="keep", clear_cache=False)
             self._paused = True
         try:
-            answers = await self._call(engine, method, arguments, part)
+            with self._breaking(part):
+                answers = await engine.collective_rpc(method, args=arguments)
             report = self._judge(answers, version, part)
+            with self._breaking(part):  # new weights under an old version, or with an old KV cache
+                await engine.update_weight_version(str(version))
+                await engine.reset_prefix_cache(reset_running_requests=pause)
             self._broken.pop(part, None)
-            await engine.update_weight_version(str(version))
-            await engine.reset_prefix_cache(reset_running_requests=pause)
             self.version = version
         finally:
             if self._broken:
@@ -113,14 +117,12 @@ class Pushes:
                 self._paused = False
         return report
 
-    async def _call(
-        self, engine: Any, method: str, arguments: tuple[Any, ...], part: Part
-    ) -> list[dict[str, Any]]:
+    @contextmanager
+    def _breaking(self, part: Part) -> Iterator[None]:
+        """Where vLLM fails outside of what its ranks tell of, nobody knows what they have."""
         try:
-            answers: list[dict[str, Any]] = await engine.collective_rpc(method, args=arguments)
-            return answers
+            yield
         except Exception as error:
-            # A rank that fails outside of what it tells of; nobody knows what it has loaded.
             self.breaks(part, failure(error))
             if type(error) is Exception:  # so vLLM tells of it; others say that it is dead
                 raise WeightSyncError(f"{self._name}: {error}") from error
