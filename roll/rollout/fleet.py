@@ -34,7 +34,9 @@ WAVES = 4
 """In which new weights come to a fleet that generates. More would not stop fewer tokens: each
 replica pauses once. They would let the trainer wait longer, and stale weights write more."""
 MAX_MOVES = 20
-"""Of one request; beyond, the engines are not worth going on with."""
+"""Of one request whose replicas are lost, or abort it unasked; beyond, the engines are not worth
+going on with. To be handed over, because devices or weights change, is no failure and not counted.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +92,14 @@ class Fleet:
             EngineError: an engine refused the request, or it was moved too often.
             Exception: what `fail` was told, when the fleet is beyond help.
         """
-        return await self._answer(request, session, timeout_s, MAX_MOVES)
+        return await self._answer(request, session, timeout_s, MAX_MOVES, moved=False)
 
     async def _answer(
-        self, request: GenerateRequest, session: str, timeout_s: float, moves: int
+        self, request: GenerateRequest, session: str, timeout_s: float, moves: int, moved: bool
     ) -> list[Completion]:
-        replica = await self._seat(request, session, first=moves < MAX_MOVES)
+        """`moves`: how often it may still move without having been handed over."""
+        replica = await self._seat(request, session, first=moved)
+        asked = replica.hand_overs
         try:
             found = await replica.run(request, timeout_s=timeout_s)
         except ReplicaLostError as lost:
@@ -104,15 +108,20 @@ class Fleet:
                     f"request {request.id} lost its replica {MAX_MOVES + 1} times, the last one "
                     f"to: {lost}"
                 ) from lost
-            found = list(lost.written)
+            found, failed = list(lost.written), True
+        else:
+            failed = replica.hand_overs == asked
         finally:
             replica.release(request)
         if all(one.finish is not FinishReason.ABORT for one in found):
             return found
-        if not moves:
-            raise EngineError(f"request {request.id} was moved {MAX_MOVES} times, and again")
+        if failed and not moves:
+            last = f"replica {replica.index} aborted it unasked"
+            raise EngineError(
+                f"request {request.id} was moved {MAX_MOVES} times, and again: {last}"
+            )
         self._books["moved_requests"] += 1
-        return await self._continue(request, found, session, timeout_s, moves - 1)
+        return await self._continue(request, found, session, timeout_s, moves - failed)
 
     async def _continue(
         self,
@@ -130,7 +139,7 @@ class Fleet:
             if one.finish is not FinishReason.ABORT:
                 return one
             rest = rest_of(request, sibling, one)
-            (more,) = await self._answer(rest, session, timeout_s, moves)
+            (more,) = await self._answer(rest, session, timeout_s, moves, moved=True)
             return joined(one, more)
 
         return await all_or_first_error(

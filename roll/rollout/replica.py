@@ -58,6 +58,8 @@ class Replica:
     disturbances: int = field(default=0, init=False)
     """Weights loaded, returns from elsewhere and requests taken over, so far: after each it may
     write nothing for a while."""
+    hand_overs: int = field(default=0, init=False)
+    """How often it was asked to hand its requests over."""
     vitals: Vitals = field(default_factory=Vitals, init=False)
     """Of its present engine, on the loop's clock."""
     _loading: bool = field(default=False, init=False, repr=False)
@@ -246,6 +248,7 @@ class Replica:
 
         A request that does not end in time is left to its own time limit.
         """
+        self.hand_overs += 1
         calls = list(self._calls.values())
         aborts = [call.abort(self.engine, self.abort_timeout_s) for call in calls]
         await asyncio.gather(*aborts)

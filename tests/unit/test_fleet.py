@@ -698,7 +698,7 @@ def test_whatever_fails_every_sibling_ends_once_and_whole(
             await turns(chance.randrange(30))
             replica = chance.choice(fleet.replicas)
             what = chance.choice(["crash", "lose", "leave", "join", "update", "heartbeat", "back"])
-            if what in ("crash", "lose", "leave"):
+            if what in ("crash", "lose"):
                 moves += 1
                 if moves > MAX_MOVES:
                     continue
@@ -749,6 +749,34 @@ def test_the_last_loss_of_a_request_that_moves_for_ever_is_named() -> None:
     )
     with pytest.raises(EngineError, match="lost its replica 21 times"):
         finish(answer(fleet, request(n=1)))
+
+
+def test_a_request_may_be_handed_over_as_often_as_its_devices_are_wanted() -> None:
+    writer = Writer()
+    fleet = fleet_of(writer)
+
+    async def take_turns() -> list[Completion]:
+        long = replace(request(n=1), sampling=replace(SAMPLING, max_new_tokens=500))
+        running = asyncio.create_task(answer(fleet, long))
+        for _ in range(MAX_MOVES + 10):
+            await turns(4)
+            assert not running.done()
+            await fleet.leave([0])
+            fleet.join([0])
+        return await running
+
+    assert counts_up(finish(take_turns()), 1)
+    assert len(writer.asked) > MAX_MOVES + 5
+
+
+def test_an_engine_that_aborts_unasked_again_and_again_is_an_error() -> None:
+    class Aborts(Writer):
+        async def generate(self, request: GenerateRequest) -> list[Completion]:
+            await asyncio.sleep(0)
+            return [Completion((), (), (), FinishReason.ABORT)] * request.n
+
+    with pytest.raises(EngineError, match="moved 20 times, and again: replica 0 aborted"):
+        finish(answer(fleet_of(Aborts()), request(n=1)))
 
 
 def test_a_seat_given_in_the_moment_of_a_cancellation_is_free_again() -> None:
