@@ -27,7 +27,7 @@ from roll.pipeline.serving import Serving
 from roll.pipeline.validate import Validator, answer_key
 from roll.pipeline.weights import WeightPusher
 from roll.rewards.books import Purpose
-from roll.rewards.thinking import MARK_TOKENS, decode_with_marks
+from roll.rewards.thinking import decode_with_marks, marks_to_show
 from roll.rollout.budget import Budget
 from roll.rollout.filters import build_filters
 from roll.rollout.fleet import Fleet
@@ -181,12 +181,12 @@ def _single_turn(
 def make_decode(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], str]:
     """Return what makes text of a response: special tokens left out, but for the marks of thoughts
     (Magistral, gpt-oss and others hold them as such), without which they would read as answers."""
-    special = set(tokenizer.all_special_ids) | {
-        token for token, added in tokenizer.added_tokens_decoder.items() if added.special
+    special = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)) | {
+        added.content: token
+        for token, added in tokenizer.added_tokens_decoder.items()
+        if added.special
     }
-    found = {mark: tokenizer.convert_tokens_to_ids(mark) for mark in MARK_TOKENS}
-    marks = {token: mark for mark, token in found.items() if token in special}
-    marks = {token: mark for token, mark in marks.items() if token != tokenizer.unk_token_id}
+    marks = marks_to_show(special)
 
     def decode(tokens: Sequence[int]) -> str:
         return str(tokenizer.decode(tokens, skip_special_tokens=True))

@@ -6,7 +6,8 @@ response alone does not show that it is one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 
 from roll.core.types import Sample
 
@@ -30,12 +31,21 @@ CHANNEL, FINAL = "<|channel|>", "<|channel|>final<|message|>"
 """gpt-oss writes its thoughts and its answer into channels."""
 _CHANNEL_ENDS = ("<|end|>", "<|return|>", "<|start|>")
 
-MARK_TOKENS = (*(mark for pair in MARKS for mark in pair), CHANNEL, "<|message|>", *_CHANNEL_ENDS)
+MARK_TOKENS = tuple(mark for pair in MARKS for mark in pair)
 """What a tokenizer may hold as special tokens, and a response's text must show all the same."""
+CHANNEL_TOKENS = (CHANNEL, "<|message|>", *_CHANNEL_ENDS)
+"""Those of gpt-oss. Without `CHANNEL`, a tokenizer means other things by them: `<|end|>` ends the
+turn of Phi-3."""
+_OPENINGS = frozenset(opens for opens, _ in MARKS)
+_BEGINS = {opens: re.compile(rf"(?:\A|\n)[ \t]*{re.escape(opens)}") for opens in _OPENINGS}
+_CHANNEL_BEGINS = re.compile(r"\A\s*<\|channel\|>|<\|channel\|>[^<\n]*<\|message\|>")
 
 
 def final_text(response: str, *, prompt: str = "") -> str | None:
     """Return what a response says after its thoughts, or None where they never end.
+
+    An opening mark counts where a line begins with it, or what follows a thought; within a line it
+    is only spoken of.
 
     Args:
         prompt: rendered by the chat template; where it ends in an open thought, the response begins
@@ -43,7 +53,7 @@ def final_text(response: str, *, prompt: str = "") -> str | None:
 
     Example: final_text("2+2 is 4</think> 4", prompt="...<think>\\n") == " 4"
     """
-    if CHANNEL in response:
+    if _CHANNEL_BEGINS.search(response):
         _, found, final = response.rpartition(FINAL)
         if not found:
             return None
@@ -52,7 +62,7 @@ def final_text(response: str, *, prompt: str = "") -> str | None:
     begins_inside = prompt.rstrip()
     for opens, closes in MARKS:
         before, closed, after = response.rpartition(closes)
-        if opens in after or (not closed and begins_inside.endswith(opens)):
+        if _BEGINS[opens].search(after) or (not closed and begins_inside.endswith(opens)):
             return None
         response = after if closed else before + after
     return response
@@ -63,18 +73,40 @@ def final_part(sample: Sample) -> str | None:
     return final_text(sample.response_text, prompt=sample.prompt.text)
 
 
+def marks_to_show(special: Mapping[str, int]) -> dict[int, str]:
+    """Return the marks, by id, that the text of a response shows.
+
+    Args:
+        special: ids of a tokenizer's special tokens.
+    """
+    shown = (*MARK_TOKENS, *CHANNEL_TOKENS) if CHANNEL in special else MARK_TOKENS
+    return {special[mark]: mark for mark in shown if mark in special}
+
+
 def decode_with_marks(
-    tokens: Sequence[int], marks: dict[int, str], decode: Callable[[Sequence[int]], str]
+    tokens: Sequence[int], marks: Mapping[int, str], decode: Callable[[Sequence[int]], str]
 ) -> str:
     """Return the text of a response with the marks of thoughts, which `decode` may leave out.
 
+    What ends a turn is not shown at the end of the text, and an opening mark begins a line: it is a
+    token of the model's, not words about it.
+
     Args:
-        marks: those of `MARK_TOKENS` that are special tokens, by id.
+        marks: what `marks_to_show` gave.
         decode: tokens to text without special tokens.
     """
-    pieces, start = [], 0
+    pieces: list[str] = []
+    start = 0
     for place, token in enumerate(tokens):
         if token in marks:
-            pieces += [decode(tokens[start:place]), marks[token]]
+            before = decode(tokens[start:place])
+            said = before or (pieces[-1] if pieces else "")
+            opens = marks[token] in _OPENINGS and said and not said.endswith("\n")
+            pieces += [before, "\n" if opens else "", marks[token]]
             start = place + 1
-    return "".join([*pieces, decode(tokens[start:])]) if pieces else decode(tokens)
+    if not pieces:
+        return decode(tokens)
+    pieces.append(decode(tokens[start:]))
+    while pieces and (not pieces[-1] or pieces[-1] in _CHANNEL_ENDS):
+        pieces.pop()
+    return "".join(pieces)

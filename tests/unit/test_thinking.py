@@ -2,6 +2,7 @@
 
 import pytest
 from tokenizers import AddedToken
+from transformers import PreTrainedTokenizerFast
 
 from roll.core.types import Completion, FinishReason, Prompt, Sample
 from roll.pipeline.cast import make_decode
@@ -71,3 +72,56 @@ def test_marks_that_are_special_tokens_stay_in_the_text() -> None:
     assert make_decode(tokenizer)(ids) == "[THINK]ab[/THINK]42"
     plain = tokenizer("ab<other>42<eos>")["input_ids"]
     assert make_decode(tokenizer)(plain) == "ab42"
+
+
+GPT_OSS = ("<|channel|>", "<|start|>", "<|message|>", "<|end|>", "<|return|>")
+
+
+def _tokenizer_with(*special: str) -> PreTrainedTokenizerFast:
+    tokenizer = char_tokenizer()
+    tokenizer.add_tokens([AddedToken(mark, special=True) for mark in special])
+    return tokenizer
+
+
+@pytest.mark.parametrize("mark", ["<|end|>", "<|start|>", "<|message|>", "<|return|>"])
+def test_what_ends_a_turn_is_no_mark_of_a_thought_without_channels(mark: str) -> None:
+    tokenizer = _tokenizer_with(mark)
+    decode = make_decode(tokenizer)
+    assert decode(tokenizer(f"42{mark}")["input_ids"]) == "42"
+    assert decode(tokenizer(f"= 42{mark}<eos>")["input_ids"]) == "= 42"
+    assert decode(tokenizer(f"4{mark}2")["input_ids"]) == "42"
+
+
+def test_channels_are_shown_without_what_ends_the_turn() -> None:
+    tokenizer = _tokenizer_with(*GPT_OSS)
+    thought = "<|channel|>analysis<|message|>41"
+    final = "<|end|><|start|>assistant<|channel|>final<|message|>42"
+    decode = make_decode(tokenizer)
+    for end in ("<|return|>", "<|end|>", "<|end|><eos>"):
+        assert decode(tokenizer(thought + final + end)["input_ids"]) == thought + final
+    assert final_text(decode(tokenizer(thought + "<|end|>")["input_ids"])) is None
+
+
+@pytest.mark.parametrize("opens", [opens for opens, _ in MARKS] + ["<|channel|>"])
+def test_a_mark_that_is_spoken_of_opens_no_thought(opens: str) -> None:
+    for text in (f"In HTML {opens} is no tag. The answer is 42", f"We write `{opens}`: 42"):
+        assert find_answer(text) == FoundAnswer("42", False)
+
+
+@pytest.mark.parametrize(("opens", "closes"), MARKS)
+def test_a_second_thought_is_no_answer_until_it_ends(opens: str, closes: str) -> None:
+    for text in (
+        f"{opens}a{closes}{opens}42",
+        f"{opens}a{closes}\n {opens}42",
+        f"Well.\n{opens}42",
+    ):
+        assert find_answer(text) == NOTHING
+        assert find_answer(f"{text}{closes}41") == FoundAnswer("41", False)
+
+
+def test_an_opening_mark_that_is_a_token_opens_a_thought_anywhere() -> None:
+    tokenizer = _tokenizer_with("[THINK]", "[/THINK]")
+    decode = make_decode(tokenizer)
+    assert find_answer(decode(tokenizer("ab [THINK]42")["input_ids"])) == NOTHING
+    text = decode(tokenizer("ab [THINK]42[/THINK] 41")["input_ids"])
+    assert find_answer(text) == FoundAnswer("41", False)
