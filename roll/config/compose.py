@@ -9,7 +9,8 @@ set.
 `algorithm.preset` lays a file of the package under the layer that names it: what that layer and
 later ones say wins, and what earlier layers said of the preset's parts is dropped.
 `key.sub=value` overrides are the last layer and win over everything; their order among each other
-matters only where they set the same key.
+matters only where they set the same key: what replaces a mapping or a list comes before what is
+said of its parts.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from pydantic import ValidationError
 
 from roll.config.errors import ConfigError, nearest
 from roll.config.explain import describe
-from roll.config.layers import Layer, Origins, lay, lay_at, lay_preset, place_roles
+from roll.config.layers import Layer, Origins, lay, lay_preset, place_roles
+from roll.config.overrides import COMMAND_LINE, Change, in_order, parse_override, set_key
 from roll.config.pipelines import PIPELINES
 from roll.config.run import RunConfig
 
@@ -35,7 +37,6 @@ PRESETS = Path(__file__).parent / "presets"
 """One YAML file per preset: what lies under a run file whose `algorithm.preset` names it."""
 NAMED = (("rewards",), ("pools",), ("teachers",), ("validation", "sets"))
 """Mappings from names that the user chooses."""
-COMMAND_LINE = "command line"
 UNNAMED = object()
 """What a layer that says nothing of a preset names."""
 
@@ -76,7 +77,7 @@ def compose(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Origi
     """The merged, interpolated but unvalidated mapping, and where each key was set."""
     origins = Origins(path)
     files = list(_files(path, ()))
-    changes = _in_order([Change(*_parse_override(override), override) for override in overrides])
+    changes = in_order([parse_override(override) for override in overrides])
     named = [_preset_named_by(layer.content) for layer in files]
     named.append(_preset_named_by_changes(changes))
     # Only the last one counts, from the layer that names it on; null is a choice, too.
@@ -94,7 +95,7 @@ def compose(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Origi
         if layer is not None:
             data = lay(data, layer, origins)
     for change in changes:
-        _set(data, change, origins)
+        set_key(data, change, origins)
     for preset in replaced:
         place_roles(data, preset, origins)
     _drop_nulls(data)
@@ -106,29 +107,6 @@ def compose(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Origi
         raise ConfigError(f"{origins.where(key)}: {key}: {message}") from None
     assert isinstance(resolved, dict)
     return {str(key): value for key, value in resolved.items()}, origins
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """An override of the command line."""
-
-    keys: tuple[str, ...]
-    value: Any
-    text: str
-    """As it was written."""
-
-
-def _in_order(changes: Sequence[Change]) -> list[Change]:
-    """A `kind` before what else is said of its mapping, which it empties where it changes."""
-    ordered: list[Change] = []
-    for change in changes:
-        at = len(ordered)
-        if change.keys[-1] == "kind":
-            around = change.keys[:-1]
-            below = [i for i, o in enumerate(ordered) if o.keys[: len(around)] == around]
-            at = next((i for i in below if len(ordered[i].keys) > len(around)), at)
-        ordered.insert(at, change)
-    return ordered
 
 
 def _preset_named_by(content: Mapping[str, Any]) -> Any:
@@ -228,54 +206,3 @@ def _drop_nulls(data: Mapping[str, Any]) -> None:
         if isinstance(node, dict):
             for name in [name for name, value in node.items() if value is None]:
                 del node[name]
-
-
-def _parse_override(text: str) -> tuple[tuple[str, ...], Any]:
-    key, equals, raw = text.partition("=")
-    keys = key.strip().split(".")
-    if not equals or not all(keys):
-        raise ConfigError(f"override {text!r} must read key.sub=value")
-    try:
-        value = OmegaConf.to_container(OmegaConf.from_dotlist([f"x={raw}"]), resolve=False)
-    except (OmegaConfBaseException, yaml.YAMLError) as error:
-        message = str(error).splitlines()[0]
-        raise ConfigError(f"override {text!r}: the value is not valid YAML: {message}") from None
-    assert isinstance(value, dict)
-    return tuple(keys), value["x"]
-
-
-def _set(data: dict[str, Any], change: Change, origins: Origins) -> None:
-    """Set one key; list items by number, a changed `kind` empties its mapping."""
-    node: Any = data
-    *around, last = change.keys
-    for depth, key in enumerate(around):
-        index = _index(node, change, depth)
-        if isinstance(node, dict) and not isinstance(node.get(key), dict | list):
-            node[key] = {}
-            made = ".".join(change.keys[: depth + 1])
-            origins.replace(made, {made: COMMAND_LINE})
-        node = node[index]
-    index = _index(node, change, len(around))
-    key, value = ".".join(change.keys), change.value
-    places = Layer.of_value(key, value, COMMAND_LINE).places
-    if last == "kind" and isinstance(node, dict) and node.get("kind") != value:
-        node.clear()
-        origins.replace(".".join(around), {".".join(around): COMMAND_LINE})
-    if isinstance(node, dict) and isinstance(value, dict) and isinstance(node.get(last), dict):
-        origins.name(key, places)
-        node[last] = lay_at(key, node[last], value, places, origins)
-    else:
-        origins.replace(key, places)
-        node[index] = value
-
-
-def _index(node: Any, change: Change, depth: int) -> Any:
-    """What finds the key at this depth in a mapping or a list."""
-    key, there = change.keys[depth], ".".join(change.keys[:depth])
-    if isinstance(node, list):
-        if not key.isdigit() or int(key) >= len(node):
-            raise ConfigError(f"override {change.text!r}: {there} has items 0 to {len(node) - 1}")
-        return int(key)
-    if not isinstance(node, dict):
-        raise ConfigError(f"override {change.text!r}: {there} is {node!r}, it has no {key!r}")
-    return key

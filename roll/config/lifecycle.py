@@ -101,9 +101,14 @@ class PreferenceValidation(EvaluationConfig):
         return [f"val/{name}/{score}" for name in self.sets for score in ("loss", "accuracy")]
 
 
+BETTER_LOW = ("/loss", "/divergence", "/left_out", "/error_rate", "/timeout_rate")
+"""Endings of metrics."""
+
+
 def is_better_high(metric: str) -> bool:
-    """Whether the largest value of a validation's metric is the best; of losses the lowest is."""
-    return not metric.endswith(("/loss", "/divergence"))
+    """Whether the largest value of a validation's metric is the best; of losses, and of shares of
+    samples that have no score, the lowest is."""
+    return not metric.endswith(BETTER_LOW)
 
 
 class CheckpointConfig(Config):

@@ -99,6 +99,9 @@ def test_the_best_checkpoint_is_the_best_number(
         ("val/t/divergence", [0.4, 0.1, NAN, 0.6], 0.1, 1),
         ("val/t/divergence", [NAN, NAN], None, None),
         ("val/t/accuracy", [math.inf, 0.5], 0.5, 1),
+        ("val/t/left_out", [0.2, 0.1, 0.3], 0.1, 1),
+        ("val/reward/r/error_rate", [0.2, 0.1, 0.3], 0.1, 1),
+        ("val/reward/r/timeout_rate", [0.2, 0.1, 0.3], 0.1, 1),
     ],
 )
 def test_the_summary_s_best_is_the_best_number(
