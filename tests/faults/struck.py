@@ -71,6 +71,10 @@ class Striker:
     struck_s: float = field(default=0.0, init=False)
     lost_before: int = field(default=0, init=False)
     """Replicas that had been lost when it struck."""
+    lost_s: float | None = field(default=None, init=False)
+    """From the strike to the loss of the replica."""
+    is_lost: Callable[[], bool] = field(default_factory=lambda: bool, init=False)
+    """Whether the replica that is struck counts as lost; told by each run."""
 
     def due(self, phase: Phase) -> bool:
         return self.under_way is None and bool(self.cells) and self.cells[0].phase is phase
@@ -79,7 +83,10 @@ class Striker:
         pid = pid_of(self.cells[0].kind)
         assert pid is not None, f"there is no process to strike for {self.cells[0]}"
         self.under_way, self.struck_s = self.cells.pop(0), time.monotonic()
+        self.lost_s = None
         os.kill(pid, self.under_way.how)
+        if self.under_way.kind in REPLACED:
+            threading.Thread(target=self._time_loss, daemon=True).start()
 
     def at(self, phase: Phase) -> None:
         """The run is at this moment."""
@@ -101,6 +108,12 @@ class Striker:
 
         threading.Thread(target=wait, daemon=True).start()
 
+    def _time_loss(self) -> None:
+        """It takes seconds until another stands in the place of the lost one."""
+        while not self.is_lost():
+            time.sleep(POLL_S)
+        self.lost_s = time.monotonic() - self.struck_s
+
     def note(self, error: str | None, **more: Any) -> None:
         """What became of the strike that is under way, or of a run that nobody struck."""
         cell, self.under_way = self.under_way, None
@@ -118,6 +131,7 @@ class Struck(RlvrPipeline):
         super().open()
         serving, striker = self.cast.serving, self.striker
         assert serving.pusher is not None
+        striker.is_lost = lambda: serving.fleet.replicas[0].gone
         old = serving.pusher
         serving.pusher = StruckPusher(
             old.actor, old.infer, old.platform, old.config, striker=striker
@@ -138,7 +152,7 @@ class Struck(RlvrPipeline):
         metrics = super().step(step)
         cell = self.striker.under_way
         if cell is not None and cell.kind in REPLACED and self._is_whole(metrics):
-            self.striker.note(None, step=step)
+            self.striker.note(None, step=step, lost_s=self.striker.lost_s)
             if not self.striker.cells:
                 raise AllStruck
         return metrics

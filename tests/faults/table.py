@@ -120,8 +120,8 @@ this file. In a run of two replicas, of which the first shares its device with t
 process is killed (SIGKILL) or stopped (SIGSTOP: it lives, and answers nothing any more) at each
 moment of a step.
 
-* **goes on**: the replica is lost and another built in its place; no sample is lost. A process that
-  is stopped is noticed after 5 to 12 s.
+* **goes on**: within 30 s the replica is lost, and within three minutes another is built in its
+  place; no sample is lost. A process that is stopped is noticed after 5 to 12 s.
 * **ends, named**: within 30 s the run ends with an error that names the process, and the same
   command goes on from the last checkpoint.
 

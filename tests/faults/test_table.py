@@ -24,7 +24,11 @@ from tests.runs import ROOT, write_task
 from tests.tiny import char_tokenizer, save_tiny_model
 
 LIMIT_S = 30.0
-"""For a run that ends, from the strike to the end of everything."""
+"""From the strike to the end of everything, for a run that ends; to the loss of the replica, for
+one that goes on."""
+WHOLE_S = 180.0
+"""From the strike to the end of a step that has all replicas again: a new engine starts meanwhile,
+and some of what the lost one wrote is written anew."""
 SAMPLES = 16
 """Of a step."""
 CALM = {"heartbeat_s": 0.5, "timeout_s": 10, "restart_timeout_s": 120, "max_restarts": 100}
@@ -124,6 +128,9 @@ def test_a_strike_is_survived_or_named_and_the_run_resumes(
     for cell, line in zip(struck, lines, strict=True):
         if cell.kind in REPLACED:
             assert line["error"] is None, (cell, line)
+            assert line["lost_s"] is not None, (cell, line)
+            assert line["lost_s"] < LIMIT_S, (cell, line)
+            assert line["s"] < WHOLE_S, (cell, line)
         else:
             assert line["error"] is not None, (cell, line)
             assert NAMES[cell.kind] in line["error"], (cell, line)
