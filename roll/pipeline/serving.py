@@ -19,7 +19,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from roll.config.rlvr import RlvrConfig
 from roll.config.roles import Role
 from roll.config.rollout import HealthConfig
-from roll.core.errors import EngineError, RollError, WaitTimeoutError, WorkerLostError
+from roll.core.errors import EngineError, WaitTimeoutError, WorkerLostError
 from roll.core.loop_thread import LoopThread
 from roll.core.own_thread import in_own_thread
 from roll.core.turn import Turn
@@ -143,20 +143,33 @@ class Serving:
 
     def _enter(self, index: int) -> None:
         with self._losing(index):
-            self._call(index, InferWorker.wake)
-            self.run(self._join(index))
+            if self._answers(index):
+                self._call(index, InferWorker.wake)
+                self.run(self._join(index))
 
     def _wake_weights(self, index: int) -> None:
         with self._losing(index):
-            self._call(index, InferWorker.wake, weights_only=True)
+            if self._answers(index):
+                self._call(index, InferWorker.wake, weights_only=True)
 
     def _leave(self, index: int) -> None:
         if self._exists(index):
             with self._losing(index):
-                self.run(self.fleet.leave([index]))
-                self._call(index, InferWorker.sleep)
+                if self._answers(index):
+                    self.run(self.fleet.leave([index]))
+                if self._exists(index):  # it may have been lost as it handed its requests over
+                    self._call(index, InferWorker.sleep)
         if not self._exists(index):  # also where it was lost in between, or before
             self.infer.end(index)
+
+    def _answers(self, index: int) -> bool:
+        """Whether it lives. One that hangs is lost here: nobody hears of it while it is away, and a
+        move of an engine may take long."""
+        self.run(self._listen(index))
+        return self._exists(index)
+
+    async def _listen(self, index: int) -> None:
+        await self.fleet.replicas[index].listen(self.limits.timeout_s)
 
     @contextmanager
     def _losing(self, index: int) -> Iterator[None]:
@@ -206,10 +219,7 @@ class Serving:
             self.fleet.join([index])
 
     async def _retire(self, replica: Replica) -> None:
-        try:
-            await in_own_thread(self.infer.end, replica.index)
-        except RollError as error:
-            logger.error("inference replica %d keeps its devices: %s", replica.index, error)
+        await in_own_thread(self.infer.end, replica.index)
 
     def _shares(self, index: int) -> bool:
         return self.colocation.shares(part_name(Role.ACTOR_INFER, index))
@@ -222,7 +232,7 @@ class Serving:
         try:
             pending = self.infer.on([index]).submit(InferWorker.start)
             pending.result(max(MIN_START_S, deadline - time.monotonic()))
-        except RollError:
+        except BaseException:
             self.infer.end(index)  # what it has on its devices
             raise
 
@@ -230,7 +240,7 @@ class Serving:
         try:
             with self.colocation.starting(part_name(Role.ACTOR_INFER, index)):
                 self._start_anew(index)
-        except RollError:
+        except BaseException:
             self._bring_back()
             raise
 

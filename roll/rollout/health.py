@@ -187,12 +187,19 @@ class Health:
         """Go on without it, as long as any other is left."""
         logger.error("inference replica %d %s; the run goes on without it", replica.index, why)
         if self.retire is not None:
-            self._spawn(self.retire(replica), f"end of replica {replica.index}")
+            self._spawn(self._retire(replica), f"end of replica {replica.index}")
         self._given_up.add(replica.index)
         if len(self._given_up) == len(self.fleet.replicas):
             self.fleet.fail(
                 EngineError(f"no inference replica is left: replica {replica.index} {why}")
             )
+
+    async def _retire(self, replica: Replica) -> None:
+        assert self.retire is not None
+        try:
+            await self.retire(replica)
+        except Exception as error:  # noqa: BLE001 - the run goes on without it in any case
+            logger.error("inference replica %d keeps its devices: %s", replica.index, error)
 
 
 def _too_slow(work: Work, usual: Usual, times: int) -> str:

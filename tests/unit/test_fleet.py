@@ -505,6 +505,30 @@ def test_a_replica_that_is_given_up_is_retired_and_the_others_go_on() -> None:
     assert retired == [0]
 
 
+def test_a_replica_that_cannot_be_retired_does_not_end_the_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def cannot(replica: Replica) -> None:
+        raise EngineError("no GPU answers")
+
+    async def retire(replica: Replica) -> None:
+        raise RuntimeError("its node does not answer")
+
+    fleet = fleet_of(Writer(dead=True), Writer())
+    health = watched(fleet, cannot, LIMITS.model_copy(update={"max_restarts": 1}), retire=retire)
+
+    async def run() -> list[Completion]:
+        health.start()
+        while "keeps its devices" not in caplog.text:
+            await asyncio.sleep(0.001)
+        done = await answer(fleet, request())
+        await health.close()
+        return done
+
+    assert counts_up(finish(run()), 2)
+    assert "replica 0 keeps its devices: its node does not answer" in caplog.text
+
+
 def test_a_replica_that_is_given_up_is_not_the_last_while_another_is_revived() -> None:
     first, second = Writer(dead=True), Writer(dead=True)
     fleet = fleet_of(first, second)

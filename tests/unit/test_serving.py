@@ -313,6 +313,33 @@ def test_a_start_that_takes_too_long_does_not_disturb_the_next_one(shared: bool)
         assert [device.together for device in stage.devices] == [[], []]
 
 
+def test_a_revival_that_fails_in_any_way_gives_the_others_their_devices_back() -> None:
+    with staged(limits=LIMITS.model_copy(update={"max_restarts": 1})) as stage:
+        stage.serving.take_devices()
+        with stage.serving.trainer_busy(), stage.colocation.use(Role.ACTOR_TRAIN):
+            stage.plan[1] = "cannot be built"
+            stage.lose(1)
+        stage.wait_for(lambda: stage.serving_replicas() == [0])
+        assert [device.together for device in stage.devices] == [[], []]
+
+
+@pytest.mark.parametrize("move", ["sleep", "wake"])
+def test_a_replica_that_hangs_as_it_is_to_move_is_met_long_before_a_start_would_end(
+    move: str,
+) -> None:
+    limits = LIMITS.model_copy(update={"restart_timeout_s": 60, "heartbeat_s": 30})
+    with staged(limits=limits) as stage:
+        stage.serving.take_devices()
+        if move == "wake":
+            stage.turn_of_trainer()
+        stage.infer.workers[1].fault = "hangs"
+        begun = time.monotonic()
+        stage.turn_of_trainer() if move == "sleep" else stage.serving.take_devices()
+        assert time.monotonic() - begun < 10
+        stage.serving.take_devices()
+        stage.wait_for(lambda: stage.serving_replicas() == [0, 1])
+
+
 def test_an_engine_that_dies_as_it_gets_its_weights_is_replaced_once() -> None:
     with staged() as stage:
         stage.serving.take_devices()
