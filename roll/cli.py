@@ -119,6 +119,9 @@ def check(
             _out.print("nothing wrong in the file; it cannot run here yet", style="yellow")
         elif fast:
             _out.print("ok, with no data tried (--fast)", style="green")
+        elif trial.untried:
+            told = f"ok, but not tried: {', '.join(trial.untried)}"
+            _out.print(told, style="yellow", markup=False)
         else:
             _out.print("ok", style="green")
 

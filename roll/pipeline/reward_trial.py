@@ -43,6 +43,8 @@ def try_rewards(rewards: Mapping[str, RewardConfig], folder: Path, trial: Trial)
     for name, reward in rewards.items():
         row = next((trial.rows[tag] for tag in reward.tags if tag in trial.rows), None)
         if reward.model is not None or row is None:
+            why = "no row" if reward.model is None else "a model"
+            trial.untried.append(f"rewards.{name} ({why})")
             continue
         sample = short_sample(row)
         try:
@@ -50,9 +52,12 @@ def try_rewards(rewards: Mapping[str, RewardConfig], folder: Path, trial: Trial)
         except UserError as error:
             trial.wrong.append(error)
         except TimeoutError:
-            trial.remarks.append(
-                f"rewards.{name}: {reward.what} gave nothing on row {row.id} within timeout_s = "
-                f"{reward.timeout_s:g}"
+            trial.wrong.append(
+                ConfigError(
+                    f"rewards.{name}: {reward.what} gave nothing on row {row.id} within "
+                    f"timeout_s = {reward.timeout_s:g}; mend it or raise timeout_s, or check with --fast if it "
+                    "cannot work on this machine"
+                )
             )
         else:
             parts = ", ".join(f"{part} {value:g}" for part, value in verdict.parts.items())

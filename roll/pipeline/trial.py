@@ -43,6 +43,8 @@ class Trial:
     """What somebody should know of it."""
     wrong: list[UserError] = field(default_factory=list)
     """What a run would stop at."""
+    untried: list[str] = field(default_factory=list)
+    """What could not be tried, each with the reason."""
     rows: dict[str, Prompt] = field(default_factory=dict)
     """The first prompt of each tag, for who tries rewards."""
 
@@ -69,6 +71,7 @@ def try_data(config: RunConfig) -> Trial:
         return trial
     model = config.train_model
     if not _is_here(model):
+        trial.untried += [f"{name} (no tokenizer)" for name in sources]
         trial.told.append(
             f"no rows tried: the tokenizer of {model.tokenizer or model.path} is not on this "
             "machine yet"
@@ -80,9 +83,8 @@ def try_data(config: RunConfig) -> Trial:
         trial.wrong.append(error)
         return trial
     for name, source in sources.items():
-        some = source.model_copy(update={"limit": min(source.limit or LOOKED_AT, LOOKED_AT)})
         try:
-            made, report = make(name, some)
+            made, report = _first_rows(make, name, source)
             _check_tags(config, name, made, report)
             for item in made.items if isinstance(config, RlvrConfig) else ():
                 trial.rows.setdefault(item.tag, item)
@@ -96,13 +98,22 @@ def try_data(config: RunConfig) -> Trial:
         )
         trial.remarks += [f"{source.path}: {remark}" for remark in report.remarks]
         if 2 * report.kept < report.rows:
-            trial.wrong.append(
-                DataError(
-                    f"{source.path}: only {report.kept} of {first}{report.rows} rows would be "
-                    f"trained on: {'; '.join(report.remarks)}"
-                )
+            trial.remarks.append(
+                f"{source.path}: only {report.kept} of {first}{report.rows} rows would be "
+                "trained on"
             )
     return trial
+
+
+def _first_rows(make: Make, name: str, source: FileConfig) -> tuple[Source[Any], SourceReport]:
+    """The first rows of a source; all of them where the first ones would be refused, because a run
+    judges the whole file, which may be sorted."""
+    if source.limit is not None and source.limit <= LOOKED_AT:
+        return make(name, source)
+    try:
+        return make(name, source.model_copy(update={"limit": LOOKED_AT}))
+    except DataError:
+        return make(name, source)
 
 
 def _sources_here(config: RunConfig, trial: Trial) -> Iterator[tuple[str, FileConfig]]:
@@ -115,10 +126,12 @@ def _sources_here(config: RunConfig, trial: Trial) -> Iterator[tuple[str, FileCo
         try:
             if resolve_format(source) == "hub":
                 trial.told.append(f"{source.path}: on the hub, no rows tried")
+                trial.untried.append(f"{name} (on the hub)")
             else:
                 yield name, source
         except NotMadeYetError:
             trial.told.append(f"{source.path}: not made yet, no rows tried")
+            trial.untried.append(f"{name} (not made yet)")
 
 
 def _is_here(model: ModelConfig) -> bool:

@@ -58,6 +58,22 @@ def test_the_first_thousand_rows_are_looked_at(task: Path, train: Path) -> None:
     assert tried(task).wrong == []
 
 
+def test_a_file_that_begins_with_its_longest_rows_is_judged_as_a_whole(
+    task: Path, train: Path
+) -> None:
+    prompts(train, ["1" * 40] * LOOKED_AT + ["1"] * (LOOKED_AT + 5))
+    trial = tried(task)
+    assert trial.wrong == []
+    assert f"{LOOKED_AT + 5} of {2 * LOOKED_AT + 5} rows kept" in trial.told[0]
+
+
+def test_it_says_what_it_could_not_try(task: Path) -> None:
+    code, told = check(task, "model.path=some-org/no-such-model")
+    last = " ".join(told.split("ok, but not tried: ")[1].split())
+    assert code == 0
+    assert "data.sources.0 (no tokenizer), validation.sets.held_out (no tokenizer)" in last
+
+
 def test_prompts_that_are_left_out_are_told(task: Path, train: Path) -> None:
     prompts(train, ["1" * 40, "2", "3"])
     trial = tried(task)
@@ -133,7 +149,8 @@ def test_rows_of_all_pipelines_are_tried(
     rows = [row, lost, lost]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
     trial = tried(path)
-    assert "only 1 of 3 rows would be trained on" in str(trial.wrong[0])
+    assert "only 1 of 3 rows would be trained on" in trial.remarks[-1]
+    assert trial.wrong == [], "a run trains on the one"
 
 
 def test_the_template_of_the_tokenizer_is_what_is_tried(task: Path) -> None:
