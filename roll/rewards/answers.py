@@ -18,8 +18,11 @@ TAIL_CHARS = 20_000
 _TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\[^\n]|[{}]")
 _BARE_BOX = re.compile(r"\\boxed\s+([^\s{}$\\]+)")
 _HASHES = re.compile(r"####[ \t]*([^\n]+)")
-_WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?!\d)"
-_PART = r"(?:\\[dt]?frac(?:\{\d+\}\{\d+\}|\d\d)|\d+/\d+)"
+_WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+|\d+)(?!\d)"
+_NESTED = r"\{(?:[^{}\n]|\{[^{}\n]{0,40}\}){1,60}\}"
+_FRAC = rf"\\[dtc]?frac(?:\d\d|(?:\d|{_NESTED})\s?(?:\d|{_NESTED}))"
+_PART = r"(?:\\[dtc]?frac(?:\{\d+\}\{\d+\}|\d\d)|\d+/\d+)"
+_MIXED = r"\d{1,3}(?!\d)(?: ?\\[dtc]?frac(?:\{\d+\}\{\d+\}|\d\d)| \d+/\d+)"
 _REPEATING = r"\d*\.\d*(?:\\(?:overline|bar|dot)\{\d+\}|\(\d+\))"
 _ROOT = r"(?:\d+(?:\.\d+)?)?\\sqrt(?:\[\d\])?\{[^{}\n]{1,40}\}"
 _AFTER = (
@@ -27,7 +30,7 @@ _AFTER = (
     r"(?:\s+(?:hundred|thousand|million|billion|trillion|dozen|squared|cubed|factorial)s?\b)*"
 )
 _VALUE = (
-    rf"(?:{_ROOT}|{_REPEATING}|\d{{1,2}}:\d\d(?::\d\d)?(?!\d)|{_WHOLE} ?{_PART}|{_PART}"
+    rf"(?:{_ROOT}|{_REPEATING}|\d{{1,2}}:\d\d(?::\d\d)?(?!\d)|{_MIXED}|{_FRAC}|{_PART}"
     rf"|{_WHOLE}(?:\.\d+)?(?:[eE][-+]?\d+)?(?:/\d+)?)"
 )
 _NUMBER = re.compile(rf"(?<![\w.)}}])[-+]?\$?{_VALUE}{_AFTER}|{_VALUE}{_AFTER}")

@@ -30,6 +30,11 @@ def compare(truth: Shape, answer: Shape, leaf: Leaf) -> bool | None:
         return True
     if "empty" in kinds:
         return False if kinds <= {"empty", "tuple", "set", "list"} else None
+    if "assignment" in kinds:
+        if kinds == {"assignment"} and a.name != b.name:
+            return False
+        known = kinds <= {"assignment", "tuple", "list"}
+        return _in_order(a.elements, b.elements, leaf) if known else False
     if kinds == {"tuple", "set"}:
         return False
     if kinds <= {"tuple", "list"} and "tuple" in kinds:
@@ -66,10 +71,8 @@ def _same_intervals(a: Shape, b: Shape, leaf: Leaf) -> bool | None:
             sides.append((shape,))
         elif shape.kind == "tuple" and len(shape.elements) == 2:
             sides.append((as_interval(shape),))
-        elif shape.kind in ("set", "empty"):
+        elif shape.kind in ("set", "list", "assignment", "empty"):
             return False
-        elif shape.kind == "list" and len(shape.elements) == 2 and not shape.name:
-            return None
         else:
             return None
     left, right = sides

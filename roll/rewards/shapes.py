@@ -29,7 +29,8 @@ class Shape:
 
     kind: str
     """`tuple` (or an open interval, which reads the same), `interval`, `set`, `list`, `union` (of
-    intervals), `empty`, `named` (a value behind `x =`), `relation`, or `one` (anything else)."""
+    intervals), `empty`, `named` (a value behind `x =`), `assignment` (values of several names, in
+    the order of the names), `relation`, or `one` (anything else)."""
     elements: tuple[str, ...] = ()
     brackets: str = ""
     """Of an interval: how it begins and ends."""
@@ -87,6 +88,10 @@ def _alternatives(text: str) -> Shape | None:
                 for s, p in zip(shapes, pieces, strict=True)
             ]
             return Shape("list", tuple(values), name=names[0])
+        if all(shape.kind == "named" for shape in shapes) and len(set(names)) == len(names):
+            by_name = sorted(shapes, key=lambda shape: shape.name)
+            values = [shape.elements[0] for shape in by_name]
+            return Shape("assignment", tuple(values), name=",".join(sorted(names)))
         return Shape("list", tuple(pieces))
     found = re.search(r"\\pm ?", text)
     if (

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from roll.rewards.denied_nouns import COUNTABLE, is_denied
+
 _TABLE: dict[str, tuple[str, Fraction, str]] = {}
 """Each name: its dimension, its factor, and how it is called."""
 
@@ -84,32 +86,6 @@ _IRREGULAR = {
     "vertices": "vertex", "fish": "fish", "sheep": "sheep", "deer": "deer", "person": "person",
 }  # fmt: skip
 
-_NUMBERS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
-    "sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety "
-    "hundred thousand million billion trillion quadrillion quintillion google googol lakh crore "
-    "dozen score gross myriad half quarter third fourth fifth sixth seventh eighth ninth tenth "
-    "eleventh twelfth thirteenth fifteenth sixteenth twentieth hundredth thousandth millionth "
-    "billionth once twice thrice double triple quadruple percent percentage pct"
-)
-_OPERATIONS = (
-    "squared cubed factorial plus minus times multiplied divided by over mod modulo modulus "
-    "choose root sqrt log ln lg exp sin cos tan sec csc cot cosh sinh tanh arcsin arccos "
-    "arctan lim max det gcd lcm raised power prime primes primorial inverse reciprocal "
-    "negative positive less more greater fewer than below above not or and but if when is are "
-    "was has equals equal approximately about base binary octal decimal hexadecimal point to "
-    "the of a an in on at for with without plusminus infinity degreesbelow as his this thus "
-    "always sometimes unless besides minuses pluses alas across perhaps does gives equalsto "
-    "yes series basis radius otherwise twos powers roots logs sines cosines tangents "
-    "factorials squares cubes multiples"
-)
-_COUNTABLE = frozenset({"squares", "cubes", "times", "roots", "primes", "multiples", "points"})
-"""Alone behind a number they count; in a phrase they compute."""
-_STEMS = frozenset(_NUMBERS.split())
-_DENIED = (
-    frozenset(_OPERATIONS.split()) | _STEMS | frozenset(f"{word}s" for word in _STEMS)
-    | {"halves", "sixes", "twenties", "thirties", "forties", "fifties", "nineties"}
-)  # fmt: skip
 _ARTICLES = frozenset({"the", "a", "an", "his", "this"})
 _TAILS = (["in", "total"], ["total"], ["left"], ["each"], ["altogether"], ["remaining"])
 """What may follow a number or its unit and says nothing of the size."""
@@ -140,6 +116,8 @@ class Unit:
     """Each base dimension and its power; equal dimensions can be compared."""
     factor: Fraction
     """Size in the base units of the dimension."""
+    adjectives: frozenset[str] = frozenset()
+    """Of what is counted ("5 red apples")."""
 
 
 def unit_splits(text: str) -> Iterator[tuple[str, Unit]]:
@@ -180,6 +158,7 @@ def _read_unit(phrase: str, *, singular: bool) -> Unit | None:
     if words[0] in ("degrees", "degree", "deg") and len(words) == 2 and words[1] in "CFK":
         words = [{"C": "celsius", "F": "fahrenheit", "K": "kelvin"}[words[1]]]
     powers: dict[str, int] = {}
+    adjectives: set[str] = set()
     factor, sign, pending, seen = Fraction(1), 1, 1, 0
     rest = list(words)
     if [word.lower() for word in words] in _TAILS or (singular and _is_share(words)):
@@ -195,7 +174,7 @@ def _read_unit(phrase: str, *, singular: bool) -> Unit | None:
         if low in ("square", "sq", "cubic", "cu") and rest:
             pending = _POWER_WORDS[low]
             continue
-        term = _term(word, rest, singular=singular or sign < 0)
+        term = _term(word, rest, adjectives, singular=singular or sign < 0)
         if term is None:
             return None
         dimension, size, power = term
@@ -218,7 +197,8 @@ def _read_unit(phrase: str, *, singular: bool) -> Unit | None:
                 return None
     if not seen or pending != 1:
         return None
-    return Unit(tuple(sorted((d, p) for d, p in powers.items() if p)), factor)
+    dimensions = tuple(sorted((d, p) for d, p in powers.items() if p))
+    return Unit(dimensions, factor, frozenset(adjectives))
 
 
 def _is_share(words: Sequence[str]) -> bool:
@@ -227,16 +207,22 @@ def _is_share(words: Sequence[str]) -> bool:
     return (
         words[0] == "of"
         and bool(rest)
-        and not any(w in _DENIED and w not in _ARTICLES for w in rest)
+        and not any(is_denied(w) and w not in _ARTICLES for w in rest)
     )
 
 
 def same_size(a: Unit, b: Unit) -> Fraction | None:
-    """Return how many of `b` one `a` is, or None where they measure different things."""
-    return a.factor / b.factor if a.dimension == b.dimension else None
+    """Return how many of `b` one `a` is, or None where they measure different things.
+
+    Apples may be red apples; green ones are not.
+    """
+    alike = a.adjectives <= b.adjectives or b.adjectives <= a.adjectives
+    return a.factor / b.factor if a.dimension == b.dimension and alike else None
 
 
-def _term(word: str, rest: list[str], *, singular: bool) -> tuple[str, Fraction, int] | None:
+def _term(
+    word: str, rest: list[str], adjectives: set[str], *, singular: bool
+) -> tuple[str, Fraction, int] | None:
     """One noun with its power; an adjective before a noun that is counted goes with it."""
     match = _TERM.fullmatch(word)
     if match is None:
@@ -248,17 +234,17 @@ def _term(word: str, rest: list[str], *, singular: bool) -> tuple[str, Fraction,
     if known is not None and (match[3] is None or known[0] == "length"):
         return known[0], known[1], power
     low = name.lower()
-    if power != 1 or (low in _DENIED and low not in _COUNTABLE):
+    if power != 1 or (is_denied(low) and low not in COUNTABLE):
         return None
-    if low in _COUNTABLE and rest:
+    if low in COUNTABLE and rest:
         return None
     plural = (low.endswith("s") and len(low) > 3 and not low.endswith("ss")) or low in _IRREGULAR
     if plural or (singular and len(low) > 2 and not rest):
         return f"count {_singular(low)}", Fraction(1), 1
     if rest and len(low) > 2 and not singular:
-        following = _term(rest[0], rest[1:], singular=False)
+        following = _term(rest.pop(0), rest, adjectives, singular=False)
         if following is not None and following[0].startswith("count"):
-            rest.pop(0)
+            adjectives.add(low)
             return following
     return None
 

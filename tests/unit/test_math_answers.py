@@ -66,6 +66,14 @@ def test_spellings_of_one_answer_are_equal_and_others_are_not(family: str, equal
         (r"thus $2\frac{1}{3}$", "7/3"),
         ("in base eight: 2516_8", "2516_8"),
         ("it is 12\u202f345.", "12345"),
+        (r"The answer is $\frac{-3}{4}$", "-3/4"),
+        (r"The answer is $-\frac{3}{4}$.", "-3/4"),
+        (r"so $\frac{3}{\sqrt{2}}$.", r"\frac{3\sqrt{2}}{2}"),
+        (r"so $\frac{\sqrt{3}}{2}$.", r"\frac{\sqrt{3}}{2}"),
+        (r"so $\frac{3\pi}{4}$.", r"\frac{3\pi}{4}"),
+        (r"so $\cfrac34$.", "3/4"),
+        ("it is 12 345.", "12345"),
+        ("in 2024 1/2 of them", "1/2"),
     ],
 )
 def test_an_answer_without_a_box_is_read_whole(response: str, truth: str, equal: Equal) -> None:
@@ -81,6 +89,11 @@ def test_an_answer_without_a_box_is_read_whole(response: str, truth: str, equal:
         ("at 10:30", "30"),
         ("2516_9", "2516_8"),
         (r"$\sqrt{3}$", "3"),
+        (r"The answer is $\frac{-3}{4}$", "4"),
+        (r"so $\frac{3}{\sqrt{2}}$.", r"\sqrt{2}"),
+        (r"so $\frac{x}{4}$.", "4"),
+        ("it is 12 345.", "345"),
+        ("in 2024 1/2 of them", "2024.5"),
     ],
 )
 def test_a_piece_of_an_answer_without_a_box_is_not_the_answer(
