@@ -55,8 +55,8 @@ def try_rewards(rewards: Mapping[str, RewardConfig], folder: Path, trial: Trial)
             trial.wrong.append(
                 ConfigError(
                     f"rewards.{name}: {reward.what} gave nothing on row {row.id} within "
-                    f"timeout_s = {reward.timeout_s:g}; mend it or raise timeout_s, or check with --fast if it "
-                    "cannot work on this machine"
+                    f"timeout_s = {reward.timeout_s:g}; mend it or raise "
+                    "timeout_s, or check with --fast if it cannot work on this machine"
                 )
             )
         else:
