@@ -59,6 +59,11 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "advantage": {"kind": "grpo"},
         "sample_weights": ({"kind": "difficulty"}, {"kind": "length"}),
     },
+    "pass_k": {"advantage": {"kind": "pass_k", "k": 1}},
+    "soft length penalty": {
+        "advantage": {"kind": "grpo"},
+        "reward_shaping": ({"kind": "overlong_penalty"},),
+    },
     "whitened": {"advantage": {"kind": "grpo"}, "advantage_shaping": ({"kind": "whiten"},)},
 }
 
@@ -104,7 +109,11 @@ def test_a_step_with_failed_samples_is_the_step_without_them(name: str) -> None:
     left_out = [i for i in range(12) if i not in rows]
     assert not found.advantages[left_out].any()
     assert not found.loss_mask[left_out].any()
-    for mode in (Aggregation.TOKEN_MEAN, Aggregation.SEQUENCE_MEAN):
+    for mode in (
+        Aggregation.TOKEN_MEAN,
+        Aggregation.SEQUENCE_MEAN,
+        Aggregation.SEQUENCE_SUM,
+    ):
         [update] = updates(found, num_updates=1, ranks=1, aggregation=mode)
         [alone] = updates(expected, num_updates=1, ranks=1, aggregation=mode)
         assert _loss(update) == pytest.approx(_loss(alone))
