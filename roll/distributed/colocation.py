@@ -113,8 +113,7 @@ class Colocation:
         def enter(part: str) -> None:
             self.residents[part].onload()
             self.holding_weights.discard(part)
-            if self.residents[part].exists():  # else it was lost on its way
-                self.loaded.add(part)
+            self.loaded.add(part)  # also if lost on its way: `offload` frees what is left
 
         self._move_in([part for part in parts if part not in self.loaded], enter)
 
@@ -124,8 +123,7 @@ class Colocation:
             if onload_weights is None:
                 raise ValueError(f"{part} receives weights, so it needs `onload_weights`")
             onload_weights()
-            if self.residents[part].exists():
-                self.holding_weights.add(part)
+            self.holding_weights.add(part)
 
         there = self.loaded | self.holding_weights
         self._move_in([part for part in parts if part not in there], enter)

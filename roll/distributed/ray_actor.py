@@ -162,12 +162,19 @@ class RayActor:
         info = self.member.info  # None: it has not told where it is, which `_where` knows, too
         if info is not None and info.node == ray.get_runtime_context().get_node_id():
             return end_marked(self._mark, END_TIMEOUT_S)
+        if not _lives(self.info.node):  # a task for it would wait until its limit
+            return True
         task = ray.remote(num_cpus=0)(end_marked).options(scheduling_strategy=self._where)
         ending = task.remote(self._mark, END_TIMEOUT_S)
         try:
             return bool(ray.get(ending, timeout=timeout_s + END_TIMEOUT_S))
-        except ray.exceptions.GetTimeoutError:
-            return False
+        except ray.exceptions.RayError:  # out of time, or its node has gone meanwhile
+            return not _lives(self.info.node)
+
+
+def _lives(node: str) -> bool:
+    """Whether a node is part of the cluster; what ran on one that is lost is out of its reach."""
+    return any(each["NodeID"] == node and each["Alive"] for each in ray.nodes())
 
 
 def cores_of(slots: tuple[Slot, ...]) -> tuple[int, ...]:

@@ -179,7 +179,10 @@ class Serving:
             yield
         except (WorkerLostError, EngineError, WaitTimeoutError) as error:
             self.run(self._lose(index, f"while it moved on or off its devices: {error}"))
-            self.infer.end(index)
+            try:
+                self.infer.end(index)
+            except WaitTimeoutError as lingering:  # whoever needs its devices tries again
+                logger.error("inference replica %d keeps its devices: %s", index, lingering)
 
     async def _lose(self, index: int, reason: str) -> None:
         self.fleet.replicas[index].lose(reason)

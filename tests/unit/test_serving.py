@@ -17,7 +17,7 @@ import pytest
 
 from roll.config.roles import Role
 from roll.config.rollout import HealthConfig
-from roll.core.errors import EngineDiedError, EngineError
+from roll.core.errors import EngineDiedError, EngineError, WaitTimeoutError
 from roll.core.loop_thread import LoopThread
 from roll.core.types import (
     Completion,
@@ -145,6 +145,22 @@ class Pusher:
         pass
 
 
+class Lingering:
+    """A cluster some of whose processes do not end when they are killed."""
+
+    def __init__(self, infer: LocalCluster[Scripted]) -> None:
+        self._infer = infer
+        self.stuck: set[int] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._infer, name)
+
+    def end(self, rank: int) -> None:
+        if rank in self.stuck:
+            raise WaitTimeoutError(f"waited 30 s for the processes of rank {rank}")
+        self._infer.end(rank)
+
+
 class Stage:
     """A trainer and replicas on the same devices."""
 
@@ -167,7 +183,8 @@ class Stage:
             worker.version = 0
         fleet = Fleet([Replica(i, ClusterEngine(self.infer, i)) for i in range(replicas)])  # type: ignore[arg-type]
         self.colocation = Colocation(enabled=shared)
-        self.serving = Serving(self.infer, loop, fleet, self.colocation, limits)  # type: ignore[arg-type]
+        self.ends = Lingering(self.infer)
+        self.serving = Serving(self.ends, loop, fleet, self.colocation, limits)  # type: ignore[arg-type]
         self.pusher = Pusher(self.infer)
         self.serving.pusher = self.pusher  # type: ignore[assignment]
         own = [frozenset({i}) for i in range(replicas)]
@@ -338,6 +355,20 @@ def test_a_replica_that_hangs_as_it_is_to_move_is_met_long_before_a_start_would_
         assert time.monotonic() - begun < 10
         stage.serving.take_devices()
         stage.wait_for(lambda: stage.serving_replicas() == [0, 1])
+
+
+def test_processes_that_do_not_end_stop_only_who_needs_their_devices() -> None:
+    with staged(limits=LIMITS.model_copy(update={"max_restarts": 0})) as stage:
+        stage.turn_of_trainer()
+        stage.plan[1] = "dies at wake"
+        stage.ends.stuck.add(1)
+        stage.serving.take_devices()
+        assert stage.serving_replicas() == [0]
+        with pytest.raises(WaitTimeoutError, match="processes of rank 1"):
+            stage.turn_of_trainer()
+        stage.ends.stuck.clear()
+        stage.turn_of_trainer()
+        assert [device.together for device in stage.devices] == [[], []]
 
 
 def test_an_engine_that_dies_as_it_gets_its_weights_is_replaced_once() -> None:
