@@ -83,6 +83,8 @@ _BRACED_SCRIPT = re.compile(r"([_^])\s*\{\s*([0-9A-Za-z])\s*\}")
 _BESIDE_SYMBOL = re.compile(r"\s*([^\w\s\\])(?:(?<=[})\]%!])(\s)\s*(?=[A-Za-z])|\s*)|\s+(?=\\)")
 """What ends a number may have a unit behind it, and that needs its space."""
 _AFTER_COMMAND = re.compile(r"(\\[A-Za-z]+)\s+(?![A-Za-z])")
+_LEADING_RELATION = re.compile(r"^(?:=|\\approx ?|\\therefore ?)+")
+_ORDINAL = re.compile(r"^(\d+)(?:\^?\{? ?(?:st|nd|rd|th) ?\}?)$")
 _EMPTY_SET = re.compile(r"\\\{\\\}|\{\}")
 MAX_WRAPPERS = 4
 
@@ -107,6 +109,8 @@ def tidy(text: str) -> str:
     text = _BRACED_SCRIPT.sub(r"\1\2", text)
     text = _BESIDE_SYMBOL.sub(r"\1\2", text)
     text = _AFTER_COMMAND.sub(r"\1", text)
+    text = _LEADING_RELATION.sub("", text)
+    text = _ORDINAL.sub(r"\1", text)
     text = _EMPTY_SET.sub(r"\\emptyset", text) if len(text) < 8 else text
     text = " ".join(text.split()).rstrip(".;,")
     return _without_outer_braces(text)

@@ -16,6 +16,10 @@ _RELATIONS = ("\\le", "\\ge", "<", ">", "\\ne", "=")
 _MIRROR = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
 _OR = re.compile(r"(?<![A-Za-z])(?:or|and|\\lor|\\land|\\cup)(?![A-Za-z])")
 _NAME = re.compile(r"\\?[A-Za-z]+'*(?:_\{?\w+\}?)?(?:\([A-Za-z0-9,]+\))?'*")
+_MEASURED = re.compile(
+    r"m?\\(?:angle|measuredangle) ?[A-Z]{1,3}|\|[A-Z]{2}\||\[[A-Z]{3,6}\]|\\overline\{[A-Z]{2}\}"
+)
+"""What geometry gives a number to: angles, lengths, areas."""
 _MEMBER = re.compile(r"(?P<name>\\?[A-Za-z]\w*)\\in(?![a-z])\s*(?P<set>.+)")
 _REALS = re.compile(r"\\mathbb\{?R\}?|(?:all|every) (?:real|reals|real numbers?)")
 _BUILDER = re.compile(
@@ -135,6 +139,9 @@ def _related(text: str) -> Shape | None:
     if not signs:
         return None
     if signs == ["="]:
+        unknown = len(pieces[1]) == 1 and _is_name(pieces[1])
+        if unknown and not _is_name(pieces[0]) and not _letters(pieces[0]):
+            pieces = pieces[::-1]  # 5=x
         return (
             Shape("named", (pieces[1],), name=pieces[0])
             if _is_name(pieces[0])
@@ -182,6 +189,8 @@ def _relation(text: str) -> tuple[list[str], list[str]]:
 
 
 def _is_name(text: str) -> bool:
+    if _MEASURED.fullmatch(text):
+        return True
     return _NAME.fullmatch(text) is not None and text not in ("\\infty", "\\pi", "e", "i")
 
 
