@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 
 import torch.distributed as dist
 
@@ -13,8 +14,9 @@ TIMEOUT_S = 1800.0
 """For one collective, the wait for a slower rank included; dead workers are noticed sooner."""
 
 _LOCK = threading.Lock()
-_inside: set[Membership] = set()
-"""Those that use the default group which one of them has joined."""
+_inside: weakref.WeakSet[Membership] = weakref.WeakSet()
+"""Those that use the default group which one of them has joined; one that was thrown away without
+`leave` does not keep the others in it."""
 
 
 class Membership:
