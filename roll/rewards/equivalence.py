@@ -99,68 +99,72 @@ class _Atoms:
 
 def make_checker() -> Callable[[tuple[str, str]], bool]:
     """Import math-verify (about a second) and return the check of one (truth, answer) pair."""
-    import math_verify
-    import sympy
+    import math_verify  # noqa: F401  (here, so that the first check need not)
 
     # It warns once that its timeouts are off, which is on purpose.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
 
-    def algebra(truth: str, answer: str) -> bool:
-        if same_expression(truth, answer, Fraction(1)):
-            return True
-        for a, b in product(_readings(truth), _readings(answer)):
-            scale = Fraction(1)
-            if a.unit is not None and b.unit is not None:
-                found = same_size(a.unit, b.unit)
-                if found is None:
-                    continue
-                scale = found
-            elif a.unit is None and b.unit is None:
-                continue
-            if same_expression(a.text, b.text, scale):
-                return True
-        return False
-
-    def same_expression(truth: str, answer: str, scale: Fraction) -> bool:
-        atoms = _Atoms()
-        texts, words = [], []
-        for text in (truth, answer):
-            texts.append(atoms.put(text))
-            words.append(atoms.words)
-        if words[0] != words[1]:
-            return False  # what algebra could not cancel; and prose takes the parser seconds
-        a, b = (_parse(text) for text in texts)
-        if a is None or b is None:
-            return False
-        if scale != 1:
-            a *= sympy.Rational(scale.numerator, scale.denominator)
-        number = _same_value(a, b, truth, answer)
-        if number is not None:
-            return number
-        if isinstance(a, sympy.Symbol) or isinstance(b, sympy.Symbol):
-            return (
-                isinstance(a, sympy.Expr)
-                and isinstance(b, sympy.Expr)
-                and sympy.simplify(a - b) == 0
-            )
-        return bool(
-            math_verify.verify(
-                a, b, timeout_seconds=None, allow_set_relation_comp=True, numeric_precision=DIGITS
-            )
-        )
-
     def leaf(truth: str, answer: str) -> bool:
         plain = plain_leaf(truth, answer)
-        return algebra(truth, answer) if plain is None else plain
+        return _same_by_algebra(truth, answer) if plain is None else plain
 
     def equivalent(pair: tuple[str, str]) -> bool:
         truth, answer = (tidy(text) for text in pair)
         verdict = compare(read_shape(truth), read_shape(answer), leaf)
-        return algebra(truth, answer) if verdict is None else verdict
+        return _same_by_algebra(truth, answer) if verdict is None else verdict
 
     # The first parse builds the grammar's tables; the first sample must not pay for it.
     equivalent(("\\frac{1}{2}", "x^2"))
     return equivalent
+
+
+def _same_by_algebra(truth: str, answer: str) -> bool:
+    """Compare two tidied texts as expressions, also with the units behind them taken off."""
+    if _same_expression(truth, answer, Fraction(1)):
+        return True
+    for a, b in product(_readings(truth), _readings(answer)):
+        scale = Fraction(1)
+        if a.unit is not None and b.unit is not None:
+            found = same_size(a.unit, b.unit)
+            if found is None:
+                continue
+            scale = found
+        elif a.unit is None and b.unit is None:
+            continue
+        if _same_expression(a.text, b.text, scale):
+            return True
+    return False
+
+
+def _same_expression(truth: str, answer: str, scale: Fraction) -> bool:
+    """Return whether `truth`, `scale` times, is the expression `answer`."""
+    import math_verify
+    import sympy
+
+    atoms = _Atoms()
+    texts, words = [], []
+    for text in (truth, answer):
+        texts.append(atoms.put(text))
+        words.append(atoms.words)
+    if words[0] != words[1]:
+        return False  # what algebra could not cancel; and prose takes the parser seconds
+    a, b = (_parse(text) for text in texts)
+    if a is None or b is None:
+        return False
+    if scale != 1:
+        a *= sympy.Rational(scale.numerator, scale.denominator)
+    number = _same_value(a, b, truth, answer)
+    if number is not None:
+        return number
+    if isinstance(a, sympy.Symbol) or isinstance(b, sympy.Symbol):
+        return (
+            isinstance(a, sympy.Expr) and isinstance(b, sympy.Expr) and sympy.simplify(a - b) == 0
+        )
+    return bool(
+        math_verify.verify(
+            a, b, timeout_seconds=None, allow_set_relation_comp=True, numeric_precision=DIGITS
+        )
+    )
 
 
 @dataclass(frozen=True, slots=True)
