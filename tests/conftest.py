@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import random
+import signal
 from collections.abc import Generator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -15,6 +16,9 @@ import torch
 from tests.turns import turn
 
 multiprocessing.set_forkserver_preload(["tests.preloaded"])
+# `nohup` and background shells leave these ignored; the commands that tests start would inherit it.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Threads wait for one another by spinning, and tiny tensors are no faster with several: two of
 # pytest's workers on two cores took four times as long with two threads each.
 torch.set_num_threads(1)
