@@ -77,6 +77,14 @@ _UPRIGHT_LETTER = re.compile(
     rf"([{''.join(LETTERS)}])(?=[\s}}^/])"
 )
 """A letter behind a number that is set as text is a unit; as a formula it may be a variable."""
+_MONEY = re.compile(r"(?:\\\$|\$) ?(-?(?:\d[\d,]*)?(?:\.\d+|\d))\.?")
+_IN_FORMULA = re.compile(r"\$\s*(.*[^\s\\])\s*\$|\\\(\s*(.*[^\s\\])\s*\\\)", re.DOTALL)
+_ANGLE = r"(-?\d+(?:\.\d+)?)\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)"
+_OF_DEGREES = re.compile(
+    r"(\\(?:sin|cos|tan|cot|sec|csc)(?:\^\{?\d\}?)?)\s*"
+    rf"(?:\(\s*{_ANGLE}\s*\)|\{{\s*{_ANGLE}\s*\}}|{_ANGLE})"
+)
+"""A trigonometric function of an angle in degrees."""
 _PI_METERS = re.compile(r"(?<=π) ?m(?=[²³])|(?<=π) m$")
 _OLD_WRAPPER = re.compile(r"\\(?:rm|bf|it)(?![a-z])\s*")
 _BRACED_SCRIPT = re.compile(r"([_^])\s*\{\s*([0-9A-Za-z])\s*\}")
@@ -96,6 +104,7 @@ def tidy(text: str) -> str:
     """
     text = _PI_METERS.sub(" meters", text)
     text = plain_characters(text).strip().strip("*`")
+    text = _name_dollars(text)
     while (whole := _WRAPPED.match(text)) and _closes_at_end(text[whole.end() - 1 :]):
         text = text[whole.end() : -1].strip()
     text = _UPRIGHT_LETTER.sub(lambda m: m[1] + LETTERS[m[2]], text)
@@ -104,6 +113,9 @@ def tidy(text: str) -> str:
         if not found:
             break
     text = _OLD_WRAPPER.sub(" ", text)
+    text = _OF_DEGREES.sub(
+        lambda m: f"{m[1]}{{(\\frac{{{m[2] or m[3] or m[4]}\\pi}}{{180}})}}", text
+    )
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
     text = _BRACED_SCRIPT.sub(r"\1\2", text)
@@ -135,6 +147,13 @@ def plain_characters(text: str) -> str:
     return _ROOT.sub(
         lambda m: f"\\sqrt{{{m[1] or (m[2] or '').strip()}}}" if m[0] != "√" else "\\sqrt", text
     )
+
+
+def _name_dollars(text: str) -> str:
+    r"""Write an amount of money with the name of its unit ("\$18" is not 18 cents)."""
+    formula = _IN_FORMULA.fullmatch(text)
+    money = _MONEY.fullmatch(text if formula is None else formula[1] or formula[2])
+    return text if money is None else f"{money[1]} dollars"
 
 
 def _without_outer_braces(text: str) -> str:

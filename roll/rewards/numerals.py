@@ -179,7 +179,7 @@ def _mixed(text: str) -> tuple[Fraction, None] | None:
     return int(match["whole"]) + part[0], None
 
 
-def _repeating(text: str) -> tuple[Fraction, None] | None:
+def _repeating(text: str) -> tuple[Fraction, Fraction | None] | None:
     if match := _BARRED.fullmatch(text):
         fixed, block = match["fixed"], match["bar"] or match["bar1"] or match["paren"]
     elif match := _DOTTED.fullmatch(text):
@@ -187,12 +187,20 @@ def _repeating(text: str) -> tuple[Fraction, None] | None:
     elif match := _TRAILING.fullmatch(text):
         split = _block(match["digits"])
         if split is None:
-            return None
+            return _cut_off(match["whole"], match["digits"])
         fixed, block = split
     else:
         return None
     start = Fraction(int(match["whole"] or "0")) + Fraction(int(fixed or "0"), 10 ** len(fixed))
     return start + Fraction(int(block), (10 ** len(block) - 1) * 10 ** len(fixed)), None
+
+
+def _cut_off(whole: str, digits: str) -> tuple[Fraction, Fraction] | None:
+    """Read "0.142857...": what follows is less than one unit in the last place."""
+    if len((whole + digits).lstrip("0")) < SIGNIFICANT_DIGITS:
+        return None
+    ulp = Fraction(1, 10 ** len(digits))
+    return Fraction(int(whole + digits)) * ulp + ulp / 2, ulp
 
 
 def _block(digits: str) -> tuple[str, str] | None:

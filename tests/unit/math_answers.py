@@ -35,6 +35,12 @@ FAMILIES: dict[str, list[list[str]]] = {
         ["5 m^2", "5 square meters", "5 m²", "5 sq m"], ["5 m^3", "5 cubic meters"],
         ["5 km/h", "5 km per hour", "5000 m/h"], ["5 apples", "5 red apples", "5 small red apples"], ["5 oranges"],
     ],
+    "money": [["18 dollars", r"\$18", r"$\$18$", "$18", "1800 cents", r"\$18.00"], ["18 cents", r"\$0.18", r"\$.18"], ["18 euros"]],
+    "cut off": [["1/7", "0.142857...", r"0.142857\ldots"], ["1/8"], ["0.142856..."]],
+    "angles in degrees": [
+        [r"\frac12", r"\sin 30^\circ", r"\cos(60°)", r"\sin{30^{\circ}}", r"2\sin^2 30^\circ"], ["1", r"\tan 45^\circ"],
+        [r"\sin 30"], [r"\sin 20^\circ", r"\cos 70^\circ"],
+    ],
     "adjectives": [["5 red apples", "5 small red apples"], ["5 green apples"], ["5 red balls"]],
     "units behind fractions": [
         [r"\frac{1}{2}", r"\frac{1}{2}\text{ cups}", r"\frac12\text{ cup}", "(1/2) cups", r"\dfrac{1}{2}\,\mathrm{m}", r"$\frac{1}{2}$ cups", "1/2 of the pizza",
