@@ -64,6 +64,7 @@ class ClusterConfig(Config):
     start_timeout_s: float = Field(default=900, gt=0)
     """How long workers, engines and missing nodes may take to come up: to load weights, and on GPUs
     to compile kernels and capture graphs. Models of the hub are downloaded before, which has no
-    limit; nodes that share no cache with the driver's download within it."""
+    limit; nodes that share no cache with the driver's download within it. It is a time and asks
+    for no progress: processes that wait for one another in vain compute as well."""
     call_timeout_s: float = Field(default=3600, gt=0)
     """How long one call to a worker may take."""
