@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import ray
 from ray._private import parameter, services
 
 from roll.distributed.members import Daemon
+from roll.platform.processes import look_at
 
+LOGGER = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
+SHUTDOWN_TIMEOUT_S = 20.0
+"""For Ray to end by itself; a process of it that is stopped would keep it for ever."""
 
 
 def start(*, num_cpus: int, num_gpus: int) -> None:
@@ -34,13 +39,41 @@ def join(address: str | None) -> None:
 
 def daemons() -> list[Daemon]:
     """The processes of the Ray that `start` started, without which nothing works."""
-    processes = ray._private.worker._global_node.all_processes
+    node = ray._private.worker._global_node
+    processes = {} if node is None else node.all_processes
     known = {"raylet": "Ray's raylet", "gcs_server": "Ray's control store"}
     return [
         Daemon(name, info.process.pid)
         for kind, name in known.items()
         for info in processes.get(kind, [])
     ]
+
+
+def end() -> None:
+    """End the Ray that `start` started. Where one of its processes is gone or stopped, it waits for
+    an answer of none of them."""
+    started = daemons()
+    looks = [look_at(daemon.pid) for daemon in started]
+    if any(look is None or look.stopped for look in looks):
+        _kill(started)
+    late = threading.Timer(SHUTDOWN_TIMEOUT_S, _kill_late, [started])
+    late.daemon = True
+    late.start()
+    try:
+        ray.shutdown()
+    finally:
+        late.cancel()
+
+
+def _kill_late(started: list[Daemon]) -> None:
+    LOGGER.warning("Ray did not end in %g s; its processes are killed", SHUTDOWN_TIMEOUT_S)
+    _kill(started)
+
+
+def _kill(started: list[Daemon]) -> None:
+    for daemon in started:
+        with suppress(ProcessLookupError):
+            os.kill(daemon.pid, signal.SIGKILL)
 
 
 def _init(**options: Any) -> None:

@@ -161,7 +161,7 @@ class ResourceManager:
     def _start_ray(self, machine: Machine, layout: Layout) -> None:
         prepare_ray()
         self._undo.enter_context(own_token())
-        self._undo.callback(ray.shutdown)
+        self._undo.callback(ray_start.end)
         ray_start.start(
             num_cpus=len(machine.cores),
             num_gpus=machine.gpus if layout.platform == "cuda" else 0,

@@ -1,0 +1,45 @@
+"""A Ray whose raylet is stopped is ended all the same; `ray.shutdown` alone would wait for ever."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CODE = """
+import os, signal, sys
+import ray
+from roll.distributed import ray_start
+from roll.distributed.actor_env import prepare_ray
+from roll.distributed.ray_token import own_token
+from roll.platform.processes import Look, look_at
+
+class Actor:
+    def answer(self):
+        return 1
+
+prepare_ray()
+with own_token():
+    ray_start.start(num_cpus=1, num_gpus=0)
+    actor = ray.remote(num_cpus=0)(Actor).remote()
+    ray.get(actor.answer.remote())
+    daemons = ray_start.daemons()
+    raylet = next(daemon.pid for daemon in daemons if "raylet" in daemon.name)
+    os.kill(raylet, signal.SIGSTOP)
+    if sys.argv[1] == "just after the look":
+        ray_start.look_at = lambda pid: Look("", False, 0.0)
+        ray_start.SHUTDOWN_TIMEOUT_S = 2.0
+    ray_start.end()
+left = [look_at(daemon.pid) for daemon in daemons]
+sys.exit(0 if not any(left) else f"{left} are left")
+"""
+
+
+@pytest.mark.parametrize("stopped", ["before the end", "just after the look"])
+def test_a_stopped_raylet_does_not_hold_the_end(stopped: str) -> None:
+    command = [sys.executable, "-c", CODE, stopped]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
