@@ -76,13 +76,17 @@ def run(file: File, overrides: Overrides = None, debug: Debug = False) -> None:
     with reported(debug):
         loaded = load_config(file, overrides or ())
         _leave_out_triton()
-        from roll.pipeline.preflight import inspect
+        from roll.pipeline.preloads import forking
 
-        for finding in inspect(loaded):
-            raise finding.error
-        from roll.pipeline.launch import launch
+        # First, so that it imports what workers need while this process does.
+        with forking(loaded.config) as fork_server:
+            from roll.pipeline.preflight import inspect
 
-        launch(loaded)
+            for finding in inspect(loaded):
+                raise finding.error
+            from roll.pipeline.launch import launch
+
+            launch(loaded, fork_server=fork_server)
 
 
 @app.command()

@@ -32,6 +32,8 @@ PASSED_THROUGH = (
 )
 """Variables of the driver that actors on other nodes must see too."""
 
+TUNABLES = "GLIBC_TUNABLES"
+
 KEEP_FREED_MEMORY = {
     # glibc hands large blocks back to the kernel when they are freed, and takes new ones, page
     # fault by page fault, in the next micro-batch: a third of a training step in the threads of an
@@ -40,7 +42,7 @@ KEEP_FREED_MEMORY = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
     # In pages of 2 MB where the kernel has them for who asks: 1 to 2 % less of a step.
-    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+    TUNABLES: "glibc.malloc.hugetlb=1",
 }
 """For workers that compute with torch on the CPU; what the user sets wins."""
 

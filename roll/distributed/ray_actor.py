@@ -54,6 +54,8 @@ class ActorSettings:
     platform: str
     single_node: bool
     python_path: tuple[str, ...]
+    python: str | None
+    """The command that Ray starts workers with; None: Python."""
     start_timeout_s: float
     call_timeout_s: float
 
@@ -98,7 +100,8 @@ class RayActor:
             "num_cpus": 0,
             "num_gpus": 0,
             "max_restarts": 0,
-            "runtime_env": {"env_vars": env},
+            "runtime_env": {"env_vars": env}
+            | ({"py_executable": settings.python} if settings.python else {}),
             "scheduling_strategy": self._where,
         }
         host: type[AsyncHost | SyncHost] = SyncHost

@@ -1,7 +1,8 @@
 """Ends what a killed process leaves behind: a tiny process that outlives it and kills its children.
 
 A worker that is killed cannot clean up, and Ray kills direct children only; an engine's
-processes are grandchildren. Every one of them inherits the worker's token in its environment. The
+processes are grandchildren. Every one of them inherits the worker's token in its environment; the
+worker itself has it there, or, where the fork server made it, as the name of an open file. The
 reaper leaves the worker's tree at once (Ray kills that), sleeps until the worker is gone, kills
 whatever carries the token, and exits. The driver has one too, for Ray itself. Run as a file with
 `python -I -S`: it imports nothing heavy.
@@ -31,21 +32,34 @@ def start_reaper(token: str) -> None:
 
 
 def kill_marked(token: str) -> int:
-    """Kill every process whose environment holds `token`; returns how many there were."""
-    mark = token.encode()
+    """Kill every process that carries `token`; returns how many there were."""
     found = 0
     for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
         if not name.isdigit() or int(name) == os.getpid():
             continue
         try:
-            with open(f"/proc/{name}/environ", "rb") as environ:
-                if mark not in environ.read():
-                    continue
+            if not _carries(f"/proc/{name}", token):
+                continue
             os.kill(int(name), signal.SIGKILL)
         except OSError:  # gone, or not ours
             continue
         found += 1
     return found
+
+
+def _carries(process: str, token: str) -> bool:
+    """Whether its environment holds the token, or, in a fork of the fork server, the name of a file
+    in memory that it has open."""
+    with open(f"{process}/environ", "rb") as environ:
+        if token.encode() in environ.read():
+            return True
+    for descriptor in os.listdir(f"{process}/fd"):
+        try:
+            if os.readlink(f"{process}/fd/{descriptor}").startswith(f"/memfd:{token}"):
+                return True
+        except OSError:  # closed meanwhile
+            continue
+    return False
 
 
 def end_marked(token: str, timeout_s: float) -> bool:

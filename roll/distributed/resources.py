@@ -20,6 +20,7 @@ from roll.core.types import WorkerSpec
 from roll.distributed import ray_start
 from roll.distributed.actor_env import prepare_ray
 from roll.distributed.cluster import P, Placement, W
+from roll.distributed.fork_server import ForkServer
 from roll.distributed.layout import Layout, address_to_join, plan_layout
 from roll.distributed.nodes import Node, claim_devices, usable_nodes, wait_for_nodes
 from roll.distributed.ray_actor import ActorSettings, Recipe, Slot
@@ -46,12 +47,14 @@ class ResourceManager:
         pools: Mapping[str, str],
         *,
         python_path: Sequence[str] = (),
+        fork_server: ForkServer | None = None,
     ) -> None:
         """Claim what the pools need.
 
         Args:
             pools: name -> device list like "0-3".
             python_path: folders with user code that workers must be able to import.
+            fork_server: on this machine; makes the workers where they are all here and own no GPU.
 
         Raises:
             ConfigError: the machine is smaller than the pools; raised before anything starts.
@@ -82,10 +85,12 @@ class ResourceManager:
         except BaseException:
             self.close(graceful=False)
             raise
+        forks = self.layout.platform == "cpu" and self.layout.nodes == 1 and not address
         self._settings = ActorSettings(
             platform=self.layout.platform,
             single_node=self.layout.nodes == 1 and not joined,
             python_path=tuple(os.path.abspath(folder) for folder in python_path),
+            python=fork_server.python if fork_server is not None and forks else None,
             start_timeout_s=config.start_timeout_s,
             call_timeout_s=config.call_timeout_s,
         )

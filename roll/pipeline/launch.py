@@ -16,6 +16,7 @@ from roll.config.run import RunConfig
 from roll.core.collector import calm_collector
 from roll.core.logs import setup_logging
 from roll.core.loop_thread import LoopThread
+from roll.distributed.fork_server import ForkServer
 from roll.distributed.resources import ResourceManager
 from roll.distributed.shutdown import orderly_end
 from roll.models.fetch import fetch
@@ -44,7 +45,9 @@ PIPELINES: Mapping[str, type[Pipeline[Any]]] = {
 
 
 def launch(
-    loaded: LoadedConfig, pipelines: Mapping[str, type[Pipeline[Any]]] = PIPELINES
+    loaded: LoadedConfig,
+    pipelines: Mapping[str, type[Pipeline[Any]]] = PIPELINES,
+    fork_server: ForkServer | None = None,
 ) -> dict[str, Any]:
     """Run the pipeline to its end; returns its summary.
 
@@ -71,13 +74,17 @@ def launch(
             check_trackers(config.track)
             if config.resume == "never":
                 lock.begin_anew()
-            summary = _run(pipeline, config, data, folder)
+            summary = _run(pipeline, config, data, folder, fork_server)
     _print_end(output_dir, summary)
     return summary
 
 
 def _run(
-    pipeline: type[Pipeline[Any]], config: RunConfig, data: Any, folder: Path
+    pipeline: type[Pipeline[Any]],
+    config: RunConfig,
+    data: Any,
+    folder: Path,
+    fork_server: ForkServer | None,
 ) -> dict[str, Any]:
     calm_collector()
     # Before anything has a limit of time to come up within.
@@ -85,7 +92,12 @@ def _run(
     with orderly_end() as cleanups:
         logger.info("starting Ray and the workers")
         resources = cleanups.enter_context(
-            ResourceManager(config.cluster, config.pools, python_path=[str(folder)])
+            ResourceManager(
+                config.cluster,
+                config.pools,
+                python_path=[str(folder)],
+                fork_server=fork_server,
+            )
         )
         # Last, so that it is the first to end: what generates asks workers that still live.
         loop = cleanups.enter_context(LoopThread("roll-rollout"))

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
 """Numbers from glibc's malloc.h."""
+VARIABLES = {
+    "MALLOC_TRIM_THRESHOLD_": M_TRIM_THRESHOLD,
+    "MALLOC_MMAP_MAX_": M_MMAP_MAX,
+    "MALLOC_ARENA_MAX": M_ARENA_MAX,
+}
+"""What glibc reads when a program is loaded."""
+NEVER = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
@@ -21,5 +29,12 @@ def keep_freed_memory() -> bool:
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallopt"):
         return False
-    never = 2**31 - 1
-    return bool(library.mallopt(M_MMAP_MAX, 0) and library.mallopt(M_TRIM_THRESHOLD, never))
+    return bool(library.mallopt(M_MMAP_MAX, 0) and library.mallopt(M_TRIM_THRESHOLD, NEVER))
+
+
+def set_from(environ: Mapping[str, str]) -> None:
+    """Do what `VARIABLES` ask for, in a process that was there before they were set."""
+    library = ctypes.CDLL(None)
+    for name, number in VARIABLES.items():
+        if name in environ and hasattr(library, "mallopt"):
+            library.mallopt(number, min(int(environ[name]), NEVER))

@@ -26,6 +26,7 @@ from roll.core.metrics import Metrics
 from roll.distributed import ray_start
 from roll.distributed.actor_env import RUN_TOKEN, prepare_ray
 from roll.pipeline.launch import launch
+from roll.pipeline.preloads import forking
 from roll.pipeline.rlvr import RlvrPipeline
 from roll.pipeline.weights import WeightPusher
 from roll.platform.machine import cores
@@ -201,7 +202,9 @@ class StruckPusher(WeightPusher):
 def run(path: Path, striker: Striker, *overrides: str) -> None:
     """One run, to its end."""
     pipeline = type("StruckOnce", (Struck,), {"striker": striker})
-    launch(load_config(path, overrides), {"rlvr": pipeline})
+    loaded = load_config(path, overrides)
+    with forking(loaded.config) as fork_server:
+        launch(loaded, {"rlvr": pipeline}, fork_server)
 
 
 def last_step(folder: Path) -> int:

@@ -1,0 +1,44 @@
+"""What Ray starts in place of Python for a worker: it has a fork of the fork server do the work.
+
+It hands over its arguments, environment, folder and standard streams, waits until the fork has
+ended, and ends in the same way. When it is killed, the server kills the fork. Where no server
+answers it becomes the Python that Ray wanted. Run as a file with `python -I -S`: it imports nothing
+heavy.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+
+LENGTH = struct.Struct("<I")
+"""Before a request: its size in bytes."""
+STATUS = struct.Struct("<i")
+"""The answer: the exit code of the fork; of a signal, less than 0."""
+
+
+def _main(path: str, command: list[str]) -> None:
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(path)
+    except OSError:
+        os.execv(sys.executable, [sys.executable, *command])
+    text = json.dumps({"argv": command, "env": dict(os.environ), "cwd": os.getcwd()}).encode()
+    streams = array.array("i", [0, 1, 2])
+    connection.sendmsg([LENGTH.pack(len(text))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)])
+    connection.sendall(text)
+    answer = connection.recv(STATUS.size, socket.MSG_WAITALL)
+    status = STATUS.unpack(answer)[0] if len(answer) == STATUS.size else 1
+    if status < 0:
+        signal.signal(-status, signal.SIG_DFL) if -status != signal.SIGKILL else None
+        os.kill(os.getpid(), -status)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1], sys.argv[2:])

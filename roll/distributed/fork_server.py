@@ -1,0 +1,248 @@
+"""`ForkServer`: a process that has imported what workers need; workers are forks of it.
+
+A worker is otherwise a new Python that imports PyTorch and transformers for five seconds of a core,
+and on a small machine all workers of a run wait for the same few cores. The server is started
+before the driver imports them itself, so both import side by side. It runs nothing but imports, and
+starts no thread, before it forks.
+
+Ray starts `fork_client.py` where it would start Python (`py_executable` of a runtime environment).
+Only on a machine without GPUs, and for workers of that machine: CUDA does not survive a fork.
+"""
+
+from __future__ import annotations
+
+import array
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from roll.distributed import fork_client
+from roll.distributed.actor_env import (
+    KEEP_FREED_MEMORY,
+    TUNABLES,
+    WITHOUT_TRITON,
+    WORKER_TOKEN,
+    prepare_ray,
+)
+from roll.platform.allocator import set_from
+
+ONLY_AT_LOAD = {
+    TUNABLES: KEEP_FREED_MEMORY[TUNABLES],  # the only one of these that no running process can set
+    "OPENBLAS_NUM_THREADS": "1",  # else numpy starts threads as it is imported
+}
+REQUEST_TIMEOUT_S = 10.0
+"""For a client to say what it wants; it was stopped or killed where that takes longer."""
+
+
+class ForkServer:
+    """The server's process, as the driver sees it. It ends with the driver, however that ends."""
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        """Start it, and do not wait for its imports.
+
+        Args:
+            modules: names of what it imports. Not Ray, nor what imports it: that keeps variables
+                of the environment which it was imported in, and a fork gets those of its worker.
+        """
+        prepare_ray()  # forks carry its mark, too, should the driver be killed
+        self._folder = tempfile.mkdtemp(prefix="roll_fork_")  # of this user alone
+        self._path = os.path.join(self._folder, "socket")
+        env = ONLY_AT_LOAD | os.environ
+        command = [sys.executable, "-m", "roll.distributed.fork_server"]
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(self._path)
+            listener.listen(1024)  # clients wait here as long as the imports take
+            self._process = subprocess.Popen(
+                [*command, str(listener.fileno()), *modules],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # warnings of imports, which are not the run's
+                env=env,
+                pass_fds=[listener.fileno()],
+                start_new_session=True,
+            )
+
+    @property
+    def python(self) -> str:
+        """The command that takes the place of `python`, for a shell."""
+        return shlex.join([sys.executable, "-I", "-S", fork_client.__file__, self._path])
+
+    def close(self) -> None:
+        """End it. Forks that still run go on. A second call does nothing."""
+        self._process.kill()
+        self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> ForkServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def can_fork() -> bool:
+    """Whether this system has what the server needs (Linux 5.3)."""
+    return hasattr(os, "pidfd_open") and hasattr(os, "memfd_create")
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What a fork becomes."""
+
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Fork:
+    """A worker, and the client that stands in for it."""
+
+    pid: int
+    ended: int
+    """Descriptor that can be read when the process has ended."""
+    client: socket.socket
+
+
+@dataclass
+class _Server:
+    """Loops in the server's process."""
+
+    listener: socket.socket
+    forks: dict[int, _Fork] = field(default_factory=dict)
+    """By both descriptors of each."""
+
+    def serve(self) -> _Wanted:
+        """Fork for every client; returns in the forks, with what each is to do."""
+        poll = select.poll()
+        poll.register(self.listener, select.POLLIN)
+        while True:
+            for descriptor, _ in poll.poll():
+                if descriptor == self.listener.fileno():
+                    wanted = self._accept(poll)
+                    if wanted is not None:
+                        return wanted
+                elif (fork := self.forks.get(descriptor)) is not None:
+                    self._settle(descriptor, fork, poll)
+
+    def _accept(self, poll: select.poll) -> _Wanted | None:
+        """Fork for one client; None in the server."""
+        client, _ = self.listener.accept()
+        client.settimeout(REQUEST_TIMEOUT_S)
+        try:
+            wanted, streams = _receive(client)
+        except (OSError, ValueError, KeyError):
+            client.close()
+            return None
+        pid = os.fork()
+        if not pid:
+            self._leave(client, streams)
+            return wanted
+        for stream in streams:
+            os.close(stream)
+        fork = _Fork(pid, os.pidfd_open(pid), client)
+        for descriptor in (fork.ended, client.fileno()):
+            self.forks[descriptor] = fork
+            poll.register(descriptor, select.POLLIN)
+        return None
+
+    def _leave(self, client: socket.socket, streams: Sequence[int]) -> None:
+        """In a fork: close what is the server's, and take the client's streams."""
+        for fork in {id(fork): fork for fork in self.forks.values()}.values():
+            os.close(fork.ended)
+            fork.client.close()
+        self.listener.close()
+        client.close()
+        for target, stream in enumerate(streams):
+            os.dup2(stream, target)
+            os.close(stream)
+
+    def _settle(self, descriptor: int, fork: _Fork, poll: select.poll) -> None:
+        """A fork has ended: tell its client. Or its client has: kill the fork."""
+        poll.unregister(descriptor)
+        if descriptor != fork.ended:
+            os.kill(fork.pid, signal.SIGKILL)  # its number is its own until it is waited for
+            del self.forks[descriptor]
+            return
+        _, status = os.waitpid(fork.pid, 0)
+        with suppress(OSError):
+            fork.client.sendall(fork_client.STATUS.pack(os.waitstatus_to_exitcode(status)))
+        if self.forks.pop(fork.client.fileno(), None) is not None:
+            poll.unregister(fork.client)
+        del self.forks[fork.ended]
+        fork.client.close()
+        os.close(fork.ended)
+
+
+def _receive(client: socket.socket) -> tuple[_Wanted, list[int]]:
+    room = socket.CMSG_LEN(3 * array.array("i").itemsize)
+    head, rights, _, _ = client.recvmsg(fork_client.LENGTH.size, room)
+    streams = array.array("i")
+    for _, _, data in rights:
+        streams.frombytes(data)
+    (size,) = fork_client.LENGTH.unpack(head)
+    text = bytearray()
+    while len(text) < size:
+        piece = client.recv(size - len(text))
+        if not piece:
+            raise ConnectionResetError("the client has gone")
+        text += piece
+    found = json.loads(text)
+    return _Wanted(found["argv"], found["env"], found["cwd"]), list(streams)
+
+
+def _become(wanted: _Wanted) -> None:
+    """Go on as the Python that was wanted, with what this one has imported."""
+    os.setpgid(0, 0)  # when a worker has ended, Ray kills what is left of its process group
+    os.environ.clear()
+    os.environ.update(wanted.env)
+    os.chdir(wanted.cwd)
+    _mark(wanted.env)
+    if WITHOUT_TRITON not in wanted.env:
+        sys.modules.pop("triton", None)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()  # as Python's own generator is in a fork
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(int(wanted.env.get("OMP_NUM_THREADS", torch.get_num_threads())))
+    set_from(wanted.env)
+    script = wanted.argv[0]
+    named = [folder for folder in wanted.env.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    sys.path[:] = [str(Path(script).parent), *named, *sys.path[1:]]
+    sys.argv = list(wanted.argv)
+    runpy.run_path(script, run_name="__main__")
+
+
+def _mark(env: Mapping[str, str]) -> None:
+    """Carry the mark that the reaper looks for: the system shows the environment of a process as it
+    was when its program was loaded, which for a fork is the server's."""
+    if token := env.get(WORKER_TOKEN):
+        os.memfd_create(f"{WORKER_TOKEN}={token}")  # open as long as this process lives
+
+
+def _main(listener: int, modules: Sequence[str]) -> None:
+    sys.modules.setdefault("triton", None)  # type: ignore[arg-type]  # see `WITHOUT_TRITON`
+    os.set_inheritable(listener, False)
+    for name in modules:
+        with suppress(ImportError):  # which a worker that needs it tells better
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # to look through all this would copy every page of it in every fork
+    _become(_Server(socket.socket(fileno=listener)).serve())
+
+
+if __name__ == "__main__":
+    _main(int(sys.argv[1]), sys.argv[2:])

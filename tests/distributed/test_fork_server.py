@@ -1,0 +1,175 @@
+"""The fork server as Ray uses it: a command in place of `python`, one process for each call."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from roll.distributed import fork_client
+from roll.distributed.actor_env import WORKER_TOKEN
+from roll.distributed.fork_server import ONLY_AT_LOAD, ForkServer
+from roll.distributed.reaper import end_marked
+from roll.pipeline.preloads import ENGINES, LEARNERS, SHARED
+
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 60.0
+TELL = """
+import json, os, sys, threading
+import numpy
+found = {
+    "argv": sys.argv, "cwd": os.getcwd(), "env": dict(os.environ), "path": sys.path[:2],
+    "had": "decimal" in sys.modules, "drawn": float(numpy.random.random()), "pid": os.getpid(),
+    "group": os.getpgid(0), "name": __name__,
+}
+print(json.dumps(found))
+print("to stderr", file=sys.stderr)
+sys.exit(7)
+"""
+WAIT = "import os, sys, time; print(os.getpid(), flush=True); time.sleep(600)"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    with ForkServer(["decimal", "numpy"]) as server:
+        yield server
+
+
+def started(server: ForkServer, folder: Path, code: str, **env: str) -> subprocess.Popen[str]:
+    script = folder / "script.py"
+    script.write_text(code)
+    return subprocess.Popen(
+        f"exec {server.python} {script} one 'two three'",
+        shell=True,
+        cwd=folder,
+        env={"PATH": os.environ["PATH"], **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def eventually(true: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + LIMIT_S
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return true()
+
+
+def lives(pid: int) -> bool:
+    return (
+        os.path.exists(f"/proc/{pid}")
+        and "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    )
+
+
+def waiting(server: ForkServer, folder: Path, **env: str) -> tuple[subprocess.Popen[str], int]:
+    """A fork that sleeps, and its process number."""
+    client = started(server, folder, WAIT, **env)
+    assert client.stdout is not None
+    return client, int(client.stdout.readline())
+
+
+def test_a_fork_is_the_python_that_was_asked_for(server: ForkServer, tmp_path: Path) -> None:
+    both = [started(server, tmp_path, TELL, PYTHONPATH="/a:/b", MINE="1") for _ in range(2)]
+    told = []
+    for client in both:
+        out, err = client.communicate(timeout=LIMIT_S)
+        assert client.returncode == 7
+        assert err == "to stderr\n"
+        told.append(json.loads(out))
+    for found in told:
+        assert found["argv"] == [str(tmp_path / "script.py"), "one", "two three"]
+        assert found["cwd"] == str(tmp_path)
+        assert found["env"]["MINE"] == "1"
+        assert "HOME" not in found["env"], "the server's own environment"
+        assert found["path"] == [str(tmp_path), "/a"]
+        assert found["name"] == "__main__"
+        assert found["had"], "nothing was imported before"
+        assert found["group"] == found["pid"], "Ray ends what is left of a worker's group"
+    assert told[0]["drawn"] != told[1]["drawn"]
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_fork_ends_with_its_client(server: ForkServer, tmp_path: Path, stopped: bool) -> None:
+    client, pid = waiting(server, tmp_path)
+    if stopped:
+        os.kill(pid, signal.SIGSTOP)
+    client.kill()
+    client.wait(LIMIT_S)
+    assert eventually(lambda: not lives(pid))
+
+
+def test_a_client_ends_like_its_fork(server: ForkServer, tmp_path: Path) -> None:
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        client, pid = waiting(server, tmp_path)
+        os.kill(pid, number)
+        assert client.wait(LIMIT_S) == -number
+
+
+def test_the_mark_of_a_worker_is_found_on_its_fork(server: ForkServer, tmp_path: Path) -> None:
+    client, pid = waiting(server, tmp_path, **{WORKER_TOKEN: "some-token"})
+    os.kill(pid, signal.SIGSTOP)
+    client.send_signal(signal.SIGSTOP)
+    assert end_marked(f"{WORKER_TOKEN}=some-token", LIMIT_S)
+    assert not lives(pid)
+
+
+def test_an_ended_fork_disturbs_no_other(server: ForkServer, tmp_path: Path) -> None:
+    first, _ = waiting(server, tmp_path)
+    second, pid = waiting(server, tmp_path)
+    first.kill()
+    third = started(server, tmp_path, "print(5)")
+    assert third.communicate(timeout=LIMIT_S) == ("5\n", "")
+    assert lives(pid)
+    second.kill()
+
+
+def test_without_a_server_it_is_plain_python(tmp_path: Path) -> None:
+    command = [sys.executable, "-I", "-S", fork_client.__file__, str(tmp_path / "none")]
+    done = subprocess.run([*command, "-c", "print(5)"], capture_output=True, text=True, check=True)
+    assert done.stdout == "5\n"
+
+
+def test_the_server_ends_with_a_driver_that_is_killed() -> None:
+    code = (
+        "from roll.distributed.fork_server import ForkServer\n"
+        "import os, signal\n"
+        "server = ForkServer(['decimal'])\n"
+        "print(server._process.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=LIMIT_S)
+    assert done.returncode == -signal.SIGKILL
+    assert eventually(lambda: not lives(int(done.stdout)))
+
+
+@pytest.mark.parametrize("kinds", [["fsdp2", "hf"], ["deepspeed"], ["megatron"]], ids=str)
+def test_what_is_imported_starts_no_thread_and_not_ray(kinds: list[str]) -> None:
+    modules = [*SHARED, *ENGINES.values(), *(LEARNERS[kind] for kind in kinds)]
+    code = (
+        "import importlib, os, sys\n"
+        "sys.modules.setdefault('triton', None)\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+        "assert 'ray' not in sys.modules\n"
+        "threads = os.listdir('/proc/self/task')\n"
+        "assert len(threads) == 1, threads\n"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=ONLY_AT_LOAD | os.environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
