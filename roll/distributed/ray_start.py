@@ -55,8 +55,13 @@ def end() -> None:
     started = daemons()
     looks = [look_at(daemon.pid) for daemon in started]
     if any(look is None or look.stopped for look in looks):
-        _kill(started)
-    late = threading.Timer(SHUTDOWN_TIMEOUT_S, _kill_late, [started])
+        kill(started)
+    shut_down(started, SHUTDOWN_TIMEOUT_S)
+
+
+def shut_down(started: list[Daemon], timeout_s: float) -> None:
+    """Have Ray end by itself, and kill its processes where that takes longer than `timeout_s`."""
+    late = threading.Timer(timeout_s, _kill_late, [started, timeout_s])
     late.daemon = True
     late.start()
     try:
@@ -65,15 +70,16 @@ def end() -> None:
         late.cancel()
 
 
-def _kill_late(started: list[Daemon]) -> None:
-    LOGGER.warning("Ray did not end in %g s; its processes are killed", SHUTDOWN_TIMEOUT_S)
-    _kill(started)
-
-
-def _kill(started: list[Daemon]) -> None:
+def kill(started: list[Daemon]) -> None:
+    """Kill processes of Ray that may be gone already."""
     for daemon in started:
         with suppress(ProcessLookupError):
             os.kill(daemon.pid, signal.SIGKILL)
+
+
+def _kill_late(started: list[Daemon], timeout_s: float) -> None:
+    LOGGER.warning("Ray did not end in %g s; its processes are killed", timeout_s)
+    kill(started)
 
 
 def _init(**options: Any) -> None:

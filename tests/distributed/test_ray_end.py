@@ -15,7 +15,7 @@ import ray
 from roll.distributed import ray_start
 from roll.distributed.actor_env import prepare_ray
 from roll.distributed.ray_token import own_token
-from roll.platform.processes import Look, look_at
+from roll.platform.processes import look_at
 
 class Actor:
     def answer(self):
@@ -29,16 +29,16 @@ with own_token():
     daemons = ray_start.daemons()
     raylet = next(daemon.pid for daemon in daemons if "raylet" in daemon.name)
     os.kill(raylet, signal.SIGSTOP)
-    if sys.argv[1] == "just after the look":
-        ray_start.look_at = lambda pid: Look("", False, 0.0)
-        ray_start.SHUTDOWN_TIMEOUT_S = 2.0
-    ray_start.end()
+    if sys.argv[1] == "before the end":
+        ray_start.end()
+    else:
+        ray_start.shut_down(daemons, 2.0)
 left = [look_at(daemon.pid) for daemon in daemons]
 sys.exit(0 if not any(left) else f"{left} are left")
 """
 
 
-@pytest.mark.parametrize("stopped", ["before the end", "just after the look"])
+@pytest.mark.parametrize("stopped", ["before the end", "as it ends"])
 def test_a_stopped_raylet_does_not_hold_the_end(stopped: str) -> None:
     command = [sys.executable, "-c", CODE, stopped]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)

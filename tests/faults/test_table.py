@@ -109,7 +109,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     wanted = list(cells()) if metafunc.config.getoption("--all-faults") else CHOSEN
     order = sorted(wanted, key=lambda cell: (together(cell), cell.kind not in REPLACED))
     shared = {name: list(found) for name, found in groupby(order, key=together)}
-    metafunc.parametrize("struck", list(shared.values()), ids=list(shared))
+    runs = [
+        pytest.param(found, id=name, marks=pytest.mark.xdist_group(name))
+        for name, found in shared.items()
+    ]
+    metafunc.parametrize("struck", runs)
 
 
 @pytest.mark.slow
