@@ -231,10 +231,9 @@ def main(path: Path, notes: Path, cells: Sequence[Cell]) -> None:
             run(path, striker, f"max_steps={FOREVER}")
         except RollError as error:
             striker.note(str(error))
-    if not any(cell.kind is Kind.RAYLET for cell in cells):
-        before = last_step(path.parent / "out")
-        run(path, striker, f"max_steps={before + 1}")
-        striker.note(None, step=last_step(path.parent / "out"), before=before)
+    before = last_step(path.parent / "out")
+    run(path, striker, f"max_steps={before + 1}")
+    striker.note(None, step=last_step(path.parent / "out"), before=before)
 
 
 if __name__ == "__main__":
