@@ -64,6 +64,14 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "advantage": {"kind": "grpo"},
         "reward_shaping": ({"kind": "overlong_penalty"},),
     },
+    "gae": {"advantage": {"kind": "gae"}},
+    "gdpo": {"advantage": {"kind": "gdpo"}},
+    "remax": {"advantage": {"kind": "remax"}},
+    "kl_in_reward": {"advantage": {"kind": "reinforce_pp"}, "kl_in_reward": {"coef": 0.1}},
+    "kl_in_reward that adapts": {
+        "advantage": {"kind": "grpo"},
+        "kl_in_reward": {"coef": 0.1, "target": 0.1, "horizon": 100},
+    },
     "whitened": {"advantage": {"kind": "grpo"}, "advantage_shaping": ({"kind": "whiten"},)},
 }
 
@@ -79,7 +87,7 @@ def fail(one: Group, *places: int, reward: float = 0.0) -> Group:
 
 def judged_and_whole() -> tuple[RolloutBatch, RolloutBatch, list[int]]:
     """A batch without the failed rows, the whole one, and the rows that have a reward."""
-    batch = replace(rollout_batch(12), group_ids=torch.arange(12) // 4)
+    batch = replace(scored(rollout_batch(12)), group_ids=torch.arange(12) // 4)
     failed = [1, 4, 5, 6, 7, 10]
     has_reward = torch.tensor([i not in failed for i in range(12)])
     rows = [i for i in range(12) if i not in failed]
@@ -91,6 +99,23 @@ def judged_and_whole() -> tuple[RolloutBatch, RolloutBatch, list[int]]:
         loss_mask=batch.loss_mask & has_reward[:, None],
     )
     return batch.select(rows), whole, rows
+
+
+def scored(batch: RolloutBatch, seed: int = 1) -> RolloutBatch:
+    """The batch with what other models say of it, and all that advantages may ask for."""
+    g = torch.Generator().manual_seed(seed)
+    rows, width = batch.tokens.shape
+    drawn = torch.rand(5, rows, width, generator=g) * batch.loss_mask
+    assert batch.rewards is not None
+    return replace(
+        batch,
+        old_logprobs=-drawn[0],
+        ref_logprobs=-drawn[1],
+        values=drawn[2],
+        baseline_rewards=torch.rand(rows, generator=g),
+        named_rewards=torch.stack([batch.rewards, drawn[3].sum(1)], 1),
+        reward_weights=torch.ones(rows, 2),
+    )
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
