@@ -25,6 +25,7 @@ from roll.core.errors import RollError
 from roll.core.metrics import Metrics
 from roll.distributed import ray_start
 from roll.distributed.actor_env import RUN_TOKEN, prepare_ray
+from roll.distributed.fork_server import ForkServer
 from roll.pipeline.launch import launch
 from roll.pipeline.preloads import forking
 from roll.pipeline.rlvr import RlvrPipeline
@@ -199,12 +200,19 @@ class StruckPusher(WeightPusher):
         return super()._route(*given)
 
 
-def run(path: Path, striker: Striker, *overrides: str) -> None:
-    """One run, to its end."""
-    pipeline = type("StruckOnce", (Struck,), {"striker": striker})
-    loaded = load_config(path, overrides)
-    with forking(loaded.config) as fork_server:
-        launch(loaded, {"rlvr": pipeline}, fork_server)
+@dataclass(frozen=True)
+class Runs:
+    """Runs of one file, one after the other; their workers are forks of one server."""
+
+    path: Path
+    striker: Striker
+    fork_server: ForkServer | None
+
+    def run(self, max_steps: int) -> None:
+        """One run, to its end."""
+        pipeline = type("StruckOnce", (Struck,), {"striker": self.striker})
+        loaded = load_config(self.path, [f"max_steps={max_steps}"])
+        launch(loaded, {"rlvr": pipeline}, self.fork_server)
 
 
 def last_step(folder: Path) -> int:
@@ -214,7 +222,12 @@ def last_step(folder: Path) -> int:
 
 
 def main(path: Path, notes: Path, cells: Sequence[Cell]) -> None:
-    striker = Striker([], notes, path.with_name("hold"))
+    with forking(load_config(path).config) as fork_server:
+        strike_all(Runs(path, Striker([], notes, path.with_name("hold")), fork_server), cells)
+
+
+def strike_all(runs: Runs, cells: Sequence[Cell]) -> None:
+    striker = runs.striker
     if not any(cell.kind is Kind.RAYLET for cell in cells):
         prepare_ray()  # one Ray for all runs; each starts its own where this one is to be struck
         ray_start.start(num_cpus=len(cores()), num_gpus=0)
@@ -222,18 +235,18 @@ def main(path: Path, notes: Path, cells: Sequence[Cell]) -> None:
     striker.cells = list(replaced)
     if replaced:
         with suppress(AllStruck):
-            run(path, striker, f"max_steps={FOREVER}")
+            runs.run(FOREVER)
     for cell in cells:
         if cell in replaced:
             continue
         striker.cells = [cell]
         try:
-            run(path, striker, f"max_steps={FOREVER}")
+            runs.run(FOREVER)
         except RollError as error:
             striker.note(str(error))
-    before = last_step(path.parent / "out")
-    run(path, striker, f"max_steps={before + 1}")
-    striker.note(None, step=last_step(path.parent / "out"), before=before)
+    before = last_step(runs.path.parent / "out")
+    runs.run(before + 1)
+    striker.note(None, step=last_step(runs.path.parent / "out"), before=before)
 
 
 if __name__ == "__main__":
