@@ -226,18 +226,28 @@ def main(path: Path, notes: Path, cells: Sequence[Cell]) -> None:
         strike_all(Runs(path, Striker([], notes, path.with_name("hold")), fork_server), cells)
 
 
+def survived(cells: Sequence[Cell]) -> list[list[Cell]]:
+    """Cells that no run ends by, for as few runs as can be: a run starts but once."""
+    runs: list[list[Cell]] = []
+    for cell in cells:
+        if cell.kind in REPLACED:
+            if cell.phase is Phase.START or not runs:
+                runs.append([])
+            runs[-1].append(cell)
+    return runs
+
+
 def strike_all(runs: Runs, cells: Sequence[Cell]) -> None:
     striker = runs.striker
     if not any(cell.kind is Kind.RAYLET for cell in cells):
         prepare_ray()  # one Ray for all runs; each starts its own where this one is to be struck
         ray_start.start(num_cpus=len(cores()), num_gpus=0)
-    replaced = [cell for cell in cells if cell.kind in REPLACED]
-    striker.cells = list(replaced)
-    if replaced:
+    for in_one_run in survived(cells):
+        striker.cells = in_one_run
         with suppress(AllStruck):
             runs.run(FOREVER)
     for cell in cells:
-        if cell in replaced:
+        if cell.kind in REPLACED:
             continue
         striker.cells = [cell]
         try:
