@@ -16,17 +16,28 @@ import socket
 import struct
 import sys
 
+PEER = struct.Struct("3i")
+"""What the kernel tells of the other end of a socket: process, user and group."""
 LENGTH = struct.Struct("<I")
 """Before a request: its size in bytes."""
 STATUS = struct.Struct("<i")
 """The answer: the exit code of the fork; of a signal, less than 0."""
 
 
-def _main(path: str, command: list[str]) -> None:
+def is_ours(connection: socket.socket) -> bool:
+    """Whether the other end is a process of this user: anybody may connect, or take a name."""
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
+    return bool(PEER.unpack(found)[1] == os.geteuid())
+
+
+def _main(name: str, command: list[str]) -> None:
     connection = socket.socket(socket.AF_UNIX)
     try:
-        connection.connect(path)
+        connection.connect(f"\0{name}")
+        found = is_ours(connection)
     except OSError:
+        found = False
+    if not found:
         os.execv(sys.executable, [sys.executable, *command])
     text = json.dumps({"argv": command, "env": dict(os.environ), "cwd": os.getcwd()}).encode()
     streams = array.array("i", [0, 1, 2])

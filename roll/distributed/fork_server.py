@@ -17,14 +17,13 @@ import importlib
 import json
 import os
 import runpy
+import secrets
 import select
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -59,12 +58,11 @@ class ForkServer:
                 of the environment which it was imported in, and a fork gets those of its worker.
         """
         prepare_ray()  # forks carry its mark, too, should the driver be killed
-        self._folder = tempfile.mkdtemp(prefix="roll_fork_")  # of this user alone
-        self._path = os.path.join(self._folder, "socket")
+        self._name = f"roll_fork_{secrets.token_hex(16)}"
         env = ONLY_AT_LOAD | os.environ
         command = [sys.executable, "-m", "roll.distributed.fork_server"]
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(self._path)
+            listener.bind(f"\0{self._name}")  # no file is left of it
             listener.listen(1024)  # clients wait here as long as the imports take
             self._process = subprocess.Popen(
                 [*command, str(listener.fileno()), *modules],
@@ -79,13 +77,12 @@ class ForkServer:
     @property
     def python(self) -> str:
         """The command that takes the place of `python`, for a shell."""
-        return shlex.join([sys.executable, "-I", "-S", fork_client.__file__, self._path])
+        return shlex.join([sys.executable, "-I", "-S", fork_client.__file__, self._name])
 
     def close(self) -> None:
         """End it. Forks that still run go on. A second call does nothing."""
         self._process.kill()
         self._process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> ForkServer:
         return self
@@ -144,6 +141,8 @@ class _Server:
         client, _ = self.listener.accept()
         client.settimeout(REQUEST_TIMEOUT_S)
         try:
+            if not fork_client.is_ours(client):
+                raise PermissionError("a client of another user")
             wanted, streams = _receive(client)
         except (OSError, ValueError, KeyError):
             client.close()
