@@ -25,7 +25,8 @@ class Look:
     """Steps done by then."""
     age_s: float
     memory_mb: float
-    """PSS without the shared part: private pages, and its share of files that others map too."""
+    """Anonymous: what it has allocated, pages that it still shares with the one it was forked from
+    in full. Not in proportion, which would grow whenever another of these processes ends."""
     files: int
     threads: int
 
@@ -65,9 +66,8 @@ class Books:
                 self._names[pid] = _name(pid)
             except (OSError, IndexError, ValueError):  # gone in the meantime
                 continue
-            shared = sizes.get("Pss_Shmem", 0.0)
-            shared_mb += shared
-            memory_mb = sizes.get("Pss", 0.0) - shared
+            shared_mb += sizes.get("Pss_Shmem", 0.0)
+            memory_mb = sizes.get("Anonymous", 0.0)
             self._looks[pid].append(Look(step, age_s, memory_mb, files, threads))
         self._shared.append((step, shared_mb))
 
