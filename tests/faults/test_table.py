@@ -31,6 +31,8 @@ WHOLE_S = 180.0
 and some of what the lost one wrote is written anew."""
 SAMPLES = 16
 """Of a step."""
+REWARDS: dict[str, Any] = {"digits": {"fn": "test_run_rewards:watched"}}
+"""Tells when samples are scored, and takes a while where that is to be seen."""
 CALM = {"heartbeat_s": 0.5, "timeout_s": 10, "restart_timeout_s": 120, "max_restarts": 100}
 
 
@@ -53,13 +55,13 @@ def roles(folder: Path, kind: Kind) -> dict[str, Any]:
         judge.save_pretrained(folder / "judge")
         char_tokenizer().save_pretrained(folder / "judge")
         own = {"judge": {"model": {"path": str(folder / "judge")}}}
-        return {"reference": None, "algorithm": {}, "rewards": own}
+        return {"reference": None, "algorithm": {}, "rewards": REWARDS | own}
     return {"reference": {"pool": "one"}}
 
 
 def task(folder: Path, kind: Kind) -> Path:
     changes: dict[str, Any] = {
-        "rewards": {"digits": {"fn": "test_run_rewards:watched"}},
+        "rewards": REWARDS,
         "cluster": {"platform": "cpu", "devices_per_node": 2},
         "pools": {"both": "0-1", "one": "0"},
         "actor_train": {"pool": "one", "optimizer": {"lr": 1e-3}},
