@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from benchmarks.simulation.clock import run_virtually, virtual_loop
 from benchmarks.simulation.engine import PROMPT_TOKENS, EngineModel, ScriptedEngine

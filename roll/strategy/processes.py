@@ -8,7 +8,7 @@ import os
 from collections.abc import Awaitable, Mapping
 from typing import TypeVar
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from roll.core.errors import EngineDiedError
 

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from typing import TypeVar
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from roll.config.strategy import SglangConfig
 from roll.core.errors import EngineError

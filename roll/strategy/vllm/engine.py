@@ -15,7 +15,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeVar
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from roll.config.strategy import VllmConfig
 from roll.core.errors import EngineError, WeightSyncError
