@@ -34,12 +34,16 @@ class RewardWorker(Worker):
         self.ctx = RewardContext(name=name, seed=spec.seed)
         self._pool: RewardPool | None = None
 
-    async def setup(self, ctx: RewardContext, **kwargs: Any) -> None:
-        """Acquire what the reward needs; runs once, before the first sample."""
-        if kwargs:
+    async def setup(self, ctx: RewardContext, *args: Any, **kwargs: Any) -> None:
+        """Acquire what the reward needs; runs once, before the first sample.
+
+        A subclass names the `kwargs` that it takes: for a type checker, `*args` beside `**kwargs`
+        stands for any parameters.
+        """
+        if args or kwargs:
             raise ConfigError(
                 f"rewards.{ctx.name}.kwargs: {type(self).__name__}.setup takes none of "
-                f"{', '.join(kwargs)}"
+                f"{', '.join([*map(str, args), *kwargs])}"
             )
 
     def score(
