@@ -126,14 +126,16 @@ def grpo(batch: RolloutBatch, verl: Any, repeats: int) -> tuple[list[float], flo
 def ppo_loss(batch: RolloutBatch, verl: Any, repeats: int) -> tuple[list[float], float]:
     """Forward and backward, with the metrics that each side reports."""
     loss, mask_BT = PpoClip(dual_clip=3.0), batch.loss_mask.float()
+    weights_BT = batch.token_weights
     assert batch.old_logprobs is not None
+    assert weights_BT is not None
     g = torch.Generator().manual_seed(1)
     new_BT = batch.old_logprobs + 0.2 * torch.randn(ROWS, WIDTH, generator=g) * mask_BT
 
     def ours() -> Tensor:
         leaf_BT = new_BT.clone().requires_grad_()
         found = loss(PolicyTerms(leaf_BT), batch)
-        (found.loss_BT * batch.token_weights).sum().backward()
+        (found.loss_BT * weights_BT).sum().backward()
         for value_BT in found.metrics_BT.values():
             (value_BT * mask_BT).sum() / mask_BT.sum()
         assert leaf_BT.grad is not None

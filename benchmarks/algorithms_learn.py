@@ -15,7 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from learning import ROOT, Job, curve, draw, make_tasks, run_all
+sys.path.insert(0, str(Path(__file__).parents[1]))  # to be run by its path, too
+
+from benchmarks.learning import ROOT, Job, curve, draw, make_tasks, run_all
 
 LIFT = 0.3
 OTHER_SETTINGS: Mapping[str, tuple[dict[str, Any], str]] = {

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.multiprocessing as mp
 from torch import Tensor
+from torch.multiprocessing.spawn import spawn
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
 from roll.algorithms.api import PolicyTerms, TokenLoss
@@ -184,11 +184,12 @@ def plain_steps(folder: Path, steps: int) -> list[tuple[float, float]]:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model.train()
     parameters = list(model.parameters())
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in parameters if p.dim() >= 2]},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
     optimizer = torch.optim.AdamW(
-        [
-            {"params": [p for p in parameters if p.dim() >= 2]},
-            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-        ],
+        groups,
         betas=OPTIMIZER.betas,
         eps=OPTIMIZER.eps,
         weight_decay=OPTIMIZER.weight_decay,
@@ -268,7 +269,7 @@ def all_steps(folder: Path, kind: str, steps: int) -> dict[str, list[tuple[float
     """(loss, gradient norm) of each step, by layout."""
     found: dict[str, list[tuple[float, float]]] = {}
     for ranks in sorted({layout.ranks for layout in LAYOUTS[kind]}):
-        mp.spawn(rank_main, (ranks, free_port(), folder, steps, kind), nprocs=ranks)
+        spawn(rank_main, (ranks, free_port(), folder, steps, kind), nprocs=ranks)
         shares = [
             torch.load(folder / f"{ranks}_{rank}.pt", weights_only=False) for rank in range(ranks)
         ]

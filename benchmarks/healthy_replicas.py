@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -117,7 +117,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
 
-    def numbers(kind: type) -> object:
+    def numbers(kind: Callable[[str], float]) -> Callable[[str], list[float]]:
         return lambda text: [kind(one) for one in text.split(",")]
 
     add("--replicas", type=numbers(int), default=[16, 64], help="comma-separated")

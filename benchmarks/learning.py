@@ -121,7 +121,7 @@ def _run(job: Job) -> None:
         os.dup2(log.fileno(), 2)
     import torch
 
-    from roll.config import load_config
+    from roll.config import RlvrConfig, load_config
     from roll.core.loop_thread import LoopThread
     from roll.distributed.local import LocalLauncher
     from roll.pipeline.data import load_data
@@ -129,6 +129,7 @@ def _run(job: Job) -> None:
 
     torch.set_num_threads(1)
     config = load_config(_run_file(job)).config
+    assert isinstance(config, RlvrConfig)
     with LocalLauncher() as launcher, LoopThread("rollout") as loop:
         data = load_data(config)
         RlvrPipeline(config, launcher, loop, platform="cpu", data=data).run()

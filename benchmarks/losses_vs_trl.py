@@ -96,7 +96,8 @@ def ours(folder: Path, name: str, pipeline: str, **changes: Any) -> dict[str, fl
     special = {"sft": "texts", "kto": "labelled", "orpo": "alike"}
     rows = special.get(name, "pairs")
     columns: dict[str, Any] = {"prompt": "prompt", "completion": "completion"}
-    columns |= {"texts": {"messages": None}, "labelled": LABELLED}.get(rows, {})
+    others: dict[str, dict[str, Any]] = {"texts": {"messages": None}, "labelled": LABELLED}
+    columns |= others.get(rows, {})
     source: dict[str, Any] = {"path": str(folder / f"{rows}.jsonl")}
     if rows in ("texts", "labelled"):
         source["columns"] = columns

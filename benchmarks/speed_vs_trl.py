@@ -30,8 +30,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from process_meter import adopt_orphans, run_measured, two_cores
-from vs_trl import HERE, LETTERS, ROOT, RUN_TIMEOUT_S, make_model, make_trl_python
+sys.path.insert(0, str(Path(__file__).parents[1]))  # to be run by its path, too
+
+from benchmarks.process_meter import adopt_orphans, run_measured, two_cores
+from benchmarks.vs_trl import HERE, LETTERS, ROOT, RUN_TIMEOUT_S, make_model, make_trl_python
 
 SEQUENCES = 32
 SKIP = 2

@@ -14,7 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from learning import ROOT, Job, curve, draw, make_tasks, records, run_all
+sys.path.insert(0, str(Path(__file__).parents[1]))  # to be run by its path, too
+
+from benchmarks.learning import ROOT, Job, curve, draw, make_tasks, records, run_all
 
 FACTOR = 1.5
 CORRECTION = {"weight": {"level": "token", "mode": "truncate", "upper": 2.0}}

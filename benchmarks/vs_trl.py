@@ -46,7 +46,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from process_meter import adopt_orphans, run_measured, two_cores
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # to be run by its path, too
+
+from benchmarks.process_meter import adopt_orphans, run_measured, two_cores
 
 ROOT = Path(__file__).parents[1]
 HERE = Path(__file__).parent

@@ -32,6 +32,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from roll.weight_sync.channel import TransportKind
+
 GB = 1e9
 TIMEOUT_S = 900.0
 COPY_BYTES = 256 << 20
@@ -109,7 +111,7 @@ def trainer(pipe: Connection, rank: int, world: int, port: int, path: Path) -> N
     )
     strategy = Fsdp2Strategy(Fsdp2Config(), setup)
 
-    def push(task: Task) -> dict[str, float]:
+    def push(task: Task) -> dict[str, Any]:
         whole = strategy.weight_manifest()
         if task["gathered"]:  # rank 0 sends whole tensors, all ranks make them
             manifest, parts = Manifest(whole.tensors), strategy.export_weights()
@@ -243,7 +245,7 @@ def answer(pipe: Connection) -> Any:
 
 
 def push_once(
-    trainers: Team, replicas: Team, kind: str, folder: Path, bucket_bytes: int | None,
+    trainers: Team, replicas: Team, kind: TransportKind, folder: Path, bucket_bytes: int | None,
     *, gathered: bool = False, verify: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     from roll.weight_sync.plan import new_channel

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -71,7 +71,7 @@ class Sickness:
     def unleash(self, engines: Sequence[ScriptedEngine]) -> None:
         """Let it happen, once."""
         engine = engines[self.replica]
-        strike = {
+        strike: dict[str, Callable[[], None]] = {
             "crash": engine.crash,
             "hang": engine.hang,
             "slow": partial(engine.slow_by, self.slow_factor),

@@ -173,7 +173,9 @@ class World:
         """All steps."""
         scenario = self.scenario
         self.health.start()
-        self.fleet.on_lost = partial(self._lost, self.fleet.on_lost)
+        told = self.fleet.on_lost
+        assert told is not None  # the health checks have just begun to listen
+        self.fleet.on_lost = partial(self._lost, told)
         if scenario.sickness is not None:
             scenario.sickness.unleash(self.engines)
         log = scenario.faults.unleash(self.engines)
