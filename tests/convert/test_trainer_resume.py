@@ -31,12 +31,18 @@ class StopAfter(StopRequest):
 
     def __init__(self, steps: int) -> None:
         self._left = steps
+        super().__init__()
 
     @property
     def made(self) -> bool:
         """Asked once a step."""
         self._left -= 1
-        return self._left < 0
+        return self._heard or self._left < 0
+
+    @made.setter
+    def made(self, heard: bool) -> None:
+        """By a signal to the test itself."""
+        self._heard = heard
 
 
 def stop_in_third_step(run: Settings) -> bool:

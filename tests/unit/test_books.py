@@ -25,7 +25,7 @@ NAN = math.nan
 
 
 def group(tokens: int) -> Group:
-    prompt = Prompt("p", "text", (1, 2), "answer", "tag")
+    prompt = Prompt("p", (1, 2), "text", "answer", "tag")
     numbers = tuple(range(tokens))
     completion = Completion(
         numbers, tuple(float(n) for n in numbers), (3,) * tokens, FinishReason.STOP

@@ -51,6 +51,9 @@ class Silent:
     def done(self) -> bool:
         return False
 
+    def settle(self, timeout_s: float) -> bool:
+        return False
+
     def overdue(self, timeout_s: float) -> WaitTimeoutError:
         return WaitTimeoutError(f"waited {timeout_s:g} s for actor_infer.start")
 
