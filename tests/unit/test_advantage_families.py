@@ -6,6 +6,7 @@ import itertools
 import math
 import statistics
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -112,7 +113,7 @@ def test_row_order_and_padding_change_nothing_and_masked_junk_stays_out(
     assert (found.advantages_BT[~batch.loss_mask] == 0).all()
 
     order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(seed))
-    wider = {
+    wider: dict[str, Any] = {
         name: pad(getattr(batch, name), [0, columns], value=NAN)
         for name in ("rollout_logprobs", "old_logprobs", "teacher_logprobs", "values")
     }
@@ -150,7 +151,7 @@ def test_equal_rewards_in_a_group_give_exactly_zero(estimator: AdvantageEstimato
 
 
 def samples(
-    rewards: list[float], groups: list[int], lengths: list[int], **columns: Tensor
+    rewards: list[float], groups: list[int], lengths: list[int], **columns: Any
 ) -> RolloutBatch:
     """Rows of trained tokens from position 0 on."""
     rows, width = len(rewards), max(lengths)

@@ -11,19 +11,19 @@ from torch import Tensor
 from roll.config.model import LoraConfig, ModelConfig
 from roll.models import lora
 from roll.models.load import load_config
-from roll.strategy.heads import PolicyHead
-from roll.strategy.token_model import Asked, TokenModel
+from roll.strategy.heads import PolicyHead, PolicyModel
+from roll.strategy.token_model import Asked
 from tests.families import FAMILIES, SIZES, WITH_VISION, config_of, make, save
 
 TOKENS = torch.randint(4, SIZES["vocab_size"], (2, 12), generator=torch.Generator().manual_seed(0))
 ASKED = Asked(torch.tensor([3, 4, 11, 14, 20, 23]), lengths=[12, 12])
 
 
-def load(folder: Path, name: str) -> TokenModel[object]:
+def load(folder: Path, name: str) -> PolicyModel:
     return PolicyHead(1.0, 1024).load(config_of(save(folder, name), name), torch.float32)
 
 
-def logprobs(model: TokenModel[object]) -> Tensor:
+def logprobs(model: PolicyModel) -> Tensor:
     with torch.no_grad():
         return model(TOKENS, ASKED)[0]
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from roll.config import RlvrConfig, load_config
+from roll.config.algorithm.losses import PpoClipConfig
 from roll.config.errors import ConfigError
 from roll.config.placement import parse_devices
 from roll.config.plan import BatchPlan
@@ -40,6 +41,12 @@ def run_file(tmp_path: Path) -> Path:
     return path
 
 
+def loaded(path: Path, *overrides: str) -> RlvrConfig:
+    config = load_config(path, overrides).config
+    assert isinstance(config, RlvrConfig)
+    return config
+
+
 def error(path: Path, *overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
         load_config(path, overrides)
@@ -63,7 +70,7 @@ def test_a_resolved_config_reloads_to_an_equal_one(run_file: Path, tmp_path: Pat
 
 
 def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
-    assert load_config(run_file).config.actor_train.optimizer.lr == 1e-4
+    assert loaded(run_file).actor_train.optimizer.lr == 1e-4
 
 
 @pytest.mark.parametrize(
@@ -301,7 +308,7 @@ def test_defaults_merge_left_to_right_and_the_file_wins(tmp_path: Path, run_file
     (tmp_path / "base.yaml").write_text("seed: 1\nmax_steps: 1\nsampling: {top_p: 0.5}\n")
     (tmp_path / "more.yaml").write_text("seed: 2\nsampling: {temperature: 0.7}\n")
     run_file.write_text("defaults: [base.yaml, more.yaml]\n" + RUN)
-    config = load_config(run_file).config
+    config = loaded(run_file)
     assert (config.seed, config.max_steps) == (2, 10)
     assert (config.sampling.top_p, config.sampling.temperature) == (0.5, 0.7)
 
@@ -315,11 +322,11 @@ def test_a_cycle_of_defaults_is_refused_with_its_path(tmp_path: Path) -> None:
 
 
 def test_a_changed_kind_inherits_nothing(tmp_path: Path, run_file: Path) -> None:
-    config = load_config(run_file, ["actor_infer.strategy.kind=hf"]).config
+    config = loaded(run_file, "actor_infer.strategy.kind=hf")
     assert config.actor_infer.strategy.kind == "hf"
     over = tmp_path / "over.yaml"
     over.write_text("defaults: [run.yaml]\nactor_infer: {strategy: {kind: hf}}\n")
-    assert load_config(over).config.actor_infer.strategy.kind == "hf"
+    assert loaded(over).actor_infer.strategy.kind == "hf"
 
 
 def test_broken_yaml_and_missing_files_are_one_line(tmp_path: Path, run_file: Path) -> None:
@@ -342,10 +349,9 @@ def test_device_lists_are_read_as_written(devices: list[int]) -> None:
 
 
 def test_the_batch_plan_is_the_arithmetic_of_the_config(run_file: Path) -> None:
-    config = load_config(
-        run_file,
-        ["pools.all=0-1", "actor_train.samples_per_update=64", "actor_train.epochs=2"],
-    ).config
+    config = loaded(
+        run_file, "pools.all=0-1", "actor_train.samples_per_update=64", "actor_train.epochs=2"
+    )
     plan = BatchPlan.of(config)
     assert (plan.samples, plan.updates, plan.samples_per_update_and_rank) == (256, 8, 32)
     assert plan.replicas == 2
@@ -424,11 +430,14 @@ def batch_problem(
 
 
 def test_a_preset_lies_under_everything_else(run_file: Path) -> None:
-    algorithm = load_config(run_file, ["algorithm={preset: dapo}"]).config.algorithm
-    assert algorithm.loss[0].clip_high == 0.28
-    changed = ["algorithm={preset: dapo}", "algorithm.loss.0.clip_high=0.3"]
-    algorithm = load_config(run_file, changed).config.algorithm
-    assert (algorithm.preset, algorithm.loss[0].clip_high) == ("dapo", 0.3)
+    preset = "algorithm={preset: dapo}"
+    (term,) = loaded(run_file, preset).algorithm.loss
+    assert isinstance(term, PpoClipConfig)
+    assert term.clip_high == 0.28
+    algorithm = loaded(run_file, preset, "algorithm.loss.0.clip_high=0.3").algorithm
+    (term,) = algorithm.loss
+    assert isinstance(term, PpoClipConfig)
+    assert (algorithm.preset, term.clip_high) == ("dapo", 0.3)
 
 
 def test_null_drops_an_inherited_reward_and_a_worker_replaces_a_function(run_file: Path) -> None:
@@ -437,11 +446,11 @@ def test_null_drops_an_inherited_reward_and_a_worker_replaces_a_function(run_fil
         f"defaults: [{run_file.name}]\n"
         "rewards:\n  sort: null\n  mine: {worker: 'mine:Mine', tags: [sort]}\n"
     )
-    assert list(load_config(child).config.rewards) == ["mine"]
+    assert list(loaded(child).rewards) == ["mine"]
     child.write_text(
         f"defaults: [{run_file.name}]\nrewards:\n  sort: {{worker: 'mine:Mine', tags: [sort]}}\n"
     )
-    reward = load_config(child).config.rewards["sort"]
+    reward = loaded(child).rewards["sort"]
     assert (reward.fn, reward.worker) == (None, "mine:Mine")
 
 

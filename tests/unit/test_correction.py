@@ -14,8 +14,8 @@ from torch import Tensor
 
 from roll.algorithms import PpoClip, SumLoss, correct, token_weights, use_engine_logprobs
 from roll.algorithms.api import PolicyTerms
-from roll.algorithms.correction import RatioLevel
 from roll.config.algorithm import Aggregation, CorrectionConfig, RejectConfig, WeightConfig
+from roll.config.algorithm.correction import RatioLevel
 from roll.core.batches import RolloutBatch
 from roll.strategy.reduce import weighted_sum
 from tests.tiny import rollout_batch

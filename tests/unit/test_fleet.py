@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from roll.config.roles import Role
 from roll.config.rollout import HealthConfig
 from roll.core.errors import (
     EngineDiedError,
@@ -111,7 +112,7 @@ class Writer:
         while self.frozen and not self.dead:
             await asyncio.sleep(0.001)
         if self.dead:
-            raise WorkerLostError("worker died", role="actor_infer", label="", rank=0)
+            raise WorkerLostError("worker died", role=Role.ACTOR_INFER, label="", rank=0)
         progress = {}
         for name, tokens in self.running.items():
             request = next(one for one in self.asked if one.id == name)
@@ -711,6 +712,7 @@ def test_whatever_fails_every_sibling_ends_once_and_whole(
             writer.torn = breaks
         if breaks:
             await turns(chance.randrange(20))
+            assert isinstance(writer, Writer)
             writer.dead = True
             raise EngineError("a receiver died")
 
@@ -768,9 +770,16 @@ def test_the_last_loss_of_a_request_that_moves_for_ever_is_named() -> None:
             raise EngineDiedError("the engine's process is gone")
 
     fleet = fleet_of(AlwaysDies())
-    fleet.on_lost = lambda replica, reason: asyncio.get_running_loop().call_soon(
-        lambda: (replica.renewed(), replica.mend(), fleet.join([0]))
-    )
+
+    def come_back(replica: Replica) -> None:
+        replica.renewed()
+        replica.mend()
+        fleet.join([0])
+
+    def soon(replica: Replica, reason: str) -> None:
+        asyncio.get_running_loop().call_soon(come_back, replica)
+
+    fleet.on_lost = soon
     with pytest.raises(EngineError, match="lost its replica 21 times"):
         finish(answer(fleet, request(n=1)))
 

@@ -31,8 +31,8 @@ from roll.models.load import load_config as load_model_config
 from roll.pipeline.changes import changed_keys
 from roll.pipeline.checkpoint import load_state
 from roll.pipeline.folder import exported_step
+from roll.pipeline.lock_owner import read_owner
 from roll.pipeline.merge import merge
-from roll.pipeline.run_lock import read_owner
 from roll.pipeline.summary import read_summary
 from roll.pipeline.track import read_records
 from tests.hostile import assert_works, pickled, torch_saved

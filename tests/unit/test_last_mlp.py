@@ -92,7 +92,7 @@ def of_policy(model: PreTrainedModel, *, packed: bool) -> tuple[Tensor, list[Ten
 def test_log_probs_and_gradients_are_those_of_whole_logits(kind: str, checkpointed: bool) -> None:
     model = tiny(kind)
     expected, gradients = of_whole_logits(model)
-    scale = max(gradient.abs().max() for gradient in gradients)
+    scale = max(float(gradient.abs().max()) for gradient in gradients)
     if checkpointed:
         model.train()
         model.gradient_checkpointing_enable({"use_reentrant": False})

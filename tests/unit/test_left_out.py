@@ -252,7 +252,7 @@ def _scorer(launcher: LocalLauncher, **settings: Any) -> Scorer:
         )
         cluster.call(RewardWorker.start)
         hosted[name] = HostedReward(config, cluster)
-    return Scorer(hosted)  # type: ignore[arg-type]
+    return Scorer(hosted)
 
 
 class Constant(RewardWorker):

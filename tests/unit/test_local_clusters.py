@@ -160,6 +160,7 @@ def test_an_async_worker_works_on_the_loop_that_it_was_set_up_on() -> None:
         cluster.call(RewardWorker.start)
         cluster.call(RewardWorker.begin_step, 1)
         [scored] = cluster.call(RewardWorker.score_samples, [sample_of("a", answer="")])
+        assert scored.reward is not None
         assert scored.reward.score == 1
     assert len(AsyncOwner.loops) == 3
     assert len(set(AsyncOwner.loops)) == 1

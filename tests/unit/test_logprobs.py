@@ -31,11 +31,13 @@ def from_hidden(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tensor, at: Tensor, **options: Any
 ) -> PolicyTerms:
     """At their places, `[B, T]`."""
-    found = logprobs.from_hidden(
+    logprobs_N, entropy_N = logprobs.from_hidden(
         hidden.flatten(0, 1)[at - 1], weight, bias, tokens.flatten()[at], **options
     )
     empty = torch.zeros(tokens.shape)
-    return PolicyTerms(*(None if part is None else empty.put(at, part) for part in found))
+    return PolicyTerms(
+        empty.put(at, logprobs_N), None if entropy_N is None else empty.put(at, entropy_N)
+    )
 
 
 def by_hand(logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

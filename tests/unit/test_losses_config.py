@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from roll.algorithms import SumLoss, build_loss
 from roll.algorithms.registries import KL_ESTIMATORS, LOSSES
-from roll.config import load_config
+from roll.config import RlvrConfig, load_config
 from roll.config.algorithm import AlgorithmConfig, KlConfig, LossTermConfig, Need
 from roll.config.algorithm.losses import LossChoice
 
@@ -154,14 +154,18 @@ def test_old_log_probs_are_scored_where_something_needs_them(
 ) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(RUN)
-    assert load_config(path, overrides).config.scores_old_logprobs is scored
+    config = load_config(path, overrides).config
+    assert isinstance(config, RlvrConfig)
+    assert config.scores_old_logprobs is scored
 
 
 def test_a_correction_can_be_written_in_a_run_file(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     correction = "  correction: {weight: {level: turn}, reject: [{level: geometric, lower: 0.9}]}\n"
     path.write_text(RUN + "algorithm:\n" + correction)
-    found = load_config(path).config.algorithm.correction
+    config = load_config(path).config
+    assert isinstance(config, RlvrConfig)
+    found = config.algorithm.correction
     assert found is not None
     assert found.weight is not None
     assert found.weight.level == "turn"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -178,12 +179,12 @@ def example(seed: int = 0, *, rows: int = 5, per_row: bool = False) -> tuple[Ten
 
 
 def rows_of(new_BT: Tensor, at_BT: Tensor, batch: RolloutBatch) -> list[Row]:
-    columns = (new_BT, at_BT, batch.old_logprobs, batch.ref_logprobs, batch.advantages)
+    names = ("old_logprobs", "ref_logprobs", "advantages", "chosen_tokens")
+    columns = [new_BT, at_BT, *(batch.require(name, made_by="example") for name in names)]
     rows = []
     for i, mask_T in enumerate(batch.loss_mask):
-        values = [column[i][mask_T].tolist() for column in columns if column is not None]
-        assert batch.chosen_tokens is not None
-        rows.append(Row(*values, batch.chosen_tokens[i][mask_T].tolist()))
+        new, at, old, ref, adv, chosen = (column[i][mask_T].tolist() for column in columns)
+        rows.append(Row(new, at, old, ref, adv, chosen))
     return rows
 
 
@@ -320,14 +321,12 @@ def test_order_padding_and_split_change_nothing(name: str, seed: int, cuts: set[
     term = ORACLES[name][0]
     new64_BT, batch = example(seed, rows=6)
     new_BT = new64_BT.float()
-    batch = replace(
-        batch,
-        **{
-            spec.name: value.float()
-            for spec in fields(batch)
-            if isinstance(value := getattr(batch, spec.name), Tensor) and value.is_floating_point()
-        },
-    )
+    in_float32: dict[str, Any] = {
+        spec.name: value.float()
+        for spec in fields(batch)
+        if isinstance(value := getattr(batch, spec.name), Tensor) and value.is_floating_point()
+    }
+    batch = replace(batch, **in_float32)
     whole = reduced(term, new_BT, batch)
     whole_BT = gradient(term, new_BT, batch)
     order = torch.randperm(6, generator=torch.Generator().manual_seed(seed)).tolist()

@@ -12,7 +12,7 @@ import typer
 import yaml
 
 from roll.cli import reported
-from roll.config import load_config
+from roll.config import RlvrConfig, load_config
 from roll.config.lifecycle import TrackConfig
 from roll.core.errors import (
     ConfigError,
@@ -90,6 +90,7 @@ def test_workers_get_absolute_paths_and_hub_names_stay(inside: Path) -> None:
         ["output_dir=runs/a", "model.path=model", "actor_train.model.path=org/name",
          "reference.model.path=./model", "reference.model.tokenizer=model"],
     ).config  # fmt: skip
+    assert isinstance(written, RlvrConfig)
     config = absolute_paths(written)
     assert config.output_dir == str(inside / "runs/a")
     assert config.model.path == str(inside / "model")

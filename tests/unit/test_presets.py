@@ -18,9 +18,11 @@ from roll.algorithms import build_shaping
 from roll.algorithms.shaping.api import Rewards
 from roll.config import load_config
 from roll.config.algorithm import AlgorithmConfig
+from roll.config.algorithm.losses import GspoConfig
 from roll.config.compose import PRESETS
 from roll.config.errors import ConfigError
 from roll.config.rlvr import RlvrConfig
+from roll.config.strategy import SglangConfig
 from tests.unit.test_shaping_rewards import responses
 
 ROOT = Path(__file__).parents[2]
@@ -122,6 +124,7 @@ def test_what_a_layer_says_beside_its_preset_wins_over_it(folder: Path) -> None:
     for order in (1, -1):
         overrides = ["algorithm.preset=gspo", "algorithm.loss.0.clip_high=0.1"][::order]
         (term,) = layered(folder, own, *overrides).algorithm.loss
+        assert isinstance(term, GspoConfig)
         assert (term.kind, term.clip_high) == ("gspo", 0.1)
 
 
@@ -216,6 +219,7 @@ def test_a_kind_of_the_command_line_keeps_what_it_says_beside_it(folder: Path) -
     for order in (1, -1):
         overrides = ["actor_infer.strategy.kind=sglang", "actor_infer.strategy.max_model_len=99"]
         strategy = layered(folder, "", *overrides[::order]).actor_infer.strategy
+        assert isinstance(strategy, SglangConfig)
         assert (strategy.kind, strategy.max_model_len) == ("sglang", 99)
 
 

@@ -37,12 +37,17 @@ def _score(config: RewardConfig, *responses: str) -> tuple[list[Scored], dict[st
         pool.close()
 
 
+def _scores(scored: list[Scored]) -> list[float | None]:
+    """None where there is no reward."""
+    return [None if each.reward is None else each.reward.score for each in scored]
+
+
 @pytest.mark.parametrize("in_process", [True, False])
 @pytest.mark.parametrize("fn", ["length", "length_async"])
 def test_verdicts_come_in_the_order_of_the_samples(fn: str, in_process: bool) -> None:
     responses = ["x" * n for n in (5, 1, 4, 0, 3)]
     scored, metrics = _score(_config(f"{HERE}:{fn}", in_process=in_process), *responses)
-    assert [s.reward.score for s in scored] == [5, 1, 4, 0, 3]
+    assert _scores(scored) == [5, 1, 4, 0, 3]
     assert metrics["reward/r/mean"] == 2.6
     assert metrics["reward/r/error_rate"] == metrics["reward/r/timeout_rate"] == 0
     if fn == "length_async":
@@ -54,6 +59,8 @@ def test_in_process_false_runs_elsewhere() -> None:
 
     [here], _ = _score(_config(f"{HERE}:process_id"), "")
     [there], _ = _score(_config(f"{HERE}:process_id", in_process=False), "")
+    assert here.reward is not None
+    assert there.reward is not None
     assert here.reward.parts["pid"] == os.getpid() != there.reward.parts["pid"]
 
 
@@ -61,7 +68,7 @@ def test_in_process_false_runs_elsewhere() -> None:
 def test_failures_cost_their_own_sample_only(in_process: bool) -> None:
     config = _config(max_error_rate=1.0, on_error=-1.0, in_process=in_process)
     scored, metrics = _score(config, "ok", "raise", "nan", "text", "quit", "print")
-    assert [s.reward.score for s in scored] == [1, -1, -1, -1, -1, 1]
+    assert _scores(scored) == [1, -1, -1, -1, -1, 1]
     assert [s.failure is None for s in scored] == [True, False, False, False, False, True]
     assert "KeyError" in str(scored[1].failure)
     assert "finite" in str(scored[2].failure)
@@ -169,7 +176,7 @@ def test_an_async_reward_that_blocks_stops_the_run_and_the_callers_loop_goes_on(
 def test_a_short_block_only_costs_time() -> None:
     config = _config(f"{HERE}:blocking_async", timeout_s=5.0)
     scored, metrics = _score(config, "ok", "block", "ok")
-    assert [s.reward.score for s in scored] == [1, 1, 1]
+    assert _scores(scored) == [1, 1, 1]
     assert metrics["reward/r/timeout_rate"] == 0
 
 

@@ -122,10 +122,12 @@ def length_reward_by_kimi(lengths: list[int], passed: list[bool], groups: list[i
 )
 @settings(max_examples=60, deadline=None)
 def test_the_length_penalty_is_that_of_kimi(rows: list[tuple[int, bool, int]]) -> None:
-    lengths, passed, groups = ([row[i] for row in rows] for i in range(3))
-    batch = responses(lengths, [float(ok) for ok in passed], groups)  # type: ignore[arg-type]
+    lengths = [length for length, _, _ in rows]
+    passed = [ok for _, ok, _ in rows]
+    groups = [group for _, _, group in rows]
+    batch = responses(lengths, [float(ok) for ok in passed], groups)
     found = apply(LengthPenalty(coef=0.4), batch)
-    added = length_reward_by_kimi(lengths, passed, groups)  # type: ignore[arg-type]
+    added = length_reward_by_kimi(lengths, passed, groups)
     expected = [float(ok) + 0.4 * x for ok, x in zip(passed, added, strict=True)]
     assert found == pytest.approx(expected)
 

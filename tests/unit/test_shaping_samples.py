@@ -220,9 +220,9 @@ def test_the_estimator_sees_all_that_the_policy_wrote() -> None:
     batch = replace(rollout_batch(4), truncated=torch.tensor([False, False, True, False]))
     seen = []
 
-    def estimator(given: RolloutBatch) -> Estimate:
-        seen.append(given.loss_mask)
-        return Estimate(given.loss_mask.float(), returns_BT=2 * given.loss_mask.float())
+    def estimator(batch: RolloutBatch) -> Estimate:
+        seen.append(batch.loss_mask)
+        return Estimate(batch.loss_mask.float(), returns_BT=2 * batch.loss_mask.float())
 
     config = AlgorithmConfig(masks=(OverlongMaskConfig(),))
     shaped, _ = build_shaping(config, max_new_tokens=64).add_advantages(batch, estimator)

@@ -45,8 +45,8 @@ def adapted() -> PreTrainedModel:
 
 def test_rows_and_columns_of_attention_and_mlp_are_cut() -> None:
     found = plan(tiny_qwen3(layers=2), 2)
-    columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    columns += ("mlp.gate_proj", "mlp.up_proj")
+    attention = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    columns = (*attention, "mlp.gate_proj", "mlp.up_proj")
     want = {f"layers.{i}.{name}": "colwise" for i in range(2) for name in columns}
     rows = ("self_attn.o_proj", "mlp.down_proj")
     assert found == want | {f"layers.{i}.{name}": "rowwise" for i in range(2) for name in rows}

@@ -12,12 +12,18 @@ from roll.core.errors import EngineError, WeightSyncError
 from roll.strategy.progress import Progress
 from roll.strategy.vllm.pushes import Part, Pushes
 
-DONE = {"num_tensors": 1, "num_bytes": 4, "checksum": "c", "receive_s": 0.0, "load_s": 0.0}
-REFUSED = {"error": "does not fit", "intact": True}
-TORN = {"error": "broke off", "intact": False}
+DONE: dict[str, Any] = {
+    "num_tensors": 1,
+    "num_bytes": 4,
+    "checksum": "c",
+    "receive_s": 0.0,
+    "load_s": 0.0,
+}
+REFUSED: dict[str, Any] = {"error": "does not fit", "intact": True}
+TORN: dict[str, Any] = {"error": "broke off", "intact": False}
 FAILED = Exception("Call to collective_rpc method failed: a shape is wrong")
 """As vLLM tells of an exception in a rank."""
-CACHED = [DONE, DONE, {"error": "the KV cache could not be dropped"}]
+CACHED: list[dict[str, Any]] = [DONE, DONE, {"error": "the KV cache could not be dropped"}]
 """All ranks took it, and what follows fails."""
 Answers = Sequence[dict[str, Any]] | Exception
 
