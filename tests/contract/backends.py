@@ -26,12 +26,15 @@ def gradient_of_step(step: Tensor) -> Tensor:
     return PLAIN_STEP.eps * step / (PLAIN_STEP.lr - step.abs())
 
 
+TrainConfig = type[Fsdp2Config] | type[DeepspeedConfig] | type[MegatronConfig]
+
+
 @dataclass(frozen=True)
 class TrainBackend:
     """A backend under test: `strategy` is its config class, `options` its variants by name."""
 
     name: str
-    strategy: type[Fsdp2Config] | type[DeepspeedConfig] | type[MegatronConfig]
+    strategy: TrainConfig
     options: tuple[str, ...]
     """Boolean options that change memory and speed, and no number; tested the other way round."""
     layout: Mapping[str, Any] = field(default_factory=dict)
@@ -70,7 +73,7 @@ class TrainBackend:
         return build_train(role, model, spec, head, total_steps=total_steps)
 
 
-ZERO_3 = {"stage": 3, "whole_below_elements": 64}
+ZERO_3: dict[str, Any] = {"stage": 3, "whole_below_elements": 64}
 """The norms' weights of the tiny models stay whole, everything else is cut."""
 
 TRAIN_BACKENDS = [

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import Coroutine, Mapping, Sequence, Set
+from collections.abc import Callable, Coroutine, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -88,7 +88,7 @@ class Rig:
         manifest = replace(Manifest.of(tensors), unchanged=frozenset(unchanged))
         channel = new_channel("shared_memory", num_receivers=receivers, timeout_s=30)
         how: dict[str, Any] = {"receiver": 0, "verify": True}
-        load = self.engine.load_weights
+        load: Callable[..., Coroutine[Any, Any, LoadReport]] = self.engine.load_weights
         if alpha is not None:
             assert isinstance(self.engine, VllmEngine)
             load, how["alpha"] = self.engine.load_adapter, alpha

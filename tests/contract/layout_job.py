@@ -17,7 +17,7 @@ from transformers import (
     Qwen3ForTokenClassification,
 )
 
-from roll.algorithms.api import ScoreTerms, TokenLoss
+from roll.algorithms.api import ScoreTerms, TermsLoss, TokenLoss
 from roll.config.model import LoraConfig, ModelConfig
 from roll.config.strategy import Fsdp2Config
 from roll.config.training import TrainRole
@@ -47,7 +47,7 @@ class Case:
     """A folder of `save_models`."""
     packing: bool = False
     head: Any = POLICY
-    loss: Callable[[Any, Any], TokenLoss] = POLICY_LOSS
+    loss: TermsLoss[Any, RolloutBatch] = POLICY_LOSS
     batch: Callable[[], RolloutBatch] = train_batch
     lora: LoraConfig | None = None
 

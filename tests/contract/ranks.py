@@ -10,7 +10,7 @@ import multiprocessing.connection
 import random
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from roll.config.roles import Role
 from roll.core.types import WorkerSpec
 from roll.platform.machine import free_port
 
-Job = Callable[[WorkerSpec, Path], dict[str, Any]]
+Job = Callable[[WorkerSpec, Path], Mapping[Any, Any]]
 
 
 def make_spec(rank: int, world_size: int, port: int) -> WorkerSpec:
@@ -38,7 +38,7 @@ def make_spec(rank: int, world_size: int, port: int) -> WorkerSpec:
     )
 
 
-def run_ranks(world_size: int, job: Job, folder: Path, *, timeout_s: float) -> list[dict[str, Any]]:
+def run_ranks(world_size: int, job: Job, folder: Path, *, timeout_s: float) -> list[dict[Any, Any]]:
     """What `job(spec, folder)` returns on each rank; through files, so no pipe can fill up."""
     port = free_port()
     context = mp.get_context("forkserver")

@@ -7,7 +7,7 @@ import json
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ WRITERS = {"0 on one rank": ("0", 1), "2 on two": ("2", 2), "3 on two": ("3", 2)
 """Stage and number of ranks of those that write a checkpoint."""
 READERS = {1: ("2", "3"), 2: ("0", "1", "2", "3")}
 """Stages of those that go on, by number of ranks."""
-MODELS = {"tied": "float32", "untied": "bfloat16"}
+MODELS: dict[str, Literal["float32", "bfloat16"]] = {"tied": "float32", "untied": "bfloat16"}
 """And the dtype that they compute in."""
 CURVE = OptimizerConfig(
     lr=1e-3, weight_decay=0.1, warmup_steps=3, schedule="cosine", max_grad_norm=0.5
@@ -77,9 +77,10 @@ def write(spec: WorkerSpec, folder: Path, stage: str) -> dict[str, Any]:
     return results
 
 
-def read(spec: WorkerSpec, folder: Path, writers: dict[str, Path]) -> dict[str, Any]:
+def read(spec: WorkerSpec, folder: Path, writers: dict[str, Path]) -> dict[Any, Any]:
     """What was loaded, written at once by whoever loaded it; and the update after it."""
-    group, results = Membership(spec), {}
+    group = Membership(spec)
+    results: dict[Any, Any] = {}
     for stage in READERS[spec.world_size]:
         for name in MODELS:
             strategy = strategy_of(stage, spec, folder, name)
@@ -140,7 +141,7 @@ def written(folder: Path) -> dict[str, list[dict[str, Any]]]:
 @pytest.fixture(scope="module", params=READERS)
 def resumed(
     request: pytest.FixtureRequest, folder: Path, written: dict[str, list[dict[str, Any]]]
-) -> list[dict[str, Any]]:
+) -> list[dict[Any, Any]]:
     job = partial(read, writers={writer: folder / writer for writer in WRITERS})
     return run_ranks(request.param, job, folder / f"on {request.param}", timeout_s=200)
 
@@ -165,7 +166,7 @@ def values(updates: list[dict[str, Any]]) -> dict[str, float]:
 
 
 @pytest.mark.slow
-def test_masters_and_moments_are_the_same_bits(resumed: list[dict[str, Any]], folder: Path) -> None:
+def test_masters_and_moments_are_the_same_bits(resumed: list[dict[Any, Any]], folder: Path) -> None:
     for key, update in resumed[0].items():
         if key == "damaged":
             continue
@@ -191,7 +192,7 @@ def test_masters_begin_as_the_model_not_rounded_to_what_computes(
 
 @pytest.mark.slow
 def test_the_next_update_is_the_same(
-    resumed: list[dict[str, Any]], written: dict[str, list[dict[str, Any]]]
+    resumed: list[dict[Any, Any]], written: dict[str, list[dict[str, Any]]]
 ) -> None:
     for key in resumed[0]:
         if key == "damaged":
@@ -214,7 +215,7 @@ def test_the_next_update_is_the_same(
 
 @pytest.mark.slow
 def test_a_rank_s_damaged_file_is_named_and_nothing_is_changed(
-    resumed: list[dict[str, Any]],
+    resumed: list[dict[Any, Any]],
 ) -> None:
     for rank in resumed:
         (short, unchanged), (missing, unchanged_too) = rank["damaged"]
@@ -239,7 +240,8 @@ def _park(strategy: DeepspeedStrategy[Any]) -> None:
 
 def curves(spec: WorkerSpec, folder: Path) -> dict[str, list[Metrics]]:
     """Twenty steps of each stage, with its states put aside in between, and of fsdp2."""
-    group, found = Membership(spec), {}
+    group = Membership(spec)
+    found: dict[str, list[Metrics]] = {}
     model = ModelConfig(path=str(folder.parent / "tied"))
     backends = {
         stage: TrainBackend(stage, DeepspeedConfig, (), settings=settings)

@@ -88,7 +88,12 @@ def _update(strategy: TrainStrategy[Any]) -> dict[str, Any]:
     }
 
 
-LAUNCHES = ((2, (write,)), (4, (write, read)), (1, (write, read)), (2, (read,)))
+LAUNCHES: tuple[tuple[int, tuple[Job, ...]], ...] = (
+    (2, (write,)),
+    (4, (write, read)),
+    (1, (write, read)),
+    (2, (read,)),
+)
 """Ranks, and what they do."""
 
 
@@ -104,7 +109,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, list[dict[str, A
 
 
 def _all(spec: WorkerSpec, folder: Path, jobs: tuple[Job, ...]) -> dict[Any, Any]:
-    group, results = Membership(spec), {}
+    group = Membership(spec)
+    results: dict[Any, Any] = {}
     for job in jobs:
         results |= job(spec, folder)
     group.leave()

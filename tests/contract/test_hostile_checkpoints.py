@@ -14,13 +14,17 @@ from roll.config.model import ModelConfig
 from roll.config.strategy import DeepspeedConfig, Fsdp2Config, MegatronConfig
 from roll.core.errors import RollError
 from roll.core.types import WorkerSpec
-from tests.contract.backends import TrainBackend
+from tests.contract.backends import TrainBackend, TrainConfig
 from tests.contract.ranks import run_ranks
 from tests.contract.train_job import ADAM, EntropyBonusLoss, rows_of, train_batch
 from tests.hostile import assert_works, pickled, torch_saved
 from tests.tiny import save_tiny_model
 
-BACKENDS = {"fsdp2": Fsdp2Config, "deepspeed": DeepspeedConfig, "megatron": MegatronConfig}
+BACKENDS: dict[str, TrainConfig] = {
+    "fsdp2": Fsdp2Config,
+    "deepspeed": DeepspeedConfig,
+    "megatron": MegatronConfig,
+}
 OLD_FILES = (".metadata", "rng_00000.pt")
 """Pickles that earlier versions read."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "dp 2": (2, {}),
     "dp 2 distributed": (2, {"distributed_optimizer": True}),
 }
-MODELS = {"tied": "float32", "untied": "bfloat16"}
+MODELS: dict[str, Literal["float32", "bfloat16"]] = {"tied": "float32", "untied": "bfloat16"}
 """And the dtype that they compute in."""
 
 

@@ -398,7 +398,8 @@ class Waiting:
         ]
 
     def reasons(self, *receiving: Future[Received]) -> list[str]:
-        errors = [future.exception(10) for future in [*self.sending, *receiving]]
+        transfers: list[Future[SendReport] | Future[Received]] = [*self.sending, *receiving]
+        errors = [future.exception(10) for future in transfers]
         self.pool.shutdown()
         assert all(isinstance(error, WeightSyncError) for error in errors), errors
         return [str(error) for error in errors]
