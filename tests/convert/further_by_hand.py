@@ -80,6 +80,7 @@ class Further(nn.Module):
         logits, tokens = [self.whole.lm_head(hidden)], tokens_BT
         positions = torch.arange(tokens_BT.shape[1])[None]
         for layer, norms, projection in zip(self.layers, self.norms, self.projections, strict=True):
+            assert isinstance(norms, nn.ModuleList)
             tokens = F.pad(tokens[:, 1:], (0, 1))
             pair = (norms[0](model.embed_tokens(tokens)), norms[1](hidden))
             found = layer(
@@ -102,6 +103,7 @@ def tensors_of(model: Further, name: str, folder: Path) -> dict[str, Tensor]:
     model.whole.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
     for number, (norms, projection) in enumerate(zip(model.norms, model.projections, strict=True)):
+        assert isinstance(norms, nn.ModuleList)
         names = names_of(name, number)
         was = f"model.layers.{LAYERS + number}."
         tensors = {key.replace(was, names.layer): tensor for key, tensor in tensors.items()}

@@ -21,6 +21,9 @@ PREFIX = "base_model.model."
 class Adapted(nn.Module):
     """y = W x + alpha / r * B A x (arXiv 2106.09685)."""
 
+    A: nn.Parameter
+    B: nn.Parameter
+
     def __init__(self, base: nn.Linear, generator: torch.Generator) -> None:
         super().__init__()
         self.base = base.requires_grad_(False)
@@ -36,7 +39,8 @@ def adapted(folder: Path, targets: Sequence[str]) -> tuple[Any, dict[str, nn.Par
     """The frozen model of a folder with random factors, and these under their names in PEFT."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
     model.requires_grad_(False)
-    generator, factors = torch.Generator().manual_seed(5), {}
+    generator = torch.Generator().manual_seed(5)
+    factors: dict[str, nn.Parameter] = {}
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Linear) and name.split(".")[-1] in targets:
             parent, _, leaf = name.rpartition(".")

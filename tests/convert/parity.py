@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from mcore_adapter.build.config import BuildOptions
 from mcore_adapter.build.data_parallel import data_parallel
-from mcore_adapter.build.model import BuildOptions, build_model, init_parallel
+from mcore_adapter.build.model import build_model, init_parallel
 from mcore_adapter.convert.plan import HfRef
 from mcore_adapter.gather import export, gradient, weight
 from mcore_adapter.load import HfTensors, load, read_config

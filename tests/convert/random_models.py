@@ -147,7 +147,7 @@ def write_files(folder: Path, tensors: dict[str, Tensor], count: int) -> None:
     if count == 1:
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         return
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number in range(count):
         name = f"model-{number + 1:05d}-of-{count:05d}.safetensors"
         part = {key: tensors[key] for key in sorted(tensors)[number::count]}

@@ -42,13 +42,14 @@ def test_a_checkpoint_goes_there_moves_and_comes_back(src: Path, tmp_path: Path)
 
 
 def test_an_error_is_one_line_and_exit_code_1(src: Path, tmp_path: Path) -> None:
-    for arguments in (
+    wrong: list[list[str | Path]] = [
         ["to-mcore", src, tmp_path / "x", "--tp", "3"],
         ["to-mcore", src, tmp_path / "x", "--layers", "a"],
         ["to-mcore", src, tmp_path / "x", "--dtype", "fp8"],
         ["to-hf", src, tmp_path / "x"],
         ["check", tmp_path],
-    ):
+    ]
+    for arguments in wrong:
         done = run(*arguments)
         assert done.returncode == 1
         assert done.stdout == ""
@@ -69,8 +70,8 @@ def test_a_stopped_command_says_so_and_leaves_nothing(
         "os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), number))\n"
         "from mcore_adapter.cli import main; main()"
     )
-    command = [sys.executable, "-c", code, "to-mcore", src, tmp_path / "dst"]
-    command = [*map(str, command), "--workers", "2", str(number.value)]
+    command = [sys.executable, "-c", code, "to-mcore", str(src), str(tmp_path / "dst")]
+    command += ["--workers", "2", str(number.value)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 128 + number, done.stderr
     assert done.stderr == "stopped: nothing was written\n"

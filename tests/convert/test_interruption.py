@@ -109,7 +109,7 @@ def running(folder: str) -> list[int]:
 
 def test_a_conversion_that_still_runs_is_not_cleared(src: Path) -> None:
     dst = src.parent / "dst"
-    seen = []
+    seen: list[int] = []
 
     def progress(num_bytes: int) -> None:
         if not seen:

@@ -204,14 +204,13 @@ def test_an_adapter_that_was_trained_on_fused_weights_shares_its_a(tmp_path: Pat
 
 def test_adapters_that_are_more_than_linear_factors_are_refused(tmp_path: Path) -> None:
     base = model(tmp_path / "base", CONFIG)
-    for index, (options, match) in enumerate(
-        [
-            ({"use_dora": True}, "use_dora is True; only low-rank factors"),
-            ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
-            ({"peft_type": "IA3"}, "of type 'IA3', expected 'LORA'"),
-            ({"base_model_name_or_path": "org/name"}, "where no config.json is; name the folder"),
-        ]
-    ):
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"use_dora": True}, "use_dora is True; only low-rank factors"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"peft_type": "IA3"}, "of type 'IA3', expected 'LORA'"),
+        ({"base_model_name_or_path": "org/name"}, "where no config.json is; name the folder"),
+    ]
+    for index, (options, match) in enumerate(cases):
         peft = adapter(tmp_path / str(index), base, ("q_proj",), **options)
         with pytest.raises(ConversionError, match=match):
             api.to_mcore(peft, tmp_path / "dst", ParallelSizes(), ALONE)

@@ -74,7 +74,9 @@ def save_expected(folder: Path) -> None:
         loss.backward()
         if step == 0:
             found["logits"] = logits.detach()
-            found |= {f"gradient {name}": f.grad.clone() for name, f in factors.items()}
+            for name, factor in factors.items():
+                assert factor.grad is not None, name
+                found[f"gradient {name}"] = factor.grad.clone()
         optimizer.step()
         optimizer.zero_grad()
     found |= {f"after {name}": factor.detach() for name, factor in factors.items()}
@@ -331,9 +333,12 @@ def refused(case: Case, copies: list[Path]) -> list[str]:
 
 def test_adapters_that_do_not_fit_are_refused(folders: dict[str, Path], tmp_path: Path) -> None:
     case, copies = Case(folders["qwen3_tied"]), []
-    for i, change in enumerate(
-        [{"lora_alpha": 1}, {"rank_pattern": {"q_proj": 2}}, {"use_rslora": True}]
-    ):
+    changes: list[dict[str, Any]] = [
+        {"lora_alpha": 1},
+        {"rank_pattern": {"q_proj": 2}},
+        {"use_rslora": True},
+    ]
+    for i, change in enumerate(changes):
         copies.append(Path(shutil.copytree(case.adapter, tmp_path / str(i))))
         config = json.loads((copies[-1] / "adapter_config.json").read_text())
         (copies[-1] / "adapter_config.json").write_text(json.dumps({**config, **change}))

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from mcore_adapter.build.model import BuildOptions, build_model, init_parallel
+from mcore_adapter.build.config import BuildOptions
+from mcore_adapter.build.model import build_model, init_parallel
 from mcore_adapter.errors import ConfigError, LayoutError
 from mcore_adapter.load import load, read_config
 from mcore_adapter.models import table_of
@@ -121,7 +122,7 @@ def test_layouts_that_cannot_be_built_are_refused() -> None:
         build_model(config, ParallelSizes(tp=2, etp=1), BuildOptions(sequence_parallel=False))
 
 
-def different_lengths(folder: Path) -> list[list[Tensor]]:
+def different_lengths(folder: Path) -> list[Tensor]:
     """Logits of two micro-batches that differ in length, over two stages; on the last of them."""
     adapt_to_cpu()
     config, sizes = read_config(folder), ParallelSizes(pp=2)

@@ -84,7 +84,7 @@ def test_what_two_conversations_share_is_their_prompt() -> None:
 
 MESSAGE = {"role": "user", "content": "a"}
 ANSWER = {"role": "assistant", "content": "b"}
-BAD = {
+BAD: dict[str, list[tuple[Any, str]]] = {
     "pretrain": [
         ("{", "no JSON"),
         ([1], "list, expected an object"),

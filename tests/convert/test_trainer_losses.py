@@ -50,7 +50,7 @@ def test_fine_tuning_is_that_of_hugging_face_in_every_layout(tmp_path: Path) -> 
     data = write_rows(tmp_path / "rows.jsonl", rows)
     names = ("qwen3_tied", "qwen3_moe", "qwen3_next")
     dense, sparse, linear = (trainable(tmp_path, name) for name in names)
-    layouts = [
+    layouts: list[tuple[Path, dict[str, Any]]] = [
         (dense, {"layout": {}}),
         (dense, {"layout": {"distributed_optimizer": True}}),
         (dense, {"layout": {"tp": 2, "sequence_parallel": True, "recompute": "full"}}),
@@ -82,8 +82,8 @@ def test_pretraining_and_dpo_are_those_of_hugging_face(tmp_path: Path) -> None:
     text_data = write_rows(tmp_path / "text.jsonl", texts)
     pair_data = write_rows(tmp_path / "pairs.jsonl", pairs)
     model = trainable(tmp_path, "qwen3_tied")
-    dpo = {"method": "dpo", "dpo": {"beta": BETA, "label_smoothing": SMOOTHING}}
-    pretrain = {"method": "pretrain", "data": {"validation": str(text_data)}}
+    dpo: dict[str, Any] = {"method": "dpo", "dpo": {"beta": BETA, "label_smoothing": SMOOTHING}}
+    pretrain: dict[str, Any] = {"method": "pretrain", "data": {"validation": str(text_data)}}
     one = [
         settings(model, text_data, tmp_path / "pretrain1", **pretrain),
         settings(model, pair_data, tmp_path / "dpo1", **dpo),

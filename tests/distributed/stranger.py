@@ -14,7 +14,6 @@ import ray
 from roll.distributed.ray_token import names_a_token
 
 
-@ray.remote(num_cpus=0)  # the pools of the run hold all
 def intrude(path: str) -> None:
     Path(path).write_text("was here")
 
@@ -22,7 +21,8 @@ def intrude(path: str) -> None:
 def main(address: str, path: str) -> None:
     try:
         ray.init(address=address, log_to_driver=False)
-        ray.get(intrude.remote(path), timeout=60)
+        task = ray.remote(num_cpus=0)(intrude)  # the pools of the run hold all
+        ray.get(task.remote(path), timeout=60)
     except Exception as error:  # noqa: BLE001 - whatever it is, the test reads it
         said = "refused for want of the token" if names_a_token(error) else repr(error)
     else:

@@ -9,9 +9,10 @@ import pytest
 import ray
 
 from roll.config.roles import Role
+from roll.distributed.members import Member
 from roll.distributed.ray_answers import RayAnswers
 from roll.distributed.resources import ResourceManager
-from roll.distributed.watchdog import Member, Watchdog
+from roll.distributed.watchdog import Watchdog
 
 COUNT = 4096
 

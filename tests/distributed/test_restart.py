@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -37,7 +37,7 @@ def test_calls_to_a_restarted_rank_are_lost_and_the_other_rank_is_not_disturbed(
 ) -> None:
     cluster.on([1]).call(Echo.open_gate)
 
-    async def restart_in_the_middle() -> tuple[list[object], str]:
+    async def restart_in_the_middle() -> tuple[Sequence[object], str]:
         asks = [asyncio.ensure_future(cluster.ask(1, Echo.sleep, 600.0)) for _ in range(20)]
         other = asyncio.ensure_future(cluster.ask(0, Echo.wait_for_gate))
         await cluster.ask(1, Echo.echo, "all are under way")

@@ -85,7 +85,8 @@ def task(folder: Path, kind: Kind) -> Path:
 def lines_of(folder: Path, kind: Kind, struck: Sequence[Cell]) -> list[dict[str, Any]]:
     """What the runs have noted; one line for each cell, one for the end."""
     path, notes = task(folder, kind), folder / "notes.jsonl"
-    command = [sys.executable, "-m", "tests.faults.struck", path, notes, *map(str, struck)]
+    command = [sys.executable, "-m", "tests.faults.struck"]
+    command += map(str, (path, notes, *struck))
     with (folder / "log").open("w") as log:
         done = subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, check=False)
     output = (folder / "log").read_text()[-6000:]

@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
-from mcore_adapter.build.model import BuildOptions, build_model, init_parallel
+from mcore_adapter.build.config import BuildOptions
+from mcore_adapter.build.model import build_model, init_parallel
 from mcore_adapter.build.specs import HAVE_TE
 from mcore_adapter.load import load, read_config
 from mcore_adapter.models import table_of

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import Qwen3ForCausalLM
 
-from roll.config import load_config
+from roll.config import RlvrConfig, load_config
 from roll.config.compose import PRESETS
 from roll.config.errors import ConfigError
 from tests.runs import run_local, without_times, write_task
@@ -46,7 +46,9 @@ def test_a_preset_runs_and_begins_on_policy(tmp_path: Path, preset: str) -> None
     if "kl/ref" in first:
         assert first["kl/ref"] == pytest.approx(0, abs=1e-9)
     assert first["loss/policy"] == pytest.approx(-first["advantage/mean"], rel=1e-4, abs=1e-6)
-    if load_config(path, overrides).config.algorithm.aggregation in ("token_mean", "sequence_mean"):
+    config = load_config(path, overrides).config
+    assert isinstance(config, RlvrConfig)
+    if config.algorithm.aggregation in ("token_mean", "sequence_mean"):
         assert first["token_weights/sum"] == pytest.approx(1, abs=1e-6)
     if preset == "vapo":
         assert "loss/policy" not in records[0]

@@ -115,13 +115,13 @@ def test_no_imported_module_is_patched() -> None:
             for alias in node.names
         }
         for node in ast.walk(tree):
-            targets = node.targets if isinstance(node, ast.Assign) else []
-            for target in targets:
-                root = target
+            if not isinstance(node, ast.Assign):
+                continue
+            for root in node.targets:
+                is_attribute = isinstance(root, ast.Attribute)
                 while isinstance(root, ast.Attribute):
                     root = root.value
-                is_attribute = isinstance(target, ast.Attribute) and isinstance(root, ast.Name)
-                if is_attribute and root.id in modules:
+                if is_attribute and isinstance(root, ast.Name) and root.id in modules:
                     found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert not found, "\n".join(found)
 
