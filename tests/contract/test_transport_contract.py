@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,8 +37,8 @@ Received = tuple[dict[str, Tensor], str | None]
 @pytest.fixture
 def open_channel(tmp_path: Path) -> Callable[..., Channel]:
     def opened(kind: TransportKind, **settings: int | float) -> Channel:
-        wanted = {"num_receivers": 1, "bucket_bytes": 1024, "timeout_s": 20, **settings}
-        return new_channel(kind, folder=tmp_path, **wanted)  # type: ignore[arg-type]
+        wanted: dict[str, Any] = {"num_receivers": 1, "bucket_bytes": 1024, "timeout_s": 20}
+        return new_channel(kind, folder=tmp_path, **wanted | settings)
 
     return opened
 

@@ -75,7 +75,8 @@ def _answers(pipes: list[Connection], folder: Path, timeout_s: float) -> list[An
                 f"ranks {late} gave no result in {timeout_s} s\n" + "\n".join(stacks)
             )
         for pipe in ready:
-            rank = pipes.index(pipe)  # type: ignore[arg-type]
+            assert isinstance(pipe, Connection)
+            rank = pipes.index(pipe)
             try:
                 good, answer = pickle.loads(pipes[rank].recv_bytes())
             except EOFError:

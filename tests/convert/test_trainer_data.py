@@ -48,7 +48,8 @@ def read(model: Path, rows: Path, method: str, **data: Any) -> Dataset:
 
 def sequences(found: Dataset) -> list[tuple[list[int], list[bool]]]:
     count = len(found) * found.sequences_each
-    return [tuple(part.tolist() for part in found.sequence(i)) for i in range(count)]  # type: ignore[misc]
+    parts = [found.sequence(i) for i in range(count)]
+    return [(tokens.tolist(), trained.tolist()) for tokens, trained in parts]
 
 
 @pytest.mark.parametrize(

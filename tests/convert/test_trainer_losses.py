@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -166,6 +166,8 @@ def test_the_loss_of_pairs_is_the_formula() -> None:
         ("cosine", [1 / 3, 2 / 3, 1, 0.6, 0.2]),
     ],
 )
-def test_the_learning_rate_warms_up_and_decays(schedule: str, expected: list[float]) -> None:
-    how = Optimizer(lr=1.0, schedule=schedule, warmup_steps=2, min_lr=0.2)  # type: ignore[arg-type]
+def test_the_learning_rate_warms_up_and_decays(
+    schedule: Literal["constant", "linear", "cosine"], expected: list[float]
+) -> None:
+    how = Optimizer(lr=1.0, schedule=schedule, warmup_steps=2, min_lr=0.2)
     assert [lr_at(step, how, 5) for step in range(5)] == pytest.approx(expected)

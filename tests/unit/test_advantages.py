@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import replace
+from random import Random
 
 import pytest
 import torch
@@ -61,9 +62,9 @@ def advantages_by_loops(rewards: list[float], groups: list[int], std: StdKind) -
 )
 @settings(max_examples=80, deadline=None)
 def test_groups_in_any_row_order_match_the_loops(
-    std: StdKind, rows: list[tuple[float, int]], random: object
+    std: StdKind, rows: list[tuple[float, int]], random: Random
 ) -> None:
-    random.shuffle(rows)  # type: ignore[attr-defined]
+    random.shuffle(rows)
     rewards, groups = [r for r, _ in rows], [g for _, g in rows]
     found = group_advantages(torch.tensor(rewards), torch.tensor(groups), std=std, eps=1e-6)
     assert found.tolist() == pytest.approx(advantages_by_loops(rewards, groups, std), abs=1e-9)

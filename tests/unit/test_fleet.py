@@ -460,7 +460,8 @@ def test_a_replica_that_crawls_is_replaced() -> None:
 
 
 def test_a_replica_that_is_lost_too_often_ends_the_run_when_it_is_the_last() -> None:
-    fleet = fleet_of(Writer())
+    writer = Writer()
+    fleet = fleet_of(writer)
 
     async def renew(replica: Replica) -> None:
         replica.engine = Writer(dead=True)
@@ -469,7 +470,7 @@ def test_a_replica_that_is_lost_too_often_ends_the_run_when_it_is_the_last() -> 
         fleet.join([replica.index])
 
     health = watched(fleet, renew, LIMITS.model_copy(update={"max_restarts": 2}))
-    fleet.replicas[0].engine.dead = True  # type: ignore[attr-defined]
+    writer.dead = True
 
     async def run() -> list[Completion]:
         health.start()

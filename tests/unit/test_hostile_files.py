@@ -23,7 +23,7 @@ from roll.config import load_config
 from roll.config.data import DataConfig, SourceConfig
 from roll.config.model import ModelConfig
 from roll.core.errors import CheckpointError, ConfigError, DataError, RollError
-from roll.data.columns import RawRow
+from roll.data.columns import PromptRow, RawRow
 from roll.data.sources import check_source, map_any, read_source
 from roll.data.templates import render_prompts
 from roll.models.load import load_causal_lm, load_tokenizer
@@ -117,11 +117,12 @@ def test_a_chat_template_runs_in_a_sandbox(mark: Path) -> None:
     )
     source = SourceConfig(path="x.jsonl")
     row = map_any(RawRow("row", {"prompt": "p", "answer": "a"}), source)
+    assert isinstance(row, PromptRow)
     data = DataConfig(
         sources=(source,), prompts_per_step=1, samples_per_prompt=1, max_prompt_tokens=8
     )
     with pytest.raises(DataError, match="template"):
-        render_prompts([row], tokenizer, data, None)  # type: ignore[list-item]
+        render_prompts([row], tokenizer, data, None)
 
 
 def test_tags_and_resolvers_of_yaml_run_no_code(tmp_path: Path, mark: Path) -> None:

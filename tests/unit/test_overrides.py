@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from roll.config import RlvrConfig, load_config
+from roll.config.algorithm.losses import PpoClipConfig
 from roll.config.errors import ConfigError
 
 RUN = """\
@@ -77,7 +78,9 @@ def test_the_order_of_overrides_of_different_keys_changes_nothing(
 
 def test_a_list_from_the_command_line_keeps_what_is_said_of_its_items(run_file: Path) -> None:
     config = loaded(run_file, "algorithm.loss.0.clip_high=0.3", "algorithm.loss=[{kind: ppo_clip}]")
-    assert config.algorithm.loss[0].clip_high == 0.3  # type: ignore[union-attr]
+    (term,) = config.algorithm.loss
+    assert isinstance(term, PpoClipConfig)
+    assert term.clip_high == 0.3
 
 
 def test_what_a_new_kind_does_not_know_is_refused_in_any_order(run_file: Path) -> None:

@@ -66,7 +66,9 @@ def test_the_lock_of_a_killed_run_is_void(tmp_path: Path) -> None:
     holder.kill()
     holder.wait()
     with RunLock(tmp_path):
-        assert read_owner(tmp_path / LOCK).pid == os.getpid()  # type: ignore[union-attr]
+        owner = read_owner(tmp_path / LOCK)
+        assert owner is not None
+        assert owner.pid == os.getpid()
 
 
 def ticks(pid: int) -> int:

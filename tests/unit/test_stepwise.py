@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from random import Random
 from typing import Literal
 
 import pytest
@@ -33,7 +34,7 @@ def test_returns_follow_the_order_of_the_steps_and_not_of_the_rows() -> None:
 )
 @settings(max_examples=60, deadline=None)
 def test_returns_match_the_recursion(
-    episodes: list[list[float]], gamma: float, random: object
+    episodes: list[list[float]], gamma: float, random: Random
 ) -> None:
     rows: list[tuple[float, int, int, float]] = []
     for episode, rewards in enumerate(episodes):
@@ -41,7 +42,7 @@ def test_returns_match_the_recursion(
         for position in reversed(range(len(rewards))):
             later = rewards[position] + gamma * later
             rows.append((rewards[position], episode, position, later))
-    random.shuffle(rows)  # type: ignore[attr-defined]
+    random.shuffle(rows)
     rewards_S, episodes_S, positions_S, expected = zip(*rows, strict=True)
     found_S = step_returns(
         torch.tensor(rewards_S), torch.tensor(episodes_S), torch.tensor(positions_S), gamma=gamma

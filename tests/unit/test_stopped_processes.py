@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -170,7 +171,7 @@ class Nodes:
 def silent(nodes: Nodes, told: Told, limits: BeatLimits) -> Heartbeats:
     beats = Heartbeats(told, [], limits, nodes)
     for member in nodes.members:
-        beats.add(member, lambda rank=member.rank: nodes.beat(rank))  # type: ignore[misc]
+        beats.add(member, partial(nodes.beat, member.rank))
     return beats
 
 
