@@ -93,8 +93,6 @@ def load_prompts(
     sources: Sequence[SourceConfig] | Mapping[str, SourceConfig],
     data: DataConfig,
     tokenizer: PromptTokenizer,
-    *,
-    base_dir: Path | None = None,
 ) -> Dataset[Prompt]:
     """Read, render and tokenize.
 
@@ -102,13 +100,12 @@ def load_prompts(
         sources: training sources, or validation sets by name (the name then begins the ids).
         data: template settings and the limit of prompt tokens.
         tokenizer: of the model that will read the prompts.
-        base_dir: where relative paths begin; the working directory when left out.
 
     Raises:
         DataError: a source cannot be read, or most of its prompts are too long.
     """
     loaded = [
-        source_prompts(name, source, data, tokenizer, base_dir)
+        source_prompts(name, source, data, tokenizer)
         for name, source in named_sources(sources).items()
     ]
     for _, report in loaded:
@@ -126,10 +123,9 @@ def source_prompts(
     source: SourceConfig,
     data: DataConfig,
     tokenizer: PromptTokenizer,
-    base_dir: Path | None = None,
 ) -> tuple[Source[Prompt], SourceReport]:
     """Of one source; see `load_prompts`."""
-    rows = read_source(source, map_row, base_dir)
+    rows = read_source(source, map_row)
     texts = render_prompts(rows, tokenizer, data, source.system)
     tokens = tokenize_prompts(texts, tokenizer, data)
     unknown = UnknownText(tokenizer.unk_token)

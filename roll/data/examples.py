@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from roll.config.data import FileConfig, PreferenceSource, RowsConfig, TextDataConfig, TextSource
@@ -88,49 +87,40 @@ def load_texts(
     sources: Sequence[TextSource] | Mapping[str, TextSource],
     data: TextDataConfig,
     tokenizer: Any,
-    *,
-    base_dir: Path | None = None,
 ) -> Dataset[Example]:
     """Texts to imitate.
 
     Args:
         sources: training sources, or validation sets by name.
-        base_dir: where relative paths begin; the working directory when left out.
 
     Raises:
         DataError: a source cannot be read, nothing of it is left, or `data.too_long` is `refuse`
             and a sequence is.
     """
-    return _dataset(sources, texts_of(data, tokenizer, base_dir=base_dir))
+    return _dataset(sources, texts_of(data, tokenizer))
 
 
 def load_preferences(
     sources: Sequence[PreferenceSource] | Mapping[str, PreferenceSource],
     data: RowsConfig,
     tokenizer: Any,
-    *,
-    base_dir: Path | None = None,
 ) -> Dataset[Example]:
     """Pairs, or single responses with a label; arguments and errors as of `load_texts`."""
-    return _dataset(sources, preferences_of(data, tokenizer, base_dir=base_dir))
+    return _dataset(sources, preferences_of(data, tokenizer))
 
 
 S = TypeVar("S", bound=FileConfig)
 
 
-def texts_of(
-    data: TextDataConfig, tokenizer: Any, *, base_dir: Path | None = None
-) -> Reading[TextSource]:
+def texts_of(data: TextDataConfig, tokenizer: Any) -> Reading[TextSource]:
     """What makes examples of texts to imitate."""
     last_turn_only = data.train_on == "last_assistant"
-    return Reading(map_text, data, tokenizer, base_dir, last_turn_only=last_turn_only)
+    return Reading(map_text, data, tokenizer, last_turn_only=last_turn_only)
 
 
-def preferences_of(
-    data: RowsConfig, tokenizer: Any, *, base_dir: Path | None = None
-) -> Reading[PreferenceSource]:
+def preferences_of(data: RowsConfig, tokenizer: Any) -> Reading[PreferenceSource]:
     """What makes examples of pairs, or of single responses with a label."""
-    return Reading(map_preference, data, tokenizer, base_dir, last_turn_only=False)
+    return Reading(map_preference, data, tokenizer, last_turn_only=False)
 
 
 def _dataset(configured: Sequence[S] | Mapping[str, S], reading: Reading[S]) -> Dataset[Example]:
@@ -151,7 +141,6 @@ class Reading(Generic[S]):
         map_one: Callable[[RawRow, S], DialogueRow],
         data: RowsConfig,
         tokenizer: Any,
-        base_dir: Path | None,
         *,
         last_turn_only: bool,
     ) -> None:
@@ -163,7 +152,6 @@ class Reading(Generic[S]):
         self._map_one = map_one
         self._data = data
         self._tokenizer = tokenizer
-        self._base_dir = base_dir
         self._last_turn_only = last_turn_only
         self._eos_token = check_template(tokenizer, data)
         self._mark = end_mark(tokenizer, data) if data.chat_template else None
@@ -174,7 +162,7 @@ class Reading(Generic[S]):
         Raises:
             DataError: as `load_texts`.
         """
-        rows = read_source(source, self._map_one, self._base_dir)
+        rows = read_source(source, self._map_one)
         losses = _Losses()
         texts: list[list[Piece]] = []
         kept: list[tuple[int, DialogueRow]] = []

@@ -43,33 +43,30 @@ def map_any(row: RawRow, source: FileConfig) -> PromptRow | DialogueRow:
     raise TypeError(f"no rows are known of {type(source).__name__}")
 
 
-def read_source(
-    source: S, map_one: Callable[[RawRow, S], R], base_dir: Path | None = None
-) -> list[R]:
+def read_source(source: S, map_one: Callable[[RawRow, S], R]) -> list[R]:
     """All rows of a source (the first `limit`), in file order.
 
     Args:
         source: what to read.
         map_one: what makes a row of the columns.
-        base_dir: where relative paths begin; the working directory when left out.
 
     Raises:
         NotMadeYetError: the file does not exist, and `made_by` names the command that makes it.
         DataError: anything else that is wrong with the file, a row or a column.
     """
-    rows = [map_one(row, source) for row in _limited(source, base_dir)]
+    rows = [map_one(row, source) for row in _limited(source)]
     if not rows:
         raise DataError(f"{source.path}: no rows; a source needs at least one")
     return rows
 
 
-def check_source(source: FileConfig, base_dir: Path | None = None) -> None:
+def check_source(source: FileConfig) -> None:
     """Look whether a source can be read: it exists and its first row has the columns.
 
     Hub datasets are only checked by the form of their name. Raises like `read_source`.
     """
-    form = resolve_format(source, base_dir)
-    path = _local(source, base_dir)
+    form = resolve_format(source)
+    path = _local(source)
     if form == "hub":
         return
     if form == "disk":
@@ -87,13 +84,13 @@ def check_source(source: FileConfig, base_dir: Path | None = None) -> None:
     raise DataError(f"{source.path}: no rows; a source needs at least one")
 
 
-def resolve_format(source: FileConfig, base_dir: Path | None = None) -> str:
+def resolve_format(source: FileConfig) -> str:
     """The format of a source, `auto` resolved; also checks that what is local exists.
 
     Raises:
         NotMadeYetError, DataError: as `read_source`.
     """
-    path = _local(source, base_dir)
+    path = _local(source)
     form: str = source.format
     if form == "hub" or (form == "auto" and not path.exists() and _names_hub(source)):
         if not ("/" in source.path and has_hub_form(source.path)):
@@ -114,9 +111,9 @@ def resolve_format(source: FileConfig, base_dir: Path | None = None) -> str:
     return form
 
 
-def _limited(source: FileConfig, base_dir: Path | None) -> Iterator[RawRow]:
-    form = resolve_format(source, base_dir)
-    path = _local(source, base_dir)
+def _limited(source: FileConfig) -> Iterator[RawRow]:
+    form = resolve_format(source)
+    path = _local(source)
     if form == "hub":
         rows = read_hub(source)
     elif form == "disk":
@@ -126,9 +123,8 @@ def _limited(source: FileConfig, base_dir: Path | None) -> Iterator[RawRow]:
     return itertools.islice(rows, source.limit)
 
 
-def _local(source: FileConfig, base_dir: Path | None) -> Path:
-    path = Path(source.path).expanduser()
-    return path if base_dir is None else base_dir / path
+def _local(source: FileConfig) -> Path:
+    return Path(source.path).expanduser()
 
 
 def _names_hub(source: FileConfig) -> bool:

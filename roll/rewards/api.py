@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from dataclasses import dataclass, field
-from typing import Protocol
-
-from roll.core.types import Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +22,3 @@ class RewardContext:
     name: str
     """Of the reward in the config."""
     seed: int
-
-
-class RewardFn(Protocol):
-    """A reward function: `def fn(sample, **kwargs) -> Reward | float | bool`, plain or async.
-
-    It may also take a second positional parameter named `ctx` (a `RewardContext`).
-    """
-
-    def __call__(self, sample: Sample) -> Reward | float | Awaitable[Reward | float]: ...
