@@ -126,6 +126,12 @@ def environment(wanted: Mapping[str, str | None]) -> Iterator[None]:
         set_all(before)
 
 
+def replace_environment(wanted: Mapping[str, str]) -> None:
+    """Give this process other variables than it was started with: those and no more."""
+    os.environ.clear()
+    os.environ.update(wanted)
+
+
 def prepare_ray() -> None:
     """Set what Ray reads when it starts on this machine; what the user set stays.
 

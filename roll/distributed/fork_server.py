@@ -36,6 +36,7 @@ from roll.distributed.actor_env import (
     WITHOUT_TRITON,
     WORKER_TOKEN,
     prepare_ray,
+    replace_environment,
 )
 from roll.platform.allocator import set_from
 
@@ -207,8 +208,7 @@ def _receive(client: socket.socket) -> tuple[_Wanted, list[int]]:
 def _become(wanted: _Wanted) -> None:
     """Go on as the Python that was wanted, with what this one has imported."""
     os.setpgid(0, 0)  # when a worker has ended, Ray kills what is left of its process group
-    os.environ.clear()
-    os.environ.update(wanted.env)
+    replace_environment(wanted.env)
     os.chdir(wanted.cwd)
     _mark(wanted.env)
     if WITHOUT_TRITON not in wanted.env:
@@ -221,7 +221,7 @@ def _become(wanted: _Wanted) -> None:
     script = wanted.argv[0]
     named = [folder for folder in wanted.env.get("PYTHONPATH", "").split(os.pathsep) if folder]
     sys.path[:] = [str(Path(script).parent), *named, *sys.path[1:]]
-    sys.argv = list(wanted.argv)
+    sys.argv[:] = wanted.argv
     runpy.run_path(script, run_name="__main__")
 
 
