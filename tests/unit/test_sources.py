@@ -45,9 +45,9 @@ def test_every_format_gives_the_same_rows(tmp_path: Path) -> None:
     splits = datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)})
     splits.save_to_disk(tmp_path / "split")
     for name in ("a.jsonl", "a.json", "a.csv", "a.parquet", "plain", "split"):
-        source = SourceConfig(path=name, tag="sums")
-        check_source(source, tmp_path)
-        rows = read_source(source, map_row, tmp_path)
+        source = SourceConfig(path=str(tmp_path / name), tag="sums")
+        check_source(source)
+        rows = read_source(source, map_row)
         assert [(r.prompt, r.answer, r.tag, r.extra) for r in rows] == [
             ("1 + 1", "2", "sums", {"level": "easy"}),
             ("2 * 3", "6", "sums", {"level": "hard"}),
