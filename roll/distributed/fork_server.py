@@ -129,36 +129,41 @@ class _Server:
         poll = select.poll()
         poll.register(self.listener, select.POLLIN)
         while True:
-            for descriptor, _ in poll.poll():
-                if descriptor == self.listener.fileno():
-                    wanted = self._accept(poll)
-                    if wanted is not None:
-                        return wanted
-                elif (fork := self.forks.get(descriptor)) is not None:
-                    self._settle(descriptor, fork, poll)
+            # One at a time: what is done about it may close the descriptor of another one, and open
+            # a new one of the same number.
+            descriptor, _ = poll.poll()[0]
+            if descriptor != self.listener.fileno():
+                self._settle(descriptor, self.forks[descriptor], poll)
+            elif (wanted := self._accept(poll)) is not None:
+                return wanted
 
     def _accept(self, poll: select.poll) -> _Wanted | None:
         """Fork for one client; None in the server."""
         client, _ = self.listener.accept()
         client.settimeout(REQUEST_TIMEOUT_S)
+        streams: list[int] = []
         try:
             if not fork_client.is_ours(client):
                 raise PermissionError("a client of another user")
-            wanted, streams = _receive(client)
-        except (OSError, ValueError, KeyError):
+            wanted = _receive(client, streams)
+            pid = os.fork()
+        except (OSError, ValueError, KeyError):  # also no memory for a fork: Ray tries again
             client.close()
             return None
-        pid = os.fork()
-        if not pid:
-            self._leave(client, streams)
-            return wanted
-        for stream in streams:
-            os.close(stream)
-        fork = _Fork(pid, os.pidfd_open(pid), client)
-        for descriptor in (fork.ended, client.fileno()):
+        else:
+            if not pid:
+                self._leave(client, streams)
+                return wanted
+            self._watch(_Fork(pid, os.pidfd_open(pid), client), poll)
+            return None
+        finally:
+            for stream in streams:
+                os.close(stream)
+
+    def _watch(self, fork: _Fork, poll: select.poll) -> None:
+        for descriptor in (fork.ended, fork.client.fileno()):
             self.forks[descriptor] = fork
             poll.register(descriptor, select.POLLIN)
-        return None
 
     def _leave(self, client: socket.socket, streams: Sequence[int]) -> None:
         """In a fork: close what is the server's, and take the client's streams."""
@@ -169,7 +174,6 @@ class _Server:
         client.close()
         for target, stream in enumerate(streams):
             os.dup2(stream, target)
-            os.close(stream)
 
     def _settle(self, descriptor: int, fork: _Fork, poll: select.poll) -> None:
         """A fork has ended: tell its client. Or its client has: kill the fork."""
@@ -188,12 +192,14 @@ class _Server:
         os.close(fork.ended)
 
 
-def _receive(client: socket.socket) -> tuple[_Wanted, list[int]]:
+def _receive(client: socket.socket, streams: list[int]) -> _Wanted:
+    """What a client wants; its standard streams are put into `streams`, also if it then fails."""
     room = socket.CMSG_LEN(3 * array.array("i").itemsize)
     head, rights, _, _ = client.recvmsg(fork_client.LENGTH.size, room)
-    streams = array.array("i")
     for _, _, data in rights:
-        streams.frombytes(data)
+        streams.extend(array.array("i", data))
+    if len(head) < fork_client.LENGTH.size:
+        raise ConnectionResetError("the client has gone")
     (size,) = fork_client.LENGTH.unpack(head)
     text = bytearray()
     while len(text) < size:
@@ -202,7 +208,7 @@ def _receive(client: socket.socket) -> tuple[_Wanted, list[int]]:
             raise ConnectionResetError("the client has gone")
         text += piece
     found = json.loads(text)
-    return _Wanted(found["argv"], found["env"], found["cwd"]), list(streams)
+    return _Wanted(found["argv"], found["env"], found["cwd"])
 
 
 def _become(wanted: _Wanted) -> None:
@@ -236,7 +242,7 @@ def _main(listener: int, modules: Sequence[str]) -> None:
     sys.modules.setdefault("triton", None)  # type: ignore[arg-type]  # see `WITHOUT_TRITON`
     os.set_inheritable(listener, False)
     for name in modules:
-        with suppress(ImportError):  # which a worker that needs it tells better
+        with suppress(Exception):  # which a worker that needs it tells better
             importlib.import_module(name)
     gc.collect()
     gc.freeze()  # to look through all this would copy every page of it in every fork

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -130,6 +131,18 @@ def test_an_ended_fork_disturbs_no_other(server: ForkServer, tmp_path: Path) -> 
     assert third.communicate(timeout=LIMIT_S) == ("5\n", "")
     assert lives(pid)
     second.kill()
+
+
+def test_clients_that_are_killed_as_they_connect_disturb_nobody(
+    server: ForkServer, tmp_path: Path
+) -> None:
+    name = server.python.split()[-1]
+    with socket.socket(socket.AF_UNIX) as silent, socket.socket(socket.AF_UNIX) as torn:
+        silent.connect(f"\0{name}")
+        torn.connect(f"\0{name}")
+        torn.sendall(fork_client.LENGTH.pack(1000) + b"{")
+    client = started(server, tmp_path, "import sys; print('decimal' in sys.modules)")
+    assert client.communicate(timeout=LIMIT_S) == ("True\n", "")
 
 
 def test_without_a_server_it_is_plain_python() -> None:
