@@ -49,7 +49,12 @@ KEEP_FREED_MEMORY = {
 WITHOUT_TRITON = "ROLL_WITHOUT_TRITON"
 """Set for the same workers: transformers would import triton, 70 MB of kernels for GPUs."""
 
-RAY_VARIABLES = {"RAY_USAGE_STATS_ENABLED": "0"}
+RAY_VARIABLES = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Events of every call, for `ray list tasks`: Ray's control store keeps 100,000 of them, and grew
+    # by 150 MB in 1,000 steps (benchmarks/soak.py).
+    "RAY_task_events_report_interval_ms": "0",
+}
 
 LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """Where all workers are on one machine, their process groups listen on its loopback interface; by

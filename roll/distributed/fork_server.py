@@ -27,6 +27,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import dropwhile
 from pathlib import Path
 
 from roll.distributed import fork_client
@@ -93,8 +94,15 @@ class ForkServer:
 
 
 def can_fork() -> bool:
-    """Whether this system has what the server needs (Linux 5.3)."""
-    return hasattr(os, "pidfd_open") and hasattr(os, "memfd_create")
+    """Whether this system has what the server needs, and allows it (Linux 5.3)."""
+    if not (hasattr(os, "pidfd_open") and hasattr(os, "memfd_create")):
+        return False
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+        os.close(os.memfd_create("probe"))
+    except OSError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +112,8 @@ class _Wanted:
     argv: list[str]
     env: dict[str, str]
     cwd: str
+    oom: str
+    """Content of the client's `oom_score_adj`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +157,12 @@ class _Server:
                 raise PermissionError("a client of another user")
             wanted = _receive(client, streams)
             pid = os.fork()
-        except (OSError, ValueError, KeyError):  # also no memory for a fork: Ray tries again
+        except (
+            OSError,
+            ValueError,
+            LookupError,
+            TypeError,
+        ):  # also no memory for a fork: Ray tries again
             client.close()
             return None
         else:
@@ -155,6 +170,8 @@ class _Server:
                 self._leave(client, streams)
                 return wanted
             self._watch(_Fork(pid, os.pidfd_open(pid), client), poll)
+            with suppress(OSError):
+                client.sendall(fork_client.FORKED)
             return None
         finally:
             for stream in streams:
@@ -208,7 +225,7 @@ def _receive(client: socket.socket, streams: list[int]) -> _Wanted:
             raise ConnectionResetError("the client has gone")
         text += piece
     found = json.loads(text)
-    return _Wanted(found["argv"], found["env"], found["cwd"])
+    return _Wanted(found["argv"], found["env"], found["cwd"], found["oom"])
 
 
 def _become(wanted: _Wanted) -> None:
@@ -224,10 +241,14 @@ def _become(wanted: _Wanted) -> None:
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(int(wanted.env.get("OMP_NUM_THREADS", torch.get_num_threads())))
     set_from(wanted.env)
-    script = wanted.argv[0]
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(wanted.oom)
+    # Options of Python's come first; the server was started by the same interpreter and variables.
+    argv = list(dropwhile(lambda word: word.startswith("-"), wanted.argv))
+    script = argv[0]
     named = [folder for folder in wanted.env.get("PYTHONPATH", "").split(os.pathsep) if folder]
     sys.path[:] = [str(Path(script).parent), *named, *sys.path[1:]]
-    sys.argv[:] = wanted.argv
+    sys.argv[:] = argv
     runpy.run_path(script, run_name="__main__")
 
 

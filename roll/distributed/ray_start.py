@@ -71,10 +71,11 @@ def shut_down(started: list[Daemon], timeout_s: float) -> None:
 
 
 def kill(started: list[Daemon]) -> None:
-    """Kill processes of Ray that may be gone already."""
+    """Kill those processes of Ray that are still there."""
     for daemon in started:
-        with suppress(ProcessLookupError):
-            os.kill(daemon.pid, signal.SIGKILL)
+        if look_at(daemon.pid) is not None:
+            with suppress(ProcessLookupError):
+                os.kill(daemon.pid, signal.SIGKILL)
 
 
 def _kill_late(started: list[Daemon], timeout_s: float) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from roll.config.run import RunConfig
 from roll.config.training import InferRole
 from roll.distributed.fork_server import ForkServer, can_fork
+from roll.distributed.layout import address_to_join
 from roll.platform.machine import count_gpus
 
 SHARED = ("roll.algorithms.compose", "roll.models.load", "roll.weight_sync.transfer")
@@ -37,9 +37,8 @@ def preloads(config: RunConfig) -> list[str]:
 def forking(config: RunConfig) -> Iterator[ForkServer | None]:
     """Start the fork server of a run, where its workers can be forks; it ends with the block."""
     cluster = config.cluster
-    here = cluster.nodes == 1 and not (cluster.address or os.environ.get("RAY_ADDRESS"))
-    on_cpu = cluster.platform != "cuda" and not (cluster.platform == "auto" and count_gpus())
-    if not (here and on_cpu and can_fork()):
+    here = cluster.nodes == 1 and address_to_join(cluster) is None
+    if not here or cluster.platform == "cuda" or count_gpus() or not can_fork():
         yield None
         return
     with ForkServer(preloads(config)) as server:

@@ -14,6 +14,7 @@ VARIABLES = {
 }
 """What glibc reads when a program is loaded."""
 NEVER = 2**31 - 1
+"""More than any block, as far as an argument of `mallopt` can say."""
 
 
 def keep_freed_memory() -> bool:
@@ -36,5 +37,6 @@ def set_from(environ: Mapping[str, str]) -> None:
     """Do what `VARIABLES` ask for, in a process that was there before they were set."""
     library = ctypes.CDLL(None)
     for name, number in VARIABLES.items():
-        if name in environ and hasattr(library, "mallopt"):
-            library.mallopt(number, min(int(environ[name]), NEVER))
+        value = environ.get(name, "")
+        if value.isdigit() and hasattr(library, "mallopt"):
+            library.mallopt(number, min(int(value), NEVER))

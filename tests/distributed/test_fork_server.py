@@ -47,7 +47,7 @@ def started(server: ForkServer, folder: Path, code: str, **env: str) -> subproce
     script = folder / "script.py"
     script.write_text(code)
     return subprocess.Popen(
-        f"exec {server.python} {script} one 'two three'",
+        f"exec {server.python} -s {script} one 'two three'",
         shell=True,
         cwd=folder,
         env={"PATH": os.environ["PATH"], **env},
@@ -143,6 +143,17 @@ def test_clients_that_are_killed_as_they_connect_disturb_nobody(
         torn.sendall(fork_client.LENGTH.pack(1000) + b"{")
     client = started(server, tmp_path, "import sys; print('decimal' in sys.modules)")
     assert client.communicate(timeout=LIMIT_S) == ("True\n", "")
+
+
+def test_without_a_server_that_lives_a_client_is_plain_python(tmp_path: Path) -> None:
+    """Also one that had connected before the server ended."""
+    with ForkServer(["decimal"]) as server:
+        os.kill(server._process.pid, signal.SIGSTOP)
+        client = started(server, tmp_path, "import sys; print('decimal' in sys.modules)")
+        assert client.stdout is not None
+        name = server.python.split()[-1]
+        assert eventually(lambda: Path("/proc/net/unix").read_text().count(name) >= 2)
+    assert client.communicate(timeout=LIMIT_S) == ("False\n", "")
 
 
 def test_without_a_server_it_is_plain_python() -> None:
