@@ -51,7 +51,7 @@ WITHOUT_TRITON = "ROLL_WITHOUT_TRITON"
 
 RAY_VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Events of every call, for `ray list tasks`: Ray's control store keeps 100,000 of them, and grew
+    # Events of every call, for `ray list tasks`: the control store keeps 100,000 of them, and grew
     # by 150 MB in 1,000 steps (benchmarks/soak.py).
     "RAY_task_events_report_interval_ms": "0",
 }
