@@ -79,6 +79,7 @@ _UPRIGHT_LETTER = re.compile(
 """A letter behind a number that is set as text is a unit; as a formula it may be a variable."""
 _MONEY = re.compile(r"(?:\\\$|\$) ?(-?(?:\d[\d,]*)?(?:\.\d+|\d))\.?")
 _IN_FORMULA = re.compile(r"\$\s*(.*[^\s\\])\s*\$|\\\(\s*(.*[^\s\\])\s*\\\)", re.DOTALL)
+MAX_MONEY_CHARS = 60
 _ANGLE = r"(-?\d+(?:\.\d+)?)\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)"
 _OF_DEGREES = re.compile(
     r"(\\(?:sin|cos|tan|cot|sec|csc)(?:\^\{?\d\}?)?)\s*"
@@ -151,6 +152,8 @@ def plain_characters(text: str) -> str:
 
 def _name_dollars(text: str) -> str:
     r"""Write an amount of money with the name of its unit ("\$18" is not 18 cents)."""
+    if len(text) > MAX_MONEY_CHARS:
+        return text  # an answer of many spaces would cost the square of them
     formula = _IN_FORMULA.fullmatch(text)
     money = _MONEY.fullmatch(text if formula is None else formula[1] or formula[2])
     return text if money is None else f"{money[1]} dollars"
