@@ -104,7 +104,8 @@ def tidy(text: str) -> str:
     Example: tidy("$\\dfrac{1}{2}\\,\\text{cm}$") == "\\frac{1}{2} cm"; tidy("√2") == "\\sqrt{2}"
     """
     text = _PI_METERS.sub(" meters", text)
-    text = plain_characters(text).strip().strip("*`")
+    # Patterns that look for blanks would cost the square of a long run of them.
+    text = re.sub(r"\s{2,}", " ", plain_characters(text)).strip().strip("*`")
     text = _name_dollars(text)
     while (whole := _WRAPPED.match(text)) and _closes_at_end(text[whole.end() - 1 :]):
         text = text[whole.end() : -1].strip()
@@ -153,7 +154,7 @@ def plain_characters(text: str) -> str:
 def _name_dollars(text: str) -> str:
     r"""Write an amount of money with the name of its unit ("\$18" is not 18 cents)."""
     if len(text) > MAX_MONEY_CHARS:
-        return text  # an answer of many spaces would cost the square of them
+        return text
     formula = _IN_FORMULA.fullmatch(text)
     money = _MONEY.fullmatch(text if formula is None else formula[1] or formula[2])
     return text if money is None else f"{money[1]} dollars"
