@@ -234,3 +234,9 @@ def _in_base(value: int, base: int) -> str:
         value, digit = divmod(value, base)
         digits = str(digit) + digits
     return digits
+
+
+@pytest.mark.parametrize("text", ["$" + " " * 100_000 + "x", "\\sin" + " " * 100_000 + "3"])
+def test_long_runs_of_blanks_are_one_blank(text: str) -> None:
+    """A pattern that tried each of them would take minutes."""
+    assert tidy(text) == tidy(" ".join(text.split()))
