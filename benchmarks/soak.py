@@ -2,9 +2,10 @@
 
 Runs `examples/rlvr_quickstart` with two replicas at two steps of staleness, a checkpoint every 200
 steps, and every two minutes a SIGKILL of a random replica: of its worker, or of its engine's core.
-Meanwhile every process is looked at. Prints, first tenth against last: memory of every process (a
-line is fitted to all that follows the first tenth), open files, threads, shared memory and step
-time; and whether every sample of every step was there once, whole, and not older than allowed.
+Meanwhile every process is looked at (`looks.jsonl` in the folder of `--out`). Prints, first tenth
+against last: memory of every process (a line is fitted to all that follows the first tenth), open
+files, threads, shared memory and step time; and whether every sample of every step was there once,
+whole, and not older than allowed.
 
     python benchmarks/soak.py [--steps 3000] [--kill-every 120] [--out outputs/soak] [key=value ...]
 
@@ -123,7 +124,7 @@ def _title(pid: int) -> str:
 def soak(args: argparse.Namespace) -> tuple[Books, Samples, list[str]]:
     """The whole run; its output goes to `run.log`."""
     adopt_orphans()
-    dice, books = random.Random(args.seed), Books()
+    dice, books = random.Random(args.seed), Books(args.out / "looks.jsonl")
     records, log = args.out / "run" / "metrics.jsonl", args.out / "run.log"
     samples, kills = Samples(args.out / "run" / "rollouts"), []
     with log.open("w") as output:

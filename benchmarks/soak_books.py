@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, linear_regression
 
@@ -50,6 +51,8 @@ class Growth:
 class Books:
     """Looks at all descendants of this process."""
 
+    record: Path | None = None
+    """File that each look is appended to, a JSON object per process."""
     _looks: dict[int, list[Look]] = field(default_factory=lambda: defaultdict(list))
     _names: dict[int, str] = field(default_factory=dict)
     _shared: list[tuple[float, float]] = field(default_factory=list)
@@ -69,7 +72,13 @@ class Books:
             shared_mb += sizes.get("Pss_Shmem", 0.0)
             memory_mb = sizes.get("Anonymous", 0.0)
             self._looks[pid].append(Look(step, age_s, memory_mb, files, threads))
+            self._write({"pid": pid, "name": self._names[pid], **asdict(self._looks[pid][-1])})
         self._shared.append((step, shared_mb))
+
+    def _write(self, look: dict[str, object]) -> None:
+        if self.record is not None:
+            with self.record.open("a") as file:
+                file.write(json.dumps(look) + "\n")
 
     def looks(self, pid: int) -> list[Look]:
         """At one process."""
