@@ -25,16 +25,16 @@ from torch.multiprocessing.spawn import spawn
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
 from roll.algorithms.api import PolicyTerms, TokenLoss
-from roll.config.model import ModelConfig
-from roll.config.roles import Role
-from roll.config.training import OptimizerConfig, TrainRole
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.roles import Role
+from roll.config.sections.training import OptimizerConfig, TrainRole
 from roll.core.batches import RolloutBatch
 from roll.core.metrics import Metrics
 from roll.core.types import WorkerSpec
 from roll.platform import get_platform
 from roll.platform.machine import free_port
 from roll.strategy.build import build_train
-from roll.strategy.heads import PolicyHead
+from roll.strategy.training.heads import PolicyHead
 
 TOLERANCE = 1e-4
 ROWS, LONGEST, VOCAB = 8, 20, 67  # an odd vocabulary: it is padded under tensor parallelism
@@ -179,7 +179,7 @@ def batches(steps: int) -> Iterator[RolloutBatch]:
 
 def plain_steps(folder: Path, steps: int) -> list[tuple[float, float]]:
     """(loss, gradient norm) of each step, by nothing but PyTorch and Hugging Face."""
-    from roll.strategy.schedule import lr_at
+    from roll.strategy.training.schedule import lr_at
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model.train()

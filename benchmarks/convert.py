@@ -26,11 +26,11 @@ from pathlib import Path
 
 import numpy as np
 
-from mcore_adapter.convert.engine import create_files
-from mcore_adapter.convert.plan import tasks
-from mcore_adapter.convert.tensorfile import Spec, Writer
+from mcore_adapter.convert.conversion_plan import tasks
+from mcore_adapter.convert.run_conversion import create_files
+from mcore_adapter.convert.storage.tensor_file import Spec, Writer
 from mcore_adapter.models import table_of
-from mcore_adapter.sizes import ParallelSizes
+from mcore_adapter.parallel_sizes import ParallelSizes
 
 HEADS, KV_HEADS, VOCAB = 16, 8, 32_000
 WIDE = {"layers": 14, "hidden": 2048, "mlp": 8192}

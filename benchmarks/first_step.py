@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 RUN = "examples/rlvr_quickstart/run.yaml"
 WITH = "from roll.cli import app; import sys; app(['run', *sys.argv[1:]])"
 WITHOUT = (
-    "import sys; from roll.config import load_config; from roll.pipeline.launch import launch; "
+    "import sys; from roll.config import load_config; from roll.commands.launch import launch; "
     "launch(load_config(sys.argv[1], sys.argv[2:]))"
 )
 LOOK_S = 0.05

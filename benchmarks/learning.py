@@ -124,8 +124,8 @@ def _run(job: Job) -> None:
     from roll.config import RlvrConfig, load_config
     from roll.core.loop_thread import LoopThread
     from roll.distributed.local import LocalLauncher
-    from roll.pipeline.data import load_data
     from roll.pipeline.rlvr import RlvrPipeline
+    from roll.runtime.run_data import load_data
 
     torch.set_num_threads(1)
     config = load_config(_run_file(job)).config

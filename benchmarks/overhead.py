@@ -96,7 +96,7 @@ def framework_steps(case: Case, folder: Path, steps: int) -> list[dict[str, floa
 def bare_engine_s(case: Case, repeats: int, queue: Any) -> None:
     """Seconds in which a bare engine answers the requests of a step."""
     from roll.config import load_config
-    from roll.config.roles import Role
+    from roll.config.sections.roles import Role
     from roll.core.types import GenerateRequest, SamplingParams, WorkerSpec
     from roll.platform.machine import cores
     from roll.strategy.setup import EngineSetup

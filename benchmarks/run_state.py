@@ -28,8 +28,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))  # to be run by its path, too
 
 from roll.core.types import Completion, FinishReason, Prompt, Sample
-from roll.pipeline.plain_json import write_plain
-from roll.rollout.saved import to_json
+from roll.output_dir.plain_json import write_plain
+from roll.rollout.serialization import to_json
 from roll.rollout.types import Group, ScoredSample
 
 SIBLINGS = 8

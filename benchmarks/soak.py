@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # to be run by its path, too
 
 from benchmarks.process_meter import adopt_orphans, last_lines
 from benchmarks.soak_books import Books, Growth
-from roll.pipeline.track import read_records
+from roll.output_dir.trackers import read_records
 from roll.platform.processes import descendants
 
 ROOT = Path(__file__).parents[1]

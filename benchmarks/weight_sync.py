@@ -86,14 +86,14 @@ class Cost:
 def trainer(pipe: Connection, rank: int, world: int, port: int, path: Path) -> None:
     import torch
 
-    from roll.config.model import ModelConfig
-    from roll.config.roles import Role
-    from roll.config.strategy import Fsdp2Config
-    from roll.config.training import OptimizerConfig
+    from roll.config.sections.model import ModelConfig
+    from roll.config.sections.roles import Role
+    from roll.config.sections.strategy import Fsdp2Config
+    from roll.config.sections.training import OptimizerConfig
     from roll.core.types import WorkerSpec
     from roll.strategy.fsdp2.train import Fsdp2Strategy
-    from roll.strategy.heads import PolicyHead
     from roll.strategy.setup import ModelSetup
+    from roll.strategy.training.heads import PolicyHead
     from roll.weight_sync.manifest import Manifest
     from roll.weight_sync.transfer import send
 
@@ -173,9 +173,9 @@ def plain_replica(pipe: Connection, index: int) -> None:
 
 
 def vllm_replica(pipe: Connection, index: int, path: Path) -> None:
-    from roll.config.model import ModelConfig
-    from roll.config.roles import Role
-    from roll.config.strategy import VllmConfig
+    from roll.config.sections.model import ModelConfig
+    from roll.config.sections.roles import Role
+    from roll.config.sections.strategy import VllmConfig
     from roll.core.types import WorkerSpec
     from roll.platform.machine import cores
     from roll.strategy.setup import EngineSetup
@@ -248,7 +248,7 @@ def push_once(
     trainers: Team, replicas: Team, kind: TransportKind, folder: Path, bucket_bytes: int | None,
     *, gathered: bool = False, verify: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    from roll.weight_sync.plan import new_channel
+    from roll.weight_sync.transport_choice import new_channel
 
     channel = new_channel(
         kind, num_receivers=len(replicas.pipes), num_senders=1 if gathered else len(trainers.pipes),

@@ -30,8 +30,8 @@ from roll.config.algorithm.shaping import (
     RewardShapingConfig,
     SampleWeightConfig,
 )
-from roll.config.compose import PRESETS
-from roll.config.rollout import FilterConfig
+from roll.config.loading.compose import PRESETS
+from roll.config.sections.rollout import FilterConfig
 
 TARGET = Path(__file__).parent / "algorithms.md"
 

@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from roll.config.compose import LoadedConfig, compose, load_config
 from roll.config.errors import RollError, UserError
+from roll.config.loading.compose import LoadedConfig, compose, load_config
 
 app = typer.Typer(
     help="Post-train language models with reinforcement learning.",
@@ -76,15 +76,15 @@ def run(file: File, overrides: Overrides = None, debug: Debug = False) -> None:
     with reported(debug):
         loaded = load_config(file, overrides or ())
         _leave_out_triton()
-        from roll.pipeline.preloads import forking
+        from roll.commands.preloads import forking
 
         # First, so that it imports what workers need while this process does.
         with forking(loaded.config) as fork_server:
-            from roll.pipeline.preflight import inspect
+            from roll.commands.preflight import inspect
 
             for finding in inspect(loaded):
                 raise finding.error
-            from roll.pipeline.launch import launch
+            from roll.commands.launch import launch
 
             launch(loaded, fork_server=fork_server)
 
@@ -98,9 +98,9 @@ def check(
     with reported(debug):
         loaded = load_config(file, overrides or ())
         _leave_out_triton()
-        from roll.config.notices import notices
-        from roll.pipeline.preflight import inspect, user_folder
-        from roll.pipeline.trial import Trial, try_out
+        from roll.commands.preflight import inspect, user_folder
+        from roll.commands.trial import Trial, try_out
+        from roll.config.checks.notices import notices
 
         findings = inspect(loaded)
         wrong = [str(finding.error) for finding in findings if not finding.only_here]
@@ -154,7 +154,7 @@ def merge(
 ) -> None:
     """Write the trained model of a checkpoint as one Hugging Face folder, and load it."""
     with reported(debug):
-        from roll.pipeline.merge import merge as merged
+        from roll.commands.merge import merge as merged
 
         merged(source, target, trust_remote_code=trust_remote_code)
 
@@ -163,7 +163,7 @@ def merge(
 def doctor(debug: Debug = False) -> None:
     """Show what this machine has, which backends can be used, and what to install."""
     with reported(debug):
-        from roll.pipeline.doctor import examine
+        from roll.commands.doctor import examine
 
         table = Table("", "found", "supported", "")
         healthy = True

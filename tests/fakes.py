@@ -21,9 +21,9 @@ from roll.core.types import (
     SamplingParams,
 )
 from roll.rollout.budget import Budget
-from roll.rollout.fleet import Fleet
-from roll.rollout.replica import Replica
-from roll.rollout.routing import LeastLoaded, RoutingPolicy
+from roll.rollout.fleet.fleet import Fleet
+from roll.rollout.fleet.replica import Replica
+from roll.rollout.fleet.routing import LeastLoaded, RoutingPolicy
 from roll.rollout.scheduler import GenerateScheduler
 from roll.rollout.single_turn import SingleTurn
 from roll.rollout.types import Group, GroupFilter, RunGroup, Score, ScoredSample

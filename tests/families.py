@@ -14,7 +14,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from roll.config.model import ModelConfig
+from roll.config.sections.model import ModelConfig
 from tests.convert.tiny_models import COMMON, MODELS
 from tests.tiny import ALPHABET, SPECIAL, char_tokenizer
 

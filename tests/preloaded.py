@@ -13,8 +13,6 @@ os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 import peft  # noqa: F401
 from transformers import AutoModelForCausalLM  # noqa: F401
 
-import mcore_adapter.build.model
-import mcore_adapter.load  # noqa: F401
 import roll.strategy.build
 
 # Importing a backend changes nothing outside of it; building one does, in the fork.

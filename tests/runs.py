@@ -13,11 +13,11 @@ from typing import Any
 
 import yaml
 
+from roll.commands.launch import PIPELINES
 from roll.config import load_config
 from roll.core.loop_thread import LoopThread
 from roll.distributed.local import LocalLauncher
-from roll.pipeline.launch import PIPELINES
-from roll.pipeline.track import read_records
+from roll.output_dir.trackers import read_records
 from tests.tiny import save_tiny_model
 
 ROOT = Path(__file__).parents[1]

@@ -17,16 +17,16 @@ from benchmarks.simulation.engine import PROMPT_TOKENS, EngineModel, ScriptedEng
 from benchmarks.simulation.faults import FaultLog, Faults, Sickness
 from benchmarks.simulation.lengths import Lengths
 from benchmarks.simulation.oracle import StepWork
-from roll.config.rollout import HealthConfig
+from roll.config.sections.rollout import HealthConfig
 from roll.core.errors import WaitTimeoutError
 from roll.core.types import Prompt, Sample, SamplingParams
 from roll.data.datasets import Dataset, Source
 from roll.data.mixing import Sampler
 from roll.rollout.budget import Budget
-from roll.rollout.fleet import Fleet
-from roll.rollout.health import Health
-from roll.rollout.replica import Replica
-from roll.rollout.routing import Sticky
+from roll.rollout.fleet.fleet import Fleet
+from roll.rollout.fleet.health import Health
+from roll.rollout.fleet.replica import Replica
+from roll.rollout.fleet.routing import Sticky
 from roll.rollout.scheduler import GenerateScheduler
 from roll.rollout.single_turn import SingleTurn
 from roll.rollout.types import Group, ScoredSample

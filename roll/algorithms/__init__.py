@@ -14,21 +14,21 @@ from roll.algorithms.advantages.reinforce_pp import ReinforcePp
 from roll.algorithms.advantages.remax import Remax
 from roll.algorithms.compose import SumLoss, build_advantage, build_loss, build_value_loss
 from roll.algorithms.correction import correct, use_engine_logprobs
-from roll.algorithms.losses.cispo import Cispo
-from roll.algorithms.losses.clip_cov import ClipCov
 from roll.algorithms.losses.distill import DistillTerm
-from roll.algorithms.losses.dro import Dro
 from roll.algorithms.losses.entropy import EntropyBonus
-from roll.algorithms.losses.gmpo import Gmpo
-from roll.algorithms.losses.gspo import Gspo
-from roll.algorithms.losses.kimi import Kimi
 from roll.algorithms.losses.kl import KlToReference
-from roll.algorithms.losses.kl_cov import KlCov
 from roll.algorithms.losses.nll import PositiveNll
-from roll.algorithms.losses.pg import PolicyGradient
-from roll.algorithms.losses.ppo import PpoClip
-from roll.algorithms.losses.sapo import Sapo
-from roll.algorithms.losses.topr import Topr
+from roll.algorithms.losses.policy.cispo import Cispo
+from roll.algorithms.losses.policy.clip_cov import ClipCov
+from roll.algorithms.losses.policy.dro import Dro
+from roll.algorithms.losses.policy.gmpo import Gmpo
+from roll.algorithms.losses.policy.gspo import Gspo
+from roll.algorithms.losses.policy.kimi import Kimi
+from roll.algorithms.losses.policy.kl_cov import KlCov
+from roll.algorithms.losses.policy.pg import PolicyGradient
+from roll.algorithms.losses.policy.ppo import PpoClip
+from roll.algorithms.losses.policy.sapo import Sapo
+from roll.algorithms.losses.policy.topr import Topr
 from roll.algorithms.losses.value import ClippedValueLoss, explained_variance
 from roll.algorithms.shaping.advantages import ClipAdvantage, WhitenAdvantage
 from roll.algorithms.shaping.compose import Shaping, build_shaping

@@ -23,7 +23,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from roll.algorithms.losses.ratio import bounded_exp
+from roll.algorithms.losses.policy.ratio import bounded_exp
 from roll.algorithms.mismatch import correction_metrics, weight_metrics
 from roll.config.algorithm.correction import (
     CorrectionConfig,

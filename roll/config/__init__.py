@@ -1,9 +1,9 @@
 """The configuration: strict, frozen pydantic models; no torch, no ray."""
 
-from roll.config.compose import LoadedConfig, load_config
+from roll.config.loading.compose import LoadedConfig, load_config
 from roll.config.pipelines import PIPELINES
 from roll.config.rlvr import RlvrConfig
-from roll.config.roles import Role
 from roll.config.run import RunConfig
+from roll.config.sections.roles import Role
 
 __all__ = ["PIPELINES", "LoadedConfig", "RlvrConfig", "Role", "RunConfig", "load_config"]

@@ -14,8 +14,17 @@ from roll.config.algorithm.preferences import (
     PreferenceLossConfig,
     SigmoidConfig,
 )
-from roll.config.checks import raise_if_any
-from roll.config.data import (
+from roll.config.checks.common import raise_if_any
+from roll.config.checks.offline import (
+    distill_problems,
+    dpo_problems,
+    offline_problems,
+    pairs_only,
+    scores_only,
+)
+from roll.config.errors import ConfigError
+from roll.config.run import RoleConfig, RunConfig
+from roll.config.sections.data import (
     FileConfig,
     PreferenceDataConfig,
     RowsConfig,
@@ -23,18 +32,9 @@ from roll.config.data import (
     TaughtSource,
     TextDataConfig,
 )
-from roll.config.errors import ConfigError
-from roll.config.lifecycle import PreferenceValidation, TaughtValidation, TextValidation
-from roll.config.offline_checks import (
-    distill_problems,
-    dpo_problems,
-    offline_problems,
-    pairs_only,
-    scores_only,
-)
-from roll.config.roles import Role
-from roll.config.run import RoleConfig, RunConfig
-from roll.config.training import LearnerRole, ScoreRole, TeacherRole
+from roll.config.sections.lifecycle import PreferenceValidation, TaughtValidation, TextValidation
+from roll.config.sections.roles import Role
+from roll.config.sections.training import LearnerRole, ScoreRole, TeacherRole
 
 NO_LIMIT = 2**62
 """Of steps."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from roll.config.offline import OfflineConfig
-from roll.config.placement import parse_devices
 from roll.config.rlvr import RlvrConfig
-from roll.config.roles import Role
 from roll.config.run import RunConfig
+from roll.config.sections.placement import parse_devices
+from roll.config.sections.roles import Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,17 +7,17 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from roll.config.algorithm import AlgorithmConfig, Need
-from roll.config.data import DataConfig, SourceConfig
-from roll.config.lifecycle import ValidationConfig
-from roll.config.model import ModelConfig
-from roll.config.reward import RewardConfig
-from roll.config.rlvr_checks import check_rlvr
-from roll.config.roles import Role
-from roll.config.rollout import RolloutConfig
+from roll.config.checks.rlvr import check_rlvr
 from roll.config.run import RoleConfig, RunConfig
-from roll.config.sampling import SamplingConfig
-from roll.config.training import CriticRole, InferRole, ScoreRole, TeacherRole, TrainRole
-from roll.config.weights import WeightSyncConfig
+from roll.config.sections.data import DataConfig, SourceConfig
+from roll.config.sections.lifecycle import ValidationConfig
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.reward import RewardConfig
+from roll.config.sections.roles import Role
+from roll.config.sections.rollout import RolloutConfig
+from roll.config.sections.sampling import SamplingConfig
+from roll.config.sections.training import CriticRole, InferRole, ScoreRole, TeacherRole, TrainRole
+from roll.config.sections.weights import WeightSyncConfig
 
 
 class RlvrConfig(RunConfig):

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from pydantic import Field
 
 from roll.config.base import Config
-from roll.config.data import FileConfig
-from roll.config.lifecycle import CheckpointConfig, EvaluationConfig, TrackConfig
-from roll.config.model import ModelConfig
-from roll.config.placement import ClusterConfig, DeviceList, parse_devices
-from roll.config.roles import Role
-from roll.config.strategy import Fsdp2Config, MegatronConfig
-from roll.config.training import InferRole, LearnerRole, ScoreRole
+from roll.config.sections.data import FileConfig
+from roll.config.sections.lifecycle import CheckpointConfig, EvaluationConfig, TrackConfig
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.placement import ClusterConfig, DeviceList, parse_devices
+from roll.config.sections.roles import Role
+from roll.config.sections.strategy import Fsdp2Config, MegatronConfig
+from roll.config.sections.training import InferRole, LearnerRole, ScoreRole
 
 RoleConfig = LearnerRole | ScoreRole | InferRole
 

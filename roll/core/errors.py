@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from roll.config.errors import ConfigError, RollError, UserError
-from roll.config.roles import Role
+from roll.config.sections.roles import Role
 
 __all__ = [
     "CheckpointError",

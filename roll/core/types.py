@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from roll.config.roles import Role
+from roll.config.sections.roles import Role
 
 
 class FinishReason(StrEnum):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from roll.core.batches import LabelledBatch, PreferenceBatch, TrainBatch
+from roll.data.chat.tokenization import TokenSequence
 from roll.data.examples import Example
-from roll.data.spans import TokenSequence
 
 
 def text_batch(examples: Sequence[Example]) -> TrainBatch:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from roll.config.data import FileConfig, SourceConfig
 from roll.config.errors import nearest
+from roll.config.sections.data import FileConfig, SourceConfig
 from roll.core.errors import DataError
 from roll.core.types import Message
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from roll.config.data import DataConfig, FileConfig, SourceConfig
+from roll.config.sections.data import DataConfig, FileConfig, SourceConfig
 from roll.core.errors import DataError
 from roll.core.types import Prompt
+from roll.data.chat.templates import PromptTokenizer, render_prompts, tokenize_prompts
+from roll.data.chat.unknown_text import UnknownText, unknown_pieces
 from roll.data.columns import map_row
 from roll.data.sources import read_source
-from roll.data.templates import PromptTokenizer, render_prompts, tokenize_prompts
-from roll.data.unknown import UnknownText, unknown_pieces
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from roll.config.data import FileConfig, PreferenceSource, RowsConfig, TextDataConfig, TextSource
+from roll.config.sections.data import (
+    FileConfig,
+    PreferenceSource,
+    RowsConfig,
+    TextDataConfig,
+    TextSource,
+)
 from roll.core.errors import DataError
+from roll.data.chat.conversations import DialogueRow, map_preference, map_text
+from roll.data.chat.end_mark import end_mark
+from roll.data.chat.templates import PromptTokenizer
+from roll.data.chat.tokenization import (
+    NothingToLearnError,
+    Piece,
+    TokenSequence,
+    check_template,
+    pieces,
+    tokenized,
+)
+from roll.data.chat.unknown_text import UnknownText, unknown_pieces
 from roll.data.columns import RawRow
 from roll.data.datasets import (
     Dataset,
@@ -17,19 +35,7 @@ from roll.data.datasets import (
     log_report,
     named_sources,
 )
-from roll.data.dialogues import DialogueRow, map_preference, map_text
-from roll.data.end_mark import end_mark
 from roll.data.sources import read_source
-from roll.data.spans import (
-    NothingToLearnError,
-    Piece,
-    TokenSequence,
-    check_template,
-    pieces,
-    tokenized,
-)
-from roll.data.templates import PromptTokenizer
-from roll.data.unknown import UnknownText, unknown_pieces
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from roll.config.data import FileConfig
 from roll.config.errors import nearest
+from roll.config.sections.data import FileConfig
 from roll.core.errors import DataError
 from roll.data.columns import RawRow
 

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from roll.config.data import FileConfig, PreferenceSource, SourceConfig, TextSource
 from roll.config.errors import nearest
+from roll.config.sections.data import FileConfig, PreferenceSource, SourceConfig, TextSource
 from roll.core.errors import DataError, NotMadeYetError
 from roll.core.hub import has_hub_form, may_be_on_hub
+from roll.data.chat.conversations import DialogueRow, map_preference, map_text
 from roll.data.columns import PromptRow, RawRow, map_row, require_columns
-from roll.data.dialogues import DialogueRow, map_preference, map_text
 from roll.data.readers import FILE_READERS, parquet_columns, read_disk, read_hub
 
 S = TypeVar("S", bound=FileConfig)

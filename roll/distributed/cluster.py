@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
-from roll.config.roles import Role
+from roll.config.sections.roles import Role
 from roll.core.types import RankInfo, WorkerSpec, worker_name
 from roll.distributed.dispatch import Call, dispatch_of
 from roll.distributed.pending import Answers, Pending

@@ -21,8 +21,8 @@ from typing import Any, Protocol
 
 import ray
 
-from roll.distributed.looks import RayLooks
-from roll.distributed.members import Daemon, Member
+from roll.distributed.on_ray.looks import RayLooks
+from roll.distributed.on_ray.members import Daemon, Member
 from roll.platform.processes import Look, look_at
 
 LOGGER = logging.getLogger(__name__)

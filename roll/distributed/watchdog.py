@@ -20,7 +20,7 @@ from typing import Any
 import ray
 
 from roll.distributed.heartbeats import BeatLimits, Heartbeats
-from roll.distributed.members import Daemon, Member
+from roll.distributed.on_ray.members import Daemon, Member
 
 LAST_LINES = 30
 POLL_S = 0.5

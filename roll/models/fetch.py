@@ -10,7 +10,7 @@ from typing import Any
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-from roll.config.model import ModelConfig
+from roll.config.sections.model import ModelConfig
 from roll.core.errors import ConfigError
 
 LOGGER = logging.getLogger(__name__)

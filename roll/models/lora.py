@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from roll.config.model import LoraConfig
+from roll.config.sections.model import LoraConfig
 from roll.core.errors import ConfigError
 
 ADAPTER = "default"

@@ -12,18 +12,18 @@ from typing import Any, Generic, TypeVar
 
 import yaml
 
-from roll.config.roles import Role
 from roll.config.run import RunConfig
+from roll.config.sections.roles import Role
 from roll.core.loop_thread import LoopThread
 from roll.core.metrics import Metrics
 from roll.core.timing import Timers
 from roll.distributed.cluster import Cluster, Launcher
-from roll.pipeline.changes import changed_keys
-from roll.pipeline.checkpoint import Checkpoints, RunState, require_written, write_folder
-from roll.pipeline.folder import Start, exported_file, find_start, finished_summary, mark_export
-from roll.pipeline.paths import absolute_paths
-from roll.pipeline.summary import read_summary, write_summary
-from roll.pipeline.track import Trackers, open_trackers
+from roll.output_dir.checkpoints import Checkpoints, RunState, require_written, write_folder
+from roll.output_dir.config_diff import changed_keys
+from roll.output_dir.path_resolution import absolute_paths
+from roll.output_dir.resume import Start, exported_file, find_start, finished_summary, mark_export
+from roll.output_dir.summary import read_summary, write_summary
+from roll.output_dir.trackers import Trackers, open_trackers
 from roll.workers.model import TrainWorker
 
 logger = logging.getLogger(__name__)

@@ -8,10 +8,10 @@ from roll.config.rlvr import RlvrConfig
 from roll.core.batches import RolloutBatch
 from roll.core.metrics import Last, Metrics
 from roll.core.timing import Timers
-from roll.pipeline.cast import Cast
-from roll.pipeline.data import samples_by_tag
-from roll.pipeline.steps import dump_rollouts
+from roll.pipeline.updates import dump_rollouts
 from roll.rollout.assemble import assemble, rollout_metrics
+from roll.runtime.run_data import samples_by_tag
+from roll.runtime.runtime import Cast
 
 
 def collect(

@@ -6,22 +6,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from roll.algorithms.api import PolicyTerms
-from roll.algorithms.lessons import comparison
 from roll.algorithms.losses.distill import DistillLoss
+from roll.algorithms.teacher_divergence import comparison
 from roll.config.algorithm import Aggregation
 from roll.config.offline import DistillationConfig
 from roll.core.batches import TrainBatch
 from roll.data.collate import text_batch
 from roll.data.examples import Example
-from roll.pipeline.data import RunData, check_tags
 from roll.pipeline.offline import OfflinePipeline
-from roll.pipeline.teachers import (
+from roll.runtime.run_data import RunData, check_tags
+from roll.runtime.teachers import (
     Teachers,
     check_others,
     num_tokens,
     start_teacher,
 )
-from roll.strategy.heads import PolicyHead
+from roll.strategy.training.heads import PolicyHead
 from roll.workers.learner import LearnerWorker
 
 Student = LearnerWorker[PolicyTerms, TrainBatch]

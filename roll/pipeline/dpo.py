@@ -12,13 +12,13 @@ from roll.algorithms.losses.preferences import LabelledLoss, PairedLoss
 from roll.config.algorithm import Aggregation
 from roll.config.algorithm.preferences import KtoConfig
 from roll.config.offline import DpoConfig
-from roll.config.roles import Role
+from roll.config.sections.roles import Role
 from roll.core.batches import LabelledBatch, PreferenceBatch
 from roll.data.collate import labelled_batch, pair_batch
 from roll.data.examples import Example, mismatched
 from roll.distributed.cluster import Cluster, Placement
 from roll.pipeline.offline import OfflinePipeline, filled
-from roll.strategy.heads import PolicyHead
+from roll.strategy.training.heads import PolicyHead
 from roll.workers.learner import PreferenceWorker
 from roll.workers.reference import ReferenceWorker
 

@@ -15,22 +15,22 @@ from roll.algorithms.api import TermsLoss
 from roll.algorithms.weights import token_weights
 from roll.config.algorithm import Aggregation
 from roll.config.offline import DistillationConfig, OfflineConfig, PreferenceConfig, SftConfig
-from roll.config.roles import Role
+from roll.config.sections.roles import Role
 from roll.core.batches import TrainBatch
 from roll.core.metrics import Last, Max, Metrics
+from roll.data.chat.templates import DatedTokenizer
 from roll.data.examples import Example, load_preferences, load_texts
 from roll.data.mixing import Sampler
-from roll.data.templates import DatedTokenizer
 from roll.distributed.cluster import Cluster, Placement
 from roll.distributed.worker import Worker
 from roll.models.load import load_tokenizer
+from roll.output_dir.checkpoints import RunState
+from roll.output_dir.resume import rendering_moment
 from roll.pipeline.base import Pipeline
-from roll.pipeline.checkpoint import RunState
-from roll.pipeline.data import RunData
-from roll.pipeline.folder import rendering_moment
-from roll.pipeline.sharing import Sharing
-from roll.pipeline.steps import balanced
-from roll.strategy.heads import Head
+from roll.pipeline.updates import balanced
+from roll.runtime.device_sharing import Sharing
+from roll.runtime.run_data import RunData
+from roll.strategy.training.heads import Head
 from roll.workers.learner import LearnerWorker
 
 C = TypeVar("C", bound=OfflineConfig)

@@ -12,7 +12,7 @@ from roll.core.batches import PreferenceBatch
 from roll.data.collate import scored_pair_batch
 from roll.data.examples import Example
 from roll.pipeline.offline import OfflinePipeline
-from roll.strategy.heads import ScoreHead
+from roll.strategy.training.heads import ScoreHead
 from roll.workers.learner import LearnerWorker
 
 ScoreLearner = LearnerWorker[ScoreTerms, PreferenceBatch]

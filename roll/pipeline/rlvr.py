@@ -15,19 +15,19 @@ from roll.algorithms.mismatch import mismatch_metrics, teacher_metrics
 from roll.algorithms.shaping.compose import build_shaping
 from roll.config.algorithm import Aggregation
 from roll.config.rlvr import RlvrConfig
-from roll.config.roles import Role
+from roll.config.sections.roles import Role
 from roll.core.batches import RolloutBatch
 from roll.core.metrics import Last, Max, Metrics
 from roll.core.types import Prompt
 from roll.distributed.cluster import Cluster
+from roll.output_dir.checkpoints import RunState
 from roll.pipeline.base import Pipeline
-from roll.pipeline.cast import Cast, open_cast
-from roll.pipeline.checkpoint import RunState
+from roll.pipeline.batch_scoring import add_lessons, add_logprobs, add_values
 from roll.pipeline.collect import collect
-from roll.pipeline.data import RunData, load_data
-from roll.pipeline.opinions import add_lessons, add_logprobs, add_values
-from roll.pipeline.steps import advantage_metrics, updates
-from roll.pipeline.teachers import check_others
+from roll.pipeline.updates import advantage_metrics, updates
+from roll.runtime.run_data import RunData, load_data
+from roll.runtime.runtime import Cast, open_cast
+from roll.runtime.teachers import check_others
 from roll.workers.actor import ActorWorker
 from roll.workers.critic import CriticWorker
 

@@ -12,7 +12,7 @@ from roll.core.batches import TrainBatch
 from roll.data.collate import text_batch
 from roll.data.examples import Example
 from roll.pipeline.offline import OfflinePipeline
-from roll.strategy.heads import PolicyHead
+from roll.strategy.training.heads import PolicyHead
 from roll.workers.learner import LearnerWorker
 
 TextLearner = LearnerWorker[PolicyTerms, TrainBatch]

@@ -15,7 +15,7 @@ from roll.core.errors import ConfigError
 from roll.core.registry import Registry, load_object
 from roll.core.types import Sample
 from roll.rewards.api import Reward, RewardContext
-from roll.rewards.math import math_reward, start_checkers
+from roll.rewards.math.reward import math_reward, start_checkers
 from roll.rewards.text import exact_reward
 
 

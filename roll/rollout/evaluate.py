@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from roll.config.lifecycle import pass_ks
+from roll.config.sections.lifecycle import pass_ks
 from roll.core.types import Sample
 from roll.rollout.types import Group
 

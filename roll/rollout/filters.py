@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from roll.config.rollout import (
+from roll.config.sections.rollout import (
     CustomFilterConfig,
     EqualRewardsConfig,
     FilterConfig,

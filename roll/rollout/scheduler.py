@@ -20,7 +20,7 @@ from roll.core.metrics import Metrics, Sum
 from roll.core.types import Prompt
 from roll.rollout.budget import Budget
 from roll.rollout.replay import Entry, ReplayBuffer
-from roll.rollout.saved import from_json, to_json
+from roll.rollout.serialization import from_json, to_json
 from roll.rollout.types import Group, GroupFilter, GroupTask, RunGroup
 
 

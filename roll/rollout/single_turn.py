@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from roll.core.errors import RewardError, WaitTimeoutError
 from roll.core.types import Completion, GenerateRequest, Sample, SamplingParams
-from roll.rollout.fleet import Fleet
-from roll.rollout.together import all_or_first_error, first_done
+from roll.rollout.async_utils import all_or_first_error, first_done
+from roll.rollout.fleet.fleet import Fleet
 from roll.rollout.types import Group, GroupTask, GroupTiming, Score, ScoredSample
 
 

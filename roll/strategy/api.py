@@ -16,7 +16,7 @@ from torch import Tensor
 from roll.algorithms.api import TermsLoss
 from roll.core.batches import TokenBatch, TrainBatch
 from roll.core.metrics import Metrics
-from roll.core.taught import OutputHead
+from roll.core.teacher_outputs import OutputHead
 from roll.core.types import Completion, GenerateRequest, Heartbeat, RankInfo
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.manifest import Manifest

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar, assert_never, cast
 
-from roll.config.model import ModelConfig
-from roll.config.strategy import (
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.strategy import (
     DeepspeedConfig,
     Fsdp2Config,
     HfEngineConfig,
@@ -16,11 +16,11 @@ from roll.config.strategy import (
     TrainStrategyConfig,
     VllmConfig,
 )
-from roll.config.training import InferRole, LearnerRole, ScoreRole
+from roll.config.sections.training import InferRole, LearnerRole, ScoreRole
 from roll.core.types import WorkerSpec
 from roll.strategy.api import InferenceStrategy, ScoreStrategy, TrainStrategy
-from roll.strategy.heads import Head
 from roll.strategy.setup import EngineSetup, ModelSetup
+from roll.strategy.training.heads import Head
 
 T = TypeVar("T")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from roll.config.model import ModelConfig
-from roll.config.training import OptimizerConfig
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.training import OptimizerConfig
 from roll.core.types import WorkerSpec
-from roll.strategy.heads import Head
+from roll.strategy.training.heads import Head
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from roll.core.errors import WeightSyncError
 from roll.weight_sync.checksum import Checksum
-from roll.weight_sync.layout import Bucket
 from roll.weight_sync.manifest import Manifest, TensorMeta, meta_of
+from roll.weight_sync.push_plan import Bucket
 
 
 class Packer:

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from roll.core.errors import WeightSyncError
 from roll.weight_sync.abort import Abort
-from roll.weight_sync.broadcast import BroadcastReceiver, BroadcastSender
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.checksum import Checksum
-from roll.weight_sync.files import FilesReceiver, FilesSender
-from roll.weight_sync.host_receive import HostReceiver
-from roll.weight_sync.host_send import HostHelper, HostLeader
-from roll.weight_sync.layout import Bucket, largest, layout
 from roll.weight_sync.manifest import Manifest
 from roll.weight_sync.pack import Packer
+from roll.weight_sync.push_plan import Bucket, largest, layout
+from roll.weight_sync.transports.broadcast import BroadcastReceiver, BroadcastSender
+from roll.weight_sync.transports.files import FilesReceiver, FilesSender
+from roll.weight_sync.transports.host_receive import HostReceiver
+from roll.weight_sync.transports.host_send import HostHelper, HostLeader
 from roll.weight_sync.unpack import Buckets, Into, nowhere, unpack
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from roll.core.errors import WeightSyncError
 from roll.weight_sync.checksum import Checksum
-from roll.weight_sync.layout import Bucket, Piece
 from roll.weight_sync.manifest import Manifest, TensorMeta
-from roll.weight_sync.slots import Slot, empty_tensor
+from roll.weight_sync.push_plan import Bucket, Piece
+from roll.weight_sync.receive_buffer import Slot, empty_tensor
 
 Into = Callable[[TensorMeta], Tensor | None]
 """The receiver's own memory for a tensor: contiguous, of its shape and dtype; or None."""

@@ -6,21 +6,21 @@ from dataclasses import replace
 
 from roll.algorithms.api import PolicyTerms
 from roll.algorithms.compose import build_loss
-from roll.algorithms.lessons import comparison
+from roll.algorithms.teacher_divergence import comparison
 from roll.config.algorithm import AlgorithmConfig
-from roll.config.model import ModelConfig
-from roll.config.training import TrainRole
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.training import TrainRole
 from roll.core.batches import RolloutBatch
 from roll.core.metrics import Metrics
 from roll.core.types import WorkerSpec
 from roll.distributed.dispatch import BROADCAST, SHARD_BATCH, dispatch
 from roll.strategy.build import build_train
-from roll.strategy.heads import PolicyHead
+from roll.strategy.training.heads import PolicyHead
 from roll.weight_sync.abort import PushAborts
 from roll.weight_sync.channel import Channel
-from roll.weight_sync.layout import may_stay_away
-from roll.weight_sync.plan import Place, Route, new_channel
+from roll.weight_sync.push_plan import may_stay_away
 from roll.weight_sync.transfer import SendReport, send
+from roll.weight_sync.transport_choice import Place, Route, new_channel
 from roll.workers.model import TrainWorker
 
 

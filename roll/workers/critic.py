@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from roll.algorithms.api import ValueTerms
 from roll.algorithms.compose import build_value_loss
-from roll.config.model import ModelConfig
-from roll.config.training import CriticRole
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.training import CriticRole
 from roll.core.batches import RolloutBatch
 from roll.core.metrics import Metrics
 from roll.core.types import WorkerSpec
 from roll.distributed.dispatch import SHARD_BATCH, dispatch
 from roll.strategy.build import build_train
-from roll.strategy.heads import ValueHead
+from roll.strategy.training.heads import ValueHead
 from roll.workers.model import TrainWorker
 
 

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from roll.config.model import ModelConfig
-from roll.config.training import InferRole
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.training import InferRole
 from roll.core.errors import EngineError
 from roll.core.types import Completion, GenerateRequest, Heartbeat, WorkerSpec
 from roll.distributed.worker import Worker
@@ -15,7 +15,7 @@ from roll.platform.processes import stopped_below
 from roll.strategy.api import LoadReport, ServesAdapters
 from roll.strategy.build import build_engine
 from roll.weight_sync.channel import Channel
-from roll.weight_sync.plan import Place
+from roll.weight_sync.transport_choice import Place
 
 
 class InferWorker(Worker):

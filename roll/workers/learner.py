@@ -9,15 +9,15 @@ import torch
 
 from roll.algorithms.api import PolicyTerms, TermsLoss
 from roll.algorithms.losses.preferences import response_sums
-from roll.config.model import ModelConfig
-from roll.config.training import LearnerRole
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.training import LearnerRole
 from roll.core.batches import LabelledBatch, PreferenceBatch, TrainBatch
 from roll.core.metrics import Metrics
 from roll.core.types import WorkerSpec
 from roll.distributed.dispatch import SHARD_BATCH, dispatch
 from roll.strategy.build import build_train
-from roll.strategy.heads import Head
-from roll.strategy.reduce import LossMetrics
+from roll.strategy.training.heads import Head
+from roll.strategy.training.reduce import LossMetrics
 from roll.workers.model import TrainWorker
 
 T = TypeVar("T")

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from roll.core.taught import OutputHead
+from roll.core.teacher_outputs import OutputHead
 from roll.core.types import RankInfo, WorkerSpec
 from roll.distributed.dispatch import BROADCAST, dispatch
-from roll.distributed.parcels import Parcel
+from roll.distributed.remote_values import Parcel
 from roll.distributed.worker import Worker
 from roll.strategy.api import ScoreStrategy, TrainStrategy
-from roll.workers.lessons import Lessons
+from roll.workers.teacher_heads import Lessons
 
 T = TypeVar("T")
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 
-from roll.config.reward import RewardConfig
-from roll.config.strategy import HfScoreConfig
+from roll.config.sections.reward import RewardConfig
+from roll.config.sections.strategy import HfScoreConfig
 from roll.core.batches import TokenBatch
 from roll.core.metrics import Metrics
 from roll.core.types import Sample, WorkerSpec
 from roll.distributed.dispatch import BROADCAST, dispatch
 from roll.rewards.api import Reward, RewardContext
-from roll.rewards.books import Purpose, Scored, books_of
-from roll.strategy.heads import ScoreHead
+from roll.rewards.execution.counters import Purpose, Scored, books_of
 from roll.strategy.hf.score import HfScore
 from roll.strategy.setup import ModelSetup
+from roll.strategy.training.heads import ScoreHead
 from roll.workers.reward import RewardWorker
 
 

@@ -7,13 +7,13 @@ from typing import TypeVar
 
 from roll.algorithms.api import PolicyTerms
 from roll.algorithms.losses.preferences import response_sums
-from roll.config.model import ModelConfig
-from roll.config.training import ScoreRole
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.training import ScoreRole
 from roll.core.batches import LabelledBatch, PreferenceBatch, RolloutBatch
 from roll.core.types import WorkerSpec
 from roll.distributed.dispatch import SHARD_BATCH, dispatch
 from roll.strategy.build import build_score
-from roll.strategy.heads import PolicyHead
+from roll.strategy.training.heads import PolicyHead
 from roll.workers.model import ScoreWorker
 
 P = TypeVar("P", PreferenceBatch, LabelledBatch)

@@ -6,16 +6,16 @@ import inspect
 from collections.abc import Awaitable
 from typing import Any
 
-from roll.config.reward import RewardConfig
+from roll.config.sections.reward import RewardConfig
 from roll.core.errors import ConfigError
 from roll.core.metrics import Metrics
 from roll.core.registry import load_object
 from roll.core.types import Sample, WorkerSpec
 from roll.distributed.worker import Worker
 from roll.rewards.api import Reward, RewardContext
-from roll.rewards.books import Purpose, Scored
+from roll.rewards.execution.counters import Purpose, Scored
+from roll.rewards.execution.pool import RewardPool
 from roll.rewards.loading import BoundReward
-from roll.rewards.pool import RewardPool
 
 TEARDOWN_TIMEOUT_S = 30.0
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import TypeVar
 
 from roll.config.algorithm.divergences import LessonConfig
-from roll.config.training import TeacherRole
+from roll.config.sections.training import TeacherRole
 from roll.core.batches import TrainBatch
-from roll.core.taught import OutputHead
+from roll.core.teacher_outputs import OutputHead
 from roll.core.types import WorkerSpec
 from roll.distributed.dispatch import BROADCAST, SHARD_BATCH, dispatch
-from roll.distributed.parcels import Parcel, pack
+from roll.distributed.remote_values import Parcel, pack
 from roll.strategy.build import build_score
-from roll.strategy.teaching import TaughtTerms, TeacherHead
+from roll.strategy.training.teacher_forward import TaughtTerms, TeacherHead
 from roll.workers.model import ScoreWorker
 
 B = TypeVar("B", bound=TrainBatch)

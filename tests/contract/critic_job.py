@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from roll.algorithms.api import TokenLoss, ValueTerms
-from roll.config.model import ModelConfig
-from roll.config.strategy import DeepspeedConfig, Fsdp2Config
-from roll.config.training import TrainRole
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.strategy import DeepspeedConfig, Fsdp2Config
+from roll.config.sections.training import TrainRole
 from roll.core.batches import RolloutBatch
 from roll.core.types import WorkerSpec
 from roll.strategy.build import build_train
-from roll.strategy.heads import ValueHead
+from roll.strategy.training.heads import ValueHead
 from tests.contract.backends import PLAIN_STEP, ZERO_3
 from tests.tiny import rollout_batch
 

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from roll.config.engine_options import EndpointConfig
-from roll.config.model import ModelConfig
-from roll.config.roles import Role
-from roll.config.strategy import HfEngineConfig, SglangConfig, VllmConfig
+from roll.config.sections.engine_options import EndpointConfig
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.roles import Role
+from roll.config.sections.strategy import HfEngineConfig, SglangConfig, VllmConfig
 from roll.core.types import (
     Completion,
     GenerateRequest,
@@ -35,8 +35,8 @@ from roll.strategy.setup import EngineSetup
 from roll.strategy.sglang.engine import SglangEngine
 from roll.strategy.vllm.engine import VllmEngine
 from roll.weight_sync.manifest import Manifest
-from roll.weight_sync.plan import new_channel
 from roll.weight_sync.transfer import SendReport, send
+from roll.weight_sync.transport_choice import new_channel
 
 R = TypeVar("R")
 PROMPT = (5, 17, 9, 30, 22, 8)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.api import PolicyTerms, TokenLoss
-from roll.config.training import OptimizerConfig
+from roll.config.sections.training import OptimizerConfig
 from roll.core.batches import RolloutBatch
 from roll.core.types import WorkerSpec
 from tests.contract.backends import TRAIN_BACKENDS

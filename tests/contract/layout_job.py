@@ -18,15 +18,15 @@ from transformers import (
 )
 
 from roll.algorithms.api import ScoreTerms, TermsLoss, TokenLoss
-from roll.config.model import LoraConfig, ModelConfig
-from roll.config.strategy import Fsdp2Config
-from roll.config.training import TrainRole
+from roll.config.sections.model import LoraConfig, ModelConfig
+from roll.config.sections.strategy import Fsdp2Config
+from roll.config.sections.training import TrainRole
 from roll.core.batches import RolloutBatch
 from roll.core.types import WorkerSpec
 from roll.strategy.api import TrainStrategy
 from roll.strategy.build import build_train
-from roll.strategy.group import Membership
-from roll.strategy.heads import PolicyHead, ScoreHead, ValueHead
+from roll.strategy.training.group import Membership
+from roll.strategy.training.heads import PolicyHead, ScoreHead, ValueHead
 from tests.contract.backends import PLAIN_STEP
 from tests.contract.critic_job import critic_batch, squared_error
 from tests.contract.train_job import SMALL_BUDGET, EntropyBonusLoss, exported, rows_of, train_batch

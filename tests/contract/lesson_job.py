@@ -8,19 +8,19 @@ from typing import Any
 
 import torch
 
-from roll.algorithms.lessons import comparison
 from roll.algorithms.losses.distill import DistillLoss
+from roll.algorithms.teacher_divergence import comparison
 from roll.config.algorithm.divergences import JensenShannonConfig, LessonConfig
-from roll.config.model import ModelConfig
-from roll.config.strategy import DeepspeedConfig, Fsdp2Config, HfScoreConfig
-from roll.config.training import ScoreRole, TrainRole
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.strategy import DeepspeedConfig, Fsdp2Config, HfScoreConfig
+from roll.config.sections.training import ScoreRole, TrainRole
 from roll.core.batches import TrainBatch
 from roll.core.types import WorkerSpec
-from roll.strategy import forward
 from roll.strategy.api import ScoreStrategy
 from roll.strategy.build import build_score, build_train
-from roll.strategy.heads import PolicyHead
-from roll.strategy.teaching import TeacherHead
+from roll.strategy.training import forward
+from roll.strategy.training.heads import PolicyHead
+from roll.strategy.training.teacher_forward import TeacherHead
 from tests.contract.backends import PLAIN_STEP, ZERO_3
 from tests.tiny import rollout_batch
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roll.config.model import LoraConfig, ModelConfig
-from roll.config.training import OptimizerConfig
+from roll.config.sections.model import LoraConfig, ModelConfig
+from roll.config.sections.training import OptimizerConfig
 from roll.core.errors import ConfigError
 from roll.core.types import WorkerSpec
 from roll.strategy.api import TrainStrategy

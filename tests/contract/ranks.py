@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from roll.config.roles import Role
+from roll.config.sections.roles import Role
 from roll.core.types import WorkerSpec
 from roll.platform.machine import free_port
 

@@ -14,19 +14,19 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from roll.config.model import ModelConfig
-from roll.config.strategy import HfEngineConfig
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.strategy import HfEngineConfig
 from roll.core.errors import EngineDiedError, WeightSyncError
 from roll.core.types import Completion, GenerateRequest, Heartbeat
-from roll.rollout.fleet import Fleet
-from roll.rollout.replica import Replica
+from roll.rollout.fleet.fleet import Fleet
+from roll.rollout.fleet.replica import Replica
 from roll.strategy.api import LoadReport
 from roll.strategy.hf.engine import HfEngine
 from roll.strategy.setup import EngineSetup
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.manifest import Manifest
-from roll.weight_sync.plan import new_channel
 from roll.weight_sync.transfer import receive, send
+from roll.weight_sync.transport_choice import new_channel
 from tests.contract.engine_rig import PROMPT, SPEC, request, rescore, shake, weights_of
 from tests.tiny import save_tiny_model
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForTokenClassification, Qwen3ForTokenClassification
 
-from roll.config.model import ModelConfig
+from roll.config.sections.model import ModelConfig
 from roll.core.errors import ConfigError
 from roll.core.metrics import Metrics
 from roll.models.load import load_value_model

@@ -14,8 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from roll.config.model import ModelConfig
-from roll.config.strategy import DeepspeedConfig
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.strategy import DeepspeedConfig
 from roll.core.types import WorkerSpec
 from roll.platform.machine import free_port
 from tests.contract.backends import ZERO_3, TrainBackend

@@ -16,17 +16,17 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from roll.config.model import ModelConfig
-from roll.config.strategy import DeepspeedConfig, Fsdp2Config
-from roll.config.training import OptimizerConfig
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.strategy import DeepspeedConfig, Fsdp2Config
+from roll.config.sections.training import OptimizerConfig
 from roll.core.errors import CheckpointError
 from roll.core.metrics import Metrics
 from roll.core.types import WorkerSpec
 from roll.strategy.api import TrainStrategy
 from roll.strategy.deepspeed.memory import Parking
-from roll.strategy.deepspeed.pieces import KINDS
+from roll.strategy.deepspeed.shard_map import KINDS
 from roll.strategy.deepspeed.train import DeepspeedStrategy
-from roll.strategy.group import Membership
+from roll.strategy.training.group import Membership
 from tests.contract.backends import ZERO_3, TrainBackend
 from tests.contract.ranks import run_ranks
 from tests.contract.train_job import (

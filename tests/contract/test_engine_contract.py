@@ -24,8 +24,8 @@ from roll.core.types import (
 )
 from roll.strategy.available import status
 from roll.weight_sync.manifest import Manifest
-from roll.weight_sync.plan import new_channel
 from roll.weight_sync.transfer import send
+from roll.weight_sync.transport_choice import new_channel
 from tests.contract.engine_rig import (
     PROMPT,
     Rig,

@@ -50,7 +50,7 @@ def job(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.distributed import init_distributed_environment, initialize_model_parallel
 
-    from roll.strategy.vllm.expert_probes import ExpertProbes
+    from roll.strategy.vllm.worker_side.expert_probes import ExpertProbes
 
     g = torch.Generator().manual_seed(0)
     sent = {

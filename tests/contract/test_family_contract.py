@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from roll.config.model import ModelConfig
-from roll.strategy.checkpoint import read_checkpoint
+from roll.config.sections.model import ModelConfig
+from roll.strategy.hf_folder import read_checkpoint
 from roll.weight_sync.checks import check_shapes
 from tests.contract.family_job import assembled, job_of
 from tests.contract.ranks import run_ranks

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from roll.config.model import ModelConfig
-from roll.config.strategy import Fsdp2Config
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.strategy import Fsdp2Config
 from roll.core.metrics import Metrics
 from roll.core.types import WorkerSpec
 from roll.strategy.api import TrainStrategy
-from roll.strategy.group import Membership
+from roll.strategy.training.group import Membership
 from tests.contract.backends import TrainBackend
 from tests.contract.layout_job import save_models
 from tests.contract.ranks import Job, run_ranks

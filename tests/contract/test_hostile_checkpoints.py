@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from roll.config.model import ModelConfig
-from roll.config.strategy import DeepspeedConfig, Fsdp2Config, MegatronConfig
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.strategy import DeepspeedConfig, Fsdp2Config, MegatronConfig
 from roll.core.errors import RollError
 from roll.core.types import WorkerSpec
 from tests.contract.backends import TrainBackend, TrainConfig

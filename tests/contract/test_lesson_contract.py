@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from roll.algorithms.divergences import divergence
-from roll.algorithms.lessons import coarse
+from roll.algorithms.teacher_divergence import coarse
 from roll.core.metrics import Metrics
 from tests.contract.backends import gradient_of_step
 from tests.contract.lesson_job import LESSONS, NUM_TOKENS, PAIRS, SFT_COEF, job, lesson_batch

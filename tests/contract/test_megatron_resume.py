@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from mcore_adapter.convert.plan import tasks
+from mcore_adapter.checkpoint_reader import WEIGHT, Saved
+from mcore_adapter.convert.conversion_plan import tasks
 from mcore_adapter.load import read_config
 from mcore_adapter.models import table_of
-from mcore_adapter.saved import WEIGHT, Saved
-from mcore_adapter.sizes import ParallelSizes
-from mcore_adapter.slots import MOMENTS
-from roll.config.model import ModelConfig
-from roll.config.strategy import MegatronConfig
+from mcore_adapter.optimizer_state import MOMENTS
+from mcore_adapter.parallel_sizes import ParallelSizes
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.strategy import MegatronConfig
 from roll.core.types import WorkerSpec
 from roll.strategy.api import TrainStrategy
 from tests.contract.backends import TrainBackend

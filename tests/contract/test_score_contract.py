@@ -11,10 +11,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from roll.config.model import ModelConfig
+from roll.config.sections.model import ModelConfig
 from roll.core.batches import RolloutBatch
 from roll.core.types import WorkerSpec
-from roll.strategy.group import Membership
+from roll.strategy.training.group import Membership
 from tests.contract.backends import SCORE_BACKENDS
 from tests.contract.ranks import run_ranks
 from tests.tiny import rollout_batch, save_tiny_model

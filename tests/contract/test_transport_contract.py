@@ -26,8 +26,8 @@ from roll.core.errors import WeightSyncError
 from roll.weight_sync.abort import Abort
 from roll.weight_sync.channel import Channel, TransportKind
 from roll.weight_sync.manifest import Manifest, even_cuts
-from roll.weight_sync.plan import new_channel
 from roll.weight_sync.transfer import SendReport, receive, send
+from roll.weight_sync.transport_choice import new_channel
 
 KINDS: list[TransportKind] = ["shared_memory", "broadcast", "files"]
 ALL = pytest.mark.parametrize("kind", KINDS)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from roll.config.engine_options import NgramSpeculationConfig
+from roll.config.sections.engine_options import NgramSpeculationConfig
 from roll.core.errors import EngineError, WeightSyncError
 from tests.contract.engine_rig import (
     PROMPT,

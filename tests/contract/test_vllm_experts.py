@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from roll.core.errors import IncompleteWeightsError, WeightSyncError
 from roll.weight_sync.manifest import Manifest
-from roll.weight_sync.plan import new_channel
 from roll.weight_sync.transfer import send
+from roll.weight_sync.transport_choice import new_channel
 from tests.contract.engine_rig import Rig, assert_agrees, shake, start
 from tests.tiny import save_tiny_model
 

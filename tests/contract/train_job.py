@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from roll.algorithms.api import PolicyTerms, TokenLoss
-from roll.config.model import ModelConfig
-from roll.config.training import OptimizerConfig
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.training import OptimizerConfig
 from roll.core.batches import RolloutBatch
 from roll.core.errors import CheckpointError
 from roll.core.types import WorkerSpec

@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from mcore_adapter.convert import api
+from mcore_adapter.convert import commands
 from mcore_adapter.convert.conversions import Settings
-from mcore_adapter.convert.jsonfile import read_json
+from mcore_adapter.convert.storage.json_file import read_json
 from mcore_adapter.errors import AdapterError, ConversionError, LayoutError
 from mcore_adapter.models import table_of
-from mcore_adapter.sizes import ParallelSizes
+from mcore_adapter.parallel_sizes import ParallelSizes
 from tests.convert.damage import damage_layout, damage_source
 from tests.convert.ended import Case, End, run_cases
 from tests.convert.random_models import (
@@ -67,7 +67,7 @@ def _exact(folder: Path, draw: random.Random) -> str:
     src = random_checkpoint(folder / "src", draw)
     sizes = _to_mcore(src, folder / "one", draw)
     _to_mcore(folder / "one", folder / "two", draw)
-    api.to_hf(folder / "two", folder / "back", ALONE, max_shard_bytes=draw.choice([None, 900]))
+    commands.to_hf(folder / "two", folder / "back", ALONE, max_shard_bytes=draw.choice([None, 900]))
     _check_same(weights_as_hugging_face_reads(src), folder / "back")
     for file in src.rglob("*"):
         if file.is_file() and ".safetensors" not in file.name:
@@ -81,7 +81,7 @@ def _loaded(folder: Path, draw: random.Random) -> str:
     """What transformers makes of the checkpoint that came back is what it makes of the first."""
     src = random_checkpoint(folder / "src", draw, floats=True)
     _to_mcore(src, folder / "one", draw)
-    api.to_hf(folder / "one", folder / "back", ALONE)
+    commands.to_hf(folder / "one", folder / "back", ALONE)
     one, other = (
         AutoModelForCausalLM.from_pretrained(path, dtype="auto").state_dict()
         for path in (src, folder / "back")
@@ -112,7 +112,7 @@ def _retyped(folder: Path, draw: random.Random) -> str:
     }
     lost = any((expected[k].isinf() & tensors[k].isfinite()).any() for k in tensors)
     try:
-        api.to_mcore(src, folder / "one", ParallelSizes(), Settings(name, workers=1))
+        commands.to_mcore(src, folder / "one", ParallelSizes(), Settings(name, workers=1))
     except ConversionError as error:
         if not lost or "choose another --dtype" not in str(error):
             raise Failed(f"to {name}: {error}") from error
@@ -120,7 +120,7 @@ def _retyped(folder: Path, draw: random.Random) -> str:
         return "an overflow refused"
     if lost:
         raise Failed(f"to {name}: a number became infinite")
-    api.to_hf(folder / "one", folder / "back", ALONE)
+    commands.to_hf(folder / "one", folder / "back", ALONE)
     _check_same(expected, folder / "back")
     return "another type"
 
@@ -130,7 +130,7 @@ def _to_mcore(src: Path, dst: Path, draw: random.Random) -> ParallelSizes:
     while True:
         sizes = random_sizes(src, draw)
         try:
-            api.to_mcore(src, dst, sizes, ALONE)
+            commands.to_mcore(src, dst, sizes, ALONE)
         except LayoutError:
             _check_nothing_left(dst)
             continue
@@ -147,10 +147,10 @@ def _damaged(folder: Path, draw: random.Random) -> str:
         kind = (damage_layout if of_layout else damage_source)(victim, draw)
         try:
             if of_layout:
-                api.to_hf(victim, folder / "back", ALONE)
+                commands.to_hf(victim, folder / "back", ALONE)
             else:
-                api.to_mcore(victim, folder / "mid", ParallelSizes(), ALONE)
-                api.to_hf(folder / "mid", folder / "back", ALONE)
+                commands.to_mcore(victim, folder / "mid", ParallelSizes(), ALONE)
+                commands.to_hf(folder / "mid", folder / "back", ALONE)
         except AdapterError as error:
             text = str(error)
             if "\n" in text or len(text) < 20 or len(text) > 3000:
@@ -218,10 +218,10 @@ def _check_end(case: Case, end: End) -> str:
         raise Failed(f"{case}: {end}")
     if end.code != 0:
         sizes = ParallelSizes(pp=2, layers=case.layers)
-        api.to_mcore(Path(case.src), dst, sizes, ALONE)
+        commands.to_mcore(Path(case.src), dst, sizes, ALONE)
         if os.listdir(dst.parent) != [dst.name]:
             raise Failed(f"{case}: the next conversion left {os.listdir(dst.parent)}")
-    api.to_hf(dst, dst.parent / "back", ALONE)
+    commands.to_hf(dst, dst.parent / "back", ALONE)
     _check_same(weights_as_hugging_face_reads(Path(case.src)), dst.parent / "back")
     how = "full disk" if case.full_after is not None else signal.Signals(case.signal).name
     return f"{how}, {'done before' if end.code == 0 else 'stopped'}"

@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mcore_adapter.build.data_parallel import data_parallel
-from mcore_adapter.build.model import build_model, init_parallel
-from mcore_adapter.build.optimizer import Step, adam, step
 from mcore_adapter.checkpoint import restore, save
 from mcore_adapter.convert.table import ModelTable
 from mcore_adapter.load import load, read_config
+from mcore_adapter.modeling.data_parallel import data_parallel
+from mcore_adapter.modeling.model import build_model, init_parallel
+from mcore_adapter.modeling.optimizer import Step, adam, step
 from mcore_adapter.models import table_of
 from mcore_adapter.parallel.schedule import run_schedule
+from mcore_adapter.parallel_sizes import ParallelSizes
 from mcore_adapter.platform import adapt_to_cpu
-from mcore_adapter.sizes import ParallelSizes
 from tests.convert.parity import forward, mean_loss
 from tests.convert.tiny_models import rows
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from mcore_adapter.build.config import BuildOptions
-from mcore_adapter.build.data_parallel import data_parallel
-from mcore_adapter.build.model import build_model, init_parallel
-from mcore_adapter.convert.plan import HfRef
+from mcore_adapter.convert.conversion_plan import HfRef
 from mcore_adapter.gather import export, gradient, weight
 from mcore_adapter.load import HfTensors, load, read_config
+from mcore_adapter.modeling.config import BuildOptions
+from mcore_adapter.modeling.data_parallel import data_parallel
+from mcore_adapter.modeling.model import build_model, init_parallel
 from mcore_adapter.models import table_of
 from mcore_adapter.parallel.schedule import run_schedule
+from mcore_adapter.parallel_sizes import ParallelSizes
 from mcore_adapter.platform import adapt_to_cpu
-from mcore_adapter.sizes import ParallelSizes
 from tests.convert.spawned import run_ranks
 from tests.convert.tiny_models import VOCAB, Reference, read_reference, rows, targets
 

@@ -16,10 +16,10 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.utils import logging
 
-from mcore_adapter.convert.plan import check_layout
+from mcore_adapter.convert.conversion_plan import check_layout
 from mcore_adapter.errors import LayoutError
 from mcore_adapter.models import FAMILIES, table_of
-from mcore_adapter.sizes import ParallelSizes
+from mcore_adapter.parallel_sizes import ParallelSizes
 
 logging.set_verbosity_error()
 logging.disable_progress_bar()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mcore_adapter.convert import api
+from mcore_adapter.convert import commands
 from mcore_adapter.convert.arrays import A, cut, join
 from mcore_adapter.convert.ops import FuseQKV, Rename, Shape
 from mcore_adapter.convert.shards import Sharded
@@ -20,7 +20,7 @@ from mcore_adapter.models import FAMILIES, llama
 from mcore_adapter.models.common import HF, MCORE, ends, norms, same, shape_of, tied_output
 from mcore_adapter.models.config import Config
 from mcore_adapter.models.fields import Attention, Fields
-from mcore_adapter.sizes import ParallelSizes
+from mcore_adapter.parallel_sizes import ParallelSizes
 from tests.convert.parity import Case, Difference, assert_equal, compare
 from tests.convert.tiny_checkpoints import ALONE, assert_same, contents, rewrite, there_and_back
 from tests.convert.tiny_models import rows, save_model, save_reference
@@ -95,7 +95,7 @@ def _known() -> Iterator[None]:
 
 def test_phi3_is_unknown_without_a_table(phi3: Path, tmp_path: Path) -> None:
     with pytest.raises(UnknownModelError, match="'phi3' is not supported"):
-        api.to_mcore(phi3, tmp_path / "mcore", ParallelSizes(), ALONE)
+        commands.to_mcore(phi3, tmp_path / "mcore", ParallelSizes(), ALONE)
 
 
 @pytest.mark.usefixtures("_known")
@@ -121,7 +121,7 @@ def test_its_layout_is_that_of_a_llama_with_the_same_weights(phi3: Path, tmp_pat
             tensors[f"{at}{name}_proj.weight"] = part.contiguous()
     rewrite(phi3, tmp_path / "llama", tensors, model_type="llama")
     for name in ("src", "llama"):
-        api.to_mcore(tmp_path / name, tmp_path / f"{name} tp2", ParallelSizes(tp=2, pp=2), ALONE)
+        commands.to_mcore(tmp_path / name, tmp_path / f"{name} tp2", ParallelSizes(tp=2, pp=2), ALONE)
     assert_same(tmp_path / "src tp2", tmp_path / "llama tp2")
 
 

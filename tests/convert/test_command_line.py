@@ -107,7 +107,7 @@ def test_check_tells_what_it_found_without_torch_in_two_seconds(src: Path) -> No
 
 def test_a_worker_loads_neither_torch_nor_the_command_line() -> None:
     code = (
-        "import sys, mcore_adapter.convert.engine, mcore_adapter.models\n"
+        "import sys, mcore_adapter.convert.run_conversion, mcore_adapter.models\n"
         "print(sorted({'torch', 'megatron', 'transformers', 'typer', 'rich'} & set(sys.modules)))"
     )
     environment = {**os.environ, "PYTHONPATH": str(SOURCE / "src")}

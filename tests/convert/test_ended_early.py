@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mcore_adapter.convert import api
-from mcore_adapter.sizes import ParallelSizes
+from mcore_adapter.convert import commands
+from mcore_adapter.parallel_sizes import ParallelSizes
 from tests.convert.ended import Case, run_cases
 from tests.convert.test_interruption import CONFIG
 from tests.convert.tiny_checkpoints import ALONE, numbered
@@ -68,7 +68,7 @@ def test_what_a_killed_run_left_is_cleared_whatever_its_name(
     assert end.code == -9
     (left,) = os.listdir(tmp_path)
     assert left.startswith(f".{name}.partial-")
-    api.to_mcore(src, dst, ParallelSizes(), ALONE)
+    commands.to_mcore(src, dst, ParallelSizes(), ALONE)
     assert os.listdir(tmp_path) == [name]
 
 
@@ -82,6 +82,6 @@ def test_only_leftovers_are_cleared(src: Path, tmp_path: Path) -> None:
     (tmp_path / ".dst.partial-89abcdef").symlink_to("precious")
     (tmp_path / ".dst.partial-00000000").write_text("a file")
     kept = sorted(os.listdir(tmp_path))
-    api.to_mcore(src, tmp_path / "dst", ParallelSizes(), ALONE)
+    commands.to_mcore(src, tmp_path / "dst", ParallelSizes(), ALONE)
     assert sorted(os.listdir(tmp_path)) == sorted([*kept, "dst"])
     assert os.listdir(tmp_path / "precious") == ["file"]

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from mcore_adapter.convert import api
+from mcore_adapter.convert import commands
 from mcore_adapter.convert.conversions import Settings
 from mcore_adapter.errors import ConversionError
 from mcore_adapter.models import FAMILIES as KNOWN
-from mcore_adapter.sizes import ParallelSizes
+from mcore_adapter.parallel_sizes import ParallelSizes
 from tests.convert.tiny_checkpoints import (
     ALONE,
     FAMILIES,
@@ -65,9 +65,9 @@ def test_a_layout_made_of_another_is_the_one_made_of_hugging_face(
     family: str, checkpoints: Path, tmp_path: Path
 ) -> None:
     first, second = (SPARSE[1], SPARSE[2]) if has_experts(family) else (DENSE[1], DENSE[3])
-    api.to_mcore(checkpoints / family, tmp_path / "first", first, ALONE)
-    api.to_mcore(tmp_path / "first", tmp_path / "moved", second, ALONE)
-    api.to_mcore(checkpoints / family, tmp_path / "second", second, ALONE)
+    commands.to_mcore(checkpoints / family, tmp_path / "first", first, ALONE)
+    commands.to_mcore(tmp_path / "first", tmp_path / "moved", second, ALONE)
+    commands.to_mcore(checkpoints / family, tmp_path / "second", second, ALONE)
     assert_same(tmp_path / "moved", tmp_path / "second")
 
 
@@ -76,12 +76,12 @@ def test_layers_that_predict_further_tokens_are_kept(
     family: str, checkpoints: Path, tmp_path: Path
 ) -> None:
     src = with_mtp(checkpoints / family, tmp_path / "src")
-    api.to_mcore(src, tmp_path / "mcore", ParallelSizes(tp=2, pp=2, ep=2, etp=1), ALONE)
+    commands.to_mcore(src, tmp_path / "mcore", ParallelSizes(tp=2, pp=2, ep=2, etp=1), ALONE)
     layout = contents(tmp_path / "mcore")
     stages = {name.split("-")[1] for name in layout if ":mtp.layers.0." in name}
     assert stages == {"pp1"}, "Megatron has them on the last stage"
     assert not any("shared_head" in name or "embed_tokens" in name for name in layout)
-    api.to_hf(tmp_path / "mcore", tmp_path / "back", ALONE)
+    commands.to_hf(tmp_path / "mcore", tmp_path / "back", ALONE)
     assert_same(src, tmp_path / "back")
 
 
@@ -105,7 +105,7 @@ def test_a_shared_tensor_that_differs_is_refused(checkpoints: Path, tmp_path: Pa
     tensors["model.layers.4.embed_tokens.weight"][0, 0] += 1
     rewrite(src, tmp_path / "other", tensors)
     with pytest.raises(ConversionError, match=r"embed_tokens\.weight differs from model\.embed"):
-        api.to_mcore(tmp_path / "other", tmp_path / "mcore", ParallelSizes(), ALONE)
+        commands.to_mcore(tmp_path / "other", tmp_path / "mcore", ParallelSizes(), ALONE)
     assert not (tmp_path / "mcore").exists()
 
 
@@ -114,8 +114,8 @@ def test_bf16_is_rounded_as_torch_does_and_kept_biases_are_not(
     family: str, checkpoints: Path, tmp_path: Path
 ) -> None:
     settings = Settings(dtype="bf16", workers=1)
-    api.to_mcore(checkpoints / family, tmp_path / "mcore", ParallelSizes(tp=2), settings)
-    api.to_hf(tmp_path / "mcore", tmp_path / "back", ALONE)
+    commands.to_mcore(checkpoints / family, tmp_path / "mcore", ParallelSizes(tp=2), settings)
+    commands.to_hf(tmp_path / "mcore", tmp_path / "back", ALONE)
     back = contents(tmp_path / "back")
     for name, tensor in contents(checkpoints / family).items():
         precise = name.endswith("e_score_correction_bias")

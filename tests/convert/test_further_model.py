@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mcore_adapter.build.config import BuildOptions
-from mcore_adapter.build.model import build_model, init_parallel
-from mcore_adapter.convert.plan import HfRef
+from mcore_adapter.convert.conversion_plan import HfRef
 from mcore_adapter.errors import ConfigError, ConversionError, LayoutError
 from mcore_adapter.load import HfTensors, load, read_config
+from mcore_adapter.modeling.config import BuildOptions
+from mcore_adapter.modeling.model import build_model, init_parallel
 from mcore_adapter.models import table_of
+from mcore_adapter.parallel_sizes import ParallelSizes
 from mcore_adapter.platform import adapt_to_cpu
-from mcore_adapter.sizes import ParallelSizes
 from tests.convert.further_by_hand import COUNTS, further_loss, save_further, tensors_of
 from tests.convert.parity import forward
 from tests.convert.spawned import run_ranks
@@ -51,9 +51,9 @@ def compare(folder: Path, sizes: ParallelSizes, options: BuildOptions) -> Found:
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
 
-    from mcore_adapter.build.data_parallel import data_parallel
-    from mcore_adapter.build.further import predict_further
     from mcore_adapter.gather import export, gradient
+    from mcore_adapter.modeling.data_parallel import data_parallel
+    from mcore_adapter.modeling.mtp import predict_further
     from mcore_adapter.parallel.schedule import run_schedule
     from mcore_adapter.write import write_model
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mcore_adapter.convert import api
+from mcore_adapter.checkpoint_reader import INDEX, Saved
+from mcore_adapter.convert import commands
 from mcore_adapter.errors import AdapterError, ConfigError, ConversionError, DataError
 from mcore_adapter.load import read_config
 from mcore_adapter.models import table_of
-from mcore_adapter.saved import INDEX, Saved
-from mcore_adapter.sizes import ParallelSizes
-from mcore_adapter.train import dataset
+from mcore_adapter.parallel_sizes import ParallelSizes
+from mcore_adapter.train.data import dataset
 from mcore_adapter.train.processes import stay_on_loopback
 from mcore_adapter.train.settings import read_settings
 from tests.convert.tiny_checkpoints import ALONE, by_transformers
@@ -61,15 +61,15 @@ def test_checkpoints_to_convert_are_not_unpickled(tmp_path: Path, mark: Path) ->
 
     def to_mcore() -> None:
         shutil.rmtree(out, ignore_errors=True)
-        api.to_mcore(hf, out, ParallelSizes(tp=2), ALONE)
+        commands.to_mcore(hf, out, ParallelSizes(tp=2), ALONE)
 
     def to_hf() -> None:
         shutil.rmtree(out, ignore_errors=True)
-        api.to_hf(mcore, out, ALONE)
+        commands.to_hf(mcore, out, ALONE)
 
     copied = ("generation_config.json",)
     assert_each_is_refused(hf, mark, to_mcore, copied)
-    api.to_mcore(hf, mcore, ParallelSizes(tp=2), ALONE)
+    commands.to_mcore(hf, mcore, ParallelSizes(tp=2), ALONE)
     assert_each_is_refused(mcore, mark, to_hf, copied)
 
 

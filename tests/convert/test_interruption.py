@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from mcore_adapter.convert import api
+from mcore_adapter.convert import commands
 from mcore_adapter.convert.conversions import Settings, shard_bytes, split_files
-from mcore_adapter.convert.tensorfile import Spec
-from mcore_adapter.sizes import ParallelSizes
+from mcore_adapter.convert.storage.tensor_file import Spec
+from mcore_adapter.parallel_sizes import ParallelSizes
 from tests.convert.tiny_checkpoints import ALONE, assert_same, contents, numbered
 
 CONFIG = {
@@ -34,9 +34,9 @@ SIZES = ParallelSizes(tp=2, pp=2)
 JOB = """
 import os, signal, sys
 from pathlib import Path
-from mcore_adapter.convert import api
+from mcore_adapter.convert import commands
 from mcore_adapter.convert.conversions import Settings
-from mcore_adapter.sizes import ParallelSizes
+from mcore_adapter.parallel_sizes import ParallelSizes
 
 left = 10
 # shells that start tests in the background have them ignore it
@@ -50,7 +50,7 @@ def progress(num_bytes):
 
 if __name__ == "__main__":
     how = Settings(workers=int(sys.argv[3]), progress=progress)
-    api.to_mcore(Path(sys.argv[1]), Path(sys.argv[2]), ParallelSizes(tp=2, pp=2), how)
+    commands.to_mcore(Path(sys.argv[1]), Path(sys.argv[2]), ParallelSizes(tp=2, pp=2), how)
 """
 
 
@@ -76,7 +76,7 @@ def test_a_killed_conversion_is_absent_and_cleared_by_the_next(workers: int, src
     assert list(left.glob("dense-*")), "it was killed too early to show anything"
     assert not (left / "mcore.json").exists()
     assert not dst.exists()
-    api.to_mcore(src, dst, SIZES, ALONE)
+    commands.to_mcore(src, dst, SIZES, ALONE)
     assert sorted(os.listdir(src.parent)) == ["dst", "src"]
 
 
@@ -114,35 +114,35 @@ def test_a_conversion_that_still_runs_is_not_cleared(src: Path) -> None:
     def progress(num_bytes: int) -> None:
         if not seen:
             seen.append(num_bytes)
-            api.to_mcore(src, src.parent / "other", SIZES, ALONE)
-            api.to_mcore(src, dst, SIZES, ALONE)  # to the same place, and done first
+            commands.to_mcore(src, src.parent / "other", SIZES, ALONE)
+            commands.to_mcore(src, dst, SIZES, ALONE)  # to the same place, and done first
 
     with pytest.raises(Exception, match="dst exists"):
-        api.to_mcore(src, dst, SIZES, Settings(workers=1, progress=progress))
+        commands.to_mcore(src, dst, SIZES, Settings(workers=1, progress=progress))
     assert_same(src.parent / "other", dst)
     assert sorted(os.listdir(src.parent)) == ["dst", "other", "src"]
 
 
 def test_several_processes_write_what_one_writes(src: Path) -> None:
-    api.to_mcore(src, src.parent / "one", SIZES, ALONE)
+    commands.to_mcore(src, src.parent / "one", SIZES, ALONE)
     written: list[int] = []
     how = Settings(workers=3, progress=written.append)
-    api.to_mcore(src, src.parent / "three", SIZES, how)
+    commands.to_mcore(src, src.parent / "three", SIZES, how)
     assert_same(src.parent / "one", src.parent / "three")
     stored = contents(src.parent / "one").values()
     assert sum(written) == sum(tensor.nbytes for tensor in stored)
-    api.to_hf(src.parent / "three", src.parent / "back", Settings(workers=2))
+    commands.to_hf(src.parent / "three", src.parent / "back", Settings(workers=2))
     assert_same(src, src.parent / "back")
 
 
 def test_hugging_face_files_are_split_at_a_size(src: Path) -> None:
-    api.to_mcore(src, src.parent / "mcore", SIZES, ALONE)
-    api.to_hf(src.parent / "mcore", src.parent / "back", ALONE, max_shard_bytes=20_000)
+    commands.to_mcore(src, src.parent / "mcore", SIZES, ALONE)
+    commands.to_hf(src.parent / "mcore", src.parent / "back", ALONE, max_shard_bytes=20_000)
     files = sorted((src.parent / "back").glob("model-*.safetensors"))
     assert len(files) > 3
     assert all(file.stat().st_size < 25_000 for file in files)
     assert_same(src, src.parent / "back")
-    api.to_mcore(src.parent / "back", src.parent / "again", SIZES, ALONE)
+    commands.to_mcore(src.parent / "back", src.parent / "again", SIZES, ALONE)
     assert_same(src.parent / "mcore", src.parent / "again")
 
 
@@ -158,7 +158,7 @@ def test_the_disk_is_waited_for_where_asked(
         fsync(file)
 
     monkeypatch.setattr(os, "fsync", watch)
-    api.to_mcore(src, tmp_path / "dst", SIZES, Settings(workers=1, flush=flush))
+    commands.to_mcore(src, tmp_path / "dst", SIZES, Settings(workers=1, flush=flush))
     written = {file.name for file in (tmp_path / "dst").iterdir()}
     assert (written <= set(flushed)) is flush
     assert bool(flushed) is flush

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mcore_adapter.convert.arrays import cut, join
-from mcore_adapter.convert.joined import Joined
-from mcore_adapter.convert.tensorfile import Piece, Reader, Spec, Writer
+from mcore_adapter.convert.joined_arrays import Joined
+from mcore_adapter.convert.storage.tensor_file import Piece, Reader, Spec, Writer
 from mcore_adapter.errors import ConversionError
 
 

@@ -13,12 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mcore_adapter.convert import api
+from mcore_adapter.convert import commands
 from mcore_adapter.convert.arrays import Outline
-from mcore_adapter.convert.joined import Joined
+from mcore_adapter.convert.joined_arrays import Joined
 from mcore_adapter.convert.ops import FuseQKV, Shape, Ungroup, Unweave
 from mcore_adapter.convert.shards import Sharded
-from mcore_adapter.sizes import ParallelSizes, padded_vocab
+from mcore_adapter.parallel_sizes import ParallelSizes, padded_vocab
 from tests.convert.tiny_checkpoints import (
     ALONE,
     assert_same,
@@ -83,8 +83,8 @@ def test_any_model_comes_back_byte_for_byte_from_any_layout(data: st.DataObject)
         folder = Path(scratch)
         src = numbered(folder / "src", config)
         assert_same(src, there_and_back(src, folder / "a", first))
-        api.to_mcore(src, folder / "direct", second, ALONE)
-        api.to_mcore(folder / "a" / "mcore", folder / "moved", second, ALONE)
+        commands.to_mcore(src, folder / "direct", second, ALONE)
+        commands.to_mcore(folder / "a" / "mcore", folder / "moved", second, ALONE)
         assert_same(folder / "direct", folder / "moved")
 
 
@@ -99,7 +99,7 @@ def test_every_element_is_stored_once_or_once_per_rank_that_replicates_it(
     with TemporaryDirectory() as scratch:
         folder = Path(scratch)
         src = numbered(folder / "src", config)
-        api.to_mcore(src, folder / "mcore", sizes, ALONE)
+        commands.to_mcore(src, folder / "mcore", sizes, ALONE)
         stored = Counter(
             element
             for tensor in contents(folder / "mcore").values()
@@ -206,7 +206,7 @@ def test_the_shards_of_a_small_model_are_what_megatron_expects(tmp_path: Path) -
         "lm_head.weight": [[92, 93], [94, 95], [96, 97]],
     }
     write(tmp_path / "src", config, {k: torch.tensor(v).float() for k, v in tensors.items()})
-    api.to_mcore(tmp_path / "src", tmp_path / "mcore", ParallelSizes(tp=2), ALONE)
+    commands.to_mcore(tmp_path / "src", tmp_path / "mcore", ParallelSizes(tp=2), ALONE)
     ours, file = "decoder.layers.0.", "dense-pp0-tp1.safetensors:"
     expected = {
         "embedding.word_embeddings.weight": [[5, 6], [0, 0]],

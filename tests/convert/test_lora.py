@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mcore_adapter.convert import api
+from mcore_adapter.convert import commands
 from mcore_adapter.convert.conversions import Settings
 from mcore_adapter.errors import ConversionError
-from mcore_adapter.sizes import ParallelSizes
+from mcore_adapter.parallel_sizes import ParallelSizes
 from tests.convert.tiny_checkpoints import ALONE, assert_same, contents, numbered, write
 
 CONFIG = {
@@ -72,10 +72,10 @@ def test_an_adapter_comes_back_byte_for_byte(
 ) -> None:
     base = model(tmp_path / "base", CONFIG)
     peft = adapter(tmp_path / "peft", base, modules)
-    api.to_mcore(peft, tmp_path / "mcore", sizes, ALONE)
-    api.to_mcore(tmp_path / "mcore", tmp_path / "moved", ParallelSizes(tp=4, pp=2), ALONE)
+    commands.to_mcore(peft, tmp_path / "mcore", sizes, ALONE)
+    commands.to_mcore(tmp_path / "mcore", tmp_path / "moved", ParallelSizes(tp=4, pp=2), ALONE)
     for layout in ("mcore", "moved"):
-        api.to_hf(tmp_path / layout, tmp_path / f"from {layout}", ALONE)
+        commands.to_hf(tmp_path / layout, tmp_path / f"from {layout}", ALONE)
         assert_same(peft, tmp_path / f"from {layout}")
         assert sorted(p.name for p in (tmp_path / f"from {layout}").iterdir()) == [
             "adapter_config.json",
@@ -86,10 +86,10 @@ def test_an_adapter_comes_back_byte_for_byte(
 def test_experts_have_adapters_of_their_own(tmp_path: Path) -> None:
     base = model(tmp_path / "base", MOE)
     peft = adapter(tmp_path / "peft", base, ALL)
-    api.to_mcore(peft, tmp_path / "mcore", ParallelSizes(tp=2, pp=2, ep=2, etp=1), ALONE)
+    commands.to_mcore(peft, tmp_path / "mcore", ParallelSizes(tp=2, pp=2, ep=2, etp=1), ALONE)
     name = "decoder.layers.1.mlp.experts.local_experts.3.linear_fc1.lora_B.weight"
     assert contents(tmp_path / "mcore")[f"experts-pp1-ep1-etp0.safetensors:{name}"].any()
-    api.to_hf(tmp_path / "mcore", tmp_path / "back", ALONE)
+    commands.to_hf(tmp_path / "mcore", tmp_path / "back", ALONE)
     assert_same(peft, tmp_path / "back")
 
 
@@ -100,11 +100,11 @@ def test_the_factors_of_every_shard_make_the_shard_of_the_product(
     """B A of a rank is what the layout of the full product B A gives that rank."""
     base = model(tmp_path / "base", CONFIG)
     peft = contents(adapter(tmp_path / "peft", base, modules))
-    api.to_mcore(tmp_path / "peft", tmp_path / "factors", ParallelSizes(tp=2), ALONE)
+    commands.to_mcore(tmp_path / "peft", tmp_path / "factors", ParallelSizes(tp=2), ALONE)
     weights = contents(base)
     products = {name: product(peft, name, weights[name]) for name in weights}
     write(tmp_path / "products", CONFIG, products)
-    api.to_mcore(tmp_path / "products", tmp_path / "expected", ParallelSizes(tp=2), ALONE)
+    commands.to_mcore(tmp_path / "products", tmp_path / "expected", ParallelSizes(tp=2), ALONE)
     factors, expected = contents(tmp_path / "factors"), contents(tmp_path / "expected")
     checked = 0
     for name, a in factors.items():
@@ -137,11 +137,11 @@ def test_merging_adds_the_scaled_product(
     base = model(tmp_path / "base", CONFIG, torch.bfloat16)
     path = adapter(tmp_path / "peft", base, ALL, **options)
     peft = contents(path)
-    api.to_mcore(base, tmp_path / "mcore", ParallelSizes(tp=2, pp=2), ALONE)
+    commands.to_mcore(base, tmp_path / "mcore", ParallelSizes(tp=2, pp=2), ALONE)
     if through_mcore:
-        api.to_mcore(path, tmp_path / "adapter", ParallelSizes(tp=2), ALONE)
+        commands.to_mcore(path, tmp_path / "adapter", ParallelSizes(tp=2), ALONE)
         path = tmp_path / "adapter"
-    api.to_hf(tmp_path / "mcore", tmp_path / "back", ALONE, adapter=path, merge=True)
+    commands.to_hf(tmp_path / "mcore", tmp_path / "back", ALONE, adapter=path, merge=True)
     merged = contents(tmp_path / "back")
     for name, weight in contents(base).items():
         of_name = scale or (1 if "q_proj" in name else ALPHA) / RANK
@@ -155,11 +155,11 @@ def test_merging_adds_the_scaled_product(
 def test_an_adapter_apart_lies_beside_the_weights(tmp_path: Path) -> None:
     base = model(tmp_path / "base", CONFIG)
     peft = adapter(tmp_path / "peft", base, ALL)
-    api.to_mcore(base, tmp_path / "mcore", ParallelSizes(tp=2), ALONE)
-    api.to_mcore(peft, tmp_path / "adapter", ParallelSizes(tp=2), ALONE)
+    commands.to_mcore(base, tmp_path / "mcore", ParallelSizes(tp=2), ALONE)
+    commands.to_mcore(peft, tmp_path / "adapter", ParallelSizes(tp=2), ALONE)
     for path in (peft, tmp_path / "adapter"):
         dst = tmp_path / f"with {path.name}"
-        api.to_hf(tmp_path / "mcore", dst, ALONE, adapter=path)
+        commands.to_hf(tmp_path / "mcore", dst, ALONE, adapter=path)
         assert_same(base, dst)
         assert_same(peft, dst / "adapter")
 
@@ -172,7 +172,7 @@ def test_an_adapter_that_was_trained_on_fused_weights_shares_its_a(tmp_path: Pat
         if "lora_A" in name:  # as training on the fused weight has it
             tensors[name] = tensors[name.replace("k_proj", "q_proj").replace("v_proj", "q_proj")]
     layout = tmp_path / "mcore"
-    api.to_mcore(peft, layout, ParallelSizes(), ALONE)
+    commands.to_mcore(peft, layout, ParallelSizes(), ALONE)
     meta = json.loads((layout / "mcore.json").read_text())
     fused = {}
     for layer in range(2):
@@ -196,8 +196,8 @@ def test_an_adapter_that_was_trained_on_fused_weights_shares_its_a(tmp_path: Pat
     (layout / "model.safetensors").rename(file)
     meta["files"] = {file.name: {"bytes": file.stat().st_size, "tensors": len(fused)}}
     (layout / "mcore.json").write_text(json.dumps(meta))
-    api.to_mcore(layout, tmp_path / "moved", ParallelSizes(tp=2, pp=2), ALONE)
-    api.to_hf(tmp_path / "moved", tmp_path / "back", ALONE)
+    commands.to_mcore(layout, tmp_path / "moved", ParallelSizes(tp=2, pp=2), ALONE)
+    commands.to_hf(tmp_path / "moved", tmp_path / "back", ALONE)
     back = contents(tmp_path / "back")
     assert all(torch.equal(back[name], tensor) for name, tensor in tensors.items())
 
@@ -213,19 +213,19 @@ def test_adapters_that_are_more_than_linear_factors_are_refused(tmp_path: Path) 
     for index, (options, match) in enumerate(cases):
         peft = adapter(tmp_path / str(index), base, ("q_proj",), **options)
         with pytest.raises(ConversionError, match=match):
-            api.to_mcore(peft, tmp_path / "dst", ParallelSizes(), ALONE)
-    api.to_mcore(tmp_path / "3", tmp_path / "dst", ParallelSizes(), Settings(workers=1), base=base)
+            commands.to_mcore(peft, tmp_path / "dst", ParallelSizes(), ALONE)
+    commands.to_mcore(tmp_path / "3", tmp_path / "dst", ParallelSizes(), Settings(workers=1), base=base)
 
 
 def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
     base = model(tmp_path / "base", CONFIG)
     other = model(tmp_path / "other", {**CONFIG, "hidden_size": 12})
     peft = adapter(tmp_path / "peft", other, ("q_proj",))
-    api.to_mcore(base, tmp_path / "mcore", ParallelSizes(), ALONE)
+    commands.to_mcore(base, tmp_path / "mcore", ParallelSizes(), ALONE)
     with pytest.raises(ConversionError, match="is it of another model"):
-        api.to_hf(tmp_path / "mcore", tmp_path / "dst", ALONE, adapter=peft, merge=True)
+        commands.to_hf(tmp_path / "mcore", tmp_path / "dst", ALONE, adapter=peft, merge=True)
     with pytest.raises(ConversionError, match="--merge needs an --adapter"):
-        api.to_hf(tmp_path / "mcore", tmp_path / "dst", ALONE, merge=True)
+        commands.to_hf(tmp_path / "mcore", tmp_path / "dst", ALONE, merge=True)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_an_adapter_without_a_scale_is_not_merged(
 ) -> None:
     base = model(tmp_path / "base", CONFIG)
     peft = adapter(tmp_path / "peft", base, ("q_proj",), **changed)
-    api.to_mcore(base, tmp_path / "mcore", ParallelSizes(), ALONE)
+    commands.to_mcore(base, tmp_path / "mcore", ParallelSizes(), ALONE)
     with pytest.raises(ConversionError, match=match):
-        api.to_hf(tmp_path / "mcore", tmp_path / "merged", ALONE, adapter=peft, merge=True)
+        commands.to_hf(tmp_path / "mcore", tmp_path / "merged", ALONE, adapter=peft, merge=True)
     assert not (tmp_path / "merged").exists()

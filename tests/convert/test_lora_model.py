@@ -16,12 +16,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig
 
-from mcore_adapter.build.config import BuildOptions
-from mcore_adapter.convert.adapter import Lora, adapter_table, target_modules
+from mcore_adapter.convert.lora_table import Lora, adapter_table, target_modules
 from mcore_adapter.errors import ConfigError, ConversionError
 from mcore_adapter.load import read_config
+from mcore_adapter.modeling.config import BuildOptions
 from mcore_adapter.models import table_of
-from mcore_adapter.sizes import ParallelSizes
+from mcore_adapter.parallel_sizes import ParallelSizes
 from tests.convert.lora_by_hand import ALPHA, RANK, adapted, save_adapter
 from tests.convert.parity import forward, mean_loss
 from tests.convert.spawned import run_ranks
@@ -85,12 +85,12 @@ def save_expected(folder: Path) -> None:
 
 def build(case: Case) -> Any:
     """Chunks, adapter, optimizer."""
-    from mcore_adapter.adapter import load_adapter
-    from mcore_adapter.build.data_parallel import data_parallel
-    from mcore_adapter.build.lora import add_adapter
-    from mcore_adapter.build.model import build_model, init_parallel
-    from mcore_adapter.build.optimizer import adam
     from mcore_adapter.load import load
+    from mcore_adapter.lora_io import load_adapter
+    from mcore_adapter.modeling.data_parallel import data_parallel
+    from mcore_adapter.modeling.lora import add_adapter
+    from mcore_adapter.modeling.model import build_model, init_parallel
+    from mcore_adapter.modeling.optimizer import adam
     from mcore_adapter.platform import adapt_to_cpu
 
     adapt_to_cpu()
@@ -140,8 +140,8 @@ def train(case: Case) -> Found:
     """Largest differences to what was computed by hand."""
     from megatron.core import parallel_state
 
-    from mcore_adapter.build.optimizer import step
     from mcore_adapter.gather import export, gradient
+    from mcore_adapter.modeling.optimizer import step
 
     chunks, adapter, optimizer = build(case)
     expected = load_file(case.folder / "expected.st")
@@ -229,10 +229,10 @@ def test_four_ranks_train_adapters_as_by_hand(folders: dict[str, Path]) -> None:
 def start(case: Case) -> dict[str, Any]:
     """Of a fresh adapter: the model's logits without it, with it and with it switched off; its
     factors; those that tensor parallel ranks share; and those after a step with dropout."""
-    from mcore_adapter.build.lora import add_adapter
-    from mcore_adapter.build.model import build_model, init_parallel
     from mcore_adapter.gather import export
     from mcore_adapter.load import load
+    from mcore_adapter.modeling.lora import add_adapter
+    from mcore_adapter.modeling.model import build_model, init_parallel
     from mcore_adapter.platform import adapt_to_cpu
 
     adapt_to_cpu()
@@ -315,7 +315,7 @@ def test_factors_come_back_from_the_model_byte_for_byte(
 
 
 def write(case: Case, folder: Path) -> None:
-    from mcore_adapter.adapter import write_adapter
+    from mcore_adapter.lora_io import write_adapter
 
     chunks, adapter, _ = build(case)
     write_adapter(folder, case.folder, chunks, adapter, case.sizes)

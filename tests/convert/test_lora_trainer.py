@@ -41,7 +41,7 @@ FACTORS = "adapter_model.safetensors"
 
 def save_start(run: Settings, folder: Path) -> None:
     """The adapter that a run starts with."""
-    from mcore_adapter.adapter import write_adapter
+    from mcore_adapter.lora_io import write_adapter
     from mcore_adapter.train.policy import load_policy
     from mcore_adapter.train.processes import joined
 
@@ -98,7 +98,7 @@ def test_adapters_are_trained_as_by_hand_in_every_layout(tmp_path: Path) -> None
 
 def go_on(run: Settings, others: list[Settings]) -> list[str]:
     """After a stop in the third step: what other settings are told, then to the end."""
-    from mcore_adapter.train.api import train
+    from mcore_adapter.train.setup import train
 
     assert not stop_in_third_step(run)
     said = []
@@ -151,7 +151,7 @@ def test_settings_of_an_adapter_that_make_no_sense_are_named(tmp_path: Path) -> 
 
 def references_of(run: Settings) -> Any:
     """Of an adapter that is no longer zero."""
-    from mcore_adapter.train import dataset
+    from mcore_adapter.train.data import dataset
     from mcore_adapter.train.policy import load_policy
     from mcore_adapter.train.processes import joined
     from mcore_adapter.train.references import references

@@ -39,7 +39,7 @@ def test_nothing_is_touched_where_there_is_cuda_or_at_import() -> None:
     run(
         "before = state()\n"
         "assert not adapt_to_cpu(has_cuda=True)\n"
-        "import mcore_adapter.build.model\n"
+        "import mcore_adapter.modeling.model\n"
         "assert all(a is b for a, b in zip(state(), before, strict=True))\n"
     )
 
@@ -61,7 +61,7 @@ def test_only_megatron_sees_another_torch_and_the_second_call_changes_nothing() 
 def test_importing_megatron_is_quiet() -> None:
     code = (
         "from mcore_adapter.platform import adapt_to_cpu; adapt_to_cpu()\n"
-        "import mcore_adapter.build.data_parallel, mcore_adapter.build.model\n"
+        "import mcore_adapter.modeling.data_parallel, mcore_adapter.modeling.model\n"
         "import mcore_adapter.load, mcore_adapter.gather, mcore_adapter.parallel.schedule\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

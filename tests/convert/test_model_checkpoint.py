@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from mcore_adapter.convert.plan import tasks
+from mcore_adapter.checkpoint_reader import WEIGHT, Saved
+from mcore_adapter.convert.conversion_plan import tasks
 from mcore_adapter.errors import ConversionError
 from mcore_adapter.load import read_config
 from mcore_adapter.models import table_of
-from mcore_adapter.saved import WEIGHT, Saved
-from mcore_adapter.sizes import ParallelSizes
-from mcore_adapter.slots import MOMENTS
+from mcore_adapter.optimizer_state import MOMENTS
+from mcore_adapter.parallel_sizes import ParallelSizes
 from tests.convert.learner import Learner
 from tests.convert.spawned import run_ranks
 from tests.convert.tiny_models import save_model

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mcore_adapter.sizes import ParallelSizes
+from mcore_adapter.parallel_sizes import ParallelSizes
 from tests.convert.parity import Case, assert_equal
 from tests.convert.tiny_models import rows, save_model, save_reference
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from mcore_adapter.build.config import BuildOptions
-from mcore_adapter.build.model import build_model, init_parallel
 from mcore_adapter.errors import ConfigError, LayoutError
 from mcore_adapter.load import load, read_config
+from mcore_adapter.modeling.config import BuildOptions
+from mcore_adapter.modeling.model import build_model, init_parallel
 from mcore_adapter.models import table_of
 from mcore_adapter.parallel.schedule import run_schedule
+from mcore_adapter.parallel_sizes import ParallelSizes
 from mcore_adapter.platform import adapt_to_cpu
-from mcore_adapter.sizes import ParallelSizes
 from tests.convert.parity import Case, assert_equal, forward
 from tests.convert.spawned import run_ranks
 from tests.convert.tiny_models import COMMON, MODELS, VOCAB, rows, save_model, save_reference

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from mcore_adapter.sizes import ParallelSizes
+from mcore_adapter.parallel_sizes import ParallelSizes
 from tests.convert.learner import Learner
 from tests.convert.spawned import run_ranks
 from tests.convert.tiny_models import rows, save_model, targets

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from mcore_adapter.convert import api
+from mcore_adapter.convert import commands
 from mcore_adapter.convert.check import check
+from mcore_adapter.convert.conversion_plan import tasks
 from mcore_adapter.convert.conversions import Settings
-from mcore_adapter.convert.plan import tasks
 from mcore_adapter.errors import ConversionError
-from mcore_adapter.held import Held, Ranks
 from mcore_adapter.load import shards
+from mcore_adapter.local_tensors import Held, Ranks
 from mcore_adapter.models import FAMILIES as KNOWN
 from mcore_adapter.models import table_of
-from mcore_adapter.sizes import ParallelSizes
+from mcore_adapter.parallel_sizes import ParallelSizes
 from tests.convert.random_models import write_files
 from tests.convert.tiny_checkpoints import (
     ALONE,
@@ -53,8 +53,8 @@ def test_a_single_file_goes_before_an_index_as_in_transformers(tmp_path: Path) -
     write_files(src, others, 2)
     loaded = AutoModelForCausalLM.from_pretrained(src).state_dict()
     notes: list[str] = []
-    api.to_mcore(src, tmp_path / "mcore", ParallelSizes(), Settings(workers=1, note=notes.append))
-    api.to_hf(tmp_path / "mcore", tmp_path / "back", ALONE)
+    commands.to_mcore(src, tmp_path / "mcore", ParallelSizes(), Settings(workers=1, note=notes.append))
+    commands.to_hf(tmp_path / "mcore", tmp_path / "back", ALONE)
     for name, tensor in contents(tmp_path / "back").items():
         assert torch.equal(tensor, loaded[name]), name
     expected = (
@@ -95,10 +95,10 @@ def test_frequencies_that_old_versions_saved_are_left_out_by_name(
     )
     notes: list[str] = []
     how = Settings(workers=1, note=notes.append)
-    api.to_mcore(tmp_path / "src", tmp_path / "mcore", ParallelSizes(), how)
+    commands.to_mcore(tmp_path / "src", tmp_path / "mcore", ParallelSizes(), how)
     (note,) = notes
     assert "rotary_emb.inv_freq and 4 more like it: a buffer that models compute" in note
-    api.to_hf(tmp_path / "mcore", tmp_path / "back", ALONE)
+    commands.to_hf(tmp_path / "mcore", tmp_path / "back", ALONE)
     assert_same(bare, tmp_path / "back")
 
 
@@ -116,9 +116,9 @@ def test_experts_as_transformers_5_holds_them_are_the_same_experts(
     model.save_pretrained(tmp_path / "fused", save_original_format=False)
     assert "model.layers.3.mlp.experts.gate_up_proj" in contents(tmp_path / "fused")
     for name in ("original", "fused"):
-        api.to_mcore(tmp_path / name, tmp_path / name / "cut", CUT, ALONE)
-        api.to_mcore(tmp_path / name / "cut", tmp_path / name / "moved", ParallelSizes(ep=2), ALONE)
-        api.to_hf(tmp_path / name / "moved", tmp_path / name / "back", ALONE)
+        commands.to_mcore(tmp_path / name, tmp_path / name / "cut", CUT, ALONE)
+        commands.to_mcore(tmp_path / name / "cut", tmp_path / name / "moved", ParallelSizes(ep=2), ALONE)
+        commands.to_hf(tmp_path / name / "moved", tmp_path / name / "back", ALONE)
         assert_same(tmp_path / name, tmp_path / name / "back")
     assert_same(tmp_path / "original" / "cut", tmp_path / "fused" / "cut")
 
@@ -163,7 +163,7 @@ def test_a_finite_number_never_becomes_infinite(
     tensors[name][3, 5] = value
     src = rewrite(bare, tmp_path / "src", tensors)
     with pytest.raises(ConversionError, match=rf"{name} {match}"):
-        api.to_mcore(src, tmp_path / "mcore", ParallelSizes(), Settings(to, workers=workers))
+        commands.to_mcore(src, tmp_path / "mcore", ParallelSizes(), Settings(to, workers=workers))
     assert not (tmp_path / "mcore").exists()
 
 
@@ -173,8 +173,8 @@ def test_what_is_infinite_already_stays_and_what_rounds_down_fits(tmp_path: Path
     name = "model.norm.weight"
     tensors[name][:4] = torch.tensor([float("inf"), float("-inf"), float("nan"), 65519.0])
     src = rewrite(bare, tmp_path / "src", tensors)
-    api.to_mcore(src, tmp_path / "mcore", ParallelSizes(), Settings("fp16", workers=1))
-    api.to_hf(tmp_path / "mcore", tmp_path / "back", ALONE)
+    commands.to_mcore(src, tmp_path / "mcore", ParallelSizes(), Settings("fp16", workers=1))
+    commands.to_hf(tmp_path / "mcore", tmp_path / "back", ALONE)
     found = contents(tmp_path / "back")[name]
     assert torch.equal(found[:2], torch.tensor([float("inf"), float("-inf")]).half())
     assert found[2].isnan()
@@ -199,8 +199,8 @@ def test_folders_beside_the_weights_are_kept_but_for_other_models(tmp_path: Path
     (src / "merges.txt").symlink_to(tmp_path / "blob")
     notes: list[str] = []
     how = Settings(workers=1, note=notes.append)
-    api.to_mcore(src, tmp_path / "mcore", ParallelSizes(), how)
-    api.to_hf(tmp_path / "mcore", tmp_path / "back", ALONE)
+    commands.to_mcore(src, tmp_path / "mcore", ParallelSizes(), how)
+    commands.to_hf(tmp_path / "mcore", tmp_path / "back", ALONE)
     back = {str(path.relative_to(tmp_path / "back")) for path in (tmp_path / "back").rglob("*")}
     for name in kept[:3]:
         assert (tmp_path / "back" / name).read_text() == name

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from mcore_adapter.build.model import build_model, init_parallel
 from mcore_adapter.gather import export, gradient
 from mcore_adapter.load import load, read_config
+from mcore_adapter.modeling.model import build_model, init_parallel
 from mcore_adapter.models import table_of
 from mcore_adapter.parallel.packing import pack
+from mcore_adapter.parallel_sizes import ParallelSizes
 from mcore_adapter.platform import adapt_to_cpu
-from mcore_adapter.sizes import ParallelSizes
 from tests.convert.spawned import run_ranks
 from tests.convert.tiny_models import VOCAB, rows, save_model
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from mcore_adapter.convert import api
+from mcore_adapter.convert import commands
 from mcore_adapter.convert.conversions import Settings
-from mcore_adapter.convert.output import complete_or_absent
+from mcore_adapter.convert.storage.output import complete_or_absent
 from mcore_adapter.errors import AdapterError, ConversionError, LayoutError, UnknownModelError
-from mcore_adapter.sizes import ParallelSizes
+from mcore_adapter.parallel_sizes import ParallelSizes
 from tests.convert.tiny_checkpoints import ALONE, contents, numbered, write
 
 CONFIG = {
@@ -42,7 +42,7 @@ def refused(
     """Both as an error and in that nothing new lies beside the source."""
     before = sorted(os.listdir(src.parent))
     with pytest.raises(kind, match=match) as caught:
-        api.to_mcore(src, src.parent / "dst", sizes or ParallelSizes(), ALONE)
+        commands.to_mcore(src, src.parent / "dst", sizes or ParallelSizes(), ALONE)
     assert "\n" not in str(caught.value)
     assert sorted(os.listdir(src.parent)) == before
 
@@ -162,20 +162,20 @@ def test_a_shard_that_the_index_names_but_is_missing(src: Path) -> None:
 
 def test_integers_that_should_become_floats(src: Path) -> None:
     with pytest.raises(ConversionError, match="type I32 cannot become BF16"):
-        api.to_mcore(src, src.parent / "dst", ParallelSizes(), Settings("bf16", workers=1))
+        commands.to_mcore(src, src.parent / "dst", ParallelSizes(), Settings("bf16", workers=1))
     assert os.listdir(src.parent) == ["src"]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_error_in_a_worker_leaves_nothing(workers: int, src: Path) -> None:
     with pytest.raises(ConversionError, match="type I32 cannot become"):
-        api.to_mcore(src, src.parent / "dst", ParallelSizes(), Settings("fp16", workers=workers))
+        commands.to_mcore(src, src.parent / "dst", ParallelSizes(), Settings("fp16", workers=workers))
     assert os.listdir(src.parent) == ["src"]
 
 
 def test_layouts_that_are_not_whole(src: Path) -> None:
     layout = src.parent / "layout"
-    api.to_mcore(src, layout, ParallelSizes(tp=2), ALONE)
+    commands.to_mcore(src, layout, ParallelSizes(tp=2), ALONE)
     file = layout / "dense-pp0-tp1.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[:-4])
@@ -186,12 +186,12 @@ def test_layouts_that_are_not_whole(src: Path) -> None:
     file.write_bytes(other)
     refused(ConversionError, r"lacks decoder\.layers\.0\.mlp\.linear_fc2", layout)
     file.write_bytes(whole)
-    api.to_hf(layout, src.parent / "back", ALONE)
+    commands.to_hf(layout, src.parent / "back", ALONE)
 
 
 def test_hugging_face_files_are_not_converted_to_themselves(src: Path) -> None:
     with pytest.raises(ConversionError, match="is in Hugging Face format already"):
-        api.to_hf(src, src.parent / "dst", ALONE)
+        commands.to_hf(src, src.parent / "dst", ALONE)
 
 
 def test_a_tied_checkpoint_may_store_its_embedding_twice(tmp_path: Path) -> None:
@@ -200,6 +200,6 @@ def test_a_tied_checkpoint_may_store_its_embedding_twice(tmp_path: Path) -> None
     tensors = contents(src)
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     write(src, config, tensors)
-    api.to_mcore(src, tmp_path / "mcore", ParallelSizes(tp=2), ALONE)
-    api.to_hf(tmp_path / "mcore", tmp_path / "back", ALONE)
+    commands.to_mcore(src, tmp_path / "mcore", ParallelSizes(tp=2), ALONE)
+    commands.to_hf(tmp_path / "mcore", tmp_path / "back", ALONE)
     assert torch.equal(contents(tmp_path / "back")["lm_head.weight"], tensors["lm_head.weight"])

@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from mcore_adapter.convert import api
-from mcore_adapter.convert.fused import as_stored
-from mcore_adapter.convert.plan import check_coverage, present, tasks
+from mcore_adapter.convert import commands
+from mcore_adapter.convert.conversion_plan import check_coverage, present, tasks
+from mcore_adapter.convert.fused_experts import as_stored
 from mcore_adapter.convert.shapes import check_shapes
-from mcore_adapter.convert.tensorfile import Piece, Spec
+from mcore_adapter.convert.storage.tensor_file import Piece, Spec
 from mcore_adapter.errors import ConversionError
 from mcore_adapter.models import FAMILIES, table_of
-from mcore_adapter.sizes import ParallelSizes
+from mcore_adapter.parallel_sizes import ParallelSizes
 from tests.convert.random_models import random_values
 from tests.convert.tiny_checkpoints import ALONE, by_transformers, contents, rewrite
 
@@ -35,7 +35,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def refused(src: Path, match: str) -> None:
     with pytest.raises(ConversionError, match=match):
-        api.to_mcore(src, src.parent / "dst", ParallelSizes(), ALONE)
+        commands.to_mcore(src, src.parent / "dst", ParallelSizes(), ALONE)
     assert not (src.parent / "dst").exists()
 
 
@@ -111,7 +111,7 @@ def test_a_default_that_does_not_fit_is_named(llama: Path, tmp_path: Path) -> No
 def test_a_shard_of_another_shape_or_type_is_refused(
     what: str, llama: Path, tmp_path: Path
 ) -> None:
-    api.to_mcore(llama, tmp_path / "layout", ParallelSizes(tp=2), ALONE)
+    commands.to_mcore(llama, tmp_path / "layout", ParallelSizes(tp=2), ALONE)
     file = tmp_path / "layout" / "dense-pp0-tp1.safetensors"
     tensors = load_file(file)
     name = "decoder.layers.1.self_attention.linear_proj.weight"
@@ -122,7 +122,7 @@ def test_a_shard_of_another_shape_or_type_is_refused(
     (file.parent / "mcore.json").write_text(json.dumps(meta))
     match = rf"{file.name} has {name} as .*expected F32 \[32, 32\]"
     with pytest.raises(ConversionError, match=match):
-        api.to_hf(file.parent, tmp_path / "back", ALONE)
+        commands.to_hf(file.parent, tmp_path / "back", ALONE)
     assert not (tmp_path / "back").exists()
 
 
@@ -138,7 +138,7 @@ def test_what_ranks_should_share_and_do_not_is_refused(
 ) -> None:
     """One of them is read: the other would be lost."""
     src = by_transformers(tmp_path / "src", "llama tied")
-    api.to_mcore(src, tmp_path / "layout", ParallelSizes(tp=2, pp=2), ALONE)
+    commands.to_mcore(src, tmp_path / "layout", ParallelSizes(tp=2, pp=2), ALONE)
     tensors = load_file(tmp_path / "layout" / file)
     tensors[name][0] += 1
     save_file(tensors, tmp_path / "layout" / file, metadata={"format": "pt"})
@@ -146,7 +146,7 @@ def test_what_ranks_should_share_and_do_not_is_refused(
     meta["files"][file]["bytes"] = (tmp_path / "layout" / file).stat().st_size
     (tmp_path / "layout" / "mcore.json").write_text(json.dumps(meta))
     with pytest.raises(ConversionError, match=rf"{file}: {name} differs from that in .*pp0-tp0"):
-        api.to_hf(tmp_path / "layout", tmp_path / "back", ALONE)
+        commands.to_hf(tmp_path / "layout", tmp_path / "back", ALONE)
     assert not (tmp_path / "back").exists()
 
 

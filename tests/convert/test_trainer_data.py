@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcore_adapter.errors import DataError
-from mcore_adapter.train import dataset
-from mcore_adapter.train.dataset import Dataset
-from mcore_adapter.train.encode import encode_answer, encode_pair, encode_text
-from mcore_adapter.train.order import Order
-from mcore_adapter.train.plan import balanced, micro, plan
+from mcore_adapter.train.data import dataset
+from mcore_adapter.train.data.dataset import Dataset
+from mcore_adapter.train.data.encode import encode_answer, encode_pair, encode_text
+from mcore_adapter.train.data.micro_batches import balanced, micro, plan
+from mcore_adapter.train.data.order import Order
 from tests.convert.trainer_runs import (
     TEMPLATE,
     chat_rows,

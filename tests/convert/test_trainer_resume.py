@@ -46,8 +46,8 @@ class StopAfter(StopRequest):
 
 
 def stop_in_third_step(run: Settings) -> bool:
-    from mcore_adapter.train.api import prepare
     from mcore_adapter.train.processes import joined
+    from mcore_adapter.train.setup import prepare
 
     with joined(run.layout.sizes, run.seed) as device:
         # One rank hears it, and all stop.
@@ -56,7 +56,7 @@ def stop_in_third_step(run: Settings) -> bool:
 
 def three_runs(through: Settings, stopped: Settings, others: list[Settings]) -> tuple[bool, Any]:
     """Whether the stopped run came to its end; and what runs say that do not fit what it left."""
-    from mcore_adapter.train.api import train
+    from mcore_adapter.train.setup import train
 
     run_all([through])
     finished = stop_in_third_step(stopped)
@@ -121,11 +121,11 @@ def test_a_run_that_goes_on_is_the_same_to_the_bit(
 
 
 def in_several_files(model: Path, target: Path) -> None:
-    from mcore_adapter.build.model import build_model, init_parallel
     from mcore_adapter.load import load, read_config
+    from mcore_adapter.modeling.model import build_model, init_parallel
     from mcore_adapter.models import table_of
+    from mcore_adapter.parallel_sizes import ParallelSizes
     from mcore_adapter.platform import adapt_to_cpu
-    from mcore_adapter.sizes import ParallelSizes
     from mcore_adapter.write import write_model
 
     adapt_to_cpu()

@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from mcore_adapter.convert import api
+from mcore_adapter.convert import commands
 from mcore_adapter.convert.conversions import Settings
-from mcore_adapter.sizes import ParallelSizes
+from mcore_adapter.parallel_sizes import ParallelSizes
 
 ALONE = Settings(workers=1)
 COMMON = {
@@ -188,6 +188,6 @@ def assert_same(one: Path, other: Path) -> None:
 
 def there_and_back(src: Path, folder: Path, sizes: ParallelSizes) -> Path:
     """Converts to `folder/mcore` and back to `folder/back`, which is returned."""
-    api.to_mcore(src, folder / "mcore", sizes, ALONE)
-    api.to_hf(folder / "mcore", folder / "back", ALONE)
+    commands.to_mcore(src, folder / "mcore", sizes, ALONE)
+    commands.to_hf(folder / "mcore", folder / "back", ALONE)
     return folder / "back"

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from mcore_adapter.convert.plan import HfRef
+from mcore_adapter.convert.conversion_plan import HfRef
 from mcore_adapter.load import HfTensors
 
 VOCAB = 67

@@ -179,7 +179,7 @@ def settings(model: Path, rows: Path, output: Path, method: str = "sft", **more:
 
 def run_all(runs: Sequence[Settings]) -> None:
     """What a rank does."""
-    from mcore_adapter.train.api import train
+    from mcore_adapter.train.setup import train
 
     for each in runs:
         assert train(each)

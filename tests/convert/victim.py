@@ -16,10 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mcore_adapter.convert import api
+from mcore_adapter.convert import commands
 from mcore_adapter.convert.conversions import Settings
 from mcore_adapter.errors import AdapterError
-from mcore_adapter.sizes import ParallelSizes
+from mcore_adapter.parallel_sizes import ParallelSizes
 
 WORKERS_S = 10
 """For workers to be gone, once the process that started them is."""
@@ -50,7 +50,7 @@ def convert(case: dict[str, Any]) -> int:
     layers = case["layers"]
     sizes = ParallelSizes(**case["sizes"], layers=None if layers is None else tuple(layers))
     try:
-        api.to_mcore(Path(case["src"]), Path(case["dst"]), sizes, how)
+        commands.to_mcore(Path(case["src"]), Path(case["dst"]), sizes, how)
     except AdapterError as error:
         sys.stdout.write(f"refused: {error}\n")
         return 3

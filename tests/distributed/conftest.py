@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from roll.config.placement import ClusterConfig
+from roll.config.sections.placement import ClusterConfig
 from roll.distributed.local import LocalLauncher
-from roll.distributed.resources import ResourceManager
+from roll.distributed.on_ray.resources import ResourceManager
 from tests.distributed.small_workers import ROOT
 
 

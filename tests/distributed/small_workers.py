@@ -20,7 +20,7 @@ from roll.core.errors import DataError
 from roll.core.metrics import Mean, Metrics
 from roll.core.types import RankInfo, WorkerSpec
 from roll.distributed.dispatch import SHARD_BATCH, dispatch
-from roll.distributed.parcels import Parcel, pack, unpack
+from roll.distributed.remote_values import Parcel, pack, unpack
 from roll.distributed.worker import Worker
 
 # Workers must be able to import this module by the name that the tests give it.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import ray
 
-from roll.distributed.ray_token import names_a_token
+from roll.distributed.on_ray.token import names_a_token
 
 
 def intrude(path: str) -> None:

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from roll.config.roles import Role
+from roll.config.sections.roles import Role
 from roll.core.batches import TokenBatch
 from roll.core.errors import DataError, WaitTimeoutError, WorkerError
 from roll.distributed.cluster import Cluster, Placement
 from roll.distributed.local import LocalLauncher
-from roll.distributed.resources import ResourceManager
+from roll.distributed.on_ray.resources import ResourceManager
 from tests.distributed.small_workers import Adder, Echo
 
 TRAIN = Placement(Role.ACTOR_TRAIN, pool="pair", seed=3)

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from roll.distributed import fork_client
-from roll.distributed.actor_env import WORKER_TOKEN
-from roll.distributed.fork_server import ONLY_AT_LOAD, ForkServer
-from roll.distributed.reaper import end_marked
-from roll.pipeline.preloads import ENGINES, LEARNERS, SHARED
+from roll.commands.preloads import ENGINES, LEARNERS, SHARED
+from roll.distributed.on_ray.environment import WORKER_TOKEN
+from roll.distributed.processes import fork_client
+from roll.distributed.processes.fork_server import ONLY_AT_LOAD, ForkServer
+from roll.distributed.processes.reaper import end_marked
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 60.0
@@ -164,7 +164,7 @@ def test_without_a_server_it_is_plain_python() -> None:
 
 def test_the_server_ends_with_a_driver_that_is_killed() -> None:
     code = (
-        "from roll.distributed.fork_server import ForkServer\n"
+        "from roll.distributed.processes.fork_server import ForkServer\n"
         "import os, signal\n"
         "server = ForkServer(['decimal'])\n"
         "print(server._process.pid, flush=True)\n"

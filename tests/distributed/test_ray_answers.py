@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 import ray
 
-from roll.config.roles import Role
-from roll.distributed.members import Member
-from roll.distributed.ray_answers import RayAnswers
-from roll.distributed.resources import ResourceManager
+from roll.config.sections.roles import Role
+from roll.distributed.on_ray.answers import RayAnswers
+from roll.distributed.on_ray.members import Member
+from roll.distributed.on_ray.resources import ResourceManager
 from roll.distributed.watchdog import Watchdog
 
 COUNT = 4096

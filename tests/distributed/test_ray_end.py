@@ -12,9 +12,9 @@ ROOT = Path(__file__).parents[2]
 CODE = """
 import os, signal, sys
 import ray
-from roll.distributed import ray_start
-from roll.distributed.actor_env import prepare_ray
-from roll.distributed.ray_token import own_token
+from roll.distributed.on_ray import start as ray_start
+from roll.distributed.on_ray.environment import prepare_ray
+from roll.distributed.on_ray.token import own_token
 from roll.platform.processes import look_at
 
 class Actor:

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from roll.config.placement import ClusterConfig
-from roll.config.roles import Role
+from roll.config.sections.placement import ClusterConfig
+from roll.config.sections.roles import Role
 from roll.core.batches import TokenBatch
 from roll.core.errors import ConfigError, WaitTimeoutError, WorkerError
 from roll.distributed.cluster import Placement
-from roll.distributed.resources import ResourceManager
+from roll.distributed.on_ray.resources import ResourceManager
 from roll.platform.machine import cores
 from roll.platform.processes import descendants
 from tests.distributed.small_workers import Adder, HalfAdder

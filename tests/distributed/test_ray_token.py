@@ -12,8 +12,8 @@ import psutil
 import pytest
 import ray
 
-from roll.distributed.ray_token import found_token, own_token
-from roll.distributed.resources import ResourceManager
+from roll.distributed.on_ray.resources import ResourceManager
+from roll.distributed.on_ray.token import found_token, own_token
 from tests.distributed.small_workers import ROOT
 
 

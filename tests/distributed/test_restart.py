@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from roll.config.roles import Role
+from roll.config.sections.roles import Role
 from roll.core.errors import DataError, WorkerLostError
 from roll.distributed.cluster import Cluster, Placement
 from roll.distributed.local import LocalLauncher
-from roll.distributed.resources import ResourceManager
+from roll.distributed.on_ray.resources import ResourceManager
 from roll.platform.processes import look_at
 from tests.distributed.small_workers import Echo, Halting, Picky
 

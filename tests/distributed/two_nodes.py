@@ -13,12 +13,12 @@ from pathlib import Path
 
 from ray.cluster_utils import Cluster as RayNodes
 
-from roll.config.placement import ClusterConfig
-from roll.config.roles import Role
+from roll.config.sections.placement import ClusterConfig
+from roll.config.sections.roles import Role
 from roll.core.errors import RollError
 from roll.distributed.cluster import Placement
-from roll.distributed.ray_token import use_token_of_cluster
-from roll.distributed.resources import ResourceManager
+from roll.distributed.on_ray.resources import ResourceManager
+from roll.distributed.on_ray.token import use_token_of_cluster
 from tests.distributed.small_workers import ROOT, Adder
 
 SMALL = {"num_cpus": 2, "num_gpus": 2, "object_store_memory": 100 * 1024 * 1024}

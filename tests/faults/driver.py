@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import sys
 
-from roll.config.placement import ClusterConfig
-from roll.config.roles import Role
+from roll.config.sections.placement import ClusterConfig
+from roll.config.sections.roles import Role
 from roll.distributed.cluster import Placement
-from roll.distributed.resources import ResourceManager
-from roll.distributed.shutdown import Terminated, orderly_end
+from roll.distributed.on_ray.resources import ResourceManager
+from roll.distributed.processes.shutdown import Terminated, orderly_end
 from tests.distributed.small_workers import ROOT, Adder, Echo
 
 

@@ -19,18 +19,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from roll.commands.launch import launch
+from roll.commands.preloads import forking
 from roll.config import load_config
 from roll.core.batches import RolloutBatch
 from roll.core.errors import RollError
 from roll.core.metrics import Metrics
-from roll.distributed import ray_start
-from roll.distributed.actor_env import RUN_TOKEN, prepare_ray
-from roll.distributed.fork_server import ForkServer
-from roll.pipeline.launch import launch
-from roll.pipeline.preloads import forking
+from roll.distributed.on_ray import start as ray_start
+from roll.distributed.on_ray.environment import RUN_TOKEN, prepare_ray
+from roll.distributed.processes.fork_server import ForkServer
 from roll.pipeline.rlvr import RlvrPipeline
-from roll.pipeline.weights import WeightPusher
 from roll.platform.machine import cores
+from roll.runtime.weight_pusher import WeightPusher
 from tests.faults.table import NAMES, REPLACED, Cell, Kind, Phase
 
 FOREVER = 100_000

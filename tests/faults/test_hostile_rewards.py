@@ -10,13 +10,19 @@ from pathlib import Path
 import psutil
 import pytest
 
-from roll.config.reward import RewardConfig
+from roll.config.sections.reward import RewardConfig
 from roll.core.errors import RewardError
-from roll.rewards.child import Child, ChildDiedError, ChildRaisedError, ChildSpec, ChildTimeoutError
 from roll.rewards.contract import sample_of
-from roll.rewards.math import math_reward
-from roll.rewards.pool import RewardPool, Scored
-from roll.rewards.runners import MAX_HUNG_THREADS
+from roll.rewards.execution.child import (
+    Child,
+    ChildDiedError,
+    ChildRaisedError,
+    ChildSpec,
+    ChildTimeoutError,
+)
+from roll.rewards.execution.pool import RewardPool, Scored
+from roll.rewards.execution.runners import MAX_HUNG_THREADS
+from roll.rewards.math.reward import math_reward
 from tests.unit.reward_functions import RELEASE
 
 OBEY = "tests.unit.reward_functions:obey"
@@ -78,8 +84,8 @@ def test_hung_threads_are_bounded_and_the_way_out_is_named() -> None:
 def test_a_hung_thread_does_not_keep_the_process_alive() -> None:
     program = (
         "import asyncio\n"
-        "from roll.config.reward import RewardConfig\n"
-        "from roll.rewards.pool import RewardPool\n"
+        "from roll.config.sections.reward import RewardConfig\n"
+        "from roll.rewards.execution.pool import RewardPool\n"
         "from roll.rewards.contract import sample_of\n"
         f"config = RewardConfig(fn={OBEY!r}, timeout_s=0.1, max_error_rate=1.0)\n"
         "pool = RewardPool.from_config('r', config, seed=0)\n"
@@ -93,7 +99,7 @@ def test_a_hung_thread_does_not_keep_the_process_alive() -> None:
 def test_children_end_when_their_parent_is_killed() -> None:
     program = (
         "import sys\n"
-        "from roll.rewards.child import Child, ChildSpec\n"
+        "from roll.rewards.execution.child import Child, ChildSpec\n"
         "spec = ChildSpec('tests.faults.test_hostile_rewards:make_sleeper')\n"
         "idle, busy = Child(spec), Child(spec)\n"
         "print(idle.call('pid', 5), busy.call('pid', 5), flush=True)\n"

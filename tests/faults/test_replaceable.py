@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from roll.config.placement import ClusterConfig
-from roll.config.roles import Role
+from roll.config.sections.placement import ClusterConfig
+from roll.config.sections.roles import Role
 from roll.core.errors import WorkerLostError
 from roll.distributed.cluster import Cluster, Placement
-from roll.distributed.resources import ResourceManager
+from roll.distributed.on_ray.resources import ResourceManager
 from tests.distributed.small_workers import ROOT, Adder, Echo
 from tests.faults.test_worker_death import gone_within
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.pipeline.track import read_records
+from roll.output_dir.trackers import read_records
 from tests.faults.test_runs import nothing_left, steps_done, wait_for
 from tests.runs import Command, write_task
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from roll.pipeline.track import read_records
+from roll.output_dir.trackers import read_records
 from tests.runs import Command, without_times, write_task
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForSequenceClassification
 
-from roll.pipeline.track import read_records
+from roll.output_dir.trackers import read_records
 from tests.faults.table import CHOSEN, NAMES, REPLACED, TARGET, Cell, Kind, Phase, cells, text
 from tests.runs import ROOT, write_task
 from tests.tiny import char_tokenizer, save_tiny_model

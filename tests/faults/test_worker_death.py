@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from roll.config.placement import ClusterConfig
-from roll.config.roles import Role
+from roll.config.sections.placement import ClusterConfig
+from roll.config.sections.roles import Role
 from roll.core.errors import WorkerError
 from roll.distributed.cluster import Placement
-from roll.distributed.resources import ResourceManager
+from roll.distributed.on_ray.resources import ResourceManager
 from tests.distributed.small_workers import ROOT, Adder, Echo
 
 MARK = "ROLL_TEST_MARK"

@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
-from mcore_adapter.build.config import BuildOptions
-from mcore_adapter.build.model import build_model, init_parallel
-from mcore_adapter.build.specs import HAVE_TE
 from mcore_adapter.load import load, read_config
+from mcore_adapter.modeling.config import BuildOptions
+from mcore_adapter.modeling.model import build_model, init_parallel
+from mcore_adapter.modeling.specs import HAVE_TE
 from mcore_adapter.models import table_of
+from mcore_adapter.parallel_sizes import ParallelSizes
 from mcore_adapter.platform import adapt_to_cpu
-from mcore_adapter.sizes import ParallelSizes
 from tests.convert.tiny_models import MODELS, VOCAB, rows, save_model
 
 pytestmark = pytest.mark.gpu(1)

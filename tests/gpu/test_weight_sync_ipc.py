@@ -10,8 +10,8 @@ import torch
 
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.manifest import Manifest
-from roll.weight_sync.plan import new_channel
 from roll.weight_sync.transfer import receive, send
+from roll.weight_sync.transport_choice import new_channel
 
 
 def accept_all(manifest: Manifest) -> None:

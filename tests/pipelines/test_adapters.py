@@ -11,8 +11,8 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from roll.commands.merge import merge
 from roll.core.errors import CheckpointError, ConfigError
-from roll.pipeline.merge import merge
 from tests.pipelines.test_rows import PAIRS, TEXTS, split
 from tests.runs import run_local, without_times, write_rows_task, write_task
 

@@ -10,8 +10,8 @@ import pytest
 from transformers import Qwen3ForCausalLM
 
 from roll.config import RlvrConfig, load_config
-from roll.config.compose import PRESETS
 from roll.config.errors import ConfigError
+from roll.config.loading.compose import PRESETS
 from tests.runs import run_local, without_times, write_task
 from tests.tiny import save_tiny_model
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from roll.core.errors import ConfigError
-from roll.pipeline.track import read_records
+from roll.output_dir.trackers import read_records
 from tests.runs import run_local, write_task
 
 

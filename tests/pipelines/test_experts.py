@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from roll.config.model import ModelConfig
-from roll.pipeline.merge import merge
-from roll.strategy.checkpoint import read_checkpoint
+from roll.commands.merge import merge
+from roll.config.sections.model import ModelConfig
+from roll.strategy.hf_folder import read_checkpoint
 from tests.runs import run_local, without_times, write_task
 from tests.tiny import save_tiny_model
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.pipeline.track import read_records
+from roll.output_dir.trackers import read_records
 from tests.runs import Command, write_task
 
 

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from roll.core.errors import CheckpointError, ConfigError
-from roll.pipeline.track import read_records
+from roll.output_dir.trackers import read_records
 from tests.runs import run_local, without_times, write_rows_task, write_task
 from tests.tiny import save_tiny_model
 

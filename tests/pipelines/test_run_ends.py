@@ -12,9 +12,9 @@ import pytest
 import typer
 
 from roll.cli import reported
+from roll.commands.launch import launch
 from roll.config import load_config
 from roll.core.errors import CheckpointError, RewardError
-from roll.pipeline.launch import launch
 from tests.runs import run_local, write_task
 from tests.tiny import save_tiny_model
 

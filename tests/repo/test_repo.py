@@ -61,7 +61,7 @@ def test_importing_the_config_loads_nothing_heavy() -> None:
 def test_a_worker_without_tensors_loads_no_torch() -> None:
     """It would take 130 MB of every reward's process."""
     code = (
-        "import sys, roll.distributed.host, roll.workers.reward\n"
+        "import sys, roll.distributed.on_ray.host, roll.workers.reward\n"
         "from roll.platform import get_platform\n"
         "for platform in map(get_platform, ('cpu', 'cuda')):\n"
         "    platform.set_threads(1); platform.destroy()\n"

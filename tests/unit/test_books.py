@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from roll.config.lifecycle import CheckpointConfig
+from roll.config.sections.lifecycle import CheckpointConfig
 from roll.core.types import Completion, FinishReason, Prompt, Sample
-from roll.pipeline.checkpoint import Checkpoints, RunState, load_state
-from roll.pipeline.plain_json import encoded, write_plain
-from roll.pipeline.steps import dump_rollouts
-from roll.pipeline.summary import summarize
-from roll.pipeline.track import JsonlTracker, read_records
-from roll.rollout.saved import to_json
+from roll.output_dir.checkpoints import Checkpoints, RunState, load_state
+from roll.output_dir.plain_json import encoded, write_plain
+from roll.output_dir.summary import summarize
+from roll.output_dir.trackers import JsonlTracker, read_records
+from roll.pipeline.updates import dump_rollouts
+from roll.rollout.serialization import to_json
 from roll.rollout.types import Group, ScoredSample
 from tests.full_disk import files_up_to
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from roll.config.model import LoraConfig, ModelConfig
+from roll.config.sections.model import LoraConfig, ModelConfig
 from roll.models import lora
 from roll.models.load import load_config
-from roll.strategy.heads import PolicyHead, PolicyModel
-from roll.strategy.token_model import Asked
+from roll.strategy.training.heads import PolicyHead, PolicyModel
+from roll.strategy.training.token_model import Asked
 from tests.families import FAMILIES, SIZES, WITH_VISION, config_of, make, save
 
 TOKENS = torch.randint(4, SIZES["vocab_size"], (2, 12), generator=torch.Generator().manual_seed(0))

@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from roll.config import load_config
-from roll.pipeline.changes import changed_keys
+from roll.output_dir.config_diff import changed_keys
 
 RUN = Path(__file__).parents[2] / "examples" / "dpo_sort" / "run.yaml"
 

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from roll.config.data import DataConfig, TextDataConfig
+from roll.config.sections.data import DataConfig, TextDataConfig
 from roll.core.types import Message
+from roll.data.chat.conversations import Dialogue
+from roll.data.chat.end_mark import end_mark
+from roll.data.chat.templates import DatedTokenizer
+from roll.data.chat.tokenization import pieces, tokenized
 from roll.data.datasets import load_prompts
-from roll.data.dialogues import Dialogue
-from roll.data.end_mark import end_mark
 from roll.data.examples import load_texts
-from roll.data.spans import pieces, tokenized
-from roll.data.templates import DatedTokenizer
 
 TEMPLATES = Path(__file__).parent / "chat_templates"
 NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from roll.config.model import ModelConfig
+from roll.config.sections.model import ModelConfig
 from roll.core.errors import WeightSyncError
-from roll.strategy.checkpoint import read_checkpoint
+from roll.strategy.hf_folder import read_checkpoint
 from roll.weight_sync.checks import check_shapes
 from roll.weight_sync.manifest import Manifest
 from tests.families import save

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from roll.config.lifecycle import CheckpointConfig
+from roll.config.sections.lifecycle import CheckpointConfig
 from roll.core.errors import CheckpointError
-from roll.pipeline.checkpoint import Checkpoints, RunState, load_state, require_written
+from roll.output_dir.checkpoints import Checkpoints, RunState, load_state, require_written
 
 
 def write(checkpoints: Checkpoints, step: int, **carried: float) -> None:

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from roll.rewards.child import (
+from roll.rewards.execution.child import (
     Child,
     ChildDiedError,
     ChildSpec,
     ChildStalledError,
     ChildTimeoutError,
 )
-from roll.rewards.child_pool import ChildPool, NoChildFreeError
+from roll.rewards.execution.child_pool import ChildPool, NoChildFreeError
 
 SPEC = ChildSpec("tests.unit.child_functions:make_worker")
 

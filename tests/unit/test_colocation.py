@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.config.roles import Role
+from roll.config.sections.roles import Role
 from roll.distributed.colocation import Colocation, Resident
 
 TRAIN, INFER, REFERENCE = Role.ACTOR_TRAIN, Role.ACTOR_INFER, Role.REFERENCE

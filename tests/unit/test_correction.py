@@ -17,7 +17,7 @@ from roll.algorithms.api import PolicyTerms
 from roll.config.algorithm import Aggregation, CorrectionConfig, RejectConfig, WeightConfig
 from roll.config.algorithm.correction import RatioLevel
 from roll.core.batches import RolloutBatch
-from roll.strategy.reduce import weighted_sum
+from roll.strategy.training.reduce import weighted_sum
 from tests.tiny import rollout_batch
 
 LEVELS: list[RatioLevel] = ["token", "turn", "sequence", "geometric"]

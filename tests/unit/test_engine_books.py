@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from roll.commands.preflight import inspect
 from roll.config import load_config
-from roll.config.engine_options import DraftSpeculationConfig, NgramSpeculationConfig
-from roll.config.model import ModelConfig
-from roll.config.strategy import VllmConfig
+from roll.config.sections.engine_options import DraftSpeculationConfig, NgramSpeculationConfig
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.strategy import VllmConfig
 from roll.core.errors import ConfigError, EngineError, WeightSyncError
 from roll.core.types import Completion, FinishReason
-from roll.pipeline.preflight import inspect
-from roll.strategy.progress import Progress
-from roll.strategy.vllm.adapter import adapter_rank
+from roll.strategy.serving.progress import Progress
 from roll.strategy.vllm.arguments import engine_arguments
-from roll.strategy.vllm.known import OURS, check_arguments, known_arguments
+from roll.strategy.vllm.supported_arguments import OURS, check_arguments, known_arguments
+from roll.strategy.vllm.worker_side.adapter import adapter_rank
 from roll.weight_sync.manifest import Manifest, TensorMeta
 from tests.runs import write_task
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.config.lifecycle import score_names
+from roll.config.sections.lifecycle import score_names
 from roll.core.types import Sample
 from roll.rollout.evaluate import evaluate, majority_vote, pass_at_k
 from tests.fakes import group

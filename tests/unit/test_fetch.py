@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from roll.config.model import ModelConfig
+from roll.config.sections.model import ModelConfig
 from roll.core.errors import ConfigError, WaitTimeoutError
 from roll.distributed.pending import Pending
 from roll.models.fetch import fetch
-from roll.pipeline.models import wait_for_engines
+from roll.runtime.clusters import wait_for_engines
 
 
 def test_every_name_is_fetched_once_and_folders_are_left_alone(tmp_path: Path) -> None:

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from roll.commands.preflight import inspect
 from roll.config import load_config
-from roll.config.rollout import (
+from roll.config.sections.rollout import (
     CustomFilterConfig,
     EqualRewardsConfig,
     FilterConfig,
     MeanRewardConfig,
 )
 from roll.core.errors import ConfigError, RollError
-from roll.pipeline.preflight import inspect
 from roll.rollout.filters import build_filters
 from roll.rollout.types import Group
 from tests.fakes import group

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roll.config.roles import Role
-from roll.config.rollout import HealthConfig
+from roll.config.sections.roles import Role
+from roll.config.sections.rollout import HealthConfig
 from roll.core.errors import (
     EngineDiedError,
     EngineError,
@@ -29,10 +29,10 @@ from roll.core.types import (
     Piece,
     SamplingParams,
 )
-from roll.rollout.fleet import MAX_MOVES, Fleet
-from roll.rollout.health import Health
-from roll.rollout.replica import Replica, State
-from roll.rollout.written import kept, rest_of
+from roll.rollout.fleet.fleet import MAX_MOVES, Fleet
+from roll.rollout.fleet.health import Health
+from roll.rollout.fleet.partial_completions import kept, rest_of
+from roll.rollout.fleet.replica import Replica, State
 
 T = TypeVar("T")
 SAMPLING = SamplingParams(temperature=1.0, max_new_tokens=50)

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.healthy_replicas import found_after, main, scenario
 from benchmarks.simulation.faults import Sickness
 from benchmarks.simulation.world import Outcome, Scenario, simulate
-from roll.config.rollout import HealthConfig
+from roll.config.sections.rollout import HealthConfig
 
 
 def small(median: int, push_s: float, replicas: int = 8, capacity: int = 16) -> Scenario:

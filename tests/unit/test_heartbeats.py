@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.simulation.clock import run_virtually
-from roll.config.rollout import HealthConfig
+from roll.config.sections.rollout import HealthConfig
 from roll.core.errors import EngineError, WaitTimeoutError
 from roll.core.types import Completion, FinishReason, Heartbeat, Piece
-from roll.rollout.pace import Pace, Work
-from roll.rollout.replica import Replica
-from roll.rollout.written import Heard
+from roll.rollout.fleet.pace import Pace, Work
+from roll.rollout.fleet.partial_completions import Heard
+from roll.rollout.fleet.replica import Replica
 from tests.unit.test_fleet import (
     Writer,
     answer,

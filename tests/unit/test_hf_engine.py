@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from roll.config.model import ModelConfig
-from roll.config.strategy import HfEngineConfig
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.strategy import HfEngineConfig
 from roll.core.errors import IncompleteWeightsError, WeightSyncError
 from roll.strategy.hf.engine import HfEngine
 from roll.strategy.hf.memory import Places, WeightMemory
 from roll.strategy.setup import EngineSetup
 from roll.weight_sync.manifest import Manifest, TensorMeta
-from roll.weight_sync.plan import new_channel
 from roll.weight_sync.transfer import send
+from roll.weight_sync.transport_choice import new_channel
 from tests.contract.engine_rig import SPEC, request, weights_of
 from tests.tiny import save_tiny_model
 

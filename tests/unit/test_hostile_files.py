@@ -19,22 +19,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from roll.commands.merge import merge
 from roll.config import load_config
-from roll.config.data import DataConfig, SourceConfig
-from roll.config.model import ModelConfig
+from roll.config.sections.data import DataConfig, SourceConfig
+from roll.config.sections.model import ModelConfig
 from roll.core.errors import CheckpointError, ConfigError, DataError, RollError
+from roll.data.chat.templates import render_prompts
 from roll.data.columns import PromptRow, RawRow
 from roll.data.sources import check_source, map_any, read_source
-from roll.data.templates import render_prompts
 from roll.models.load import load_causal_lm, load_tokenizer
 from roll.models.load import load_config as load_model_config
-from roll.pipeline.changes import changed_keys
-from roll.pipeline.checkpoint import load_state
-from roll.pipeline.folder import exported_step
-from roll.pipeline.lock_owner import read_owner
-from roll.pipeline.merge import merge
-from roll.pipeline.summary import read_summary
-from roll.pipeline.track import read_records
+from roll.output_dir.checkpoints import load_state
+from roll.output_dir.config_diff import changed_keys
+from roll.output_dir.lock_owner import read_owner
+from roll.output_dir.resume import exported_step
+from roll.output_dir.summary import read_summary
+from roll.output_dir.trackers import read_records
 from tests.hostile import assert_works, pickled, torch_saved
 from tests.runs import ROOT, write_task
 from tests.tiny import char_tokenizer, save_tiny_model
@@ -42,8 +42,8 @@ from tests.tiny import char_tokenizer, save_tiny_model
 PACKAGES = (ROOT / "roll", ROOT / "mcore_adapter" / "src")
 UNPICKLES = {
     # From a process that this one started, over a pair of sockets that nobody else holds.
-    "roll/rewards/child.py",
-    "roll/rewards/child_main.py",
+    "roll/rewards/execution/child.py",
+    "roll/rewards/execution/child_main.py",
     "roll/strategy/sglang/messages.py",
     # What it has pickled itself, on the line before.
     "roll/rewards/contract.py",
@@ -156,7 +156,7 @@ def test_a_dataset_s_loading_script_is_not_run(tmp_path: Path, mark: Path) -> No
         read_source(SourceConfig(path=str(folder)), map_any)
     # As a hub dataset of that name would be found: in the folder where the run starts.
     code = (
-        "from roll.config.data import SourceConfig\n"
+        "from roll.config.sections.data import SourceConfig\n"
         "from roll.core.errors import RollError\n"
         "from roll.data.sources import map_any, read_source\n"
         "try: print(len(read_source(SourceConfig(path='org/evil', format='hub'), map_any)))\n"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from roll.config.roles import Role
+from roll.config.sections.roles import Role
 from roll.core.errors import EngineDiedError, EngineError
 from roll.core.types import WorkerSpec
 from roll.distributed.worker import Worker

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roll.rollout.joined import JoinedCalls
+from roll.rollout.rpc_batching import JoinedCalls
 
 
 @settings(max_examples=25, deadline=None)

@@ -12,14 +12,14 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForSequenceClassification
 
-from roll.config.reward import RewardConfig
-from roll.config.roles import Role
+from roll.config.sections.reward import RewardConfig
+from roll.config.sections.roles import Role
 from roll.core.errors import RewardError
 from roll.core.types import WorkerSpec
 from roll.distributed.colocation import Colocation, Resident
-from roll.pipeline.judges import resident
-from roll.pipeline.scoring import HostedReward
 from roll.rewards.contract import sample_of
+from roll.runtime.reward_router import HostedReward
+from roll.runtime.reward_workers import resident
 from roll.workers.model_reward import ModelReward
 
 

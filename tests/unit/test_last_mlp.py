@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from roll.algorithms import logprobs
 from roll.models import last_mlp
-from roll.strategy.heads import PolicyModel
-from roll.strategy.token_model import Asked
+from roll.strategy.training.heads import PolicyModel
+from roll.strategy.training.token_model import Asked
 from tests.tiny import tiny_qwen3_moe
 
 LENGTHS = [9, 7]

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
+from roll.commands.launch import launch
 from roll.config import load_config
 from roll.core.errors import SettingsChangedError
-from roll.pipeline.checkpoint import Checkpoints, RunState
-from roll.pipeline.folder import mark_export
-from roll.pipeline.launch import launch
+from roll.output_dir.checkpoints import Checkpoints, RunState
+from roll.output_dir.resume import mark_export
 from roll.pipeline.rlvr import RlvrPipeline
 from tests.runs import write_task
 

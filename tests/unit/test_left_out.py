@@ -14,25 +14,25 @@ from pydantic import ValidationError
 from roll.algorithms.compose import build_advantage
 from roll.algorithms.shaping.compose import build_shaping
 from roll.config.algorithm import Aggregation, AlgorithmConfig
-from roll.config.reward import RewardConfig
-from roll.config.roles import Role
+from roll.config.sections.reward import RewardConfig
+from roll.config.sections.roles import Role
 from roll.core.batches import RolloutBatch
 from roll.core.errors import RewardError
 from roll.core.types import Sample
 from roll.distributed.cluster import Placement
 from roll.distributed.local import LocalLauncher
-from roll.pipeline.scoring import HostedReward, Scorer
-from roll.pipeline.steps import updates
+from roll.pipeline.updates import updates
 from roll.rewards.api import Reward, RewardContext
-from roll.rewards.books import Purpose
 from roll.rewards.contract import sample_of
+from roll.rewards.execution.counters import Purpose
+from roll.rewards.execution.pool import RewardPool
 from roll.rewards.loading import bind_reward
-from roll.rewards.pool import RewardPool
 from roll.rollout.assemble import assemble, rollout_metrics
 from roll.rollout.evaluate import evaluate
 from roll.rollout.filters import equal_rewards, mean_reward
-from roll.rollout.saved import from_json, to_json
+from roll.rollout.serialization import from_json, to_json
 from roll.rollout.types import Group
+from roll.runtime.reward_router import HostedReward, Scorer
 from roll.workers.reward import RewardWorker
 from tests.fakes import completion, group
 from tests.tiny import rollout_batch

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from roll.algorithms.divergences import divergence
-from roll.algorithms.lessons import Comparison, coarse, comparison, top_logprobs
+from roll.algorithms.teacher_divergence import Comparison, coarse, comparison, top_logprobs
 from roll.config.algorithm.divergences import (
     AdaptiveKlConfig,
     DivergenceConfig,
@@ -21,10 +21,10 @@ from roll.config.algorithm.divergences import (
     ReverseKlConfig,
 )
 from roll.core.batches import TrainBatch
-from roll.core.taught import TaughtRow
-from roll.strategy import forward
-from roll.strategy.heads import PolicyModel
-from roll.strategy.teaching import TeacherModel, output_head
+from roll.core.teacher_outputs import TaughtRow
+from roll.strategy.training import forward
+from roll.strategy.training.heads import PolicyModel
+from roll.strategy.training.teacher_forward import TeacherModel, output_head
 from tests.tiny import rollout_batch, tiny_qwen3
 
 CPU = torch.device("cpu")

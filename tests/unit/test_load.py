@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, GPT2Config
 
-from roll.config.model import ModelConfig
+from roll.config.sections.model import ModelConfig
 from roll.core.errors import ConfigError
 from roll.models.load import load_causal_lm, load_config, load_tokenizer, split_head
 from tests.tiny import save_tiny_model

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from roll.config.reward import RewardConfig
-from roll.config.roles import Role
+from roll.config.sections.reward import RewardConfig
+from roll.config.sections.roles import Role
 from roll.core.errors import EngineError, WaitTimeoutError
 from roll.core.types import Sample
 from roll.distributed.cluster import Placement

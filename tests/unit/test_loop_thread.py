@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from roll.core.loop_thread import LoopThread
-from roll.distributed.shutdown import Terminated, orderly_end
+from roll.distributed.processes.shutdown import Terminated, orderly_end
 
 
 @pytest.fixture

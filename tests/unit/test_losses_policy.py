@@ -19,7 +19,7 @@ from roll.algorithms.api import PolicyTerms
 from roll.algorithms.registries import LOSSES, LossTerm
 from roll.config.algorithm import Aggregation
 from roll.core.batches import RolloutBatch
-from roll.strategy.reduce import weighted_sum
+from roll.strategy.training.reduce import weighted_sum
 from tests.tiny import rollout_batch
 
 

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from sympy.physics import units as si
 
 from roll.core.types import Sample
-from roll.rewards.child_pool import NoChildFreeError
 from roll.rewards.contract import sample_of
-from roll.rewards.equivalence import make_checker
-from roll.rewards.math import CachedChecks, NoVerdictError, judge
-from roll.rewards.notation import tidy
-from roll.rewards.plain_math import plainly_equal
+from roll.rewards.execution.child_pool import NoChildFreeError
+from roll.rewards.math.equivalence import make_checker
+from roll.rewards.math.notation import tidy
+from roll.rewards.math.plain_equivalence import plainly_equal
+from roll.rewards.math.reward import CachedChecks, NoVerdictError, judge
 from tests.unit.math_answers import FAMILIES, different_pairs, equal_pairs
 
 Equal = Callable[[str, str], bool]

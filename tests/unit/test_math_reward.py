@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roll.rewards.answers import FoundAnswer, find_answer, find_truth, last_box
 from roll.rewards.contract import sample_of
-from roll.rewards.math import math_reward
-from roll.rewards.plain_math import plainly_equal
+from roll.rewards.math.final_answer import FoundAnswer, find_answer, find_truth, last_box
+from roll.rewards.math.plain_equivalence import plainly_equal
+from roll.rewards.math.reward import math_reward
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from roll.config.roles import Role
+from roll.config.sections.roles import Role
 from roll.core.types import WorkerSpec
 from roll.platform.base import join_group, leave_group
 from roll.platform.machine import free_port
-from roll.strategy.group import Membership
+from roll.strategy.training.group import Membership
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.strategy.microbatch import plan, take
+from roll.strategy.training.microbatch import plan, take
 from tests.tiny import rollout_batch
 
 lengths_lists = st.lists(st.integers(1, 40), max_size=60)

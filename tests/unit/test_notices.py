@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from roll.cli import app
 from roll.config import load_config
-from roll.config.notices import notices
+from roll.config.checks.notices import notices
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "examples/rlvr_quickstart/run.yaml"

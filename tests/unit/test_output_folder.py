@@ -13,7 +13,7 @@ import yaml
 
 from roll.cli import reported
 from roll.config import RlvrConfig, load_config
-from roll.config.lifecycle import TrackConfig
+from roll.config.sections.lifecycle import TrackConfig
 from roll.core.errors import (
     ConfigError,
     DataError,
@@ -21,17 +21,17 @@ from roll.core.errors import (
     SettingsChangedError,
     UserError,
 )
-from roll.pipeline.checkpoint import Checkpoints, RunState
-from roll.pipeline.folder import (
+from roll.output_dir.checkpoints import Checkpoints, RunState
+from roll.output_dir.path_resolution import absolute_paths
+from roll.output_dir.resume import (
     finished_summary,
     make_writable,
     mark_export,
     refuse_other_settings,
     set_aside,
 )
-from roll.pipeline.paths import absolute_paths
-from roll.pipeline.summary import read_summary
-from roll.pipeline.track import check_trackers
+from roll.output_dir.summary import read_summary
+from roll.output_dir.trackers import check_trackers
 from tests.runs import write_task
 
 

@@ -23,9 +23,9 @@ from transformers import (
 from roll.core.batches import TokenBatch
 from roll.core.errors import ConfigError
 from roll.models.packing import enable
-from roll.strategy import microbatch
-from roll.strategy.forward import token_terms
-from roll.strategy.heads import PolicyModel
+from roll.strategy.training import microbatch
+from roll.strategy.training.forward import token_terms
+from roll.strategy.training.heads import PolicyModel
 from tests.tiny import tiny_qwen3
 
 CPU = torch.device("cpu")

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from roll.weight_sync.layout import layout
 from roll.weight_sync.manifest import Manifest, meta_of
 from roll.weight_sync.pack import Packer
+from roll.weight_sync.push_plan import layout
 
 
 def test_a_sender_without_bytes_takes_its_parts_in_step_with_the_buckets() -> None:

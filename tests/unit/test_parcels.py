@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.distributed.parcels import SHARED_BYTES, pack, unpack
+from roll.distributed.remote_values import SHARED_BYTES, pack, unpack
 
 
 @given(st.lists(st.integers(0, 2 * SHARED_BYTES), max_size=30), st.randoms())

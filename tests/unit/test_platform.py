@@ -12,12 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.config.placement import ClusterConfig
-from roll.config.roles import Role
+from roll.config.sections.placement import ClusterConfig
+from roll.config.sections.roles import Role
 from roll.core.errors import ConfigError
 from roll.core.types import WorkerSpec
-from roll.distributed.actor_env import WORKER_TOKEN, actor_env, on_one_machine
-from roll.distributed.layout import plan_layout, share_cores
+from roll.distributed.device_layout import plan_layout, share_cores
+from roll.distributed.on_ray.environment import WORKER_TOKEN, actor_env, on_one_machine
 from roll.platform import get_platform
 from roll.platform.machine import Machine, count_gpus, free_port, memory_limits, this_machine
 from roll.platform.processes import descendants, tree_rss_bytes
@@ -83,7 +83,7 @@ def test_cores_are_those_this_process_may_use() -> None:
 
 def test_looking_at_the_machine_and_planning_pools_imports_neither_torch_nor_ray() -> None:
     code = (
-        "import sys; import roll.platform.machine, roll.distributed.layout;"
+        "import sys; import roll.platform.machine, roll.distributed.device_layout;"
         "roll.platform.machine.this_machine();"
         "sys.exit(', '.join({'torch', 'ray'} & set(sys.modules)) or 0)"
     )

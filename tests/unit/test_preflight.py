@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from packaging.specifiers import SpecifierSet
 
+from roll.commands.doctor import RAY, Line, examine_backends, examine_ray, examine_token
+from roll.commands.import_paths import check_import_path
+from roll.commands.preflight import inspect
 from roll.config import load_config
-from roll.config.placement import ClusterConfig
+from roll.config.sections.placement import ClusterConfig
 from roll.core.errors import ConfigError
 from roll.core.hub import may_be_on_hub
-from roll.distributed.layout import address_to_join
-from roll.pipeline.doctor import RAY, Line, examine_backends, examine_ray, examine_token
-from roll.pipeline.import_paths import check_import_path
-from roll.pipeline.preflight import inspect
+from roll.distributed.device_layout import address_to_join
 from roll.rewards.loading import REWARDS
 from roll.rewards.names import BUILT_IN
 from roll.strategy.available import REQUIREMENTS, Requirement

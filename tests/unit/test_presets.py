@@ -19,10 +19,10 @@ from roll.algorithms.shaping.api import Rewards
 from roll.config import load_config
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.algorithm.losses import GspoConfig
-from roll.config.compose import PRESETS
 from roll.config.errors import ConfigError
+from roll.config.loading.compose import PRESETS
 from roll.config.rlvr import RlvrConfig
-from roll.config.strategy import SglangConfig
+from roll.config.sections.strategy import SglangConfig
 from tests.unit.test_shaping_rewards import responses
 
 ROOT = Path(__file__).parents[2]

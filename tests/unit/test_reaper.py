@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from roll.distributed.reaper import end_marked
+from roll.distributed.processes.reaper import end_marked
 
 SLEEP = [sys.executable, "-I", "-S", "-c", "import time; print(flush=True); time.sleep(600)"]
 

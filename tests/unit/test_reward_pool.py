@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from roll.config.reward import RewardConfig
+from roll.config.sections.reward import RewardConfig
 from roll.core.errors import RewardError
 from roll.core.types import Sample
 from roll.rewards.api import Reward, RewardContext
-from roll.rewards.child_pool import NoChildFreeError
 from roll.rewards.contract import sample_of
+from roll.rewards.execution.child_pool import NoChildFreeError
+from roll.rewards.execution.pool import ErrorBudget, RewardPool, Scored
 from roll.rewards.loading import bind_reward
-from roll.rewards.math import judge
-from roll.rewards.pool import ErrorBudget, RewardPool, Scored
+from roll.rewards.math.reward import judge
 
 HERE = "tests.unit.reward_functions"
 

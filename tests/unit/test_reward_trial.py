@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from roll.config.reward import RewardConfig
+from roll.commands.reward_trial import try_rewards
+from roll.commands.trial import Trial
+from roll.config.sections.reward import RewardConfig
 from roll.core.types import Prompt
-from roll.pipeline.reward_trial import try_rewards
-from roll.pipeline.trial import Trial
-from roll.rewards.tracebacks import users_traceback
+from roll.rewards.execution.tracebacks import users_traceback
 
 MODULE = """
 from roll.rewards.api import Reward

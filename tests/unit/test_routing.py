@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from roll.core.types import GenerateRequest
 from roll.rollout.budget import Budget
-from roll.rollout.fleet import Fleet
-from roll.rollout.replica import Replica, State
-from roll.rollout.routing import LeastLoaded, Loads, RoutingPolicy, Sticky
+from roll.rollout.fleet.fleet import Fleet
+from roll.rollout.fleet.replica import Replica, State
+from roll.rollout.fleet.routing import LeastLoaded, Loads, RoutingPolicy, Sticky
 from tests.fakes import SAMPLING, ScriptedEngine
 
 

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from roll.core.errors import ConfigError, FolderLostError
-from roll.pipeline.folder import LOCK
-from roll.pipeline.lock_owner import Owner, read_owner
-from roll.pipeline.run_lock import SILENT_S, RunLock
+from roll.output_dir.lock_owner import Owner, read_owner
+from roll.output_dir.resume import LOCK
+from roll.output_dir.run_lock import SILENT_S, RunLock
 from tests.runs import ROOT, Command, write_task
 
 HOLD = (
-    "import sys, time; from pathlib import Path; from roll.pipeline.run_lock import RunLock\n"
+    "import sys, time; from pathlib import Path; from roll.output_dir.run_lock import RunLock\n"
     "with RunLock(Path(sys.argv[1])): print('holds', flush=True); time.sleep(600)"
 )
 

@@ -22,11 +22,11 @@ from transformers.core_model_loading import (
     revert_weight_conversion,
 )
 
-from roll.config.model import LoraConfig
+from roll.config.sections.model import LoraConfig
 from roll.core.errors import ConfigError
 from roll.models import lora
-from roll.models.saved import Saved, put_back
-from roll.strategy import names
+from roll.models.checkpoint_tensors import Saved, put_back
+from roll.strategy import tensor_names as names
 from roll.strategy.hf.memory import WeightMemory
 from roll.weight_sync.manifest import meta_of
 from tests.families import FAMILIES, WITH_VISION, make, save

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.config.training import OptimizerConfig
-from roll.strategy.schedule import Schedule, lr_at
+from roll.config.sections.training import OptimizerConfig
+from roll.strategy.training.schedule import Schedule, lr_at
 
 
 def rates(total: int, **settings: object) -> list[float]:

@@ -22,8 +22,8 @@ from roll.data.datasets import Dataset, Source
 from roll.data.mixing import Sampler
 from roll.rollout.budget import Budget
 from roll.rollout.filters import equal_rewards
-from roll.rollout.saved import from_json, to_json
 from roll.rollout.scheduler import CollectResult, GenerateScheduler
+from roll.rollout.serialization import from_json, to_json
 from roll.rollout.types import Group, GroupTask
 from tests.fakes import Prompts, ScriptedEngine, completion, group, prompt, scheduler, single_turn
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from roll.config.reward import RewardConfig
-from roll.config.roles import Role
+from roll.config.sections.reward import RewardConfig
+from roll.config.sections.roles import Role
 from roll.core.types import Completion, FinishReason, Prompt, Sample
 from roll.data.datasets import Dataset, Source
 from roll.distributed.cluster import Placement
 from roll.distributed.local import LocalCluster, LocalLauncher
-from roll.pipeline.data import samples_by_tag, tag_shares
-from roll.pipeline.scoring import HostedReward, Scorer
 from roll.rewards.api import Reward
-from roll.rewards.books import Purpose, Scored
+from roll.rewards.execution.counters import Purpose, Scored
+from roll.runtime.reward_router import HostedReward, Scorer
+from roll.runtime.run_data import samples_by_tag, tag_shares
 from roll.workers.reward import RewardWorker
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from roll.config.roles import Role
-from roll.config.rollout import HealthConfig
+from roll.config.sections.roles import Role
+from roll.config.sections.rollout import HealthConfig
 from roll.core.errors import EngineDiedError, EngineError, WaitTimeoutError
 from roll.core.loop_thread import LoopThread
 from roll.core.types import (
@@ -31,9 +31,9 @@ from roll.distributed.cluster import Placement
 from roll.distributed.colocation import Colocation, Resident
 from roll.distributed.local import LocalCluster, LocalLauncher
 from roll.distributed.worker import Worker
-from roll.pipeline.serving import ClusterEngine, Serving
-from roll.rollout.fleet import Fleet
-from roll.rollout.replica import Replica
+from roll.rollout.fleet.fleet import Fleet
+from roll.rollout.fleet.replica import Replica
+from roll.runtime.inference_service import ClusterEngine, Serving
 from roll.workers.infer import InferWorker
 
 LIMITS = HealthConfig(heartbeat_s=0.01, timeout_s=0.5, restart_timeout_s=2, slow_factor=0)

@@ -14,19 +14,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.config.model import ModelConfig
-from roll.config.strategy import SglangConfig
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.strategy import SglangConfig
 from roll.core.errors import ConfigError, EngineError
 from roll.core.types import FinishReason, GenerateRequest, SamplingParams
 from roll.strategy.available import status
-from roll.strategy.engine_args import check_engine_args
+from roll.strategy.serving.engine_args import check_engine_args
 from roll.strategy.sglang.arguments import engine_arguments, engine_environment
 from roll.strategy.sglang.calls import Calls
-from roll.strategy.sglang.known import OURS, known_arguments
 from roll.strategy.sglang.messages import Answer, Call, Order, read_now, write_now
 from roll.strategy.sglang.replica import Replica
 from roll.strategy.sglang.requests import Sibling, generate_input, sibling_id
 from roll.strategy.sglang.stops import tokens_to_keep
+from roll.strategy.sglang.supported_arguments import OURS, known_arguments
 from tests.tiny import ALPHABET, char_tokenizer
 
 ORDER = Order({"tp_size": 1}, "model", False, 64, {}, frozenset(), True, "actor_infer[0]")

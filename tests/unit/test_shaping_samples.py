@@ -26,7 +26,7 @@ from roll.config.algorithm import (
     SampleWeightConfig,
 )
 from roll.core.batches import RolloutBatch
-from roll.pipeline.steps import updates
+from roll.pipeline.updates import updates
 from tests.tiny import rollout_batch
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from roll.distributed.shutdown import Terminated, orderly_end
+from roll.distributed.processes.shutdown import Terminated, orderly_end
 
 
 def run_until(end: Callable[[], None], done: list[str]) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from roll.pipeline.signs import Lookout
-from roll.pipeline.summary import summarize
-from roll.pipeline.track import step_line
+from roll.output_dir.summary import summarize
+from roll.output_dir.trackers import step_line
+from roll.output_dir.warning_signs import Lookout
 
 HEALTHY: dict[str, Any] = {
     "time/step_s": 1.0,

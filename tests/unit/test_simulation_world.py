@@ -13,7 +13,7 @@ from benchmarks.simulation.faults import Faults
 from benchmarks.simulation.lengths import LogNormal, Pareto
 from benchmarks.simulation.study import study
 from benchmarks.simulation.world import Scenario, simulate
-from roll.config.rollout import HealthConfig
+from roll.config.sections.rollout import HealthConfig
 
 SMALL = Scenario(4, LogNormal(32), prompts_per_step=32, steps=9, max_new_tokens=512, queue=64)
 """One sample a step for each place of a replica."""

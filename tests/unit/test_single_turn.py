@@ -8,8 +8,8 @@ import pytest
 
 from roll.core.errors import EngineError, RewardError, WaitTimeoutError
 from roll.core.types import Completion, GenerateRequest, Sample
-from roll.rollout.fleet import Fleet
-from roll.rollout.replica import Replica
+from roll.rollout.fleet.fleet import Fleet
+from roll.rollout.fleet.replica import Replica
 from roll.rollout.single_turn import group_seed
 from roll.rollout.types import GroupTask, ScoredSample
 from tests.fakes import SAMPLING, ScriptedEngine, completion, prompt, single_turn

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from roll.config.data import ColumnsConfig, SourceConfig
+from roll.config.sections.data import ColumnsConfig, SourceConfig
 from roll.core.errors import DataError, NotMadeYetError
 from roll.data.columns import map_row
 from roll.data.sources import check_source, read_source
@@ -170,7 +170,7 @@ def test_the_quick_check_imports_nothing_heavy(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.parquet")
     program = (
         "import sys\n"
-        "from roll.config.data import SourceConfig\n"
+        "from roll.config.sections.data import SourceConfig\n"
         "from roll.data.sources import check_source\n"
         "for path in sys.argv[1:]: check_source(SourceConfig(path=path))\n"
         "heavy = {'torch', 'datasets', 'transformers', 'ray'} & sys.modules.keys()\n"

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import normalizers
 
-from roll.config.data import PreferenceDataConfig, TextDataConfig
+from roll.config.sections.data import PreferenceDataConfig, TextDataConfig
 from roll.core.errors import DataError
 from roll.core.types import Message
-from roll.data.dialogues import Dialogue
+from roll.data.chat.conversations import Dialogue
+from roll.data.chat.tokenization import NothingToLearnError, TokenSequence, pieces, tokenized
 from roll.data.examples import Example, load_preferences, load_texts, mismatched
-from roll.data.spans import NothingToLearnError, TokenSequence, pieces, tokenized
 from tests.tiny import char_tokenizer
 
 CHATML = (

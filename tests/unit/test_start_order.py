@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from roll.config import load_config
-from roll.config.model import ModelConfig
 from roll.config.rlvr import RlvrConfig
-from roll.config.roles import Role
-from roll.config.strategy import VllmConfig
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.roles import Role
+from roll.config.sections.strategy import VllmConfig
 from roll.core.loop_thread import LoopThread
 from roll.core.types import WorkerSpec
-from roll.pipeline.models import start_models
+from roll.runtime.clusters import start_models
 from roll.strategy.setup import EngineSetup
 from roll.strategy.vllm.engine import VllmEngine
 from tests.tiny import char_tokenizer

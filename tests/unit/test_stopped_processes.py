@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from roll.config.roles import Role
+from roll.config.sections.roles import Role
 from roll.distributed.heartbeats import BeatLimits, Heartbeats
-from roll.distributed.host import HostInfo
-from roll.distributed.members import Daemon, Member
+from roll.distributed.on_ray.host import HostInfo
+from roll.distributed.on_ray.members import Daemon, Member
 from roll.platform.processes import Look, descendants, look_at, stopped_below
 
 LIMITS = BeatLimits(pause_s=0.05, silent_s=0.1, stopped_s=0.2)

@@ -10,15 +10,15 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, Qwen3Config
 
 from roll.config.algorithm.divergences import LessonConfig
-from roll.config.model import ModelConfig
-from roll.config.training import TeacherRole
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.training import TeacherRole
 from roll.core.batches import RolloutBatch
 from roll.core.errors import ConfigError, DataError
 from roll.data.datasets import Dataset, Source
 from roll.data.examples import Example
 from roll.models.load import load_tokenizer
-from roll.pipeline.data import check_tags
-from roll.pipeline.teachers import ask_teachers, by_teacher, check_lesson, require_same_tokens
+from roll.runtime.run_data import check_tags
+from roll.runtime.teachers import ask_teachers, by_teacher, check_lesson, require_same_tokens
 from tests.tiny import rollout_batch
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from roll.config.data import ColumnsConfig, DataConfig, SourceConfig
+from roll.config.sections.data import ColumnsConfig, DataConfig, SourceConfig
 from roll.core.errors import DataError
 from roll.core.types import Prompt
 from roll.data.datasets import Dataset, load_prompts

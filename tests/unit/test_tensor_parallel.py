@@ -17,7 +17,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from roll.config.model import LoraConfig
+from roll.config.sections.model import LoraConfig
 from roll.core.errors import ConfigError
 from roll.models import lora
 from roll.strategy.fsdp2.tensor_parallel import plan

@@ -5,11 +5,11 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from roll.core.types import Completion, FinishReason, Prompt, Sample
-from roll.pipeline.cast import make_decode
-from roll.pipeline.validate import answer_key
-from roll.rewards.answers import FoundAnswer, find_answer
-from roll.rewards.math import math_reward
+from roll.rewards.math.final_answer import FoundAnswer, find_answer
+from roll.rewards.math.reward import math_reward
 from roll.rewards.thinking import MARKS, final_text
+from roll.runtime.runtime import make_decode
+from roll.runtime.validator import answer_key
 from tests.tiny import char_tokenizer
 
 NOTHING = FoundAnswer(None, boxed=False)

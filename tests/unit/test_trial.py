@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from roll.cli import app
+from roll.commands.trial import LOOKED_AT, Trial, try_data
 from roll.config import load_config
-from roll.pipeline.trial import LOOKED_AT, Trial, try_data
 from tests.runs import write_rows_task, write_task
 from tests.tiny import char_tokenizer
 

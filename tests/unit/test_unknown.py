@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from roll.config.data import DataConfig, TextDataConfig
+from roll.config.sections.data import DataConfig, TextDataConfig
+from roll.data.chat.unknown_text import unknown_pieces
 from roll.data.datasets import load_prompts
 from roll.data.examples import load_texts
-from roll.data.unknown import unknown_pieces
 from tests.tiny import ALPHABET, char_tokenizer
 from tests.unit.test_chat_templates import byte_tokenizer, sentencepiece_like
 

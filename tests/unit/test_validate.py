@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from roll.config.lifecycle import ValidationConfig
+from roll.config.sections.lifecycle import ValidationConfig
 from roll.core.errors import EngineError
-from roll.pipeline.scoring import Scorer
-from roll.pipeline.validate import Validator, answer_key
+from roll.runtime.reward_router import Scorer
+from roll.runtime.validator import Validator, answer_key
 from tests.fakes import ScriptedEngine, group, prompt, single_turn
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from roll.core.errors import EngineError, WeightSyncError
-from roll.strategy.progress import Progress
+from roll.strategy.serving.progress import Progress
 from roll.strategy.vllm.pushes import Part, Pushes
 
 DONE: dict[str, Any] = {

@@ -9,7 +9,7 @@ from roll.core.errors import ConfigError, WeightSyncError
 from roll.weight_sync.checks import check_shapes
 from roll.weight_sync.checksum import Checksum
 from roll.weight_sync.manifest import Manifest, TensorMeta
-from roll.weight_sync.plan import Place, Route, choose_transport, new_channel
+from roll.weight_sync.transport_choice import Place, Route, choose_transport, new_channel
 
 EXPECTED = {"a": (2, 3), "b": (4,), "head": (5,)}
 OPTIONAL = frozenset({"head"})

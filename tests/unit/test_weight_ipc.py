@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from roll.core.errors import WeightSyncError
-from roll.weight_sync.ipc import open_cuda_buckets, place_arguments, place_message
+from roll.weight_sync.transports.ipc import open_cuda_buckets, place_arguments, place_message
 from tests.hostile import pickled
 
 ARGUMENTS: dict[str, Any] = {

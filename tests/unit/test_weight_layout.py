@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll.core.errors import WeightSyncError
-from roll.weight_sync.layout import (
+from roll.weight_sync.manifest import Manifest, TensorMeta, even_cuts
+from roll.weight_sync.push_plan import (
     Piece,
     largest,
     layout,
@@ -19,7 +20,6 @@ from roll.weight_sync.layout import (
     stretches,
     used_bytes,
 )
-from roll.weight_sync.manifest import Manifest, TensorMeta, even_cuts
 
 
 @st.composite

@@ -11,7 +11,7 @@ import pytest
 
 from roll.core.errors import WeightSyncError
 from roll.weight_sync.abort import Abort
-from roll.weight_sync.link import Link, Listener, connect
+from roll.weight_sync.transports.socket_link import Link, Listener, connect
 
 
 def test_messages_that_come_together_are_read_one_by_one_and_a_long_one_whole() -> None:

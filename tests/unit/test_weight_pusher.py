@@ -13,15 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from roll.config.model import LoraConfig
-from roll.config.roles import Role
-from roll.config.weights import WeightSyncConfig
+from roll.config.sections.model import LoraConfig
+from roll.config.sections.roles import Role
+from roll.config.sections.weights import WeightSyncConfig
 from roll.core.errors import EngineDiedError, WeightSyncError
 from roll.core.types import RankInfo, WorkerSpec
 from roll.distributed.cluster import Placement
 from roll.distributed.local import LocalLauncher
 from roll.distributed.worker import Worker
-from roll.pipeline.weights import WeightPusher
+from roll.runtime.weight_pusher import WeightPusher
 from roll.strategy.api import LoadReport
 from roll.weight_sync.abort import PushAborts
 from roll.weight_sync.channel import Channel

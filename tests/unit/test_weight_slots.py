@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from roll.weight_sync.layout import layout
 from roll.weight_sync.manifest import Manifest, TensorMeta
-from roll.weight_sync.shared_memory import HostBuckets, shared_slots
-from roll.weight_sync.slots import PrivateSlot, Slot
+from roll.weight_sync.push_plan import layout
+from roll.weight_sync.receive_buffer import PrivateSlot, Slot
+from roll.weight_sync.transports.shared_memory import HostBuckets, shared_slots
 from roll.weight_sync.unpack import unpack
 
 SIZE = 8 * mmap.PAGESIZE

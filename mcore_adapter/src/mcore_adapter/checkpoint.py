@@ -23,16 +23,16 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor, nn
 
-from mcore_adapter.convert.output import complete_or_absent
-from mcore_adapter.convert.plan import Task
+from mcore_adapter.checkpoint_reader import INDEX, WEIGHT, Saved, key_of
+from mcore_adapter.convert.conversion_plan import Task
 from mcore_adapter.convert.shards import Replicated
+from mcore_adapter.convert.storage.output import complete_or_absent
 from mcore_adapter.convert.table import ModelTable
 from mcore_adapter.errors import AdapterError, ConversionError
-from mcore_adapter.held import Ranks, held_tensors
 from mcore_adapter.load import shard_of
-from mcore_adapter.saved import INDEX, WEIGHT, Saved, key_of
-from mcore_adapter.sizes import ParallelSizes
-from mcore_adapter.slots import MOMENTS, Slot, slots_of
+from mcore_adapter.local_tensors import Ranks, held_tensors
+from mcore_adapter.optimizer_state import MOMENTS, Slot, slots_of
+from mcore_adapter.parallel_sizes import ParallelSizes
 from mcore_adapter.write import spec_of, written
 
 T = TypeVar("T")

@@ -18,9 +18,9 @@ from rich.console import Console
 
 from mcore_adapter.convert.arrays import FLOATS
 from mcore_adapter.convert.conversions import Settings
-from mcore_adapter.convert.signals import Stopped, raising
+from mcore_adapter.convert.storage.signals import Stopped, raising
 from mcore_adapter.errors import AdapterError, printable
-from mcore_adapter.sizes import ParallelSizes
+from mcore_adapter.parallel_sizes import ParallelSizes
 
 app = typer.Typer(
     help="Hugging Face checkpoints in Megatron-Core parallel layouts, and back.",
@@ -109,10 +109,10 @@ def to_mcore(
     base: Base = None,
 ) -> None:
     """Write a Megatron layout of a Hugging Face checkpoint, of an adapter, or of another layout."""
-    from mcore_adapter.convert import api
+    from mcore_adapter.convert import commands
 
     with _progress() as settings:
-        api.to_mcore(src, dst, sizes or ParallelSizes(), settings(dtype, workers, flush), base=base)
+        commands.to_mcore(src, dst, sizes or ParallelSizes(), settings(dtype, workers, flush), base=base)
 
 
 @app.command("to-hf")
@@ -126,10 +126,10 @@ def to_hf(
     flush: Flush = False,
 ) -> None:
     """Write Hugging Face files of a Megatron layout."""
-    from mcore_adapter.convert import api
+    from mcore_adapter.convert import commands
 
     with _reported(), _progress() as settings:
-        api.to_hf(src, dst, settings(dtype, workers, flush), adapter=adapter, merge=merge)
+        commands.to_hf(src, dst, settings(dtype, workers, flush), adapter=adapter, merge=merge)
 
 
 @app.command("convert")
@@ -148,15 +148,15 @@ def convert(
     Hugging Face becomes Megatron. Megatron becomes Megatron where sizes are given, and Hugging Face
     where not.
     """
-    from mcore_adapter.convert import api
-    from mcore_adapter.convert.folders import META
+    from mcore_adapter.convert import commands
+    from mcore_adapter.convert.storage.folders import META
 
     with _progress() as settings:
         how = settings(dtype, workers, flush)
         if (src / META).is_file() and sizes is None:
-            api.to_hf(src, dst, how)
+            commands.to_hf(src, dst, how)
         else:
-            api.to_mcore(src, dst, sizes or ParallelSizes(), how, base=base)
+            commands.to_mcore(src, dst, sizes or ParallelSizes(), how, base=base)
 
 
 @app.command("check")
@@ -201,7 +201,7 @@ def train(
         from mcore_adapter.platform import quiet_imports
 
         with quiet_imports():
-            from mcore_adapter.train.api import train as to_the_end
+            from mcore_adapter.train.setup import train as to_the_end
         if not to_the_end(settings):
             raise typer.Exit(_STOPPED)
 

@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mcore_adapter.convert.plan import Task, tasks
+from mcore_adapter.convert.conversion_plan import Task, tasks
 from mcore_adapter.convert.shapes import hf_shapes
 from mcore_adapter.convert.table import ModelTable
-from mcore_adapter.held import Ranks, held_tensors
-from mcore_adapter.sizes import ParallelSizes
+from mcore_adapter.local_tensors import Ranks, held_tensors
+from mcore_adapter.parallel_sizes import ParallelSizes
 
 Value = Callable[[Tensor], Tensor | None]
 """Of a parameter or a buffer: what is exported in its place; None: nothing."""

@@ -12,17 +12,17 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from mcore_adapter.convert.arrays import A, join, zeros
-from mcore_adapter.convert.fused import as_stored
-from mcore_adapter.convert.jsonfile import read_json
-from mcore_adapter.convert.plan import HfRef, Task, check_coverage, present, tasks
+from mcore_adapter.convert.conversion_plan import HfRef, Task, check_coverage, present, tasks
+from mcore_adapter.convert.fused_experts import as_stored
 from mcore_adapter.convert.shapes import check_shapes
+from mcore_adapter.convert.storage.json_file import read_json
+from mcore_adapter.convert.storage.tensor_file import Piece, read_header
+from mcore_adapter.convert.storage.weight_files import INDEX, SINGLE, weights_of
 from mcore_adapter.convert.table import ModelTable
-from mcore_adapter.convert.tensorfile import Piece, read_header
-from mcore_adapter.convert.weights import INDEX, SINGLE, weights_of
 from mcore_adapter.errors import ConversionError
-from mcore_adapter.held import Held, Ranks, held_tensors
+from mcore_adapter.local_tensors import Held, Ranks, held_tensors
 from mcore_adapter.models.config import Config, completed
-from mcore_adapter.sizes import ParallelSizes
+from mcore_adapter.parallel_sizes import ParallelSizes
 
 
 def read_config(folder: Path) -> Config:

@@ -11,15 +11,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mcore_adapter.convert.companions import copy_companions
 from mcore_adapter.convert.conversions import MAX_SHARD_BYTES, split_files, write_index
-from mcore_adapter.convert.engine import create_files
-from mcore_adapter.convert.folders import open_hf
-from mcore_adapter.convert.output import complete_or_absent, wait_for_disk
+from mcore_adapter.convert.run_conversion import create_files
+from mcore_adapter.convert.storage.companions import copy_companions
+from mcore_adapter.convert.storage.folders import open_hf
+from mcore_adapter.convert.storage.output import complete_or_absent, wait_for_disk
+from mcore_adapter.convert.storage.tensor_file import Spec, Writer
 from mcore_adapter.convert.table import ModelTable
-from mcore_adapter.convert.tensorfile import Spec, Writer
 from mcore_adapter.gather import export, exported
-from mcore_adapter.sizes import ParallelSizes
+from mcore_adapter.parallel_sizes import ParallelSizes
 
 _NAMES = {
     torch.float64: "F64",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from roll.algorithms.api import PolicyTerms, TokenLoss
-from roll.algorithms.losses.ratio import row_sums
+from roll.algorithms.losses.policy.ratio import row_sums
 from roll.algorithms.registries import LOSSES
 from roll.core.batches import RolloutBatch
 

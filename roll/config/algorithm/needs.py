@@ -1,4 +1,4 @@
-"""What a choice asks of the rest of the run; checked once, in `roll.config.checks`."""
+"""What a choice asks of the rest of the run; checked once, in `roll.config.checks.common`."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from roll.config.strategy import DeepspeedConfig
+from roll.config.sections.strategy import DeepspeedConfig
 from roll.strategy.deepspeed import compat
-from roll.strategy.deepspeed.root import Root
+from roll.strategy.deepspeed.engine_module import Root
 
 compat.quiet()
 

@@ -15,10 +15,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from roll.models import lora
-from roll.models.saved import Saved
-from roll.strategy import outgoing
-from roll.strategy.deepspeed.pieces import is_cut, own_part, padded_part, shape_of
-from roll.strategy.names import of_push
+from roll.models.checkpoint_tensors import Saved
+from roll.strategy.deepspeed.shard_map import is_cut, own_part, padded_part, shape_of
+from roll.strategy.tensor_names import of_push
+from roll.strategy.training import weight_export as outgoing
 from roll.weight_sync.manifest import Manifest, even_cuts
 
 

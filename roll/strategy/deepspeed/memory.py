@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, UntypedStorage, nn
 
-from roll.strategy.deepspeed.pieces import is_cut, padded_part
+from roll.strategy.deepspeed.shard_map import is_cut, padded_part
 
 
 class Parking:

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from roll.core.errors import CheckpointError
-from roll.strategy.deepspeed.pieces import KINDS, Piece
+from roll.strategy.deepspeed.shard_map import KINDS, Piece
 
 _ITEM = 4
 """Bytes of a float32."""

@@ -1,7 +1,8 @@
 """What leaves and enters a model on disk: checkpoints that any number of ranks and stage resumes.
 
-A checkpoint has a file of each rank (`shards.py`), and what `strategy/state.py` says. Nothing is
-gathered: whoever loads takes its pieces from all files.
+A checkpoint has a file of each rank (`shards.py`), and what all backends write
+(`strategy/training/checkpoint_state.py`). Nothing is gathered: whoever loads takes its pieces from
+all files.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from roll.models import lora
-from roll.strategy.deepspeed.pieces import pieces, refresh, shape_of
+from roll.strategy.deepspeed.shard_map import pieces, refresh, shape_of
 from roll.strategy.deepspeed.shards import Shards, file_of, write
 from roll.strategy.deepspeed.update import Update
-from roll.strategy.names import trained
-from roll.strategy.random_states import set_random_states
-from roll.strategy.state import begin, finish
+from roll.strategy.tensor_names import trained
+from roll.strategy.training.checkpoint_state import begin, finish
+from roll.strategy.training.random_states import set_random_states
 
 
 def save(path: Path, engine: Any, model: PreTrainedModel, update: Update) -> None:

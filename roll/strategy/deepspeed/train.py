@@ -14,30 +14,31 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.api import TermsLoss
-from roll.config.strategy import DeepspeedConfig
-from roll.config.training import OptimizerConfig
+from roll.config.sections.strategy import DeepspeedConfig
+from roll.config.sections.training import OptimizerConfig
 from roll.core.batches import TokenBatch, TrainBatch
 from roll.core.errors import ConfigError
 from roll.core.metrics import Metrics
-from roll.core.taught import OutputHead
+from roll.core.teacher_outputs import OutputHead
 from roll.core.types import RankInfo
 from roll.models import lora
+from roll.models.checkpoint_tensors import Saved
 from roll.models.load import load_tokenizer
-from roll.models.saved import Saved
-from roll.strategy import forward, names
+from roll.strategy import tensor_names as names
 from roll.strategy.deepspeed import export, state
 from roll.strategy.deepspeed.compat import give_back_linear
 from roll.strategy.deepspeed.engine import start
+from roll.strategy.deepspeed.engine_module import Root, as_token_model
 from roll.strategy.deepspeed.memory import Parking, states
-from roll.strategy.deepspeed.pieces import MASTER, flats, pieces, shape_of, whole_masters
-from roll.strategy.deepspeed.root import Root, as_token_model
+from roll.strategy.deepspeed.shard_map import MASTER, flats, pieces, shape_of, whole_masters
 from roll.strategy.deepspeed.update import Update, guarded_adamw
-from roll.strategy.group import Membership
-from roll.strategy.losses import micro_losses
-from roll.strategy.reduce import LossMetrics, max_over_ranks, update_metrics
 from roll.strategy.setup import ModelSetup
-from roll.strategy.state import save_adapter, save_hf
-from roll.strategy.teaching import output_head
+from roll.strategy.training import forward
+from roll.strategy.training.checkpoint_state import save_adapter, save_hf
+from roll.strategy.training.group import Membership
+from roll.strategy.training.losses import micro_losses
+from roll.strategy.training.reduce import LossMetrics, max_over_ranks, update_metrics
+from roll.strategy.training.teacher_forward import output_head
 from roll.weight_sync.manifest import Manifest
 
 T = TypeVar("T")

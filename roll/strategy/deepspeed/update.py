@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from roll.config.training import OptimizerConfig
-from roll.strategy import adamw
-from roll.strategy.schedule import Schedule
+from roll.config.sections.training import OptimizerConfig
+from roll.strategy.training import adamw
+from roll.strategy.training.schedule import Schedule
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 
 from roll.core.errors import WeightSyncError
 from roll.models import lora
-from roll.models.saved import Saved
-from roll.strategy import outgoing
+from roll.models.checkpoint_tensors import Saved
 from roll.strategy.fsdp2.mesh import TP
-from roll.strategy.names import of_push
+from roll.strategy.tensor_names import of_push
+from roll.strategy.training import weight_export as outgoing
 from roll.weight_sync.manifest import Manifest, even_cuts
 
 SHAPE_OF = attrgetter("shape")

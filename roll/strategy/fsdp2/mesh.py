@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from roll.config.strategy import Fsdp2Config
+from roll.config.sections.strategy import Fsdp2Config
 from roll.core.errors import ConfigError
 from roll.core.types import RankInfo, WorkerSpec
-from roll.strategy.slices import Slices
+from roll.strategy.training.sequence_shards import Slices
 
 COPIES, SHARD, TP = "copies", "shard", "tp"
 """Names of the axes of meshes."""

@@ -17,13 +17,13 @@ from torch.distributed.fsdp import (
 )
 from transformers import PreTrainedModel
 
-from roll.config.model import ModelConfig
-from roll.config.strategy import Fsdp2Config
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.strategy import Fsdp2Config
 from roll.models import lora
 from roll.strategy.fsdp2 import tensor_parallel
 from roll.strategy.fsdp2.mesh import Meshes
-from roll.strategy.heads import Head
-from roll.strategy.token_model import TokenModel
+from roll.strategy.training.heads import Head
+from roll.strategy.training.token_model import TokenModel
 
 T = TypeVar("T")
 

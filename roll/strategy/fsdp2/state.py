@@ -1,7 +1,7 @@
 """What leaves and enters a sharded model on disk: its checkpoints.
 
 One has the shards that every rank writes (torch.distributed.checkpoint), and what
-`strategy/state.py` says.
+`strategy/training/checkpoint_state.py` says.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from transformers import PreTrainedModel
 from roll.core.errors import CheckpointError
 from roll.models import lora
 from roll.strategy.fsdp2.files import IndexedReader, IndexedWriter
-from roll.strategy.names import trained
-from roll.strategy.random_states import set_random_states
-from roll.strategy.state import begin, finish
+from roll.strategy.tensor_names import trained
+from roll.strategy.training.checkpoint_state import begin, finish
+from roll.strategy.training.random_states import set_random_states
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 

@@ -15,27 +15,28 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from roll.algorithms.api import TermsLoss
-from roll.config.strategy import Fsdp2Config
+from roll.config.sections.strategy import Fsdp2Config
 from roll.core.batches import TokenBatch, TrainBatch
 from roll.core.errors import ConfigError
 from roll.core.metrics import Metrics
-from roll.core.taught import OutputHead
+from roll.core.teacher_outputs import OutputHead
 from roll.core.types import RankInfo
 from roll.models import lora, ulysses
+from roll.models.checkpoint_tensors import Saved
 from roll.models.load import load_tokenizer
-from roll.models.saved import Saved
-from roll.strategy import forward, names
+from roll.strategy import tensor_names as names
 from roll.strategy.fsdp2 import export, mesh, state
 from roll.strategy.fsdp2.export import whole
 from roll.strategy.fsdp2.shard import load_sharded
 from roll.strategy.fsdp2.update import Update
-from roll.strategy.group import Membership
-from roll.strategy.losses import micro_losses
-from roll.strategy.reduce import LossMetrics, max_over_ranks, update_metrics
 from roll.strategy.setup import ModelSetup
-from roll.strategy.state import save_adapter, save_hf
-from roll.strategy.teaching import output_head
-from roll.strategy.token_model import TokenModel
+from roll.strategy.training import forward
+from roll.strategy.training.checkpoint_state import save_adapter, save_hf
+from roll.strategy.training.group import Membership
+from roll.strategy.training.losses import micro_losses
+from roll.strategy.training.reduce import LossMetrics, max_over_ranks, update_metrics
+from roll.strategy.training.teacher_forward import output_head
+from roll.strategy.training.token_model import TokenModel
 from roll.weight_sync.manifest import Manifest
 
 T = TypeVar("T")

@@ -12,9 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from roll.config.training import OptimizerConfig
-from roll.strategy import adamw
-from roll.strategy.schedule import Schedule
+from roll.config.sections.training import OptimizerConfig
+from roll.strategy.training import adamw
+from roll.strategy.training.schedule import Schedule
 
 
 class Update:

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from roll.config.strategy import HfEngineConfig
+from roll.config.sections.strategy import HfEngineConfig
 from roll.core.errors import EngineDiedError, EngineError, IncompleteWeightsError, WeightSyncError
 from roll.core.types import Completion, GenerateRequest, Heartbeat
 from roll.models.load import load_causal_lm, load_tokenizer
 from roll.strategy.api import LoadReport
 from roll.strategy.hf.decoding import Decoding, Weights
 from roll.strategy.hf.memory import WeightMemory
-from roll.strategy.progress import Progress
+from roll.strategy.serving.progress import Progress
 from roll.strategy.setup import EngineSetup
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.checks import check_shapes

@@ -8,7 +8,7 @@ from functools import cached_property
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from roll.models.saved import Bundle, Saved, SavedTensor, put_back
+from roll.models.checkpoint_tensors import Bundle, Saved, SavedTensor, put_back
 from roll.weight_sync.manifest import TensorMeta
 
 

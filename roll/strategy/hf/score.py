@@ -6,14 +6,14 @@ from typing import Generic, TypeVar
 
 import torch
 
-from roll.config.strategy import HfScoreConfig
+from roll.config.sections.strategy import HfScoreConfig
 from roll.core.batches import TokenBatch
-from roll.core.taught import OutputHead
+from roll.core.teacher_outputs import OutputHead
 from roll.core.types import RankInfo
 from roll.platform import get_platform
-from roll.strategy import forward
 from roll.strategy.setup import ModelSetup
-from roll.strategy.teaching import output_head
+from roll.strategy.training import forward
+from roll.strategy.training.teacher_forward import output_head
 
 T = TypeVar("T")
 

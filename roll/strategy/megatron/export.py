@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch.distributed as dist
 from torch import Tensor
 
-from mcore_adapter.adapter import merged
 from mcore_adapter.gather import export
+from mcore_adapter.lora_io import merged
 from roll.strategy.megatron.model import MegatronModel
 from roll.weight_sync.manifest import Manifest
 

@@ -8,12 +8,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mcore_adapter.errors import AdapterError
+from mcore_adapter.parallel_sizes import ParallelSizes
 from mcore_adapter.platform import adapt_to_cpu
-from mcore_adapter.sizes import ParallelSizes
-from roll.config.strategy import MegatronConfig
+from roll.config.sections.strategy import MegatronConfig
 from roll.core.errors import ConfigError
 from roll.core.types import RankInfo, WorkerSpec
-from roll.strategy.group import TIMEOUT_S
+from roll.strategy.training.group import TIMEOUT_S
 
 _cut: ParallelSizes | None = None
 """How the ranks of this process are cut at present."""
@@ -54,7 +54,7 @@ def join(sizes: ParallelSizes, spec: WorkerSpec) -> bool:
             "kind: megatron: this machine has a GPU, which Megatron-Core puts tensors on, but the "
             "platform is cpu; set cluster.platform to cuda or hide the GPU (CUDA_VISIBLE_DEVICES=)"
         )
-    from mcore_adapter.build.model import init_parallel
+    from mcore_adapter.modeling.model import init_parallel
 
     try:
         init_parallel(sizes, seed=spec.seed, timeout=timedelta(seconds=TIMEOUT_S))
@@ -67,7 +67,7 @@ def join(sizes: ParallelSizes, spec: WorkerSpec) -> bool:
 def leave() -> None:
     """Dissolve the groups that `join` cut."""
     global _cut
-    from mcore_adapter.build.model import leave_parallel
+    from mcore_adapter.modeling.model import leave_parallel
 
     leave_parallel()
     _cut = None

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from mcore_adapter.held import unwrapped
+from mcore_adapter.local_tensors import unwrapped
 from roll.strategy.megatron.model import MegatronModel
 from roll.strategy.megatron.update import Update
 

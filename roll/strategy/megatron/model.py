@@ -11,24 +11,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mcore_adapter.adapter import exported_factors
-from mcore_adapter.build.config import BuildOptions
-from mcore_adapter.build.data_parallel import data_parallel
-from mcore_adapter.build.lora import Adapter, add_adapter
-from mcore_adapter.build.model import build_model
-from mcore_adapter.convert.adapter import Lora
-from mcore_adapter.convert.plan import check_layout
+from mcore_adapter.convert.conversion_plan import check_layout
+from mcore_adapter.convert.lora_table import Lora
 from mcore_adapter.convert.table import ModelTable
 from mcore_adapter.errors import AdapterError
 from mcore_adapter.gather import Meta, exported
 from mcore_adapter.load import load, read_config
+from mcore_adapter.lora_io import exported_factors
+from mcore_adapter.modeling.config import BuildOptions
+from mcore_adapter.modeling.data_parallel import data_parallel
+from mcore_adapter.modeling.lora import Adapter, add_adapter
+from mcore_adapter.modeling.model import build_model
 from mcore_adapter.models import table_of
-from mcore_adapter.sizes import ParallelSizes
-from roll.config.model import ModelConfig
-from roll.config.strategy import MegatronConfig
+from mcore_adapter.parallel_sizes import ParallelSizes
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.strategy import MegatronConfig
 from roll.core.errors import ConfigError
 from roll.models.lora import HEADS
-from roll.strategy.checkpoint import folder_of
+from roll.strategy.hf_folder import folder_of
 from roll.weight_sync.manifest import Manifest, TensorMeta, even_cuts
 
 

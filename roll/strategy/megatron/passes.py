@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from mcore_adapter.parallel.schedule import run_schedule
 from roll.core.batches import TokenBatch
-from roll.strategy import microbatch
 from roll.strategy.megatron.model import MegatronModel
-from roll.strategy.reduce import max_over_ranks
+from roll.strategy.training import microbatch
+from roll.strategy.training.reduce import max_over_ranks
 
 B = TypeVar("B", bound=TokenBatch)
 R = TypeVar("R")

@@ -1,7 +1,7 @@
 """What leaves and enters a model on disk: checkpoints of any layout, Hugging Face folders.
 
 A checkpoint has a folder `model`, `mcore_adapter.checkpoint`'s, in which every rank writes what it
-holds and which any layout resumes, and what `strategy/state.py` says.
+holds and which any layout resumes, and what `strategy/training/checkpoint_state.py` says.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import torch
 import torch.distributed as dist
 
 from mcore_adapter import checkpoint
-from mcore_adapter.adapter import write_peft
 from mcore_adapter.errors import AdapterError
+from mcore_adapter.lora_io import write_peft
 from mcore_adapter.write import spec_of, write_hf
-from roll.config.model import ModelConfig
+from roll.config.sections.model import ModelConfig
 from roll.core.errors import CheckpointError
 from roll.models.load import load_config, load_tokenizer
 from roll.strategy.megatron.export import full_weights
 from roll.strategy.megatron.model import MegatronModel, Trained, identity
 from roll.strategy.megatron.update import Update
-from roll.strategy.random_states import set_random_states
-from roll.strategy.state import begin, finish, save_companions
+from roll.strategy.training.checkpoint_state import begin, finish, save_companions
+from roll.strategy.training.random_states import set_random_states
 
 
 def save(path: Path, model: MegatronModel, update: Update) -> None:

@@ -14,24 +14,24 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from mcore_adapter.build.model import seed_dropout
+from mcore_adapter.modeling.model import seed_dropout
 from mcore_adapter.parallel.logprobs import token_logprobs
 from roll.algorithms import logprobs
 from roll.algorithms.api import PolicyTerms, TermsLoss
-from roll.config.strategy import MegatronConfig
+from roll.config.sections.strategy import MegatronConfig
 from roll.core.batches import TokenBatch, TrainBatch
 from roll.core.errors import ConfigError
 from roll.core.metrics import Metrics
-from roll.core.taught import OutputHead
+from roll.core.teacher_outputs import OutputHead
 from roll.core.types import RankInfo
-from roll.strategy.group import Membership
-from roll.strategy.heads import PolicyHead
 from roll.strategy.megatron import export, groups, memory, state
 from roll.strategy.megatron.model import load_model
 from roll.strategy.megatron.passes import micro_batches, run
 from roll.strategy.megatron.update import Update
-from roll.strategy.reduce import LossMetrics, micro_loss, update_metrics
 from roll.strategy.setup import ModelSetup
+from roll.strategy.training.group import Membership
+from roll.strategy.training.heads import PolicyHead
+from roll.strategy.training.reduce import LossMetrics, micro_loss, update_metrics
 from roll.weight_sync.manifest import Manifest
 
 B = TypeVar("B", bound=TrainBatch)

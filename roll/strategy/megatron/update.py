@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from mcore_adapter.build.optimizer import adam, step
-from mcore_adapter.slots import load_masters
-from roll.config.model import ModelConfig
-from roll.config.training import OptimizerConfig
-from roll.strategy.checkpoint import folder_of
+from mcore_adapter.modeling.optimizer import adam, step
+from mcore_adapter.optimizer_state import load_masters
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.training import OptimizerConfig
+from roll.strategy.hf_folder import folder_of
 from roll.strategy.megatron.model import MegatronModel
-from roll.strategy.schedule import Schedule
+from roll.strategy.training.schedule import Schedule
 
 
 class Update:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from roll.config.model import ModelConfig
-from roll.config.strategy import SglangConfig
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.strategy import SglangConfig
 from roll.strategy.sglang.extension import LOADER
 
 CPU_KV_CACHE_TOKENS = 16384

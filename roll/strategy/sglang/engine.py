@@ -17,19 +17,19 @@ from typing import TypeVar
 
 import psutil
 
-from roll.config.strategy import SglangConfig
+from roll.config.sections.strategy import SglangConfig
 from roll.core.errors import EngineError
 from roll.core.types import Completion, GenerateRequest, Heartbeat
 from roll.strategy.api import LoadReport
 from roll.strategy.available import check_engine
-from roll.strategy.checkpoint import read_checkpoint
-from roll.strategy.processes import DeathWatch, children_of
+from roll.strategy.hf_folder import read_checkpoint
+from roll.strategy.serving.processes import DeathWatch, children_of
 from roll.strategy.setup import EngineSetup
 from roll.strategy.sglang.arguments import engine_arguments, engine_environment
 from roll.strategy.sglang.calls import Calls
-from roll.strategy.sglang.known import check_arguments
 from roll.strategy.sglang.messages import Order
 from roll.strategy.sglang.replica import Replica
+from roll.strategy.sglang.supported_arguments import check_arguments
 from roll.weight_sync.channel import Channel
 
 R = TypeVar("R")

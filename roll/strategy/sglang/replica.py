@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from roll.core.errors import EngineError, IncompleteWeightsError, WeightSyncError
 from roll.core.types import Completion, FinishReason, GenerateRequest, Heartbeat
 from roll.strategy.api import LoadReport
-from roll.strategy.progress import Progress
+from roll.strategy.serving.progress import Progress
 from roll.strategy.sglang.extension import PREFILLED, Push, run_scheduler
 from roll.strategy.sglang.messages import Order
 from roll.strategy.sglang.pushes import push_weights

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from roll.config.engine_options import NgramSpeculationConfig, SpeculationConfig
-from roll.config.model import ModelConfig
-from roll.config.strategy import VllmConfig
+from roll.config.sections.engine_options import NgramSpeculationConfig, SpeculationConfig
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.strategy import VllmConfig
 from roll.strategy.vllm.compat import cpu_arguments
 
 
@@ -32,7 +32,7 @@ def engine_arguments(
         "enforce_eager": config.enforce_eager,
         "quantization": config.quantization,
         "logprobs_mode": "processed_logprobs",  # of the distribution that is sampled from
-        "worker_extension_cls": "roll.strategy.vllm.worker.RollWorker",
+        "worker_extension_cls": "roll.strategy.vllm.worker_side.worker.RollWorker",
         "disable_log_stats": True,
         "seed": seed,
     }

@@ -17,27 +17,27 @@ from typing import Any, TypeVar
 
 import psutil
 
-from roll.config.strategy import VllmConfig
+from roll.config.sections.strategy import VllmConfig
 from roll.core.errors import EngineError, WeightSyncError
 from roll.core.types import Completion, FinishReason, GenerateRequest, Heartbeat
 from roll.strategy.api import LoadReport
 from roll.strategy.available import check_engine
-from roll.strategy.checkpoint import Checkpoint, read_checkpoint
-from roll.strategy.processes import DeathWatch, new_children
-from roll.strategy.progress import Progress
+from roll.strategy.hf_folder import Checkpoint, read_checkpoint
+from roll.strategy.serving.processes import DeathWatch, new_children
+from roll.strategy.serving.progress import Progress
 from roll.strategy.setup import EngineSetup
-from roll.strategy.vllm.adapter import lora_request
 from roll.strategy.vllm.arguments import engine_arguments
 from roll.strategy.vllm.compat import engine_environment, keep_deaths_quiet
 from roll.strategy.vllm.endpoint import Endpoint
-from roll.strategy.vllm.known import check_arguments
 from roll.strategy.vllm.pushes import Pushes
+from roll.strategy.vllm.supported_arguments import check_arguments
 from roll.strategy.vllm.translate import (
     NOTHING_YET,
     finished,
     sampling_params,
     unfinished,
 )
+from roll.strategy.vllm.worker_side.adapter import lora_request
 from roll.weight_sync.channel import Channel
 
 R = TypeVar("R")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from roll.core.errors import IncompleteWeightsError, WeightSyncError
 from roll.strategy.api import LoadReport
-from roll.strategy.progress import Progress
+from roll.strategy.serving.progress import Progress
 
 Part = Literal["weights", "adapter"]
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from mcore_adapter.convert.joined import Joined, lay
+from mcore_adapter.convert.joined_arrays import Joined, lay
 from mcore_adapter.errors import ConversionError
 
 if TYPE_CHECKING:

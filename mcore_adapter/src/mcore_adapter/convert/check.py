@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
-from mcore_adapter.convert.api import open_source
+from mcore_adapter.convert.commands import open_source
 from mcore_adapter.convert.conversions import Settings, layout_of
-from mcore_adapter.convert.folders import McoreFolder, dense_file
-from mcore_adapter.convert.source import Full, Source
+from mcore_adapter.convert.storage.folders import McoreFolder, dense_file
+from mcore_adapter.convert.storage.source import Full, Source
 from mcore_adapter.errors import LayoutError
-from mcore_adapter.sizes import ParallelSizes
+from mcore_adapter.parallel_sizes import ParallelSizes
 
 _MOST_RANKS = 64
 

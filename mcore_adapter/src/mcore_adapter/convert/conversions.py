@@ -13,15 +13,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mcore_adapter.convert.arrays import FLOATS, Outline
-from mcore_adapter.convert.companions import copy_companions
-from mcore_adapter.convert.engine import Delta, HfSide, Job, McoreSide, Progress, create_files, run
-from mcore_adapter.convert.folders import META, McoreFolder, write_meta
-from mcore_adapter.convert.output import complete_or_absent, refuse_existing
-from mcore_adapter.convert.plan import HfRef, check_layout
-from mcore_adapter.convert.source import Full, Source, files_of, padded_shape, pieces_of
-from mcore_adapter.convert.tensorfile import Spec
+from mcore_adapter.convert.conversion_plan import HfRef, check_layout
+from mcore_adapter.convert.run_conversion import (
+    Delta,
+    HfSide,
+    Job,
+    McoreSide,
+    Progress,
+    create_files,
+    run,
+)
+from mcore_adapter.convert.storage.companions import copy_companions
+from mcore_adapter.convert.storage.folders import META, McoreFolder, write_meta
+from mcore_adapter.convert.storage.output import complete_or_absent, refuse_existing
+from mcore_adapter.convert.storage.source import Full, Source, files_of, padded_shape, pieces_of
+from mcore_adapter.convert.storage.tensor_file import Spec
 from mcore_adapter.errors import ConversionError
-from mcore_adapter.sizes import ParallelSizes
+from mcore_adapter.parallel_sizes import ParallelSizes
 
 MAX_SHARD_BYTES = 5_000_000_000
 _MIN_SHARD_BYTES = 512_000_000

@@ -22,16 +22,16 @@ from typing import Any
 import numpy as np
 
 from mcore_adapter.convert.arrays import A, cut, join, zeros
-from mcore_adapter.convert.engine import Delta
-from mcore_adapter.convert.folders import HfFolder
-from mcore_adapter.convert.jsonfile import read_json
+from mcore_adapter.convert.conversion_plan import HfRef, Task, tasks
 from mcore_adapter.convert.ops import FormatOp, FuseGateUp, FuseQKV, Rename, Shape
-from mcore_adapter.convert.plan import HfRef, Task, tasks
+from mcore_adapter.convert.run_conversion import Delta
 from mcore_adapter.convert.shards import Replicated, Sharded
+from mcore_adapter.convert.storage.folders import HfFolder
+from mcore_adapter.convert.storage.json_file import read_json
+from mcore_adapter.convert.storage.tensor_file import read_header
 from mcore_adapter.convert.table import ModelTable, Param
-from mcore_adapter.convert.tensorfile import read_header
 from mcore_adapter.errors import ConversionError
-from mcore_adapter.sizes import ParallelSizes
+from mcore_adapter.parallel_sizes import ParallelSizes
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")

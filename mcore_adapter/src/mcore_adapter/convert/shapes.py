@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from mcore_adapter.convert.arrays import Outline
-from mcore_adapter.convert.plan import Task
+from mcore_adapter.convert.conversion_plan import Task
 from mcore_adapter.convert.table import ModelTable
 from mcore_adapter.errors import ConversionError
 

@@ -9,10 +9,10 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from mcore_adapter.build.optimizer import step
-from mcore_adapter.train.dataset import Dataset
+from mcore_adapter.modeling.optimizer import step
+from mcore_adapter.train.data.dataset import Dataset
+from mcore_adapter.train.data.micro_batches import Micro
 from mcore_adapter.train.losses import PAIR_METRICS, TOKEN_METRICS, pair_sums, token_sums
-from mcore_adapter.train.plan import Micro
 from mcore_adapter.train.policy import Policy
 from mcore_adapter.train.references import sequence_sums
 from mcore_adapter.train.settings import Dpo

@@ -14,22 +14,22 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from torch import Tensor, nn
 
-from mcore_adapter.build.config import BuildOptions
-from mcore_adapter.build.data_parallel import data_parallel
-from mcore_adapter.build.further import predict_further
-from mcore_adapter.build.lora import Adapter, add_adapter
-from mcore_adapter.build.model import build_model
-from mcore_adapter.build.optimizer import adam
-from mcore_adapter.convert.adapter import Lora
+from mcore_adapter.convert.lora_table import Lora
 from mcore_adapter.convert.table import ModelTable
 from mcore_adapter.errors import ConfigError
 from mcore_adapter.load import load, read_config
+from mcore_adapter.modeling.config import BuildOptions
+from mcore_adapter.modeling.data_parallel import data_parallel
+from mcore_adapter.modeling.lora import Adapter, add_adapter
+from mcore_adapter.modeling.model import build_model
+from mcore_adapter.modeling.mtp import predict_further
+from mcore_adapter.modeling.optimizer import adam
 from mcore_adapter.models import table_of
 from mcore_adapter.parallel.logprobs import token_logprobs
 from mcore_adapter.parallel.schedule import run_schedule
-from mcore_adapter.sizes import ParallelSizes
-from mcore_adapter.train.dataset import Dataset
-from mcore_adapter.train.plan import Micro, micro, plan
+from mcore_adapter.parallel_sizes import ParallelSizes
+from mcore_adapter.train.data.dataset import Dataset
+from mcore_adapter.train.data.micro_batches import Micro, micro, plan
 from mcore_adapter.train.settings import Batch, Settings
 
 Result = TypeVar("Result")

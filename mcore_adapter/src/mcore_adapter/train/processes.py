@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from mcore_adapter.build.model import init_parallel
+from mcore_adapter.modeling.model import init_parallel
+from mcore_adapter.parallel_sizes import ParallelSizes
 from mcore_adapter.platform import adapt_to_cpu
-from mcore_adapter.sizes import ParallelSizes
 
 _TIMEOUT = timedelta(hours=4)
 """Of a collective; others wait while rank 0 reads the data and writes the model."""

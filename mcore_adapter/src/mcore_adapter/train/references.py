@@ -14,8 +14,8 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mcore_adapter.train.dataset import Dataset, read_arrays
-from mcore_adapter.train.plan import Micro
+from mcore_adapter.train.data.dataset import Dataset, read_arrays
+from mcore_adapter.train.data.micro_batches import Micro
 from mcore_adapter.train.policy import Policy
 
 

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mcore_adapter.adapter import write_adapter
-from mcore_adapter.build.model import seed_dropout
 from mcore_adapter.checkpoint import restore, save
 from mcore_adapter.errors import ConfigError
+from mcore_adapter.lora_io import write_adapter
+from mcore_adapter.modeling.model import seed_dropout
+from mcore_adapter.train.data.order import Order
 from mcore_adapter.train.folder import Folder
 from mcore_adapter.train.objective import Objective, evaluate, train_step
-from mcore_adapter.train.order import Order
 from mcore_adapter.train.policy import Policy
 from mcore_adapter.train.processes import StopRequest
 from mcore_adapter.train.report import Report

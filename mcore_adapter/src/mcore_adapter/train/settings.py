@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from mcore_adapter.errors import ConfigError
-from mcore_adapter.sizes import ParallelSizes
+from mcore_adapter.parallel_sizes import ParallelSizes
 from mcore_adapter.train.spelling import nearest_key
 
 

@@ -1,0 +1,135 @@
+"""A checkpoint on the disk, as full tensors: whatever layout wrote it, no model is needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from mcore_adapter.convert.arrays import A, Outline
+from mcore_adapter.convert.conversion_plan import Task, tasks
+from mcore_adapter.convert.shards import Replicated
+from mcore_adapter.convert.storage.json_file import read_json
+from mcore_adapter.convert.storage.tensor_file import read_header
+from mcore_adapter.convert.table import ModelTable
+from mcore_adapter.errors import AdapterError, ConversionError
+from mcore_adapter.parallel_sizes import ParallelSizes
+
+INDEX = "index.json"
+WEIGHT = "weight"
+
+
+def key_of(task: Task, kind: str, shard: int) -> str:
+    """The name of a shard in the files."""
+    return f"{task.name}#{kind}#{shard}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Of a shard."""
+
+    shape: tuple[int, ...]
+    parts: tuple[int, ...]
+    """The ranks whose files have parts of it, in order."""
+
+
+class Saved:
+    """What `checkpoint.save` wrote. Every file is looked at before the first tensor is read."""
+
+    def __init__(self, folder: Path, table: ModelTable) -> None:
+        """
+        Raises:
+            ConversionError: a file is missing or damaged; says which.
+        """
+        self._folder, self._table = folder, table
+        path = folder / INDEX
+        if not path.is_file():
+            raise ConversionError(f"{path} is missing: it is no complete checkpoint")
+        try:
+            index = read_json(path)
+            layers = index["sizes"]["layers"]
+            sizes = {**index["sizes"], "layers": None if layers is None else tuple(layers)}
+            self._was = ParallelSizes(**sizes)
+            self._tensors = {key: _place(found) for key, found in index["tensors"].items()}
+            self.step = _count(index["step"])
+            """Of Adam."""
+            self.extra: dict[str, Any] = dict(index["extra"])
+        except AdapterError as error:
+            raise ConversionError(f"{path} is damaged: {error}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConversionError(f"{path} is damaged: {error!r}") from error
+        self._files = self._opened()
+
+    def full(self, task: Task, kind: str) -> Tensor:
+        """A tensor as in the whole model, the vocabulary without padding.
+
+        Raises:
+            ConversionError: it is not there.
+        """
+        shards = [self._read(key) for key in self._keys(task, kind)]
+        return self._merged(task, shards)
+
+    def outline(self, task: Task, kind: str) -> Outline:
+        """The shape of `full`.
+
+        Raises:
+            ConversionError: it is not there.
+        """
+        keys = self._keys(task, kind)
+        return self._merged(task, [Outline(self._tensors[key].shape) for key in keys])
+
+    def _opened(self) -> dict[int, Any]:
+        """By rank, after a look at the headers."""
+        headers, files = {}, {}
+        for rank in {rank for found in self._tensors.values() for rank in found.parts}:
+            path = self._folder / f"rank{rank:05d}.safetensors"
+            if not path.is_file():
+                raise ConversionError(f"{path} is missing: the checkpoint is not complete")
+            headers[rank], files[rank] = read_header(path), safe_open(path, "pt")
+        for key, found in self._tensors.items():
+            parts = [headers[rank].get(key) for rank in found.parts]
+            if sum(prod(part.spec.shape) for part in parts if part) != prod(found.shape):
+                raise ConversionError(
+                    f"{self._folder} has not all of {key}: its files are not of one checkpoint"
+                )
+        return files
+
+    def _keys(self, task: Task, kind: str) -> list[str]:
+        if task.param.copy_of is not None and self._was.pp == 1:
+            # Copies for other stages are not there if the writer had one.
+            task = next(t for t in tasks(self._table, self._was) if t.name == task.param.copy_of)
+        count = 1 if isinstance(task.param.shard, Replicated) else task.shards(self._was)
+        keys = [key_of(task, kind, shard) for shard in range(count)]
+        absent = [key for key in keys if key not in self._tensors]
+        if absent:
+            raise ConversionError(f"{self._folder} lacks {absent[0]}: it is of another model")
+        return keys
+
+    def _merged(self, task: Task, shards: list[A]) -> A:
+        full = task.param.shard.merge(shards)
+        return full[: self._table.shape.vocab] if task.param.pads_vocab else full
+
+    def _read(self, key: str) -> Tensor:
+        found = self._tensors[key]
+        parts = [self._files[rank].get_tensor(key) for rank in found.parts]
+        flat: Tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return flat.view(found.shape)
+
+
+def _place(found: Any) -> _Place:
+    """
+    Raises:
+        KeyError, TypeError, ValueError: it is something else.
+    """
+    return _Place(*(tuple(_count(each) for each in found[key]) for key in ("shape", "parts")))
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no number of things")
+    return value

@@ -1,0 +1,292 @@
+"""Moves tensors from files to files: what is read, made and written is known before it starts.
+
+A `Job` is one full Megatron tensor. It is read, from Hugging Face files or from shards; converted;
+and written, to shards or to Hugging Face files. Jobs do not depend on each other, so they run in
+any order and in several processes, each of which holds one tensor at a time. A process reads mapped
+files and writes at known places, and so needs to talk to nobody.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import platform
+import signal
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mcore_adapter.convert.arrays import Bits, convert, from_float, join, to_float, zeros
+from mcore_adapter.convert.joined_arrays import Joined
+from mcore_adapter.convert.ops import FormatOp, Shape
+from mcore_adapter.convert.shards import ShardRule
+from mcore_adapter.convert.storage.signals import held_back, leave_to_parent
+from mcore_adapter.convert.storage.tensor_file import Piece, Reader, Spec, Writer, make_header
+from mcore_adapter.errors import AdapterError, ConversionError
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h of glibc
+
+_EXIT_S = 10
+"""For a process whose pipe is closed to be gone."""
+
+Progress = Callable[[int], None]
+"""Called with the number of bytes that were written since."""
+
+
+@dataclass(frozen=True, slots=True)
+class HfSide:
+    """Full tensors as Hugging Face has them, in the order of the operator."""
+
+    pieces: tuple[Piece, ...]
+    deltas: tuple[Delta | None, ...] = ()
+    """Low-rank updates to add to each on its way out."""
+
+
+@dataclass(frozen=True, slots=True)
+class McoreSide:
+    """Shards of one Megatron tensor, in the order of the ranks."""
+
+    pieces: tuple[Piece, ...]
+    rows: int
+    """Length of the first dimension of the full tensor, padding included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """scale * B A, where A is `[rank, in]` and B `[out, rank]`."""
+
+    a: Piece
+    b: Piece
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One full Megatron tensor from where it is to where it shall be."""
+
+    name: str
+    """Of the Hugging Face tensors, for messages."""
+    op: FormatOp
+    shard: ShardRule
+    source: HfSide | McoreSide
+    target: HfSide | McoreSide
+    rows: int
+    """Length of the first dimension of the full tensor without padding; -1: it has none."""
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(piece.spec.num_bytes for piece in self.target.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """Two tensors that must be equal, as only one of them is converted."""
+
+    one: Piece
+    other: Piece
+    names: tuple[str, str]
+
+
+def create_files(files: Iterable[tuple[Path, dict[str, Spec]]]) -> dict[Path, dict[str, Piece]]:
+    """Files with their headers and room for all tensors."""
+    made = {}
+    for path, specs in files:
+        header, made[path] = make_header(specs, path)
+        size = len(header) + sum(spec.num_bytes for spec in specs.values())
+        with path.open("wb") as file:
+            file.write(header)
+            # the disk was seen to have room; one that fills up meanwhile ends the conversion
+            file.truncate(size)
+    return made
+
+
+def run(
+    jobs: Sequence[Job],
+    checks: Sequence[Same],
+    shape: Shape,
+    *,
+    workers: int,
+    write_back: bool = False,
+    progress: Progress | None = None,
+) -> None:
+    """Does all jobs, in this process if `workers` is 1.
+
+    Args:
+        write_back: the disk begins at once, as somebody will wait for it.
+
+    Raises:
+        ConversionError: tensors that must be equal are not, or cannot become what they should.
+        AdapterError: a process ended early.
+        OSError: a file cannot be read or written.
+    """
+    report = progress or (lambda _: None)
+    shares = [share for share in _shares(jobs, workers) if share]
+    if len(shares) < 2:
+        _work(jobs, checks, shape, write_back, report)
+        return
+    # a fork begins at once, and is safe where nobody else runs; whoever calls may have threads
+    context: Any = multiprocessing.get_context("fork" if threading.active_count() == 1 else "spawn")
+    running: dict[Connection, Any] = {}
+    try:
+        for index, share in enumerate(shares):
+            of_first = checks if index == 0 else ()
+            # An interruption between a start and the note of it would leave a process behind.
+            with held_back():
+                here, there = context.Pipe(duplex=False)
+                process = context.Process(
+                    target=_worker, args=(share, of_first, shape, write_back, there), daemon=True
+                )
+                process.start()
+                running[here] = process
+                there.close()
+        _listen(running, report)
+    finally:
+        with held_back():
+            for process in running.values():
+                process.kill()
+            for process in running.values():
+                process.join()
+
+
+def _listen(running: Mapping[Connection, Any], report: Progress) -> None:
+    left = list(running)
+    while left:
+        for end in wait(left):
+            assert isinstance(end, Connection)
+            try:
+                message = end.recv()
+            except EOFError:
+                raise AdapterError(_death(running[end])) from None
+            if isinstance(message, Exception):
+                raise message
+            if message is None:
+                left.remove(end)
+            else:
+                report(message)
+
+
+def _death(process: Any) -> str:
+    """Why a process gave no answer."""
+    process.join(_EXIT_S)
+    code = process.exitcode
+    name = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+    why = {
+        "SIGKILL": "; is memory short?",
+        "SIGBUS": ": a file that was read became shorter, or its disk failed",
+    }
+    return f"a process that converts ended early by {name}{why.get(name, '')}"
+
+
+def _worker(
+    jobs: Sequence[Job],
+    checks: Sequence[Same],
+    shape: Shape,
+    write_back: bool,
+    there: Connection,
+) -> None:
+    leave_to_parent()
+    _reuse_freed_memory()
+    try:
+        # a write to a parent that was killed fails, and so ends this process
+        _work(jobs, checks, shape, write_back, there.send)
+        there.send(None)
+    except BrokenPipeError:
+        os._exit(1)
+    except (AdapterError, OSError) as error:
+        there.send(error)
+    except MemoryError:
+        there.send(AdapterError("memory is short; use fewer --workers"))
+    except Exception as error:  # noqa: BLE001 - its own traceback would be lost with the process
+        there.send(AdapterError(f"a process that converts failed: {error!r}"))
+
+
+def _reuse_freed_memory() -> None:
+    """Tensors are made and freed one after the other, all of a few sizes.
+
+    glibc maps each large one anew, and the kernel clears its pages. That takes about as long as the
+    conversion, so this process allocates all on its heap and keeps it.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_MAX, 0)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def _work(
+    jobs: Sequence[Job],
+    checks: Sequence[Same],
+    shape: Shape,
+    write_back: bool,
+    report: Progress,
+) -> None:
+    reader = Reader()
+    writer = Writer(reader, write_back=write_back)
+    try:
+        for check in checks:
+            if not np.array_equal(_bits(reader.read(check.one)), _bits(reader.read(check.other))):
+                one, other = check.names
+                raise ConversionError(f"{one} differs from {other}; Megatron has them as one")
+            reader.release((check.one, check.other))
+        for job in jobs:
+            try:
+                _convert(job, shape, reader, writer)
+            except OverflowError as error:
+                raise ConversionError(f"{job.name} {error}") from None
+            reader.release(job.source.pieces)
+            report(job.num_bytes)
+    finally:
+        writer.close()
+        reader.close()
+
+
+def _bits(tensor: Bits) -> Bits:
+    return tensor.reshape(-1).view(np.uint8)
+
+
+def _convert(job: Job, shape: Shape, reader: Reader, writer: Writer) -> None:
+    parts = [Joined((reader.read(piece),)) for piece in job.source.pieces]
+    if isinstance(job.source, HfSide):
+        full = job.op.to_mcore(parts, shape)
+    else:
+        full = job.shard.merge(parts)
+        if job.source.rows != job.rows:
+            full = full[: job.rows]
+    dtype = job.source.pieces[0].spec.dtype
+    target = job.target
+    if isinstance(target, McoreSide):
+        if target.rows != job.rows:
+            full = join([full, zeros(full, (target.rows - job.rows, *full.shape[1:]))])
+        for piece, shard in zip(
+            target.pieces, job.shard.split(full, len(target.pieces)), strict=True
+        ):
+            writer.write(piece, convert(shard, dtype, piece.spec.dtype))
+        return
+    deltas = target.deltas or (None,) * len(target.pieces)
+    for piece, part, delta in zip(target.pieces, job.op.to_hf(full, shape), deltas, strict=True):
+        if delta is not None:
+            merged = to_float(np.asarray(part), dtype) + _product(delta, reader)
+            writer.write(piece, Joined((from_float(merged, piece.spec.dtype),)))
+        else:
+            writer.write(piece, convert(part, dtype, piece.spec.dtype))
+
+
+def _product(delta: Delta, reader: Reader) -> Bits:
+    a, b = (to_float(reader.read(piece), piece.spec.dtype) for piece in (delta.a, delta.b))
+    return np.float32(delta.scale) * (b @ a)
+
+
+def _shares(jobs: Sequence[Job], workers: int) -> list[list[Job]]:
+    """Jobs for each process: about as many bytes, neighbours together, in order."""
+    total = sum(job.num_bytes for job in jobs)
+    shares: list[list[Job]] = [[] for _ in range(workers)]
+    done = 0
+    for job in jobs:
+        shares[min(done * workers // max(total, 1), workers - 1)].append(job)
+        done += job.num_bytes
+    return shares

@@ -1,0 +1,1 @@
+"""Files of checkpoints: found, read and written at the level of bytes."""

@@ -1,0 +1,118 @@
+"""An output folder is complete or absent.
+
+It is written beside its place under a hidden name, flushed to the disk if asked, and renamed.
+Whatever ends a process before that leaves a hidden folder, which the next conversion to the same
+place removes: a lock that ends with its process tells those that somebody still writes.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mcore_adapter.convert.storage.signals import held_back, tidied
+from mcore_adapter.errors import ConversionError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def complete_or_absent(dst: Path, num_bytes: int, *, flush: bool = True) -> Iterator[Path]:
+    """Yields the folder to write to, which becomes `dst` when the block ends without an error.
+
+    Args:
+        num_bytes: how much will be written.
+        flush: a power failure, too, leaves it complete or absent.
+
+    Raises:
+        ConversionError: `dst` exists, or the disk is too small, or full before the end.
+    """
+    refuse_existing(dst)
+    dst.parent.mkdir(parents=True, exist_ok=True)
+    partial, lock = None, None
+    with tidied():
+        try:
+            with _locked(dst.parent):
+                _clear_abandoned(dst)
+                free = shutil.disk_usage(dst.parent).free
+                if num_bytes > free:
+                    raise ConversionError(
+                        f"{dst.parent} has {_size(free)} free, {_size(num_bytes)} are needed"
+                    )
+                with held_back():
+                    partial = dst.parent / f".{dst.name}.partial-{uuid.uuid4().hex[:8]}"
+                    partial.mkdir()
+                    lock = os.open(partial, os.O_RDONLY)
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+            yield partial
+            if flush:
+                for path in [*partial.rglob("*"), partial]:
+                    wait_for_disk(path)
+            refuse_existing(dst)
+            partial.rename(dst)
+            if flush:
+                wait_for_disk(dst.parent)
+        except BaseException as error:
+            if partial is not None:
+                with held_back():
+                    shutil.rmtree(partial, ignore_errors=True)
+            if isinstance(error, OSError) and error.errno in _FULL:
+                raise ConversionError(
+                    f"{dst.parent} is full ({errno.errorcode[error.errno]}: {error.strerror}); "
+                    f"{_size(num_bytes)} are needed. Nothing was written"
+                ) from error
+            raise
+        finally:
+            if lock is not None:
+                os.close(lock)
+
+
+def refuse_existing(dst: Path) -> None:
+    if dst.exists() or dst.is_symlink():
+        raise ConversionError(f"{dst} exists; name a folder that does not, or remove it")
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.2f} MB"
+
+
+def _clear_abandoned(dst: Path) -> None:
+    left = re.compile(re.escape(f".{dst.name}.partial-") + "[0-9a-f]{8}")
+    for folder in [path for path in dst.parent.iterdir() if left.fullmatch(path.name)]:
+        if folder.is_symlink() or not folder.is_dir():
+            continue
+        lock = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue  # somebody writes there now; whoever is first to rename wins
+        else:
+            shutil.rmtree(folder)
+        finally:
+            os.close(lock)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """No other conversion looks for abandoned folders while one is made."""
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def wait_for_disk(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

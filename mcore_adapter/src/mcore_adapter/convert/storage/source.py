@@ -1,0 +1,234 @@
+"""Where a conversion starts: which tensor of a model lies where, found from headers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
+
+from mcore_adapter.convert.conversion_plan import (
+    HfRef,
+    Task,
+    check_coverage,
+    check_layout,
+    is_dropped,
+    present,
+    tasks,
+)
+from mcore_adapter.convert.run_conversion import HfSide, McoreSide, Same
+from mcore_adapter.convert.shapes import FullShapes, check_shapes
+from mcore_adapter.convert.shards import Replicated
+from mcore_adapter.convert.storage.folders import (
+    META,
+    HfFolder,
+    McoreFolder,
+    dense_file,
+    expert_file,
+)
+from mcore_adapter.convert.storage.tensor_file import Piece, Spec
+from mcore_adapter.convert.table import ModelTable
+from mcore_adapter.errors import ConversionError
+from mcore_adapter.parallel_sizes import ParallelSizes, padded_vocab
+
+
+@dataclass(frozen=True)
+class Full:
+    """A full Megatron tensor without padding, and where it is found."""
+
+    task: Task
+    side: HfSide | McoreSide
+    spec: Spec
+
+
+@dataclass(frozen=True)
+class Source:
+    """All that a conversion needs to know of where it starts."""
+
+    folder: HfFolder | McoreFolder
+    table: ModelTable
+    plan: Callable[[ParallelSizes], list[Task]]
+    """What the model, or the adapter, consists of under given sizes."""
+    tensors: Mapping[str, Full]
+    """By Megatron name; copies are not among them."""
+    checks: tuple[Same, ...] = ()
+    repeats: tuple[str, ...] = ()
+    adapter: Mapping[str, Any] | None = None
+    """What to note down of an adapter."""
+    notes: tuple[str, ...] = ()
+    """What a user should know: what is not taken along, and which of two was chosen."""
+
+    def full(self, task: Task) -> Full:
+        """The tensor of a task, which for a copy is that of its original."""
+        found = self.tensors[task.param.copy_of or task.name]
+        return Full(task, found.side, found.spec)
+
+
+def source_of(
+    folder: HfFolder | McoreFolder,
+    table: ModelTable,
+    plan: Callable[[ParallelSizes], list[Task]] | None = None,
+) -> Source:
+    """Finds every tensor of a model.
+
+    Args:
+        plan: what it consists of; all rows of the table by default.
+
+    Raises:
+        ConversionError: tensors are missing, unmapped or of other shapes or types.
+    """
+    everything = plan or (lambda sizes: tasks(table, sizes))
+    if isinstance(folder, HfFolder):
+        return _hf_source(folder, table, everything)
+    return _mcore_source(folder, table, everything)
+
+
+def _hf_source(
+    folder: HfFolder, table: ModelTable, plan: Callable[[ParallelSizes], list[Task]]
+) -> Source:
+    have = folder.tensors
+    whole = plan(ParallelSizes())
+    check_coverage(whole, have, table)
+    planned = present(whole, have)
+    specs = {name: piece.spec.shape for name, piece in have.items()}
+    check_shapes(planned, specs, table)
+    names, found = {task.name for task in planned}, {}
+    full_shape = FullShapes(table)
+    for task in planned:
+        pieces = pieces_of(task.hf, have)
+        dtypes = {piece.spec.dtype for piece in pieces}
+        if len(dtypes) > 1:
+            refs = ", ".join(ref.name for ref in task.hf)
+            raise ConversionError(f"{refs} become one tensor but are of types {sorted(dtypes)}")
+        found[task.name] = Full(task, HfSide(pieces), Spec(dtypes.pop(), full_shape(task)))
+    repeats = tuple(name for name in table.repeats if name in have)
+    for name in repeats:
+        _check_repeat(name, table.repeats[name], have)
+    return Source(
+        folder=folder,
+        table=table,
+        plan=lambda sizes: [t for t in plan(sizes) if (t.param.copy_of or t.name) in names],
+        tensors=found,
+        checks=tuple(
+            Same(have[name], have[table.repeats[name]], (name, table.repeats[name]))
+            for name in repeats
+        ),
+        repeats=repeats,
+        notes=(*folder.notes, *_dropped(have, table)),
+    )
+
+
+def _check_repeat(name: str, of: str, have: Mapping[str, Piece]) -> None:
+    one, other = have[name].spec, have[of].spec
+    if one != other:
+        raise ConversionError(
+            f"{name} is {one.dtype} {list(one.shape)} and {of}, which it repeats, {other.dtype} "
+            f"{list(other.shape)}; Megatron has them as one"
+        )
+
+
+def _dropped(have: Mapping[str, Piece], table: ModelTable) -> tuple[str, ...]:
+    names = [name for name in have if is_dropped(name, table)]
+    if not names:
+        return ()
+    many = f" and {len(names) - 1} more like it" if len(names) > 1 else ""
+    return (f"left out {names[0]}{many}: a buffer that models compute themselves",)
+
+
+def _mcore_source(
+    folder: McoreFolder, table: ModelTable, plan: Callable[[ParallelSizes], list[Task]]
+) -> Source:
+    sizes, found = folder.sizes, dict[str, Full]()
+    _check_meta(folder, table)
+    check_layout(table, sizes)
+    planned = present(plan(sizes), folder.names)
+    full_shape, expected = FullShapes(table), set()
+    checks: list[Same] = []
+    for task in planned:
+        files = files_of(task, sizes, table)
+        expected |= {(file, task.name) for file in files}
+        lost = [file for file in files if task.name not in folder.files.get(file, {})]
+        if lost:
+            raise ConversionError(f"{folder.path / lost[0]} lacks {task.name}; convert it again")
+        shape = full_shape(task)
+        padded = padded_shape(shape, task, sizes)
+        each = task.param.shard.shard_shape(padded, len(files), task.name)
+        pieces = tuple(folder.files[file][task.name] for file in files)
+        for piece in pieces:
+            spec = Spec(pieces[0].spec.dtype, each)
+            if piece.spec != spec:
+                raise ConversionError(
+                    f"{piece.path} has {task.name} as {piece.spec.dtype} "
+                    f"{list(piece.spec.shape)}, expected {spec.dtype} {list(each)} of config.json "
+                    f"and {META}; convert it again"
+                )
+        if isinstance(task.param.shard, Replicated):
+            checks += [_same_on_ranks(task.name, pieces[0], other) for other in pieces[1:]]
+        if task.param.copy_of is not None:
+            originals = found[task.param.copy_of].side.pieces
+            checks += map(_same_on_ranks, repeat(task.name), originals, pieces)
+        else:
+            found[task.name] = Full(
+                task, McoreSide(pieces, _rows(padded)), Spec(pieces[0].spec.dtype, shape)
+            )
+    extra = sorted({(f, name) for f, held in folder.files.items() for name in held} - expected)
+    if extra:
+        file, name = extra[0]
+        raise ConversionError(
+            f"{folder.path / file} has {name}, which the table of {table.model_type} has no row for"
+        )
+    names = {task.name for task in planned}
+    return Source(
+        folder=folder,
+        table=table,
+        plan=lambda sizes: [t for t in plan(sizes) if (t.param.copy_of or t.name) in names],
+        tensors=found,
+        checks=tuple(checks),
+        repeats=folder.repeats,
+        adapter=folder.adapter,
+    )
+
+
+def _check_meta(folder: McoreFolder, table: ModelTable) -> None:
+    """Compare what the folder says of itself with config.json."""
+    if folder.vocab not in (None, table.shape.vocab):
+        raise ConversionError(
+            f"{folder.path / META} has a vocabulary of {folder.vocab}, config.json says "
+            f"{table.shape.vocab}"
+        )
+    strange = [name for name in folder.repeats if name not in table.repeats]
+    if strange:
+        raise ConversionError(
+            f"{folder.path / META} repeats {strange[0]}, which no {table.model_type} does"
+        )
+
+
+def _same_on_ranks(name: str, one: Piece, other: Piece) -> Same:
+    """Ranks that should hold the same, of which only the first is read."""
+    return Same(one, other, (f"{other.path}: {name}", f"that in {one.path}"))
+
+
+def _rows(shape: tuple[int, ...]) -> int:
+    return shape[0] if shape else 1
+
+
+def padded_shape(shape: tuple[int, ...], task: Task, sizes: ParallelSizes) -> tuple[int, ...]:
+    """Of a full tensor under these sizes: the vocabulary divides over tensor parallel ranks."""
+    if not task.param.pads_vocab:
+        return shape
+    return (padded_vocab(shape[0], task.shards(sizes)), *shape[1:])
+
+
+def files_of(task: Task, sizes: ParallelSizes, table: ModelTable) -> list[str]:
+    """Where the shards of a tensor lie, by tensor parallel rank."""
+    (stage,) = task.stages(sizes, table)
+    expert_rank, ranks = task.expert_rank(sizes, table), range(task.shards(sizes))
+    if expert_rank is None:
+        return [dense_file(stage, rank) for rank in ranks]
+    return [expert_file(stage, expert_rank, rank) for rank in ranks]
+
+
+def pieces_of(refs: Iterable[HfRef], where: Mapping[str, Piece]) -> tuple[Piece, ...]:
+    return tuple(
+        where[ref.name] if ref.index is None else where[ref.name].part(ref.index) for ref in refs
+    )

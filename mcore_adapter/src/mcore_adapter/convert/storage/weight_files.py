@@ -1,0 +1,76 @@
+"""Which safetensors files of a Hugging Face folder hold its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+
+from mcore_adapter.convert.storage.json_file import read_json
+from mcore_adapter.convert.storage.tensor_file import Piece, read_header
+from mcore_adapter.errors import ConversionError
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def weights_of(folder: Path) -> tuple[dict[str, Piece], tuple[str, ...]]:
+    """Where each tensor lies, and what a user should know about the choice of files.
+
+    As in Hugging Face, a single file goes before an index, which `save_pretrained` leaves behind.
+
+    Raises:
+        ConversionError: files are missing, corrupt, or other than the index says.
+    """
+    single, index = folder / SINGLE, folder / INDEX
+    if single.is_file():
+        left = f"{SINGLE} is read, as Hugging Face does; {INDEX} beside it is not"
+        return read_header(single), ((left,) if index.is_file() else ())
+    if not index.is_file():
+        raise ConversionError(
+            f"{folder} has neither {SINGLE} nor {INDEX}; weights in other formats must be saved "
+            "again with save_pretrained"
+        )
+    return _indexed(folder, index), ()
+
+
+def _indexed(folder: Path, index: Path) -> dict[str, Piece]:
+    weight_map = _weight_map(index)
+    tensors: dict[str, Piece] = {}
+    for name in sorted(set(weight_map.values())):
+        if not (folder / name).is_file():
+            raise ConversionError(f"{folder / name} is missing, and {index.name} names it")
+        held = read_header(folder / name)
+        twice = sorted(set(held) & set(tensors))
+        if twice:
+            raise ConversionError(
+                f"{twice[0]} lies in {tensors[twice[0]].path.name} and in {name} of {folder}; "
+                "which is right?"
+            )
+        tensors.update(held)
+    for tensor, name in sorted(weight_map.items()):
+        if tensor not in tensors:
+            raise ConversionError(f"{index} promises {tensor}, which no file has")
+        if tensors[tensor].path != folder / name:
+            raise ConversionError(
+                f"{index} says that {tensor} lies in {name}; it lies in {tensors[tensor].path.name}"
+            )
+    return tensors
+
+
+def _weight_map(index: Path) -> Mapping[str, str]:
+    found = read_json(index).get("weight_map")
+    if not isinstance(found, dict) or not found:
+        raise ConversionError(f"{index} has no weight_map, which names the file of each tensor")
+    for tensor, name in found.items():
+        if not isinstance(name, str) or not is_inside(name):
+            raise ConversionError(
+                f"{index} names {name!r} for {tensor}, expected a file of its folder"
+            )
+    return found
+
+
+def is_inside(name: str) -> bool:
+    """Whether a name can be that of a file in a folder, or in one below."""
+    path = PurePosixPath(name)
+    return (
+        bool(path.name) and "\0" not in name and not path.is_absolute() and ".." not in path.parts
+    )

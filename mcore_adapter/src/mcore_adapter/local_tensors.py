@@ -1,0 +1,153 @@
+"""Which tensors of a model's table this rank's chunks hold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from mcore_adapter.convert.conversion_plan import Task, tasks, whole_model_task
+from mcore_adapter.convert.table import ModelTable
+from mcore_adapter.errors import ConversionError
+from mcore_adapter.models.common import EMBEDDING, MTP_EMBEDDING, mtp_embedding
+from mcore_adapter.parallel_sizes import ParallelSizes
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """Where this process stands in the parallel groups."""
+
+    tp: int
+    pp: int
+    ep: int
+    etp: int
+
+    @classmethod
+    def of_this_process(cls) -> Ranks:
+        """Of the groups that `init_parallel` cut."""
+        from megatron.core import parallel_state
+
+        return cls(
+            tp=parallel_state.get_tensor_model_parallel_rank(),
+            pp=parallel_state.get_pipeline_model_parallel_rank(),
+            ep=parallel_state.get_expert_model_parallel_rank(),
+            etp=parallel_state.get_expert_tensor_parallel_rank(),
+        )
+
+    def shard_of(self, task: Task) -> int:
+        """Which shard of a tensor is this rank's."""
+        return self.tp if task.expert is None else self.etp
+
+
+@dataclass(frozen=True)
+class Held:
+    """One tensor of the table, and this rank's shard of it in the model."""
+
+    task: Task
+    tensor: Tensor
+
+
+def held_tensors(
+    chunks: Sequence[nn.Module], table: ModelTable, sizes: ParallelSizes, ranks: Ranks
+) -> list[Held]:
+    """In the order of the model; of the table of an adapter its factors, of another all else.
+
+    Raises:
+        ConversionError: the table and the modules do not name the same tensors.
+    """
+    named = named_tensors(chunks, table, sizes, ranks)
+    have = {name: t for name, t in named.items() if is_factor(name) == table.of_adapter}
+    planned = tasks(table, sizes)
+    # Layers that predict further tokens are only built on demand: Hugging Face has none.
+    further = any(task.param.optional and task.name in have for task in planned)
+    if MTP_EMBEDDING in have:
+        planned.append(whole_model_task(mtp_embedding(table.shape)))
+    due = {
+        task.name: task
+        for task in planned
+        if (further or not task.param.optional)
+        and ranks.pp in task.stages(sizes, table)
+        and task.expert_rank(sizes, table) in (None, ranks.ep)
+    }
+    check_modules(due, have, table)
+    return [Held(task, have[name]) for name, task in due.items()]
+
+
+def named_tensors(
+    chunks: Sequence[nn.Module], table: ModelTable, sizes: ParallelSizes, ranks: Ranks
+) -> dict[str, Tensor]:
+    """Parameters and persistent buffers under their names in the whole model."""
+    found: dict[str, Tensor] = {}
+    for number, chunk in enumerate(chunks):
+        layers = sizes.layers_of(ranks.pp, number, table.shape.num_layers)
+        for name, tensor in _state(unwrapped(chunk)).items():
+            found[global_name(name, layers.start, table, sizes, ranks)] = tensor
+    return found
+
+
+def unwrapped(chunk: nn.Module) -> nn.Module:
+    """The model within wrappers for data parallelism or half precision."""
+    while isinstance(inner := getattr(chunk, "module", None), nn.Module):
+        chunk = inner
+    return chunk
+
+
+def check_modules(due: Mapping[str, Task], have: Iterable[str], table: ModelTable) -> None:
+    """
+    Raises:
+        ConversionError: lists tensors of the table without module, and the other way round.
+    """
+    have = set(have)
+    lost, extra = sorted(set(due) - have), sorted(have - set(due))
+    lines = [
+        f"{len(names)} {what}: {', '.join(names[:_SHOWN])}"
+        for names, what in ((lost, "in the table only"), (extra, "in the model only"))
+        if names
+    ]
+    if lines:
+        raise ConversionError(
+            f"the table of {table.model_type} and the model that was built disagree; "
+            + "; ".join(lines)
+        )
+
+
+def _state(module: nn.Module) -> dict[str, Tensor]:
+    """Not `state_dict()`, which adds Megatron-Core's extra states and detaches."""
+    parameters = dict(module.named_parameters())
+    buffers = {
+        f"{prefix}.{name}": buffer
+        for prefix, owner in module.named_modules()
+        for name, buffer in owner.named_buffers(recurse=False)
+        if name not in owner._non_persistent_buffers_set
+    }
+    return {**parameters, **buffers}
+
+
+def is_factor(name: str) -> bool:
+    """Whether a tensor is one of a LoRA adapter."""
+    return ".lora_A." in name or ".lora_B." in name
+
+
+def global_name(
+    name: str, first_layer: int, table: ModelTable, sizes: ParallelSizes, ranks: Ranks
+) -> str:
+    """In the whole model, of a name in a chunk that starts with the given layer."""
+
+    def shifted(prefix: str, offset: int, name: str) -> str:
+        return re.sub(
+            re.escape(prefix) + r"(\d+)", lambda m: f"{prefix}{int(m[1]) + offset}", name, count=1
+        )
+
+    if name == EMBEDDING and ranks.pp > 0:
+        # On another stage than the first, layers that predict further tokens have their own.
+        return MTP_EMBEDDING
+    if name.startswith("decoder.layers."):
+        name = shifted("decoder.layers.", first_layer, name)
+    if ".local_experts." in name:
+        each = sizes.experts_each(table.shape.num_experts)
+        name = shifted(".local_experts.", ranks.ep * each, name)
+    return name

@@ -1,0 +1,132 @@
+"""PEFT folders into the factors of a model, and back."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from mcore_adapter.convert.lora import CONFIG, WEIGHTS, open_peft, scale_key
+from mcore_adapter.convert.lora_table import target_modules
+from mcore_adapter.convert.storage.json_file import read_json
+from mcore_adapter.convert.storage.output import complete_or_absent
+from mcore_adapter.errors import ConversionError
+from mcore_adapter.gather import Change, Meta, export, exported
+from mcore_adapter.load import load
+from mcore_adapter.local_tensors import Ranks, held_tensors
+from mcore_adapter.modeling.lora import Adapter
+from mcore_adapter.parallel_sizes import ParallelSizes
+from mcore_adapter.write import spec_of, written
+
+
+def load_adapter(
+    folder: Path, chunks: Sequence[nn.Module], adapter: Adapter, sizes: ParallelSizes
+) -> None:
+    """Fill the factors with those of a PEFT folder. No collectives: every rank reads for itself.
+
+    Raises:
+        ConversionError: it has other factors, or another scale.
+    """
+    open_peft(folder, adapter.table.config)
+    config = read_json(folder / CONFIG)
+    patterns = [key for key in ("alpha_pattern", "rank_pattern") if config.get(key)]
+    if config.get("use_rslora") or patterns:
+        raise ConversionError(
+            f"{folder / CONFIG} has {', '.join(patterns) or 'use_rslora'}; only adapters with one "
+            "rank and a scale of lora_alpha / r are trained"
+        )
+    alpha, rank = (scale_key(folder / CONFIG, config, name) for name in ("lora_alpha", "r"))
+    scale = alpha / rank
+    if scale != adapter.lora.scale:
+        raise ConversionError(
+            f"{folder} has a scale (lora_alpha / r) of {scale}, the model {adapter.lora.scale}; "
+            "give the same"
+        )
+    load(folder, chunks, adapter.table, sizes)
+
+
+def write_adapter(
+    dst: Path, src: Path, chunks: Sequence[nn.Module], adapter: Adapter, sizes: ParallelSizes
+) -> None:
+    """The factors as a folder for PEFT; a collective.
+
+    Args:
+        dst: must not exist. Rank 0 writes it; it is complete or absent.
+        src: the Hugging Face checkpoint of the model, which the adapter will name as its base.
+
+    Raises:
+        ConversionError: `dst` exists, or the disk is too small.
+    """
+    metas = exported_factors(chunks, adapter, sizes)
+    writes = dist.get_rank() == 0
+    factors = export(chunks, adapter.table, sizes, wanted=writes)
+    if writes:
+        with complete_or_absent(dst, sum(meta.num_bytes for meta in metas.values())) as folder:
+            write_peft(folder, str(src.resolve()), factors, metas, adapter)
+    else:
+        deque(factors, maxlen=0)
+    dist.barrier()
+
+
+def exported_factors(
+    chunks: Sequence[nn.Module], adapter: Adapter, sizes: ParallelSizes
+) -> dict[str, Meta]:
+    """Of each factor that `gather.export` yields of the adapter's table, in its order, by PEFT's
+    names. A collective."""
+    return exported(chunks, adapter.table, sizes)
+
+
+def write_peft(
+    folder: Path,
+    base: str,
+    factors: Iterable[tuple[str, Tensor]],
+    metas: Mapping[str, Meta],
+    adapter: Adapter,
+) -> None:
+    """The two files of a folder for PEFT, into one that exists.
+
+    Args:
+        base: path or name of the model, for whoever loads the adapter.
+        factors: as `gather.export` gives them, and `metas` as `exported_factors` does.
+    """
+    specs = {name: spec_of(meta.shape, meta.dtype) for name, meta in metas.items()}
+    with written({folder / WEIGHTS: specs}) as write:
+        for name, factor in factors:
+            write(name, factor)
+    (folder / CONFIG).write_text(json.dumps(_config(base, adapter), indent=2) + "\n")
+
+
+def merged(chunks: Sequence[nn.Module], adapter: Adapter, sizes: ParallelSizes) -> Change:
+    """For `gather.export` of the model's table: weights with the product of their factors, added in
+    float32. No collectives: where a shard of a weight is, there are the shards of its factors."""
+    held = held_tensors(chunks, adapter.table, sizes, Ranks.of_this_process())
+    factors = {one.task.name: one.tensor.detach() for one in held}
+
+    def change(name: str, weight: Tensor) -> Tensor:
+        module = name.removesuffix(".weight")
+        if f"{module}.lora_A.weight" not in factors:
+            return weight
+        a, b = (factors[f"{module}.lora_{which}.weight"].float() for which in "AB")
+        return torch.addmm(weight.float(), b, a, alpha=adapter.lora.scale).to(weight.dtype)
+
+    return change
+
+
+def _config(base: str, adapter: Adapter) -> dict[str, object]:
+    lora = adapter.lora
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": lora.dropout,
+        "target_modules": target_modules(adapter.table, lora),
+        "bias": "none",
+        "inference_mode": True,
+    }

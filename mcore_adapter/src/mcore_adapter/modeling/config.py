@@ -1,0 +1,252 @@
+"""A Hugging Face config as Megatron-Core's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+
+from mcore_adapter.errors import ConfigError, LayoutError
+from mcore_adapter.modeling.rope import Rope, rope_of
+from mcore_adapter.models import fields_of, table_of
+from mcore_adapter.models.common import num_mtp_layers
+from mcore_adapter.models.config import Config, completed
+from mcore_adapter.parallel_sizes import ParallelSizes
+
+ACTIVATIONS = {
+    "silu": F.silu,
+    "swish": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "relu": F.relu,
+}
+"""`hidden_act` in a `config.json`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOptions:
+    """What a `config.json` does not say about a model."""
+
+    dtype: torch.dtype = torch.float32
+    sequence_parallel: bool | None = None
+    """By default where Megatron-Core wants it: with experts and tp > 1."""
+    recompute: Literal["none", "attention", "full"] = "none"
+    """Activations that are computed again instead of kept: those of core attention, or all but the
+    input of each layer."""
+    te: bool = False
+    """Transformer Engine's layers. They fuse norms into the linear layers behind them, whose names
+    the tables do not have: such a model can be trained, but not loaded or exported."""
+    dispatcher: Literal["allgather", "alltoall"] | None = None
+    """How tokens travel to experts. By default all to all; but not on gloo with ep and etp both
+    more than 1, where ranks would have to gather different numbers of tokens."""
+    variable_lengths: bool = False
+    """Micro-batches of a pipeline may differ in shape (not with the allgather dispatcher)."""
+    aux_loss_coeff: float = 0.0
+    """Of the load balancing loss of experts (its gradient is added; the loss itself is not)."""
+    z_loss_coeff: float | None = None
+    """Of the router's z loss."""
+    grouped_experts: bool = False
+    """All experts of a rank in one product, instead of one after the other: faster on GPUs, where
+    many small products are slow to start. With `te`, Transformer Engine's."""
+    mtp: bool = False
+    """Layers that predict further tokens, where the model has them; on the last stage."""
+    router_replay: bool = False
+    """Experts can be given from outside instead of chosen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Everything that building a model takes."""
+
+    transformer: TransformerConfig
+    rope: Rope | None
+    """None where attention computes it itself."""
+    te: bool
+    grouped: bool
+    """Experts, see `BuildOptions.grouped_experts`."""
+    out_bias: bool
+    tied: bool
+    vocab: int
+    longest: int
+    """Tokens of the longest sequence (of no effect on rotary models)."""
+
+
+def model_config(
+    config: Mapping[str, Any], sizes: ParallelSizes, options: BuildOptions
+) -> ModelConfig:
+    """
+    Args:
+        config: the content of a `config.json`.
+
+    Raises:
+        ConfigError: it names an activation, a rope or a layer that cannot be built.
+        UnknownModelError: of a type that cannot be built.
+        LayoutError: layers, or something else, do not divide.
+    """
+    config = completed(config)
+    fields = fields_of(config)
+    values = dict(fields.config)
+    activation = values.pop("activation_func")
+    if activation not in ACTIVATIONS:
+        raise ConfigError(
+            f"config.json: hidden_act {activation!r} is not supported, only {list(ACTIVATIONS)}"
+        )
+    values["activation_func"] = ACTIVATIONS[activation]
+    rope = None if fields.latent else rope_of(config, fields.rope_width)
+    sparse = "num_moe_experts" in values
+    if sparse and values.get("add_bias_linear") and sizes.expert_tp > 1:
+        raise LayoutError(
+            f"experts of {config['model_type']} have biases, which Megatron-Core cannot cut over "
+            f"etp = {sizes.expert_tp} ranks; say etp = 1"
+        )
+    if options.mtp:
+        values["mtp_num_layers"] = _num_further(config, sizes, options)
+    if options.grouped_experts:
+        _check_grouped(config, values, sizes, options)
+    made = (MLATransformerConfig if fields.latent else TransformerConfig)(
+        **{
+            **_values(
+                sizes,
+                options,
+                sparse=sparse,
+                num_layers=values["num_layers"],
+                further=values.get("mtp_num_layers", 0),
+            ),
+            **values,
+        }
+    )
+    if rope is not None and rope.scale != 1.0:
+        # Attention reads the scale of cosines and sines from this factor: 0.1 * ln(factor) + 1.
+        made.yarn_rotary_scaling_factor = math.exp((rope.scale - 1.0) / 0.1)
+    return ModelConfig(
+        transformer=made,
+        rope=rope,
+        te=options.te,
+        grouped=options.grouped_experts,
+        out_bias=fields.out_bias,
+        tied=config.flag("tie_word_embeddings"),
+        vocab=config["vocab_size"],
+        longest=config["max_position_embeddings"],
+    )
+
+
+def _values(
+    sizes: ParallelSizes, options: BuildOptions, *, sparse: bool, num_layers: int, further: int
+) -> dict[str, Any]:
+    """What every family has in common; `sparse`: it has experts; `further`: its MTP layers."""
+    cuda = torch.cuda.is_available()
+    uneven = sizes.ep > 1 and sizes.expert_tp > 1
+    dispatcher = options.dispatcher or ("allgather" if uneven and not cuda else "alltoall")
+    if sparse and options.variable_lengths and dispatcher == "allgather":
+        raise LayoutError("micro-batches of variable lengths need the alltoall dispatcher")
+    sequence_parallel = options.sequence_parallel
+    if sequence_parallel is None:
+        sequence_parallel = sparse and sizes.tp > 1
+    if sparse and sizes.tp > 1 and not sequence_parallel:
+        raise LayoutError("models with experts need sequence_parallel where tp is more than 1")
+    return {
+        "normalization": "RMSNorm",
+        "gated_linear_unit": True,
+        "add_bias_linear": False,
+        # Post-training runs without dropout: two passes over one sequence must agree.
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "params_dtype": options.dtype,
+        "pipeline_dtype": options.dtype,
+        "bf16": options.dtype is torch.bfloat16,
+        "fp16": options.dtype is torch.float16,
+        "tensor_model_parallel_size": sizes.tp,
+        "pipeline_model_parallel_size": sizes.pp,
+        "virtual_pipeline_model_parallel_size": sizes.vpp if sizes.vpp > 1 else None,
+        "pipeline_model_parallel_layout": _layout(sizes, num_layers, further),
+        "expert_model_parallel_size": sizes.ep,
+        "expert_tensor_parallel_size": sizes.expert_tp,
+        "sequence_parallel": sequence_parallel and sizes.tp > 1,
+        "use_cpu_initialization": not cuda,
+        # Weights are loaded, or drawn by whoever trains from nothing.
+        "perform_initialization": True,
+        "variable_seq_lengths": options.variable_lengths,
+        "moe_token_dispatcher_type": dispatcher,
+        # Gloo has no batches of sends and receives.
+        "batch_p2p_comm": cuda,
+        "overlap_p2p_comm": False,
+        "deallocate_pipeline_outputs": True,
+        "transformer_impl": "transformer_engine" if options.te else "local",
+        **(_expert_values(options) if sparse else {}),
+        **_recompute_values(options.recompute),
+    }
+
+
+def _num_further(config: Config, sizes: ParallelSizes, options: BuildOptions) -> int:
+    count = num_mtp_layers(table_of(config))
+    if not count:
+        raise ConfigError(f"this {config['model_type']} has no layers that predict further tokens")
+    if options.te:
+        raise LayoutError("layers that predict further tokens need the local layer spec, not te")
+    if sizes.pp > 1 and config.flag("tie_word_embeddings"):
+        raise LayoutError(
+            "layers that predict further tokens have an embedding of their own on the last stage, "
+            f"which cannot also be the tied output layer's; pp is {sizes.pp}, say 1"
+        )
+    return count
+
+
+def _check_grouped(
+    config: Mapping[str, Any],
+    values: Mapping[str, Any],
+    sizes: ParallelSizes,
+    options: BuildOptions,
+) -> None:
+    kind = config["model_type"]
+    if "num_moe_experts" not in values:
+        raise LayoutError(f"grouped_experts is for models with experts; {kind} has none here")
+    if values.get("add_bias_linear"):
+        raise LayoutError(f"experts of {kind} have biases; they cannot be grouped")
+    # PyTorch's grouped product wants rows that begin at multiples of 16 bytes.
+    width = values["moe_ffn_hidden_size"] // sizes.expert_tp
+    for size in (values["hidden_size"], width):
+        if size * options.dtype.itemsize % 16:
+            raise LayoutError(
+                f"grouped_experts: {size} numbers of {options.dtype} in a row are no multiple of "
+                "16 bytes; leave it out, or use a smaller etp"
+            )
+
+
+def _layout(sizes: ParallelSizes, num_layers: int, further: int) -> list[list[str]] | None:
+    """Always explicit, so that ownership is what `ParallelSizes` says."""
+    if sizes.pp == 1:
+        return None
+    chunks = [["decoder"] * len(layers) for layers in sizes.chunks(num_layers)]
+    chunks[0].insert(0, "embedding")
+    chunks[-1] += [*["mtp"] * further, "loss"]
+    return chunks
+
+
+def _expert_values(options: BuildOptions) -> dict[str, Any]:
+    coefficient = options.aux_loss_coeff
+    return {
+        "moe_router_load_balancing_type": "aux_loss" if coefficient else "none",
+        "moe_aux_loss_coeff": coefficient,
+        "moe_z_loss_coeff": options.z_loss_coeff,
+        "moe_grouped_gemm": options.te and options.grouped_experts,
+        "moe_enable_routing_replay": options.router_replay,
+        "moe_router_dtype": "fp32",
+    }
+
+
+def _recompute_values(recompute: str) -> dict[str, Any]:
+    if recompute == "none":
+        return {}
+    if recompute == "attention":
+        return {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
+    return {
+        "recompute_granularity": "full",
+        "recompute_method": "uniform",
+        "recompute_num_layers": 1,
+    }

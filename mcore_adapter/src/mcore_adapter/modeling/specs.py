@@ -1,0 +1,148 @@
+"""Layer specs: which modules a layer is made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megatron.core.models.backends import LocalSpecProvider
+from megatron.core.models.gpt import gpt_layer_specs
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+)
+from megatron.core.tensor_parallel.layers import RowParallelLinear
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionBlockSubmodules
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+
+from mcore_adapter.errors import ConfigError
+from mcore_adapter.modeling.attention import CoreAttention
+from mcore_adapter.modeling.delta_net import delta_net
+from mcore_adapter.modeling.experts import GroupedExperts
+from mcore_adapter.modeling.mla import LatentAttention
+from mcore_adapter.modeling.mtp import further_spec
+from mcore_adapter.modeling.norm import RMSNorm
+
+HAVE_TE: bool = gpt_layer_specs.HAVE_TE
+"""Whether Transformer Engine is installed."""
+
+
+class BiasedOutput(RowParallelLinear):
+    """Output projection with a bias in a model whose other linear layers have none."""
+
+    def __init__(self, *args: Any, bias: bool, **kwargs: Any) -> None:
+        super().__init__(*args, bias=True, **kwargs)
+
+
+class ExpertOutput(RowParallelLinear):
+    """Second linear layer of an expert that has biases.
+
+    Its output is a copy, because the bias is added in place: to a view of a custom function's
+    input, which autograd refuses.
+    """
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        output, bias = super().forward(hidden)
+        return output.clone(), bias
+
+
+def block_spec(
+    config: TransformerConfig,
+    layers: range,
+    *,
+    te: bool,
+    grouped: bool = False,
+    out_bias: bool = False,
+) -> TransformerBlockSubmodules:
+    """Modules of the given layers.
+
+    Args:
+        te: Transformer Engine's modules instead of the local ones.
+        grouped: experts in one product.
+        out_bias: whether only the output projection of attention has a bias.
+    """
+    if te and out_bias:
+        raise ConfigError("a bias of the output projection alone needs the local layer spec")
+    make = _te_layer if te else _local_layer
+    sparse, linear = _sparse_layers(config), _linear_layers(config)
+    if te and any(linear):
+        raise ConfigError("gated delta nets need the local layer spec")
+    specs = []
+    for layer in layers:
+        spec = make(config, sparse[layer], out_bias and not linear[layer])
+        if linear[layer]:
+            spec.submodules.self_attention = delta_net()
+        if grouped and sparse[layer] and not te:
+            spec.submodules.mlp.submodules.experts.module = GroupedExperts
+        specs.append(spec)
+    return TransformerBlockSubmodules(
+        layer_specs=specs,
+        layer_norm=gpt_layer_specs.TENorm if te else RMSNorm,
+    )
+
+
+def mtp_spec(
+    config: TransformerConfig, *, grouped: bool, out_bias: bool
+) -> MultiTokenPredictionBlockSubmodules:
+    """Modules of the layers that predict further tokens: attention, and experts where the model
+    has any."""
+    sparse = config.num_moe_experts is not None
+    layer = _local_layer(config, sparse, out_bias)
+    if grouped:
+        layer.submodules.mlp.submodules.experts.module = GroupedExperts
+    return further_spec(layer, config.mtp_num_layers)
+
+
+def _sparse_layers(config: TransformerConfig) -> list[bool]:
+    """Which layers have experts."""
+    if config.num_moe_experts is None:
+        return [False] * config.num_layers
+    frequency = config.moe_layer_freq
+    if isinstance(frequency, int):
+        return [layer % frequency == 0 for layer in range(config.num_layers)]
+    return [bool(sparse) for sparse in frequency]
+
+
+def _linear_layers(config: TransformerConfig) -> list[bool]:
+    """Which layers have a gated delta net instead of attention."""
+    if config.experimental_attention_variant is None:
+        return [False] * config.num_layers
+    return [bool(linear) for linear in config.linear_attention_freq]
+
+
+def _te_layer(config: TransformerConfig, sparse: bool, out_bias: bool) -> ModuleSpec:
+    return get_gpt_layer_with_transformer_engine_spec(
+        num_experts=config.num_moe_experts if sparse else None,
+        moe_grouped_gemm=config.moe_grouped_gemm,
+        qk_layernorm=config.qk_layernorm,
+        multi_latent_attention=config.multi_latent_attention,
+    )
+
+
+def _local_layer(config: TransformerConfig, sparse: bool, out_bias: bool) -> ModuleSpec:
+    """Megatron-Core's local layer with this package's norms and core attention."""
+    assert not LocalSpecProvider().fuse_layernorm_and_linear()
+    spec = get_gpt_layer_local_spec(
+        num_experts=config.num_moe_experts if sparse else None,
+        moe_grouped_gemm=False,
+        qk_layernorm=config.qk_layernorm,
+        multi_latent_attention=config.multi_latent_attention,
+        normalization="RMSNorm",
+    )
+    layer = spec.submodules
+    if config.multi_latent_attention:
+        layer.self_attention.module = LatentAttention
+    layer.input_layernorm = layer.pre_mlp_layernorm = RMSNorm
+    attention = layer.self_attention.submodules
+    attention.core_attention = CoreAttention
+    for name in ("q_layernorm", "k_layernorm", "kv_layernorm"):
+        if getattr(attention, name, IdentityOp) is not IdentityOp:
+            setattr(attention, name, RMSNorm)
+    if out_bias:
+        attention.linear_proj = BiasedOutput
+    if sparse and config.add_bias_linear:
+        layer.mlp.submodules.experts.submodules.linear_fc2 = ExpertOutput
+    return spec

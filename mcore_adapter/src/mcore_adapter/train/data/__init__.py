@@ -1,0 +1,1 @@
+"""Data files as tokens, and which examples make a step."""

@@ -1,0 +1,105 @@
+"""A run from its settings: data, model, and the checkpoint that it goes on from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from mcore_adapter.convert.conversion_plan import check_layout
+from mcore_adapter.convert.storage.folders import open_hf
+from mcore_adapter.errors import AdapterError, DataError
+from mcore_adapter.models import table_of
+from mcore_adapter.train.data import dataset
+from mcore_adapter.train.data.dataset import Dataset
+from mcore_adapter.train.data.order import Order
+from mcore_adapter.train.folder import Folder
+from mcore_adapter.train.objective import Likelihood, Objective, Preference
+from mcore_adapter.train.policy import Policy, load_policy
+from mcore_adapter.train.processes import StopRequest, joined
+from mcore_adapter.train.references import references
+from mcore_adapter.train.run import Run
+from mcore_adapter.train.settings import Settings
+
+
+def train(settings: Settings) -> bool:
+    """A whole run; a collective of the ranks that torchrun started, or this process alone.
+
+    Returns:
+        Whether it came to its end, and was not asked to stop.
+
+    Raises:
+        AdapterError: settings, data, model and checkpoint do not fit each other.
+    """
+    check_layout(table_of(open_hf(settings.model).config), settings.layout.sizes)
+    with joined(settings.layout.sizes, settings.seed) as device:
+        run = prepare(settings, device)
+        # Before, there is nothing to keep, and Ctrl-C stops at once.
+        with StopRequest().heard() as stop:
+            return run.to_the_end(stop)
+
+
+def prepare(settings: Settings, device: torch.device) -> Run:
+    """Everything but the steps; a collective of ranks that have joined.
+
+    Raises:
+        AdapterError: settings, data, model and checkpoint do not fit each other.
+    """
+    folder = Folder(settings.output)
+    newest = folder.newest()
+    if settings.resume == "never":
+        folder.refuse_used()
+    # Nobody writes before all have looked.
+    dist.barrier()
+    if newest is None and dist.get_rank() == 0:
+        folder.forget_references()
+    data = _dataset(settings.data.train, folder, settings)
+    order = _order(settings, len(data))
+    policy = load_policy(settings, device)
+    used = {example for step in range(order.num_steps) for example in order[step]}
+    objective = _objective(data, used, policy, folder, settings)
+    validation = None
+    if settings.data.validation is not None:
+        other = _dataset(settings.data.validation, folder, settings)
+        validation = _objective(other, set(range(len(other))), policy, folder, settings)
+    run = Run(settings, folder, policy, objective, validation, order)
+    if newest is not None:
+        run.resume(newest)
+    return run
+
+
+def _dataset(path: Path, folder: Folder, settings: Settings) -> Dataset:
+    """Rank 0 reads the file, all map what it made of it; a collective."""
+    name = dataset.digest(path, settings)
+    target = folder.tokens(name)
+    failed: list[bool] = [False]
+    try:
+        if dist.get_rank() == 0:
+            dataset.prepare(path, target, settings)
+    except AdapterError:
+        failed = [True]
+        raise
+    finally:
+        dist.broadcast_object_list(failed, src=0)
+    if failed[0]:
+        raise DataError(f"rank 0 could not read {path}")
+    return dataset.read(target, name, settings.sequences_each)
+
+
+def _order(settings: Settings, num_examples: int) -> Order:
+    seed = settings.seed if settings.data.shuffle else None
+    per_step = settings.batch.examples
+    if settings.steps is not None:
+        return Order(num_examples, per_step, settings.steps, per_step, seed)
+    return Order.of_epochs(settings.epochs or 1, num_examples, per_step, seed)
+
+
+def _objective(
+    data: Dataset, used: set[int], policy: Policy, folder: Folder, settings: Settings
+) -> Objective:
+    if settings.method != "dpo":
+        return Likelihood(data)
+    path = folder.references(data.name)
+    reference_S = references(policy, data, used, path, settings.batch.examples)
+    return Preference(data, reference_S, settings.dpo)

@@ -1,0 +1,1 @@
+"""Policy losses, one file per paper, and what they share."""

@@ -1,0 +1,43 @@
+"""Clipped importance weights instead of clipped updates (CISPO, MiniMax-M1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from roll.algorithms.api import PolicyTerms, TokenLoss
+from roll.algorithms.losses.policy.ratio import bounded_exp, log_ratio, ratio_metrics, unit
+from roll.algorithms.registries import LOSSES
+from roll.core.batches import RolloutBatch
+
+
+@LOSSES.register("cispo")
+@dataclass(frozen=True, kw_only=True)
+class Cispo:
+    """The gradient of -sg(clip(ratio, 1 - clip_low, 1 + clip_high)) * A * log p per token
+    (arXiv 2506.13585): a clip makes a token count less, and never silences it.
+
+    The value is -clip(ratio) * A, not times log p, so that at ratio 1 the loss is -A; its gradient
+    there is -A per log-prob.
+    """
+
+    clip_low: float | None = None
+    clip_high: float = 4.0
+
+    part: ClassVar[str] = "policy"
+    importance_weighted: ClassVar[bool] = True
+
+    def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
+        """Needs `advantages`. Without `old_logprobs` the ratio is 1.
+
+        Metrics: `ratio/mean`, `approx_kl`, and `clip_fraction`, tokens whose weight is clipped.
+        """
+        advantages_BT = batch.require("advantages", made_by="add_advantages")
+        log_ratio_BT = log_ratio(terms, batch)
+        ratio_BT = bounded_exp(log_ratio_BT).detach()
+        lowest = None if self.clip_low is None else 1 - self.clip_low
+        weight_BT = ratio_BT.clamp(lowest, 1 + self.clip_high)
+        metrics_BT = ratio_metrics(log_ratio_BT, ratio_BT)
+        metrics_BT["clip_fraction"] = (weight_BT != ratio_BT).to(ratio_BT.dtype)
+        loss_BT = -weight_BT * unit(terms.logprobs_BT) * advantages_BT
+        return TokenLoss(loss_BT=loss_BT, metrics_BT=metrics_BT)

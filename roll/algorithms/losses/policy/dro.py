@@ -1,0 +1,42 @@
+"""Direct reward optimisation: squared log-ratio to the frozen reference model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from roll.algorithms.api import PolicyTerms, TokenLoss
+from roll.algorithms.losses.policy.quadratic import Level, squared_log_ratio
+from roll.algorithms.losses.policy.ratio import bounded_exp, log_ratio, ratio_metrics, unit
+from roll.algorithms.registries import LOSSES
+from roll.core.batches import RolloutBatch
+
+
+@LOSSES.register("dro")
+@dataclass(frozen=True, kw_only=True)
+class Dro:
+    """The gradient of -A * log p + tau / 2 * (log(p / p_ref))**2 per response (arXiv 2405.19107),
+    where A is the reward minus a baseline.
+
+    This is 1 / (2 * tau) * (A - tau * log(p / p_ref))**2 without its constant. Each of a row's
+    tokens carries an equal share of the square of the response's log-ratio, so `sequence_sum`
+    aggregation is the paper's sum; `level: token` takes the square token by token. Where the policy
+    is the reference (step 0) the loss is -A and its gradient -A per log-prob, whatever tau is.
+    """
+
+    tau: float = 1.0
+    level: Level = "sequence"
+
+    part: ClassVar[str] = "policy"
+    importance_weighted: ClassVar[bool] = True
+
+    def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
+        """Needs `advantages` and `ref_logprobs`. The ratio to the old policy is only reported."""
+        advantages_BT = batch.require("advantages", made_by="add_advantages")
+        gap_BT = terms.logprobs_BT - batch.require("ref_logprobs", made_by="add_ref_logprobs")
+        square_BT = squared_log_ratio(gap_BT, batch.loss_mask, self.level)
+        log_ratio_BT = log_ratio(terms, batch)
+        return TokenLoss(
+            loss_BT=-unit(terms.logprobs_BT) * advantages_BT + self.tau / 2 * square_BT,
+            metrics_BT=ratio_metrics(log_ratio_BT, bounded_exp(log_ratio_BT)),
+        )

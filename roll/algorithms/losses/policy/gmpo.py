@@ -1,0 +1,50 @@
+"""Geometric-mean policy optimization: token-level clips inside a ratio of the response."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from roll.algorithms.api import PolicyTerms, TokenLoss
+from roll.algorithms.losses.policy.ratio import bounded_exp, log_ratio, ratio_metrics, row_means
+from roll.algorithms.registries import LOSSES
+from roll.core.batches import RolloutBatch
+
+
+@LOSSES.register("gmpo")
+@dataclass(frozen=True, kw_only=True)
+class Gmpo:
+    """-g * A (arXiv 2507.20673), where g = exp(mean of c) over a row's trained tokens and
+
+        c = min(log ratio, clip_high)    where A >= 0
+        c = max(log ratio, -clip_low)    where A < 0
+
+    Every token of a row carries the row's g, so `sequence_mean` aggregation is the paper's mean
+    over responses. The bounds are of the log-ratio: 0.4 clips the ratio to (0.67, 1.49).
+    At ratio 1 the loss is -A and its gradient -A per log-prob (with one advantage per row).
+    """
+
+    clip_low: float = 0.4
+    clip_high: float = 0.4
+
+    part: ClassVar[str] = "policy"
+    importance_weighted: ClassVar[bool] = True
+
+    def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
+        """Needs `advantages`. Without `old_logprobs` the ratio is 1.
+
+        Metrics: `ratio/mean` of g; `clip_fraction`, tokens whose own gradient the clip cuts off.
+        """
+        advantages_BT = batch.require("advantages", made_by="add_advantages")
+        log_ratio_BT = log_ratio(terms, batch)
+        kept_BT = torch.where(
+            advantages_BT >= 0,
+            log_ratio_BT.clamp(max=self.clip_high),
+            log_ratio_BT.clamp(min=-self.clip_low),
+        )
+        ratio_BT = bounded_exp(row_means(kept_BT, batch.loss_mask)).expand_as(log_ratio_BT)
+        metrics_BT = ratio_metrics(log_ratio_BT, ratio_BT)
+        metrics_BT["clip_fraction"] = (kept_BT != log_ratio_BT).to(ratio_BT.dtype)
+        return TokenLoss(loss_BT=-ratio_BT * advantages_BT, metrics_BT=metrics_BT)

@@ -1,0 +1,57 @@
+"""Group sequence policy optimization: one importance ratio per response."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from roll.algorithms.api import PolicyTerms, TokenLoss
+from roll.algorithms.losses.policy.ratio import (
+    bounded_exp,
+    clipped_surrogate,
+    log_ratio,
+    ratio_metrics,
+    row_means,
+    unit,
+)
+from roll.algorithms.registries import LOSSES
+from roll.core.batches import RolloutBatch
+
+
+@LOSSES.register("gspo")
+@dataclass(frozen=True, kw_only=True)
+class Gspo:
+    """-min(s * A, clip(s, 1 - clip_low, 1 + clip_high) * A) (arXiv 2507.18071), where s is the
+    geometric mean of the ratios of a row's trained tokens, exp(mean log ratio).
+
+    Every token of a row carries the row's loss, so `sequence_mean` aggregation is the paper's mean
+    over responses. With `token_level` the ratio is sg(s) * p / sg(p) (GSPO-token): the same value,
+    and each token's gradient is scaled by its own advantage instead of the row's mean.
+    At ratio 1 the loss is -A and its gradient -A per log-prob; without `token_level` the gradient
+    is that of the row's mean advantage, the same wherever A is one number per row.
+    """
+
+    clip_low: float = 3e-4
+    clip_high: float = 4e-4
+    token_level: bool = False
+
+    part: ClassVar[str] = "policy"
+    importance_weighted: ClassVar[bool] = True
+
+    def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
+        """Needs `advantages`. Without `old_logprobs` the ratio is 1.
+
+        Metrics: `ratio/mean` of s; `clip_fraction`, tokens of clipped rows; `approx_kl` per token.
+        """
+        advantages_BT = batch.require("advantages", made_by="add_advantages")
+        log_ratio_BT = log_ratio(terms, batch)
+        sequence_B1 = bounded_exp(row_means(log_ratio_BT, batch.loss_mask))
+        if self.token_level:
+            ratio_BT = sequence_B1.detach() * unit(terms.logprobs_BT)
+        else:
+            ratio_BT = sequence_B1.expand_as(log_ratio_BT)
+        loss_BT, cut_BT = clipped_surrogate(
+            ratio_BT, advantages_BT, clip_low=self.clip_low, clip_high=self.clip_high
+        )
+        metrics_BT = ratio_metrics(log_ratio_BT, ratio_BT) | {"clip_fraction": cut_BT}
+        return TokenLoss(loss_BT=loss_BT, metrics_BT=metrics_BT)

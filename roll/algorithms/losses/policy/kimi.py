@@ -1,0 +1,41 @@
+"""Policy mirror descent as in Kimi k1.5: squared log-ratio to the policy that generated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from roll.algorithms.api import PolicyTerms, TokenLoss
+from roll.algorithms.losses.policy.quadratic import Level, squared_log_ratio
+from roll.algorithms.losses.policy.ratio import bounded_exp, log_ratio, ratio_metrics, unit
+from roll.algorithms.registries import LOSSES
+from roll.core.batches import RolloutBatch
+
+
+@LOSSES.register("kimi")
+@dataclass(frozen=True, kw_only=True)
+class Kimi:
+    """The gradient of -A * log p + tau / 2 * (log(p / p_old))**2 per response (arXiv 2501.12599),
+    where A is the reward minus the group's mean.
+
+    The log-ratio is of the whole response; each of a row's tokens carries an equal share of the
+    square, so `sequence_sum` aggregation is the paper's sum. `level: token` takes the square token
+    by token. The value of the first term is -A, not times log p: at ratio 1 the loss is -A and its
+    gradient -A per log-prob, whatever tau is.
+    """
+
+    tau: float = 0.1
+    level: Level = "sequence"
+
+    part: ClassVar[str] = "policy"
+    importance_weighted: ClassVar[bool] = True
+
+    def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
+        """Needs `advantages`. Without `old_logprobs` the square is 0."""
+        advantages_BT = batch.require("advantages", made_by="add_advantages")
+        log_ratio_BT = log_ratio(terms, batch)
+        square_BT = squared_log_ratio(log_ratio_BT, batch.loss_mask, self.level)
+        return TokenLoss(
+            loss_BT=-unit(terms.logprobs_BT) * advantages_BT + self.tau / 2 * square_BT,
+            metrics_BT=ratio_metrics(log_ratio_BT, bounded_exp(log_ratio_BT)),
+        )

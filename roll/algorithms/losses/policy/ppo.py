@@ -1,0 +1,56 @@
+"""Clipped policy-gradient surrogate (PPO), with clip-higher and dual clip."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from roll.algorithms.api import PolicyTerms, TokenLoss
+from roll.algorithms.losses.policy.ratio import (
+    bounded_exp,
+    clipped_surrogate,
+    log_ratio,
+    ratio_metrics,
+)
+from roll.algorithms.registries import LOSSES
+from roll.core.batches import RolloutBatch
+
+
+@LOSSES.register("ppo_clip")
+@dataclass(frozen=True, kw_only=True)
+class PpoClip:
+    """-min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A) per token (arXiv 1707.06347).
+
+    `clip_high > clip_low` is DAPO's clip-higher (arXiv 2503.14476). `dual_clip` = c bounds the loss
+    of tokens with a negative advantage by -c * A, however large the ratio (arXiv 1912.09729).
+    At ratio 1 the loss is -A and its gradient -A per log-prob, whatever the bounds.
+    """
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = None
+
+    part: ClassVar[str] = "policy"
+    importance_weighted: ClassVar[bool] = True
+
+    def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
+        """Needs `advantages`. Without `old_logprobs` the policy is its own past: ratio 1.
+
+        Metrics: `ratio/mean`; `clip_fraction`, tokens whose gradient the clip cuts off;
+        `approx_kl`, k3 of KL(old || new); `dual_clip_fraction` where dual clip is on.
+        """
+        advantages_BT = batch.require("advantages", made_by="add_advantages")
+        log_ratio_BT = log_ratio(terms, batch)
+        ratio_BT = bounded_exp(log_ratio_BT)
+        loss_BT, cut_BT = clipped_surrogate(
+            ratio_BT, advantages_BT, clip_low=self.clip_low, clip_high=self.clip_high
+        )
+        metrics_BT = ratio_metrics(log_ratio_BT, ratio_BT) | {"clip_fraction": cut_BT}
+        if self.dual_clip is not None:
+            # Where A >= 0 the bound is infinite, so that one `minimum` serves both signs.
+            bound_BT = (-self.dual_clip * advantages_BT).masked_fill(advantages_BT >= 0, torch.inf)
+            metrics_BT["dual_clip_fraction"] = (loss_BT > bound_BT).to(ratio_BT.dtype)
+            loss_BT = torch.minimum(loss_BT, bound_BT)
+        return TokenLoss(loss_BT=loss_BT, metrics_BT=metrics_BT)

@@ -1,0 +1,62 @@
+"""Tapered off-policy REINFORCE: no ratio for good responses, a truncated one for bad ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from roll.algorithms.api import PolicyTerms, TokenLoss
+from roll.algorithms.losses.policy.ratio import (
+    bounded_exp,
+    log_ratio,
+    ratio_metrics,
+    row_sums,
+    unit,
+)
+from roll.algorithms.registries import LOSSES
+from roll.core.batches import RolloutBatch
+
+
+@LOSSES.register("topr")
+@dataclass(frozen=True, kw_only=True)
+class Topr:
+    """The gradient of -sg(w) * A * log p per token (arXiv 2503.14286), where
+
+        w = positive_weight                     where A >= 0
+        w = negative_weight * min(s, 1)         where A < 0
+
+    and s is the ratio of the whole response, exp(sum of log ratios over a row's trained tokens).
+    A response that the policy has already left pulls no further, so the loss cannot run away.
+
+    The value is -w * A, not times log p, so that at ratio 1 the loss is -A and its gradient -A per
+    log-prob (with both weights 1).
+    """
+
+    positive_weight: float = 1.0
+    negative_weight: float = 1.0
+
+    part: ClassVar[str] = "policy"
+    importance_weighted: ClassVar[bool] = True
+
+    def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
+        """Needs `advantages`. Without `old_logprobs` the ratio is 1.
+
+        Metrics: `ratio/mean`, of min(s, 1); `approx_kl` per token; `clip_fraction`, tokens of bad
+        responses whose s is truncated.
+        """
+        advantages_BT = batch.require("advantages", made_by="add_advantages")
+        log_ratio_BT = log_ratio(terms, batch)
+        sequence_B1 = bounded_exp(row_sums(log_ratio_BT.detach(), batch.loss_mask))
+        kept_BT = sequence_B1.clamp(max=1).expand_as(log_ratio_BT)
+        weight_BT = torch.where(
+            advantages_BT >= 0,
+            torch.full_like(kept_BT, self.positive_weight),
+            self.negative_weight * kept_BT,
+        )
+        metrics_BT = ratio_metrics(log_ratio_BT, kept_BT)
+        truncated_BT = (sequence_B1 > 1) & (advantages_BT < 0)
+        metrics_BT["clip_fraction"] = truncated_BT.to(kept_BT.dtype)
+        loss_BT = -weight_BT * unit(terms.logprobs_BT) * advantages_BT
+        return TokenLoss(loss_BT=loss_BT, metrics_BT=metrics_BT)

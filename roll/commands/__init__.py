@@ -1,0 +1,1 @@
+"""Services of the command line: launch, check, doctor, merge."""

@@ -1,0 +1,119 @@
+"""What this machine has and what it lacks, a line of advice for each thing missing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from packaging.specifiers import SpecifierSet
+
+from roll.config.sections.placement import ClusterConfig
+from roll.distributed.device_layout import address_to_join
+from roll.distributed.on_ray.token import HOW_TO_USE_A_TOKEN, found_token
+from roll.platform.machine import this_machine
+from roll.strategy.available import REQUIREMENTS, Requirement, status
+
+TRAINING = ("fsdp2", "deepspeed", "megatron")
+ENGINES = ("vllm", "sglang", "hf")
+
+RAY = Requirement(("ray",), SpecifierSet(">=2.60,<2.61"), "pip install -r requirements/base.txt")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    what: str
+    found: str
+    supported: str
+    ok: bool
+    advice: str = ""
+    needed: bool = True
+    """Without it nothing can run; of what is not needed, the advice says how to have it."""
+
+
+def examine() -> list[Line]:
+    """Python, machine, Ray and every backend; imports none of them."""
+    return [
+        _python(),
+        *_machine(),
+        examine_ray(RAY),
+        examine_token(),
+        *examine_backends(),
+        *_small_things(),
+    ]
+
+
+def _python() -> Line:
+    found = platform.python_version()
+    ok = tuple(int(part) for part in found.split(".")[:2]) >= (3, 11)
+    return Line("python", found, ">=3.11", ok, "" if ok else "install Python 3.11 or newer")
+
+
+def _machine() -> list[Line]:
+    machine = this_machine()
+    shared = shutil.disk_usage("/dev/shm") if os.path.isdir("/dev/shm") else None
+    shared_gb = shared.free / 2**30 if shared else 0.0
+    enough = shared_gb >= 0.5
+    return [
+        Line("GPUs", str(machine.gpus), "", True, "" if machine.gpus else "none: runs use the CPU"),
+        Line("cores", str(len(machine.cores)), ">=1", True),
+        Line("memory", f"{machine.memory_gb:.1f} GiB", "", True),
+        Line(
+            "/dev/shm",
+            f"{shared_gb:.1f} GiB free",
+            ">=0.5 GiB",
+            enough,
+            "" if enough else "Ray keeps its objects in it: enlarge it (docker: --shm-size=4g)",
+        ),
+    ]
+
+
+def examine_ray(need: Requirement) -> Line:
+    """Ray in the supported version, and which cluster a run would use."""
+    address = address_to_join(ClusterConfig())
+    where = f", joins {address}" if address else ", starts a local one"
+    found = status("ray", need)
+    shown = found.installed + where if found.installed else "-"
+    return Line("ray", shown, found.supported, found.ok, found.advice)
+
+
+def examine_token(environ: Mapping[str, str] = os.environ) -> Line:
+    """Who may give commands to the Ray that a run would use."""
+    address = address_to_join(ClusterConfig(), environ)
+    if address is None:
+        return Line("Ray's token", "a fresh one for each run, which listens on 127.0.0.1", "", True)
+    token = found_token(environ)
+    if token is None or environ.get("RAY_AUTH_MODE", "token").lower() != "token":
+        advice = f"whoever reaches {address} may run code there, unless: {HOW_TO_USE_A_TOKEN}"
+        return Line("Ray's token", "-", "", False, advice, needed=False)
+    return Line("Ray's token", token, "", True)
+
+
+def examine_backends(requirements: Mapping[str, Requirement] = REQUIREMENTS) -> list[Line]:
+    """Every backend. None is needed by all runs, but one that trains and one that generates are;
+    and what is installed in a version that cannot be used is a mistake."""
+    found = {kind: status(kind, need) for kind, need in requirements.items()}
+    lines = [
+        Line(
+            f"backend {kind}",
+            each.installed or "-",
+            each.supported,
+            each.ok,
+            each.advice,
+            needed=each.installed is not None,
+        )
+        for kind, each in found.items()
+    ]
+    for what, kinds in (("trains", TRAINING), ("generates", ENGINES)):
+        if not any(found[kind].ok for kind in kinds if kind in found):
+            advice = f"install one of {', '.join(kinds)}"
+            lines.append(Line(f"a backend that {what}", "-", "", False, advice))
+    return lines
+
+
+def _small_things() -> list[Line]:
+    lscpu = shutil.which("lscpu")
+    advice = "" if lscpu else "vLLM on CPUs calls it: install util-linux"
+    return [Line("lscpu", lscpu or "-", "", lscpu is not None, advice, needed=False)]

@@ -1,0 +1,114 @@
+"""From a checked config to a running pipeline, and out again without leaving anything behind."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from roll.commands.preflight import user_folder
+from roll.config.checks.notices import notices
+from roll.config.loading.compose import LoadedConfig
+from roll.config.run import RunConfig
+from roll.core.collector import calm_collector
+from roll.core.logs import setup_logging
+from roll.core.loop_thread import LoopThread
+from roll.distributed.on_ray.resources import ResourceManager
+from roll.distributed.processes.fork_server import ForkServer
+from roll.distributed.processes.shutdown import orderly_end
+from roll.models.fetch import fetch
+from roll.output_dir.resume import finished_summary, refuse_other_settings
+from roll.output_dir.run_lock import RunLock
+from roll.output_dir.trackers import check_trackers
+from roll.pipeline.base import Pipeline
+from roll.pipeline.distill import DistillPipeline
+from roll.pipeline.dpo import DpoPipeline
+from roll.pipeline.reward_model import RewardModelPipeline
+from roll.pipeline.rlvr import RlvrPipeline
+from roll.pipeline.sft import SftPipeline
+from roll.platform.allocator import keep_freed_memory
+
+logger = logging.getLogger(__name__)
+
+
+PIPELINES: Mapping[str, type[Pipeline[Any]]] = {
+    "rlvr": RlvrPipeline,
+    "sft": SftPipeline,
+    "distill": DistillPipeline,
+    "dpo": DpoPipeline,
+    "reward_model": RewardModelPipeline,
+}
+
+
+def launch(
+    loaded: LoadedConfig,
+    pipelines: Mapping[str, type[Pipeline[Any]]] = PIPELINES,
+    fork_server: ForkServer | None = None,
+) -> dict[str, Any]:
+    """Run the pipeline to its end; returns its summary.
+
+    What can fail on the driver (the checkpoint to go on from, the data, the output folder) fails
+    before Ray is started. Whatever ends the run (the last step, an error, Ctrl-C, SIGTERM),
+    workers, engines and a Ray that was started here are stopped.
+    """
+    setup_logging("driver")
+    keep_freed_memory()
+    folder = user_folder(loaded)
+    sys.path.insert(0, str(folder))
+    pipeline = pipelines[loaded.config.pipeline]
+    for notice in notices(loaded.config):
+        logger.warning("%s", notice)
+    output_dir = Path(loaded.config.output_dir).expanduser().absolute()
+    # Before anything is looked at: to look also tidies up what a killed run has left behind.
+    with RunLock(output_dir) as lock:
+        config, data = pipeline.prepare(loaded.config)
+        placed = config.model_copy(update={"output_dir": str(output_dir)})
+        summary = finished_summary(placed)
+        if summary is not None:
+            refuse_other_settings(placed)
+        else:
+            check_trackers(config.track)
+            if config.resume == "never":
+                lock.begin_anew()
+            summary = _run(pipeline, config, data, folder, fork_server)
+    _print_end(output_dir, summary)
+    return summary
+
+
+def _run(
+    pipeline: type[Pipeline[Any]],
+    config: RunConfig,
+    data: Any,
+    folder: Path,
+    fork_server: ForkServer | None,
+) -> dict[str, Any]:
+    calm_collector()
+    # Before anything has a limit of time to come up within.
+    fetch(config.models.values())
+    with orderly_end() as cleanups:
+        logger.info("starting Ray and the workers")
+        resources = cleanups.enter_context(
+            ResourceManager(
+                config.cluster,
+                config.pools,
+                python_path=[str(folder)],
+                fork_server=fork_server,
+            )
+        )
+        # Last, so that it is the first to end: what generates asks workers that still live.
+        loop = cleanups.enter_context(LoopThread("roll-rollout"))
+        return pipeline(config, resources, loop, platform=resources.platform, data=data).run()
+
+
+def _print_end(output_dir: Path, summary: dict[str, Any]) -> None:
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    for name, value in summary["validation"].items():
+        if name.endswith(("mean@1", "/loss", "/accuracy", "/divergence")):
+            console.print(f"{name}: {value['first']:.3f} -> [bold]{value['last']:.3f}[/bold]")
+    if verdict := summary.get("verdict"):  # which earlier versions did not give
+        console.print(verdict, markup=False, style="bold")
+    console.print(f"{summary['steps']} steps; everything is in {output_dir}/")

@@ -1,0 +1,107 @@
+"""A checkpoint, of whatever backend and layout, as one Hugging Face folder that loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from roll.algorithms.losses.text import TextLoss
+from roll.config.loading.compose import load_config
+from roll.config.run import RunConfig
+from roll.config.sections.lifecycle import CheckpointConfig
+from roll.config.sections.roles import Role
+from roll.config.sections.strategy import Fsdp2Config, MegatronConfig
+from roll.core.errors import CheckpointError, ConfigError
+from roll.distributed.cluster import Placement
+from roll.distributed.local import LocalLauncher
+from roll.distributed.on_ray.environment import environment, on_one_machine
+from roll.output_dir.checkpoints import STATE, Checkpoints, write_folder
+from roll.strategy.training.heads import PolicyHead, ScoreHead
+from roll.workers.learner import LearnerWorker
+from roll.workers.model import TrainWorker
+
+
+def merge(source: Path, target: Path, *, trust_remote_code: bool = False) -> None:
+    """Write the trained model of a checkpoint, adapters added to its weights, and load it.
+
+    One process does it, on the CPU: every checkpoint resumes on any number of ranks. Relative paths
+    in the run's config begin in the working directory, as they did for the run.
+
+    Args:
+        source: a checkpoint, or the `output_dir` of a run, whose newest one is taken.
+        target: a folder that does not exist.
+        trust_remote_code: run the code in the model's folder where the checkpoint's config says
+            so. A run file is its user's own; the config in a checkpoint may be anybody's.
+
+    Raises:
+        CheckpointError: `source` has no complete checkpoint, or what was written does not load.
+        ConfigError: `target` exists, or the checkpoint wants code run that was not allowed.
+    """
+    if target.exists():
+        raise ConfigError(f"{target} exists; name a folder that does not, or remove it")
+    checkpoint = _checkpoint(source)
+    config = load_config(checkpoint / "config.yaml").config
+    if config.train_model.trust_remote_code and not trust_remote_code:
+        raise ConfigError(
+            f"{checkpoint / 'config.yaml'} sets model.trust_remote_code, so code in the folder "
+            f"{config.train_model.path!r} would be run; `roll merge --trust-remote-code` allows it"
+        )
+    scores = config.pipeline == "reward_model"
+    head: Any = ScoreHead() if scores else PolicyHead(1.0, 1024)
+    with environment(on_one_machine()), LocalLauncher() as launcher:
+        learner = launcher.start(
+            LearnerWorker,
+            Placement(Role.ACTOR_TRAIN, pool="merge"),
+            _in_one_process(config),
+            # The kernels of a GPU are none of a CPU's.
+            config.train_model.model_copy(update={"attention": "sdpa"}),
+            head,
+            TextLoss(),
+            config.total_updates(),
+        )
+        learner.call(TrainWorker.load, checkpoint / Role.ACTOR_TRAIN)
+        factory = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
+
+        def write(path: Path) -> None:
+            learner.call(TrainWorker.save_hf, path, merged=True)
+            _verify(path, factory, trust_remote_code=config.train_model.trust_remote_code)
+
+        write_folder(target, write)
+    Console(stderr=True).print(f"{checkpoint} is in {target}", highlight=False, soft_wrap=True)
+
+
+def _checkpoint(source: Path) -> Path:
+    if (source / STATE).is_file():
+        return source
+    folder = source / "checkpoints"
+    complete = Checkpoints(folder, CheckpointConfig()).complete()
+    if not complete:
+        raise CheckpointError(
+            f"{source} is no complete checkpoint ({STATE} is missing), and no run with one "
+            f"({folder} holds none)"
+        )
+    return complete[-1][1]
+
+
+def _in_one_process(config: RunConfig) -> Any:
+    """The role that trains, cut over nothing."""
+    role = config.trained[Role.ACTOR_TRAIN].model_copy(update={"packing": False})
+    if isinstance(role.strategy, Fsdp2Config | MegatronConfig):
+        return role.model_copy(update={"strategy": type(role.strategy)()})
+    return role
+
+
+def _verify(folder: Path, factory: Any, *, trust_remote_code: bool) -> None:
+    model, info = factory.from_pretrained(
+        folder, output_loading_info=True, trust_remote_code=trust_remote_code
+    )
+    wrong = [*info["missing_keys"], *info["unexpected_keys"], *info["mismatched_keys"]]
+    if wrong:
+        raise CheckpointError(f"what was written to {folder} does not load: {wrong[0]}")
+    broken = [name for name, p in model.named_parameters() if not torch.isfinite(p).all()]
+    if broken:
+        raise CheckpointError(f"the checkpoint's {broken[0]} is not finite")

@@ -1,0 +1,135 @@
+"""What can be known to be wrong before anything heavy is imported or started.
+
+`roll check` prints it, `roll run` obeys it. No torch, no ray in here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from roll.commands.import_paths import check_import_path
+from roll.config.errors import ConfigError, UserError, nearest
+from roll.config.loading.compose import LoadedConfig
+from roll.config.rlvr import RlvrConfig
+from roll.config.run import RunConfig
+from roll.config.sections.rollout import CustomFilterConfig
+from roll.config.sections.strategy import SglangConfig, VllmConfig
+from roll.core.errors import NotMadeYetError
+from roll.core.hub import may_be_on_hub
+from roll.data.sources import check_source
+from roll.distributed.device_layout import address_to_join, plan_layout
+from roll.output_dir.trackers import check_trackers
+from roll.platform.machine import this_machine
+from roll.rewards.names import BUILT_IN
+from roll.strategy.available import check_engine
+from roll.strategy.sglang import supported_arguments as sglang
+from roll.strategy.vllm import supported_arguments as vllm
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that `roll run` would stop at."""
+
+    error: UserError
+    only_here: bool
+    """The config is fine; what is missing is on this machine (an engine, a GPU, a made file)."""
+
+
+def inspect(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> list[Finding]:
+    """Everything wrong with the files, models, engines, devices and import paths of a config."""
+    config = loaded.config
+    backends: set[str] = {role.strategy.kind for role in config.roles.values()}
+    checks: list[tuple[Callable[[], object], bool]] = [
+        *((partial(check_source, source), False) for source in config.sources),
+        *((check, False) for check in _check_user_code(config, user_folder(loaded))),
+        *((partial(_check_model, *named), False) for named in _models(config)),
+        *((partial(check_engine, kind), True) for kind in sorted(backends)),
+        (partial(_check_engine_arguments, config), False),
+        (partial(_check_devices, config, environ), True),
+        (partial(check_trackers, config.track), True),
+    ]
+    found = []
+    for check, only_here in checks:
+        try:
+            check()
+        except NotMadeYetError as error:
+            found.append(Finding(error, only_here=True))
+        except UserError as error:
+            found.append(Finding(error, only_here=only_here))
+    unique = {str(finding.error): finding for finding in found}
+    return list(unique.values())
+
+
+def user_folder(loaded: LoadedConfig) -> Path:
+    """The folder beside the YAML file, whose modules a config may name."""
+    return loaded.path.resolve().parent
+
+
+def _models(config: RunConfig) -> Iterator[tuple[str, str, str | None]]:
+    for key, model in config.models.items():
+        yield key, model.path, model.made_by
+        if model.tokenizer is not None:
+            yield f"{key}.tokenizer", model.tokenizer, None
+
+
+def _check_model(key: str, name: str, made_by: str | None) -> None:
+    path = Path(name).expanduser()
+    if path.is_dir():
+        known = ("config.json", "tokenizer.json", "tokenizer_config.json")
+        if not any((path / file).exists() for file in known):
+            raise ConfigError(f"{key}: {name} is no Hugging Face checkpoint: no config.json in it")
+        return
+    if path.exists():
+        raise ConfigError(f"{key}: {name} is a file; expected the folder of a checkpoint")
+    if made_by is not None:
+        raise NotMadeYetError(f"{key}: {name} does not exist yet; make it with: {made_by}")
+    if not may_be_on_hub(name):
+        raise ConfigError(
+            f"{key}: {name} does not exist; give the folder of a Hugging Face checkpoint, or "
+            "`org/name` on the hub"
+        )
+
+
+def _check_user_code(config: RunConfig, folder: Path) -> Iterator[Callable[[], object]]:
+    if not isinstance(config, RlvrConfig):
+        return
+    for name, reward in config.rewards.items():
+        for kind, path in (("fn", reward.fn), ("worker", reward.worker)):
+            if path is None:
+                continue
+            key = f"rewards.{name}.{kind}"
+            if kind == "worker" or ":" in path:
+                keywords = tuple(reward.kwargs) if kind == "fn" else ()
+                yield partial(check_import_path, key, path, folder, keywords)
+            else:
+                yield partial(_check_built_in, key, path)
+    for i, choice in enumerate(config.rollout.filters):
+        if isinstance(choice, CustomFilterConfig):
+            key = f"rollout.filters.{i}.fn"
+            yield partial(check_import_path, key, choice.fn, folder, tuple(choice.kwargs))
+
+
+def _check_built_in(key: str, name: str) -> None:
+    if name not in BUILT_IN:
+        raise ConfigError(
+            f"{key}: unknown reward {name!r}{nearest(name, BUILT_IN)} (built in: "
+            f"{', '.join(BUILT_IN)}; a function of your own reads 'package.module:function')"
+        )
+
+
+def _check_engine_arguments(config: RunConfig) -> None:
+    for role in config.roles.values():
+        if isinstance(role.strategy, VllmConfig):
+            vllm.check_arguments(role.strategy.engine_args)
+        if isinstance(role.strategy, SglangConfig):
+            sglang.check_arguments(role.strategy.engine_args)
+
+
+def _check_devices(config: RunConfig, environ: Mapping[str, str]) -> None:
+    # The machines of a cluster that is joined are known only when Ray runs.
+    if address_to_join(config.cluster, environ) is None:
+        plan_layout(config.cluster, config.pools, this_machine(), joined=False)

@@ -1,0 +1,45 @@
+"""What the fork server of a run imports: what its workers need that takes long. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from roll.config.run import RunConfig
+from roll.config.sections.training import InferRole
+from roll.distributed.device_layout import address_to_join
+from roll.distributed.processes.fork_server import ForkServer, can_fork
+from roll.platform.machine import count_gpus
+
+SHARED = ("roll.algorithms.compose", "roll.models.load", "roll.weight_sync.transfer")
+ENGINES = {"hf": "roll.strategy.hf.engine"}
+LEARNERS = {
+    "hf": "roll.strategy.hf.score",
+    "fsdp2": "roll.strategy.fsdp2.train",
+    "deepspeed": "roll.strategy.deepspeed.train",
+    "megatron": "roll.strategy.megatron.train",
+}
+"""Kind of a strategy -> its module. Other engines have processes of their own, which fork nothing
+that has imported torch."""
+
+
+def preloads(config: RunConfig) -> list[str]:
+    """Return the names of the modules."""
+    found = dict.fromkeys(SHARED)
+    for role in config.roles.values():
+        modules = ENGINES if isinstance(role, InferRole) else LEARNERS
+        if (module := modules.get(role.strategy.kind)) is not None:
+            found[module] = None
+    return list(found)
+
+
+@contextmanager
+def forking(config: RunConfig) -> Iterator[ForkServer | None]:
+    """Start the fork server of a run, where its workers can be forks; it ends with the block."""
+    cluster = config.cluster
+    here = cluster.nodes == 1 and address_to_join(cluster) is None
+    if not here or cluster.platform == "cuda" or count_gpus() or not can_fork():
+        yield None
+        return
+    with ForkServer(preloads(config)) as server:
+        yield server

@@ -1,0 +1,135 @@
+"""Try each reward on a real row with a short answer, before a run starts anything.
+
+In a process of its own, with the time limit of the reward: what it imports, opens or breaks is gone
+afterwards, and a function that hangs is killed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from roll.config.errors import UserError
+from roll.config.sections.reward import RewardConfig
+from roll.core.errors import ConfigError
+from roll.core.types import Completion, FinishReason, Prompt, Sample
+from roll.rewards.api import Reward
+from roll.rewards.execution.child import (
+    Child,
+    ChildDiedError,
+    ChildRaisedError,
+    ChildSpec,
+    ChildTimeoutError,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from roll.commands.trial import Trial
+
+SHORT_CHARS = 200
+"""Of the row's answer, which is what the tried response says."""
+SETUP_TIMEOUT_S = 60.0
+"""For the `setup` of a class."""
+
+
+def try_rewards(rewards: Mapping[str, RewardConfig], folder: Path, trial: Trial) -> None:
+    """Add to `trial` what each reward makes of a row that it scores, or how it fails.
+
+    Args:
+        folder: the user's own, whose modules a reward may name.
+    """
+    for name, reward in rewards.items():
+        row = next((trial.rows[tag] for tag in reward.tags if tag in trial.rows), None)
+        if reward.model is not None or row is None:
+            why = "no row" if reward.model is None else "a model"
+            trial.untried.append(f"rewards.{name} ({why})")
+            continue
+        sample = short_sample(row)
+        try:
+            verdict = _verdict(name, reward, folder, sample)
+        except UserError as error:
+            trial.wrong.append(error)
+        except TimeoutError:
+            trial.wrong.append(
+                ConfigError(
+                    f"rewards.{name}: {reward.what} gave nothing on row {row.id} within "
+                    f"timeout_s = {reward.timeout_s:g}; mend it or raise "
+                    "timeout_s, or check with --fast if it cannot work on this machine"
+                )
+            )
+        else:
+            parts = ", ".join(f"{part} {value:g}" for part, value in verdict.parts.items())
+            trial.told.append(
+                f"rewards.{name}: {verdict.score:g} for the response {sample.response_text!r:.60} "
+                f"to row {row.id}" + (f" ({parts})" if parts else "")
+            )
+
+
+def short_sample(row: Prompt) -> Sample:
+    """A finished response to a row that says just its answer."""
+    text = row.answer.strip().splitlines()[-1][:SHORT_CHARS] if row.answer.strip() else "42"
+    num_tokens = len(text.split())
+    done = Completion(
+        tokens=(0,) * num_tokens,
+        logprobs=(0.0,) * num_tokens,
+        versions=(0,) * num_tokens,
+        finish=FinishReason.STOP,
+    )
+    group = f"0/{row.id}"
+    return Sample(f"{group}/0", group, row, done, text)
+
+
+def _verdict(name: str, reward: RewardConfig, folder: Path, sample: Sample) -> Reward:
+    factory = "roll.commands.reward_trial:make_trial"
+    child = Child(ChildSpec(factory, (str(folder), name, reward.model_dump())))
+    limit_s = reward.timeout_s + (SETUP_TIMEOUT_S if reward.worker else 0.0)
+    try:
+        found = child.call(sample, limit_s)
+    except ChildTimeoutError as error:
+        raise TimeoutError(str(error)) from None
+    except (ChildRaisedError, ChildDiedError, OSError) as error:
+        raise ConfigError(
+            f"rewards.{name}: {reward.what} fails on row {sample.prompt.id}, for the response "
+            f"{sample.response_text!r:.60}; mend it, or check with --fast if it cannot work on "
+            f"this machine:\n{str(error).rstrip()}"
+        ) from None
+    finally:
+        child.close()
+    assert isinstance(found, Reward)
+    return found
+
+
+def make_trial(folder: str, name: str, settings: dict[str, Any]) -> Callable[[Sample], Any]:
+    """Runs in the child: what scores one sample, as a run would."""
+    sys.path.insert(0, folder)
+    config = RewardConfig.model_validate(settings)
+    if config.fn is not None:
+        from roll.rewards.api import RewardContext
+        from roll.rewards.execution.runners import make_child_reward
+
+        return make_child_reward(config.fn, config.kwargs, RewardContext(name=name, seed=0))
+    return _trial_of_class(name, config)
+
+
+def _trial_of_class(name: str, config: RewardConfig) -> Callable[[Sample], Any]:
+    import inspect
+
+    from roll.config.sections.roles import Role
+    from roll.core.types import WorkerSpec
+    from roll.rewards.loading import normalise
+    from roll.workers.reward import reward_worker_class
+
+    spec = WorkerSpec(Role.REWARD, 0, 1, (), (), 0, "127.0.0.1:0", 0, "cpu", label=name)
+    worker = reward_worker_class(name, config)(spec, name, config)
+
+    async def score(sample: Sample) -> Reward:
+        await worker.setup(worker.ctx, **config.kwargs)
+        try:
+            value: Any = worker.score(sample, worker.ctx)
+            return normalise(await value if inspect.isawaitable(value) else value)
+        finally:
+            await worker.teardown()
+
+    return score

@@ -1,0 +1,180 @@
+"""What `roll check` tries out: rows of each source through the tokenizer, a row in each reward.
+
+Seconds, most of which it takes to import the tokenizer's library; that happens only where there is
+something to try. Nothing is fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from roll.config.errors import UserError
+from roll.config.offline import DistillationConfig, OfflineConfig, PreferenceConfig, SftConfig
+from roll.config.rlvr import RlvrConfig
+from roll.config.run import RunConfig
+from roll.config.sections.data import FileConfig
+from roll.config.sections.model import ModelConfig
+from roll.core.errors import DataError, NotMadeYetError
+from roll.core.hub import is_cached
+from roll.data.sources import resolve_format
+
+if TYPE_CHECKING:
+    from roll.core.types import Prompt
+    from roll.data.datasets import Source, SourceReport
+
+LOOKED_AT = 1000
+"""Rows of a source."""
+
+Make = Callable[[str, FileConfig], "tuple[Source[Any], SourceReport]"]
+
+
+@dataclass
+class Trial:
+    """What came out."""
+
+    told: list[str] = field(default_factory=list)
+    """What was measured, one fact a line."""
+    remarks: list[str] = field(default_factory=list)
+    """What somebody should know of it."""
+    wrong: list[UserError] = field(default_factory=list)
+    """What a run would stop at."""
+    untried: list[str] = field(default_factory=list)
+    """What could not be tried, each with the reason."""
+    rows: dict[str, Prompt] = field(default_factory=dict)
+    """The first prompt of each tag, for who tries rewards."""
+
+
+def try_out(config: RunConfig, folder: Path) -> Trial:
+    """Try the first rows of each source, and on them the rewards, if the rows are right.
+
+    Args:
+        folder: the user's own, whose modules a reward may name.
+    """
+    trial = try_data(config)
+    if isinstance(config, RlvrConfig) and not trial.wrong:
+        from roll.commands.reward_trial import try_rewards
+
+        try_rewards(config.rewards, folder, trial)
+    return trial
+
+
+def try_data(config: RunConfig) -> Trial:
+    """Tokenize the first rows of each source that is on this machine."""
+    trial = Trial()
+    sources = dict(_sources_here(config, trial))
+    if not sources:
+        return trial
+    model = config.train_model
+    if not _is_here(model):
+        trial.untried += [f"{name} (no tokenizer)" for name in sources]
+        trial.told.append(
+            f"no rows tried: the tokenizer of {model.tokenizer or model.path} is not on this "
+            "machine yet"
+        )
+        return trial
+    try:
+        make = _maker(config)
+    except UserError as error:
+        trial.wrong.append(error)
+        return trial
+    for name, source in sources.items():
+        try:
+            made, report = _first_rows(make, name, source)
+            _check_tags(config, name, made, report)
+            for item in made.items if isinstance(config, RlvrConfig) else ():
+                trial.rows.setdefault(item.tag, item)
+        except UserError as error:
+            trial.wrong.append(error)
+            continue
+        first = "the first " if report.rows == LOOKED_AT else ""
+        trial.told.append(
+            f"{source.path}: {report.kept} of {first}{report.rows} rows kept, the longest has "
+            f"{report.longest_tokens} of at most {_most_tokens(config)} tokens"
+        )
+        trial.remarks += [f"{source.path}: {remark}" for remark in report.remarks]
+        if 2 * report.kept < report.rows:
+            trial.remarks.append(
+                f"{source.path}: only {report.kept} of {first}{report.rows} rows would be "
+                "trained on"
+            )
+    return trial
+
+
+def _first_rows(make: Make, name: str, source: FileConfig) -> tuple[Source[Any], SourceReport]:
+    """The first rows of a source; all of them where the first ones would be refused, because a run
+    judges the whole file, which may be sorted."""
+    if source.limit is not None and source.limit <= LOOKED_AT:
+        return make(name, source)
+    try:
+        return make(name, source.model_copy(update={"limit": LOOKED_AT}))
+    except DataError:
+        return make(name, source)
+
+
+def _sources_here(config: RunConfig, trial: Trial) -> Iterator[tuple[str, FileConfig]]:
+    """Sources and validation sets that are files, each under its name."""
+    assert isinstance(config, RlvrConfig | OfflineConfig)
+    data: Any = config.data  # each pipeline's own, all of which have sources
+    named = {f"data.sources.{i}": source for i, source in enumerate(data.sources)}
+    named |= {f"validation.sets.{name}": each for name, each in config.validation.sets.items()}
+    for name, source in named.items():
+        try:
+            if resolve_format(source) == "hub":
+                trial.told.append(f"{source.path}: on the hub, no rows tried")
+                trial.untried.append(f"{name} (on the hub)")
+            else:
+                yield name, source
+        except NotMadeYetError:
+            trial.told.append(f"{source.path}: not made yet, no rows tried")
+            trial.untried.append(f"{name} (not made yet)")
+
+
+def _is_here(model: ModelConfig) -> bool:
+    name = model.tokenizer or model.path
+    return Path(name).expanduser().is_dir() or is_cached(name)
+
+
+def _maker(config: RunConfig) -> Make:
+    """What makes tokenized rows of a source, as the run does it."""
+    from roll.data.chat.templates import DatedTokenizer
+    from roll.data.datasets import source_prompts
+    from roll.data.examples import preferences_of, texts_of
+    from roll.models.load import load_tokenizer
+
+    # A moment's difference changes no length.
+    tokenizer = DatedTokenizer(load_tokenizer(config.train_model, fetch=False), datetime.now())
+    make: Any
+    if isinstance(config, RlvrConfig):
+        make = partial(source_prompts, data=config.data, tokenizer=tokenizer)
+    elif isinstance(config, SftConfig | DistillationConfig):
+        make = texts_of(config.data, tokenizer).source
+    else:
+        assert isinstance(config, PreferenceConfig)
+        make = preferences_of(config.data, tokenizer).source
+    return cast(Make, make)
+
+
+def _check_tags(config: RunConfig, name: str, made: Source[Any], report: SourceReport) -> None:
+    from roll.data.datasets import Dataset
+    from roll.runtime.run_data import check_tags
+
+    dataset, trained_on = Dataset((made,), (report,), ""), name.startswith("data.")
+    if isinstance(config, RlvrConfig):
+        if config.rewards:
+            check_tags(dataset, "reward", config.rewards.values())
+        if config.teachers and trained_on:
+            check_tags(dataset, "teacher", config.teachers.values())
+    if isinstance(config, DistillationConfig):
+        check_tags(dataset, "teacher", config.teachers.values())
+
+
+def _most_tokens(config: RunConfig) -> int:
+    if isinstance(config, RlvrConfig):
+        return config.data.max_prompt_tokens
+    assert isinstance(config, OfflineConfig)
+    return config.data.max_tokens

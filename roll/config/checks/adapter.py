@@ -1,0 +1,80 @@
+"""What an adapter (`model.lora`) asks of engines; see `roll.config.checks.common`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, get_args
+
+from roll.config.sections.strategy import Fsdp2Config, LoraRank, VllmConfig
+
+if TYPE_CHECKING:
+    from roll.config.rlvr import RlvrConfig
+    from roll.config.run import RunConfig
+
+
+def cut_adapters(config: RunConfig) -> Iterator[str]:
+    """Of a model whose matrices several ranks share."""
+    for name, role in config.trained.items():
+        lora = (role.model or config.train_model).lora
+        if lora is not None and isinstance(role.strategy, Fsdp2Config) and role.strategy.tp > 1:
+            yield (
+                f"{name}.strategy.tp: adapters (model.lora) are not cut; leave out tp, or use "
+                "kind: megatron, which does both"
+            )
+
+
+def nothing_served(config: RunConfig) -> Iterator[str]:
+    """Of a pipeline without engines."""
+    if config.train_model.serves_adapter:
+        yield f"model.lora.serve: pipeline {config.pipeline} has no engine to push to; drop it"
+
+
+def serving_problems(config: RlvrConfig) -> Iterator[str]:
+    """Of a policy that engines sample from."""
+    lora, engine = config.train_model.lora, config.actor_infer.strategy
+    if lora is not None and lora.dropout:
+        yield (
+            "model.lora.dropout: the ratio of two passes must not depend on chance; leave it out "
+            "where the policy learns from samples"
+        )
+    if lora is not None and isinstance(engine, VllmConfig) and engine.sleep_level == 2:
+        yield (
+            "actor_infer.strategy.sleep_level: 2 drops the weights, of which those that no adapter "
+            "changes are not pushed again; use 1 with model.lora"
+        )
+    own = config.critic.model if config.critic is not None else None
+    if own is not None and own.serves_adapter:
+        yield "critic.model.lora.serve: no engine is pushed a critic; drop it"
+    if lora is not None and lora.serve == "adapter":
+        yield from _engine_of_adapters(lora.rank, engine)
+    elif isinstance(engine, VllmConfig) and engine.max_lora_rank:
+        yield (
+            "actor_infer.strategy.max_lora_rank: no adapter is pushed, so it would take memory for "
+            "nothing; drop it, or set model.lora.serve: adapter"
+        )
+
+
+def _engine_of_adapters(rank: int, engine: object) -> Iterator[str]:
+    if not isinstance(engine, VllmConfig):
+        yield (
+            "model.lora.serve: only vllm takes an adapter as it is; set it to merged, or "
+            "actor_infer.strategy.kind to vllm"
+        )
+        return
+    ranks = get_args(LoraRank)
+    if rank > max(ranks):
+        yield (
+            f"model.lora.rank: {rank} is more than the {max(ranks)} that vllm serves; lower it, or "
+            "set model.lora.serve: merged"
+        )
+    elif engine.max_lora_rank < rank:
+        yield (
+            f"actor_infer.strategy.max_lora_rank: {engine.max_lora_rank} does not hold adapters of "
+            f"model.lora.rank = {rank}; set it to {min(r for r in ranks if r >= rank)}, or "
+            "model.lora.serve to merged"
+        )
+    if engine.pp > 1:
+        yield (
+            "actor_infer.strategy.pp: a stage refuses an adapter's tensors of other stages; set it "
+            "to 1, or model.lora.serve to merged"
+        )

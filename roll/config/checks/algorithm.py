@@ -1,0 +1,118 @@
+"""Rules between `algorithm:` and the rest of a config; see `roll.config.checks.common`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from roll.config.algorithm import Need, PassKConfig
+from roll.config.checks.teacher import lesson_problems, teacher_problems
+
+if TYPE_CHECKING:
+    from roll.config.rlvr import RlvrConfig
+
+
+def algorithm_problems(config: RlvrConfig) -> Iterator[str]:
+    """One line each, `key: what and why`."""
+    yield from _roles(config)
+    yield from _pass_k(config)
+    yield from _separate_rewards(config)
+    yield from _teachers(config)
+    yield from _unread_advantages(config)
+
+
+def _roles(config: RlvrConfig) -> Iterator[str]:
+    """Roles and samples that the choices need, and a critic that none of them does."""
+    algorithm = config.algorithm
+    needs = algorithm.needs
+    if Need.REFERENCE in needs and config.reference is None and not config.base_is_reference:
+        yield (
+            f"reference: {_who(needs, Need.REFERENCE)} needs a `reference` role; add one, or train "
+            "an adapter (model.lora), whose base is the reference"
+        )
+    compares = any(term.reads_advantages for term in algorithm.loss)
+    if Need.SIBLINGS in needs and compares and config.data.samples_per_prompt < 2:
+        yield (
+            f"data.samples_per_prompt: {_who(needs, Need.SIBLINGS)} compares the samples of one "
+            "prompt and needs at least 2; with 1 use algorithm.advantage.kind=reinforce"
+        )
+    if Need.CRITIC in needs and config.critic is None:
+        yield f"critic: {_who(needs, Need.CRITIC)} needs a `critic` role; add one"
+    if config.critic is not None and Need.CRITIC not in needs:
+        yield (
+            f"critic: nothing uses its values; algorithm.advantage.kind is "
+            f"{algorithm.advantage.kind}, which has another baseline; drop the role or use gae"
+        )
+    if config.critic is not None and config.critic.warmup_steps >= config.max_steps:
+        yield (
+            f"critic.warmup_steps: {config.critic.warmup_steps} leaves the policy none of the "
+            f"{config.max_steps} steps"
+        )
+
+
+def _pass_k(config: RlvrConfig) -> Iterator[str]:
+    """More than one way to draw k of the samples."""
+    advantage = config.algorithm.advantage
+    samples = config.data.samples_per_prompt
+    if isinstance(advantage, PassKConfig) and advantage.k >= samples >= 2:
+        yield (
+            f"algorithm.advantage.k: {advantage.k} of {samples} samples per prompt can be drawn in "
+            "one way only, which leaves nothing to compare; use a k below "
+            "data.samples_per_prompt"
+        )
+
+
+def _separate_rewards(config: RlvrConfig) -> Iterator[str]:
+    """What changes the total reward, or pays tokens, would be lost on `gdpo`."""
+    algorithm = config.algorithm
+    if algorithm.advantage.kind != "gdpo":
+        return
+    for key, there in (
+        ("reward_shaping", bool(algorithm.reward_shaping)),
+        ("kl_in_reward", algorithm.kl_in_reward is not None),
+    ):
+        if there:
+            yield (
+                f"algorithm.{key}: gdpo normalises each reward by itself and never sees their "
+                "total; drop it, or use another advantage"
+            )
+
+
+def _unread_advantages(config: RlvrConfig) -> Iterator[str]:
+    """What only changes advantages, where no term of the loss reads them."""
+    algorithm = config.algorithm
+    if any(term.reads_advantages for term in algorithm.loss):
+        return
+    terms = " and ".join(term.kind for term in algorithm.loss)
+    for key, there in (
+        ("critic", config.critic is not None),
+        ("algorithm.reward_shaping", bool(algorithm.reward_shaping)),
+        ("algorithm.advantage_shaping", bool(algorithm.advantage_shaping)),
+        ("algorithm.kl_in_reward", algorithm.kl_in_reward is not None),
+    ):
+        if there:
+            yield f"{key}: changes advantages, which {terms} does not read; drop it"
+
+
+def _teachers(config: RlvrConfig) -> Iterator[str]:
+    """Every sample has one teacher, or nobody has any."""
+    wanted = config.algorithm.needs.get(Need.TEACHER)
+    if wanted is None:
+        if config.teachers:
+            yield (
+                f"teachers: nothing uses them; algorithm.advantage.kind is "
+                f"{config.algorithm.advantage.kind} and no loss term is distill; drop them, or use "
+                "distill as the one or the other"
+            )
+        return
+    if not config.teachers:
+        yield f"teachers: {' and '.join(wanted)} needs at least one; add it with its `model`"
+        return
+    sources = {f"data.sources.{i}": source for i, source in enumerate(config.data.sources)}
+    yield from teacher_problems(config.teachers, sources)
+    if config.algorithm.lesson is not None:
+        yield from lesson_problems(config.actor_train, config.teachers)
+
+
+def _who(needs: Mapping[Need, list[str]], need: Need) -> str:
+    return " and ".join(needs[need])

@@ -1,0 +1,208 @@
+"""What must hold between the parts of any config. Each problem is one line, `key: what and why`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from roll.config.checks.adapter import cut_adapters
+from roll.config.errors import nearest
+from roll.config.sections.model import ModelConfig
+from roll.config.sections.placement import parse_devices
+from roll.config.sections.roles import Role
+from roll.config.sections.strategy import (
+    Fsdp2Config,
+    HfEngineConfig,
+    HfScoreConfig,
+    MegatronConfig,
+)
+from roll.config.sections.training import LearnerRole, ScoreRole
+
+if TYPE_CHECKING:
+    from roll.config.run import RunConfig
+
+_BACKWARD_ONLY = {
+    "fsdp2": ("activation_checkpointing", "reduce_dtype"),
+    "deepspeed": ("activation_checkpointing", "reduce_dtype", "offload_optimizer"),
+    "megatron": ("recompute", "aux_loss_coef", "distributed_optimizer"),
+}
+"""Options of backends that a model without a backward pass has no use for."""
+
+
+def run_problems(config: RunConfig) -> Iterator[str]:
+    """What any pipeline can have."""
+    yield from _pools(config)
+    yield from _layouts(config)
+    yield from _schedule(config)
+    yield from _checkpoint(config)
+    yield from _frozen(config)
+    yield from cut_adapters(config)
+
+
+def raise_if_any(problems: Iterable[str]) -> None:
+    """Raise one ValueError with every problem."""
+    found = list(problems)
+    if found:
+        raise ValueError("\n".join(found))
+
+
+def _pools(config: RunConfig) -> Iterator[str]:
+    known = ", ".join(config.pools)
+    for role, pool in config.role_pools.items():
+        if pool not in config.pools:
+            yield f"{role}.pool: no pool {pool!r}{nearest(pool, config.pools)} (pools: {known})"
+    per_node = config.cluster.devices_per_node
+    if per_node is None and config.cluster.nodes > 1:
+        yield "cluster.devices_per_node: must be set when cluster.nodes is above 1"
+    if per_node is not None:
+        total = per_node * config.cluster.nodes
+        for name, text in config.pools.items():
+            largest = max(parse_devices(text))
+            if largest >= total:
+                yield (
+                    f"pools.{name}: names device {largest}, but the cluster has {total} devices "
+                    f"({config.cluster.nodes} nodes x {per_node}), 0 to {total - 1}"
+                )
+
+
+def _layouts(config: RunConfig) -> Iterator[str]:
+    """Parallel sizes against the devices of the pool."""
+    for name, role in config.computing.items():
+        strategy = role.strategy
+        if role.pool not in config.pools:
+            continue
+        yield from _attention(config, name, role)
+        if isinstance(strategy, Fsdp2Config):
+            sizes = [
+                (strategy.ulysses * strategy.tp, "ulysses * tp"),
+                (strategy.replicas * strategy.tp, "replicas * tp"),
+            ]
+            yield from _undivided(config, name, sizes)
+        if not isinstance(strategy, MegatronConfig):
+            continue
+        if name == Role.CRITIC:
+            yield (
+                "critic.strategy.kind: megatron has no value head, so it trains no critic; "
+                "use fsdp2 or deepspeed"
+            )
+        if role.packing:
+            yield f"{name}.packing: megatron pads its micro-batches; leave it out, or use fsdp2"
+        expert_tp = strategy.tp if strategy.etp is None else strategy.etp
+        yield from _undivided(
+            config,
+            name,
+            [
+                (strategy.tp * strategy.pp, "tp * pp"),
+                (expert_tp * strategy.ep * strategy.pp, "etp * ep * pp"),
+            ],
+        )
+
+
+def _undivided(config: RunConfig, name: str, sizes: list[tuple[int, str]]) -> Iterator[str]:
+    """The first size that does not divide the role's devices."""
+    devices = config.num_devices(name)
+    for size, what in sizes:
+        if devices % size:
+            yield (
+                f"{name}.strategy: {what} = {size} does not divide the {devices} devices of "
+                f"pool {config.role_pools[name]!r}; give the pool a multiple of {size} or lower "
+                "the sizes"
+            )
+            return
+
+
+def _attention(config: RunConfig, name: str, role: LearnerRole | ScoreRole) -> Iterator[str]:
+    """Kernels that a backend has not, or that do not take the rows which a role makes."""
+    strategy = role.strategy
+    attention = (role.model or config.train_model).attention
+    where = f"{name}.model" if f"{name}.model" in config.models else "model"
+    if isinstance(strategy, MegatronConfig):
+        unset = attention == ModelConfig.model_fields["attention"].default
+        if not unset and not _in_transformers(config, role.model or config.train_model):
+            yield (
+                f"{where}.attention: {attention} is a kernel of Hugging Face models, and {name} is "
+                "of kind: megatron, which has its own; leave attention out"
+            )
+        return
+    sizes = (
+        {"ulysses": strategy.ulysses, "tp": strategy.tp}
+        if isinstance(strategy, Fsdp2Config)
+        else {}
+    )
+    cut = [f"strategy.{key}" for key, size in sizes.items() if size > 1]
+    refused = {"eager": [*(["packing"] if role.packing else []), *cut], "flash_attention_2": cut}
+    if keys := refused.get(attention):
+        yield (
+            f"{where}.attention: {attention} takes no rows such as {name}.{keys[0]} makes; use sdpa"
+        )
+
+
+def _in_transformers(config: RunConfig, model: ModelConfig) -> bool:
+    """Whether a role runs this model as a Hugging Face one."""
+    others = [
+        role.model or config.train_model
+        for role in config.computing.values()
+        if not isinstance(role.strategy, MegatronConfig)
+    ]
+    if any(isinstance(role.strategy, HfEngineConfig) for role in config.roles.values()):
+        others.append(config.train_model)
+    return any(other.path == model.path for other in others)
+
+
+def _schedule(config: RunConfig) -> Iterator[str]:
+    for name, role in config.trained.items():
+        optimizer, total = role.optimizer, max(config.total_updates(name), 1)
+        if optimizer.schedule != "constant" and optimizer.warmup_steps >= total:
+            yield (
+                f"{name}.optimizer.warmup_steps: {optimizer.warmup_steps} steps of warm-up leave "
+                f"none of the run's {total} optimizer steps for the {optimizer.schedule} decay; "
+                f"use at most {total - 1}, or schedule=constant"
+            )
+
+
+def _checkpoint(config: RunConfig) -> Iterator[str]:
+    checkpoint = config.checkpoint
+    if checkpoint.keep_best and checkpoint.best_metric is None:
+        yield "checkpoint.best_metric: must be set when keep_best is above 0"
+    metric = checkpoint.best_metric
+    known = config.validation.metrics
+    if metric is not None and metric not in known:
+        yield (
+            f"checkpoint.best_metric: no validation makes {metric!r}{nearest(metric, known)} "
+            f"(known: {', '.join(known) or 'none, validation.sets is empty'})"
+        )
+    every, validated = checkpoint.every, config.validation.every
+    if checkpoint.keep_best and every is not None and every < config.max_steps:
+        meet = math.lcm(every, validated)
+        if meet > config.max_steps:
+            yield (
+                f"checkpoint.keep_best: only checkpoints that are validated can be best, and a "
+                f"checkpoint every {every} steps and a validation every {validated} meet first "
+                f"at step {meet}, after max_steps = {config.max_steps}; make checkpoint.every a "
+                "multiple of validation.every"
+            )
+
+
+def _frozen(config: RunConfig) -> Iterator[str]:
+    """Keys of a frozen model's backend that were set and would change nothing."""
+    # Compared with the defaults, because a resolved config, which sets every key, must reload.
+    for key, role in config.computing.items():
+        strategy = role.strategy
+        if isinstance(role, LearnerRole) or isinstance(strategy, HfScoreConfig):
+            continue
+        defaults = type(strategy)()
+        for name in _BACKWARD_ONLY[strategy.kind]:
+            if getattr(strategy, name) != getattr(defaults, name):
+                yield (
+                    f"{key}.strategy.{name}: concerns the backward pass, which a frozen "
+                    "model does not have; drop it"
+                )
+
+
+def nearest_numbers(wanted: int, known: Iterable[int]) -> str:
+    """The next one below and above."""
+    sorted_known = sorted(known)
+    below = [n for n in sorted_known if n < wanted][-1:]
+    above = [n for n in sorted_known if n > wanted][:1]
+    return " and ".join(str(n) for n in below + above)

@@ -1,0 +1,99 @@
+"""What must hold between the parts of a config of rows at hand; see `roll.config.checks.common`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from roll.config.checks.adapter import nothing_served
+from roll.config.checks.common import nearest_numbers, run_problems
+from roll.config.checks.teacher import lesson_problems, teacher_problems
+from roll.config.sections.training import TeacherRole
+
+if TYPE_CHECKING:
+    from roll.config.offline import (
+        DistillationConfig,
+        DpoConfig,
+        OfflineConfig,
+        PreferenceConfig,
+        RewardModelConfig,
+    )
+
+
+def offline_problems(config: OfflineConfig) -> Iterator[str]:
+    """What all of these pipelines can have."""
+    yield from run_problems(config)
+    yield from nothing_served(config)
+    if config.epochs is None and "max_steps" not in config.model_fields_set:
+        yield "epochs: set epochs or max_steps; nothing else ends the run"
+    if any(pool not in config.pools for pool in config.role_pools.values()):
+        return
+    rows = config.data.rows_per_step
+    for name, role in config.computing.items():
+        parts = config.num_parts(name)
+        if rows % parts and not isinstance(role, TeacherRole):  # whose rows are filled up
+            near = nearest_numbers(rows, range(parts, rows + 2 * parts, parts))
+            yield (
+                f"data.rows_per_step: {rows} rows do not divide over the {parts} data-parallel "
+                f"ranks of pool {role.pool!r}; nearest that do: {near}"
+            )
+
+
+def pairs_only(config: PreferenceConfig) -> Iterator[str]:
+    """Of a loss that compares two responses."""
+    sources = {f"data.sources.{i}": source for i, source in enumerate(config.data.sources)}
+    sources |= {f"validation.sets.{name}": s for name, s in config.validation.sets.items()}
+    for key, source in sources.items():
+        if source.columns.label is not None:
+            yield (
+                f"{key}.columns.label: this loss compares pairs; name `chosen` and `rejected`, or "
+                "use pipeline: dpo with loss.kind: kto"
+            )
+
+
+def scores_only(config: RewardModelConfig) -> Iterator[str]:
+    """What a reward model asks of its backend."""
+    if config.actor_train.strategy.kind == "megatron":
+        yield (
+            "actor_train.strategy.kind: megatron has no score head, so it trains no reward model; "
+            "use fsdp2 or deepspeed"
+        )
+
+
+def distill_problems(config: DistillationConfig) -> Iterator[str]:
+    """What teachers ask of roles and data."""
+    sources = {f"data.sources.{i}": source for i, source in enumerate(config.data.sources)}
+    sources |= {f"validation.sets.{name}": s for name, s in config.validation.sets.items()}
+    yield from teacher_problems(config.teachers, sources)
+    yield from lesson_problems(config.actor_train, config.teachers)
+
+
+def dpo_problems(config: DpoConfig) -> Iterator[str]:
+    """What the loss asks of roles and data."""
+    loss = config.loss
+    if loss.needs_reference and config.reference is None and not config.base_is_reference:
+        yield (
+            f"reference: loss.kind {loss.kind} needs a `reference` role; add one, or train an "
+            "adapter (model.lora), whose base is the reference"
+        )
+    if not loss.needs_reference and config.reference is not None:
+        yield f"reference: loss.kind {loss.kind} compares with no reference; drop the role"
+    without = config.reference is None and not config.base_is_reference
+    if (without or not loss.needs_reference) and config.reference_logprobs == "once":
+        yield "reference_logprobs: there is no reference to score with; drop it"
+    kinds = {source.columns.label is None for source in config.data.sources}
+    if len(kinds) > 1:
+        yield (
+            "data.sources: some hold pairs, others responses with a label; a step needs as many "
+            "rows each time, so use one kind"
+        )
+    for i, source in enumerate(config.data.sources):
+        if source.columns.margin is not None:
+            yield f"data.sources.{i}.columns.margin: no loss of `dpo` has margins; drop it"
+    if loss.paired:
+        yield from pairs_only(config)
+    elif config.data.rows_per_step < 2:
+        yield (
+            f"data.rows_per_step: loss.kind {loss.kind} compares responses with other prompts of "
+            "the step and needs at least 2 rows"
+        )

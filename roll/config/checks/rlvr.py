@@ -1,0 +1,247 @@
+"""What must hold between the parts of an RLVR config; see `roll.config.checks.common`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from roll.config.algorithm import Aggregation, DistillConfig
+from roll.config.base import Config
+from roll.config.checks.adapter import serving_problems
+from roll.config.checks.algorithm import algorithm_problems
+from roll.config.checks.common import nearest_numbers, raise_if_any, run_problems
+from roll.config.checks.rollout import rollout_problems
+from roll.config.checks.shaping import shaping_problems
+from roll.config.errors import nearest
+from roll.config.sections.engine_options import NgramSpeculationConfig
+from roll.config.sections.placement import parse_devices
+from roll.config.sections.roles import Role
+from roll.config.sections.strategy import SglangConfig, VllmConfig
+
+if TYPE_CHECKING:
+    from roll.config.rlvr import RlvrConfig
+
+
+def check_rlvr(config: RlvrConfig) -> None:
+    """Raise one ValueError with every problem found."""
+    raise_if_any(
+        [
+            *run_problems(config),
+            *_reward_pools(config),
+            *serving_problems(config),
+            *_groups(config),
+            *_batch(config),
+            *algorithm_problems(config),
+            *shaping_problems(config),
+            *_sampling(config),
+            *_tags(config),
+            *_engine(config),
+            *rollout_problems(config),
+            *_aggregation(config),
+        ]
+    )
+
+
+def _reward_pools(config: RlvrConfig) -> Iterator[str]:
+    known = ", ".join(config.pools)
+    for name, reward in config.rewards.items():
+        if reward.pool is not None and reward.pool not in config.pools:
+            hint = nearest(reward.pool, config.pools)
+            yield f"rewards.{name}.pool: no pool {reward.pool!r}{hint} (pools: {known})"
+
+
+def _groups(config: RlvrConfig) -> Iterator[str]:
+    """Each engine takes consecutive devices of its pool, all on one node."""
+    infer = config.actor_infer
+    if infer.pool not in config.pools:
+        return
+    devices = parse_devices(config.pools[infer.pool])
+    size = infer.devices_per_worker
+    if len(devices) % size:
+        yield (
+            f"actor_infer.strategy.tp: a replica's {size} devices do not divide the "
+            f"{len(devices)} devices of pool {infer.pool!r}"
+        )
+        return
+    per_node = config.cluster.devices_per_node
+    if per_node is None:
+        return
+    for start in range(0, len(devices), size):
+        group = devices[start : start + size]
+        if len({device // per_node for device in group}) > 1:
+            yield (
+                f"actor_infer.strategy.tp: devices {', '.join(map(str, group))} of pool "
+                f"{infer.pool!r} make one engine but lie on several nodes of {per_node} devices; "
+                "name them so that each group is on one node, or use a smaller tp"
+            )
+
+
+def _batch(config: RlvrConfig) -> Iterator[str]:
+    if any(pool not in config.pools for pool in config.role_pools.values()):
+        return
+    samples = config.samples_per_step
+    of_a_step = (
+        f"{samples} samples of a step ({config.data.prompts_per_step} prompts x "
+        f"{config.data.samples_per_prompt} samples)"
+    )
+    for name, role in config.trained.items():
+        update, ranks = role.samples_per_update, config.num_parts(name)
+        if samples % ranks:
+            # No size of an update could help.
+            yield (
+                f"data.prompts_per_step: the {of_a_step} do not divide over the {ranks} "
+                f"data-parallel ranks of pool {role.pool!r}; nearest that do: "
+                f"{_nearest_prompts(config, ranks)}"
+            )
+        elif update is not None and (samples % update or update % ranks):
+            known = [n for n in range(ranks, samples + 1, ranks) if samples % n == 0]
+            why = (
+                f"does not divide the {of_a_step}"
+                if samples % update
+                else f"does not divide over the {ranks} data-parallel ranks of pool {role.pool!r}"
+            )
+            yield f"{name}.samples_per_update: {update} {why}; nearest that do: " + nearest_numbers(
+                update, known
+            )
+    if config.reference is not None and samples % config.num_parts(Role.REFERENCE):
+        devices = config.num_parts(Role.REFERENCE)
+        divisors = [n for n in range(1, samples + 1) if samples % n == 0]
+        yield (
+            f"reference.pool: the {of_a_step} do not divide over the {devices} devices of pool "
+            f"{config.reference.pool!r}; nearest numbers of devices that do: "
+            f"{nearest_numbers(devices, divisors)}"
+        )
+
+
+def _nearest_prompts(config: RlvrConfig, ranks: int) -> str:
+    """Values of `prompts_per_step` whose samples divide over the ranks."""
+    unit = ranks // math.gcd(ranks, config.data.samples_per_prompt)
+    wanted = config.data.prompts_per_step
+    return nearest_numbers(wanted, range(unit, wanted + 2 * unit, unit))
+
+
+def _sampling(config: RlvrConfig) -> Iterator[str]:
+    if config.sampling.temperature == 0:
+        yield "sampling.temperature: 0 makes all samples of a prompt equal; training needs more"
+    greedy = config.validation_sampling.temperature == 0
+    if config.validation.sets and greedy and config.validation.samples_per_prompt > 1:
+        yield (
+            "validation.samples_per_prompt: greedy sampling gives the same sample "
+            f"{config.validation.samples_per_prompt} times; use 1 or a temperature above 0"
+        )
+
+
+def _without_rewards(config: RlvrConfig) -> Iterator[str]:
+    """What asks for the rewards that there are not."""
+    algorithm, advantage = config.algorithm, config.algorithm.advantage
+    only_teachers = isinstance(advantage, DistillConfig) and not advantage.mix
+    for term in algorithm.loss:
+        if term.reads_advantages and not only_teachers:
+            yield (
+                f"rewards: the loss term {term.kind} follows the advantage {advantage.kind}, which "
+                "is made of rewards; add at least one"
+            )
+    if advantage.kind in ("gdpo", "gae"):
+        yield f"algorithm.advantage.kind: {advantage.kind} reads rewards, and there are none"
+    readers: dict[str, Sequence[Config]] = {
+        "algorithm.reward_shaping": algorithm.reward_shaping,
+        "algorithm.masks": [c for c in algorithm.masks if c.kind == "difficulty"],
+        "algorithm.sample_weights": [c for c in algorithm.sample_weights if c.kind == "difficulty"],
+        "rollout.filters": config.rollout.filters,
+    }
+    for key, choices in readers.items():
+        if choices:
+            yield f"{key}: reads rewards, and there are none; add `rewards`, or drop it"
+    if config.validation.sets:
+        yield "validation.sets: rewards score them, and there are none; add some, or drop the sets"
+
+
+def _tags(config: RlvrConfig) -> Iterator[str]:
+    if not config.rewards:
+        yield from _without_rewards(config)
+        return
+    rewarded = {tag for reward in config.rewards.values() for tag in reward.tags}
+    sources = {f"data.sources.{i}": source for i, source in enumerate(config.data.sources)}
+    sources |= {f"validation.sets.{name}": s for name, s in config.validation.sets.items()}
+    for key, source in sources.items():
+        if source.columns.tag is None and source.tag not in rewarded:
+            yield (
+                f"{key}.tag: no reward takes the tag {source.tag!r}{nearest(source.tag, rewarded)} "
+                f"(tags with a reward: {', '.join(sorted(rewarded))})"
+            )
+    if all(source.columns.tag is None for source in sources.values()):
+        used = {source.tag for source in sources.values()}
+        for name, reward in config.rewards.items():
+            for tag in reward.tags:
+                if tag not in used:
+                    yield (
+                        f"rewards.{name}.tags: no source has the tag {tag!r}{nearest(tag, used)} "
+                        f"(tags of the sources: {', '.join(sorted(used))})"
+                    )
+
+
+def _engine(config: RlvrConfig) -> Iterator[str]:
+    strategy = config.actor_infer.strategy
+    if not isinstance(strategy, VllmConfig | SglangConfig):
+        return
+    if strategy.max_model_len is not None:
+        longest = config.max_sequence_tokens
+        if strategy.max_model_len < longest:
+            yield (
+                f"actor_infer.strategy.max_model_len: {strategy.max_model_len} is less than the "
+                f"{longest} tokens of data.max_prompt_tokens + max_new_tokens"
+            )
+    if isinstance(strategy, VllmConfig):
+        yield from _vllm(config, strategy)
+
+
+def _vllm(config: RlvrConfig, strategy: VllmConfig) -> Iterator[str]:
+    yield from _speculation(config, strategy)
+    if strategy.endpoint is not None and strategy.max_lora_rank:
+        yield (
+            "actor_infer.strategy.endpoint: requests from outside would be answered without the "
+            "adapter; leave out the endpoint, or set max_lora_rank to 0"
+        )
+    dtype = config.actor_infer.dtype or config.train_model.dtype
+    if strategy.quantization is not None and dtype == "float32":
+        yield (
+            "actor_infer.dtype: vLLM quantises weights of bfloat16 only; set it, or leave out "
+            "actor_infer.strategy.quantization"
+        )
+    if strategy.quantization is not None and config.track.verify_weights != "never":
+        yield (
+            "track.verify_weights: a quantised engine does not hold what it was sent; set it to "
+            "'never' where actor_infer.strategy.quantization is set"
+        )
+
+
+def _speculation(config: RlvrConfig, strategy: VllmConfig) -> Iterator[str]:
+    if strategy.speculation is None:
+        return
+    sampling = config.sampling
+    if (sampling.temperature, sampling.top_p, sampling.top_k) != (1.0, 1.0, -1):
+        yield (
+            "actor_infer.strategy.speculation: vLLM then reports log-probs of the unscaled and "
+            "uncut distribution only; set sampling.temperature and sampling.top_p to 1 and "
+            "sampling.top_k to -1, or leave out speculation"
+        )
+    if isinstance(strategy.speculation, NgramSpeculationConfig):
+        low, high = strategy.speculation.min_match, strategy.speculation.max_match
+        if low > high:
+            yield (
+                f"actor_infer.strategy.speculation.min_match: {low} is more than max_match = {high}"
+            )
+
+
+def _aggregation(config: RlvrConfig) -> Iterator[str]:
+    """Keys that were set and would change nothing."""
+    algorithm = config.algorithm
+    if (
+        algorithm.aggregation_tokens is not None
+        and algorithm.aggregation is not Aggregation.CONSTANT
+    ):
+        yield (
+            "algorithm.aggregation_tokens: only `constant` aggregation divides by it, "
+            f"algorithm.aggregation is {algorithm.aggregation.value}; drop one or change the other"
+        )

@@ -1,0 +1,51 @@
+"""What teachers must find in the rest of a config; see `roll.config.checks.common`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from roll.config.errors import nearest
+from roll.config.sections.data import SourceConfig, TaughtSource
+from roll.config.sections.training import LearnerRole, TeacherRole
+
+
+def teacher_problems(
+    teachers: Mapping[str, TeacherRole], sources: Mapping[str, SourceConfig | TaughtSource]
+) -> Iterator[str]:
+    """Every row has one teacher.
+
+    Args:
+        sources: key in the config -> source.
+    """
+    teacher_of: dict[str, str] = {}
+    for name, role in teachers.items():
+        for tag in role.tags:
+            if tag in teacher_of:
+                yield f"teachers.{name}.tags: {tag!r} already belongs to {teacher_of[tag]!r}"
+            teacher_of[tag] = name
+    if all(source.columns.tag is None for source in sources.values()):
+        used = {source.tag for source in sources.values()}
+        for tag, name in teacher_of.items():
+            if tag not in used:
+                yield (
+                    f"teachers.{name}.tags: no source has the tag {tag!r}{nearest(tag, used)} "
+                    f"(tags of the sources: {', '.join(sorted(used))})"
+                )
+    for key, source in sources.items():
+        if source.columns.tag is None and source.tag not in teacher_of:
+            yield (
+                f"{key}.tag: no teacher takes the tag {source.tag!r}"
+                f"{nearest(source.tag, teacher_of)} (tags with a teacher: "
+                f"{', '.join(sorted(teacher_of))})"
+            )
+
+
+def lesson_problems(student: LearnerRole, teachers: Mapping[str, TeacherRole]) -> Iterator[str]:
+    """Whole distributions are told and compared by some backends only."""
+    roles = {"actor_train": student} | {f"teachers.{name}": t for name, t in teachers.items()}
+    for key, role in roles.items():
+        if role.strategy.kind == "megatron":
+            yield (
+                f"{key}.strategy.kind: megatron neither tells nor learns whole distributions; use "
+                "fsdp2 or deepspeed, or the advantage `distill` of an RLVR run"
+            )

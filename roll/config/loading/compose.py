@@ -1,0 +1,208 @@
+"""A YAML file plus overrides -> one validated config.
+
+Rules: `defaults: [a.yaml, ../b.yaml]` lists files, left to right, relative to the file that names
+them; the file itself wins. Mappings merge, lists and scalars replace. A mapping whose `kind`
+changes (or a reward that turns from `fn` to `worker`) is replaced whole, so one backend never
+inherits another's options. `name: null` drops an inherited reward, pool, teacher or validation
+set.
+`${a.b}` interpolates.
+`algorithm.preset` lays a file of the package under the layer that names it: what that layer and
+later ones say wins, and what earlier layers said of the preset's parts is dropped.
+`key.sub=value` overrides are the last layer and win over everything; their order among each other
+matters only where they set the same key: what replaces a mapping or a list comes before what is
+said of its parts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
+
+from roll.config.errors import ConfigError, nearest
+from roll.config.loading.explain import describe
+from roll.config.loading.layers import Layer, Origins, lay, lay_preset, place_roles
+from roll.config.loading.overrides import COMMAND_LINE, Change, in_order, parse_override, set_key
+from roll.config.pipelines import PIPELINES
+from roll.config.run import RunConfig
+
+PRESETS = Path(__file__).parent / "presets"
+"""One YAML file per preset: what lies under a run file whose `algorithm.preset` names it."""
+NAMED = (("rewards",), ("pools",), ("teachers",), ("validation", "sets"))
+"""Mappings from names that the user chooses."""
+UNNAMED = object()
+"""What a layer that says nothing of a preset names."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """A validated config and where it came from."""
+
+    config: RunConfig
+    path: Path
+    overrides: tuple[str, ...]
+
+
+def load_config(path: Path | str, overrides: Sequence[str] = ()) -> LoadedConfig:
+    """Read, compose and validate a run file.
+
+    Raises:
+        ConfigError: everything found wrong, each with its file, line, key and value.
+    """
+    path = Path(path)
+    data, origins = compose(path, overrides)
+    name = data.get("pipeline", "rlvr")
+    if name not in PIPELINES:
+        raise ConfigError(
+            f"{origins.where('pipeline')}: pipeline = {name!r}: unknown"
+            f"{nearest(str(name), PIPELINES)} (known: {', '.join(PIPELINES)})"
+        )
+    model = PIPELINES[name]
+    try:
+        # Through JSON, strict mode takes strings for enums and lists for tuples, and nothing else.
+        config = model.model_validate_json(json.dumps(data))
+    except ValidationError as error:
+        raise ConfigError(describe(error, model, data, origins)) from None
+    return LoadedConfig(config, path, tuple(overrides))
+
+
+def compose(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Origins]:
+    """The merged, interpolated but unvalidated mapping, and where each key was set."""
+    origins = Origins(path)
+    files = list(_files(path, ()))
+    changes = in_order([parse_override(override) for override in overrides])
+    named = [_preset_named_by(layer.content) for layer in files]
+    named.append(_preset_named_by_changes(changes))
+    # Only the last one counts, from the layer that names it on; null is a choice, too.
+    last = max((i for i, preset in enumerate(named) if preset is not UNNAMED), default=-1)
+    replaced: list[Layer] = []
+    data: dict[str, Any] = {}
+    for i, layer in enumerate([*files, None]):
+        if named[i] not in (UNNAMED, None):
+            by = layer.places["algorithm.preset"] if layer else COMMAND_LINE
+            preset = _read_preset(named[i], by)
+            if i == last:
+                data = lay_preset(data, preset, origins)
+            else:
+                replaced.append(preset)
+        if layer is not None:
+            data = lay(data, layer, origins)
+    for change in changes:
+        set_key(data, change, origins)
+    for preset in replaced:
+        place_roles(data, preset, origins)
+    _drop_nulls(data)
+    try:
+        resolved = OmegaConf.to_container(OmegaConf.create(data), resolve=True)
+    except OmegaConfBaseException as error:
+        key = getattr(error, "full_key", None) or ""
+        message = str(error).splitlines()[0]
+        raise ConfigError(f"{origins.where(key)}: {key}: {message}") from None
+    assert isinstance(resolved, dict)
+    return {str(key): value for key, value in resolved.items()}, origins
+
+
+def _preset_named_by(content: Mapping[str, Any]) -> Any:
+    algorithm = content.get("algorithm")
+    return algorithm.get("preset", UNNAMED) if isinstance(algorithm, dict) else UNNAMED
+
+
+def _preset_named_by_changes(changes: Sequence[Change]) -> Any:
+    named = UNNAMED
+    for change in changes:
+        if change.keys == ("algorithm",):
+            found = _preset_named_by({"algorithm": change.value})
+        else:
+            found = change.value if change.keys == ("algorithm", "preset") else UNNAMED
+        named = named if found is UNNAMED else found
+    return named
+
+
+def _read_preset(name: Any, by: str) -> Layer:
+    """A preset; what it says is blamed on the place `by`, where it was named."""
+    known = {file.stem: file for file in sorted(PRESETS.glob("*.yaml"))}
+    if name not in known:
+        raise ConfigError(
+            f"{by}: algorithm.preset = {name!r}: unknown{nearest(str(name), known)} (known: "
+            f"{', '.join(known)})"
+        )
+    layer = _read(known[name], named_by=None)
+    lines = {key: place.rpartition("/")[2] for key, place in layer.places.items()}
+    return Layer(layer.content, {key: f"{by} (preset {line})" for key, line in lines.items()})
+
+
+def _files(path: Path, chain: tuple[Path, ...]) -> Iterator[Layer]:
+    """`path` after everything its `defaults` name, depth first."""
+    path = Path(path)
+    real = path.resolve()
+    if real in chain:
+        loop = " -> ".join(str(p) for p in (*chain, real))
+        raise ConfigError(f"{path}: defaults form a cycle: {loop}")
+    layer = _read(path, named_by=chain[-1] if chain else None)
+    defaults = layer.content.pop("defaults", [])
+    if not isinstance(defaults, list) or not all(isinstance(d, str) for d in defaults):
+        raise ConfigError(
+            f"{layer.places['defaults']}: defaults = {defaults!r}: must be a list of files"
+        )
+    for name in defaults:
+        yield from _files(path.parent / name, (*chain, real))
+    yield layer
+
+
+def _read(path: Path, *, named_by: Path | None) -> Layer:
+    """One YAML file, with the line of every key."""
+    by = f" (named in defaults of {named_by})" if named_by else ""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        near = nearest(path.name, [p.name for p in path.parent.glob("*.y*ml")])
+        raise ConfigError(f"{path}: no such file{near}{by}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read{by}: {error}") from None
+    lines: dict[str, int] = {}
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        _collect_lines(node, "", lines, path)
+        content = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise ConfigError(f"{path}:{line}: not valid YAML: {error.problem}") from None
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{path}: {str(error).splitlines()[0]}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: must be a mapping of keys to values, is {content!r:.60}")
+    places = {key: f"{path}:{line}" for key, line in lines.items()}
+    return Layer({str(key): value for key, value in content.items()}, places)
+
+
+def _collect_lines(node: yaml.Node | None, prefix: str, lines: dict[str, int], path: Path) -> None:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            name = f"{prefix}{key.value}"
+            line = key.start_mark.line + 1
+            if name in lines:
+                raise ConfigError(f"{path}:{line}: {name}: set twice, first in line {lines[name]}")
+            lines[name] = line
+            _collect_lines(value, f"{name}.", lines, path)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            lines[f"{prefix}{index}"] = item.start_mark.line + 1
+            _collect_lines(item, f"{prefix}{index}.", lines, path)
+
+
+def _drop_nulls(data: Mapping[str, Any]) -> None:
+    """Take out what `name: null` drops from mappings whose keys are the user's own."""
+    for path in NAMED:
+        node: Any = data
+        for key in path:
+            node = node.get(key) if isinstance(node, dict) else None
+        if isinstance(node, dict):
+            for name in [name for name, value in node.items() if value is None]:
+                del node[name]

@@ -1,0 +1,155 @@
+"""From validation errors to lines that name file, line, key, value and the nearest known key."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from roll.config.errors import nearest
+from roll.config.loading.layers import Origins
+
+MANY = 8
+
+
+def describe(
+    error: ValidationError, model: type[BaseModel], data: Mapping[str, Any], origins: Origins
+) -> str:
+    """All problems of a config, one line each, the first ones first."""
+    items: list[dict[str, Any]] = [dict(item) for item in error.errors(include_url=False)]
+    places = [item["loc"] for item in items]
+    lines: list[str] = []
+    for item in items:
+        # A list whose items are wrong is also reported as too short, since none of them counts.
+        inner = any(p != item["loc"] and p[: len(item["loc"])] == item["loc"] for p in places)
+        if not (item["type"] == "too_short" and inner):
+            lines += _describe_one(item, model, data, origins)
+    lines = list(dict.fromkeys(lines))
+    if len(lines) > MANY:
+        lines = [*lines[:MANY], f"... and {len(lines) - MANY} more"]
+    return "\n".join(lines)
+
+
+def _describe_one(
+    item: dict[str, Any], model: type[BaseModel], data: Mapping[str, Any], origins: Origins
+) -> Iterator[str]:
+    keys, owner = _locate(item["loc"], model, data)
+    key = ".".join(keys)
+    where = origins.where(key)
+    kind, message = item["type"], item["msg"]
+    if kind == "extra_forbidden":
+        known = owner.model_fields if owner else {}
+        hint = nearest(keys[-1], known) or _elsewhere(keys[-1], model)
+        if not hint and known:
+            hint = f" (known here: {', '.join(sorted(known))})"
+        yield f"{where}: {key} = {_short(item['input'])}: unknown key{hint}"
+    elif kind == "missing":
+        yield f"{where}: {key}: missing; it must be set"
+    elif kind == "value_error" and not keys:
+        for problem in str(item["ctx"]["error"]).splitlines():
+            named = problem.split(":", 1)[0]
+            yield f"{origins.where(named)}: {problem}"
+    elif kind in ("union_tag_invalid", "union_tag_not_found"):
+        choices = [c.strip().strip("'") for c in item["ctx"].get("expected_tags", "").split(",")]
+        tag = item["ctx"].get("tag")
+        if tag is None:
+            yield f"{where}: {key}: needs a `kind`"
+        else:
+            yield (
+                f"{origins.where(key + '.kind')}: {key}.kind = {tag!r}: unknown"
+                f"{nearest(tag, choices)} (known: {', '.join(choices)})"
+            )
+    else:
+        message = message.removeprefix("Value error, ")
+        if kind == "value_error":
+            # It is about a mapping, and begins with the key in it that is at fault, if one is.
+            where = origins.where(f"{key}.{message.split(':', 1)[0]}")
+        message = message[:1].lower() + message[1:]
+        yield f"{where}: {key} = {_short(item['input'])}: {message}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _locate(
+    loc: tuple[int | str, ...], model: type[BaseModel], data: Any
+) -> tuple[list[str], type[BaseModel] | None]:
+    """Pydantic's location -> the keys as written, and the class that the last key belongs to.
+
+    Pydantic puts the tag of a union (`vllm`) between the keys; it is not part of the path.
+    """
+    keys: list[str] = []
+    owner: type[BaseModel] | None = model
+    annotation: Any = model
+    for part in loc:
+        tagged = isinstance(data, dict) and data.get("kind") == part and part not in data
+        if tagged or (isinstance(part, str) and part.endswith("Config") and part not in data):
+            continue
+        owner = _class_of(annotation, data)
+        keys.append(str(part))
+        if owner and part in owner.model_fields:
+            annotation = owner.model_fields[str(part)].annotation
+        elif owner is None:
+            arguments = [a for a in get_args(_strip_none(annotation)) if a is not Ellipsis]
+            annotation = arguments[-1] if arguments else None
+        if isinstance(data, dict):
+            data = data.get(part)
+        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
+            data = data[part]
+        else:
+            data = None
+    return keys, owner
+
+
+def _strip_none(annotation: Any) -> Any:
+    if get_origin(annotation) in (Union, types.UnionType):
+        kept = [a for a in get_args(annotation) if a is not types.NoneType]
+        if len(kept) == 1:
+            return kept[0]
+    return annotation
+
+
+def _class_of(annotation: Any, data: Any) -> type[BaseModel] | None:
+    """The config class that `annotation` means for `data`; a union is settled by `kind`."""
+    annotation = _strip_none(annotation)
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if hasattr(annotation, "__metadata__"):
+        return _class_of(annotation.__origin__, data)
+    if get_origin(annotation) in (Union, types.UnionType):
+        for member in get_args(annotation):
+            found = _class_of(member, data)
+            if found is None:
+                continue
+            kind = found.model_fields.get("kind")
+            if kind is not None and isinstance(data, dict) and data.get("kind") == kind.default:
+                return found
+    return None
+
+
+def _elsewhere(name: str, model: type[BaseModel]) -> str:
+    """Where in the whole tree a key of this name does exist."""
+    places = [path for path in _all_keys(model, ()) if path.rsplit(".", 1)[-1] == name]
+    if not places:
+        return ""
+    return f"; a key of this name exists at {' and '.join(places[:2])}"
+
+
+def _all_keys(model: type[BaseModel], seen: tuple[type[BaseModel], ...]) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        yield name
+        for child in _classes_in(field.annotation):
+            if child not in seen:
+                for key in _all_keys(child, (*seen, model)):
+                    yield f"{name}.{key}"
+
+
+def _classes_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _classes_in(argument)

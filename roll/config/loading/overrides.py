@@ -1,0 +1,135 @@
+"""Overrides of the command line: in which order they are applied, and how each is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from roll.config.errors import ConfigError
+from roll.config.loading.layers import ALTERNATIVES, Layer, Origins, lay_at
+
+COMMAND_LINE = "command line"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An override of the command line."""
+
+    keys: tuple[str, ...]
+    value: Any
+    text: str
+    """As it was written."""
+
+    @property
+    def reward_choice(self) -> str:
+        """Which of the alternatives this sets in a reward, or a part of which; empty for others."""
+        if len(self.keys) < 3 or self.keys[0] != "rewards" or self.keys[2] not in ALTERNATIVES:
+            return ""
+        return self.keys[2]
+
+
+def in_order(changes: Sequence[Change]) -> list[Change]:
+    """Put what replaces or empties a mapping before what is said of its parts; else as written."""
+    ordered: list[Change] = []
+    for change in changes:
+        after = (i for i, other in enumerate(ordered) if _precedes(change, other))
+        ordered.insert(next(after, len(ordered)), change)
+    return ordered
+
+
+def _precedes(one: Change, other: Change) -> bool:
+    """Whether `one` would undo `other`, if it came later."""
+    if other.keys == one.keys:
+        return False
+    if one.keys[-1] == "kind" and _is_below(other, one.keys[:-1]):
+        return True
+    if one.reward_choice and not other.reward_choice and _is_below(other, one.keys[:2]):
+        return True
+    return _is_below(other, one.keys)
+
+
+def _is_below(change: Change, keys: tuple[str, ...]) -> bool:
+    return len(change.keys) > len(keys) and change.keys[: len(keys)] == keys
+
+
+def parse_override(text: str) -> Change:
+    """Read `key.sub=value`.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    key, equals, raw = text.partition("=")
+    keys = key.strip().split(".")
+    if not equals or not all(keys):
+        raise ConfigError(f"override {text!r} must read key.sub=value")
+    try:
+        value = OmegaConf.to_container(OmegaConf.from_dotlist([f"x={raw}"]), resolve=False)
+    except (OmegaConfBaseException, yaml.YAMLError) as error:
+        message = str(error).splitlines()[0]
+        raise ConfigError(f"override {text!r}: the value is not valid YAML: {message}") from None
+    assert isinstance(value, dict)
+    return Change(tuple(keys), value["x"], text)
+
+
+def set_key(data: dict[str, Any], change: Change, origins: Origins) -> None:
+    """Set one key; list items by number, a changed `kind` empties its mapping, as does a reward's
+    turn from one of its alternatives to another."""
+    node: Any = data
+    *around, last = change.keys
+    for depth, key in enumerate(around):
+        if depth == 2:
+            _turn_reward(node, change, origins)
+        index = _index(node, change, depth)
+        if isinstance(node, dict) and not isinstance(node.get(key), dict | list):
+            node[key] = {}
+            made = ".".join(change.keys[: depth + 1])
+            origins.replace(made, {made: COMMAND_LINE})
+        node = node[index]
+    if len(around) == 2:
+        _turn_reward(node, change, origins)
+    index = _index(node, change, len(around))
+    key, value = ".".join(change.keys), change.value
+    places = Layer.of_value(key, value, COMMAND_LINE).places
+    if last == "kind" and isinstance(node, dict) and node.get("kind") != value:
+        node.clear()
+        origins.replace(".".join(around), {".".join(around): COMMAND_LINE})
+    if isinstance(node, dict) and isinstance(value, dict) and isinstance(node.get(last), dict):
+        origins.name(key, places)
+        node[last] = lay_at(key, node[last], value, places, origins)
+    else:
+        origins.replace(key, places)
+        node[index] = value
+
+
+def _turn_reward(reward: Any, change: Change, origins: Origins) -> None:
+    """Empty a reward of a file that the command line makes one of another alternative. Two that
+    are both of the command line stay, and are refused."""
+    chosen, name = change.reward_choice, ".".join(change.keys[:2])
+    if not chosen or not isinstance(reward, dict):
+        return
+    if change.value is None and len(change.keys) == 3:
+        return
+    before = [key for key in ALTERNATIVES if reward.get(key) is not None]
+    if chosen in before or not any(key in reward for key in ALTERNATIVES):
+        return
+    if any(origins.where(f"{name}.{key}") == COMMAND_LINE for key in before):
+        return
+    reward.clear()
+    origins.replace(name, {name: COMMAND_LINE})
+
+
+def _index(node: Any, change: Change, depth: int) -> Any:
+    """What finds the key at this depth in a mapping or a list."""
+    key, there = change.keys[depth], ".".join(change.keys[:depth])
+    if isinstance(node, list):
+        if not key.isdigit() or int(key) >= len(node):
+            raise ConfigError(f"override {change.text!r}: {there} has items 0 to {len(node) - 1}")
+        return int(key)
+    if not isinstance(node, dict):
+        raise ConfigError(f"override {change.text!r}: {there} is {node!r}, it has no {key!r}")
+    return key

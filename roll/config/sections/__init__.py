@@ -1,0 +1,1 @@
+"""Sections of a run file, one class each."""

@@ -1,0 +1,83 @@
+"""Rewards: built in or by import path, routed by tag."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from roll.config.base import Config
+from roll.config.sections.model import ModelConfig
+
+
+class RewardConfig(Config):
+    """One reward: a function (`fn`), a `RewardWorker` subclass (`worker`) or a reward model
+    (`model`)."""
+
+    fn: str | None = None
+    """Built-in name such as `math`, or `package.module:function`."""
+    worker: str | None = None
+    """`package.module:Class`, a RewardWorker that sets itself up once."""
+    model: ModelConfig | None = None
+    """A sequence classifier with one label and the policy's tokenizer, as `pipeline: reward_model`
+    trains it; one worker on each device of `pool`."""
+    max_tokens_per_microbatch: int = Field(default=16384, ge=1)
+    """Of `model`: tokens, padding included, in one forward pass."""
+    kwargs: dict[str, Any] = {}
+    """Keyword arguments for the function or the class."""
+    tags: tuple[str, ...] = Field(default=("default",), min_length=1)
+    """Samples with these tags are scored; several rewards of one tag add up by weight."""
+    weight: float = 1.0
+    """Factor of this reward in the total."""
+    timeout_s: float = Field(default=10.0, gt=0)
+    """For one sample; a sample that takes longer counts as failed."""
+    concurrency: int = Field(default=64, ge=1)
+    """Samples scored at once by one worker."""
+    in_process: bool = True
+    """False runs the function in child processes: for heavy or hostile work that must be killable.
+    Only for `fn`: a `worker` holds what it owns in its own process."""
+    workers: int = Field(default=1, ge=1)
+    """Number of reward workers."""
+    pool: str | None = None
+    """Pool on whose devices the workers live, in turn; left out: that of actor_infer."""
+    max_error_rate: float = Field(default=0.1, ge=0, le=1)
+    """Failures (exception, timeout, NaN) above this share of the samples that the reward scores
+    in a step stop the run."""
+    on_error: float | None = None
+    """Score of a failed sample; left out: a failed sample has none. It is counted, and neither
+    trained on nor compared with its siblings."""
+
+    @property
+    def what(self) -> str:
+        """What computes it, for people."""
+        return self.fn or self.worker or (self.model.path if self.model else "")
+
+    @model_validator(mode="after")
+    def _one_of_three(self) -> Self:
+        if sum(each is not None for each in (self.fn, self.worker, self.model)) != 1:
+            raise ValueError(
+                "set exactly one of `fn` (a function), `worker` (a class) and `model` (a reward "
+                "model)"
+            )
+        if self.model is not None and (self.kwargs or not self.in_process or self.workers != 1):
+            raise ValueError(
+                "`kwargs`, `in_process` and `workers` concern functions and classes; a `model` has "
+                "a worker on each device of its `pool`. Drop them"
+            )
+        if self.model is not None:
+            self._refuse_limits_of_functions()
+        if self.worker is not None and not self.in_process:
+            raise ValueError(
+                "`in_process: false` works for a function (`fn`) only; a `worker` runs in its own "
+                "process and can start killable children itself. Drop `in_process`"
+            )
+        return self
+
+    def _refuse_limits_of_functions(self) -> None:
+        for key in ("timeout_s", "concurrency"):
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(
+                    f"`{key}` concerns functions and classes; a `model` scores what has come in "
+                    "as few passes as `max_tokens_per_microbatch` allows, and nothing can cut them "
+                    f"short. Drop `{key}`"
+                )

@@ -1,0 +1,1 @@
+"""Conversations and chat templates: from messages to tokens, and which tokens are trained."""

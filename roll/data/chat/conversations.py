@@ -1,0 +1,144 @@
+"""Rows of texts to imitate and of preferences -> `Dialogue`s; every complaint names the place."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roll.config.sections.data import PreferenceSource, TaughtSource, TextSource
+from roll.core.errors import DataError
+from roll.core.types import Message
+from roll.data.columns import RawRow, messages_of, require_columns, show, text_of
+
+
+@dataclass(frozen=True, slots=True)
+class Dialogue:
+    """What was said before, and what is to be learned.
+
+    Example: Dialogue((Message("user", "1+1="),), (Message("assistant", "2"),))
+    """
+
+    before: tuple[Message, ...]
+    """Never trained."""
+    after: tuple[Message, ...]
+    """Of which the assistant's turns are trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class DialogueRow:
+    """One row of texts or preferences."""
+
+    place: str
+    dialogues: tuple[Dialogue, ...]
+    """One; of a pair the chosen one, then the rejected one."""
+    margin: float | None = None
+    label: bool | None = None
+    """Whether a single response is wanted."""
+    tag: str = "default"
+    """Routes the row to its teacher."""
+
+
+def map_text(row: RawRow, source: TextSource) -> DialogueRow:
+    """Pick the configured columns of a text to imitate.
+
+    Raises:
+        DataError: a column is missing or holds the wrong type.
+    """
+    columns, values = source.columns, row.values
+    require_columns(values, source, row.place)
+    if columns.completion is None:
+        assert columns.messages is not None
+        where = f"{row.place}: column {columns.messages!r}"
+        dialogue = Dialogue((), messages_of(values[columns.messages], where))
+    else:
+        before = _said(values, columns.prompt, row.place, role="user")
+        dialogue = Dialogue(before, _said(values, columns.completion, row.place, role="assistant"))
+    return DialogueRow(row.place, (dialogue,), tag=_tag(values, source, row.place))
+
+
+def _tag(values: Mapping[str, Any], source: TextSource, place: str) -> str:
+    if not isinstance(source, TaughtSource):
+        return "default"
+    column = source.columns.tag
+    if column is None:
+        return source.tag
+    tag = values[column]
+    if not isinstance(tag, str) or not tag:
+        raise DataError(f"{place}: column {column!r} holds {show(tag)}; expected the name of a tag")
+    return tag
+
+
+def map_preference(row: RawRow, source: PreferenceSource) -> DialogueRow:
+    """Pick the configured columns of a preference.
+
+    Raises:
+        DataError: a column is missing or holds the wrong type.
+    """
+    columns, values = source.columns, row.values
+    require_columns(values, source, row.place)
+    before = _said(values, columns.prompt, row.place, role="user")
+    if columns.label is not None:
+        response = _said(values, columns.completion, row.place, role="assistant")
+        label = values[columns.label]
+        if label not in (True, False):  # 0 and 1 are equal to these
+            raise DataError(
+                f"{row.place}: column {columns.label!r} must be true or false, found {show(label)}"
+            )
+        return DialogueRow(row.place, (Dialogue(before, response),), label=bool(label))
+    chosen = _said(values, columns.chosen, row.place, role="assistant")
+    rejected = _said(values, columns.rejected, row.place, role="assistant")
+    if columns.prompt is None:
+        shared = _shared_turns(chosen, rejected)
+        before, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
+    margin = None if columns.margin is None else _margin(values, columns.margin, row.place)
+    return DialogueRow(
+        row.place, (Dialogue(before, chosen), Dialogue(before, rejected)), margin=margin
+    )
+
+
+def _said(
+    values: Mapping[str, Any], name: str | None, place: str, *, role: str
+) -> tuple[Message, ...]:
+    """Text, said by `role`, or messages. A response may be empty: it is left out later, counted."""
+    if name is None:
+        return ()
+    value = values[name]
+    if value is None and role == "assistant":
+        value = ""
+    if isinstance(value, str) and not _is_conversation(value):
+        text = value if role == "assistant" else text_of(values, name, place)
+        return (Message(role=role, content=text),)
+    if not isinstance(value, str | Sequence):
+        raise DataError(
+            f"{place}: column {name!r} must be text or a list of messages, found {show(value)}"
+        )
+    return messages_of(value, f"{place}: column {name!r}")
+
+
+def _is_conversation(text: str) -> bool:
+    """Whether it is the JSON of messages; other text may begin with a bracket, too."""
+    if not text.lstrip().startswith("["):
+        return False
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return False
+    return bool(found) and all(
+        isinstance(item, dict) and {"role", "content"} <= item.keys() for item in found
+    )
+
+
+def _shared_turns(chosen: tuple[Message, ...], rejected: tuple[Message, ...]) -> int:
+    """Turns that both begin with; each keeps at least one of its own."""
+    longest = min(len(chosen), len(rejected)) - 1
+    return next((i for i in range(longest) if chosen[i] != rejected[i]), longest)
+
+
+def _margin(values: Mapping[str, Any], name: str, place: str) -> float:
+    value = values[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise DataError(f"{place}: column {name!r} must be a number, found {show(value)}")
+    return float(value)

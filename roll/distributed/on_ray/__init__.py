@@ -1,0 +1,1 @@
+"""Everything that calls Ray: actors, clusters of them, nodes, start and end."""

@@ -1,0 +1,248 @@
+"""`RayCluster`: the workers of one role in Ray actors, one each."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Sequence
+from typing import Any, Generic
+
+import ray
+
+from roll.core.errors import WaitTimeoutError, WorkerLostError
+from roll.core.types import WorkerSpec
+from roll.distributed.cluster import Cluster, W
+from roll.distributed.dispatch import Call
+from roll.distributed.on_ray.actor import (
+    END_TIMEOUT_S,
+    ActorSettings,
+    RayActor,
+    Recipe,
+    Slot,
+    cores_of,
+)
+from roll.distributed.on_ray.answers import RayAnswers
+from roll.distributed.on_ray.failures import GRACE_S, raise_failure
+from roll.distributed.on_ray.host import HostInfo
+from roll.distributed.watchdog import Watchdog
+
+LOGGER = logging.getLogger(__name__)
+CLOSE_TIMEOUT_S = 20.0
+
+
+class RayCluster(Cluster[W], Generic[W]):
+    """Its list of actors changes only when a rank is restarted, one entry at a time, so that calls
+    of other threads meet either the old actor or the new one."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        slots: Sequence[tuple[Slot, ...]],
+        settings: ActorSettings,
+        watchdog: Watchdog,
+    ) -> None:
+        place = recipe.placement
+        super().__init__(place.role, [], settings.call_timeout_s, place.label)
+        self._recipe = recipe
+        self._slots = slots
+        self._settings = settings
+        self._watchdog = watchdog
+        self._specs: list[WorkerSpec] = []
+        self._lock = threading.Lock()
+        self._closed = False
+        self._restarts = [threading.Lock() for _ in slots]
+        self._arriving: set[RayActor] = set()
+        """Restarted ones that are not in their place yet."""
+        self._actors = [
+            RayActor(recipe, rank, own, settings) for rank, own in enumerate(self._slots)
+        ]
+        try:
+            self._build()
+        except BaseException:
+            self.close(graceful=False)
+            raise
+
+    @property
+    def infos(self) -> tuple[HostInfo, ...]:
+        """Process and node of each rank."""
+        return tuple(actor.info for actor in self._actors)
+
+    @property
+    def lost(self) -> frozenset[int]:
+        return frozenset(a.member.rank for a in self._actors if a.member.death is not None)
+
+    def _build(self) -> None:
+        deadline = time.monotonic() + self._settings.start_timeout_s
+        self._arrive(self._actors, deadline)
+        first = self._actors[0]
+        port = self._wait("free_port", [first], [first.free_port()], deadline)[0]
+        self._specs = [self._spec(rank, port) for rank in range(len(self._actors))]
+        refs = [actor.build(spec) for actor, spec in zip(self._actors, self._specs, strict=True)]
+        self.ranks = tuple(self._wait("__init__", self._actors, refs, deadline))
+
+    def _spec(self, rank: int, port: int) -> WorkerSpec:
+        place, own = self._recipe.placement, self._slots[rank]
+        hosts = [
+            "127.0.0.1" if self._settings.single_node else self._actors[each].info.address
+            for each in (0, rank)
+        ]
+        return WorkerSpec(
+            role=place.role,
+            rank=rank,
+            world_size=len(self._slots),
+            devices=tuple(slot.device for slot in own),
+            cores=cores_of(own),
+            node=own[0].node,
+            rendezvous=f"{hosts[0]}:{port}",
+            seed=place.seed,
+            platform=self._settings.platform,
+            host=hosts[1],
+            label=place.label,
+        )
+
+    def _arrive(self, actors: Sequence[RayActor], deadline: float) -> None:
+        infos = self._wait("start", actors, [actor.about() for actor in actors], deadline)
+        for actor, info in zip(actors, infos, strict=True):
+            actor.arrive(info, self._watchdog)
+
+    def _wait(
+        self, method: str, actors: Sequence[RayActor], refs: list[Any], deadline: float
+    ) -> list[Any]:
+        left_s = max(deadline - time.monotonic(), 0.1)
+        return self._answers(method, actors, refs).collect(left_s)
+
+    def restart(self, rank: int, timeout_s: float | None = None) -> None:
+        if not self._recipe.placement.replaceable:
+            raise ValueError(f"{self.name}: only workers that are replaceable can be restarted")
+        with self._restarts[rank]:
+            old = self._actors[rank]
+            self._require_open(old)
+            self._end(old, "to be restarted")
+            with self._lock:
+                self._require_open(old)
+                new = RayActor(self._recipe, rank, self._slots[rank], self._settings)
+                self._arriving.add(new)
+            limit_s = self._settings.start_timeout_s
+            try:
+                deadline = time.monotonic() + min(limit_s, timeout_s or limit_s)
+                self._arrive([new], deadline)
+                self._wait("__init__", [new], [new.build(self._specs[rank])], deadline)
+                self._actors[rank] = new
+            except BaseException:
+                self._watchdog.forget([new.member])
+                self._end_failed(new)
+                raise
+            finally:
+                with self._lock:
+                    self._arriving.discard(new)
+
+    def _end_failed(self, actor: RayActor) -> None:
+        """Free the devices of one that could not be built. If it hangs, it obeys no wish to end."""
+        if self._closed:  # which ends those that arrive, too
+            actor.kill()
+            return
+        try:
+            gone = actor.end(self._settings.start_timeout_s)
+        except ray.exceptions.RayError as error:
+            LOGGER.error("%s could not be ended after a failed start: %s", actor.member.name, error)
+            return
+        if not gone:
+            LOGGER.error(
+                "%s is still there %g s after it was killed for a failed start; it keeps its "
+                "devices",
+                actor.member.name,
+                END_TIMEOUT_S,
+            )
+
+    def end(self, rank: int) -> None:
+        if not self._recipe.placement.replaceable:
+            raise ValueError(f"{self.name}: only workers that are replaceable can be ended alone")
+        with self._restarts[rank]:
+            if not self._closed:
+                self._end(self._actors[rank], "and is not needed any more")
+
+    def _end(self, actor: RayActor, why: str) -> None:
+        """Nothing of it is left afterwards."""
+        if actor.ended:
+            return
+        name = f"{actor.member.name} (pid {actor.info.pid}"
+        self._watchdog.give_up(actor.member, f"{name}) was ended, {why}")
+        if not actor.end(self._settings.start_timeout_s):
+            raise WaitTimeoutError(
+                f"waited {END_TIMEOUT_S:g} s for the processes of {name}, node "
+                f"{actor.info.address}) to end after they were killed"
+            )
+        actor.ended = True
+
+    def _require_open(self, actor: RayActor) -> None:
+        if self._closed:
+            name = actor.member.name
+            raise actor.member.error(f"{name} is not restarted: its cluster is closed")
+
+    def close(self, *, graceful: bool = True) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            actors = [*self._actors, *self._arriving]
+        self._watchdog.forget(actor.member for actor in actors)
+        try:
+            if graceful and not self._watchdog.ended:
+                self._say_goodbye()
+        finally:
+            for actor in actors:
+                actor.kill()
+            self._end_lingering(actors)
+            # A restart that goes on would talk to Ray after its end, which starts another Ray.
+            for restart in self._restarts:
+                if restart.acquire(timeout=CLOSE_TIMEOUT_S):
+                    restart.release()
+
+    def _end_lingering(self, actors: Sequence[RayActor]) -> None:
+        """Ray asks a worker to end itself, which one that is stopped does not."""
+        for actor in actors:
+            if actor.member.lingers and not actor.ended and not self._watchdog.ray_ended:
+                actor.end(CLOSE_TIMEOUT_S)
+
+    def _say_goodbye(self) -> None:
+        living = [actor for actor in self._actors if actor.member.death is None]
+        calls = [actor.run("close", Call(())) for actor in living]
+        try:
+            self._answers("close", living, calls).collect(CLOSE_TIMEOUT_S)
+        except (WorkerLostError, WaitTimeoutError) as error:
+            if not self._recipe.placement.replaceable:
+                raise
+            LOGGER.warning("%s", error)
+
+    def _start_on(self, ranks: Sequence[int], method: str, calls: Sequence[Call]) -> RayAnswers:
+        actors = [self._actors[rank] for rank in ranks]
+        refs = [actor.run(method, call) for actor, call in zip(actors, calls, strict=True)]
+        return self._answers(method, actors, refs)
+
+    def _start_beside(self, method: str, calls: Sequence[Call]) -> RayAnswers:
+        refs = [a.run_beside(method, call) for a, call in zip(self._actors, calls, strict=True)]
+        return self._answers(method, self._actors, refs)
+
+    def _answers(self, method: str, actors: Sequence[RayActor], refs: Sequence[Any]) -> RayAnswers:
+        members = [actor.member for actor in actors]
+        return RayAnswers(method, refs, members, self._watchdog)
+
+    def _ask(self, rank: int, method: str, call: Call) -> Awaitable[Any]:
+        return self._wait_guarded(self._actors[rank], method, call)
+
+    async def _wait_guarded(self, actor: RayActor, method: str, call: Call) -> Any:
+        future: asyncio.Future[Any] = asyncio.wrap_future(actor.run(method, call).future())
+        self._watchdog.guard(future, actor.member)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            # Either the watchdog cancelled the future because of a death, or the caller gave up.
+            self._watchdog.check([actor.member])
+            raise
+        except ray.exceptions.RayError as error:
+            await self._watchdog.settled([actor.member], GRACE_S)
+            raise_failure(error, actor.member, method, self._watchdog, grace_s=0)
+        finally:
+            self._watchdog.release(future)

@@ -1,0 +1,185 @@
+"""Ray's nodes as numbered nodes of the job, and the claim on their devices.
+
+Ray does not promise that bundle i of a group is device i, nor an order of nodes; so nodes are
+sorted, groups are tied to a node, and every bundle is asked which device it got.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from roll.core.errors import ConfigError, WaitTimeoutError
+from roll.distributed.device_layout import Layout, share_cores
+from roll.distributed.on_ray.actor import Slot
+from roll.platform.machine import cores
+
+POLL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One machine of the Ray cluster."""
+
+    id: str
+    address: str
+    cpus: int
+    gpus: int
+
+
+def wait_for_nodes(count: int, timeout_s: float) -> list[Node]:
+    """All nodes alive, the driver's own first, as soon as there are `count`.
+
+    Raises:
+        WaitTimeoutError: fewer came.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        nodes = _alive_nodes()
+        if len(nodes) >= count:
+            return nodes
+        if time.monotonic() > deadline:
+            there = ", ".join(node.address for node in nodes) or "none"
+            raise WaitTimeoutError(
+                f"waited {timeout_s:g} s for {count} Ray nodes (cluster.nodes), "
+                f"{count - len(nodes)} still missing; there are: {there}. "
+                "Run `ray start --address=...` on the others"
+            )
+        time.sleep(POLL_S)
+
+
+def _alive_nodes() -> list[Node]:
+    here = ray.get_runtime_context().get_node_id()
+    nodes = [
+        Node(
+            id=entry["NodeID"],
+            address=entry["NodeManagerAddress"],
+            cpus=int(entry["Resources"].get("CPU", 0)),
+            gpus=int(entry["Resources"].get("GPU", 0)),
+        )
+        for entry in ray.nodes()
+        if entry["Alive"]
+    ]
+    return sorted(nodes, key=lambda node: (node.id != here, node.address, node.id))
+
+
+def usable_nodes(nodes: Sequence[Node], layout: Layout) -> list[Node]:
+    """The first `layout.nodes` nodes with enough devices.
+
+    Raises:
+        ConfigError: too few have them.
+    """
+    cuda = layout.platform == "cuda"
+    fit = [node for node in nodes if not cuda or node.gpus >= layout.devices_per_node]
+    if len(fit) < layout.nodes:
+        have = ", ".join(f"{node.address}: {node.gpus}" for node in nodes)
+        raise ConfigError(
+            f"{layout.nodes} node(s) with {layout.devices_per_node} GPUs are needed; "
+            f"GPUs per node: {have}"
+        )
+    return fit[: layout.nodes]
+
+
+def claim_devices(
+    nodes: Sequence[Node], layout: Layout, timeout_s: float, undo: ExitStack
+) -> dict[int, Slot]:
+    """Reserve every device; job-wide number -> slot. `undo` gets what gives them back.
+
+    Raises:
+        WaitTimeoutError: another job holds some of them.
+    """
+    groups = []
+    for node in nodes[: layout.nodes]:
+        group = placement_group(
+            [_bundle(node, layout)] * layout.devices_per_node,
+            strategy="STRICT_PACK",
+            bundle_label_selector=[{"ray.io/node-id": node.id}] * layout.devices_per_node,
+        )
+        undo.callback(remove_placement_group, group)
+        groups.append(group)
+    waiting = {group.ready(): node for group, node in zip(groups, nodes, strict=False)}
+    missing = ray.wait(list(waiting), num_returns=len(waiting), timeout=timeout_s)[1]
+    if missing:
+        where = ", ".join(waiting[ref].address for ref in missing)
+        raise WaitTimeoutError(
+            f"waited {timeout_s:g} s for {layout.devices_per_node} device(s) on {where}: another "
+            f"job holds them (free in the whole cluster: {_free(layout)})"
+        )
+    slots: dict[int, Slot] = {}
+    for index, (node, group) in enumerate(zip(nodes, groups, strict=False)):
+        first = index * layout.devices_per_node
+        for slot in _node_slots(index, first, node, group, layout, timeout_s):
+            slots[slot.number] = slot
+    return slots
+
+
+def _bundle(node: Node, layout: Layout) -> dict[str, float]:
+    if layout.platform == "cuda":
+        return {"GPU": 1.0}
+    # All slots together take all of Ray's CPUs, rounded down to the 1/10000 that Ray counts in.
+    return {"CPU": int(node.cpus / layout.devices_per_node * 10_000) / 10_000}
+
+
+def _free(layout: Layout) -> str:
+    kind = "GPU" if layout.platform == "cuda" else "CPU"
+    return f"{ray.available_resources().get(kind, 0):g} {kind}"
+
+
+def _node_slots(
+    index: int, first: int, node: Node, group: PlacementGroup, layout: Layout, timeout_s: float
+) -> list[Slot]:
+    count = layout.devices_per_node
+    local = node.id == ray.get_runtime_context().get_node_id()
+    if layout.platform == "cpu":
+        own = cores() if local else _probe(group, [0], 0, timeout_s)[0][1]
+        devices = [(slot, slot) for slot in range(count)]
+    else:
+        probed = _probe(group, range(count), 1, timeout_s)
+        own = probed[0][1]
+        devices = sorted((device, bundle) for bundle, (device, _) in enumerate(probed))
+    shares = share_cores(own, count)
+    return [
+        Slot(first + place, index, device, shares[place], group, bundle)
+        for place, (device, bundle) in enumerate(devices)
+    ]
+
+
+def _probe(
+    group: PlacementGroup, bundles: Sequence[int], gpus: int, timeout_s: float
+) -> list[tuple[int, tuple[int, ...]]]:
+    """Real device number and cores, as seen from within each bundle."""
+    refs = [
+        ray.remote(_look_around)
+        .options(
+            num_cpus=0,
+            num_gpus=gpus,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, bundle),
+        )
+        .remote()
+        for bundle in bundles
+    ]
+    missing = ray.wait(refs, num_returns=len(refs), timeout=timeout_s)[1]
+    if missing:
+        raise WaitTimeoutError(
+            f"waited {timeout_s:g} s for probes of {len(missing)} of {len(refs)} devices"
+        )
+    found: list[Any] = ray.get(refs)
+    for name, _ in found:
+        if name is not None and not name.isdigit():
+            raise ConfigError(
+                f"Ray calls a GPU {name!r}; set CUDA_VISIBLE_DEVICES to numbers, not UUIDs, "
+                "on every node"
+            )
+    return [(int(name or 0), own) for name, own in found]
+
+
+def _look_around() -> tuple[str | None, tuple[int, ...]]:
+    names = ray.get_gpu_ids()
+    return (str(names[0]) if names else None), cores()

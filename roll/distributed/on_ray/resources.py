@@ -1,0 +1,212 @@
+"""`ResourceManager`: owns every device of the job on Ray and starts clusters on them.
+
+One placement group per node, one bundle per device. Roles do not own devices: they borrow slots, so
+two roles given the same pool are colocated.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Concatenate
+
+import ray
+
+from roll.config.sections.placement import ClusterConfig
+from roll.core.errors import ConfigError
+from roll.core.types import WorkerSpec
+from roll.distributed.cluster import P, Placement, W
+from roll.distributed.device_layout import Layout, address_to_join, plan_layout
+from roll.distributed.on_ray import start as ray_start
+from roll.distributed.on_ray.actor import ActorSettings, Recipe, Slot
+from roll.distributed.on_ray.cluster import RayCluster
+from roll.distributed.on_ray.environment import prepare_ray
+from roll.distributed.on_ray.nodes import Node, claim_devices, usable_nodes, wait_for_nodes
+from roll.distributed.on_ray.token import (
+    HOW_TO_USE_A_TOKEN,
+    found_token,
+    names_a_token,
+    own_token,
+    use_token_of_cluster,
+)
+from roll.distributed.processes.fork_server import ForkServer
+from roll.distributed.watchdog import Watchdog
+from roll.platform.machine import Machine, this_machine
+
+logger = logging.getLogger(__name__)
+
+
+class ResourceManager:
+    """Starts or joins Ray, claims the devices, starts clusters; `close` undoes all of it."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        pools: Mapping[str, str],
+        *,
+        python_path: Sequence[str] = (),
+        fork_server: ForkServer | None = None,
+    ) -> None:
+        """Claim what the pools need.
+
+        Args:
+            pools: name -> device list like "0-3".
+            python_path: folders with user code that workers must be able to import.
+            fork_server: on this machine; makes the workers where they are all here and own no GPU.
+
+        Raises:
+            ConfigError: the machine is smaller than the pools; raised before anything starts.
+            WaitTimeoutError: nodes or devices did not come up in `config.start_timeout_s`.
+        """
+        self._undo = ExitStack()
+        self._clusters: list[RayCluster[Any]] = []
+        address = address_to_join(config)
+        joined = bool(address) or ray.is_initialized()
+        try:
+            if joined:
+                self._connect(address)
+                nodes = wait_for_nodes(config.nodes, config.start_timeout_s)
+                machine = _smallest(nodes)
+                self.layout = plan_layout(config, pools, machine, joined=True)
+                nodes = usable_nodes(nodes, self.layout)
+            else:
+                machine = this_machine()
+                self.layout = plan_layout(config, pools, machine, joined=False)
+                self._start_ray(machine, self.layout)
+                nodes = wait_for_nodes(1, config.start_timeout_s)
+            self._watchdog = Watchdog([] if joined else ray_start.daemons())
+            self._undo.callback(self._watchdog.close)
+            # A Ray of our own takes all claims with it. To give them back one by one would wait for
+            # Ray, for a minute and then in vain where a signal to the whole group has ended it too.
+            undo = self._undo if joined else ExitStack()
+            self._slots = claim_devices(nodes, self.layout, config.start_timeout_s, undo)
+        except BaseException:
+            self.close(graceful=False)
+            raise
+        forks = self.layout.platform == "cpu" and self.layout.nodes == 1 and not address
+        self._settings = ActorSettings(
+            platform=self.layout.platform,
+            single_node=self.layout.nodes == 1 and not joined,
+            python_path=tuple(os.path.abspath(folder) for folder in python_path),
+            python=fork_server.python if fork_server is not None and forks else None,
+            start_timeout_s=config.start_timeout_s,
+            call_timeout_s=config.call_timeout_s,
+        )
+
+    @property
+    def platform(self) -> str:
+        """`cpu` or `cuda`."""
+        return self.layout.platform
+
+    def slots(self, pool: str, per_worker: int = 1) -> list[tuple[Slot, ...]]:
+        """The pool's devices, one tuple per worker.
+
+        Raises:
+            ConfigError: no such pool, it does not divide, or a worker would span two nodes.
+        """
+        if pool not in self.layout.pools:
+            known = ", ".join(sorted(self.layout.pools))
+            raise ConfigError(f"no pool is called {pool!r} (pools: {known})")
+        found = [self._slots[number] for number in self.layout.pools[pool]]
+        if len(found) % per_worker:
+            raise ConfigError(
+                f"pools.{pool} has {len(found)} devices, which do not divide into workers "
+                f"of {per_worker}"
+            )
+        groups = [tuple(found[i : i + per_worker]) for i in range(0, len(found), per_worker)]
+        for group in groups:
+            if len({slot.node for slot in group}) > 1:
+                numbers = ", ".join(str(slot.number) for slot in group)
+                raise ConfigError(
+                    f"pools.{pool}: devices {numbers} belong to one worker but to several nodes "
+                    f"(each has {self.layout.devices_per_node})"
+                )
+        return groups
+
+    def start(
+        self,
+        worker_cls: Callable[Concatenate[WorkerSpec, P], W],
+        placement: Placement,
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> RayCluster[W]:
+        """See `Launcher.start`."""
+        recipe = Recipe(worker_cls, placement, args, kwargs)
+        slots = self.slots(placement.pool, placement.per_worker)
+        if placement.workers is not None:
+            slots = [slots[i % len(slots)] for i in range(placement.workers)]
+        cluster: RayCluster[W] = RayCluster(recipe, slots, self._settings, self._watchdog)
+        self._clusters.append(cluster)
+        return cluster
+
+    def check(self) -> None:
+        """For loops that wait on something else than a cluster.
+
+        Raises:
+            WorkerError: a worker of the run died.
+        """
+        self._watchdog.check()
+
+    def close(self, *, graceful: bool = True) -> None:
+        """End clusters, newest first, give the devices back, and end Ray if it was started here."""
+        with self._undo as undo:
+            for cluster in self._clusters:
+                undo.callback(cluster.close, graceful=graceful)
+            self._clusters = []
+
+    def __enter__(self) -> ResourceManager:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self.close(graceful=kind is None)
+
+    def _start_ray(self, machine: Machine, layout: Layout) -> None:
+        prepare_ray()
+        self._undo.enter_context(own_token())
+        self._undo.callback(ray_start.end)
+        ray_start.start(
+            num_cpus=len(machine.cores),
+            num_gpus=machine.gpus if layout.platform == "cuda" else 0,
+        )
+
+    def _connect(self, address: str | None) -> None:
+        if ray.is_initialized():
+            return
+        shown = self._undo.enter_context(use_token_of_cluster())
+        self._undo.callback(ray.shutdown)
+        try:
+            ray_start.join(address)
+        except (ConnectionError, ray.exceptions.AuthenticationError) as error:
+            if names_a_token(error):
+                raise ConfigError(_refused(address, shown)) from error
+            raise ConfigError(
+                f"no Ray cluster answers at {address!r} (cluster.address or RAY_ADDRESS): {error}"
+            ) from error
+        if not shown:
+            logger.warning(
+                "the Ray at %s asks for no token: whoever reaches its ports runs code on its "
+                "nodes. %s",
+                address,
+                HOW_TO_USE_A_TOKEN,
+            )
+
+
+def _refused(address: str | None, shown: bool) -> str:
+    seen = f"the one in {found_token()} is not its own" if shown else "this process shows none"
+    return (
+        f"the Ray at {address!r} (cluster.address or RAY_ADDRESS) lets nobody in without its "
+        f"token, and {seen}. {HOW_TO_USE_A_TOKEN}"
+    )
+
+
+def _smallest(nodes: Sequence[Node]) -> Machine:
+    """A machine as large as the nodes' smallest, or smallest with GPUs where any has some."""
+    with_gpus = [node for node in nodes if node.gpus] or list(nodes)
+    return Machine(
+        gpus=min(node.gpus for node in with_gpus),
+        cores=tuple(range(min(node.cpus for node in with_gpus))),
+        memory_gb=0.0,
+    )

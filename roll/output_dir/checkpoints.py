@@ -1,0 +1,216 @@
+"""Checkpoints: complete or absent, kept by age and by merit.
+
+`checkpoints/step_000010/` holds the state after 10 steps. It is written as `.writing_step_000010`
+and renamed when everything is on disk, so a killed run leaves nothing that looks finished.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from roll.config.sections.lifecycle import CheckpointConfig
+from roll.core.errors import CheckpointError
+from roll.output_dir.plain_json import write_plain
+
+logger = logging.getLogger(__name__)
+
+STATE = "state.json"
+_NAME = re.compile(r"step_(\d{6,})")
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """What the driver must remember; the workers save their own."""
+
+    step: int
+    """Steps done."""
+    sampler: dict[str, Any]
+    """Position in the data."""
+    carried: dict[str, float] = field(default_factory=dict)
+    """Validation of this step, to be reported with the next record."""
+    wall_s: float = 0.0
+    """Time spent on the steps so far, over all sessions."""
+    rendered_at: str = ""
+    """What chat templates take for now, in ISO 8601, local time; the same in all sessions."""
+
+
+class Checkpoints:
+    """The checkpoints of one run."""
+
+    def __init__(self, folder: Path, config: CheckpointConfig) -> None:
+        self.folder = folder
+        self.config = config
+
+    @contextmanager
+    def writing(self, state: RunState) -> Iterator[Path]:
+        """A folder to write into; complete when the block ends without an error."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.tidy()
+        aside = self.folder / f".writing_step_{state.step:06d}"
+        aside.mkdir()
+        try:
+            yield aside
+            write_plain(
+                aside / STATE, {each.name: getattr(state, each.name) for each in fields(state)}
+            )
+            _flush(aside)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+        final = self.folder / f"step_{state.step:06d}"
+        if final.exists():  # a later run with `resume: never` writes the same step again
+            final.rename(self.folder / f".old_step_{state.step:06d}")
+        aside.rename(final)
+        _flush_names(self.folder)
+        self._prune(written=state.step)
+
+    def tidy(self) -> None:
+        """Undo what a kill left half done: torn folders go, a replaced one without its
+        replacement comes back."""
+        for torn in self.folder.glob(".writing_step_*"):
+            shutil.rmtree(torn)
+        for old in self.folder.glob(".old_step_*"):
+            final = self.folder / old.name.removeprefix(".old_")
+            if final.exists():
+                shutil.rmtree(old)
+            else:
+                old.rename(final)
+
+    def abandon_newer(self, step: int) -> None:
+        """Set checkpoints after `step` aside: the run that goes on from there is another one."""
+        for newer, path in self.complete():
+            if newer <= step:
+                continue
+            aside = path.with_name(f"abandoned_{path.name}")
+            number = 1
+            while aside.exists():
+                number += 1
+                aside = path.with_name(f"abandoned_{path.name}.{number}")
+            path.rename(aside)
+            logger.warning("going on from step %d: %s is now %s", step, path.name, aside)
+
+    def complete(self) -> list[tuple[int, Path]]:
+        """(steps done, folder) of every complete checkpoint, oldest first."""
+        found = []
+        for path in self.folder.glob("step_*"):
+            match = _NAME.fullmatch(path.name)
+            if match and (path / STATE).is_file():
+                found.append((int(match[1]), path))
+        return sorted(found)
+
+    def find(self, resume: str) -> Path | None:
+        """The checkpoint that `resume` (auto, never, or a path) means.
+
+        Raises:
+            CheckpointError: a path that is no complete checkpoint.
+        """
+        if resume == "never":
+            return None
+        self.tidy()
+        if resume == "auto":
+            complete = self.complete()
+            return complete[-1][1] if complete else None
+        path = Path(resume)
+        if not (path / STATE).is_file():
+            raise CheckpointError(
+                f"resume: {resume} is no complete checkpoint ({STATE} is missing); complete here: "
+                f"{', '.join(str(p) for _, p in self.complete()) or 'none'}"
+            )
+        return path
+
+    def _prune(self, *, written: int) -> None:
+        """Keep the newest `keep_last`, the best `keep_best`, and in any case `written`."""
+        complete = self.complete()
+        keep = {step for step, _ in complete[-self.config.keep_last :]} | {written}
+        metric = self.config.best_metric
+        if metric is not None and self.config.keep_best:
+            scored = [
+                (s.carried[metric], s.step)
+                for s in self._states()
+                # Not a number is no merit, and would sort anywhere.
+                if math.isfinite(s.carried.get(metric, math.nan))
+            ]
+            # Of equals the newer one is kept.
+            scored.sort(key=lambda it: (it[0] if self.config.prefers_high else -it[0], it[1]))
+            keep |= {step for _, step in scored[-self.config.keep_best :]}
+        for step, path in complete:
+            if step not in keep:
+                # Renamed first, so that a kill in between leaves nothing that looks complete.
+                doomed = path.with_name(f".writing_{path.name}")
+                path.rename(doomed)
+                shutil.rmtree(doomed)
+        self.tidy()
+
+    def _states(self) -> Iterator[RunState]:
+        for _, path in self.complete():
+            yield load_state(path)
+
+
+def load_state(path: Path) -> RunState:
+    """The driver's state in a complete checkpoint.
+
+    Raises:
+        CheckpointError: the file is not what this version writes.
+    """
+    try:
+        return RunState(**json.loads((path / STATE).read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"{path / STATE}: not a checkpoint of this version: {error}"
+        ) from None
+
+
+def require_written(file: Path) -> None:
+    """Look whether what a worker wrote is visible here.
+
+    Raises:
+        CheckpointError: it is not, so `output_dir` is another folder on the worker's node.
+    """
+    if not file.is_file():
+        raise CheckpointError(
+            f"a worker has written {file}, but it is not here; output_dir must be a folder that "
+            "all nodes share"
+        )
+
+
+def _flush(folder: Path) -> None:
+    """Force every file below `folder` to disk, so that the rename comes after its content."""
+    for root, _, files in os.walk(folder):
+        for name in [*files, "."]:
+            handle = os.open(os.path.join(root, name), os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+
+def _flush_names(folder: Path) -> None:
+    """Force renames inside `folder` to disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_folder(final: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a folder aside, then put it in place of `final`."""
+    aside = final.with_name(f".writing_{final.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    write(aside)
+    _flush(aside)
+    if final.exists():
+        shutil.rmtree(final)
+    aside.rename(final)
+    _flush_names(final.parent)

@@ -1,0 +1,52 @@
+"""Paths as workers must see them: an actor has another working directory than the driver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+from roll.config.run import RunConfig
+from roll.config.sections.model import ModelConfig
+
+C = TypeVar("C", bound=RunConfig)
+
+
+def absolute_paths(config: C) -> C:
+    """The same config, with the paths that workers open made absolute.
+
+    These are `output_dir` and the folders of models and tokenizers; a model that is no folder here
+    is a name on the hub and stays. Data are read by the driver, and `kwargs` of rewards are the
+    user's own: neither is touched. The saved config.yaml keeps what the user wrote.
+    """
+    changes: dict[str, Any] = {
+        "output_dir": str(_absolute(config.output_dir)),
+        "model": _model(config.model),
+    }
+    for key, model in config.models.items():
+        *group, name = key.removesuffix("model").strip(".").split(".")
+        if not name:
+            continue
+        owners = changes.get(group[0], getattr(config, group[0])) if group else None
+        owner = getattr(config, name) if owners is None else owners[name]
+        placed = owner.model_copy(update={"model": _model(model)})
+        if owners is None:
+            changes[name] = placed
+        else:
+            changes[group[0]] = {**owners, name: placed}
+    return config.model_copy(update=changes)
+
+
+def _model(model: ModelConfig) -> ModelConfig:
+    paths = {"path": _if_here(model.path)}
+    if model.tokenizer is not None:
+        paths["tokenizer"] = _if_here(model.tokenizer)
+    return model.model_copy(update=paths)
+
+
+def _if_here(name: str) -> str:
+    path = _absolute(name)
+    return str(path) if path.exists() else name
+
+
+def _absolute(name: str) -> Path:
+    return Path(name).expanduser().absolute()

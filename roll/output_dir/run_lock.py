@@ -1,0 +1,295 @@
+"""One run at a time in an output folder: a file says which, and is void when that run is gone.
+
+The file names the machine, the process and since when. On the same machine the process is looked
+for, with the moment it began, since numbers of processes are given out again. On another machine,
+and in another container, nobody can look; there the owner touches the file every few seconds. Who
+finds such a file waits for the next touch, and a file that is touched no more is void. An owner
+that comes back after so long a silence may find that another run has begun; then it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from roll.core.errors import ConfigError, FolderLostError
+from roll.output_dir.lock_owner import Owner, read_owner
+from roll.output_dir.resume import LOCK, make_writable, set_aside
+
+logger = logging.getLogger(__name__)
+
+BEAT_S = 10.0
+"""Between two touches of the file."""
+SILENT_S = 60.0
+"""Without a touch for so long, an owner that cannot be looked up counts as gone."""
+POLL_S = 0.5
+"""Between two looks for a touch."""
+
+
+class RunLock:
+    """A context manager; inside it, no other run begins in the folder.
+
+    Raises:
+        ConfigError: another run is in the folder, or it cannot be written.
+        FolderLostError: at the end, where another run has taken the folder meanwhile.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        beat_s: float = BEAT_S,
+        silent_s: float = SILENT_S,
+        on_loss: Callable[[], None] | None = None,
+    ) -> None:
+        """
+        Args:
+            beat_s: between two touches of the file.
+            silent_s: without a touch for so long, an owner that cannot be looked up is gone.
+            on_loss: called once, in a thread of the lock, when another run has taken the folder;
+                left out: the main thread is interrupted as by Ctrl-C.
+        """
+        self._folder = folder
+        self._beat_s = beat_s
+        self._silent_s = silent_s
+        self._on_loss = on_loss or _interrupt_main
+        self._owner = Owner.this_process()
+        self._made_here = self._holds = False
+        self._loss = ""
+        self._taking = threading.Lock()
+        self._end = threading.Event()
+        self._beats = threading.Thread(target=self._beat, name="roll-run-lock", daemon=True)
+
+    @property
+    def path(self) -> Path:
+        return self._folder / LOCK
+
+    def __enter__(self) -> Self:
+        self.take()
+        self._beats.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end.set()
+        self._beats.join()
+        # A folder that is gone, or a lost disk, holds no lock; nor does one that is fought for.
+        with contextlib.suppress(OSError, ConfigError), _alone(self._folder):
+            owner = read_owner(self.path)
+            if owner == self._owner:
+                self.path.unlink()
+            elif owner is not None and self._holds:
+                self._loss = self._loss or str(owner)
+            if self._made_here:
+                self._folder.rmdir()  # only where the run has left nothing in it
+        if self._loss:
+            raise FolderLostError(
+                f"output_dir: this run has ended, because {self._folder} is another's: "
+                f"{self._loss}. This process was stopped or cut off from the disk for longer than "
+                f"{self._silent_s:g} s. Look at metrics.jsonl before you use what is there: both "
+                "may have written to it"
+            )
+
+    def take(self) -> None:
+        """Write the file, as soon as it is clear that nobody holds the folder; again after the
+        folder was renamed."""
+        self._made_here = not self._folder.exists()
+        watch: _Watch | None = None
+        while (found := self._try(watch)) is not None:
+            if watch is None or not watch.is_of(found):
+                logger.warning(
+                    "output_dir: %s has the lock of a run that cannot be looked up from here: "
+                    "%s. Waiting for a sign of life, at most %g s; without one, this run begins",
+                    self._folder,
+                    found.owner,
+                    self._silent_s,
+                )
+                watch = found
+            time.sleep(min(POLL_S, self._silent_s / 10))
+
+    def begin_anew(self) -> None:
+        """Set the content of the folder aside, and hold the empty one."""
+        with self._taking:
+            with _alone(self._folder):
+                set_aside(self._folder)
+                # Where the folder was renamed, another run can be quicker.
+                self._holds = self.path.exists()
+            self.take()
+
+    def _try(self, watch: _Watch | None) -> _Watch | None:
+        """Take the folder, or say whose sign of life must be waited for.
+
+        Args:
+            watch: what was found first.
+
+        Raises:
+            ConfigError: the owner lives.
+        """
+        with _alone(self._folder, make=True):
+            make_writable(self._folder)
+            owner = read_owner(self.path)
+            if owner is not None and not (self._holds and owner == self._owner):
+                if owner.is_near:
+                    if owner.runs_here():
+                        raise ConfigError(_refusal(self._folder, owner))
+                elif (silent_s := _silent_s(self.path)) is not None:
+                    found = _Watch(owner, self.path.stat().st_mtime_ns, time.monotonic())
+                    if watch is not None and watch.owner == owner:
+                        if watch.touched_ns != found.touched_ns:
+                            raise ConfigError(_refusal(self._folder, owner))
+                        # By this machine's clock, too: the stamp may be of a wrong one.
+                        silent_s = max(silent_s, found.seen - watch.seen)
+                    if silent_s < self._silent_s:
+                        return found
+            self.path.write_text(json.dumps(asdict(self._owner), indent=1) + "\n")
+            self._holds = True
+            return None
+
+    def _beat(self) -> None:
+        last = _awake_s()
+        while not self._end.wait(self._beat_s):
+            with self._taking:
+                self._loss = self._lost(_awake_s() - last)
+                if self._loss:
+                    break
+                with contextlib.suppress(OSError):  # on a full or lost disk there are other worries
+                    os.utime(self.path)
+                    last = _awake_s()
+        if self._loss and not self._end.is_set():
+            logger.error("output_dir: %s is another's: %s; ending", self._folder, self._loss)
+            self._on_loss()
+
+    def _lost(self, silent_s: float) -> str:
+        """How the folder was lost; empty where it was not.
+
+        Args:
+            silent_s: since this run has touched the file.
+        """
+        if not self._holds:
+            return ""
+        owner = read_owner(self.path)
+        if owner is not None:
+            return "" if owner == self._owner else str(owner)
+        if silent_s < self._silent_s or self.path.exists():
+            return ""
+        return f"its {LOCK} is gone after a silence of {silent_s:.0f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    """A lock whose owner's sign of life is waited for."""
+
+    owner: Owner
+    touched_ns: int
+    seen: float
+    """When this was found, in seconds of the monotonic clock."""
+
+    def is_of(self, other: _Watch) -> bool:
+        return self.owner == other.owner
+
+
+def _refusal(folder: Path, owner: Owner) -> str:
+    stop = f"stop it (kill {owner.pid})" if owner.is_near else "stop it there"
+    said = "" if owner.is_near else ", which has just given a sign of life"
+    return (
+        f"output_dir: a run is in {folder} already: {owner}{said}. "
+        f"Two would overwrite each other's files: wait for its end, {stop}, "
+        "or give this run another output_dir"
+    )
+
+
+def _silent_s(path: Path) -> float | None:
+    """Since the last touch, by the clock of the file's own machine, which is the one that stamped
+    it; None where the file is gone."""
+    probe = path.with_name(f".{LOCK}.{os.getpid()}")
+    probe.touch()
+    try:
+        return max(0.0, probe.stat().st_mtime - path.stat().st_mtime)
+    except FileNotFoundError:
+        return None
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+@contextmanager
+def _alone(folder: Path, *, make: bool = False, patience_s: float = 10.0) -> Iterator[None]:
+    """Of those who look at the lock and write it, who rename the folder or remove it, one at a
+    time, where the disk can tell them apart.
+
+    Args:
+        make: create the folder where there is none.
+
+    Raises:
+        FileNotFoundError: there is none, and `make` is not set.
+    """
+    deadline = time.monotonic() + patience_s
+    while True:
+        if make:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError:
+                make_writable(folder)  # says what is wrong
+        try:
+            handle = os.open(folder, os.O_RDONLY)
+        except FileNotFoundError:
+            if make and time.monotonic() < deadline:
+                continue  # removed since by a run that ended
+            raise
+        try:
+            _wait_for(handle, folder, deadline, patience_s)
+            # Before it was this one's turn, the folder may have been renamed or removed.
+            if _is_still(folder, handle):
+                yield
+                return
+        finally:
+            os.close(handle)
+        if time.monotonic() > deadline:
+            raise ConfigError(f"output_dir: {folder} was replaced for {patience_s:g} s on end")
+
+
+def _wait_for(handle: int, folder: Path, deadline: float, patience_s: float) -> None:
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"output_dir: waited {patience_s:g} s for another run that is beginning in "
+                    f"{folder}"
+                ) from None
+            time.sleep(0.05)
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF):
+                raise
+            return
+
+
+def _is_still(folder: Path, handle: int) -> bool:
+    try:
+        return os.path.samestat(folder.stat(), os.fstat(handle))
+    except FileNotFoundError:
+        return False
+
+
+def _interrupt_main() -> None:
+    """End the run as Ctrl-C does, also out of a wait."""
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, signal.SIGINT)
+
+
+def _awake_s() -> float:
+    """Seconds, those that the machine was suspended included."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

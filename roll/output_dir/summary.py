@@ -1,0 +1,109 @@
+"""`summary.json`: a run in one small object, made from its records."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from roll.config.sections.lifecycle import is_better_high
+from roll.output_dir.trackers import read_records
+from roll.output_dir.warning_signs import verdict
+
+FIRST = (
+    "reward/mean",
+    "loss/total",
+    "loss/policy",
+    "kl/ref",
+    "ratio/mean",
+    "clip_fraction",
+    "entropy",
+    "nll",
+    "preference_loss",
+    "accuracy",
+)
+WORST = ("mismatch/logprob_abs_max", "mismatch/logprob_abs_mean", "staleness/max")
+
+
+FILE = "summary.json"
+
+
+def summarize(records: Sequence[dict[str, Any]], *, status: str, wall_s: float) -> dict[str, Any]:
+    """Start, end and best of what matters.
+
+    `first` holds the first training step (before any update the policy is the reference: ratio 1,
+    clip fraction 0, KL 0); `max` the largest value over all steps; `best` the best number of a
+    validation, which is none (null) where every value is infinite or not a number.
+    """
+    training = [r for r in records if "time/step_s" in r]
+    validated: dict[str, dict[str, Any]] = {}
+    for name in sorted({key for r in records for key in r if key.startswith("val/")}):
+        points = [(r["step"], r[name]) for r in records if name in r]
+        sign = 1 if is_better_high(name) else -1
+        finite = [point for point in points if math.isfinite(point[1])]
+        best = max(finite, key=lambda point: sign * point[1], default=(None, None))
+        validated[name] = {
+            "first": points[0][1],
+            "last": points[-1][1],
+            "best": best[1],
+            "best_step": best[0],
+        }
+    return {
+        "status": status,
+        "steps": len(training),
+        "wall_s": round(wall_s, 2),
+        "median_step_s": statistics.median(r["time/step_s"] for r in training)
+        if training
+        else None,
+        "first": {key: training[0][key] for key in FIRST if training and key in training[0]},
+        "last": {key: training[-1][key] for key in FIRST if training and key in training[-1]},
+        "max": {
+            key: _worst([r[key] for r in training if key in r])
+            for key in WORST
+            if any(key in r for r in training)
+        },
+        "validation": validated,
+        "verdict": verdict(training, validated),
+    }
+
+
+def _worst(values: Sequence[float]) -> float:
+    """The largest; not a number is worse than any."""
+    return next((value for value in values if math.isnan(value)), max(values))
+
+
+def write_summary(
+    output_dir: Path, *, status: str, wall_s: float, error: str | None = None
+) -> dict[str, Any]:
+    """Make `summary.json` from the records on disk, and return it.
+
+    Args:
+        status: `finished`, `stopped` (by a person or a signal) or `failed`.
+        wall_s: of all sessions of the run; work that a kill undid is not counted.
+        error: one line, of a run that ended early.
+    """
+    records = read_records(output_dir / "metrics.jsonl")
+    summary = summarize(records, status=status, wall_s=wall_s)
+    if error is not None:
+        summary["error"] = error
+    write_json(output_dir / FILE, summary)
+    return summary
+
+
+def read_summary(output_dir: Path) -> dict[str, Any] | None:
+    """What `write_summary` wrote, if it did."""
+    path = output_dir / FILE
+    if not path.is_file():
+        return None
+    summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return summary
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write aside, then rename, so that a reader never sees half a file."""
+    aside = path.with_name(path.name + ".tmp")
+    aside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    aside.replace(path)

@@ -1,0 +1,262 @@
+"""Trackers: where the numbers of a run go. One that fails is switched off; the run goes on."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from roll.config.sections.lifecycle import TrackConfig
+from roll.core.errors import EngineMissingError
+from roll.output_dir.warning_signs import Lookout
+
+logger = logging.getLogger(__name__)
+
+Record = Mapping[str, float]
+
+_NO_WANDB = "track.wandb_project is set, but W&B is not installed: `pip install wandb`"
+
+
+class Tracker(Protocol):
+    """Receives one record per step."""
+
+    def log(self, step: int, record: Record) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonlTracker:
+    """`metrics.jsonl`: one object per step, on disk before the next step begins."""
+
+    def __init__(self, path: Path, *, first_step: int) -> None:
+        """Opens for appending; records at or after `first_step` belong to work that is redone."""
+        _drop_records(path, first_step)
+        self._file: TextIO = path.open("a", encoding="utf-8")
+
+    def log(self, step: int, record: Record) -> None:
+        self._file.write(json.dumps({"step": step, **record}) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _drop_records(path: Path, first_step: int) -> None:
+    """Take the records at or after `first_step` out of the file, and a line that was cut off.
+
+    Written aside and renamed, and only if there are some: on a full disk all stay.
+    """
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    kept = []
+    for line in text.splitlines(keepends=True):
+        with suppress(json.JSONDecodeError):
+            if line.endswith("\n") and json.loads(line)["step"] < first_step:
+                kept.append(line)
+    remaining = "".join(kept)
+    if remaining == text:
+        return
+    aside = path.with_name(f"{path.name}.tmp")
+    try:
+        with aside.open("w", encoding="utf-8") as file:
+            file.write(remaining)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except OSError:
+        with suppress(OSError):
+            aside.unlink()
+        raise
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The records of a metrics.jsonl; a last line that was cut off by a kill is left out."""
+    if not path.exists():
+        return []
+    records = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        with suppress(json.JSONDecodeError):
+            records.append(json.loads(line))
+    return records
+
+
+class TensorBoardTracker:
+    def __init__(self, folder: Path, *, first_step: int) -> None:
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(folder), purge_step=first_step)
+
+    def log(self, step: int, record: Record) -> None:
+        for name, value in record.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbTracker:
+    def __init__(self, project: str, output_dir: Path, config: Mapping[str, Any]) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise EngineMissingError(_NO_WANDB) from None
+        self._run = wandb.init(project=project, dir=output_dir, config=dict(config))
+
+    def log(self, step: int, record: Record) -> None:
+        self._run.log(dict(record), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class ConsoleTracker:
+    """One line per step above a progress bar; plain lines where there is no terminal."""
+
+    def __init__(self, *, first_step: int, max_steps: int, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self._max_steps = max_steps
+        self._lookout = Lookout()
+        self._task = self._progress.add_task("training", total=max_steps, completed=first_step)
+        self._progress.start()
+
+    def log(self, step: int, record: Record) -> None:
+        for said in self._lookout.look(record):
+            self.console.print(f"step {step}: {said}", style="yellow", soft_wrap=True, markup=False)
+        self.console.print(
+            step_line(step, self._max_steps, record), highlight=False, soft_wrap=True
+        )
+        self._progress.update(self._task, completed=min(step + 1, self._max_steps))
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+MAX_PARTS = 6
+"""Of a reward, in the line of a step; all are in metrics.jsonl."""
+
+_COLUMNS: Sequence[tuple[str, str, str]] = (
+    ("reward/mean", "reward", ".3f"),
+    ("loss/total", "loss", "+.4f"),
+    ("accuracy", "accuracy", ".3f"),
+    ("kl/ref", "kl", ".4f"),
+    ("entropy", "entropy", ".3f"),
+    ("grad_norm", "grad", ".2f"),
+    ("response_tokens/mean", "tokens", ".1f"),
+    ("mismatch/logprob_abs_max", "mismatch", ".1e"),
+    ("time/step_s", "seconds", ".2f"),
+)
+
+
+def step_line(step: int, max_steps: int, record: Record) -> str:
+    """The step in one line: what a person watches.
+
+    Example: step   3/60  reward 0.612  loss -0.0031  kl 0.0004 ...
+    """
+    parts = [f"step {step:>3}/{max_steps}"]
+    for name, label, form in _COLUMNS:
+        if name in record:
+            parts.append(f"{label} {record[name]:{form}}")
+            if name == "mismatch/logprob_abs_max" and "staleness/max" in record:
+                parts += _oldest(record["staleness/max"])
+        if name == "reward/mean":
+            parts += _reward_parts(record)
+    parts += [
+        f"[bold]{name} {value:.3f}[/bold]"
+        for name, value in record.items()
+        if name.startswith("val/") and ("@" in name or name.endswith(("/loss", "/accuracy")))
+    ]
+    return "  ".join(parts)
+
+
+def _oldest(versions: float) -> list[str]:
+    """How old the tokens are whose mismatch holds what the policy has learned since."""
+    return [f"(of tokens up to {versions:.0f} versions old)"] if versions else []
+
+
+def _reward_parts(record: Record) -> list[str]:
+    """What the reward is made of, as far as it is of several things."""
+    shown = [
+        f"{name.removeprefix('reward/').removesuffix('/mean')} {value:.3f}"
+        for name, value in record.items()
+        if name.startswith("reward/")
+        and not name.startswith("reward/tag/")
+        and name not in ("reward/mean", "reward/std")
+    ]
+    if len(shown) < 2:
+        return []
+    more = ["..."] if len(shown) > MAX_PARTS else []
+    return [f"({', '.join([*shown[:MAX_PARTS], *more])})"]
+
+
+class Trackers:
+    """All trackers of a run, behind one `log`."""
+
+    def __init__(self, trackers: Sequence[Tracker]) -> None:
+        self._trackers = list(trackers)
+
+    def log(self, step: int, record: Record) -> None:
+        self._each(lambda tracker: tracker.log(step, record))
+
+    def _each(self, act: Callable[[Tracker], None]) -> None:
+        for tracker in list(self._trackers):
+            try:
+                act(tracker)
+            except Exception:  # a full disk or a lost W&B must not end the run
+                logger.exception("%s failed and is switched off", type(tracker).__name__)
+                self._trackers.remove(tracker)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._each(lambda tracker: tracker.close())
+
+
+def check_trackers(config: TrackConfig) -> None:
+    """Look whether the trackers that `config` names are installed.
+
+    Raises:
+        EngineMissingError: W&B is wanted and not here.
+    """
+    if config.wandb_project is not None and importlib.util.find_spec("wandb") is None:
+        raise EngineMissingError(_NO_WANDB)
+
+
+def open_trackers(
+    config: TrackConfig,
+    output_dir: Path,
+    *,
+    first_step: int,
+    max_steps: int,
+    resolved: Mapping[str, Any],
+) -> Trackers:
+    """The trackers that `config` names; steps before `first_step` are kept, later ones redone."""
+    trackers: list[Tracker] = [JsonlTracker(output_dir / "metrics.jsonl", first_step=first_step)]
+    if config.tensorboard:
+        trackers.append(TensorBoardTracker(output_dir / "tensorboard", first_step=first_step))
+    if config.wandb_project is not None:
+        trackers.append(WandbTracker(config.wandb_project, output_dir, resolved))
+    trackers.append(ConsoleTracker(first_step=first_step, max_steps=max_steps))
+    return Trackers(trackers)

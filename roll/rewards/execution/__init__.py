@@ -1,0 +1,1 @@
+"""Run rewards within bounds: threads, child processes, time limits, counts of failures."""

@@ -1,0 +1,1 @@
+"""The `math` reward: find the final answer, compare it with the ground truth."""

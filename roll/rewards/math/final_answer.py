@@ -1,0 +1,102 @@
+"""Find the final answer in a response, and the ground truth in a data row.
+
+Everything here is linear in the length of the text: responses are hostile by accident, and a
+pattern that backtracks would hang on the first ten thousand opening braces.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from roll.rewards.math.notation import plain_characters
+from roll.rewards.thinking import final_text
+
+TAIL_CHARS = 20_000
+"""How much of the end of a response is searched for a bare number."""
+
+_TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\[^\n]|[{}]")
+_BARE_BOX = re.compile(r"\\boxed\s+([^\s{}$\\]+)")
+_HASHES = re.compile(r"####[ \t]*([^\n]+)")
+_WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+|\d+)(?!\d)"
+_NESTED = r"\{(?:[^{}\n]|\{[^{}\n]{0,40}\}){1,60}\}"
+_FRAC = rf"\\[dtc]?frac(?:\d\d|(?:\d|{_NESTED})\s?(?:\d|{_NESTED}))"
+_PART = r"(?:\\[dtc]?frac(?:\{\d+\}\{\d+\}|\d\d)|\d+/\d+)"
+_MIXED = r"\d{1,3}(?!\d)(?: ?\\[dtc]?frac(?:\{\d+\}\{\d+\}|\d\d)| \d+/\d+)"
+_REPEATING = r"\d*\.\d*(?:\\(?:overline|bar|dot)\{\d+\}|\(\d+\))"
+_ROOT = r"(?:\d+(?:\.\d+)?)?\\sqrt(?:\[\d\])?\{[^{}\n]{1,40}\}"
+_AFTER = (
+    r"(?:_\{?\d{1,2}\}?)?(?:\\?%)?(?: ?(?:[ap]\.?m\b\.?|[AP]\.?M\b\.?))?"
+    r"(?:\s+(?:hundred|thousand|million|billion|trillion|dozen|squared|cubed|factorial)s?\b)*"
+)
+_VALUE = (
+    rf"(?:{_ROOT}|{_REPEATING}|\d{{1,2}}:\d\d(?::\d\d)?(?!\d)|{_MIXED}|{_FRAC}|{_PART}"
+    rf"|{_WHOLE}(?:\.\d+)?(?:[eE][-+]?\d+)?(?:/\d+)?)"
+)
+_NUMBER = re.compile(rf"(?<![\w.)}}])[-+]?\$?{_VALUE}{_AFTER}|{_VALUE}{_AFTER}")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundAnswer:
+    """What a response gives as its answer."""
+
+    text: str | None
+    """None: there is nothing that looks like an answer."""
+    boxed: bool
+
+
+def find_answer(response: str, *, prompt: str = "", truncated: bool = False) -> FoundAnswer:
+    r"""The answer of a response: the last box, else the last `####` line, else the last number.
+
+    Only what follows the thoughts counts, also where the prompt opens them: a number in thoughts
+    that were cut, or never closed, is no answer.
+
+    Args:
+        prompt: rendered by the chat template; it may end in an open thought.
+        truncated: the response was cut at its token limit. Its last number is then one that it had
+            just reached, and no answer; a box is one.
+
+    Example: find_answer("so \\boxed{\\frac{1}{2}}.") == FoundAnswer("\\frac{1}{2}", boxed=True)
+    """
+    final = final_text(response, prompt=prompt)
+    if final is None:
+        return FoundAnswer(None, boxed=False)
+    box = last_box(final)
+    if box is not None:
+        return FoundAnswer(box, boxed=True)
+    hashes = _HASHES.findall(final[: final.rfind("\n") + 1] if truncated else final)
+    if hashes:
+        return FoundAnswer(hashes[-1].strip(), boxed=False)
+    if truncated:
+        return FoundAnswer(None, boxed=False)
+    numbers = _NUMBER.findall(plain_characters(final[-TAIL_CHARS:]))
+    return FoundAnswer(numbers[-1].strip() if numbers else None, boxed=False)
+
+
+def find_truth(answer: str) -> str:
+    """The ground truth of a data row; that may be a whole solution with `#### 18` or a box."""
+    hashes = _HASHES.findall(answer)
+    if hashes:
+        return str(hashes[-1]).strip()
+    box = last_box(answer)
+    return (answer if box is None else box).strip()
+
+
+def last_box(text: str) -> str | None:
+    r"""Content of the last complete `\boxed{...}` or `\fbox{...}`, braces inside balanced."""
+    open_braces: list[int] = []  # start of the content of a box, or -1 for any other brace
+    found: tuple[int, int] | None = None
+    for token in _TOKEN.finditer(text):
+        piece = token.group()
+        if piece == "{":
+            open_braces.append(-1)
+        elif piece == "}":
+            start = open_braces.pop() if open_braces else -1
+            if start >= 0:
+                found = (start, token.start())
+        elif piece.endswith("{") and len(piece) > 2:
+            open_braces.append(token.end())
+    if found is not None:
+        return text[found[0] : found[1]].strip()
+    bare = _BARE_BOX.findall(text)
+    return bare[-1].strip() if bare else None

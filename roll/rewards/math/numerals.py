@@ -1,0 +1,229 @@
+r"""Read one number, however it is written: plain, ratio, mixed, repeating, scaled, in another base.
+
+Values are exact fractions. A decimal with enough digits carries its last place, because it may
+stand for a number that it rounds.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from roll.rewards.math.units import Unit, same_size, unit_splits
+
+MAX_NUMBER_CHARS = 200
+SIGNIFICANT_DIGITS = 6
+"""A decimal with this many significant digits may stand for a number that it rounds."""
+
+_INTEGER = r"(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+|\d+)"
+_DECIMAL = rf"(?:{_INTEGER}(?:\.\d*)?|\.\d+)"
+_TENS = r"(?:\\times|\\cdot|\*|x)10\^"
+_PLAIN = re.compile(
+    rf"(?P<mantissa>{_DECIMAL})(?:[eE](?P<exp>[-+]?\d{{1,3}})"
+    rf"|{_TENS}(?:\{{(?P<power>[-+]?\d{{1,3}})\}}|(?P<digit>[-+]?\d{{1,3}})))?"
+)
+_TEN_TO = re.compile(r"10\^(?:\{(?P<power>[-+]\d{1,3})\}|\((?P<round>-\d{1,3})\))")
+_QUOTIENT = (
+    rf"(?:(?P<a>{_DECIMAL})/(?P<b>{_DECIMAL})"
+    rf"|\\frac\{{(?P<c>-?{_DECIMAL})\}}(?:\{{(?P<d>-?{_DECIMAL})\}}|(?P<d1>\d))"
+    r"|\\frac ?(?P<e>\d)(?:(?P<f>\d)|\{(?P<g>\d+)\}))"
+)
+_RATIO = re.compile(_QUOTIENT)
+_MIXED = re.compile(
+    r"(?P<whole>\d{1,9})(?:\+| )?"
+    r"(?:(?<=[ +])(?P<a>\d+)/(?P<b>\d+)|\\frac\{(?P<c>\d+)\}(?:\{(?P<d>\d+)\}|(?P<d1>\d))"
+    r"|\\frac ?(?P<e>\d)(?P<f>\d))"
+)
+_BARRED = re.compile(
+    r"(?P<whole>\d*)\.(?P<fixed>\d*)"
+    r"(?:\\(?:overline|bar|overbar|dot)(?:\{(?P<bar>\d+)\}|(?P<bar1>\d))|\((?P<paren>\d+)\))"
+    r"(?:\\ldots)?"
+)
+_DOTTED = re.compile(
+    r"(?P<whole>\d*)\.(?P<fixed>\d*)\\dot\{?(?P<first>\d)\}?(?P<inner>\d*)\\dot\{?(?P<last>\d)\}?"
+)
+_TRAILING = re.compile(r"(?P<whole>\d*)\.(?P<digits>\d{2,40})\\ldots")
+_BASED = re.compile(
+    r"\(?(?P<digits>\d[0-9A-Fa-f]*)\)?"
+    r"(?:_(?:\{?\(?(?P<base>\d{1,2})\)?\}?|\{? ?(?P<word>[a-z]+) ?\}?)"
+    r"| ?(?:in )?base[- ]?(?:(?P<base2>\d{1,2})|(?P<word2>[a-z]+)))"
+)
+_BASE_TEXT = (
+    "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
+)
+_BASES = {name: i for i, name in enumerate(_BASE_TEXT.split(), start=2)}
+_SCALES = {
+    "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12,
+    "dozen": 12, "quadrillion": 10**15, "lakh": 10**5, "crore": 10**7,
+}  # fmt: skip
+_SCALE = re.compile(rf"\s*(?:{'|'.join(_SCALES)})s?(?![a-z])", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Numeral:
+    """A number as it is written."""
+
+    value: Fraction
+    """A percentage is not divided by 100: it may be meant either way."""
+    ulp: Fraction | None = None
+    """One unit in the last place of a decimal with enough digits; None for exact numbers."""
+    percent: bool = False
+    unit: Unit | None = None
+
+
+def read_number(text: str) -> Numeral | None:
+    """Return the number that a tidied text is, or None where it is something else.
+
+    Example: read_number("12 million").value == 12_000_000; read_number("2 1/3").value == 7/3
+    """
+    if len(text) > MAX_NUMBER_CHARS:
+        return None
+    bare = _read_share(text)
+    if bare is not None:
+        return bare
+    for before, unit in unit_splits(text):
+        found = _read_share(before)
+        if found is not None:
+            return replace(found, unit=unit)
+    return None
+
+
+def same_number(a: Numeral, b: Numeral) -> bool:
+    """Say whether two numbers are equal, as far as each is written out.
+
+    A unit on one side alone is no difference; two units must measure the same thing.
+    """
+    scale = Fraction(1)
+    if a.unit is not None and b.unit is not None:
+        found = same_size(a.unit, b.unit)
+        if found is None:
+            return False
+        scale = found
+    # Of two numbers only one of which is a percentage, 50% may mean 0.5 and may mean 50.
+    factors = (Fraction(1), Fraction(1, 100)) if a.percent != b.percent else (Fraction(1),)
+    for factor in factors:
+        left, right = (factor, Fraction(1)) if a.percent else (Fraction(1), factor)
+        left *= scale
+        slack = max((a.ulp or Fraction(0)) * left, (b.ulp or Fraction(0)) * right) / 2
+        if abs(a.value * left - b.value * right) <= slack:
+            return True
+    return False
+
+
+def _read_share(text: str) -> Numeral | None:
+    """A number, or a percentage."""
+    if not text.endswith(("%", " percent", "percentage")):
+        return _read(text)
+    found = _read(re.sub(r"\s*(?:%|percent(?:age)?)$", "", text))
+    return None if found is None else replace(found, percent=True)
+
+
+def _read(text: str) -> Numeral | None:
+    negative = text.startswith("-")
+    text = text[1:] if text[:1] in ("-", "+") else text
+    if len(text) > 2 and text[0] == "(" and text[-1] == ")" and not _BASED.fullmatch(text):
+        text = text[1:-1]  # -(2/3)
+        if text[:1] in ("-", "+"):
+            negative, text = negative != (text[0] == "-"), text[1:]
+    scale = Fraction(1)
+    while (match := _SCALE.search(text)) and match.end() == len(text) and match.start():
+        word = match[0].strip().lower()
+        scale *= _SCALES[word if word in _SCALES else word[:-1]]
+        text = text[: match.start()]
+    found = _plain(text) or _ratio(text) or _mixed(text) or _repeating(text) or _based(text)
+    if found is None:
+        return None
+    value, ulp = found
+    value = -value if negative else value
+    return Numeral(value * scale, None if ulp is None else ulp * scale)
+
+
+def _digits(text: str) -> str:
+    return text.replace(",", "").replace(" ", "").rstrip(".")
+
+
+def _plain(text: str) -> tuple[Fraction, Fraction | None] | None:
+    power = _TEN_TO.fullmatch(text)
+    if power is not None:
+        return Fraction(10) ** int(power["power"] or power["round"]), None
+    match = _PLAIN.fullmatch(text)
+    if match is None:
+        return None
+    mantissa = _digits(match["mantissa"])
+    scale = Fraction(10) ** int(match["exp"] or match["power"] or match["digit"] or 0)
+    decimals = len(mantissa.partition(".")[2])
+    digits = len(mantissa.replace(".", "").lstrip("0"))
+    rounded = decimals > 0 and digits >= SIGNIFICANT_DIGITS
+    return Fraction(mantissa or "0") * scale, scale / 10**decimals if rounded else None
+
+
+def _ratio(text: str) -> tuple[Fraction, None] | None:
+    match = _RATIO.fullmatch(text)
+    return None if match is None else _divided(match)
+
+
+def _divided(match: re.Match[str]) -> tuple[Fraction, None] | None:
+    found = match.groupdict()
+    above = Fraction(_digits(found["a"] or found["c"] or found["e"]))
+    below = next(found[key] for key in ("b", "d", "d1", "f", "g") if found.get(key))
+    divisor = Fraction(_digits(below))
+    return (above / divisor, None) if divisor else None
+
+
+def _mixed(text: str) -> tuple[Fraction, None] | None:
+    match = _MIXED.fullmatch(text)
+    part = None if match is None else _divided(match)
+    if match is None or part is None or not 0 < part[0] < 1:
+        return None
+    return int(match["whole"]) + part[0], None
+
+
+def _repeating(text: str) -> tuple[Fraction, Fraction | None] | None:
+    if match := _BARRED.fullmatch(text):
+        fixed, block = match["fixed"], match["bar"] or match["bar1"] or match["paren"]
+    elif match := _DOTTED.fullmatch(text):
+        fixed, block = match["fixed"], match["first"] + match["inner"] + match["last"]
+    elif match := _TRAILING.fullmatch(text):
+        split = _block(match["digits"])
+        if split is None:
+            return _cut_off(match["whole"], match["digits"])
+        fixed, block = split
+    else:
+        return None
+    start = Fraction(int(match["whole"] or "0")) + Fraction(int(fixed or "0"), 10 ** len(fixed))
+    return start + Fraction(int(block), (10 ** len(block) - 1) * 10 ** len(fixed)), None
+
+
+def _cut_off(whole: str, digits: str) -> tuple[Fraction, Fraction] | None:
+    """Read "0.142857...": what follows is less than one unit in the last place."""
+    if len((whole + digits).lstrip("0")) < SIGNIFICANT_DIGITS:
+        return None
+    ulp = Fraction(1, 10 ** len(digits))
+    return Fraction(int(whole + digits)) * ulp + ulp / 2, ulp
+
+
+def _block(digits: str) -> tuple[str, str] | None:
+    """Split the digits before "..." into fixed ones and the block that repeats (3 digits at least
+    must show it), or return None."""
+    for start in range(len(digits)):
+        rest = digits[start:]
+        for size in range(1, len(rest) // 2 + 1):
+            block = rest[:size]
+            if len(rest) >= max(3, 2 * size) and (block * len(rest))[: len(rest)] == rest:
+                return digits[:start], block
+    return None
+
+
+def _based(text: str) -> tuple[Fraction, None] | None:
+    match = _BASED.fullmatch(text)
+    if match is None:
+        return None
+    number = match["base"] or match["base2"]
+    base = int(number) if number else _BASES.get(match["word"] or match["word2"] or "", 0)
+    if not 2 <= base <= 36:
+        return None
+    try:
+        return Fraction(int(match["digits"], base)), None
+    except ValueError:
+        return None  # a digit that the base does not have

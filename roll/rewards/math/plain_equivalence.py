@@ -1,0 +1,111 @@
+"""Compare two answers without a computer algebra system: as text, plain numbers, and lists of both.
+
+This settles nearly all ordinary answers in microseconds and is safe on any input; what it cannot
+settle (None) goes to a child process.
+"""
+
+from __future__ import annotations
+
+import re
+
+from roll.rewards.math.matching import compare
+from roll.rewards.math.notation import tidy
+from roll.rewards.math.numerals import read_number, same_number
+from roll.rewards.math.shapes import read_shape
+
+MAX_SHAPE_CHARS = 4000
+"""Longer answers are compared as text only, and then by algebra."""
+
+_CLOCK = re.compile(
+    r"(?P<hour>\d{1,2})(?::(?P<minute>\d\d)(?::(?P<second>\d\d))?)? ?"
+    r"(?P<half>a\.?m\.?|p\.?m\.?|A\.?M\.?|P\.?M\.?|hours)?"
+)
+_RATIO = re.compile(r"\d+(?:\.\d+)?(?::\d+(?:\.\d+)?)+")
+_COLON_CHARS = 40
+MAX_POINTS = 6
+"""Capital letters in a row, no more than this, may name points."""
+_CAPITAL_WORDS_TEXT = "YES NO TRUE FALSE DNE EVEN ODD NONE BOTH NEVER ALWAYS ALL"
+_CAPITAL_WORDS = frozenset(_CAPITAL_WORDS_TEXT.split())
+
+
+def plainly_equal(truth: str, answer: str) -> bool | None:
+    """True or False where text or numbers decide, None where they cannot.
+
+    Example: plainly_equal("1/2", "0.5") is True; plainly_equal("2", "3") is False;
+    plainly_equal("2x", "x + x") is None.
+    """
+    left, right = tidy(truth), tidy(answer)
+    if left == right:
+        return bool(left)
+    if not left or not right:
+        return False
+    if max(len(left), len(right)) > MAX_SHAPE_CHARS:
+        return None
+    return compare(read_shape(left), read_shape(right), plain_leaf)
+
+
+def plain_leaf(left: str, right: str) -> bool | None:
+    """Compare two tidied elements as text, words, times of day, ratios and numbers."""
+    if left == right or _same_words(left, right):
+        return True
+    if ":" in left + right:
+        found = _same_colons(left, right)
+        if found is not None:
+            return found
+    a, b = read_number(left), read_number(right)
+    return None if a is None or b is None else same_number(a, b)
+
+
+def _same_words(left: str, right: str) -> bool:
+    # One letter may be a variable, where k and K differ; words are Yes, true, even.
+    words = all(len(text) > 1 and text.replace(" ", "").isalpha() for text in (left, right))
+    return words and left.lower() == right.lower() and _is_word(left) and _is_word(right)
+
+
+def _is_word(text: str) -> bool:
+    """Whether letters are a word, and not the names of points (ABC)."""
+    return not text.isupper() or len(text) > MAX_POINTS or text in _CAPITAL_WORDS
+
+
+def _same_colons(left: str, right: str) -> bool | None:
+    if max(len(left), len(right)) > _COLON_CHARS:
+        return None
+    first, second = _CLOCK.fullmatch(left), _CLOCK.fullmatch(right)
+    if first and second and (first["minute"] or second["minute"]):
+        known = all(m["minute"] or m["half"] for m in (first, second))
+        return _same_time(first, second) if known else None
+    a, b = _ratio(left), _ratio(right)
+    if a is None or b is None or len(a) != len(b):
+        return None if a is None or b is None else False
+    return all(x * b[0] == y * a[0] for x, y in zip(a, b, strict=True))
+
+
+def _same_time(a: re.Match[str], b: re.Match[str]) -> bool:
+    (x, x_half), (y, y_half) = _seconds(a), _seconds(b)
+    if x_half == y_half:
+        return x == y
+    # Without am or pm, 10:30 may be either half of the day; 22:30 is one.
+    return x == y or (
+        (x_half is None or y_half is None)
+        and x % 43200 == y % 43200
+        and ((x if x_half is None else y) < 46800)
+    )
+
+
+def _seconds(match: re.Match[str]) -> tuple[int, str | None]:
+    hour, half = int(match["hour"]), (match["half"] or "").lower()[:1]
+    if half in ("a", "p"):
+        hour = hour % 12 + (12 if half == "p" else 0)
+    total = hour * 3600 + int(match["minute"] or 0) * 60 + int(match["second"] or 0)
+    return total, half if half in ("a", "p") else None
+
+
+def _ratio(text: str):  # type: ignore[no-untyped-def]
+    """The terms of 3:4, or of a number as if over 1."""
+    if _RATIO.fullmatch(text):
+        terms = [read_number(term) for term in text.split(":")]
+        return [t.value for t in terms] if all(t and t.value for t in terms) else None  # type: ignore[union-attr]
+    number = read_number(text)
+    if number is None or number.unit or number.percent:
+        return None
+    return [number.value.numerator, number.value.denominator]

@@ -1,0 +1,1 @@
+"""All inference replicas behind one `generate`: routing, health, and what moves on a loss."""

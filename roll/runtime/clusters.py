@@ -1,0 +1,199 @@
+"""The clusters that compute with a model, and whose turn it is on the devices they share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from roll.config.rlvr import RlvrConfig
+from roll.config.sections.placement import parse_devices
+from roll.config.sections.roles import Role
+from roll.config.sections.training import CriticRole, ScoreRole, TeacherRole
+from roll.core.errors import WaitTimeoutError
+from roll.core.loop_thread import LoopThread
+from roll.distributed.cluster import Cluster, Launcher, Placement
+from roll.distributed.colocation import Colocation
+from roll.distributed.pending import Pending
+from roll.runtime.device_sharing import Sharing
+from roll.runtime.inference_service import Serving, build_fleet
+from roll.runtime.reward_router import HostedReward
+from roll.runtime.reward_workers import judged_devices, start_judges
+from roll.runtime.teachers import Teachers, num_tokens, start_teacher
+from roll.workers.actor import ActorWorker
+from roll.workers.critic import CriticWorker
+from roll.workers.infer import InferWorker
+from roll.workers.reference import ReferenceWorker
+
+
+@dataclass(frozen=True)
+class Models:
+    """The clusters that compute with a model."""
+
+    serving: Serving
+    judges: dict[str, HostedReward]
+    """Reward models by the reward's name."""
+    actor: Cluster[ActorWorker]
+    reference: Cluster[ReferenceWorker] | None
+    critic: Cluster[CriticWorker] | None
+    teachers: dict[str, Cluster[Any]]
+    colocation: Colocation
+
+
+def start_models(
+    config: RlvrConfig,
+    launcher: Launcher,
+    loop: LoopThread,
+    platform: str,
+    tokenizer: PreTrainedTokenizerBase,
+) -> Models:
+    """Start what computes with a model; where they share GPUs, one after the other.
+
+    Engines go first: vLLM wants its share of a GPU that nobody else is on.
+
+    Args:
+        loop: of everything that generates.
+    """
+    # Without GPUs sharing costs no memory; but what generates while others train would slow them.
+    sharing = Sharing(
+        config,
+        taking_turns=platform == "cuda" or config.rollout.max_staleness > 0,
+        guests=judged_devices(config),
+    )
+    colocation, share = sharing.colocation, sharing.share
+    infer = _start_infer(config, launcher)
+    serving = Serving(infer, loop, build_fleet(config, infer), colocation, config.rollout.health)
+    loading = infer.submit(InferWorker.start)
+    if colocation.enabled:
+        wait_for_engines(loading, config.cluster.start_timeout_s)
+    colocation.add(Role.ACTOR_INFER, *serving.residents(_replica_devices(config)))
+
+    judges = start_judges(config, launcher, colocation)
+
+    models = Models(
+        serving=serving,
+        judges=judges,
+        actor=share(Role.ACTOR_TRAIN, _start_actor(config, launcher, tokenizer)),
+        reference=(
+            share(Role.REFERENCE, _start_reference(config, config.reference, launcher))
+            if config.reference
+            else None
+        ),
+        critic=(
+            share(Role.CRITIC, _start_critic(config, config.critic, launcher))
+            if config.critic
+            else None
+        ),
+        teachers={
+            name: share(f"teachers.{name}", _start_teacher(config, name, role, launcher, tokenizer))
+            for name, role in config.teachers.items()
+        },
+        colocation=colocation,
+    )
+    lesson = config.algorithm.lesson
+    if lesson is not None and lesson.top_k is None:
+        Teachers(config.teachers, models.teachers, colocation).introduce(models.actor)
+    wait_for_engines(loading, config.cluster.start_timeout_s)
+    serving.start()
+    return models
+
+
+def wait_for_engines(loading: Pending[None], limit_s: float) -> None:
+    """
+    Raises:
+        WaitTimeoutError: an engine that lives did not come up; says what it may be at.
+        WorkerError: one failed or died.
+    """
+    try:
+        loading.result(limit_s)
+    except WaitTimeoutError as error:
+        raise WaitTimeoutError(
+            f"{error}. The model's files were on the driver's machine before this wait began: the "
+            "engine reads weights, compiles kernels or captures graphs, or it hangs. If its log "
+            "goes on, raise cluster.start_timeout_s, or set actor_infer.strategy.enforce_eager"
+        ) from error
+
+
+def _replica_devices(config: RlvrConfig) -> list[frozenset[int]]:
+    """Each engine takes consecutive devices of its pool."""
+    role = config.actor_infer
+    devices, size = parse_devices(config.pools[role.pool]), role.devices_per_worker
+    return [frozenset(devices[i : i + size]) for i in range(0, len(devices), size)]
+
+
+def _start_infer(config: RlvrConfig, launcher: Launcher) -> Cluster[InferWorker]:
+    role = config.actor_infer
+    return launcher.start(
+        InferWorker,
+        Placement(
+            Role.ACTOR_INFER,
+            pool=role.pool,
+            per_worker=role.devices_per_worker,
+            seed=config.seed,
+            replaceable=True,
+        ),
+        role,
+        config.train_model,
+        config.max_sequence_tokens,
+    )
+
+
+def _start_actor(
+    config: RlvrConfig, launcher: Launcher, tokenizer: PreTrainedTokenizerBase
+) -> Cluster[ActorWorker]:
+    return launcher.start(
+        ActorWorker,
+        Placement(Role.ACTOR_TRAIN, pool=config.actor_train.pool, seed=config.seed),
+        config.actor_train,
+        config.train_model,
+        config.algorithm,
+        config.sampling.temperature,
+        config.total_updates(),
+        num_tokens(tokenizer),
+    )
+
+
+def _start_reference(
+    config: RlvrConfig, role: ScoreRole, launcher: Launcher
+) -> Cluster[ReferenceWorker]:
+    return launcher.start(
+        ReferenceWorker,
+        Placement(Role.REFERENCE, pool=role.pool, seed=config.seed),
+        role,
+        config.reference_model,
+        config.sampling.temperature,
+    )
+
+
+def _start_critic(
+    config: RlvrConfig, role: CriticRole, launcher: Launcher
+) -> Cluster[CriticWorker]:
+    return launcher.start(
+        CriticWorker,
+        Placement(Role.CRITIC, pool=role.pool, seed=config.seed),
+        role,
+        config.critic_model,
+        config.total_updates(Role.CRITIC),
+    )
+
+
+def _start_teacher(
+    config: RlvrConfig,
+    name: str,
+    role: TeacherRole,
+    launcher: Launcher,
+    tokenizer: PreTrainedTokenizerBase,
+) -> Cluster[Any]:
+    lesson = config.algorithm.lesson
+    if lesson is not None:
+        return start_teacher(
+            name, role, launcher, lesson=lesson, tokenizer=tokenizer, seed=config.seed
+        )
+    return launcher.start(
+        ReferenceWorker,
+        Placement(Role.TEACHER, pool=role.pool, seed=config.seed, label=name),
+        role,
+        role.model,
+        config.sampling.temperature,
+    )

@@ -1,0 +1,122 @@
+"""Samples to their rewards: routed by tag, weighted, added up."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import cycle
+
+from roll.config.sections.reward import RewardConfig
+from roll.core.errors import DataError
+from roll.core.metrics import Metrics
+from roll.core.types import Sample
+from roll.distributed.cluster import Cluster
+from roll.rewards.execution.counters import Purpose, Scored
+from roll.rollout.rpc_batching import JoinedCalls
+from roll.rollout.types import ScoredSample
+from roll.workers.reward import RewardWorker
+
+
+@dataclass(frozen=True, slots=True)
+class HostedReward:
+    """A reward and the workers that compute it."""
+
+    config: RewardConfig
+    cluster: Cluster[RewardWorker]
+
+
+@dataclass
+class Scorer:
+    """Sends each sample to the rewards of its tag; groups go to a reward's workers in turn."""
+
+    rewards: Mapping[str, HostedReward]
+    _lanes: dict[tuple[str, Purpose], Iterator[JoinedCalls[Sample, Scored]]] = field(init=False)
+    """Of each reward and purpose: its workers, each behind one lane, again and again."""
+
+    def __post_init__(self) -> None:
+        self._lanes = {
+            (name, purpose): cycle(_lanes(hosted, purpose))
+            for name, hosted in self.rewards.items()
+            for purpose in Purpose
+        }
+
+    def begin_step(
+        self, samples_by_tag: Mapping[str, float], purpose: Purpose = Purpose.TRAINING
+    ) -> None:
+        """New failure budgets, of one purpose alone.
+
+        Args:
+            samples_by_tag: how many samples of each tag will come, about. A reward's budget is of
+                those that are routed to it, and each of its workers sees a share of them.
+        """
+        pending = []
+        for hosted in self.rewards.values():
+            routed = sum(samples_by_tag.get(tag, 0.0) for tag in set(hosted.config.tags))
+            expected = max(1, math.ceil(round(routed / hosted.cluster.world_size, 6)))
+            pending.append(hosted.cluster.submit(RewardWorker.begin_step, expected, purpose))
+        for answer in pending:
+            answer.result()
+
+    async def score(
+        self, samples: list[Sample], purpose: Purpose = Purpose.TRAINING
+    ) -> list[ScoredSample]:
+        """The weighted total of every sample, in order; what the scheduler calls for each group.
+
+        A sample on which a reward failed has no total, unless `on_error` names a score.
+
+        Raises:
+            RewardError: a reward failed more often than its budget allows.
+        """
+        names = [
+            name
+            for name, hosted in self.rewards.items()
+            if any(sample.tag in hosted.config.tags for sample in samples)
+        ]
+        columns = await asyncio.gather(*(self._ask(name, samples, purpose) for name in names))
+        verdicts = dict(zip(names, columns, strict=True))
+        return [self._total(i, sample, verdicts) for i, sample in enumerate(samples)]
+
+    async def _ask(self, name: str, samples: list[Sample], purpose: Purpose) -> dict[int, Scored]:
+        hosted = self.rewards[name]
+        lane = next(self._lanes[name, purpose])
+        wanted = [i for i, sample in enumerate(samples) if sample.tag in hosted.config.tags]
+        scored = await lane.ask([samples[i] for i in wanted])
+        return dict(zip(wanted, scored, strict=True))
+
+    def _total(
+        self, row: int, sample: Sample, verdicts: Mapping[str, Mapping[int, Scored]]
+    ) -> ScoredSample:
+        asked = {name: column[row].reward for name, column in verdicts.items() if row in column}
+        if not asked and self.rewards:
+            raise DataError(
+                f"sample {sample.id} has the tag {sample.tag!r}, which no reward takes; add it to "
+                "the `tags` of a reward"
+            )
+        mine = {name: reward for name, reward in asked.items() if reward is not None}
+        return ScoredSample(
+            sample=sample,
+            reward=sum(r.score * self.rewards[name].config.weight for name, r in mine.items()),
+            parts={f"{name}/{part}": v for name, r in mine.items() for part, v in r.parts.items()},
+            by_name={name: r.score for name, r in mine.items()},
+            failed=tuple(name for name in asked if name not in mine),
+        )
+
+    def take_rates(self, purpose: Purpose = Purpose.TRAINING) -> Metrics:
+        """`reward/<name>/error_rate` and `/timeout_rate` since the last call."""
+        taken = [
+            Metrics.concat(hosted.cluster.call_each(RewardWorker.take_metrics, purpose))
+            for hosted in self.rewards.values()
+        ]
+        return Metrics(
+            {name: m for metrics in taken for name, m in metrics.items() if name.endswith("_rate")}
+        )
+
+
+def _lanes(hosted: HostedReward, purpose: Purpose) -> list[JoinedCalls[Sample, Scored]]:
+    def ask(rank: int, samples: list[Sample]) -> Awaitable[list[Scored]]:
+        return hosted.cluster.ask(rank, RewardWorker.score_samples, samples, purpose)
+
+    return [JoinedCalls(partial(ask, rank)) for rank in range(hosted.cluster.world_size)]

@@ -1,0 +1,83 @@
+"""Start the workers of rewards: functions and classes, and reward models, which share devices."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from roll.config.rlvr import RlvrConfig
+from roll.config.sections.placement import parse_devices
+from roll.config.sections.reward import RewardConfig
+from roll.config.sections.roles import Role
+from roll.distributed.cluster import Launcher, Placement
+from roll.distributed.colocation import Colocation, Resident
+from roll.runtime.reward_router import HostedReward
+from roll.workers.reward import RewardWorker, reward_worker_class
+
+
+def start_functions(config: RlvrConfig, launcher: Launcher) -> dict[str, HostedReward]:
+    """Start the rewards that are functions or classes."""
+    return {
+        name: _start(config, launcher, name, reward)
+        for name, reward in config.rewards.items()
+        if reward.model is None
+    }
+
+
+def start_judges(
+    config: RlvrConfig, launcher: Launcher, colocation: Colocation
+) -> dict[str, HostedReward]:
+    """Start the reward models, one after the other; the engines must be on no device meanwhile.
+
+    A reward model judges while engines generate: on its devices it comes and goes with them, and a
+    role that trains there has it moved off.
+    """
+    judges = {}
+    for name, reward in config.rewards.items():
+        if reward.model is None:
+            continue
+        judges[name] = _start(config, launcher, name, reward)
+        devices = frozenset(parse_devices(config.pools[pool_of(config, reward)]))
+        colocation.add(f"{Role.ACTOR_INFER}/{name}", resident(judges[name], devices))
+    return judges
+
+
+def resident(judge: HostedReward, devices: frozenset[int]) -> Resident:
+    """A reward model as a resident of its devices."""
+    from roll.workers.model_reward import ModelReward
+
+    cluster = judge.cluster
+    return Resident(
+        devices,
+        onload=partial(cluster.call, ModelReward.onload),
+        offload=partial(cluster.call, ModelReward.offload),
+        # A push writes nothing to it.
+        onload_weights=_nothing,
+    )
+
+
+def pool_of(config: RlvrConfig, reward: RewardConfig) -> str:
+    """The pool that a reward's workers live on."""
+    return reward.pool or config.actor_infer.pool
+
+
+def judged_devices(config: RlvrConfig) -> frozenset[int]:
+    """Devices of all reward models."""
+    pools = [pool_of(config, reward) for reward in config.rewards.values() if reward.model]
+    return frozenset(device for pool in pools for device in parse_devices(config.pools[pool]))
+
+
+def _start(config: RlvrConfig, launcher: Launcher, name: str, reward: RewardConfig) -> HostedReward:
+    place = Placement(
+        Role.REWARD,
+        pool=pool_of(config, reward),
+        workers=None if reward.model else reward.workers,
+        seed=config.seed,
+        label=name,
+    )
+    cluster = launcher.start(reward_worker_class(name, reward), place, name, reward)
+    cluster.call(RewardWorker.start)
+    return HostedReward(reward, cluster)
+
+
+def _nothing() -> None:
+    """Bring nothing."""

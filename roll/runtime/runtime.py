@@ -1,0 +1,204 @@
+"""The cast of an RLVR run: clusters, data, rewards and schedulers, built from the config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from roll.config.algorithm import Need
+from roll.config.rlvr import RlvrConfig
+from roll.config.sections.sampling import SamplingConfig
+from roll.core.errors import CheckpointError
+from roll.core.loop_thread import LoopThread
+from roll.core.types import Prompt, SamplingParams
+from roll.data.mixing import Sampler
+from roll.distributed.cluster import Cluster, Launcher
+from roll.distributed.colocation import Colocation
+from roll.distributed.worker import Worker
+from roll.rewards.execution.counters import Purpose
+from roll.rewards.thinking import decode_with_marks, marks_to_show
+from roll.rollout.budget import Budget
+from roll.rollout.filters import build_filters
+from roll.rollout.fleet.fleet import Fleet
+from roll.rollout.scheduler import GenerateScheduler
+from roll.rollout.single_turn import SingleTurn
+from roll.runtime.clusters import start_models
+from roll.runtime.inference_service import Serving
+from roll.runtime.reward_router import Scorer
+from roll.runtime.reward_workers import start_functions
+from roll.runtime.run_data import RunData, tag_shares
+from roll.runtime.validator import Validator, answer_key
+from roll.runtime.weight_pusher import WeightPusher
+from roll.workers.actor import ActorWorker
+from roll.workers.critic import CriticWorker
+from roll.workers.reference import ReferenceWorker
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Who takes part, and what they work with."""
+
+    actor: Cluster[ActorWorker]
+    serving: Serving
+    reference: Cluster[ReferenceWorker] | None
+    critic: Cluster[CriticWorker] | None
+    teachers: Mapping[str, Cluster[Any]]
+    """Of `ReferenceWorker`s, or of `TeacherWorker`s where they tell whole distributions."""
+    scorer: Scorer
+    prompts: Sampler[Prompt]
+    scheduler: GenerateScheduler
+    validator: Validator
+    colocation: Colocation
+    find_prompt: Callable[[str], Prompt]
+    tag_shares: Mapping[str, float]
+    """Tag -> share of the training prompts."""
+    read: Callable[[Sequence[int]], str]
+    """Tokens -> what they stand for, special ones too."""
+
+    def state(self) -> dict[str, Any]:
+        """Position in the data and what is being generated, as plain JSON."""
+
+        async def on_loop() -> dict[str, Any]:  # where groups end at any time
+            return {"position": self.prompts.state(), "scheduler": self.scheduler.state()}
+
+        return self.serving.run(on_loop())
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state` gave."""
+        self.prompts.restore(state["position"], self.find_prompt)
+        self.scheduler.restore(state["scheduler"], self.find_prompt)
+
+    def close(self) -> None:
+        """End what generates."""
+        self.serving.run(self.scheduler.close())
+        self.serving.close()
+
+    def memory_gb(self) -> float:
+        """Resident memory, GiB, of the worker that has the most, its children included."""
+        clusters: list[Cluster[Any] | None] = [self.actor, self.reference, self.critic]
+        clusters.extend(self.teachers.values())
+        sizes = [cluster.call_each(Worker.memory_gb) for cluster in clusters if cluster is not None]
+        return max(size for each in (*sizes, self.serving.memory_gb()) for size in each)
+
+
+def open_cast(
+    config: RlvrConfig,
+    launcher: Launcher,
+    loop: LoopThread,
+    data: RunData[Prompt],
+    *,
+    platform: str,
+) -> Cast:
+    """Start everybody."""
+    filters = build_filters(config.rollout.filters)  # first: the user may have to mend one
+    tokenizer, dataset, held_out = data.tokenizer, data.train, data.held_out
+    functions = start_functions(config, launcher)  # their faults show before a model is loaded
+    models = start_models(config, launcher, loop, platform, tokenizer)
+    hosted = functions | models.judges
+    scorer = Scorer({name: hosted[name] for name in config.rewards})
+    serving, rollout = models.serving, config.rollout
+    serving.pusher = WeightPusher(models.actor, serving.infer, platform, config.weight_sync)
+
+    make_turn = partial(_single_turn, config, serving.fleet, make_decode(tokenizer), scorer)
+    prompts = Sampler(dataset, seed=config.seed, shuffle=config.data.shuffle)
+    return Cast(
+        actor=models.actor,
+        serving=serving,
+        reference=models.reference,
+        critic=models.critic,
+        teachers=models.teachers,
+        scorer=scorer,
+        prompts=prompts,
+        scheduler=GenerateScheduler(
+            prompts=prompts,
+            run_group=make_turn(
+                config.sampling,
+                config.data.samples_per_prompt,
+                redundant=rollout.redundant_samples,
+                greedy_baseline=Need.GREEDY_BASELINE in config.algorithm.needs,
+            ).run,
+            budget=_budget(config),
+            filters=filters,
+        ),
+        validator=Validator(
+            config=config.validation,
+            sets={source.name: source.items for source in held_out.sources},
+            single_turn=make_turn(
+                config.validation_sampling,
+                config.validation.samples_per_prompt,
+                purpose=Purpose.VALIDATION,
+            ),
+            scorer=scorer,
+            extract=partial(answer_key, math_tags=_math_tags(config)),
+            max_in_flight=rollout.max_in_flight_groups,
+        ),
+        colocation=models.colocation,
+        find_prompt=partial(_find_prompt, {prompt.id: prompt for prompt in dataset.items}),
+        tag_shares=tag_shares(dataset),
+        read=tokenizer.decode,
+    )
+
+
+def _budget(config: RlvrConfig) -> Budget:
+    return Budget(
+        config.data.prompts_per_step,
+        max_staleness=config.rollout.max_staleness,
+        extra=config.rollout.extra_prompts,
+        max_in_flight=config.rollout.max_in_flight_groups,
+        max_prompts_factor=config.rollout.max_prompts_factor,
+    )
+
+
+def _single_turn(
+    config: RlvrConfig,
+    fleet: Fleet,
+    decode: Callable[[Sequence[int]], str],
+    scorer: Scorer,
+    sampling: SamplingConfig,
+    samples: int,
+    *,
+    purpose: Purpose = Purpose.TRAINING,
+    **options: Any,
+) -> SingleTurn:
+    """`options`: what training asks for and validation does not."""
+    return SingleTurn(
+        fleet=fleet,
+        decode=decode,
+        score=partial(scorer.score, purpose=purpose),
+        sampling=SamplingParams(**sampling.model_dump()),
+        samples_per_prompt=samples,
+        seed=config.seed,
+        request_timeout_s=config.rollout.request_timeout_s,
+        separate_siblings=config.rollout.siblings == "separate",
+        **options,
+    )
+
+
+def make_decode(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], str]:
+    """Return what makes text of a response: special tokens left out, but for the marks of thoughts
+    (Magistral, gpt-oss and others hold them as such), without which they would read as answers."""
+    special = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)) | {
+        added.content: token
+        for token, added in tokenizer.added_tokens_decoder.items()
+        if added.special
+    }
+    marks = marks_to_show(special)
+
+    def decode(tokens: Sequence[int]) -> str:
+        return str(tokenizer.decode(tokens, skip_special_tokens=True))
+
+    return partial(decode_with_marks, marks=marks, decode=decode)
+
+
+def _find_prompt(by_id: Mapping[str, Prompt], prompt_id: str) -> Prompt:
+    if prompt_id not in by_id:
+        raise CheckpointError(f"the checkpoint names prompt {prompt_id!r}, the data has none")
+    return by_id[prompt_id]
+
+
+def _math_tags(config: RlvrConfig) -> frozenset[str]:
+    return frozenset(t for r in config.rewards.values() if r.fn == "math" for t in r.tags)

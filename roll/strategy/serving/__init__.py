@@ -1,0 +1,1 @@
+"""Functions that inference engines share."""

@@ -1,0 +1,60 @@
+"""Which engine arguments SGLang knows, read from its source: importing SGLang takes seconds."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+
+from roll.core.errors import EngineMissingError
+from roll.strategy.serving.engine_args import check_engine_args, parsed_source
+
+OURS = {
+    "model_path": "model.path",
+    "tokenizer_path": "model.tokenizer",
+    "trust_remote_code": "model.trust_remote_code",
+    "dtype": "actor_infer.dtype",
+    "random_seed": "seed",
+    "context_length": "actor_infer.strategy.max_model_len",
+    "max_running_requests": "actor_infer.strategy.max_num_seqs",
+    "tp_size": "actor_infer.strategy.tp",
+    "disable_radix_cache": "actor_infer.strategy.prefix_caching",
+    "disable_cuda_graph": "actor_infer.strategy.enforce_eager",
+    "mem_fraction_static": "actor_infer.strategy.gpu_memory_utilization",
+    "max_total_tokens": "actor_infer.strategy.kv_cache_tokens",
+    "dp_size": "more devices in the pool of actor_infer: each replica is one",
+    "pp_size": "",
+    "nnodes": "",
+    "weight_version": "",
+    "custom_weight_loader": "",
+    "skip_tokenizer_init": "",
+    "skip_server_warmup": "",
+    "log_level": "",
+    "stream_interval": "",
+    "incremental_streaming_output": "",
+    "sampling_backend": "",
+    "sampling_mask_max_tokens": "",
+    "enable_memory_saver": "",
+    "enable_weights_cpu_backup": "",
+}
+"""Arguments that follow from the rest of the config, and the key to set instead, if there is one.
+"""
+
+
+def known_arguments() -> frozenset[str]:
+    """Names of the arguments of the installed `ServerArgs`.
+
+    Raises:
+        EngineMissingError: SGLang is not installed.
+    """
+    for node in parsed_source("sglang", "srt", "arg_groups", "field_order.py"):
+        if (
+            isinstance(node, ast.Assign)
+            and ast.unparse(node.targets[0]) == "POSITIONAL_FIELD_ORDER"
+        ):
+            return frozenset(ast.literal_eval(node.value))
+    raise EngineMissingError("the installed sglang lists no arguments; see `roll doctor`")
+
+
+def check_arguments(names: Iterable[str]) -> None:
+    """See `check_engine_args`."""
+    check_engine_args(names, engine="SGLang", ours=OURS, known=known_arguments)

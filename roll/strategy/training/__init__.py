@@ -1,0 +1,1 @@
+"""Functions that training and scoring backends share."""

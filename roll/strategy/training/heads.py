@@ -1,0 +1,165 @@
+"""What the last layer of a model is for: log-probs, values or scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from roll.algorithms import logprobs
+from roll.algorithms.api import PolicyTerms, ScoreTerms, ValueTerms
+from roll.algorithms.teacher_divergence import Comparison, divergences
+from roll.config.sections.model import ModelConfig
+from roll.core.errors import ConfigError
+from roll.models import last_mlp
+from roll.models.load import (
+    load_causal_lm,
+    load_score_model,
+    load_value_model,
+    split_head,
+    split_value_head,
+)
+from roll.strategy.training.token_model import Asked, Outputs, TokenModel, last_hidden
+
+T = TypeVar("T")
+
+
+class PolicyModel(TokenModel[PolicyTerms]):
+    """A causal LM whose forward pass ends in log-probs instead of logits."""
+
+    reads_before = 1
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        temperature: float,
+        chunk_tokens: int,
+        compared: Comparison | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.last_mlp = last_mlp.find(model)
+        self._chunk_tokens = chunk_tokens
+        self._compared = compared
+        # In a tuple, so that the parts are not registered a second time under other names.
+        self._parts = split_head(model)
+        if temperature <= 0:
+            raise ConfigError(
+                f"temperature {temperature} has no log-probs (greedy); set it above 0 to train"
+            )
+        self._temperature = temperature * self._parts[1].divisor
+
+    def hidden(self, tokens_BT: Tensor, **arguments: Any) -> Tensor:
+        return last_hidden(self._parts[0], tokens_BT, arguments)
+
+    def head(self, states_ND: Tensor, targets_N: Tensor, asked: Asked) -> Outputs:
+        """Log-probs, entropy and the divergence from teachers."""
+        head = self._parts[1]
+        logprobs_N, entropy_N = logprobs.from_hidden(
+            states_ND,
+            head.weight_VD,
+            head.bias_V,
+            targets_N,
+            temperature=self._temperature,
+            chunk_tokens=self._chunk_tokens,
+            entropy=asked.entropy,
+        )
+        if asked.learned is None:
+            return logprobs_N, entropy_N, None
+        assert self._compared is not None
+        divergence_N = divergences(
+            states_ND,
+            head.weight_VD,
+            head.bias_V,
+            asked.learned,
+            self._compared,
+            divisor=head.divisor,
+            chunk_tokens=self._chunk_tokens,
+        )
+        return logprobs_N, entropy_N, divergence_N
+
+    def terms(self, outputs: Outputs) -> PolicyTerms:
+        logprobs_BT, entropy_BT, divergence_BT = outputs
+        return PolicyTerms(logprobs_BT, entropy_BT, divergence_BT)
+
+
+class ClassifierModel(TokenModel[T]):
+    """A Hugging Face classifier with one label, read at single tokens."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+        self.last_mlp = last_mlp.find(model)
+        self._parts = split_value_head(model)
+        # Not registered: it is part of the model.
+        object.__setattr__(self, "new_head", self._parts[1])
+
+    def hidden(self, tokens_BT: Tensor, **arguments: Any) -> Tensor:
+        return last_hidden(self._parts[0], tokens_BT, arguments)
+
+    def head(self, states_ND: Tensor, targets_N: Tensor, asked: Asked) -> Outputs:
+        return self._parts[1](states_ND).squeeze(-1).float(), None, None
+
+
+class ValueModel(ClassifierModel[ValueTerms]):
+    """A token classifier, read as the value of what was written before each token."""
+
+    reads_before = 1
+
+    def terms(self, outputs: Outputs) -> ValueTerms:
+        return ValueTerms(values_BT=outputs[0])
+
+
+class ScoreModel(ClassifierModel[ScoreTerms]):
+    """A sequence classifier, read as the score of a text up to each token."""
+
+    reads_before = 0
+
+    def terms(self, outputs: Outputs) -> ScoreTerms:
+        return ScoreTerms(scores_BT=outputs[0])
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyHead:
+    """Makes policies: log-probs of `logits / temperature`, `chunk_tokens` of them at once."""
+
+    temperature: float
+    chunk_tokens: int
+    compared: Comparison | None = None
+    """With teachers, where it has some."""
+
+    def load(self, model: ModelConfig, dtype: torch.dtype) -> PolicyModel:
+        return PolicyModel(
+            load_causal_lm(model, dtype=dtype),
+            temperature=self.temperature,
+            chunk_tokens=self.chunk_tokens,
+            compared=self.compared,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ValueHead:
+    """Makes critics."""
+
+    def load(self, model: ModelConfig, dtype: torch.dtype) -> ValueModel:
+        return ValueModel(load_value_model(model, dtype=dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreHead:
+    """Makes reward models."""
+
+    def load(self, model: ModelConfig, dtype: torch.dtype) -> ScoreModel:
+        return ScoreModel(load_score_model(model, dtype=dtype))
+
+
+class Head(Protocol[T]):
+    """What the last layer of a model is for."""
+
+    def load(self, model: ModelConfig, dtype: torch.dtype) -> TokenModel[T]:
+        """The model on the CPU, with parameters of `dtype`."""
+        ...

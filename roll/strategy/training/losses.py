@@ -1,0 +1,50 @@
+"""An update's rows, micro-batch by micro-batch: what PyTorch backends do before their optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from roll.algorithms.api import TermsLoss
+from roll.core.batches import TrainBatch
+from roll.strategy.training import forward, microbatch
+from roll.strategy.training.reduce import LossMetrics, max_over_ranks, micro_loss
+from roll.strategy.training.token_model import TokenModel
+
+T = TypeVar("T")
+B = TypeVar("B", bound=TrainBatch)
+
+
+def micro_losses(
+    model: TokenModel[T],
+    batch: B,
+    loss: TermsLoss[T, B],
+    metrics: LossMetrics,
+    *,
+    device: torch.device,
+    max_tokens: int,
+) -> Iterator[tuple[Tensor, bool]]:
+    """The loss of each micro-batch, and whether it is the last; collective.
+
+    Every rank gets as many: one that has no rows left joins with a pass over nothing. The caller
+    runs the backward pass of each before it asks for the next.
+    """
+    batch.require("token_weights", made_by="token_weights")
+    parts = microbatch.plan(batch.lengths.tolist(), max_tokens, unit=batch.unit, packed=model.packs)
+    passes = max_over_ranks(len(parts), device)
+    for i in range(passes):
+        if i < len(parts):
+            micro = microbatch.take(batch, parts[i])
+            terms_of = partial(_terms, model, micro, device)
+            total = micro_loss(micro, terms_of, loss, metrics, device)
+        else:
+            total = forward.empty_pass(model, device)
+        yield total, i == passes - 1
+
+
+def _terms(model: TokenModel[T], micro: TrainBatch, device: torch.device, needed_BT: Tensor) -> T:
+    return forward.token_terms(model, micro, needed_BT, device, entropy=True)

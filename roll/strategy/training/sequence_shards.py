@@ -1,0 +1,128 @@
+"""Rows that several ranks share: each computes on an equal slice of every row's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.functional import pad
+
+from roll.models import packing
+
+if TYPE_CHECKING:
+    from roll.strategy.training.token_model import Asked, Outputs, TokenModel
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One rank's part of rows `[B, T]`: W tokens of each."""
+
+    tokens_BW: Tensor
+    mine_M: Tensor
+    """Which of the results that are wanted are read from its states."""
+    states_M: Tensor
+    """Flat indices of those states."""
+    arguments: dict[str, Any]
+    """Of the model's backbone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """The ranks that get the same rows.
+
+    The gradients that their backward passes leave are parts, which add up to that of the rows.
+    """
+
+    group: dist.ProcessGroup
+    """In the order of the slices."""
+    sequence: dist.ProcessGroup | None
+    """Those that exchange tokens for heads in attention; None: attention sees whole rows."""
+    tp: int
+    """Consecutive ranks that share matrices: their slices are joined around those."""
+
+    def read(
+        self,
+        model: TokenModel[Any],
+        rows_BT: Tensor,
+        positions_N: Tensor,
+        lengths: Sequence[int] | None,
+        asked: Asked,
+    ) -> Outputs:
+        """What `model.head` gives of whole rows, each rank having computed its part; collective.
+
+        Args:
+            positions_N: flat indices of the tokens that results are wanted of.
+            lengths: of the sequences, if the only row is packed.
+        """
+        cut = self._cut(rows_BT, positions_N, lengths, model.reads_before)
+        states_MD = model.states(cut.tokens_BW, cut.states_M, cut.arguments)
+        if asked.learned is not None:
+            mine = [lesson.among(cut.mine_M) for lesson in asked.learned]
+            asked = replace(asked, learned=mine)
+        outputs = model.head(states_MD, rows_BT.flatten()[positions_N[cut.mine_M]], asked)
+
+        def join(values_M: Tensor) -> Tensor:
+            empty_N = values_M.new_zeros(len(positions_N), *values_M.shape[1:])
+            whole_N: Tensor = _Join.apply(empty_N.index_put((cut.mine_M,), values_M), self.group)
+            return whole_N
+
+        main_M, *more = outputs
+        entropy_N, divergence_N = (None if part is None else join(part) for part in more)
+        return join(main_M), entropy_N, divergence_N
+
+    def _cut(
+        self,
+        rows_BT: Tensor,
+        positions_N: Tensor,
+        lengths: Sequence[int] | None,
+        reads_before: int,
+    ) -> Slice:
+        """This rank's part; rows are prolonged so that all slices are equal."""
+        width = rows_BT.shape[1]
+        part = -(-width // self.group.size())
+        more = part * self.group.size() - width
+        first = part * self.group.rank()
+        rows = pad(rows_BT, [0, more])
+        row_N, column_N = positions_N // width, positions_N % width
+        read_N = column_N - reads_before - first
+        mine_M = ((read_N >= 0) & (read_N < part)).nonzero().flatten()
+        return Slice(
+            tokens_BW=rows[:, first : first + part],
+            mine_M=mine_M,
+            states_M=(row_N * part + read_N)[mine_M],
+            arguments=self._arguments(width, more, lengths, rows.device),
+        )
+
+    def _arguments(
+        self, width: int, more: int, lengths: Sequence[int] | None, device: torch.device
+    ) -> dict[str, Any]:
+        # Tokens that were added to a packed row are a sequence of their own.
+        sequences = [width + more] if lengths is None else [*lengths, *([more] if more else [])]
+        arguments = packing.arguments(sequences, device)
+        # Of the tokens that attention has before it exchanges them.
+        size = (width + more) // self.group.size() * self.tp
+        first = size * (self.group.rank() // self.tp)
+        return {
+            "position_ids": arguments["position_ids"][:, first : first + size],
+            "row_lengths": arguments["row_lengths"],
+            "sequence_group": self.sequence,
+        }
+
+
+class _Join(torch.autograd.Function):
+    """Add up what the ranks have. All go on with the sum in the same way, so the gradient of each
+    is the whole one already."""
+
+    @staticmethod
+    def forward(ctx: Any, mine: Tensor, group: dist.ProcessGroup) -> Tensor:
+        total = mine.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0], None

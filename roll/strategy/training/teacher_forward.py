@@ -1,0 +1,125 @@
+"""Teachers: models whose forward pass tells what they expect of the next token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
+
+from roll.algorithms.teacher_divergence import logprobs_of, top_logprobs
+from roll.config.algorithm.divergences import LessonConfig
+from roll.config.sections.model import ModelConfig
+from roll.core.batches import TokenBatch, TrainBatch
+from roll.core.teacher_outputs import OutputHead, TaughtRow
+from roll.models.load import load_causal_lm, split_head
+from roll.strategy.training.token_model import Asked, Outputs, TokenModel, last_hidden
+
+
+@dataclass(frozen=True, slots=True)
+class TaughtTerms:
+    """What a teacher's forward pass gives."""
+
+    rows: list[TaughtRow] = field(default_factory=list)
+    """One per row, of its trained tokens."""
+
+
+class TeacherModel(TokenModel[TaughtTerms]):
+    """A causal LM whose forward pass ends in hidden states, or in its likeliest tokens."""
+
+    reads_before = 1
+
+    def __init__(
+        self, model: PreTrainedModel, lesson: LessonConfig, num_tokens: int, chunk_tokens: int
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self._lesson = lesson
+        self._num_tokens = num_tokens
+        self._chunk_tokens = chunk_tokens
+        # In a tuple, so that the parts are not registered a second time under other names.
+        self._parts = split_head(model)
+
+    def hidden(self, tokens_BT: Tensor, **arguments: object) -> Tensor:
+        return last_hidden(self._parts[0], tokens_BT, arguments)
+
+    def head(self, states_ND: Tensor, targets_N: Tensor, asked: Asked) -> Outputs:
+        """The states; or log-probs `[N, K + 1]` and, in the place of the entropy, the ids they
+        belong to, float32 and as many, so that results of one shape can be stacked."""
+        if self._lesson.top_k is None:
+            return states_ND, None, None
+        head, k = self._parts[1], self._lesson.top_k
+        logprobs_NK = states_ND.new_empty(len(states_ND), k + 1, dtype=torch.float32)
+        ids_NK = torch.zeros_like(logprobs_NK)
+        for i in range(0, len(states_ND), self._chunk_tokens):
+            part = slice(i, i + self._chunk_tokens)
+            logits = linear(states_ND[part], head.weight_VD, head.bias_V)
+            divisor = head.divisor * self._lesson.teacher_temperature
+            logprobs = logprobs_of(logits, divisor, self._num_tokens)
+            top_ids, logprobs_NK[part] = top_logprobs(logprobs, k)
+            ids_NK[part, :k] = top_ids.float()  # exact below 2^24
+        return logprobs_NK, ids_NK, None
+
+    def spread(self, values_N: Tensor, positions_N: Tensor, shape: torch.Size) -> Tensor:
+        """As they are, `[N, ...]`."""
+        return values_N
+
+    def terms(self, outputs: Outputs) -> TaughtTerms:
+        return TaughtTerms()
+
+    def needed(self, batch: TokenBatch) -> Tensor:
+        """The trained tokens."""
+        assert isinstance(batch, TrainBatch)
+        return batch.loss_mask
+
+    def collect(
+        self, batch: TokenBatch, passes: Iterator[tuple[list[int], Outputs]]
+    ) -> TaughtTerms:
+        needed_BT = self.needed(batch)
+        found: dict[int, TaughtRow] = {}
+        for indices, (main, ids, _) in passes:
+            positions = [needed_BT[row, 1:].nonzero().flatten() + 1 for row in indices]
+            sizes = [len(each) for each in positions]
+            columns = [main.cpu().split(sizes)]
+            if ids is not None:
+                columns.insert(0, ids[:, :-1].long().cpu().split(sizes))
+            for row, at, *said in zip(indices, positions, *columns, strict=True):
+                # Copies: a part would be sent with all that it is a part of.
+                found[row] = TaughtRow("", at, tuple(each.clone() for each in said))
+        return TaughtTerms([found[row] for row in range(len(batch))])
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherHead:
+    """Makes teachers.
+
+    Args:
+        num_tokens: of the tokenizer that teacher and student share.
+    """
+
+    lesson: LessonConfig
+    num_tokens: int
+    chunk_tokens: int
+
+    def load(self, model: ModelConfig, dtype: torch.dtype) -> TeacherModel:
+        loaded = load_causal_lm(model, dtype=dtype)
+        return TeacherModel(loaded, self.lesson, self.num_tokens, self.chunk_tokens)
+
+
+def output_head(model: nn.Module, whole: Callable[[Tensor], Tensor]) -> OutputHead:
+    """The head of a causal LM, on the CPU; collective where `whole` is.
+
+    Args:
+        whole: what a rank holds of a parameter -> all of it.
+    """
+    assert isinstance(model, PreTrainedModel)
+    head = split_head(model)[1]
+
+    def copied(part: Tensor) -> Tensor:
+        return whole(part).detach().to("cpu", copy=True)
+
+    bias_V = None if head.bias_V is None else copied(head.bias_V)
+    return OutputHead(copied(head.weight_VD), bias_V, head.divisor)

@@ -1,0 +1,180 @@
+"""A model that PyTorch backends train or score with: token ids in, numbers per token out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from roll.algorithms.teacher_divergence import Lesson
+from roll.core.batches import TokenBatch
+from roll.models import packing
+from roll.models.determinism import train_without
+from roll.models.last_mlp import LastMlp
+from roll.strategy.training.sequence_shards import Slices
+
+T = TypeVar("T")
+Outputs = tuple[Tensor, Tensor | None, Tensor | None]
+"""A number of each token (a log-prob, a value), its entropy, its divergence from the teacher's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is to be told of rows `[B, T]`."""
+
+    positions_N: Tensor
+    """Flat indices of the tokens that it is about."""
+    lengths: Sequence[int]
+    """Real tokens of each row."""
+    entropy: bool = False
+    """Also how uncertain the model was of each."""
+    learned: Sequence[Lesson] | None = None
+    """What teachers say of these tokens."""
+
+
+def on_each(outputs: Outputs, change: Callable[[Tensor], Tensor]) -> Outputs:
+    """The outputs that there are, changed."""
+    main, entropy, divergence = outputs
+    return (
+        change(main),
+        None if entropy is None else change(entropy),
+        None if divergence is None else change(divergence),
+    )
+
+
+class TokenModel(nn.Module, ABC, Generic[T]):
+    """A backbone and a head whose forward pass ends in a number or two per token.
+
+    Rows are right-padded and attention is causal, so no real token sees padding and no mask is
+    needed. Named parameters are those of the Hugging Face model behind the prefix `model.`.
+    """
+
+    model: PreTrainedModel
+    new_head: nn.Module | None = None
+    """What an adapter does not adapt, and is trained as a whole."""
+    packs = False
+    """Whether a micro-batch goes through the backbone as one row without padding."""
+    slices: Slices | None = None
+    """The ranks that share each row; None: it is computed here."""
+    last_mlp: LastMlp | None = None
+    """What need not be computed at every token, where the architecture is known to allow it."""
+    reads_before: ClassVar[int]
+    """Tokens that the state which is read lies before the one it is reported at."""
+
+    def pack_rows(self) -> None:
+        """From now on, and only where the model can.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+        packing.enable(self.model)
+        self.packs = True
+
+    def train(self, mode: bool = True) -> Self:
+        """Numbers are those of evaluation mode but for an adapter's dropout."""
+        super().train(mode)
+        if mode:
+            train_without(self.model)
+        return self
+
+    def forward(self, tokens_BT: Tensor, asked: Asked) -> Outputs:
+        """What `terms` gives names to. A tuple, in which FSDP finds the tensors."""
+        rows, places_N, sequences = tokens_BT, asked.positions_N, None
+        if self.packs:
+            real_BT = torch.arange(tokens_BT.shape[1]) < torch.tensor(asked.lengths)[:, None]
+            real_R = real_BT.flatten().nonzero().flatten().to(tokens_BT.device)
+            rows, sequences = tokens_BT.flatten()[real_R][None], asked.lengths
+            places_N = torch.searchsorted(real_R, asked.positions_N)
+        outputs = self._read(rows, places_N, sequences, asked)
+
+        def spread(values_N: Tensor) -> Tensor:
+            return self.spread(values_N, asked.positions_N, tokens_BT.shape)
+
+        return on_each(outputs, spread)
+
+    def spread(self, values_N: Tensor, positions_N: Tensor, shape: torch.Size) -> Tensor:
+        """Float32 `[B, T]`, zero at the other tokens."""
+        # Not a view: FSDP hangs its hooks on the result.
+        return values_N.new_zeros(shape).put(positions_N, values_N)
+
+    def _read(
+        self,
+        rows_BT: Tensor,
+        positions_N: Tensor,
+        lengths: Sequence[int] | None,
+        asked: Asked,
+    ) -> Outputs:
+        """`hidden` and `head`, of its slice only where ranks share the rows.
+
+        Args:
+            positions_N: where the tokens are in these rows.
+            lengths: of the sequences, if the only row is packed.
+        """
+        if self.slices is not None:
+            return self.slices.read(self, rows_BT, positions_N, lengths, asked)
+        arguments = {} if lengths is None else packing.arguments(lengths, rows_BT.device)
+        states_ND = self.states(rows_BT, positions_N - self.reads_before, arguments)
+        return self.head(states_ND, rows_BT.flatten()[positions_N], asked)
+
+    def states(self, rows_BT: Tensor, read_N: Tensor, arguments: Mapping[str, Any]) -> Tensor:
+        """`[N, D]`, on which `head` stands; collective.
+
+        Args:
+            rows_BT: tokens that are computed here.
+            read_N: flat indices of those whose states they are.
+            arguments: of the model's backbone.
+        """
+        if self.last_mlp is not None and (self.slices is None or self.slices.tp == 1):
+            arguments = {**arguments, **self.last_mlp.arguments(read_N, rows_BT.numel())}
+        return self.hidden(rows_BT, **arguments).flatten(0, 1)[read_N]
+
+    @abstractmethod
+    def hidden(self, tokens_BT: Tensor, **arguments: Any) -> Tensor:
+        """Hidden states `[B, T, D]`; with `last_mlp.arguments` right at those tokens alone."""
+
+    @abstractmethod
+    def head(self, states_ND: Tensor, targets_N: Tensor, asked: Asked) -> Outputs:
+        """What `forward` returns, a row for each token that is asked for.
+
+        Args:
+            states_ND: hidden states, `reads_before` tokens before each.
+            targets_N: the tokens.
+        """
+
+    @abstractmethod
+    def terms(self, outputs: Outputs) -> T:
+        """What `forward` returned, by its name."""
+
+    def needed(self, batch: TokenBatch) -> Tensor:
+        """Mask `[B, T]` of the tokens that scoring is about."""
+        return torch.arange(batch.tokens.shape[1]) < batch.lengths[:, None]
+
+    def collect(self, batch: TokenBatch, passes: Iterator[tuple[list[int], Outputs]]) -> T:
+        """The terms of the whole batch, on the CPU, rows in order.
+
+        Args:
+            passes: rows and what `forward` returned of them, micro-batch by micro-batch.
+        """
+        outputs: list[Tensor | None] = [torch.zeros(batch.tokens.shape), None, None]
+        for rows, found in passes:
+            for i, part in enumerate(found):
+                if part is None:
+                    continue
+                out_BT = outputs[i]
+                if out_BT is None:
+                    out_BT = outputs[i] = torch.zeros(batch.tokens.shape)
+                out_BT[rows, : part.shape[1]] = part.cpu()
+        main_BT, entropy_BT, divergence_BT = outputs
+        assert main_BT is not None
+        return self.terms((main_BT, entropy_BT, divergence_BT))
+
+
+def last_hidden(backbone: nn.Module, tokens_BT: Tensor, arguments: Mapping[str, Any]) -> Tensor:
+    hidden_BTD = backbone(input_ids=tokens_BT, use_cache=False, **arguments).last_hidden_state
+    assert isinstance(hidden_BTD, Tensor)
+    return hidden_BTD

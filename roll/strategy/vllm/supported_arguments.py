@@ -1,0 +1,68 @@
+"""Which engine arguments vLLM knows, read from its source: importing vLLM takes seconds."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+
+from roll.core.errors import EngineMissingError
+from roll.strategy.serving.engine_args import check_engine_args, parsed_source
+
+OURS = {
+    "model": "model.path",
+    "tokenizer": "model.tokenizer",
+    "trust_remote_code": "model.trust_remote_code",
+    "dtype": "actor_infer.dtype",
+    "seed": "seed",
+    "max_model_len": "actor_infer.strategy.max_model_len",
+    "max_num_seqs": "actor_infer.strategy.max_num_seqs",
+    "tensor_parallel_size": "actor_infer.strategy.tp",
+    "pipeline_parallel_size": "actor_infer.strategy.pp",
+    "enable_prefix_caching": "actor_infer.strategy.prefix_caching",
+    "enforce_eager": "actor_infer.strategy.enforce_eager",
+    "gpu_memory_utilization": "actor_infer.strategy.gpu_memory_utilization",
+    "kv_cache_memory_bytes": "actor_infer.strategy.kv_cache_gb",
+    "speculative_config": "actor_infer.strategy.speculation",
+    "spec_method": "actor_infer.strategy.speculation",
+    "spec_model": "actor_infer.strategy.speculation",
+    "spec_tokens": "actor_infer.strategy.speculation",
+    "quantization": "actor_infer.strategy.quantization",
+    "enable_lora": "actor_infer.strategy.max_lora_rank",
+    "max_lora_rank": "actor_infer.strategy.max_lora_rank",
+    "served_model_name": "actor_infer.strategy.endpoint.model_name",
+    "data_parallel_size": "more devices in the pool of actor_infer: each replica is one",
+    "logprobs_mode": "",
+    "worker_extension_cls": "",
+    "worker_cls": "",
+    "enable_sleep_mode": "",
+    "disable_log_stats": "",
+    "distributed_executor_backend": "",
+}
+"""Arguments that follow from the rest of the config, and the key to set instead, if there is one.
+"""
+
+
+def known_arguments() -> frozenset[str]:
+    """Field names of the installed `EngineArgs`.
+
+    Raises:
+        EngineMissingError: vLLM is not installed.
+    """
+    for node in parsed_source("vllm", "engine", "arg_utils.py"):
+        if isinstance(node, ast.ClassDef) and node.name == "EngineArgs":
+            return frozenset(
+                item.target.id
+                for item in node.body
+                if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+            )
+    raise EngineMissingError("the installed vllm has no `EngineArgs`; see `roll doctor`")
+
+
+def check_arguments(names: Iterable[str]) -> None:
+    """Refuse engine arguments that vLLM does not know, or that are not the user's to set.
+
+    Raises:
+        ConfigError: names each of them, and what to write instead.
+        EngineMissingError: vLLM is not installed, so that some cannot be checked.
+    """
+    check_engine_args(names, engine="vLLM", ours=OURS, known=known_arguments)

@@ -1,0 +1,171 @@
+"""Proves that vLLM's fused experts compute with the weights they were sent.
+
+vLLM fuses all experts of a layer, and packs, pads or swaps them as the layer's kernel wants them.
+The kernel is therefore asked itself: each expert for its answer to a probe, which must be that of
+the three matrices that came in for it. Where a row's `up` answers the probe with almost nothing, a
+small fault in the same row of `gate` goes unseen.
+
+Asked are experts without biases or quantization, of which the checkpoint has one tensor per matrix,
+with a gated SiLU or GELU, split over ranks by their rows or whole experts. Not asked are all
+others, those that vLLM places itself or exchanges between replicas of the data, and those whose
+kernel also routes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from roll.strategy.vllm.worker_side.probing import asking, compare, probe
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+}
+
+
+@dataclass(slots=True)
+class _Expert:
+    """What came in for one of a layer's experts."""
+
+    layer: Any
+    index: int
+    gate: Tensor | None = None
+    """The matrix's answer to the probe, `[I]`."""
+    up: Tensor | None = None
+    down: Tensor | None = None
+    """The matrix, `[H, I]`, until both others have come."""
+    answer: Tensor | None = None
+    """Of the expert to the probe, `[H]`: this rank's part of the sum."""
+
+
+@dataclass(slots=True)
+class ExpertProbes:
+    """Answers of the experts as they come in.
+
+    A `down_proj` is kept until its expert's other two have come: in the order of checkpoints that
+    is one matrix at a time.
+    """
+
+    model: nn.Module
+    _parts: dict[str, tuple[_Expert, str]] = field(init=False)
+    """By the tensor's name: its expert, and which of the three it is."""
+
+    def __post_init__(self) -> None:
+        self._parts = {
+            f"{path}.{expert.index}.{name}.weight": (expert, part)
+            for path, layer in _layers(self.model)
+            for expert in [_Expert(layer, index) for index in _own_experts(layer)]
+            for part, name in (
+                ("gate", layer.ckpt_gate_proj_name),
+                ("up", layer.ckpt_up_proj_name),
+                ("down", layer.ckpt_down_proj_name),
+            )
+        }
+
+    def add(self, name: str, tensor: Tensor) -> bool:
+        """Take in a tensor, if it belongs to an expert that can be asked; whether it does."""
+        if name not in self._parts:
+            return False
+        expert, part = self._parts[name]
+        if part == "down":
+            expert.down = tensor.clone()  # its memory may be used again
+        else:
+            setattr(expert, part, tensor.float() @ probe(tensor.shape[1], tensor.device))
+        if expert.gate is not None and expert.up is not None and expert.down is not None:
+            act = _ACTIVATIONS[expert.layer.activation.value]
+            config, inner_I = expert.layer.moe_config, act(expert.gate) * expert.up
+            size = len(inner_I) // config.tp_size
+            own = slice(size * config.tp_rank, size * (config.tp_rank + 1))
+            expert.answer = expert.down[:, own].float() @ inner_I[own]
+            expert.gate = expert.up = expert.down = None
+        return True
+
+    @torch.inference_mode()
+    def compare(self) -> int:
+        """Ask every expert that has come in whole; the number of tensors compared.
+
+        Raises:
+            WeightSyncError: one answers with other weights than were sent.
+        """
+        compared = 0
+        for path, layer in _layers(self.model):
+            gate = layer.ckpt_gate_proj_name
+            names = {index: f"{path}.{index}.{gate}.weight" for index in _own_experts(layer)}
+            came = {
+                index: answer
+                for index, name in names.items()
+                if (answer := self._parts[name][0].answer) is not None
+            }
+            if not came:
+                continue
+            with asking(path):
+                answers_EH = _ask(layer, list(came))
+            for answer_H, (index, expected_H) in zip(answers_EH, came.items(), strict=True):
+                compare(
+                    f"expert {index} of layer {path!r}",
+                    answer_H[: len(expected_H)],
+                    expected_H.to(answer_H.device),
+                    layer.params_dtype,
+                )
+            compared += 3 * len(came)
+        return compared
+
+
+def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Layers that can be asked, with what the names of their tensors in checkpoints begin with."""
+    from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+        UnquantizedFusedMoEMethod,
+    )
+
+    for path, layer in model.named_modules():
+        if not isinstance(layer, RoutedExperts):
+            continue
+        config, parallel = layer.moe_config, layer.moe_config.moe_parallel_config
+        if (
+            type(layer.quant_method) is UnquantizedFusedMoEMethod
+            and not layer.quant_method.is_monolithic
+            and not config.has_bias
+            and layer.activation.value in _ACTIVATIONS
+            and layer.swiglu_limit is None
+            and not config.tp_shard_with_padding
+            and not parallel.enable_eplb
+            and not parallel.use_all2all_kernels
+            and not config.use_deferred_moe_finalize
+        ):
+            yield path.removesuffix(".routed_experts").replace(".base_layer", ""), layer
+
+
+def _own_experts(layer: Any) -> list[int]:
+    """Of this rank, by their index in the checkpoint."""
+    return [
+        index
+        for index in range(layer.global_num_experts)
+        if layer._map_global_expert_id_to_local_expert_id(index) >= 0
+    ]
+
+
+def _ask(layer: Any, experts: list[int]) -> Tensor:
+    """Their answers to the probe, by the layer's kernel, `[experts, H]`."""
+    device = layer.w13_weight.device
+    x_H = torch.zeros(layer.hidden_size, dtype=layer.params_dtype, device=device)
+    hidden = layer.moe_config.hidden_dim_unpadded
+    x_H[:hidden] = probe(hidden, device)
+    ids_dtype = layer.quant_method.topk_indices_dtype or torch.int32
+    answers: Tensor = layer.quant_method.apply(
+        layer=layer,
+        x=x_H.repeat(len(experts), 1),
+        topk_weights=torch.ones(len(experts), 1, device=device),
+        topk_ids=torch.tensor(experts, dtype=ids_dtype, device=device)[:, None],
+        shared_experts=None,
+        shared_experts_input=None,
+    )
+    return answers.float()

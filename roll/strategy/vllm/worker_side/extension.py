@@ -1,0 +1,116 @@
+"""What runs inside vLLM's worker processes: loads pushed weights, and dies with its owner.
+
+vLLM mixes the class into its worker (`worker_extension_cls`); the engine calls the methods through
+`collective_rpc`. Arguments and results are plain JSON, and failures of any kind are results: an
+exception would lose its type on the way.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from roll.strategy.vllm.pushes import failure
+from roll.strategy.vllm.worker_side.heads import EmbeddingMemory, repack_heads
+from roll.strategy.vllm.worker_side.readback import Probes, read_back
+from roll.strategy.vllm.worker_side.reload import reload_weights
+from roll.weight_sync.channel import Channel
+from roll.weight_sync.checks import check_shapes
+from roll.weight_sync.manifest import Manifest
+from roll.weight_sync.transfer import Incoming, receive
+
+
+class WeightLoader:
+    """Mixed into vLLM's worker; `rank` and `model_runner` are the worker's."""
+
+    rank: int
+    model_runner: Any
+    _roll_held: frozenset[str] = frozenset()
+    """Names of the tensors that earlier pushes brought."""
+
+    def roll_load_weights(
+        self,
+        channel: dict[str, Any],
+        first_index: int,
+        expected: dict[str, list[int]],
+        optional: list[str],
+    ) -> dict[str, Any]:
+        """Replace all weights by a push.
+
+        Args:
+            channel: `Channel` as a dict.
+            first_index: receiver index of this replica's rank 0.
+            expected: shape of every tensor of the checkpoint.
+            optional: names that may stay away.
+
+        Returns:
+            Numbers of a `LoadReport`, or `error` and whether the weights in use are still `intact`.
+        """
+
+        def check(manifest: Manifest) -> None:
+            shapes = {name: tuple(shape) for name, shape in expected.items()}
+            check_shapes(manifest, shapes, optional=frozenset(optional), held=self._roll_held)
+
+        intact = True
+        try:
+            with receive(Channel(**channel), first_index + self.rank, check=check) as incoming:
+                intact = False
+                self._roll_reload(incoming)
+                manifest = incoming.manifest
+                report = {
+                    "num_tensors": len(manifest.tensors),
+                    "num_bytes": manifest.num_bytes,
+                    "checksum": incoming.checksum,
+                    "receive_s": incoming.receive_s,
+                    "load_s": incoming.load_s,
+                }
+            self._roll_held |= {meta.name for meta in manifest.tensors}
+            return report
+        except Exception as error:  # noqa: BLE001 - told as a result
+            if not intact:
+                self._roll_held = frozenset()
+            return {"error": failure(error), "intact": intact}
+
+    def roll_die_with(self, owner: int) -> None:
+        """Kill this process and the engine's core as soon as process `owner` ends.
+
+        vLLM's core does not notice when the process that started it is killed. Where the model
+        runs in the core itself, the parent is the owner, and is gone by then.
+        """
+        core = os.getppid()
+        handle = os.pidfd_open(owner)
+
+        def watch() -> None:
+            select.select([handle], [], [])
+            if os.getppid() == core:
+                os.kill(core, signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        threading.Thread(target=watch, name="die-with-owner", daemon=True).start()
+
+    def _roll_reload(self, incoming: Incoming) -> None:
+        model = self.model_runner.get_model()
+        probes = Probes(model) if incoming.verify else None
+        try:
+            reload_weights(self.model_runner, _rest(incoming, EmbeddingMemory(model), probes))
+        finally:
+            repack_heads(model)
+        if probes is not None:
+            read_back(model, probes)
+
+
+def _rest(
+    incoming: Incoming, memory: EmbeddingMemory, probes: Probes | None
+) -> Iterator[tuple[str, Tensor]]:
+    """What vLLM has to load: all that was not written into its memory on the way."""
+    for name, tensor in incoming.tensors(into=memory):
+        if probes is not None:
+            probes.add(name, tensor)
+        if not memory.holds(tensor):
+            yield name, tensor

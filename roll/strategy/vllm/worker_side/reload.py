@@ -1,0 +1,60 @@
+"""vLLM's layer-wise reload: it un-packs, loads and re-packs layer by layer.
+
+Loading into the packed layers directly fails on CPUs, where they are kept in oneDNN's layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from roll.core.errors import WeightSyncError
+from roll.strategy.vllm.worker_side.experts import packing_experts
+
+
+def reload_weights(model_runner: Any, tensors: Iterator[tuple[str, Tensor]]) -> None:
+    """Load all tensors into the model of vLLM's `model_runner`.
+
+    Raises:
+        WeightSyncError: the tensors broke off, or vLLM failed with one of them. The model is then a
+            mixture of old and new weights, and another reload can replace it.
+    """
+    model = model_runner.get_model()
+    at = "before the first tensor"
+
+    def noted() -> Iterator[tuple[str, Tensor]]:
+        nonlocal at
+        for name, tensor in tensors:
+            at = f"at {name!r}"
+            yield name, tensor
+        at = "after the last tensor"
+
+    try:
+        with packing_experts(model):
+            model_runner.reload_weights(weights_iterator=noted())
+    except Exception as error:
+        _put_back(model, model_runner.model_config)
+        if isinstance(error, WeightSyncError):
+            raise
+        raise WeightSyncError(
+            f"vLLM could not load the weights, {at}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _put_back(model: nn.Module, model_config: Any) -> None:
+    """Give the layers that are not done what they had: they would hang at the next forward pass,
+    and their next reload would take what lies there for the memory that kernels read."""
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+    from vllm.model_executor.model_loader.reload.layerwise import (
+        _place_kernel_tensors,
+        get_layerwise_info,
+    )
+
+    for layer in model.modules():
+        info = get_layerwise_info(layer)
+        if info.can_load() and info.kernel_tensors is not None:
+            _place_kernel_tensors(layer, info)
+            info.reset()
+    finalize_layerwise_reload(model, model_config)

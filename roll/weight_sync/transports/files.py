@@ -1,0 +1,302 @@
+"""A transfer through a shared folder, for hosts that share a file system and nothing else.
+
+Each push has a folder of its own. A file is written beside its place and moved there, so whoever
+sees it sees all of it; a bucket's files go when all receivers have read them, the folder when the
+push is over. The leading sender holds a lock on its folder: what a killed run leaves behind is
+found without one and removed by the next push.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roll.core.errors import WeightSyncError
+from roll.weight_sync.abort import Abort
+from roll.weight_sync.channel import Channel
+from roll.weight_sync.checksum import Checksum
+from roll.weight_sync.manifest import Manifest
+from roll.weight_sync.names import receiver_name, sender_name
+from roll.weight_sync.push_plan import Bucket, Piece, largest, layout, stretches
+from roll.weight_sync.receive_buffer import PrivateSlot, Slot
+from roll.weight_sync.transports.board_handshake import ReceiverNotes, SenderNotes
+
+FOLDER_PREFIX = "roll-weights-"
+_LOCK = "lock"
+_PAUSE_S = (0.0002, 0.02)
+"""Shortest and longest time between two looks at the folder."""
+_LEAVE_S = 0.5
+"""How long the sender itself waits, after a push that was stopped, for the others to read why."""
+
+
+class FilesSender:
+    """The end of one of the trainer's ranks."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        manifest: Manifest,
+        sender: int,
+        size: int,
+        abort: Abort,
+        *,
+        verify: bool,
+    ) -> None:
+        """Announce, and return once everybody has agreed.
+
+        Args:
+            size: bytes of the fullest bucket.
+
+        Raises:
+            WeightSyncError: somebody refused or did not answer in time; who died shows only then,
+                or by an abort.
+        """
+        self._folder = Path(channel.address)
+        self._sender = sender
+        self._timeout_s = channel.timeout_s
+        self._receivers = [receiver_name(i) for i in range(channel.num_receivers)]
+        self._lock = _claim(self._folder) if sender == 0 else None
+        self._board = FolderBoard(channel, sender_name(sender))
+        self._others = [*self._receivers, *(sender_name(i) for i in range(1, channel.num_senders))]
+        abort.when_given_up(self._board.give_up)
+        try:
+            self._notes = SenderNotes(self._board, channel, manifest, sender, verify=verify)
+        except WeightSyncError:
+            self.close()
+            raise
+        self._memory = torch.empty(size, dtype=torch.uint8)
+
+    def memory(self, index: int) -> Tensor:
+        """This sender's own; at most two buckets lie in the folder."""
+        for name in self._receivers if index >= 2 else ():
+            self._board.read(f"read-{index - 2}/{name}", name)
+        _bucket_file(self._folder, index - 2, self._sender).unlink(missing_ok=True)
+        return self._memory
+
+    def publish(self, index: int, bucket: Bucket) -> None:
+        own = [run for run in stretches(bucket) if run[0] == self._sender]
+        parts = [self._memory[first:end].numpy() for _, first, end in own]
+        _write(_bucket_file(self._folder, index, self._sender), parts)
+
+    def finish(self, checksum: Checksum | None) -> str | None:
+        return self._notes.finish(checksum)
+
+    def stop(self, reason: str) -> None:
+        self._notes.stop(reason)
+
+    def close(self) -> None:
+        """The leader removes the folder; where the push was stopped, not before the others have
+        read why."""
+        lock, self._lock = self._lock, None
+        if lock is None:
+            return
+
+        def remove() -> None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(lock)
+
+        def remove_late() -> None:
+            self._board.let_leave(self._others, self._timeout_s)
+            remove()
+
+        if self._board.let_leave(self._others, _LEAVE_S):
+            remove()
+        else:
+            threading.Thread(target=remove_late, name="roll-late-readers", daemon=True).start()
+
+
+class FilesReceiver:
+    """An engine's end."""
+
+    def __init__(self, channel: Channel, index: int) -> None:
+        self._channel = channel
+        self._folder = Path(channel.address)
+        self._name = receiver_name(index)
+        self._board = FolderBoard(channel, self._name)
+        self._notes = ReceiverNotes(self._board, index)
+        self.manifest = self._notes.manifest
+        self.verify = self._notes.verify
+        self._plan: list[list[Piece]] = []
+
+    def accept(self) -> None:
+        """As `ReceiverNotes.accept`."""
+        self._notes.accept()
+        self._plan = layout(self.manifest, self._channel.bucket_bytes)
+        self._slot = PrivateSlot(largest(self._plan))
+
+    def fail(self, reason: str) -> None:
+        self._notes.fail(reason)
+
+    def take(self, index: int) -> Slot:
+        # One slot is enough: the file is the second bucket.
+        self._slot.recycle()
+        raw: Any = self._slot.memory.numpy()  # numpy's stubs do not call it a buffer
+        memory = memoryview(raw)
+        runs = stretches(self._plan[index])
+        for sender in sorted({run[0] for run in runs}):
+            file = _bucket_file(self._folder, index, sender)
+            self._board.wait(file, sender_name(sender))
+            parts = [memory[first:end] for who, first, end in runs if who == sender]
+            _read(file, parts)
+        self._board.post(f"read-{index}/{self._name}", {"ok": True})
+        return self._slot
+
+    def give_back(self, index: int) -> None:
+        """Its file went when it was read."""
+
+    def end(self) -> str | None:
+        return self._notes.end()
+
+    def done(self) -> None:
+        self._notes.done()
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class FolderBoard:
+    """Notes as small files."""
+
+    def __init__(self, channel: Channel, name: str) -> None:
+        self._folder = Path(channel.address)
+        self._timeout_s = channel.timeout_s
+        self._name = name
+
+    def post(self, key: str, note: dict[str, Any]) -> None:
+        _write(self._note(key), [json.dumps(note).encode()])
+
+    def read(self, key: str, peer: str) -> dict[str, Any]:
+        file = self._note(key)
+        self.wait(file, peer)
+        note: dict[str, Any] = json.loads(_reading(file, Path.read_text))
+        return note
+
+    def stop(self, reason: str) -> None:
+        if not self._note("stop").exists():  # the first reason is the cause
+            self.post("stop", {"stop": reason})
+        self.post(f"left/{self._name}", {"ok": True})
+
+    def wait(self, file: Path, peer: str) -> None:
+        """Return once `file` is there.
+
+        Raises:
+            WeightSyncError: it did not come in time, or somebody stopped the transfer.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        pause_s, longest_s = _PAUSE_S
+        while not file.exists():
+            if self._note("stop").exists():
+                reason = json.loads(_reading(self._note("stop"), Path.read_text))["stop"]
+                self.post(f"left/{self._name}", {"ok": True})
+                raise WeightSyncError(f"the transfer was stopped: {reason}")
+            if time.monotonic() > deadline:
+                raise WeightSyncError(
+                    f"weight transfer: waited {self._timeout_s:g} s for {peer} to write {file}; "
+                    "it may have died, hang, or not see this folder"
+                )
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, longest_s)
+
+    def give_up(self, reason: str) -> None:
+        """`stop`, from another thread; whoever waits on this side notices too."""
+        with contextlib.suppress(WeightSyncError):
+            self.stop(reason)
+
+    def let_leave(self, others: Sequence[str], limit_s: float) -> bool:
+        """After a stop, give the others time to read why; whether all have."""
+        deadline = time.monotonic() + limit_s
+        while self._note("stop").exists():
+            if all(self._note(f"left/{name}").exists() for name in others):
+                break
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_PAUSE_S[1])
+        return True
+
+    def _note(self, key: str) -> Path:
+        return self._folder / f"{key.replace('/', '-').replace(' ', '-')}.json"
+
+
+def _bucket_file(folder: Path, index: int, sender: int) -> Path:
+    return folder / f"bucket-{index}-of-sender-{sender}"
+
+
+def _write(file: Path, parts: list[Any]) -> None:
+    """All of it or nothing."""
+    beside = file.with_name(file.name + ".part")
+    try:
+        with beside.open("wb", buffering=0) as stream:
+            for part in parts:
+                rest = memoryview(part).cast("B")
+                while len(rest):  # one call writes at most 2 GiB
+                    rest = rest[stream.write(rest) :]
+        beside.replace(file)
+    except OSError as error:
+        raise WeightSyncError(
+            f"weight transfer: could not write {file}: {error}; the folder must be writable, and "
+            "goes when the sender ends"
+        ) from error
+
+
+def _read(file: Path, parts: list[memoryview]) -> None:
+    def fill(path: Path) -> None:
+        with path.open("rb", buffering=0) as stream:
+            for part in parts:
+                rest = part
+                while len(rest):
+                    count = stream.readinto(rest)
+                    if not count:
+                        raise OSError(f"it ends {len(rest)} bytes early")
+                    rest = rest[count:]
+
+    _reading(file, fill)
+
+
+def _reading(file: Path, how: Callable[[Path], Any]) -> Any:
+    try:
+        return how(file)
+    except OSError as error:
+        raise WeightSyncError(
+            f"weight transfer: could not read {file}: {error}; the sender's process probably ended"
+        ) from error
+
+
+def _claim(folder: Path) -> int:
+    """Make the folder, lock it for as long as this process lives, and remove those without a
+    living owner; returns the lock's descriptor."""
+    made = folder.with_name(f".{folder.name}")
+    try:
+        made.mkdir(parents=True)
+        lock = os.open(made / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        made.rename(folder)
+    except OSError as error:
+        raise WeightSyncError(
+            f"weight transfer: could not make the folder {folder}: {error}; it must be on a file "
+            "system that can be written to and locked"
+        ) from error
+    for other in folder.parent.glob(FOLDER_PREFIX + "*"):
+        if other != folder:
+            _remove_if_orphaned(other)
+    return lock
+
+
+def _remove_if_orphaned(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # its owner has just removed it, or holds the lock
+        lock = os.open(folder / _LOCK, os.O_RDWR)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(lock)

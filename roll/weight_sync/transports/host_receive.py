@@ -1,0 +1,78 @@
+"""A receiver's end of a transfer within one host; `host_send.py` has the messages."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from roll.core.errors import WeightSyncError
+from roll.weight_sync.channel import Channel
+from roll.weight_sync.manifest import Manifest
+from roll.weight_sync.names import LEADER, receiver_name
+from roll.weight_sync.receive_buffer import Slot
+from roll.weight_sync.transports.host_send import next_message, read_offer
+from roll.weight_sync.transports.ipc import open_cuda_buckets
+from roll.weight_sync.transports.shared_memory import shared_slots
+from roll.weight_sync.transports.socket_link import connect
+
+
+class HostReceiver:
+    """An engine's end."""
+
+    def __init__(self, channel: Channel, index: int) -> None:
+        self._link = connect(channel.address, receiver_name(index), channel.timeout_s)
+        self._link.peer = LEADER
+        self._slots: tuple[Slot, Slot] | None = None
+        self._fds: list[int] = []
+        try:
+            offer, self._fds = read_offer(self._link)
+            self.manifest = Manifest.from_json(offer["manifest"])
+            self.verify: bool = offer["verify"]
+            self._description = offer["memory"]
+        except BaseException:
+            self.close()
+            raise
+
+    def accept(self) -> None:
+        """Agree to the manifest; returns when all receivers have.
+
+        Raises:
+            WeightSyncError: another receiver refused, or the sender gave up.
+        """
+        if self._description["kind"] == "cuda":
+            self._slots = open_cuda_buckets(self._description)
+        else:
+            self._slots = shared_slots(self._fds[0], self._description["num_bytes"])
+        self._link.put({"ok": True})
+        next_message(self._link, "go")
+
+    def fail(self, reason: str) -> None:
+        """Tell the sender why this side gives up; it may be gone already."""
+        with contextlib.suppress(WeightSyncError):
+            self._link.put({"failed": reason})
+
+    def take(self, index: int) -> Slot:
+        assert self._slots is not None
+        next_message(self._link, "bucket")
+        return self._slots[index % 2]
+
+    def give_back(self, index: int) -> None:
+        assert self._slots is not None
+        self._slots[index % 2].recycle()
+        with contextlib.suppress(WeightSyncError):  # a sender that is gone has said why before
+            self._link.put({"ok": True})
+
+    def end(self) -> str | None:
+        """The senders' checksum, if they made one."""
+        checksum: str | None = next_message(self._link, "end")
+        return checksum
+
+    def done(self) -> None:
+        """The new weights are in use."""
+        self._link.put({"ok": True})
+
+    def close(self) -> None:
+        self._link.close()
+        self._slots = None
+        while self._fds:
+            os.close(self._fds.pop())

@@ -1,0 +1,127 @@
+"""Two buckets in GPU memory, opened by a process on the same GPU through CUDA IPC handles."""
+
+from __future__ import annotations
+
+import base64
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
+
+from roll.core.errors import WeightSyncError
+from roll.weight_sync.receive_buffer import DeviceSlot
+
+_PLACE: dict[str, type] = {
+    "tensor_offset": int,
+    "storage_device": int,
+    "storage_handle": bytes,
+    "storage_size_bytes": int,
+    "storage_offset_bytes": int,
+    "ref_counter_handle": bytes,
+    "ref_counter_offset": int,
+    "event_handle": bytes,
+    "event_sync_required": bool,
+}
+"""Where the memory is: parameters of PyTorch's `rebuild_cuda_tensor`. The others of them are the
+same for all buckets, which are flat tensors of bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class CudaBuckets:
+    """The sender's two buckets on its current GPU."""
+
+    memory: Tensor
+    buckets: tuple[Tensor, Tensor]
+
+    @classmethod
+    def create(cls, num_bytes: int) -> CudaBuckets:
+        num_bytes = max(num_bytes, 1)  # no memory has no handle
+        memory = torch.empty(2 * num_bytes, dtype=torch.uint8, device="cuda")
+        return cls(memory, (memory[:num_bytes], memory[num_bytes:]))
+
+    def describe(self) -> tuple[dict[str, Any], tuple[int, ...]]:
+        """A message from which a receiver opens the same memory."""
+        _, arguments = _reduce(self.memory)
+        return {"kind": "cuda", **place_message(arguments)}, ()
+
+    def sync(self) -> None:
+        """Wait for this process's copies: the other process's stream does not know of them."""
+        torch.cuda.current_stream().synchronize()
+
+    def close(self) -> None:
+        """The allocator takes the memory back once the last receiver has closed it."""
+
+
+def open_cuda_buckets(description: dict[str, Any]) -> tuple[DeviceSlot, DeviceSlot]:
+    """A receiver's view; hold it only while receiving, the sender's memory is pinned by it.
+
+    Raises:
+        WeightSyncError: the description is not one that `CudaBuckets.describe` makes.
+    """
+    memory = _rebuild(place_arguments(description))
+    half = len(memory) // 2
+    return DeviceSlot(memory[:half]), DeviceSlot(memory[half:])
+
+
+def place_message(arguments: Sequence[Any]) -> dict[str, Any]:
+    """The arguments of `rebuild_cuda_tensor` for a flat tensor of bytes, as plain JSON.
+
+    PyTorch's own way is to pickle the function together with its arguments. A receiver that
+    unpickled it would call whatever function the message names.
+    """
+    named = dict(zip(inspect.signature(rebuild_cuda_tensor).parameters, arguments, strict=True))
+    place = {name: named[name] for name in _PLACE}
+    return {
+        "num_bytes": named["tensor_size"][0],
+        "place": {
+            name: base64.b64encode(value).decode() if isinstance(value, bytes) else value
+            for name, value in place.items()
+        },
+    }
+
+
+def place_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `rebuild_cuda_tensor` by name: the inverse of `place_message`.
+
+    Raises:
+        WeightSyncError: a field is missing or of another type.
+    """
+    try:
+        place = {name: _plain(message["place"][name], kind) for name, kind in _PLACE.items()}
+        num_bytes = _plain(message["num_bytes"], int)
+    except (KeyError, TypeError, ValueError) as error:
+        raise WeightSyncError(
+            f"weight transfer: the sender's description of its GPU memory is damaged ({error!r}); "
+            "do all processes run the same version of roll?"
+        ) from error
+    return {
+        "tensor_cls": Tensor,
+        "tensor_size": (num_bytes,),
+        "tensor_stride": (1,),
+        "storage_cls": torch.storage.TypedStorage,
+        "dtype": torch.uint8,
+        "requires_grad": False,
+        **place,
+    }
+
+
+def _plain(value: Any, kind: type) -> Any:
+    if kind is bytes:
+        return base64.b64decode(value, validate=True)
+    if type(value) is not kind:
+        raise TypeError(f"{value!r} is not of type {kind.__name__}")
+    return value
+
+
+def _reduce(memory: Tensor) -> tuple[Any, tuple[Any, ...]]:
+    reduced: tuple[Any, tuple[Any, ...]] = reduce_tensor(memory)  # type: ignore[no-untyped-call]
+    return reduced
+
+
+def _rebuild(arguments: dict[str, Any]) -> Tensor:
+    memory: Tensor = rebuild_cuda_tensor(**arguments)  # type: ignore[no-untyped-call]
+    return memory

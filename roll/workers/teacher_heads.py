@@ -1,0 +1,45 @@
+"""What students keep of their teachers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from roll.core.batches import TrainBatch
+from roll.core.teacher_outputs import OutputHead
+from roll.distributed.remote_values import Parcel, unpack
+
+B = TypeVar("B", bound=TrainBatch)
+
+TIMEOUT_S = 600.0
+"""For what teachers said to arrive, which lies ready when it is asked for."""
+
+
+class Lessons:
+    """The heads of all teachers, and what they say of the rows at hand."""
+
+    def __init__(self) -> None:
+        self._heads: dict[str, OutputHead] = {}
+
+    def meet(self, heads: Mapping[str, Parcel[OutputHead]]) -> None:
+        """Take the heads, by the teachers' names."""
+        parcels = list(heads.values())
+        got = unpack(parcels, timeout_s=TIMEOUT_S, what=f"the heads of teachers {', '.join(heads)}")
+        self._heads = dict(zip(heads, got, strict=True))
+
+    def offload(self) -> None:
+        """Leave the device to others."""
+        for head in self._heads.values():
+            head.stay_home()
+
+    def open(self, batch: B) -> B:
+        """The batch with what its parcels hold."""
+        if batch.taught is None:
+            return batch
+        rows = unpack(
+            batch.taught, timeout_s=TIMEOUT_S, what=f"what teachers say of {len(batch)} rows"
+        )
+        # A teacher that tells its likeliest tokens hands over no head.
+        taught = [replace(row, head=self._heads.get(row.teacher)) for row in rows]
+        return replace(batch, taught=taught)
