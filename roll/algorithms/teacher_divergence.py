@@ -16,8 +16,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
 from roll.algorithms.divergences import divergence
-from roll.config.algorithm.divergences import DivergenceConfig, LessonConfig
-from roll.core.teacher_outputs import OutputHead, TaughtRow
+from roll.config.algorithm.divergences import DistillTargetConfig, DivergenceConfig
+from roll.core.teacher_outputs import OutputHead, TeacherRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,43 +32,43 @@ class Comparison:
     """Of the tokenizer that both share. A model may have more logits, which mean nothing."""
 
 
-def comparison(config: LessonConfig, num_tokens: int) -> Comparison:
+def comparison(config: DistillTargetConfig, num_tokens: int) -> Comparison:
     return Comparison(
         config.divergence, config.student_temperature, config.teacher_temperature, num_tokens
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class TeacherOutputs:
     """What one teacher says of some of the tokens that are asked for."""
 
     index_M: Tensor
     """Int64; which of the N tokens."""
-    said: tuple[Tensor, ...]
-    """As that of `TaughtRow`."""
+    outputs: tuple[Tensor, ...]
+    """As that of `TeacherRow`."""
     head: OutputHead | None
 
-    def among(self, chosen: Tensor) -> Lesson:
+    def among(self, chosen: Tensor) -> TeacherOutputs:
         """The same of fewer tokens.
 
         Args:
             chosen: int64, ascending; which of the N tokens there are.
         """
         there_M = torch.isin(self.index_M, chosen)
-        said = tuple(each[there_M] for each in self.said)
-        return Lesson(torch.searchsorted(chosen, self.index_M[there_M]), said, self.head)
+        outputs = tuple(each[there_M] for each in self.outputs)
+        return TeacherOutputs(torch.searchsorted(chosen, self.index_M[there_M]), outputs, self.head)
 
 
-def lessons(
-    rows: Sequence[TaughtRow], needed_BT: Tensor, device: torch.device
-) -> tuple[Lesson, ...]:
+def outputs_by_teacher(
+    rows: Sequence[TeacherRow], needed_BT: Tensor, device: torch.device
+) -> tuple[TeacherOutputs, ...]:
     """One per teacher, on `device`, of the tokens that are needed and that it spoke of.
 
     Args:
         rows: one per row.
         needed_BT: the tokens that are asked for; `logprobs.positions` counts them the same way.
     """
-    found: dict[str, list[tuple[Tensor, TaughtRow, Tensor]]] = {}
+    found: dict[str, list[tuple[Tensor, TeacherRow, Tensor]]] = {}
     before = 0
     for row, needed_T in zip(rows, needed_BT, strict=True):
         at_n = needed_T[1:].nonzero().flatten() + 1
@@ -78,12 +78,12 @@ def lessons(
         found.setdefault(row.teacher, []).append((index_m, row, slots_m))
         before += len(at_n)
     return tuple(
-        Lesson(
+        TeacherOutputs(
             torch.cat([index_m for index_m, _, _ in parts]).to(device),
             tuple(
                 torch.cat(column).to(device)
                 for column in zip(
-                    *([each[slots_m] for each in row.said] for _, row, slots_m in parts),
+                    *([each[slots_m] for each in row.outputs] for _, row, slots_m in parts),
                     strict=True,
                 )
             ),
@@ -98,31 +98,31 @@ def divergences(
     hidden_ND: Tensor,
     weight_VD: Tensor,
     bias_V: Tensor | None,
-    learned: Sequence[Lesson],
+    teacher_outputs: Sequence[TeacherOutputs],
     compared: Comparison,
     *,
     divisor: float,
     chunk_tokens: int,
 ) -> Tensor:
-    """Float32 `[N]`; zero where no teacher said anything.
+    """Float32 `[N]`; zero where no teacher outputs anything.
 
     Args:
         hidden_ND: the student's states before the tokens that are asked for.
         weight_VD, bias_V: of its head, whose results `divisor` divides.
     """
     out_N = hidden_ND.new_zeros(len(hidden_ND), dtype=torch.float32)
-    for lesson in learned:
+    for teacher in teacher_outputs:
         found_M = _ChunkedDivergence.apply(  # type: ignore[no-untyped-call]
-            hidden_ND[lesson.index_M],
+            hidden_ND[teacher.index_M],
             weight_VD,
             bias_V,
-            lesson.said,
-            lesson.head,
+            teacher.outputs,
+            teacher.head,
             compared,
             divisor,
             chunk_tokens,
         )
-        out_N = out_N.index_put((lesson.index_M,), found_M)
+        out_N = out_N.index_put((teacher.index_M,), found_M)
     return out_N
 
 
@@ -140,14 +140,14 @@ def coarse(logprobs_NV: Tensor, ids_NK: Tensor) -> Tensor:
 
 
 def _compare(
-    logits_NV: Tensor, said: tuple[Tensor, ...], head: OutputHead | None, how: Comparison
+    logits_NV: Tensor, outputs: tuple[Tensor, ...], head: OutputHead | None, how: Comparison
 ) -> Tensor:
     """Divergence `[N]` of a chunk."""
     student_NV = logprobs_of(logits_NV, how.student_temperature, how.num_tokens)
     if head is None:
-        ids_NK, teacher_NK = said
+        ids_NK, teacher_NK = outputs
         return divergence(how.divergence, teacher_NK, coarse(student_NV, ids_NK))
-    logits_NV = linear(said[0], head.weight_VD, head.bias_V)
+    logits_NV = linear(outputs[0], head.weight_VD, head.bias_V)
     teacher_NV = logprobs_of(logits_NV, how.teacher_temperature * head.divisor, how.num_tokens)
     return divergence(how.divergence, teacher_NV, student_NV)
 
@@ -158,7 +158,7 @@ def logprobs_of(logits_NV: Tensor, divisor: float, num_tokens: int) -> Tensor:
 
 
 class _ChunkedDivergence(torch.autograd.Function):
-    """Saves hidden states, the student's and what the teacher said, and nothing per token."""
+    """Saves hidden states, the student's and what the teacher outputs, and nothing per token."""
 
     @staticmethod
     def forward(
@@ -166,7 +166,7 @@ class _ChunkedDivergence(torch.autograd.Function):
         hidden_MD: Tensor,
         weight_VD: Tensor,
         bias_V: Tensor | None,
-        said: tuple[Tensor, ...],
+        outputs: tuple[Tensor, ...],
         head: OutputHead | None,
         how: Comparison,
         divisor: float,
@@ -176,16 +176,16 @@ class _ChunkedDivergence(torch.autograd.Function):
         for i in range(0, len(hidden_MD), chunk_tokens):
             part = slice(i, i + chunk_tokens)
             logits = linear(hidden_MD[part], weight_VD, bias_V).float() / divisor
-            out_M[part] = _compare(logits, tuple(each[part] for each in said), head, how)
+            out_M[part] = _compare(logits, tuple(each[part] for each in outputs), head, how)
         ctx.save_for_backward(hidden_MD, weight_VD, bias_V)
-        ctx.taught, ctx.chunk = (said, head, how), (divisor, chunk_tokens)
+        ctx.taught, ctx.chunk = (outputs, head, how), (divisor, chunk_tokens)
         return out_M
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_M: Tensor) -> tuple[Tensor | None, ...]:
         hidden_MD, weight_VD, bias_V = ctx.saved_tensors
-        (said, head, how), (divisor, chunk_tokens) = ctx.taught, ctx.chunk
+        (outputs, head, how), (divisor, chunk_tokens) = ctx.taught, ctx.chunk
         grad_hidden_MD = torch.empty_like(hidden_MD)
         # Sums over many chunks lose bits in bfloat16, so they are kept in float32.
         # An adapter leaves the head frozen.
@@ -198,7 +198,7 @@ class _ChunkedDivergence(torch.autograd.Function):
             logits = linear(hidden, weight_VD, bias_V).float().div_(divisor)
             with torch.enable_grad():
                 logits.requires_grad_()
-                found = _compare(logits, tuple(each[part] for each in said), head, how)
+                found = _compare(logits, tuple(each[part] for each in outputs), head, how)
             (grad,) = torch.autograd.grad(found, logits, grad_M[part])
             grad = grad.div_(divisor).to(hidden.dtype)
             grad_hidden_MD[part] = grad @ weight_VD

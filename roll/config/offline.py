@@ -8,7 +8,7 @@ from typing import Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from roll.config.algorithm.divergences import LessonConfig
+from roll.config.algorithm.divergences import DistillTargetConfig
 from roll.config.algorithm.preferences import (
     BradleyTerryConfig,
     PreferenceLossConfig,
@@ -98,7 +98,7 @@ class SftConfig(OfflineConfig):
         return (*self.data.sources, *self.validation.sets.values())
 
 
-class DistillLossConfig(LessonConfig):
+class DistillLossConfig(DistillTargetConfig):
     """coef * divergence from the teacher + sft_coef * -log p of the text itself."""
 
     coef: float = Field(default=1.0, gt=0)

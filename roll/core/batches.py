@@ -32,9 +32,9 @@ class TrainBatch(TokenBatch):
     """Bool; True where a token is trained."""
     token_weights: Tensor | None = tensor("BT")
     """Float32; what turns a sum over all ranks and micro-batches into the configured mean."""
-    taught: list[Any] | None = None
-    """What the teacher of each row says of its trained tokens: a `TaughtRow` where it is learned
-    from, a `Parcel` of one on the way there."""
+    teacher_outputs: list[Any] | None = None
+    """What the teacher of each row says of its trained tokens: a `TeacherRow` where it is learned
+    from, a `RemoteValue` of one on the way there."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""`Turn`: a lock that threads and coroutines wait for in the order in which they came."""
+"""`FairLock`: a lock that threads and coroutines wait for in the order in which they came."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ POLL_S = 0.05
 """How often a coroutine looks; one that blocked its loop, or a thread, could not be cancelled."""
 
 
-class Turn:
+class FairLock:
     """Held by one at a time. Who comes again and again, as a trainer does with each step, waits
     behind those who came meanwhile."""
 

@@ -30,13 +30,13 @@ class OutputHead:
 
 
 @dataclass(frozen=True, slots=True)
-class TaughtRow:
+class TeacherRow:
     """What its teacher says of the trained tokens of one row."""
 
     teacher: str
     positions_N: Tensor
     """Int64; where in the row they are, ascending."""
-    said: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
     """The hidden states `[N, D]` that come before them; or the ids `[N, K]` of the tokens that
     seemed likeliest there and log-probs `[N, K + 1]`, the last of them that of all others."""
     head: OutputHead | None = None
@@ -44,4 +44,4 @@ class TaughtRow:
 
     @property
     def num_bytes(self) -> int:
-        return sum(part.nbytes for part in (self.positions_N, *self.said))
+        return sum(part.nbytes for part in (self.positions_N, *self.outputs))

@@ -181,7 +181,7 @@ class Reading(Generic[S]):
             except NothingToLearnError as nothing:
                 losses.note(str(nothing), row.place)
                 continue
-            if any(piece.altered for dialogue in made for piece in dialogue):
+            if any(piece.altered for conversation in made for piece in conversation):
                 losses.note(ALTERED, row.place)
             texts += made
             kept.append((number, row))
@@ -190,7 +190,7 @@ class Reading(Generic[S]):
         sequences = iter(tokens)
         examples, longest = [], 0
         for number, row in kept:
-            own = tuple(next(sequences) for _ in row.dialogues)
+            own = tuple(next(sequences) for _ in row.conversations)
             longest = max(longest, *map(len, own))
             fitted = _fitted(own, self._data, row.place, losses)
             if fitted is not None:
@@ -214,7 +214,7 @@ class Reading(Generic[S]):
     def _pieces(self, row: DialogueRow, system: str | None) -> list[list[Piece]]:
         return [
             pieces(
-                dialogue,
+                conversation,
                 self._tokenizer,
                 self._data,
                 system=system,
@@ -222,7 +222,7 @@ class Reading(Generic[S]):
                 last_turn_only=self._last_turn_only,
                 mark=self._mark,
             )
-            for dialogue in row.dialogues
+            for conversation in row.conversations
         ]
 
 
@@ -230,21 +230,21 @@ ALTERED = "an answer of which the chat template leaves out a part"
 
 
 def _unknown(
-    dialogues: Sequence[Sequence[Piece]],
+    conversations: Sequence[Sequence[Piece]],
     sequences: Sequence[TokenSequence],
     rows: Sequence[DialogueRow],
     tokenizer: PromptTokenizer,
 ) -> UnknownText:
-    texts = ["".join(piece.text for piece in dialogue) for dialogue in dialogues]
+    texts = ["".join(piece.text for piece in conversation) for conversation in conversations]
     each = iter(unknown_pieces(texts, [one.tokens for one in sequences], tokenizer))
     unknown = UnknownText(tokenizer.unk_token)
     for row in rows:
-        unknown.note([piece for _ in row.dialogues for piece in next(each)], row.place)
+        unknown.note([piece for _ in row.conversations for piece in next(each)], row.place)
     return unknown
 
 
 def _all_equal(row: DialogueRow) -> bool:
-    return len(row.dialogues) == 2 and row.dialogues[0].after == row.dialogues[1].after
+    return len(row.conversations) == 2 and row.conversations[0].after == row.conversations[1].after
 
 
 def _fitted(

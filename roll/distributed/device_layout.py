@@ -16,7 +16,7 @@ from roll.platform.machine import Machine
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class DeviceLayout:
     """What the pools need, checked against what there is."""
 
     platform: str
@@ -35,7 +35,7 @@ def address_to_join(cluster: ClusterConfig, environ: Mapping[str, str] = os.envi
 
 def plan_layout(
     cluster: ClusterConfig, pools: Mapping[str, str], machine: Machine, *, joined: bool
-) -> Layout:
+) -> DeviceLayout:
     """Check pools against the machine.
 
     Args:
@@ -68,7 +68,7 @@ def plan_layout(
                 f"({cluster.nodes} node(s) x {per_node}), numbered 0 to {total - 1}; "
                 f"use fewer devices or set cluster.devices_per_node or cluster.nodes"
             )
-    return Layout(platform, cluster.nodes, per_node, parsed)
+    return DeviceLayout(platform, cluster.nodes, per_node, parsed)
 
 
 def _devices_per_node(cluster: ClusterConfig, platform: str, highest: int, machine: Machine) -> int:

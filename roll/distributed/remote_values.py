@@ -19,8 +19,8 @@ whatever its size."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel(Generic[T]):
-    """A value in the store of the node it was packed on, freed when nobody has the parcel any more;
+class RemoteValue(Generic[T]):
+    """A value in the store of the node it was packed on, freed when nobody has it any more;
     without Ray the value itself."""
 
     content: list[T] | ray.ObjectRef[list[T]]
@@ -28,8 +28,8 @@ class Parcel(Generic[T]):
     place: int = 0
 
 
-def pack(values: Sequence[T], num_bytes: Sequence[int]) -> list[Parcel[T]]:
-    """A parcel of each value; small ones that follow each other share an object.
+def store(values: Sequence[T], num_bytes: Sequence[int]) -> list[RemoteValue[T]]:
+    """Store values, return an address of each; small neighbours share an object.
 
     Args:
         num_bytes: of the values.
@@ -42,14 +42,14 @@ def pack(values: Sequence[T], num_bytes: Sequence[int]) -> list[Parcel[T]]:
             room = SHARED_BYTES
         groups[-1].append(value)
         room -= size
-    parcels = []
+    remote_values = []
     for group in groups:
         content = ray.put(group) if ray.is_initialized() else group
-        parcels += [Parcel(content, place) for place in range(len(group))]
-    return parcels
+        remote_values += [RemoteValue(content, place) for place in range(len(group))]
+    return remote_values
 
 
-def unpack(parcels: Sequence[Parcel[T]], *, timeout_s: float, what: str) -> list[T]:
+def fetch(remote_values: Sequence[RemoteValue[T]], *, timeout_s: float, what: str) -> list[T]:
     """The values; those of another node travel now, and once.
 
     Args:
@@ -59,7 +59,7 @@ def unpack(parcels: Sequence[Parcel[T]], *, timeout_s: float, what: str) -> list
         WaitTimeoutError: they did not come in time.
         WorkerError: whoever packed them is dead, and they with it.
     """
-    refs = {p.content for p in parcels if isinstance(p.content, ray.ObjectRef)}
+    refs = {p.content for p in remote_values if isinstance(p.content, ray.ObjectRef)}
     ordered = list(refs)
     try:
         found = ray.get(ordered, timeout=timeout_s) if ordered else []
@@ -70,5 +70,5 @@ def unpack(parcels: Sequence[Parcel[T]], *, timeout_s: float, what: str) -> list
     fetched = dict(zip(ordered, found, strict=True))
     return [
         (fetched[p.content] if isinstance(p.content, ray.ObjectRef) else p.content)[p.place]
-        for p in parcels
+        for p in remote_values
     ]

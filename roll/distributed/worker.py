@@ -46,7 +46,7 @@ class Worker:
         """Let go of engines, files and process groups; called once, at a normal end.
 
         Here there is nothing to let go of. A default process group may be in use by other workers
-        of the process: who joins it directly leaves it, strategies do so by `Membership`.
+        of the process: who joins it directly leaves it, strategies do so by `GroupMembership`.
         Asynchronous workers may declare it `async def`; whoever calls it awaits what it returns.
         After a failure the process is simply killed, and its children with it.
         """

@@ -147,11 +147,11 @@ class Pipeline(ABC, Generic[C]):
         self._earlier_s = start.state.wall_s if start.state else 0.0
         self.open()
         try:
-            self._go(start)
+            self._resume_and_train(start)
         finally:
             self.close()
 
-    def _go(self, start: Start) -> None:
+    def _resume_and_train(self, start: Start) -> None:
         config, state = self.config, start.state
         self.restore(start.checkpoint, state)
         self._under_way = True

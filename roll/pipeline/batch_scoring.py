@@ -10,26 +10,26 @@ from roll.config.sections.roles import Role
 from roll.core.batches import RolloutBatch
 from roll.distributed.cluster import Cluster
 from roll.distributed.colocation import Colocation
-from roll.runtime.runtime import Cast
+from roll.runtime.runtime import Runtime
 from roll.runtime.teachers import Teachers
 from roll.workers.actor import ActorWorker
 from roll.workers.critic import CriticWorker
 from roll.workers.reference import ReferenceWorker
 
 
-def add_logprobs(batch: RolloutBatch, config: RlvrConfig, cast: Cast) -> RolloutBatch:
+def add_logprobs(batch: RolloutBatch, config: RlvrConfig, runtime: Runtime) -> RolloutBatch:
     """The reference's and, where updates need them, the policy's own before the first."""
-    if cast.reference is not None:
-        with cast.colocation.use(Role.REFERENCE):
-            scored = cast.reference.call(ReferenceWorker.add_ref_logprobs, batch)
+    if runtime.reference is not None:
+        with runtime.colocation.use(Role.REFERENCE):
+            scored = runtime.reference.call(ReferenceWorker.add_ref_logprobs, batch)
         batch = replace(batch, ref_logprobs=scored.ref_logprobs)
     elif Need.REFERENCE in config.algorithm.needs:  # of an adapter: its base
-        with cast.colocation.use(Role.ACTOR_TRAIN):
-            scored = cast.actor.call(ActorWorker.add_base_logprobs, batch)
+        with runtime.colocation.use(Role.ACTOR_TRAIN):
+            scored = runtime.actor.call(ActorWorker.add_base_logprobs, batch)
         batch = replace(batch, ref_logprobs=scored.ref_logprobs)
     if config.scores_old_logprobs:
-        with cast.colocation.use(Role.ACTOR_TRAIN):
-            scored = cast.actor.call(ActorWorker.add_old_logprobs, batch)
+        with runtime.colocation.use(Role.ACTOR_TRAIN):
+            scored = runtime.actor.call(ActorWorker.add_old_logprobs, batch)
         batch = replace(batch, old_logprobs=scored.old_logprobs)
     return batch
 
@@ -39,16 +39,16 @@ def add_values(
 ) -> RolloutBatch:
     """What the critic expected of each token's state."""
     with colocation.use(Role.CRITIC):
-        scored = critic.call(CriticWorker.add_values, replace(batch, taught=None))
+        scored = critic.call(CriticWorker.add_values, replace(batch, teacher_outputs=None))
     return replace(batch, values=scored.values)
 
 
-def add_lessons(batch: RolloutBatch, config: RlvrConfig, cast: Cast) -> RolloutBatch:
+def add_teacher_outputs(batch: RolloutBatch, config: RlvrConfig, runtime: Runtime) -> RolloutBatch:
     """What the teacher of each row's tag, where there are some, expects of its tokens: log-probs of
     those that were written, or whole distributions, which never pass through here."""
     if not config.teachers:
         return batch
-    teachers = Teachers(config.teachers, cast.teachers, cast.colocation)
-    if config.algorithm.lesson is None:
+    teachers = Teachers(config.teachers, runtime.teachers, runtime.colocation)
+    if config.algorithm.distill_target is None:
         return replace(batch, teacher_logprobs=teachers.logprobs(batch, batch.tags))
-    return replace(batch, taught=teachers.lessons(batch, batch.tags))
+    return replace(batch, teacher_outputs=teachers.outputs(batch, batch.tags))

@@ -51,7 +51,7 @@ class DistillPipeline(OfflinePipeline[DistillationConfig, TrainBatch, Student]):
                     name,
                     role,
                     self.launcher,
-                    lesson=loss,
+                    target=loss,
                     tokenizer=self.data.tokenizer,
                     seed=config.seed,
                 ),
@@ -66,5 +66,5 @@ class DistillPipeline(OfflinePipeline[DistillationConfig, TrainBatch, Student]):
         """Rows, each with what its teacher says of it; which never passes through here."""
         batch = text_batch(examples)
         with self.timers.timed("teach"):
-            taught = self.teachers.lessons(batch, [example.tag for example in examples])
-        return replace(batch, taught=taught)
+            teacher_outputs = self.teachers.outputs(batch, [example.tag for example in examples])
+        return replace(batch, teacher_outputs=teacher_outputs)

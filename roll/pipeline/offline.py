@@ -28,7 +28,7 @@ from roll.output_dir.checkpoints import RunState
 from roll.output_dir.resume import rendering_moment
 from roll.pipeline.base import Pipeline
 from roll.pipeline.updates import balanced
-from roll.runtime.device_sharing import Sharing
+from roll.runtime.device_sharing import DeviceSharing
 from roll.runtime.run_data import RunData
 from roll.strategy.training.heads import Head
 from roll.workers.learner import LearnerWorker
@@ -84,7 +84,7 @@ class OfflinePipeline(Pipeline[C], Generic[C, B, L]):
         """Build `learner`, the cluster of `actor_train`."""
         config, role = self.config, self.config.actor_train
         self.rows = Sampler(self.data.train, seed=config.seed, shuffle=config.data.shuffle)
-        self.sharing = Sharing(config, taking_turns=self.platform == "cuda")
+        self.sharing = DeviceSharing(config, taking_turns=self.platform == "cuda")
         cluster = self.launcher.start(
             worker,
             Placement(Role.ACTOR_TRAIN, pool=role.pool, seed=config.seed),

@@ -22,11 +22,11 @@ from roll.core.types import Prompt
 from roll.distributed.cluster import Cluster
 from roll.output_dir.checkpoints import RunState
 from roll.pipeline.base import Pipeline
-from roll.pipeline.batch_scoring import add_lessons, add_logprobs, add_values
+from roll.pipeline.batch_scoring import add_logprobs, add_teacher_outputs, add_values
 from roll.pipeline.collect import collect
 from roll.pipeline.updates import advantage_metrics, updates
 from roll.runtime.run_data import RunData, load_data
-from roll.runtime.runtime import Cast, open_cast
+from roll.runtime.runtime import Runtime, start_runtime
 from roll.runtime.teachers import check_others
 from roll.workers.actor import ActorWorker
 from roll.workers.critic import CriticWorker
@@ -36,14 +36,16 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
     """One file, one algorithm box: collect, score, weigh, train, sync."""
 
     data: RunData[Prompt]
-    cast: Cast
+    runtime: Runtime
     version = 0
     """Of the weights that the engines have."""
 
     @classmethod
     def prepare(cls, config: RlvrConfig) -> tuple[RlvrConfig, RunData[Prompt]]:
         data = load_data(config)
-        check_others(config, data.tokenizer, config.algorithm.lesson, "algorithm.loss (distill)")
+        check_others(
+            config, data.tokenizer, config.algorithm.distill_target, "algorithm.loss (distill)"
+        )
         return config, data
 
     def open(self) -> None:
@@ -52,25 +54,27 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         self.loss = build_loss(config.algorithm)
         longest = config.sampling.max_new_tokens
         self.shaping = build_shaping(config.algorithm, max_new_tokens=longest)
-        self.cast = open_cast(config, self.launcher, self.loop, self.data, platform=self.platform)
+        self.runtime = start_runtime(
+            config, self.launcher, self.loop, self.data, platform=self.platform
+        )
 
     def step(self, step: int) -> Metrics:
-        batch, metrics = collect(self.cast, self.config, step, self.version, self.timers)
-        with self.cast.serving.trainer_busy():
+        batch, metrics = collect(self.runtime, self.config, step, self.version, self.timers)
+        with self.runtime.inference.trainer_busy():
             metrics = metrics | self.learn(batch, step)
-        memory = {"memory/rss_gb_max": Max(self.cast.memory_gb())}
-        return metrics | self.cast.scorer.take_rates() | memory
+        memory = {"memory/rss_gb_max": Max(self.runtime.memory_gb())}
+        return metrics | self.runtime.reward_router.take_rates() | memory
 
     def learn(self, batch: RolloutBatch, step: int) -> Metrics:
         """From a step's samples to the next weights, in the engines too."""
-        config, cast = self.config, self.cast
+        config, runtime = self.config, self.runtime
         with self.timers.timed("logprob"):
-            batch = add_lessons(add_logprobs(batch, config, cast), config, cast)
+            batch = add_teacher_outputs(add_logprobs(batch, config, runtime), config, runtime)
         if config.algorithm.old_logprobs == "rollout":
             batch = use_engine_logprobs(batch)
-        if cast.critic is not None:
+        if runtime.critic is not None:
             with self.timers.timed("values"):
-                batch = add_values(batch, cast.critic, cast.colocation)
+                batch = add_values(batch, runtime.critic, runtime.colocation)
         batch, metrics = self.shaping.add_advantages(batch, self.advantage)
         metrics = metrics | teacher_metrics(batch)
         if config.scores_old_logprobs:
@@ -95,9 +99,9 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         return metrics | {"perf/trained_tokens_per_s": Last(rate)}
 
     def train_actor(self, batch: RolloutBatch) -> Metrics:
-        actor, algorithm = self.cast.actor, self.config.algorithm
+        actor, algorithm = self.runtime.actor, self.config.algorithm
         longest = algorithm.aggregation_tokens or self.config.sampling.max_new_tokens
-        with self.cast.colocation.use(Role.ACTOR_TRAIN):
+        with self.runtime.colocation.use(Role.ACTOR_TRAIN):
             parts = [
                 actor.call(ActorWorker.train, update) | advantage_metrics(update)
                 for update in updates(
@@ -115,11 +119,11 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
     def train_critic(self, batch: RolloutBatch) -> Metrics:
         """Every token's value counts the same, whatever the policy's aggregation."""
         critic = self.learners()[Role.CRITIC]
-        with self.cast.colocation.use(Role.CRITIC):
+        with self.runtime.colocation.use(Role.CRITIC):
             parts = [
                 critic.call(CriticWorker.train, update)
                 for update in updates(
-                    replace(batch, sample_weights=None, taught=None),
+                    replace(batch, sample_weights=None, teacher_outputs=None),
                     epochs=self.config.trained[Role.CRITIC].epochs,
                     num_updates=self.config.updates_per_pass(Role.CRITIC),
                     ranks=critic.dp_size,
@@ -133,42 +137,42 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
     def sync_weights(self, version: int, *, verify: bool) -> None:
         """Trained weights to every engine; tokens from now on carry `version`."""
         with (
-            self.cast.colocation.push(Role.ACTOR_TRAIN, Role.ACTOR_INFER),
+            self.runtime.colocation.push(Role.ACTOR_TRAIN, Role.ACTOR_INFER),
             self.timers.timed("weight_sync"),
         ):
-            self.cast.serving.update_weights(version, verify=verify)
+            self.runtime.inference.update_weights(version, verify=verify)
         self.version = version
 
     def validate(self, step: int) -> dict[str, float]:
         if not self.config.validation.due(step, last=self.config.max_steps):
             return {}
         with self.timers.timed("validate"):
-            self.cast.serving.take_devices()
-            scores = self.cast.serving.run(self.cast.validator.run(step))
+            self.runtime.inference.take_devices()
+            scores = self.runtime.inference.run(self.runtime.validator.run(step))
         return {**scores, **self.timers.take().values_by_name()}
 
     def restore(self, checkpoint: Path | None, state: RunState | None) -> None:
         if checkpoint is not None and state is not None:
-            self.cast.restore(state.sampler)
+            self.runtime.restore(state.sampler)
             self.shaping.load(state.sampler.get("shaping", {}))
             self.load(checkpoint)
         # Also at the very start: a sync that cannot work should fail before the first rollout.
         verify = self.config.track.verify_weights != "never"
-        with self.cast.serving.trainer_busy():
+        with self.runtime.inference.trainer_busy():
             self.sync_weights(state.step if state else 0, verify=verify)
         self.timers.take()
 
     def learners(self) -> dict[Role, Cluster[Any]]:
-        actor, critic = self.cast.actor, self.cast.critic
+        actor, critic = self.runtime.actor, self.runtime.critic
         return {Role.ACTOR_TRAIN: actor} | ({Role.CRITIC: critic} if critic else {})
 
     @contextmanager
     def turn(self, role: Role) -> Iterator[None]:
-        with self.cast.serving.trainer_busy(), self.cast.colocation.use(role):
+        with self.runtime.inference.trainer_busy(), self.runtime.colocation.use(role):
             yield
 
     def sampler_state(self) -> dict[str, Any]:
-        return {**self.cast.state(), "shaping": self.shaping.state()}
+        return {**self.runtime.state(), "shaping": self.shaping.state()}
 
     def close(self) -> None:
-        self.cast.close()
+        self.runtime.close()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Place(Protocol):
+class WorkerPlace(Protocol):
     """What a platform needs to know about a worker; a `WorkerSpec` is one."""
 
     @property
@@ -40,7 +40,7 @@ class Platform(Protocol):
         """What `torch.distributed` calls the way ranks talk."""
         ...
 
-    def device(self, place: Place) -> torch.device:
+    def device(self, place: WorkerPlace) -> torch.device:
         """Where this worker's tensors live; a process sees only its own devices."""
         ...
 
@@ -48,7 +48,7 @@ class Platform(Protocol):
         """Threads of one tensor operation on the CPU."""
         ...
 
-    def init_process_group(self, place: Place, timeout_s: float) -> None:
+    def init_process_group(self, place: WorkerPlace, timeout_s: float) -> None:
         """Join the ranks of this worker's cluster; every rank calls it.
 
         Raises:
@@ -69,7 +69,7 @@ def set_threads(num_threads: int) -> None:
         torch.set_num_threads(num_threads)
 
 
-def join_group(backend: str, place: Place, timeout_s: float) -> None:
+def join_group(backend: str, place: WorkerPlace, timeout_s: float) -> None:
     """`torch.distributed` over TCP at the address in `place`; reads no environment."""
     import torch.distributed as dist
 

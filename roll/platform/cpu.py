@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from roll.platform.base import Place, join_group, leave_group, set_threads
+from roll.platform.base import WorkerPlace, join_group, leave_group, set_threads
 
 if TYPE_CHECKING:
     import torch
@@ -19,7 +19,7 @@ class CpuPlatform:
     def collective_backend(self) -> str:
         return "gloo"
 
-    def device(self, place: Place) -> torch.device:
+    def device(self, place: WorkerPlace) -> torch.device:
         import torch
 
         return torch.device("cpu")
@@ -27,7 +27,7 @@ class CpuPlatform:
     def set_threads(self, num_threads: int) -> None:
         set_threads(num_threads)
 
-    def init_process_group(self, place: Place, timeout_s: float) -> None:
+    def init_process_group(self, place: WorkerPlace, timeout_s: float) -> None:
         join_group(self.collective_backend, place, timeout_s)
 
     def destroy(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from roll.platform.base import Place, join_group, leave_group, set_threads
+from roll.platform.base import WorkerPlace, join_group, leave_group, set_threads
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +20,7 @@ class CudaPlatform:
         # Both: weights on the CPU (offloaded, or on their way to a checkpoint) are gathered too.
         return "cpu:gloo,cuda:nccl"
 
-    def device(self, place: Place) -> torch.device:
+    def device(self, place: WorkerPlace) -> torch.device:
         import torch
 
         return torch.device("cuda", 0)
@@ -28,7 +28,7 @@ class CudaPlatform:
     def set_threads(self, num_threads: int) -> None:
         set_threads(num_threads)
 
-    def init_process_group(self, place: Place, timeout_s: float) -> None:
+    def init_process_group(self, place: WorkerPlace, timeout_s: float) -> None:
         import torch
 
         # NCCL takes the current device; without this every rank would guess from its number.

@@ -1,4 +1,4 @@
-"""`JoinedCalls`: lists that become ready in the same moment travel in one call.
+"""`BatchedCalls`: lists that become ready in the same moment travel in one call.
 
 A call to a worker costs about a millisecond on each side however little it carries. Engines finish
 many groups in the same decoding step, so their rewards can share a call.
@@ -19,7 +19,7 @@ WINDOW_S = 0.003
 
 
 @dataclass
-class JoinedCalls(Generic[T, R]):
+class BatchedCalls(Generic[T, R]):
     """Joins the items of several callers into one `call`. All methods belong to one event loop."""
 
     call: Callable[[list[T]], Awaitable[Sequence[R]]]

@@ -16,10 +16,10 @@ from roll.core.loop_thread import LoopThread
 from roll.distributed.cluster import Cluster, Launcher, Placement
 from roll.distributed.colocation import Colocation
 from roll.distributed.pending import Pending
-from roll.runtime.device_sharing import Sharing
-from roll.runtime.inference_service import Serving, build_fleet
-from roll.runtime.reward_router import HostedReward
-from roll.runtime.reward_workers import judged_devices, start_judges
+from roll.runtime.device_sharing import DeviceSharing
+from roll.runtime.inference_service import InferenceService, build_fleet
+from roll.runtime.reward_router import RewardCluster
+from roll.runtime.reward_workers import reward_model_devices, start_reward_models
 from roll.runtime.teachers import Teachers, num_tokens, start_teacher
 from roll.workers.actor import ActorWorker
 from roll.workers.critic import CriticWorker
@@ -28,11 +28,11 @@ from roll.workers.reference import ReferenceWorker
 
 
 @dataclass(frozen=True)
-class Models:
+class ModelClusters:
     """The clusters that compute with a model."""
 
-    serving: Serving
-    judges: dict[str, HostedReward]
+    inference: InferenceService
+    reward_models: dict[str, RewardCluster]
     """Reward models by the reward's name."""
     actor: Cluster[ActorWorker]
     reference: Cluster[ReferenceWorker] | None
@@ -41,13 +41,13 @@ class Models:
     colocation: Colocation
 
 
-def start_models(
+def start_model_clusters(
     config: RlvrConfig,
     launcher: Launcher,
     loop: LoopThread,
     platform: str,
     tokenizer: PreTrainedTokenizerBase,
-) -> Models:
+) -> ModelClusters:
     """Start what computes with a model; where they share GPUs, one after the other.
 
     Engines go first: vLLM wants its share of a GPU that nobody else is on.
@@ -56,24 +56,26 @@ def start_models(
         loop: of everything that generates.
     """
     # Without GPUs sharing costs no memory; but what generates while others train would slow them.
-    sharing = Sharing(
+    sharing = DeviceSharing(
         config,
         taking_turns=platform == "cuda" or config.rollout.max_staleness > 0,
-        guests=judged_devices(config),
+        guests=reward_model_devices(config),
     )
     colocation, share = sharing.colocation, sharing.share
     infer = _start_infer(config, launcher)
-    serving = Serving(infer, loop, build_fleet(config, infer), colocation, config.rollout.health)
+    inference = InferenceService(
+        infer, loop, build_fleet(config, infer), colocation, config.rollout.health
+    )
     loading = infer.submit(InferWorker.start)
     if colocation.enabled:
         wait_for_engines(loading, config.cluster.start_timeout_s)
-    colocation.add(Role.ACTOR_INFER, *serving.residents(_replica_devices(config)))
+    colocation.add(Role.ACTOR_INFER, *inference.residents(_replica_devices(config)))
 
-    judges = start_judges(config, launcher, colocation)
+    reward_models = start_reward_models(config, launcher, colocation)
 
-    models = Models(
-        serving=serving,
-        judges=judges,
+    models = ModelClusters(
+        inference=inference,
+        reward_models=reward_models,
         actor=share(Role.ACTOR_TRAIN, _start_actor(config, launcher, tokenizer)),
         reference=(
             share(Role.REFERENCE, _start_reference(config, config.reference, launcher))
@@ -91,11 +93,11 @@ def start_models(
         },
         colocation=colocation,
     )
-    lesson = config.algorithm.lesson
-    if lesson is not None and lesson.top_k is None:
+    target = config.algorithm.distill_target
+    if target is not None and target.top_k is None:
         Teachers(config.teachers, models.teachers, colocation).introduce(models.actor)
     wait_for_engines(loading, config.cluster.start_timeout_s)
-    serving.start()
+    inference.start()
     return models
 
 
@@ -185,10 +187,15 @@ def _start_teacher(
     launcher: Launcher,
     tokenizer: PreTrainedTokenizerBase,
 ) -> Cluster[Any]:
-    lesson = config.algorithm.lesson
-    if lesson is not None:
+    target = config.algorithm.distill_target
+    if target is not None:
         return start_teacher(
-            name, role, launcher, lesson=lesson, tokenizer=tokenizer, seed=config.seed
+            name,
+            role,
+            launcher,
+            target=target,
+            tokenizer=tokenizer,
+            seed=config.seed,
         )
     return launcher.start(
         ReferenceWorker,

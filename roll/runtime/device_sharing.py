@@ -16,7 +16,7 @@ from roll.workers.model import ScoreWorker
 M = TypeVar("M", bound=ScoreWorker[Any])
 
 
-class Sharing:
+class DeviceSharing:
     """The devices of each role, and whose turn it is.
 
     Args:

@@ -1,4 +1,4 @@
-"""`Serving`: the inference side of a run: a fleet on an event loop of its own, and its upkeep.
+"""`InferenceService`: a run's replicas, on an event loop of their own, and their upkeep.
 
 The driver's thread trains and pushes; the loop's thread generates. A replica that is lost is
 revived from the loop, with help of a thread; the push that this takes waits until the trainer is
@@ -20,7 +20,7 @@ from roll.config.rlvr import RlvrConfig
 from roll.config.sections.roles import Role
 from roll.config.sections.rollout import HealthConfig
 from roll.core.errors import EngineError, WaitTimeoutError, WorkerLostError
-from roll.core.fair_lock import Turn
+from roll.core.fair_lock import FairLock
 from roll.core.loop_thread import LoopThread
 from roll.core.own_thread import in_own_thread
 from roll.core.types import Completion, GenerateRequest, Heartbeat
@@ -61,7 +61,7 @@ class ClusterEngine:
 
 
 @dataclass(eq=False)
-class Serving:
+class InferenceService:
     """Everything that generates, for the driver's thread."""
 
     infer: Cluster[InferWorker]
@@ -72,7 +72,7 @@ class Serving:
     pusher: WeightPusher | None = field(default=None, init=False)
     """Set once there is a trainer to push from."""
     _health: Health = field(init=False, repr=False)
-    _turn: Turn = field(default_factory=Turn, init=False, repr=False)
+    _trainer_lock: FairLock = field(default_factory=FairLock, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._health = Health(self.fleet, self.limits, self._restart, self._rejoin, self._retire)
@@ -93,12 +93,12 @@ class Serving:
     def trainer_busy(self) -> Iterator[None]:
         """Keep revived replicas from asking for weights, and from moving others off the devices,
         inside the block."""
-        with self._turn.held():
+        with self._trainer_lock.held():
             yield
 
     def take_devices(self) -> None:
         """Have the replicas on their devices until somebody else is."""
-        with self._turn.held(), self.colocation.use(Role.ACTOR_INFER):
+        with self._trainer_lock.held(), self.colocation.use(Role.ACTOR_INFER):
             return
 
     def update_weights(self, version: int, *, verify: bool) -> None:
@@ -213,7 +213,7 @@ class Serving:
 
     async def _rejoin(self, replica: Replica) -> None:
         index = replica.index
-        async with self._turn.awaited():
+        async with self._trainer_lock.awaited():
             if self._shares(index):
                 await in_own_thread(self._start_on_shared, index)
             replica.renewed()

@@ -15,13 +15,13 @@ from roll.core.metrics import Metrics
 from roll.core.types import Sample
 from roll.distributed.cluster import Cluster
 from roll.rewards.execution.counters import Purpose, Scored
-from roll.rollout.rpc_batching import JoinedCalls
+from roll.rollout.rpc_batching import BatchedCalls
 from roll.rollout.types import ScoredSample
 from roll.workers.reward import RewardWorker
 
 
 @dataclass(frozen=True, slots=True)
-class HostedReward:
+class RewardCluster:
     """A reward and the workers that compute it."""
 
     config: RewardConfig
@@ -29,11 +29,11 @@ class HostedReward:
 
 
 @dataclass
-class Scorer:
+class RewardRouter:
     """Sends each sample to the rewards of its tag; groups go to a reward's workers in turn."""
 
-    rewards: Mapping[str, HostedReward]
-    _lanes: dict[tuple[str, Purpose], Iterator[JoinedCalls[Sample, Scored]]] = field(init=False)
+    rewards: Mapping[str, RewardCluster]
+    _lanes: dict[tuple[str, Purpose], Iterator[BatchedCalls[Sample, Scored]]] = field(init=False)
     """Of each reward and purpose: its workers, each behind one lane, again and again."""
 
     def __post_init__(self) -> None:
@@ -115,8 +115,8 @@ class Scorer:
         )
 
 
-def _lanes(hosted: HostedReward, purpose: Purpose) -> list[JoinedCalls[Sample, Scored]]:
+def _lanes(hosted: RewardCluster, purpose: Purpose) -> list[BatchedCalls[Sample, Scored]]:
     def ask(rank: int, samples: list[Sample]) -> Awaitable[list[Scored]]:
         return hosted.cluster.ask(rank, RewardWorker.score_samples, samples, purpose)
 
-    return [JoinedCalls(partial(ask, rank)) for rank in range(hosted.cluster.world_size)]
+    return [BatchedCalls(partial(ask, rank)) for rank in range(hosted.cluster.world_size)]

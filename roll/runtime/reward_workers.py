@@ -10,11 +10,11 @@ from roll.config.sections.reward import RewardConfig
 from roll.config.sections.roles import Role
 from roll.distributed.cluster import Launcher, Placement
 from roll.distributed.colocation import Colocation, Resident
-from roll.runtime.reward_router import HostedReward
+from roll.runtime.reward_router import RewardCluster
 from roll.workers.reward import RewardWorker, reward_worker_class
 
 
-def start_functions(config: RlvrConfig, launcher: Launcher) -> dict[str, HostedReward]:
+def start_functions(config: RlvrConfig, launcher: Launcher) -> dict[str, RewardCluster]:
     """Start the rewards that are functions or classes."""
     return {
         name: _start(config, launcher, name, reward)
@@ -23,29 +23,29 @@ def start_functions(config: RlvrConfig, launcher: Launcher) -> dict[str, HostedR
     }
 
 
-def start_judges(
+def start_reward_models(
     config: RlvrConfig, launcher: Launcher, colocation: Colocation
-) -> dict[str, HostedReward]:
+) -> dict[str, RewardCluster]:
     """Start the reward models, one after the other; the engines must be on no device meanwhile.
 
     A reward model judges while engines generate: on its devices it comes and goes with them, and a
     role that trains there has it moved off.
     """
-    judges = {}
+    reward_models = {}
     for name, reward in config.rewards.items():
         if reward.model is None:
             continue
-        judges[name] = _start(config, launcher, name, reward)
+        reward_models[name] = _start(config, launcher, name, reward)
         devices = frozenset(parse_devices(config.pools[pool_of(config, reward)]))
-        colocation.add(f"{Role.ACTOR_INFER}/{name}", resident(judges[name], devices))
-    return judges
+        colocation.add(f"{Role.ACTOR_INFER}/{name}", resident(reward_models[name], devices))
+    return reward_models
 
 
-def resident(judge: HostedReward, devices: frozenset[int]) -> Resident:
+def resident(reward_model: RewardCluster, devices: frozenset[int]) -> Resident:
     """A reward model as a resident of its devices."""
     from roll.workers.model_reward import ModelReward
 
-    cluster = judge.cluster
+    cluster = reward_model.cluster
     return Resident(
         devices,
         onload=partial(cluster.call, ModelReward.onload),
@@ -60,13 +60,15 @@ def pool_of(config: RlvrConfig, reward: RewardConfig) -> str:
     return reward.pool or config.actor_infer.pool
 
 
-def judged_devices(config: RlvrConfig) -> frozenset[int]:
+def reward_model_devices(config: RlvrConfig) -> frozenset[int]:
     """Devices of all reward models."""
     pools = [pool_of(config, reward) for reward in config.rewards.values() if reward.model]
     return frozenset(device for pool in pools for device in parse_devices(config.pools[pool]))
 
 
-def _start(config: RlvrConfig, launcher: Launcher, name: str, reward: RewardConfig) -> HostedReward:
+def _start(
+    config: RlvrConfig, launcher: Launcher, name: str, reward: RewardConfig
+) -> RewardCluster:
     place = Placement(
         Role.REWARD,
         pool=pool_of(config, reward),
@@ -76,7 +78,7 @@ def _start(config: RlvrConfig, launcher: Launcher, name: str, reward: RewardConf
     )
     cluster = launcher.start(reward_worker_class(name, reward), place, name, reward)
     cluster.call(RewardWorker.start)
-    return HostedReward(reward, cluster)
+    return RewardCluster(reward, cluster)
 
 
 def _nothing() -> None:

@@ -1,4 +1,4 @@
-"""The cast of an RLVR run: clusters, data, rewards and schedulers, built from the config."""
+"""The runtime of an RLVR run: clusters, data, rewards and schedulers, built from the config."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from roll.rollout.filters import build_filters
 from roll.rollout.fleet.fleet import Fleet
 from roll.rollout.scheduler import GenerateScheduler
 from roll.rollout.single_turn import SingleTurn
-from roll.runtime.clusters import start_models
-from roll.runtime.inference_service import Serving
-from roll.runtime.reward_router import Scorer
+from roll.runtime.clusters import start_model_clusters
+from roll.runtime.inference_service import InferenceService
+from roll.runtime.reward_router import RewardRouter
 from roll.runtime.reward_workers import start_functions
 from roll.runtime.run_data import RunData, tag_shares
 from roll.runtime.validator import Validator, answer_key
@@ -39,16 +39,16 @@ from roll.workers.reference import ReferenceWorker
 
 
 @dataclass(frozen=True)
-class Cast:
+class Runtime:
     """Who takes part, and what they work with."""
 
     actor: Cluster[ActorWorker]
-    serving: Serving
+    inference: InferenceService
     reference: Cluster[ReferenceWorker] | None
     critic: Cluster[CriticWorker] | None
     teachers: Mapping[str, Cluster[Any]]
     """Of `ReferenceWorker`s, or of `TeacherWorker`s where they tell whole distributions."""
-    scorer: Scorer
+    reward_router: RewardRouter
     prompts: Sampler[Prompt]
     scheduler: GenerateScheduler
     validator: Validator
@@ -65,7 +65,7 @@ class Cast:
         async def on_loop() -> dict[str, Any]:  # where groups end at any time
             return {"position": self.prompts.state(), "scheduler": self.scheduler.state()}
 
-        return self.serving.run(on_loop())
+        return self.inference.run(on_loop())
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up what `state` gave."""
@@ -74,44 +74,46 @@ class Cast:
 
     def close(self) -> None:
         """End what generates."""
-        self.serving.run(self.scheduler.close())
-        self.serving.close()
+        self.inference.run(self.scheduler.close())
+        self.inference.close()
 
     def memory_gb(self) -> float:
         """Resident memory, GiB, of the worker that has the most, its children included."""
         clusters: list[Cluster[Any] | None] = [self.actor, self.reference, self.critic]
         clusters.extend(self.teachers.values())
         sizes = [cluster.call_each(Worker.memory_gb) for cluster in clusters if cluster is not None]
-        return max(size for each in (*sizes, self.serving.memory_gb()) for size in each)
+        return max(size for each in (*sizes, self.inference.memory_gb()) for size in each)
 
 
-def open_cast(
+def start_runtime(
     config: RlvrConfig,
     launcher: Launcher,
     loop: LoopThread,
     data: RunData[Prompt],
     *,
     platform: str,
-) -> Cast:
+) -> Runtime:
     """Start everybody."""
     filters = build_filters(config.rollout.filters)  # first: the user may have to mend one
     tokenizer, dataset, held_out = data.tokenizer, data.train, data.held_out
     functions = start_functions(config, launcher)  # their faults show before a model is loaded
-    models = start_models(config, launcher, loop, platform, tokenizer)
-    hosted = functions | models.judges
-    scorer = Scorer({name: hosted[name] for name in config.rewards})
-    serving, rollout = models.serving, config.rollout
-    serving.pusher = WeightPusher(models.actor, serving.infer, platform, config.weight_sync)
+    models = start_model_clusters(config, launcher, loop, platform, tokenizer)
+    hosted = functions | models.reward_models
+    reward_router = RewardRouter({name: hosted[name] for name in config.rewards})
+    inference, rollout = models.inference, config.rollout
+    inference.pusher = WeightPusher(models.actor, inference.infer, platform, config.weight_sync)
 
-    make_turn = partial(_single_turn, config, serving.fleet, make_decode(tokenizer), scorer)
+    make_turn = partial(
+        _single_turn, config, inference.fleet, make_decode(tokenizer), reward_router
+    )
     prompts = Sampler(dataset, seed=config.seed, shuffle=config.data.shuffle)
-    return Cast(
+    return Runtime(
         actor=models.actor,
-        serving=serving,
+        inference=inference,
         reference=models.reference,
         critic=models.critic,
         teachers=models.teachers,
-        scorer=scorer,
+        reward_router=reward_router,
         prompts=prompts,
         scheduler=GenerateScheduler(
             prompts=prompts,
@@ -132,7 +134,7 @@ def open_cast(
                 config.validation.samples_per_prompt,
                 purpose=Purpose.VALIDATION,
             ),
-            scorer=scorer,
+            reward_router=reward_router,
             extract=partial(answer_key, math_tags=_math_tags(config)),
             max_in_flight=rollout.max_in_flight_groups,
         ),
@@ -157,7 +159,7 @@ def _single_turn(
     config: RlvrConfig,
     fleet: Fleet,
     decode: Callable[[Sequence[int]], str],
-    scorer: Scorer,
+    reward_router: RewardRouter,
     sampling: SamplingConfig,
     samples: int,
     *,
@@ -168,7 +170,7 @@ def _single_turn(
     return SingleTurn(
         fleet=fleet,
         decode=decode,
-        score=partial(scorer.score, purpose=purpose),
+        score=partial(reward_router.score, purpose=purpose),
         sampling=SamplingParams(**sampling.model_dump()),
         samples_per_prompt=samples,
         seed=config.seed,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from roll.config.algorithm.divergences import LessonConfig
+from roll.config.algorithm.divergences import DistillTargetConfig
 from roll.config.run import RunConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.roles import Role
@@ -62,13 +62,13 @@ def start_teacher(
     role: TeacherRole,
     launcher: Launcher,
     *,
-    lesson: LessonConfig,
+    target: DistillTargetConfig,
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
 ) -> Cluster[TeacherWorker]:
     """A teacher of whole distributions."""
     place = Placement(Role.TEACHER, pool=role.pool, seed=seed, label=name)
-    return launcher.start(TeacherWorker, place, role, lesson, num_tokens(tokenizer))
+    return launcher.start(TeacherWorker, place, role, target, num_tokens(tokenizer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +89,13 @@ class Teachers:
 
         return torch.stack(self._ask(batch, tags, ask))
 
-    def lessons(self, batch: TrainBatch, tags: Sequence[str]) -> list[Any]:
+    def outputs(self, batch: TrainBatch, tags: Sequence[str]) -> list[Any]:
         """A parcel for each row, with what is said of its trained tokens."""
 
         def ask(cluster: Cluster[Any], rows: TrainBatch) -> list[Any]:
-            taught = cluster.call(TeacherWorker.teach, rows).taught
-            assert taught is not None
-            return taught
+            teacher_outputs = cluster.call(TeacherWorker.add_teacher_outputs, rows).teacher_outputs
+            assert teacher_outputs is not None
+            return teacher_outputs
 
         return self._ask(batch, tags, ask)
 
@@ -105,7 +105,7 @@ class Teachers:
         for name, cluster in self.clusters.items():
             with self.colocation.use(f"teachers.{name}"):
                 (heads[name],) = cluster.call(TeacherWorker.output_head)
-        students.call(TrainWorker.meet_teachers, heads)
+        students.call(TrainWorker.receive_teacher_heads, heads)
 
     def _ask(
         self, batch: B, tags: Sequence[str], ask: Callable[[Cluster[Any], B], Sequence[A]]
@@ -119,12 +119,15 @@ class Teachers:
 
 
 def check_others(
-    config: RunConfig, tokenizer: PreTrainedTokenizerBase, lesson: LessonConfig | None, key: str
+    config: RunConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    target: DistillTargetConfig | None,
+    key: str,
 ) -> None:
     """Whether models that look at the trained one's tokens, teachers and rewards, know them.
 
     Args:
-        lesson: what teachers tell, and `key` of it in the config; None where they tell log-probs.
+        target: what teachers tell, and `key` of it in the config; None where they tell log-probs.
 
     Raises:
         ConfigError: one does not.
@@ -134,28 +137,28 @@ def check_others(
         for kind in ("teachers.", "rewards.")
     )
     require_same_tokens(config.train_model, teachers | rewards)
-    if lesson is not None:
-        check_lesson(lesson, key, tokenizer, {"model": config.train_model} | teachers)
+    if target is not None:
+        check_distill_target(target, key, tokenizer, {"model": config.train_model} | teachers)
 
 
-def check_lesson(
-    lesson: LessonConfig,
+def check_distill_target(
+    target: DistillTargetConfig,
     key: str,
     tokenizer: PreTrainedTokenizerBase,
     models: Mapping[str, ModelConfig],
 ) -> None:
     """
     Args:
-        key: of `lesson` in the config.
+        key: of `target` in the config.
         models: key in the config -> student or teacher.
 
     Raises:
-        ConfigError: there are fewer tokens than the lesson tells, or than a model must know.
+        ConfigError: there are fewer tokens than the target tells, or than a model must know.
     """
     count = num_tokens(tokenizer)
-    if lesson.top_k is not None and lesson.top_k >= count:
+    if target.top_k is not None and target.top_k >= count:
         raise ConfigError(
-            f"{key}.top_k: {lesson.top_k} of {count} tokens are all of them; leave top_k out"
+            f"{key}.top_k: {target.top_k} of {count} tokens are all of them; leave top_k out"
         )
     for name, model in models.items():
         size = load_config(model).get_text_config().vocab_size

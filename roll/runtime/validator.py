@@ -15,7 +15,7 @@ from roll.rollout.async_utils import all_or_first_error
 from roll.rollout.evaluate import evaluate
 from roll.rollout.single_turn import SingleTurn
 from roll.rollout.types import Group, GroupTask
-from roll.runtime.reward_router import Scorer
+from roll.runtime.reward_router import RewardRouter
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Validator:
     config: ValidationConfig
     sets: Mapping[str, tuple[Prompt, ...]]
     single_turn: SingleTurn
-    scorer: Scorer
+    reward_router: RewardRouter
     extract: Callable[[Sample], str | None]
     """Sample to a normalised answer, for the majority vote."""
     max_in_flight: int
@@ -35,7 +35,7 @@ class Validator:
         tags = Counter(prompt.tag for prompts in self.sets.values() for prompt in prompts)
         # A budget of its own: with generation ahead, training groups are being scored meanwhile.
         expected = {tag: n * self.config.samples_per_prompt for tag, n in tags.items()}
-        self.scorer.begin_step(expected, Purpose.VALIDATION)
+        self.reward_router.begin_step(expected, Purpose.VALIDATION)
         room = asyncio.Semaphore(self.max_in_flight)
         results: dict[str, float] = {}
         for name, prompts in self.sets.items():
@@ -46,7 +46,7 @@ class Validator:
                 extract=self.extract,
             )
             results |= {f"val/{name}/{key}": value for key, value in scores.items()}
-        rates = self.scorer.take_rates(Purpose.VALIDATION).values_by_name()
+        rates = self.reward_router.take_rates(Purpose.VALIDATION).values_by_name()
         return results | {f"val/{key}": rate for key, rate in rates.items() if rate}
 
     async def _one(self, room: asyncio.Semaphore, prompt: Prompt, step: int) -> Group:

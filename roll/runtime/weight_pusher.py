@@ -14,7 +14,7 @@ from roll.core.errors import RollError, WeightSyncError
 from roll.distributed.cluster import Cluster
 from roll.distributed.pending import Pending, both
 from roll.weight_sync.channel import Channel
-from roll.weight_sync.transport_choice import Place, Route, choose_transport
+from roll.weight_sync.transport_choice import Endpoint, Route, choose_transport
 from roll.workers.actor import ActorWorker
 from roll.workers.infer import InferWorker
 
@@ -108,7 +108,7 @@ class WeightPusher:
         """This replica was restarted: it holds none of the trainer's weights."""
         self._served.discard(rank)
 
-    def _route(self, senders: list[Place], receivers: list[Place]) -> Route:
+    def _route(self, senders: list[Endpoint], receivers: list[Endpoint]) -> Route:
         route = choose_transport(self.platform, senders, receivers)
         if self.config.folder is not None:
             route = Route("files", folder=Path(self.config.folder))

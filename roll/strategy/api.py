@@ -27,7 +27,7 @@ B = TypeVar("B", bound=TrainBatch)
 
 class ScoreStrategy(Protocol[T_co]):
     """Forward passes only. T is what they give: `PolicyTerms`, `ValueTerms` of a critic,
-    `ScoreTerms` of a reward model, `TaughtTerms` of a teacher."""
+    `ScoreTerms` of a reward model, `TeacherTerms` of a teacher."""
 
     @property
     def rank_info(self) -> RankInfo: ...

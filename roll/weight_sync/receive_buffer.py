@@ -23,7 +23,7 @@ from roll.weight_sync.manifest import TensorMeta
 _HUGE_PAGE = 2 << 20
 
 
-class Slot(Protocol):
+class ReceiveBuffer(Protocol):
     """Memory of one bucket after the other."""
 
     @property
@@ -44,7 +44,7 @@ class Slot(Protocol):
         ...
 
 
-class _MappedSlot(ABC):
+class _MappedBuffer(ABC):
     """Memory that knows which of its tensors are still referred to."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class _MappedSlot(ABC):
         self._memory = torch.frombuffer(self._mapping, dtype=torch.uint8)
 
 
-class SharedSlot(_MappedSlot):
+class SharedBuffer(_MappedBuffer):
     """A bucket in memory that a sender of the same host writes to.
 
     It is mapped copy-on-write: read in place as long as nobody writes here, and a page that is
@@ -114,7 +114,7 @@ class SharedSlot(_MappedSlot):
             self._memory[page : end : mmap.PAGESIZE].add_(0)  # a write, which copies the page
 
 
-class PrivateSlot(_MappedSlot):
+class PrivateBuffer(_MappedBuffer):
     """A bucket in this process's own memory, which a transport copies into. Tensors in use keep
     the whole of it; the next bucket gets another."""
 
@@ -129,7 +129,7 @@ class PrivateSlot(_MappedSlot):
         """They last as long as their mapping, which nobody else has."""
 
 
-class DeviceSlot:
+class DeviceBuffer:
     """A bucket on a GPU. Tensors are copied out, which costs little there."""
 
     def __init__(self, memory: Tensor) -> None:

@@ -24,7 +24,7 @@ DEFAULT_BUCKET_BYTES: Mapping[TransportKind, int] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Endpoint:
     """Where one process of a transfer runs."""
 
     node: int
@@ -47,7 +47,9 @@ class Route:
     """The transport's default by default."""
 
 
-def choose_transport(platform: str, senders: Sequence[Place], receivers: Sequence[Place]) -> Route:
+def choose_transport(
+    platform: str, senders: Sequence[Endpoint], receivers: Sequence[Endpoint]
+) -> Route:
     """The cheapest way that reaches every receiver from every sender.
 
     Within one host shared memory always works: all senders write into it, all receivers read it in

@@ -13,7 +13,7 @@ from roll.core.errors import WeightSyncError
 from roll.weight_sync.checksum import Checksum
 from roll.weight_sync.manifest import Manifest, TensorMeta
 from roll.weight_sync.push_plan import Bucket, Piece
-from roll.weight_sync.receive_buffer import Slot, empty_tensor
+from roll.weight_sync.receive_buffer import ReceiveBuffer, empty_tensor
 
 Into = Callable[[TensorMeta], Tensor | None]
 """The receiver's own memory for a tensor: contiguous, of its shape and dtype; or None."""
@@ -22,7 +22,7 @@ Into = Callable[[TensorMeta], Tensor | None]
 class Buckets(Protocol):
     """Where buckets come in."""
 
-    def take(self, index: int) -> Slot:
+    def take(self, index: int) -> ReceiveBuffer:
         """Bucket `index`, once it is there; they are taken in order."""
         ...
 
@@ -86,20 +86,20 @@ class _Reading:
 
     def __init__(self, source: Buckets) -> None:
         self._source = source
-        self._slot: Slot | None = None
+        self._receive_buffer: ReceiveBuffer | None = None
         self._index = -1
         self._before: int | None = None
 
-    def slot(self, index: int) -> Slot:
-        if index != self._index or self._slot is None:
+    def slot(self, index: int) -> ReceiveBuffer:
+        if index != self._index or self._receive_buffer is None:
             self.settle()
-            if self._slot is not None:
+            if self._receive_buffer is not None:
                 self._before = self._index
-                if not self._slot.in_use():
+                if not self._receive_buffer.in_use():
                     self.settle()
-            self._slot = self._source.take(index)
+            self._receive_buffer = self._source.take(index)
             self._index = index
-        return self._slot
+        return self._receive_buffer
 
     def settle(self) -> None:
         """Give back the bucket before this one."""
@@ -109,7 +109,7 @@ class _Reading:
 
     def end(self) -> None:
         self.settle()
-        if self._slot is not None:
+        if self._receive_buffer is not None:
             self._source.give_back(self._index)
 
 

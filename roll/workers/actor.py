@@ -20,7 +20,7 @@ from roll.weight_sync.abort import PushAborts
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.push_plan import may_stay_away
 from roll.weight_sync.transfer import SendReport, send
-from roll.weight_sync.transport_choice import Place, Route, new_channel
+from roll.weight_sync.transport_choice import Endpoint, Route, new_channel
 from roll.workers.model import TrainWorker
 
 
@@ -42,8 +42,8 @@ class ActorWorker(TrainWorker[PolicyTerms]):
         total_updates: int,
         num_tokens: int,
     ) -> None:
-        lesson = algorithm.lesson
-        compared = None if lesson is None else comparison(lesson, num_tokens)
+        target = algorithm.distill_target
+        compared = None if target is None else comparison(target, num_tokens)
         head = PolicyHead(temperature, role.logprob_chunk_tokens, compared)
         super().__init__(spec, build_train(role, model, spec, head, total_steps=total_updates))
         self.loss = build_loss(algorithm)
@@ -63,12 +63,12 @@ class ActorWorker(TrainWorker[PolicyTerms]):
     @dispatch(SHARD_BATCH)
     def train(self, batch: RolloutBatch) -> Metrics:
         """One optimizer step on the rows of all ranks."""
-        return self.strategy.train(self.lessons.open(batch), self.loss)
+        return self.strategy.train(self.teacher_heads.resolve(batch), self.loss)
 
     @dispatch(BROADCAST)
-    def place(self) -> Place:
+    def place(self) -> Endpoint:
         """Where this rank, one of the senders of the weights, runs."""
-        return Place(self.spec.node, self.spec.devices[0], self.spec.host)
+        return Endpoint(self.spec.node, self.spec.devices[0], self.spec.host)
 
     @dispatch(BROADCAST)
     def open_channel(

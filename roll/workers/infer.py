@@ -15,7 +15,7 @@ from roll.platform.processes import stopped_below
 from roll.strategy.api import LoadReport, ServesAdapters
 from roll.strategy.build import build_engine
 from roll.weight_sync.channel import Channel
-from roll.weight_sync.transport_choice import Place
+from roll.weight_sync.transport_choice import Endpoint
 
 
 class InferWorker(Worker):
@@ -45,9 +45,9 @@ class InferWorker(Worker):
         """Those of the engine."""
         return stopped_below(os.getpid())
 
-    async def places(self) -> list[Place]:
+    async def places(self) -> list[Endpoint]:
         """Where this replica's processes run, in the order in which they receive weights."""
-        return [Place(self.spec.node, device, self.spec.host) for device in self.spec.devices]
+        return [Endpoint(self.spec.node, device, self.spec.host) for device in self.spec.devices]
 
     async def load_weights(
         self, channel: Channel, version: int, receivers: Mapping[int, int], verify: bool

@@ -43,13 +43,13 @@ class LearnerWorker(TrainWorker[T], Generic[T, B]):
     @dispatch(SHARD_BATCH)
     def train(self, batch: B) -> Metrics:
         """One optimizer step on the rows of all ranks."""
-        return self.strategy.train(self.lessons.open(batch), self.loss)
+        return self.strategy.train(self.teacher_heads.resolve(batch), self.loss)
 
     @dispatch(SHARD_BATCH)
     def evaluate(self, batch: B) -> Metrics:
         """The loss's own metrics; rows without trained tokens count for nothing."""
         metrics = LossMetrics(0, 1)
-        batch = self.lessons.open(batch)
+        batch = self.teacher_heads.resolve(batch)
         loss = self.loss(self.strategy.score(batch), batch)
         metrics.add(loss, batch.loss_mask.float(), batch.loss_mask, torch.zeros(()))
         found = metrics.take()

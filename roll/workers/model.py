@@ -9,10 +9,10 @@ from typing import Generic, TypeVar
 from roll.core.teacher_outputs import OutputHead
 from roll.core.types import RankInfo, WorkerSpec
 from roll.distributed.dispatch import BROADCAST, dispatch
-from roll.distributed.remote_values import Parcel
+from roll.distributed.remote_values import RemoteValue
 from roll.distributed.worker import Worker
 from roll.strategy.api import ScoreStrategy, TrainStrategy
-from roll.workers.teacher_heads import Lessons
+from roll.workers.teacher_heads import TeacherHeads
 
 T = TypeVar("T")
 
@@ -48,17 +48,17 @@ class TrainWorker(ScoreWorker[T]):
 
     def __init__(self, spec: WorkerSpec, strategy: TrainStrategy[T]) -> None:
         super().__init__(spec, strategy)
-        self.lessons = Lessons()
+        self.teacher_heads = TeacherHeads()
 
     @dispatch(BROADCAST)
     def offload(self) -> None:
         super().offload()
-        self.lessons.offload()
+        self.teacher_heads.offload()
 
     @dispatch(BROADCAST)
-    def meet_teachers(self, heads: Mapping[str, Parcel[OutputHead]]) -> None:
+    def receive_teacher_heads(self, heads: Mapping[str, RemoteValue[OutputHead]]) -> None:
         """Before the first rows that they say something of."""
-        self.lessons.meet(heads)
+        self.teacher_heads.receive(heads)
 
     @dispatch(BROADCAST)
     def save(self, path: Path) -> None:

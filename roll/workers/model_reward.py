@@ -15,7 +15,7 @@ from roll.core.metrics import Metrics
 from roll.core.types import Sample, WorkerSpec
 from roll.distributed.dispatch import BROADCAST, dispatch
 from roll.rewards.api import Reward, RewardContext
-from roll.rewards.execution.counters import Purpose, Scored, books_of
+from roll.rewards.execution.counters import Purpose, Scored, counters_of
 from roll.strategy.hf.score import HfScore
 from roll.strategy.setup import ModelSetup
 from roll.strategy.training.heads import ScoreHead
@@ -32,7 +32,7 @@ class ModelReward(RewardWorker):
     def __init__(self, spec: WorkerSpec, name: str, config: RewardConfig) -> None:
         super().__init__(spec, name, config)
         self._scorer: HfScore[Any] | None = None
-        self._books = books_of(name, config)
+        self._counters = counters_of(name, config)
         self._here = asyncio.Event()
         """Set while the model is on its device."""
         # One forward pass at a time: calls come from an event loop, passes run in a thread.
@@ -51,7 +51,7 @@ class ModelReward(RewardWorker):
         self._here.set()
 
     async def begin_step(self, expected_samples: int, purpose: Purpose = Purpose.TRAINING) -> None:
-        self._books[purpose].begin_step(expected_samples)
+        self._counters[purpose].begin_step(expected_samples)
 
     async def score_samples(
         self, samples: list[Sample], purpose: Purpose = Purpose.TRAINING
@@ -61,8 +61,8 @@ class ModelReward(RewardWorker):
         Raises:
             RewardError: more scores are no numbers than `max_error_rate` allows.
         """
-        book = self._books[purpose]
-        budget = book.opened()
+        counters = self._counters[purpose]
+        budget = counters.opened()
         scores = await self._scores_here(samples)
         scored = []
         for sample, score in zip(samples, scores, strict=True):
@@ -70,13 +70,13 @@ class ModelReward(RewardWorker):
                 one = Scored(Reward(score))
             else:
                 line = f"{self._path} scores it as {score}; is the model sound in this dtype?"
-                one = book.failed(sample, budget, line, line)
-            book.count(one, budget)
+                one = counters.failed(sample, budget, line, line)
+            counters.count(one, budget)
             scored.append(one)
         return scored
 
     async def take_metrics(self, purpose: Purpose = Purpose.TRAINING) -> Metrics:
-        return self._books[purpose].take_metrics()
+        return self._counters[purpose].take_metrics()
 
     @dispatch(BROADCAST)
     async def offload(self) -> None:

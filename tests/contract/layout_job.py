@@ -25,7 +25,7 @@ from roll.core.batches import RolloutBatch
 from roll.core.types import WorkerSpec
 from roll.strategy.api import TrainStrategy
 from roll.strategy.build import build_train
-from roll.strategy.training.group import Membership
+from roll.strategy.training.group import GroupMembership
 from roll.strategy.training.heads import PolicyHead, ScoreHead, ValueHead
 from tests.contract.backends import PLAIN_STEP
 from tests.contract.critic_job import critic_batch, squared_error
@@ -115,7 +115,7 @@ def job(
     Args:
         layouts: options and cases of each.
     """
-    group, results = Membership(spec), {}
+    group, results = GroupMembership(spec), {}
     for layout, (options, cases) in layouts.items():
         for name in cases:
             case = CASES[name]

@@ -26,7 +26,7 @@ from roll.strategy.api import TrainStrategy
 from roll.strategy.deepspeed.memory import Parking
 from roll.strategy.deepspeed.shard_map import KINDS
 from roll.strategy.deepspeed.train import DeepspeedStrategy
-from roll.strategy.training.group import Membership
+from roll.strategy.training.group import GroupMembership
 from tests.contract.backends import ZERO_3, TrainBackend
 from tests.contract.ranks import run_ranks
 from tests.contract.train_job import (
@@ -65,7 +65,7 @@ def strategy_of(stage: str, spec: WorkerSpec, folder: Path, name: str) -> TrainS
 
 def write(spec: WorkerSpec, folder: Path, stage: str) -> dict[str, Any]:
     """A checkpoint, two updates, another one, and the update after it."""
-    group, results = Membership(spec), {}
+    group, results = GroupMembership(spec), {}
     for name in MODELS:
         strategy = strategy_of(stage, spec, folder, name)
         strategy.save(folder / f"{name} at the start")
@@ -79,7 +79,7 @@ def write(spec: WorkerSpec, folder: Path, stage: str) -> dict[str, Any]:
 
 def read(spec: WorkerSpec, folder: Path, writers: dict[str, Path]) -> dict[Any, Any]:
     """What was loaded, written at once by whoever loaded it; and the update after it."""
-    group = Membership(spec)
+    group = GroupMembership(spec)
     results: dict[Any, Any] = {}
     for stage in READERS[spec.world_size]:
         for name in MODELS:
@@ -240,7 +240,7 @@ def _park(strategy: DeepspeedStrategy[Any]) -> None:
 
 def curves(spec: WorkerSpec, folder: Path) -> dict[str, list[Metrics]]:
     """Twenty steps of each stage, with its states put aside in between, and of fsdp2."""
-    group = Membership(spec)
+    group = GroupMembership(spec)
     found: dict[str, list[Metrics]] = {}
     model = ModelConfig(path=str(folder.parent / "tied"))
     backends = {

@@ -14,7 +14,7 @@ from roll.config.sections.strategy import Fsdp2Config
 from roll.core.metrics import Metrics
 from roll.core.types import WorkerSpec
 from roll.strategy.api import TrainStrategy
-from roll.strategy.training.group import Membership
+from roll.strategy.training.group import GroupMembership
 from tests.contract.backends import TrainBackend
 from tests.contract.layout_job import save_models
 from tests.contract.ranks import Job, run_ranks
@@ -109,7 +109,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, list[dict[str, A
 
 
 def _all(spec: WorkerSpec, folder: Path, jobs: tuple[Job, ...]) -> dict[Any, Any]:
-    group = Membership(spec)
+    group = GroupMembership(spec)
     results: dict[Any, Any] = {}
     for job in jobs:
         results |= job(spec, folder)

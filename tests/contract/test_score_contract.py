@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from roll.config.sections.model import ModelConfig
 from roll.core.batches import RolloutBatch
 from roll.core.types import WorkerSpec
-from roll.strategy.training.group import Membership
+from roll.strategy.training.group import GroupMembership
 from tests.contract.backends import SCORE_BACKENDS
 from tests.contract.ranks import run_ranks
 from tests.tiny import rollout_batch, save_tiny_model
@@ -31,7 +31,7 @@ def score_batch() -> RolloutBatch:
 
 def job(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
     results: dict[str, Any] = {}
-    group = Membership(spec)  # of all backends
+    group = GroupMembership(spec)  # of all backends
     for name, backend in SCORE_BACKENDS.items():
         model = ModelConfig(path=str(folder.parent / backend.model))
         build = partial(backend.build, spec, model, temperature=TEMPERATURE)

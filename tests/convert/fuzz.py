@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM
 from mcore_adapter.convert import commands
 from mcore_adapter.convert.conversions import Settings
 from mcore_adapter.convert.storage.json_file import read_json
-from mcore_adapter.errors import AdapterError, ConversionError, LayoutError
+from mcore_adapter.errors import ConversionError, LayoutError, McoreAdapterError
 from mcore_adapter.models import table_of
 from mcore_adapter.parallel_sizes import ParallelSizes
 from tests.convert.damage import damage_layout, damage_source
@@ -151,7 +151,7 @@ def _damaged(folder: Path, draw: random.Random) -> str:
             else:
                 commands.to_mcore(victim, folder / "mid", ParallelSizes(), ALONE)
                 commands.to_hf(folder / "mid", folder / "back", ALONE)
-        except AdapterError as error:
+        except McoreAdapterError as error:
             text = str(error)
             if "\n" in text or len(text) < 20 or len(text) > 3000:
                 raise Failed(f"{kind}: not a message: {text!r}") from error

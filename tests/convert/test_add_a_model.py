@@ -121,7 +121,9 @@ def test_its_layout_is_that_of_a_llama_with_the_same_weights(phi3: Path, tmp_pat
             tensors[f"{at}{name}_proj.weight"] = part.contiguous()
     rewrite(phi3, tmp_path / "llama", tensors, model_type="llama")
     for name in ("src", "llama"):
-        commands.to_mcore(tmp_path / name, tmp_path / f"{name} tp2", ParallelSizes(tp=2, pp=2), ALONE)
+        commands.to_mcore(
+            tmp_path / name, tmp_path / f"{name} tp2", ParallelSizes(tp=2, pp=2), ALONE
+        )
     assert_same(tmp_path / "src tp2", tmp_path / "llama tp2")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from transformers import CONFIG_MAPPING
 
-from mcore_adapter.errors import AdapterError, ConfigError
+from mcore_adapter.errors import ConfigError, McoreAdapterError
 from mcore_adapter.models import FAMILIES, fields_of, table_of
 from mcore_adapter.models.common import shape_of
 from mcore_adapter.models.config import Config, Size, completed
@@ -145,7 +145,7 @@ def test_a_value_of_another_kind_is_refused_by_its_key(changed: dict[str, Any], 
 
 @pytest.mark.parametrize("kind", [None, 7, ["llama"], {"llama": 1}, "", "\ud800"])
 def test_a_model_type_that_is_none_is_refused(kind: object) -> None:
-    with pytest.raises(AdapterError, match="is not supported"):
+    with pytest.raises(McoreAdapterError, match="is not supported"):
         table_of({"model_type": kind})
 
 

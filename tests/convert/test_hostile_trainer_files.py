@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from mcore_adapter.checkpoint_reader import INDEX, Saved
 from mcore_adapter.convert import commands
-from mcore_adapter.errors import AdapterError, ConfigError, ConversionError, DataError
+from mcore_adapter.errors import ConfigError, ConversionError, DataError, McoreAdapterError
 from mcore_adapter.load import read_config
 from mcore_adapter.models import table_of
 from mcore_adapter.parallel_sizes import ParallelSizes
@@ -49,7 +49,7 @@ def assert_each_is_refused(
                 file.write_bytes(pickled(mark))
             else:
                 torch_saved(mark, file)
-            with pytest.raises(AdapterError):
+            with pytest.raises(McoreAdapterError):
                 load()
             assert not mark.exists(), file
         file.write_bytes(before)

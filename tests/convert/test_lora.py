@@ -214,7 +214,9 @@ def test_adapters_that_are_more_than_linear_factors_are_refused(tmp_path: Path) 
         peft = adapter(tmp_path / str(index), base, ("q_proj",), **options)
         with pytest.raises(ConversionError, match=match):
             commands.to_mcore(peft, tmp_path / "dst", ParallelSizes(), ALONE)
-    commands.to_mcore(tmp_path / "3", tmp_path / "dst", ParallelSizes(), Settings(workers=1), base=base)
+    commands.to_mcore(
+        tmp_path / "3", tmp_path / "dst", ParallelSizes(), Settings(workers=1), base=base
+    )
 
 
 def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:

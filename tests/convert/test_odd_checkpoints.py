@@ -53,7 +53,9 @@ def test_a_single_file_goes_before_an_index_as_in_transformers(tmp_path: Path) -
     write_files(src, others, 2)
     loaded = AutoModelForCausalLM.from_pretrained(src).state_dict()
     notes: list[str] = []
-    commands.to_mcore(src, tmp_path / "mcore", ParallelSizes(), Settings(workers=1, note=notes.append))
+    commands.to_mcore(
+        src, tmp_path / "mcore", ParallelSizes(), Settings(workers=1, note=notes.append)
+    )
     commands.to_hf(tmp_path / "mcore", tmp_path / "back", ALONE)
     for name, tensor in contents(tmp_path / "back").items():
         assert torch.equal(tensor, loaded[name]), name
@@ -117,7 +119,9 @@ def test_experts_as_transformers_5_holds_them_are_the_same_experts(
     assert "model.layers.3.mlp.experts.gate_up_proj" in contents(tmp_path / "fused")
     for name in ("original", "fused"):
         commands.to_mcore(tmp_path / name, tmp_path / name / "cut", CUT, ALONE)
-        commands.to_mcore(tmp_path / name / "cut", tmp_path / name / "moved", ParallelSizes(ep=2), ALONE)
+        commands.to_mcore(
+            tmp_path / name / "cut", tmp_path / name / "moved", ParallelSizes(ep=2), ALONE
+        )
         commands.to_hf(tmp_path / name / "moved", tmp_path / name / "back", ALONE)
         assert_same(tmp_path / name, tmp_path / name / "back")
     assert_same(tmp_path / "original" / "cut", tmp_path / "fused" / "cut")

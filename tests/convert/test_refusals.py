@@ -13,7 +13,7 @@ import torch
 from mcore_adapter.convert import commands
 from mcore_adapter.convert.conversions import Settings
 from mcore_adapter.convert.storage.output import complete_or_absent
-from mcore_adapter.errors import AdapterError, ConversionError, LayoutError, UnknownModelError
+from mcore_adapter.errors import ConversionError, LayoutError, McoreAdapterError, UnknownModelError
 from mcore_adapter.parallel_sizes import ParallelSizes
 from tests.convert.tiny_checkpoints import ALONE, contents, numbered, write
 
@@ -37,7 +37,7 @@ def src(tmp_path: Path) -> Path:
 
 
 def refused(
-    kind: type[AdapterError], match: str, src: Path, sizes: ParallelSizes | None = None
+    kind: type[McoreAdapterError], match: str, src: Path, sizes: ParallelSizes | None = None
 ) -> None:
     """Both as an error and in that nothing new lies beside the source."""
     before = sorted(os.listdir(src.parent))
@@ -169,7 +169,9 @@ def test_integers_that_should_become_floats(src: Path) -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_error_in_a_worker_leaves_nothing(workers: int, src: Path) -> None:
     with pytest.raises(ConversionError, match="type I32 cannot become"):
-        commands.to_mcore(src, src.parent / "dst", ParallelSizes(), Settings("fp16", workers=workers))
+        commands.to_mcore(
+            src, src.parent / "dst", ParallelSizes(), Settings("fp16", workers=workers)
+        )
     assert os.listdir(src.parent) == ["src"]
 
 

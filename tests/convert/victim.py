@@ -18,7 +18,7 @@ from typing import Any
 
 from mcore_adapter.convert import commands
 from mcore_adapter.convert.conversions import Settings
-from mcore_adapter.errors import AdapterError
+from mcore_adapter.errors import McoreAdapterError
 from mcore_adapter.parallel_sizes import ParallelSizes
 
 WORKERS_S = 10
@@ -51,7 +51,7 @@ def convert(case: dict[str, Any]) -> int:
     sizes = ParallelSizes(**case["sizes"], layers=None if layers is None else tuple(layers))
     try:
         commands.to_mcore(Path(case["src"]), Path(case["dst"]), sizes, how)
-    except AdapterError as error:
+    except McoreAdapterError as error:
         sys.stdout.write(f"refused: {error}\n")
         return 3
     except KeyboardInterrupt:

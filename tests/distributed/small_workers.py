@@ -20,7 +20,7 @@ from roll.core.errors import DataError
 from roll.core.metrics import Mean, Metrics
 from roll.core.types import RankInfo, WorkerSpec
 from roll.distributed.dispatch import SHARD_BATCH, dispatch
-from roll.distributed.remote_values import Parcel, pack, unpack
+from roll.distributed.remote_values import RemoteValue, fetch, store
 from roll.distributed.worker import Worker
 
 # Workers must be able to import this module by the name that the tests give it.
@@ -33,7 +33,7 @@ class Packed(Batch):
     """Rows, and where they lie."""
 
     tokens: torch.Tensor = tensor("BT", required=True)
-    parcels: list[Parcel[torch.Tensor]]
+    remote_values: list[RemoteValue[torch.Tensor]]
 
 
 class Spawner(Worker):
@@ -72,10 +72,10 @@ class Adder(Spawner):
     @dispatch(SHARD_BATCH)
     def pack_rows(self, batch: TokenBatch) -> Packed:
         rows = list(batch.tokens)
-        return Packed(tokens=batch.tokens, parcels=pack(rows, [row.nbytes for row in rows]))
+        return Packed(tokens=batch.tokens, remote_values=store(rows, [row.nbytes for row in rows]))
 
-    def open_rows(self, parcels: list[Parcel[torch.Tensor]]) -> list[list[int]]:
-        rows = unpack(parcels, timeout_s=20, what="rows")
+    def open_rows(self, remote_values: list[RemoteValue[torch.Tensor]]) -> list[list[int]]:
+        rows = fetch(remote_values, timeout_s=20, what="rows")
         return [row.tolist() for row in rows]
 
     @dispatch(SHARD_BATCH)

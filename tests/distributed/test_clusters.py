@@ -46,8 +46,8 @@ def test_a_batch_is_split_over_the_ranks_and_joined_in_order(adders: Cluster[Add
 
 
 def test_workers_hand_each_other_values_that_the_driver_never_has(adders: Cluster[Adder]) -> None:
-    parcels = adders.call(Adder.pack_rows, some_batch()).parcels
-    opened = adders.call_each(Adder.open_rows, parcels[::-1])
+    remote_values = adders.call(Adder.pack_rows, some_batch()).remote_values
+    opened = adders.call_each(Adder.open_rows, remote_values[::-1])
     assert opened == [some_batch().tokens.flip(0).tolist()] * 2
 
 

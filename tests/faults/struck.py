@@ -131,11 +131,11 @@ class Struck(RlvrPipeline):
 
     def open(self) -> None:
         super().open()
-        serving, striker = self.cast.serving, self.striker
-        assert serving.pusher is not None
-        striker.is_lost = lambda: serving.fleet.replicas[0].gone
-        old = serving.pusher
-        serving.pusher = StruckPusher(
+        inference, striker = self.runtime.inference, self.striker
+        assert inference.pusher is not None
+        striker.is_lost = lambda: inference.fleet.replicas[0].gone
+        old = inference.pusher
+        inference.pusher = StruckPusher(
             old.actor, old.infer, old.platform, old.config, striker=striker
         )
 
@@ -144,7 +144,7 @@ class Struck(RlvrPipeline):
         super().restore(*given)
 
     def step(self, step: int) -> Metrics:
-        replicas = self.cast.serving.fleet.replicas
+        replicas = self.runtime.inference.fleet.replicas
         held = self.striker.hold.with_suffix(".held")
         held.unlink(missing_ok=True)
         if self.striker.due(Phase.REWARD):
@@ -162,7 +162,7 @@ class Struck(RlvrPipeline):
     def _is_whole(self, metrics: Metrics) -> bool:
         """Whether the loss was noticed, and another replica is there."""
         self.striker.lost_before += int(metrics.values_by_name()["rollout/lost_replicas"])
-        whole = not any(replica.gone for replica in self.cast.serving.fleet.replicas)
+        whole = not any(replica.gone for replica in self.runtime.inference.fleet.replicas)
         if self.striker.lost_before and whole:
             self.striker.lost_before = 0
             return True
@@ -184,7 +184,7 @@ class Struck(RlvrPipeline):
 
     def validate(self, step: int) -> dict[str, float]:
         if step:
-            replicas = self.cast.serving.fleet.replicas
+            replicas = self.runtime.inference.fleet.replicas
             self.striker.soon(Phase.VALIDATE, lambda: replicas[0].requests > 0)
         return super().validate(step)
 

@@ -12,11 +12,11 @@ from roll.config.sections.model import LoraConfig, ModelConfig
 from roll.models import lora
 from roll.models.load import load_config
 from roll.strategy.training.heads import PolicyHead, PolicyModel
-from roll.strategy.training.token_model import Asked
+from roll.strategy.training.token_model import ForwardRequest
 from tests.families import FAMILIES, SIZES, WITH_VISION, config_of, make, save
 
 TOKENS = torch.randint(4, SIZES["vocab_size"], (2, 12), generator=torch.Generator().manual_seed(0))
-ASKED = Asked(torch.tensor([3, 4, 11, 14, 20, 23]), lengths=[12, 12])
+ASKED = ForwardRequest(torch.tensor([3, 4, 11, 14, 20, 23]), lengths=[12, 12])
 
 
 def load(folder: Path, name: str) -> PolicyModel:

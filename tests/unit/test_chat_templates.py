@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from roll.config.sections.data import DataConfig, TextDataConfig
 from roll.core.types import Message
-from roll.data.chat.conversations import Dialogue
+from roll.data.chat.conversations import Conversation
 from roll.data.chat.end_mark import end_mark
 from roll.data.chat.templates import DatedTokenizer
 from roll.data.chat.tokenization import pieces, tokenized
@@ -64,7 +64,7 @@ def trained(template: str, answer: str) -> str:
     """What the last turn of a conversation teaches, as text."""
     tokenizer = byte_tokenizer(template)
     said = (Message("user", "Which number?"), Message("assistant", answer))
-    found = pieces(Dialogue((), said), tokenizer, settings_of(), system=None, place="here")
+    found = pieces(Conversation((), said), tokenizer, settings_of(), system=None, place="here")
     [sequence] = tokenized([found], tokenizer, tokenizer.eos_token_id)
     ((start, stop),) = sequence.trained
     assert stop == len(sequence)
@@ -222,7 +222,9 @@ def test_the_tokens_of_a_dialogue_decode_to_its_text(
         for answer in answers
         for message in (Message("user", "a b"), Message("assistant", answer))
     ]
-    found = pieces(Dialogue((), tuple(said)), tokenizer, settings_of(), system=None, place="here")
+    found = pieces(
+        Conversation((), tuple(said)), tokenizer, settings_of(), system=None, place="here"
+    )
     [sequence] = tokenized([found], tokenizer, tokenizer.eos_token_id)
     text = tokenizer.apply_chat_template(
         [{"role": m.role, "content": m.content} for m in said], tokenize=False

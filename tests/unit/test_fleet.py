@@ -31,7 +31,7 @@ from roll.core.types import (
 )
 from roll.rollout.fleet.fleet import MAX_MOVES, Fleet
 from roll.rollout.fleet.health import Health
-from roll.rollout.fleet.partial_completions import kept, rest_of
+from roll.rollout.fleet.partial_completions import kept, remaining_request
 from roll.rollout.fleet.replica import Replica, State
 
 T = TypeVar("T")
@@ -373,11 +373,11 @@ def test_no_replica_gets_more_than_it_has_room_for_and_the_first_come_are_first(
 
 def test_a_sibling_goes_on_with_other_random_numbers_and_what_it_lacks() -> None:
     written = Completion((3, 4), (-0.5, -0.5), (0, 0), FinishReason.ABORT)
-    rest = rest_of(request(n=3), 1, written)
+    rest = remaining_request(request(n=3), 1, written)
     assert (rest.prompt_tokens, rest.sampling.max_new_tokens, rest.n) == ((0, 1, 2, 3, 4), 48, 1)
     assert rest.seed not in (7, 8)
     nothing = replace(written, tokens=(), logprobs=(), versions=())
-    assert rest_of(request(n=3), 1, nothing).seed == 8
+    assert remaining_request(request(n=3), 1, nothing).seed == 8
 
 
 def test_a_stop_string_cannot_hide_in_the_seam() -> None:

@@ -16,7 +16,7 @@ from roll.config.sections.rollout import HealthConfig
 from roll.core.errors import EngineError, WaitTimeoutError
 from roll.core.types import Completion, FinishReason, Heartbeat, Piece
 from roll.rollout.fleet.pace import Pace, Work
-from roll.rollout.fleet.partial_completions import Heard
+from roll.rollout.fleet.partial_completions import HeardTokens
 from roll.rollout.fleet.replica import Replica
 from tests.unit.test_fleet import (
     Writer,
@@ -43,7 +43,7 @@ def piece(start: int, end: int, finish: FinishReason = FinishReason.ABORT) -> Pi
 def test_whatever_heartbeats_are_lost_or_told_twice_the_beginning_is_known_without_a_gap(
     stretches: list[tuple[int, bool, bool]], finish: FinishReason
 ) -> None:
-    heard, start, known, complete = Heard(), 0, 0, True
+    heard, start, known, complete = HeardTokens(), 0, 0, True
     for number, (length, lost, again) in enumerate(stretches):
         last = number == len(stretches) - 1
         news = piece(start, start + length, finish if last else FinishReason.ABORT)
@@ -62,7 +62,7 @@ def test_whatever_heartbeats_are_lost_or_told_twice_the_beginning_is_known_witho
 
 
 def test_of_a_piece_that_is_known_in_part_the_rest_is_taken() -> None:
-    heard = Heard()
+    heard = HeardTokens()
     for news in (piece(0, 4), piece(2, 7), piece(1, 3)):
         heard.add(news)
     assert heard.so_far().tokens == tuple(range(7))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roll.rollout.rpc_batching import JoinedCalls
+from roll.rollout.rpc_batching import BatchedCalls
 
 
 @settings(max_examples=25, deadline=None)
@@ -27,7 +27,7 @@ def test_every_caller_gets_its_own_results(callers: list[tuple[list[int], int, b
         return [2 * item for item in items]
 
     async def run() -> None:
-        joined: JoinedCalls[int, int] = JoinedCalls(double, window_s=0.001)
+        joined: BatchedCalls[int, int] = BatchedCalls(double, window_s=0.001)
 
         async def caller(items: list[int], delay: int) -> list[int]:
             await asyncio.sleep(delay / 1000)
@@ -54,7 +54,7 @@ def test_lists_of_the_same_moment_share_a_call() -> None:
         return items
 
     async def run() -> None:
-        joined: JoinedCalls[int, int] = JoinedCalls(count)
+        joined: BatchedCalls[int, int] = BatchedCalls(count)
         await asyncio.gather(*(joined.ask([i]) for i in range(20)))
 
     asyncio.run(run())
@@ -68,7 +68,7 @@ def test_an_error_reaches_everybody_who_joined_and_nobody_after() -> None:
         return items
 
     async def run() -> None:
-        joined: JoinedCalls[int, int] = JoinedCalls(fail_on_zero)
+        joined: BatchedCalls[int, int] = BatchedCalls(fail_on_zero)
         results = await asyncio.gather(joined.ask([0]), joined.ask([1]), return_exceptions=True)
         assert [type(r) for r in results] == [ValueError, ValueError]
         assert await joined.ask([1]) == [1]
@@ -82,7 +82,7 @@ def test_a_reward_that_fails_after_all_left_is_not_waited_for() -> None:
         return items
 
     async def run() -> None:
-        joined: JoinedCalls[int, int] = JoinedCalls(slow, window_s=0)
+        joined: BatchedCalls[int, int] = BatchedCalls(slow, window_s=0)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(joined.ask([1]), 0.05)
 

@@ -18,7 +18,7 @@ from roll.core.errors import RewardError
 from roll.core.types import WorkerSpec
 from roll.distributed.colocation import Colocation, Resident
 from roll.rewards.contract import sample_of
-from roll.runtime.reward_router import HostedReward
+from roll.runtime.reward_router import RewardCluster
 from roll.runtime.reward_workers import resident
 from roll.workers.model_reward import ModelReward
 
@@ -103,7 +103,7 @@ def test_a_reward_model_moves_off_for_training_and_comes_back_with_the_engines()
             lambda: engine.append("weights"),
         ),
     )
-    judge = HostedReward(RewardConfig.model_validate({"model": {"path": "m"}}), cluster)  # type: ignore[arg-type]
+    judge = RewardCluster(RewardConfig.model_validate({"model": {"path": "m"}}), cluster)  # type: ignore[arg-type]
     colocation.add(f"{Role.ACTOR_INFER}/judge", resident(judge, frozenset({0})))
     colocation.add(Role.ACTOR_TRAIN, Resident(frozenset({0}), lambda: None, lambda: None))
     cluster.log.clear()

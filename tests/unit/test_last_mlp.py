@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from roll.algorithms import logprobs
 from roll.models import last_mlp
 from roll.strategy.training.heads import PolicyModel
-from roll.strategy.training.token_model import Asked
+from roll.strategy.training.token_model import ForwardRequest
 from tests.tiny import tiny_qwen3_moe
 
 LENGTHS = [9, 7]
@@ -79,7 +79,7 @@ def of_policy(model: PreTrainedModel, *, packed: bool) -> tuple[Tensor, list[Ten
 
     model.zero_grad()
     handle = model.get_decoder().layers[-1].mlp.down_proj.register_forward_pre_hook(look)
-    main_BT = policy(tokens(), Asked(logprobs.positions(needed()), LENGTHS))[0]
+    main_BT = policy(tokens(), ForwardRequest(logprobs.positions(needed()), LENGTHS))[0]
     read_N = main_BT[needed()]
     read_N.square().sum().backward()
     handle.remove()

@@ -32,7 +32,7 @@ from roll.rollout.evaluate import evaluate
 from roll.rollout.filters import equal_rewards, mean_reward
 from roll.rollout.serialization import from_json, to_json
 from roll.rollout.types import Group
-from roll.runtime.reward_router import HostedReward, Scorer
+from roll.runtime.reward_router import RewardCluster, RewardRouter
 from roll.workers.reward import RewardWorker
 from tests.fakes import completion, group
 from tests.tiny import rollout_batch
@@ -242,7 +242,7 @@ class Failing(RewardWorker):
         return 1.0
 
 
-def _scorer(launcher: LocalLauncher, **settings: Any) -> Scorer:
+def _scorer(launcher: LocalLauncher, **settings: Any) -> RewardRouter:
     hosted = {}
     for name in ("one", "two"):
         config = RewardConfig(worker="x:Failing", **(settings if name == "one" else {}))
@@ -251,8 +251,8 @@ def _scorer(launcher: LocalLauncher, **settings: Any) -> Scorer:
             worker, Placement(Role.REWARD, pool="all", workers=1, label=name), name, config
         )
         cluster.call(RewardWorker.start)
-        hosted[name] = HostedReward(config, cluster)
-    return Scorer(hosted)
+        hosted[name] = RewardCluster(config, cluster)
+    return RewardRouter(hosted)
 
 
 class Constant(RewardWorker):

@@ -12,7 +12,7 @@ from roll.config.sections.roles import Role
 from roll.core.types import WorkerSpec
 from roll.platform.base import join_group, leave_group
 from roll.platform.machine import free_port
-from roll.strategy.training.group import Membership
+from roll.strategy.training.group import GroupMembership
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def spec() -> WorkerSpec:
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
 def test_the_last_to_leave_dissolves_the_group(order: tuple[int, ...]) -> None:
-    members = [Membership(spec()) for _ in range(3)]
+    members = [GroupMembership(spec()) for _ in range(3)]
     for place, i in enumerate(order):
         dist.all_reduce(torch.ones(1))
         members[i].leave()
@@ -38,15 +38,15 @@ def test_the_last_to_leave_dissolves_the_group(order: tuple[int, ...]) -> None:
 
 def test_a_group_that_was_joined_elsewhere_stays() -> None:
     join_group("gloo", spec(), timeout_s=60)
-    member = Membership(spec())
+    member = GroupMembership(spec())
     member.leave()
     dist.all_reduce(torch.ones(1))
 
 
 def test_a_member_of_a_group_that_is_gone_does_not_dissolve_the_next() -> None:
-    late = Membership(spec())
+    late = GroupMembership(spec())
     leave_group()
-    member = Membership(spec())
+    member = GroupMembership(spec())
     late.leave()
     assert dist.is_initialized()
     member.leave()

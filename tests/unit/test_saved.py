@@ -124,7 +124,7 @@ def test_what_is_transposed_or_joined_on_the_way_leaves_and_enters_too() -> None
 
 
 def test_a_push_asks_a_model_once_for_its_tensors_and_a_bundle_once_for_its_elements() -> None:
-    class Asked(LlamaForCausalLM):
+    class ForwardRequest(LlamaForCausalLM):
         asked = 0
 
         def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def test_a_push_asks_a_model_once_for_its_tensors_and_a_bundle_once_for_its_elem
         def reverse_op(self) -> Counted:
             return Counted(self.dim)
 
-    model = Asked(make("llama").config)
+    model = ForwardRequest(make("llama").config)
     halves = ["mlp.left.weight", "mlp.right.weight"]
     model._weight_conversions = [WeightConverter(halves, "mlp.down_proj.weight", [Joined(dim=1)])]
     memory = WeightMemory(model)

@@ -13,7 +13,7 @@ from roll.distributed.cluster import Placement
 from roll.distributed.local import LocalCluster, LocalLauncher
 from roll.rewards.api import Reward
 from roll.rewards.execution.counters import Purpose, Scored
-from roll.runtime.reward_router import HostedReward, Scorer
+from roll.runtime.reward_router import RewardCluster, RewardRouter
 from roll.runtime.run_data import samples_by_tag, tag_shares
 from roll.workers.reward import RewardWorker
 
@@ -38,11 +38,11 @@ class Noting(RewardWorker):
 
 def hosted(
     launcher: LocalLauncher, name: str, *tags: str, workers: int = 1
-) -> tuple[HostedReward, LocalCluster[Noting]]:
+) -> tuple[RewardCluster, LocalCluster[Noting]]:
     config = RewardConfig(worker="x:Noting", tags=tags, workers=workers)
     place = Placement(Role.REWARD, pool="all", workers=workers, label=name)
     cluster = launcher.start(Noting, place, name, config)
-    return HostedReward(config, cluster), cluster  # type: ignore[arg-type]
+    return RewardCluster(config, cluster), cluster  # type: ignore[arg-type]
 
 
 def prompt(number: int, tag: str) -> Prompt:
@@ -59,7 +59,7 @@ def test_a_budget_is_of_the_samples_that_are_routed_to_the_reward() -> None:
         math, math_workers = hosted(launcher, "math", "math", workers=3)
         both, both_workers = hosted(launcher, "both", "math", "code")
         never, never_workers = hosted(launcher, "never", "rare")
-        scorer = Scorer({"math": math, "both": both, "never": never})
+        scorer = RewardRouter({"math": math, "both": both, "never": never})
         scorer.begin_step({"math": 16.0, "code": 48.0})
         assert [worker.expected for worker in math_workers.workers] == [6, 6, 6]
         assert both_workers.workers[0].expected == 64
@@ -70,7 +70,7 @@ def test_each_reward_takes_turns_of_its_own() -> None:
     with LocalLauncher() as launcher:
         one, one_workers = hosted(launcher, "one", "a", workers=2)
         other, other_workers = hosted(launcher, "other", "b", workers=2)
-        scorer = Scorer({"one": one, "other": other})
+        scorer = RewardRouter({"one": one, "other": other})
 
         async def score_alternately() -> None:
             for _ in range(4):

@@ -33,7 +33,7 @@ from roll.distributed.local import LocalCluster, LocalLauncher
 from roll.distributed.worker import Worker
 from roll.rollout.fleet.fleet import Fleet
 from roll.rollout.fleet.replica import Replica
-from roll.runtime.inference_service import ClusterEngine, Serving
+from roll.runtime.inference_service import ClusterEngine, InferenceService
 from roll.workers.infer import InferWorker
 
 LIMITS = HealthConfig(heartbeat_s=0.01, timeout_s=0.5, restart_timeout_s=2, slow_factor=0)
@@ -184,7 +184,7 @@ class Stage:
         fleet = Fleet([Replica(i, ClusterEngine(self.infer, i)) for i in range(replicas)])  # type: ignore[arg-type]
         self.colocation = Colocation(enabled=shared)
         self.ends = Lingering(self.infer)
-        self.serving = Serving(self.ends, loop, fleet, self.colocation, limits)  # type: ignore[arg-type]
+        self.serving = InferenceService(self.ends, loop, fleet, self.colocation, limits)  # type: ignore[arg-type]
         self.pusher = Pusher(self.infer)
         self.serving.pusher = self.pusher  # type: ignore[assignment]
         own = [frozenset({i}) for i in range(replicas)]

@@ -1,4 +1,4 @@
-"""Which tokens of a dialogue are trained, checked against the chat template itself."""
+"""Which tokens of a conversation are trained, checked against the chat template itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tokenizers import normalizers
 from roll.config.sections.data import PreferenceDataConfig, TextDataConfig
 from roll.core.errors import DataError
 from roll.core.types import Message
-from roll.data.chat.conversations import Dialogue
+from roll.data.chat.conversations import Conversation
 from roll.data.chat.tokenization import NothingToLearnError, TokenSequence, pieces, tokenized
 from roll.data.examples import Example, load_preferences, load_texts, mismatched
 from tests.tiny import char_tokenizer
@@ -57,7 +57,7 @@ def encode(
 ) -> tuple[TokenSequence, Any]:
     tokenizer = chat(template)
     found = pieces(
-        Dialogue(before, after),
+        Conversation(before, after),
         tokenizer,
         settings_of(),
         system=None,
@@ -254,7 +254,7 @@ def test_a_token_that_begins_every_text_begins_no_answer() -> None:
     tokenizer = chat(CHATML)
     tokenizer.backend_tokenizer.normalizer = normalizers.Prepend("=")
     found = pieces(
-        Dialogue((), said("1", "2", "3", "4")),
+        Conversation((), said("1", "2", "3", "4")),
         tokenizer,
         settings_of(),
         system=None,

@@ -16,7 +16,7 @@ from roll.config.sections.roles import Role
 from roll.config.sections.strategy import VllmConfig
 from roll.core.loop_thread import LoopThread
 from roll.core.types import WorkerSpec
-from roll.runtime.clusters import start_models
+from roll.runtime.clusters import start_model_clusters
 from roll.strategy.setup import EngineSetup
 from roll.strategy.vllm.engine import VllmEngine
 from tests.tiny import char_tokenizer
@@ -74,7 +74,9 @@ def loop() -> Iterator[LoopThread]:
 
 def test_on_shared_gpus_each_role_leaves_before_the_next_begins(loop: LoopThread) -> None:
     launcher = LoggedLauncher()
-    colocation = start_models(quickstart(), launcher, loop, "cuda", char_tokenizer()).colocation
+    colocation = start_model_clusters(
+        quickstart(), launcher, loop, "cuda", char_tokenizer()
+    ).colocation
     assert launcher.log[:-1] == [
         "actor_infer begins",
         "actor_infer start?",
@@ -101,7 +103,7 @@ def test_where_nothing_is_scarce_the_engine_loads_while_the_others_do(
     launcher = LoggedLauncher()
     apart = ["pools={all: '0', beside: '1', third: '2'}", "actor_infer.pool=beside"]
     config = quickstart(*apart, "reference.pool=third") if platform == "cuda" else quickstart()
-    start_models(config, launcher, loop, platform, char_tokenizer())
+    start_model_clusters(config, launcher, loop, platform, char_tokenizer())
     assert launcher.log == [
         "actor_infer begins",
         "actor_infer start?",

@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, Qwen3Config
 
-from roll.config.algorithm.divergences import LessonConfig
+from roll.config.algorithm.divergences import DistillTargetConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.training import TeacherRole
 from roll.core.batches import RolloutBatch
@@ -18,7 +18,12 @@ from roll.data.datasets import Dataset, Source
 from roll.data.examples import Example
 from roll.models.load import load_tokenizer
 from roll.runtime.run_data import check_tags
-from roll.runtime.teachers import ask_teachers, by_teacher, check_lesson, require_same_tokens
+from roll.runtime.teachers import (
+    ask_teachers,
+    by_teacher,
+    check_distill_target,
+    require_same_tokens,
+)
 from tests.tiny import rollout_batch
 
 
@@ -69,4 +74,6 @@ def test_equal_tokens_at_other_ids_are_other_tokens(tmp_path: Path) -> None:
 def test_a_model_must_know_all_tokens(tmp_path: Path) -> None:
     small = vocabulary(tmp_path, a=0, b=1, c=2, d=3)
     with pytest.raises(ConfigError, match=r"t\.model: gives 3 logits, .* has 4 tokens"):
-        check_lesson(LessonConfig(), "loss", load_tokenizer(small), {"t.model": small})
+        check_distill_target(
+            DistillTargetConfig(), "loss", load_tokenizer(small), {"t.model": small}
+        )

@@ -6,11 +6,11 @@ import asyncio
 import threading
 import time
 
-from roll.core.fair_lock import Turn
+from roll.core.fair_lock import FairLock
 
 
 def test_a_coroutine_gets_its_turn_before_a_thread_that_comes_again_and_again() -> None:
-    turn, over = Turn(), threading.Event()
+    turn, over = FairLock(), threading.Event()
     rounds = 0
 
     def train() -> None:
@@ -36,7 +36,7 @@ def test_a_coroutine_gets_its_turn_before_a_thread_that_comes_again_and_again() 
 
 
 def test_one_that_stops_waiting_holds_nobody_up() -> None:
-    turn = Turn()
+    turn = FairLock()
 
     async def give_up() -> None:
         with turn.held():

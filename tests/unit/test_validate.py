@@ -8,7 +8,7 @@ import pytest
 
 from roll.config.sections.lifecycle import ValidationConfig
 from roll.core.errors import EngineError
-from roll.runtime.reward_router import Scorer
+from roll.runtime.reward_router import RewardRouter
 from roll.runtime.validator import Validator, answer_key
 from tests.fakes import ScriptedEngine, group, prompt, single_turn
 
@@ -18,7 +18,7 @@ def validator(engine: ScriptedEngine, *, prompts: int, max_in_flight: int) -> Va
         config=ValidationConfig(samples_per_prompt=2),
         sets={"held_out": tuple(prompt(f"p{i}") for i in range(prompts))},
         single_turn=single_turn(engine),
-        scorer=Scorer({}),
+        reward_router=RewardRouter({}),
         extract=lambda sample: sample.response_text,
         max_in_flight=max_in_flight,
     )

@@ -9,7 +9,7 @@ from roll.core.errors import ConfigError, WeightSyncError
 from roll.weight_sync.checks import check_shapes
 from roll.weight_sync.checksum import Checksum
 from roll.weight_sync.manifest import Manifest, TensorMeta
-from roll.weight_sync.transport_choice import Place, Route, choose_transport, new_channel
+from roll.weight_sync.transport_choice import Endpoint, Route, choose_transport, new_channel
 
 EXPECTED = {"a": (2, 3), "b": (4,), "head": (5,)}
 OPTIONAL = frozenset({"head"})
@@ -96,7 +96,7 @@ def test_checksums_of_senders_add_up_to_that_of_a_receiver() -> None:
 
 
 def test_the_transport_follows_from_the_places() -> None:
-    here, beside, there = Place(0, 0), Place(0, 1), Place(1, 0)
+    here, beside, there = Endpoint(0, 0), Endpoint(0, 1), Endpoint(1, 0)
     assert choose_transport("cpu", [here], [here, beside]).kind == "shared_memory"
     assert choose_transport("cuda", [here], [here]).kind == "cuda_ipc"
     assert choose_transport("cuda", [here], [here, beside]).kind == "shared_memory"
@@ -106,7 +106,7 @@ def test_the_transport_follows_from_the_places() -> None:
 
 
 def test_nccl_carries_a_broadcast_only_where_every_process_has_a_gpu_of_its_own() -> None:
-    here, beside, there = Place(0, 0), Place(0, 1), Place(1, 0)
+    here, beside, there = Endpoint(0, 0), Endpoint(0, 1), Endpoint(1, 0)
     assert choose_transport("cuda", [here], [beside, there]) == Route("broadcast", "nccl")
     assert choose_transport("cuda", [here, beside], [there]) == Route("broadcast", "nccl")
     for senders, receivers in [([here], [here, there]), ([here], [there, there])]:

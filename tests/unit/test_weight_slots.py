@@ -12,8 +12,8 @@ from torch import Tensor
 
 from roll.weight_sync.manifest import Manifest, TensorMeta
 from roll.weight_sync.push_plan import layout
-from roll.weight_sync.receive_buffer import PrivateSlot, Slot
-from roll.weight_sync.transports.shared_memory import HostBuckets, shared_slots
+from roll.weight_sync.receive_buffer import PrivateBuffer, ReceiveBuffer
+from roll.weight_sync.transports.shared_memory import HostBuckets, shared_buffers
 from roll.weight_sync.unpack import unpack
 
 SIZE = 8 * mmap.PAGESIZE
@@ -21,14 +21,14 @@ Writer = Callable[[int], None]
 
 
 @pytest.fixture(params=["shared", "private"])
-def slot(request: pytest.FixtureRequest) -> Iterator[tuple[Slot, Writer]]:
+def slot(request: pytest.FixtureRequest) -> Iterator[tuple[ReceiveBuffer, Writer]]:
     """A receiver's slot and how the next bucket gets into it."""
     if request.param == "private":
-        private = PrivateSlot(SIZE)
+        private = PrivateBuffer(SIZE)
         yield private, lambda value: fill(private.memory, value)
         return
     buckets = HostBuckets.create(SIZE)
-    first, _ = shared_slots(os.dup(buckets.fd), SIZE)
+    first, _ = shared_buffers(os.dup(buckets.fd), SIZE)
     yield first, lambda value: fill(buckets.buckets[0], value)
     buckets.close()
 
@@ -41,7 +41,9 @@ def meta(num_bytes: int) -> TensorMeta:
     return TensorMeta("w", (num_bytes,), "uint8")
 
 
-def test_a_tensor_kept_over_the_next_bucket_keeps_its_bytes(slot: tuple[Slot, Writer]) -> None:
+def test_a_tensor_kept_over_the_next_bucket_keeps_its_bytes(
+    slot: tuple[ReceiveBuffer, Writer],
+) -> None:
     receiver, write = slot
     write(1)
     kept = receiver.view(64, meta(3 * mmap.PAGESIZE))
@@ -55,7 +57,7 @@ def test_a_tensor_kept_over_the_next_bucket_keeps_its_bytes(slot: tuple[Slot, Wr
     assert (receiver.view(64, meta(64)) == 2).all()
 
 
-def test_a_view_of_a_tensor_counts_as_the_tensor(slot: tuple[Slot, Writer]) -> None:
+def test_a_view_of_a_tensor_counts_as_the_tensor(slot: tuple[ReceiveBuffer, Writer]) -> None:
     receiver, write = slot
     write(1)
     part = receiver.view(0, meta(640)).reshape(10, 64)[3:5].T
@@ -65,7 +67,9 @@ def test_a_view_of_a_tensor_counts_as_the_tensor(slot: tuple[Slot, Writer]) -> N
     assert (part == 1).all()
 
 
-def test_a_slot_without_tensors_in_use_shows_the_next_bucket(slot: tuple[Slot, Writer]) -> None:
+def test_a_slot_without_tensors_in_use_shows_the_next_bucket(
+    slot: tuple[ReceiveBuffer, Writer],
+) -> None:
     receiver, write = slot
     for value in range(5):
         write(value)
@@ -79,11 +83,11 @@ class Feed:
 
     def __init__(self, contents: list[Tensor]) -> None:
         self.contents = contents
-        self.slots = (PrivateSlot(SIZE), PrivateSlot(SIZE))
+        self.slots = (PrivateBuffer(SIZE), PrivateBuffer(SIZE))
         self.out: set[int] = set()
         self.most_out = 0
 
-    def take(self, index: int) -> Slot:
+    def take(self, index: int) -> ReceiveBuffer:
         content = self.contents[index]
         self.slots[index % 2].memory[: len(content)] = content
         self.out.add(index)

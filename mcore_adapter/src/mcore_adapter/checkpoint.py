@@ -28,10 +28,10 @@ from mcore_adapter.convert.conversion_plan import Task
 from mcore_adapter.convert.shards import Replicated
 from mcore_adapter.convert.storage.output import complete_or_absent
 from mcore_adapter.convert.table import ModelTable
-from mcore_adapter.errors import AdapterError, ConversionError
+from mcore_adapter.errors import ConversionError, McoreAdapterError
 from mcore_adapter.load import shard_of
 from mcore_adapter.local_tensors import Ranks, held_tensors
-from mcore_adapter.optimizer_state import MOMENTS, Slot, slots_of
+from mcore_adapter.optimizer_state import MOMENTS, ParameterState, states_of
 from mcore_adapter.parallel_sizes import ParallelSizes
 from mcore_adapter.write import spec_of, written
 
@@ -77,7 +77,7 @@ def save(
     Raises:
         ConversionError: on all ranks, if one could not write.
     """
-    rank, slots = dist.get_rank(), slots_of(chunks, optimizer)
+    rank, slots = dist.get_rank(), states_of(chunks, optimizer)
     parts = list(_parts(chunks, slots, table, sizes))
     file = f"rank{rank:05d}.safetensors"
     mine = _Announced(
@@ -134,7 +134,7 @@ def restore(
     Raises:
         ConversionError: the folder is no complete checkpoint of this model; nothing was changed.
     """
-    ranks, slots = Ranks.of_this_process(), slots_of(chunks, optimizer)
+    ranks, slots = Ranks.of_this_process(), states_of(chunks, optimizer)
     held_here = held_tensors(chunks, table, sizes, ranks)
     saved = Saved(folder, table)
     for held in held_here:
@@ -162,7 +162,7 @@ def restore(
 
 def _parts(
     chunks: Sequence[DistributedDataParallel],
-    slots: Mapping[Tensor, Slot],
+    slots: Mapping[Tensor, ParameterState],
     table: ModelTable,
     sizes: ParallelSizes,
 ) -> Iterator[_Part]:
@@ -205,7 +205,7 @@ def _on_all(work: Callable[[], T]) -> list[T]:
     mine: tuple[T | None, str | None]
     try:
         mine = work(), None
-    except (AdapterError, OSError) as error:
+    except (McoreAdapterError, OSError) as error:
         mine = None, str(error)
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, mine)

@@ -17,7 +17,7 @@ from mcore_adapter.convert.shards import Replicated
 from mcore_adapter.convert.storage.json_file import read_json
 from mcore_adapter.convert.storage.tensor_file import read_header
 from mcore_adapter.convert.table import ModelTable
-from mcore_adapter.errors import AdapterError, ConversionError
+from mcore_adapter.errors import ConversionError, McoreAdapterError
 from mcore_adapter.parallel_sizes import ParallelSizes
 
 INDEX = "index.json"
@@ -59,7 +59,7 @@ class Saved:
             self.step = _count(index["step"])
             """Of Adam."""
             self.extra: dict[str, Any] = dict(index["extra"])
-        except AdapterError as error:
+        except McoreAdapterError as error:
             raise ConversionError(f"{path} is damaged: {error}") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConversionError(f"{path} is damaged: {error!r}") from error

@@ -19,7 +19,7 @@ from rich.console import Console
 from mcore_adapter.convert.arrays import FLOATS
 from mcore_adapter.convert.conversions import Settings
 from mcore_adapter.convert.storage.signals import Stopped, raising
-from mcore_adapter.errors import AdapterError, printable
+from mcore_adapter.errors import McoreAdapterError, printable
 from mcore_adapter.parallel_sizes import ParallelSizes
 
 app = typer.Typer(
@@ -75,7 +75,7 @@ def size_options(
     try:
         lengths = tuple(int(n) for n in layers.split(",")) if layers is not None else None
     except ValueError:
-        raise AdapterError(f"--layers is {layers!r}, expected numbers as in 3,5,5,3") from None
+        raise McoreAdapterError(f"--layers is {layers!r}, expected numbers as in 3,5,5,3") from None
     return ParallelSizes(tp=tp or 1, pp=pp or 1, vpp=vpp or 1, ep=ep or 1, etp=etp, layers=lengths)
 
 
@@ -112,7 +112,9 @@ def to_mcore(
     from mcore_adapter.convert import commands
 
     with _progress() as settings:
-        commands.to_mcore(src, dst, sizes or ParallelSizes(), settings(dtype, workers, flush), base=base)
+        commands.to_mcore(
+            src, dst, sizes or ParallelSizes(), settings(dtype, workers, flush), base=base
+        )
 
 
 @app.command("to-hf")
@@ -216,7 +218,7 @@ def _reported(when_stopped: str = "stopped: nothing was written") -> Iterator[No
     """Errors as one line and exit code 1."""
     try:
         yield
-    except (AdapterError, OSError) as error:
+    except (McoreAdapterError, OSError) as error:
         _err.print(f"error: {printable(str(error))}", markup=False)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
@@ -284,5 +286,5 @@ def _size(num_bytes: int) -> str:
 
 def _known(dtype: str | None) -> str | None:
     if dtype is not None and dtype not in FLOATS:
-        raise AdapterError(f"--dtype is {dtype!r}, expected one of {', '.join(FLOATS)}")
+        raise McoreAdapterError(f"--dtype is {dtype!r}, expected one of {', '.join(FLOATS)}")
     return dtype

@@ -6,7 +6,7 @@ _LONGEST = 4000
 """Characters of a message: names in files can be of any length."""
 
 
-class AdapterError(Exception):
+class McoreAdapterError(Exception):
     """Base of all errors of this package. Its message is one line that a terminal can show: names
     in files, which it may quote, can hold anything."""
 
@@ -15,23 +15,23 @@ class AdapterError(Exception):
         super().__init__(text if len(text) <= _LONGEST else text[:_LONGEST] + "...")
 
 
-class LayoutError(AdapterError):
+class LayoutError(McoreAdapterError):
     """Parallel sizes do not fit the model or each other."""
 
 
-class ConversionError(AdapterError):
+class ConversionError(McoreAdapterError):
     """A checkpoint does not have the tensors that its model type promises."""
 
 
-class UnknownModelError(AdapterError):
+class UnknownModelError(McoreAdapterError):
     """No table for this model type."""
 
 
-class ConfigError(AdapterError):
+class ConfigError(McoreAdapterError):
     """A `config.json` says something that cannot be built."""
 
 
-class DataError(AdapterError):
+class DataError(McoreAdapterError):
     """A row of a data file cannot be trained on."""
 
 

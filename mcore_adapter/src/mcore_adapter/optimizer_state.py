@@ -23,7 +23,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
-class Slot:
+class ParameterState:
     """What the optimizer has of a parameter; of a distributed one, this rank's part of that."""
 
     main: Tensor
@@ -65,12 +65,12 @@ class Slot:
             self.state[kind] = self.part(shard).to(self.main.device, self.main.dtype, copy=True)
 
 
-def slots_of(
+def states_of(
     chunks: Sequence[DistributedDataParallel], optimizer: MegatronOptimizer
-) -> dict[Tensor, Slot]:
+) -> dict[Tensor, ParameterState]:
     """By parameter; with a distributed optimizer only those that this rank has a part of."""
     models = {getattr(p, "main_param", p): p for chunk in chunks for p in chunk.parameters()}
-    found: dict[Tensor, Slot] = {}
+    found: dict[Tensor, ParameterState] = {}
     for each in parts_of(optimizer):
         for parameter, main, group in _mains(each, models):
             state = each.optimizer.state[main]
@@ -79,7 +79,7 @@ def slots_of(
             if isinstance(each, DistributedOptimizer):
                 cut = each._get_model_param_range_map(parameter)["param"]
                 start, end = cut.start, cut.end
-            found[parameter] = Slot(main, state, counter, start, end)
+            found[parameter] = ParameterState(main, state, counter, start, end)
     return found
 
 
@@ -97,7 +97,7 @@ def load_masters(
     Raises:
         ConversionError: folder, table and model do not have the same tensors or shapes.
     """
-    ranks, slots = Ranks.of_this_process(), slots_of(chunks, optimizer)
+    ranks, slots = Ranks.of_this_process(), states_of(chunks, optimizer)
     copied = [
         held
         for held in held_tensors(chunks, table, sizes, ranks)

@@ -184,7 +184,7 @@ class AlgorithmConfig(Config):
 
     @model_validator(mode="after")
     def _taught_once(self) -> AlgorithmConfig:
-        if self.lesson is not None and self.advantage.kind == "distill":
+        if self.distill_target is not None and self.advantage.kind == "distill":
             raise ValueError(
                 "advantage.kind: distill and a distill loss term are two estimates of one "
                 "gradient, and their sum is a step twice as long; keep one"
@@ -192,7 +192,7 @@ class AlgorithmConfig(Config):
         return self
 
     @property
-    def lesson(self) -> DistillTermConfig | None:
+    def distill_target(self) -> DistillTermConfig | None:
         """What teachers are asked beyond log-probs, if anything."""
         return next((term for term in self.loss if isinstance(term, DistillTermConfig)), None)
 

@@ -74,7 +74,7 @@ DivergenceConfig = Annotated[
 ]
 
 
-class LessonConfig(Config):
+class DistillTargetConfig(Config):
     """What a teacher tells its student of each token, and how the two are compared."""
 
     divergence: DivergenceConfig = ForwardKlConfig()

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from roll.config.algorithm.divergences import DivergenceConfig, LessonConfig, ReverseKlConfig
+from roll.config.algorithm.divergences import DistillTargetConfig, DivergenceConfig, ReverseKlConfig
 from roll.config.algorithm.needs import Choice, Need
 from roll.config.base import Config
 
@@ -280,7 +280,7 @@ class EntropyConfig(LossChoice):
     """Factor of the entropy, in nats."""
 
 
-class DistillTermConfig(LessonConfig, LossChoice):
+class DistillTermConfig(DistillTargetConfig, LossChoice):
     """Divergence from the teacher's distribution of every token of the policy's own samples
     (on-policy distillation, arXiv 2306.13649).
 
@@ -291,7 +291,7 @@ class DistillTermConfig(LessonConfig, LossChoice):
     kind: Literal["distill"] = "distill"
     reads_advantages: ClassVar[bool] = False
     needs: ClassVar[frozenset[Need]] = frozenset({Need.TEACHER})
-    of_the_forward_pass: ClassVar[frozenset[str]] = frozenset(LessonConfig.model_fields)
+    of_the_forward_pass: ClassVar[frozenset[str]] = frozenset(DistillTargetConfig.model_fields)
     coef: float = Field(default=1.0, gt=0)
     """Factor of the divergence, in nats."""
     divergence: DivergenceConfig = ReverseKlConfig()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from roll.config.algorithm import Need, PassKConfig
-from roll.config.checks.teacher import lesson_problems, teacher_problems
+from roll.config.checks.teacher import teacher_output_problems, teacher_problems
 
 if TYPE_CHECKING:
     from roll.config.rlvr import RlvrConfig
@@ -110,8 +110,8 @@ def _teachers(config: RlvrConfig) -> Iterator[str]:
         return
     sources = {f"data.sources.{i}": source for i, source in enumerate(config.data.sources)}
     yield from teacher_problems(config.teachers, sources)
-    if config.algorithm.lesson is not None:
-        yield from lesson_problems(config.actor_train, config.teachers)
+    if config.algorithm.distill_target is not None:
+        yield from teacher_output_problems(config.actor_train, config.teachers)
 
 
 def _who(needs: Mapping[Need, list[str]], need: Need) -> str:

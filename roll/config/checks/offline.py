@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from roll.config.checks.adapter import nothing_served
 from roll.config.checks.common import nearest_numbers, run_problems
-from roll.config.checks.teacher import lesson_problems, teacher_problems
+from roll.config.checks.teacher import teacher_output_problems, teacher_problems
 from roll.config.sections.training import TeacherRole
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def distill_problems(config: DistillationConfig) -> Iterator[str]:
     sources = {f"data.sources.{i}": source for i, source in enumerate(config.data.sources)}
     sources |= {f"validation.sets.{name}": s for name, s in config.validation.sets.items()}
     yield from teacher_problems(config.teachers, sources)
-    yield from lesson_problems(config.actor_train, config.teachers)
+    yield from teacher_output_problems(config.actor_train, config.teachers)
 
 
 def dpo_problems(config: DpoConfig) -> Iterator[str]:

@@ -40,7 +40,9 @@ def teacher_problems(
             )
 
 
-def lesson_problems(student: LearnerRole, teachers: Mapping[str, TeacherRole]) -> Iterator[str]:
+def teacher_output_problems(
+    student: LearnerRole, teachers: Mapping[str, TeacherRole]
+) -> Iterator[str]:
     """Whole distributions are told and compared by some backends only."""
     roles = {"actor_train": student} | {f"teachers.{name}": t for name, t in teachers.items()}
     for key, role in roles.items():

@@ -1,4 +1,4 @@
-"""Rows of texts to imitate and of preferences -> `Dialogue`s; every complaint names the place."""
+"""Turn rows of texts and of preferences into `Conversation`s; each error names the place."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from roll.data.columns import RawRow, messages_of, require_columns, show, text_o
 
 
 @dataclass(frozen=True, slots=True)
-class Dialogue:
+class Conversation:
     """What was said before, and what is to be learned.
 
-    Example: Dialogue((Message("user", "1+1="),), (Message("assistant", "2"),))
+    Example: Conversation((Message("user", "1+1="),), (Message("assistant", "2"),))
     """
 
     before: tuple[Message, ...]
@@ -32,7 +32,7 @@ class DialogueRow:
     """One row of texts or preferences."""
 
     place: str
-    dialogues: tuple[Dialogue, ...]
+    conversations: tuple[Conversation, ...]
     """One; of a pair the chosen one, then the rejected one."""
     margin: float | None = None
     label: bool | None = None
@@ -52,11 +52,13 @@ def map_text(row: RawRow, source: TextSource) -> DialogueRow:
     if columns.completion is None:
         assert columns.messages is not None
         where = f"{row.place}: column {columns.messages!r}"
-        dialogue = Dialogue((), messages_of(values[columns.messages], where))
+        conversation = Conversation((), messages_of(values[columns.messages], where))
     else:
         before = _said(values, columns.prompt, row.place, role="user")
-        dialogue = Dialogue(before, _said(values, columns.completion, row.place, role="assistant"))
-    return DialogueRow(row.place, (dialogue,), tag=_tag(values, source, row.place))
+        conversation = Conversation(
+            before, _said(values, columns.completion, row.place, role="assistant")
+        )
+    return DialogueRow(row.place, (conversation,), tag=_tag(values, source, row.place))
 
 
 def _tag(values: Mapping[str, Any], source: TextSource, place: str) -> str:
@@ -87,7 +89,7 @@ def map_preference(row: RawRow, source: PreferenceSource) -> DialogueRow:
             raise DataError(
                 f"{row.place}: column {columns.label!r} must be true or false, found {show(label)}"
             )
-        return DialogueRow(row.place, (Dialogue(before, response),), label=bool(label))
+        return DialogueRow(row.place, (Conversation(before, response),), label=bool(label))
     chosen = _said(values, columns.chosen, row.place, role="assistant")
     rejected = _said(values, columns.rejected, row.place, role="assistant")
     if columns.prompt is None:
@@ -95,7 +97,7 @@ def map_preference(row: RawRow, source: PreferenceSource) -> DialogueRow:
         before, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
     margin = None if columns.margin is None else _margin(values, columns.margin, row.place)
     return DialogueRow(
-        row.place, (Dialogue(before, chosen), Dialogue(before, rejected)), margin=margin
+        row.place, (Conversation(before, chosen), Conversation(before, rejected)), margin=margin
     )
 
 

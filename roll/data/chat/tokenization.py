@@ -13,7 +13,7 @@ from typing import Any
 from roll.config.sections.data import TemplateConfig, TextDataConfig
 from roll.core.errors import DataError
 from roll.core.types import Message
-from roll.data.chat.conversations import Dialogue
+from roll.data.chat.conversations import Conversation
 from roll.data.chat.end_mark import common_start, end_mark
 from roll.data.chat.inner_tokens import ids_of, inner_tokens
 from roll.data.chat.templates import PromptTokenizer, apply_template
@@ -63,11 +63,11 @@ class TokenSequence:
 
 
 class NothingToLearnError(DataError):
-    """A dialogue in which nothing is trained; its row is left out and counted."""
+    """A conversation in which nothing is trained; its row is left out and counted."""
 
 
 def pieces(
-    dialogue: Dialogue,
+    conversation: Conversation,
     tokenizer: PromptTokenizer,
     template: TemplateConfig,
     *,
@@ -76,7 +76,7 @@ def pieces(
     last_turn_only: bool = False,
     mark: str | None = None,
 ) -> list[Piece]:
-    """The text of a dialogue, in order, up to the end of its last trained turn.
+    """The text of a conversation, in order, up to the end of its last trained turn.
 
     Args:
         mark: `end_mark` of the template; left out: it is asked.
@@ -85,16 +85,16 @@ def pieces(
         NothingToLearnError: no turn of the assistant, or an empty one.
         DataError: the template refuses it, or does not render turns one after the other.
     """
-    turns = [turn for turn in dialogue.after if turn.role == "assistant"]
+    turns = [turn for turn in conversation.after if turn.role == "assistant"]
     if not turns:
         raise NothingToLearnError("no turn of the assistant to learn")
     if any(not turn.content.strip() for turn in (turns[-1:] if last_turn_only else turns)):
         raise NothingToLearnError("an empty answer")
     if not template.chat_template:
-        return _plain(dialogue, system, place)
-    before = dialogue.before
+        return _plain(conversation, system, place)
+    before = conversation.before
     if system is not None:
-        if (*before, *dialogue.after)[0].role == "system":
+        if (*before, *conversation.after)[0].role == "system":
             raise DataError(
                 f"{place}: begins with a system message, and its source sets `system`; keep one "
                 "of the two"
@@ -103,14 +103,16 @@ def pieces(
     if mark is None:
         mark = end_mark(tokenizer, template)
     return list(
-        _rendered(before, dialogue.after, tokenizer, template, place, last_turn_only, mark.strip())
+        _rendered(
+            before, conversation.after, tokenizer, template, place, last_turn_only, mark.strip()
+        )
     )
 
 
 def tokenized(
-    dialogues: Sequence[Sequence[Piece]], tokenizer: PromptTokenizer, eos_token: int | None
+    conversations: Sequence[Sequence[Piece]], tokenizer: PromptTokenizer, eos_token: int | None
 ) -> list[TokenSequence]:
-    """The tokens of each dialogue.
+    """The tokens of each conversation.
 
     Raises:
         DataError: a piece needs an end-of-sequence token, and there is none.
@@ -119,14 +121,14 @@ def tokenized(
         ids_of(
             [
                 ("".join(piece.text for piece in each[: i + 1]), each[0].begins)
-                for each in dialogues
+                for each in conversations
                 for i in range(len(each))
             ],
             tokenizer,
         )
     )
     made = []
-    for each in dialogues:
+    for each in conversations:
         tokens: list[int] = []
         trained: list[tuple[int, int]] = []
         so_far: list[int] = []
@@ -226,21 +228,21 @@ _ADVICE_OF_PAIRS = (
 _ADVICE = f"set data.train_on: last_assistant, or {_ADVICE_OF_PAIRS[4:]}"
 
 
-def _plain(dialogue: Dialogue, system: str | None, place: str) -> list[Piece]:
+def _plain(conversation: Conversation, system: str | None, place: str) -> list[Piece]:
     if system is not None:
         raise DataError(
             "`system` needs a chat template; remove it or set `data.chat_template: true`"
         )
-    if len(dialogue.before) > 1 or len(dialogue.after) > 1:
+    if len(conversation.before) > 1 or len(conversation.after) > 1:
         raise DataError(
             f"{place}: a conversation needs a chat template; set `data.chat_template: true` or use "
             "columns of text"
         )
-    text = "".join(message.content for message in dialogue.before)
+    text = "".join(message.content for message in conversation.before)
     # Also where the text is empty: what begins every sequence begins this one.
     return [
         Piece(text, trained=False, begins=True),
-        Piece(dialogue.after[0].content, trained=True, ends=True),
+        Piece(conversation.after[0].content, trained=True, ends=True),
     ]
 
 

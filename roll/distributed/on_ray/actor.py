@@ -34,7 +34,7 @@ END_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class JobDevice:
     """One device, named by its place in the job, not by what Ray calls it."""
 
     number: int
@@ -74,7 +74,7 @@ class RayActor:
     """Started empty; `arrive` when it has answered `about`, then `build` the worker in it."""
 
     def __init__(
-        self, recipe: Recipe, rank: int, own: tuple[Slot, ...], settings: ActorSettings
+        self, recipe: Recipe, rank: int, own: tuple[JobDevice, ...], settings: ActorSettings
     ) -> None:
         place = recipe.placement
         self.member = Member(place.role, place.label, rank, place.replaceable)
@@ -180,6 +180,6 @@ def _lives(node: str) -> bool:
     return any(each["NodeID"] == node and each["Alive"] for each in ray.nodes())
 
 
-def cores_of(slots: tuple[Slot, ...]) -> tuple[int, ...]:
+def cores_of(slots: tuple[JobDevice, ...]) -> tuple[int, ...]:
     """All cores of some slots."""
     return tuple(sorted({core for slot in slots for core in slot.cores}))

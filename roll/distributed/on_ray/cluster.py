@@ -18,9 +18,9 @@ from roll.distributed.dispatch import Call
 from roll.distributed.on_ray.actor import (
     END_TIMEOUT_S,
     ActorSettings,
+    JobDevice,
     RayActor,
     Recipe,
-    Slot,
     cores_of,
 )
 from roll.distributed.on_ray.answers import RayAnswers
@@ -39,7 +39,7 @@ class RayCluster(Cluster[W], Generic[W]):
     def __init__(
         self,
         recipe: Recipe,
-        slots: Sequence[tuple[Slot, ...]],
+        slots: Sequence[tuple[JobDevice, ...]],
         settings: ActorSettings,
         watchdog: Watchdog,
     ) -> None:

@@ -17,8 +17,8 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from roll.core.errors import ConfigError, WaitTimeoutError
-from roll.distributed.device_layout import Layout, share_cores
-from roll.distributed.on_ray.actor import Slot
+from roll.distributed.device_layout import DeviceLayout, share_cores
+from roll.distributed.on_ray.actor import JobDevice
 from roll.platform.machine import cores
 
 POLL_S = 0.5
@@ -70,7 +70,7 @@ def _alive_nodes() -> list[Node]:
     return sorted(nodes, key=lambda node: (node.id != here, node.address, node.id))
 
 
-def usable_nodes(nodes: Sequence[Node], layout: Layout) -> list[Node]:
+def usable_nodes(nodes: Sequence[Node], layout: DeviceLayout) -> list[Node]:
     """The first `layout.nodes` nodes with enough devices.
 
     Raises:
@@ -88,8 +88,8 @@ def usable_nodes(nodes: Sequence[Node], layout: Layout) -> list[Node]:
 
 
 def claim_devices(
-    nodes: Sequence[Node], layout: Layout, timeout_s: float, undo: ExitStack
-) -> dict[int, Slot]:
+    nodes: Sequence[Node], layout: DeviceLayout, timeout_s: float, undo: ExitStack
+) -> dict[int, JobDevice]:
     """Reserve every device; job-wide number -> slot. `undo` gets what gives them back.
 
     Raises:
@@ -112,7 +112,7 @@ def claim_devices(
             f"waited {timeout_s:g} s for {layout.devices_per_node} device(s) on {where}: another "
             f"job holds them (free in the whole cluster: {_free(layout)})"
         )
-    slots: dict[int, Slot] = {}
+    slots: dict[int, JobDevice] = {}
     for index, (node, group) in enumerate(zip(nodes, groups, strict=False)):
         first = index * layout.devices_per_node
         for slot in _node_slots(index, first, node, group, layout, timeout_s):
@@ -120,21 +120,26 @@ def claim_devices(
     return slots
 
 
-def _bundle(node: Node, layout: Layout) -> dict[str, float]:
+def _bundle(node: Node, layout: DeviceLayout) -> dict[str, float]:
     if layout.platform == "cuda":
         return {"GPU": 1.0}
     # All slots together take all of Ray's CPUs, rounded down to the 1/10000 that Ray counts in.
     return {"CPU": int(node.cpus / layout.devices_per_node * 10_000) / 10_000}
 
 
-def _free(layout: Layout) -> str:
+def _free(layout: DeviceLayout) -> str:
     kind = "GPU" if layout.platform == "cuda" else "CPU"
     return f"{ray.available_resources().get(kind, 0):g} {kind}"
 
 
 def _node_slots(
-    index: int, first: int, node: Node, group: PlacementGroup, layout: Layout, timeout_s: float
-) -> list[Slot]:
+    index: int,
+    first: int,
+    node: Node,
+    group: PlacementGroup,
+    layout: DeviceLayout,
+    timeout_s: float,
+) -> list[JobDevice]:
     count = layout.devices_per_node
     local = node.id == ray.get_runtime_context().get_node_id()
     if layout.platform == "cpu":
@@ -146,7 +151,7 @@ def _node_slots(
         devices = sorted((device, bundle) for bundle, (device, _) in enumerate(probed))
     shares = share_cores(own, count)
     return [
-        Slot(first + place, index, device, shares[place], group, bundle)
+        JobDevice(first + place, index, device, shares[place], group, bundle)
         for place, (device, bundle) in enumerate(devices)
     ]
 

@@ -18,9 +18,9 @@ from roll.config.sections.placement import ClusterConfig
 from roll.core.errors import ConfigError
 from roll.core.types import WorkerSpec
 from roll.distributed.cluster import P, Placement, W
-from roll.distributed.device_layout import Layout, address_to_join, plan_layout
+from roll.distributed.device_layout import DeviceLayout, address_to_join, plan_layout
 from roll.distributed.on_ray import start as ray_start
-from roll.distributed.on_ray.actor import ActorSettings, Recipe, Slot
+from roll.distributed.on_ray.actor import ActorSettings, JobDevice, Recipe
 from roll.distributed.on_ray.cluster import RayCluster
 from roll.distributed.on_ray.environment import prepare_ray
 from roll.distributed.on_ray.nodes import Node, claim_devices, usable_nodes, wait_for_nodes
@@ -100,7 +100,7 @@ class ResourceManager:
         """`cpu` or `cuda`."""
         return self.layout.platform
 
-    def slots(self, pool: str, per_worker: int = 1) -> list[tuple[Slot, ...]]:
+    def slots(self, pool: str, per_worker: int = 1) -> list[tuple[JobDevice, ...]]:
         """The pool's devices, one tuple per worker.
 
         Raises:
@@ -163,7 +163,7 @@ class ResourceManager:
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self.close(graceful=kind is None)
 
-    def _start_ray(self, machine: Machine, layout: Layout) -> None:
+    def _start_ray(self, machine: Machine, layout: DeviceLayout) -> None:
         prepare_ray()
         self._undo.enter_context(own_token())
         self._undo.callback(ray_start.end)

@@ -61,7 +61,7 @@ class ErrorBudget:
 
 
 @dataclass
-class Book:
+class RewardCounters:
     """Of one reward and one purpose. `begin_step` opens it.
 
     A sample counts in the budget that was open when it came, though the next step may begin before
@@ -153,6 +153,6 @@ class Book:
         self._totals[key] = self._totals[key].merge(fresh) if key in self._totals else fresh
 
 
-def books_of(name: str, config: RewardConfig) -> dict[Purpose, Book]:
+def counters_of(name: str, config: RewardConfig) -> dict[Purpose, RewardCounters]:
     """Return a closed book for each purpose."""
-    return {purpose: Book(name, config) for purpose in Purpose}
+    return {purpose: RewardCounters(name, config) for purpose in Purpose}

@@ -20,7 +20,13 @@ from roll.core.metrics import Metrics
 from roll.core.types import Sample
 from roll.rewards.api import RewardContext
 from roll.rewards.execution.child import ChildRaisedError
-from roll.rewards.execution.counters import Book, ErrorBudget, Purpose, Scored, books_of
+from roll.rewards.execution.counters import (
+    ErrorBudget,
+    Purpose,
+    RewardCounters,
+    Scored,
+    counters_of,
+)
 from roll.rewards.execution.runners import LoopRunner, ProcessRunner, Runner, ThreadRunner
 from roll.rewards.execution.tracebacks import users_traceback
 from roll.rewards.loading import PREPARE, BoundReward, load_reward
@@ -36,7 +42,7 @@ class RewardPool:
         self._config = config
         self._runner = runner
         self._slots = asyncio.Semaphore(runner.width)
-        self._books = books_of(name, config)
+        self._counters = counters_of(name, config)
 
     @classmethod
     def from_config(cls, name: str, config: RewardConfig, *, seed: int) -> RewardPool:
@@ -81,7 +87,7 @@ class RewardPool:
                 an estimate will do.
             purpose: whose budget begins anew; the other's goes on.
         """
-        self._books[purpose].begin_step(expected_samples)
+        self._counters[purpose].begin_step(expected_samples)
 
     async def score(
         self, samples: Sequence[Sample], purpose: Purpose = Purpose.TRAINING
@@ -92,9 +98,9 @@ class RewardPool:
             RewardError: the failures of this step are more than `max_error_rate` allows, or too
                 many calls hang; carries the traceback of the first failure.
         """
-        book = self._books[purpose]
-        budget = book.opened()
-        tasks = [asyncio.ensure_future(self._one(sample, book, budget)) for sample in samples]
+        counters = self._counters[purpose]
+        budget = counters.opened()
+        tasks = [asyncio.ensure_future(self._one(sample, counters, budget)) for sample in samples]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
@@ -103,8 +109,8 @@ class RewardPool:
                 task.cancel()
 
     def take_metrics(self, purpose: Purpose = Purpose.TRAINING) -> Metrics:
-        """See `Book.take_metrics`."""
-        return self._books[purpose].take_metrics()
+        """See `RewardCounters.take_metrics`."""
+        return self._counters[purpose].take_metrics()
 
     async def host(
         self, make: Callable[[], Awaitable[None]], *, timeout_s: float | None = None
@@ -120,7 +126,7 @@ class RewardPool:
         """Let threads end and kill child processes."""
         self._runner.close()
 
-    async def _one(self, sample: Sample, book: Book, budget: ErrorBudget) -> Scored:
+    async def _one(self, sample: Sample, counters: RewardCounters, budget: ErrorBudget) -> Scored:
         async with self._slots:
             try:
                 scored = Scored(await self._runner.run(sample))
@@ -129,10 +135,10 @@ class RewardPool:
             except TimeoutError as error:
                 text = f"TimeoutError: no result within timeout_s = {self._config.timeout_s:g}"
                 text += f" ({error})" if str(error) else ""
-                scored = book.failed(sample, budget, text, text, timed_out=True)
+                scored = counters.failed(sample, budget, text, text, timed_out=True)
             except Exception as error:  # noqa: BLE001 - the fault boundary of rewards
-                scored = book.failed(sample, budget, _last_line(error), _details(error))
-        book.count(scored, budget)
+                scored = counters.failed(sample, budget, _last_line(error), _details(error))
+        counters.count(scored, budget)
         return scored
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from roll.core.errors import EngineError
 from roll.core.types import Completion, FinishReason, GenerateRequest, Piece
 from roll.rollout.fleet.engine import Engine
-from roll.rollout.fleet.partial_completions import Heard
+from roll.rollout.fleet.partial_completions import HeardTokens
 
 ABORT_AGAIN_S = 1.0
 """Pause between two aborts of a request that has not ended."""
@@ -35,7 +35,7 @@ class Call:
     """What whoever waits for the request gets."""
     task: asyncio.Task[list[Completion]]
     """The engine's answer."""
-    heard: list[Heard] = field(default_factory=list)
+    heard: list[HeardTokens] = field(default_factory=list)
     """One for each sibling, from the first heartbeat on."""
     ended: int = 0
     """Siblings whose places are free again."""
@@ -43,7 +43,7 @@ class Call:
     def hear(self, news: Sequence[Piece]) -> int:
         """Take in one piece for each sibling; returns how many siblings it shows to have ended."""
         if not self.heard:
-            self.heard = [Heard() for _ in range(self.request.n)]
+            self.heard = [HeardTokens() for _ in range(self.request.n)]
         for sibling, piece in zip(self.heard, news, strict=True):
             sibling.add(piece)
         return sum(piece.written.finish is not FinishReason.ABORT for piece in news)
@@ -51,7 +51,7 @@ class Call:
     def fail(self, reason: str) -> None:
         """End the wait with `ReplicaLostError`."""
         if not self.outcome.done():
-            heard = self.heard or [Heard() for _ in range(self.request.n)]
+            heard = self.heard or [HeardTokens() for _ in range(self.request.n)]
             written = tuple(sibling.so_far() for sibling in heard)
             self.outcome.set_exception(ReplicaLostError(reason, written))
 

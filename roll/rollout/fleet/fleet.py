@@ -24,7 +24,7 @@ from roll.core.metrics import Metrics, Sum
 from roll.core.types import Completion, FinishReason, GenerateRequest
 from roll.rollout.async_utils import all_or_first_error
 from roll.rollout.fleet.call import ReplicaLostError
-from roll.rollout.fleet.partial_completions import NOTHING, joined, kept, rest_of
+from roll.rollout.fleet.partial_completions import NOTHING, joined, kept, remaining_request
 from roll.rollout.fleet.replica import Replica, State
 from roll.rollout.fleet.routing import LeastLoaded, Loads, RoutingPolicy
 
@@ -70,7 +70,7 @@ class Fleet:
     _waiting: deque[_Waiting] = field(default_factory=deque, init=False, repr=False)
     _admitting: bool = field(default=False, init=False, repr=False)
     _failure: Exception | None = field(default=None, init=False, repr=False)
-    _books: Counter[str] = field(default_factory=Counter, init=False, repr=False)
+    _counters: Counter[str] = field(default_factory=Counter, init=False, repr=False)
     _reported: Counter[str] = field(default_factory=Counter, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -98,7 +98,7 @@ class Fleet:
         self, request: GenerateRequest, session: str, timeout_s: float, moves: int, moved: bool
     ) -> list[Completion]:
         """`moves`: how often it may still move without having been handed over."""
-        replica = await self._seat(request, session, first=moved)
+        replica = await self._acquire_replica(request, session, first=moved)
         asked = replica.hand_overs
         try:
             found = await replica.run(request, timeout_s=timeout_s)
@@ -120,7 +120,7 @@ class Fleet:
             raise EngineError(
                 f"request {request.id} was moved {MAX_MOVES} times, and again: {last}"
             )
-        self._books["moved_requests"] += 1
+        self._counters["moved_requests"] += 1
         return await self._continue(request, found, session, timeout_s, moves - failed)
 
     async def _continue(
@@ -133,12 +133,12 @@ class Fleet:
     ) -> list[Completion]:
         """The completions, of which `found` is there, with the help of other replicas."""
         written = [self._usable(one, request) for one in found]
-        self._books["moved_tokens"] += sum(len(one.tokens) for one in written)
+        self._counters["moved_tokens"] += sum(len(one.tokens) for one in written)
 
         async def finish(sibling: int, one: Completion) -> Completion:
             if one.finish is not FinishReason.ABORT:
                 return one
-            rest = rest_of(request, sibling, one)
+            rest = remaining_request(request, sibling, one)
             (more,) = await self._answer(rest, session, timeout_s, moves, moved=True)
             return joined(one, more)
 
@@ -179,14 +179,14 @@ class Fleet:
         await self._listen([self.replicas[i] for i in indices if self.replicas[i].serving])
         left = [self.replicas[index] for index in indices]
         while left := [replica for replica in left if not replica.gone]:
-            lost = self._books["lost_replicas"]
+            lost = self._counters["lost_replicas"]
             try:
                 async with self._loading(left):
                     await push([replica.index for replica in left])
                 return
             except RollError:
                 await self._listen(left)  # whoever died took the push of the others with it
-                if self._books["lost_replicas"] == lost:
+                if self._counters["lost_replicas"] == lost:
                     raise
 
     async def _listen(self, replicas: Collection[Replica]) -> None:
@@ -245,11 +245,13 @@ class Fleet:
     def take_metrics(self) -> Metrics:
         """Since the last call: replicas lost, requests moved, tokens that moved with them."""
         names = ("lost_replicas", "moved_requests", "moved_tokens")
-        new = {name: self._books[name] - self._reported[name] for name in names}
-        self._reported = self._books.copy()
+        new = {name: self._counters[name] - self._reported[name] for name in names}
+        self._reported = self._counters.copy()
         return Metrics({f"rollout/{name}": Sum(count) for name, count in new.items()})
 
-    async def _seat(self, request: GenerateRequest, session: str, *, first: bool) -> Replica:
+    async def _acquire_replica(
+        self, request: GenerateRequest, session: str, *, first: bool
+    ) -> Replica:
         """A replica with room, reserved for the request; one that was moved waits `first`."""
         if self._failure is not None:
             raise self._failure
@@ -276,11 +278,11 @@ class Fleet:
         if self._waiting and replica.open and not self._admitting:
             self._admitting = True
             try:
-                self._admit()
+                self._admit_waiting()
             finally:
                 self._admitting = False
 
-    def _admit(self) -> None:
+    def _admit_waiting(self) -> None:
         """Give seats to those who wait, as long as there are any."""
         while self._waiting:
             first = self._waiting[0]
@@ -293,7 +295,7 @@ class Fleet:
             self._waiting.popleft()
 
     def _replica_lost(self, replica: Replica, reason: str) -> None:
-        self._books["lost_replicas"] += 1
+        self._counters["lost_replicas"] += 1
         if self.on_lost is not None:
             self.on_lost(replica, reason)
         elif all(one.gone for one in self.replicas):

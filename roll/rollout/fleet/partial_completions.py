@@ -22,7 +22,7 @@ def joined(first: Completion, then: Completion) -> Completion:
     )
 
 
-class Heard:
+class HeardTokens:
     """What heartbeats tell of one sibling, stretch by stretch: always its beginning without a gap.
 
     A heartbeat that was given up has taken its pieces with it. What comes after such a gap is
@@ -77,7 +77,9 @@ def kept(written: Completion, sampling: SamplingParams) -> Completion:
     )
 
 
-def rest_of(request: GenerateRequest, sibling: int, written: Completion) -> GenerateRequest:
+def remaining_request(
+    request: GenerateRequest, sibling: int, written: Completion
+) -> GenerateRequest:
     """The request for what one sibling still lacks; its prompt ends with what is written.
 
     Its seed is a new one once something is written: the old one would repeat the random numbers

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from roll.strategy.training.token_model import Asked, Outputs, TokenModel
+from roll.strategy.training.token_model import ForwardRequest, Outputs, TokenModel
 
 T = TypeVar("T")
-Run = Callable[[Tensor, Asked], Tensor]
+Run = Callable[[Tensor, ForwardRequest], Tensor]
 
 
 class Root(nn.Module, Generic[T]):
@@ -37,9 +37,9 @@ class Root(nn.Module, Generic[T]):
         self._whole[0].train(mode)
         return self
 
-    def forward(self, tokens_BT: Tensor, asked: Asked) -> Tensor:
+    def forward(self, tokens_BT: Tensor, request: ForwardRequest) -> Tensor:
         """The tensors that there are, `[1, ...]` to `[3, ...]`."""
-        parts = self._whole[0].forward(tokens_BT, asked)
+        parts = self._whole[0].forward(tokens_BT, request)
         return torch.stack([part for part in parts if part is not None])
 
 
@@ -53,9 +53,9 @@ class Unstacked(Generic[T]):
         self.collect = whole.collect
         self.packs = whole.packs
 
-    def __call__(self, tokens_BT: Tensor, asked: Asked) -> Outputs:
-        main, *more = self._run(tokens_BT, asked).unbind()
-        divergence = more.pop() if asked.learned is not None else None
+    def __call__(self, tokens_BT: Tensor, request: ForwardRequest) -> Outputs:
+        main, *more = self._run(tokens_BT, request).unbind()
+        divergence = more.pop() if request.teacher_outputs is not None else None
         return main, more[0] if more else None, divergence
 
 

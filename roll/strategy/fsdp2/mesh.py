@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from roll.config.sections.strategy import Fsdp2Config
 from roll.core.errors import ConfigError
 from roll.core.types import RankInfo, WorkerSpec
-from roll.strategy.training.sequence_shards import Slices
+from roll.strategy.training.sequence_shards import SequenceShards
 
 COPIES, SHARD, TP = "copies", "shard", "tp"
 """Names of the axes of meshes."""
@@ -30,7 +30,7 @@ class Meshes:
     """The same of those parameters that they share: the ranks that hold the same part."""
     tp: DeviceMesh | None
     """Ranks that share matrices."""
-    slices: Slices | None
+    slices: SequenceShards | None
     """Ranks that share rows; None where each has its own."""
 
 
@@ -68,10 +68,10 @@ def make(config: Fsdp2Config, spec: WorkerSpec, device: torch.device) -> Meshes:
     )
 
 
-def _slices(config: Fsdp2Config, parts: int, device: torch.device) -> Slices | None:
+def _slices(config: Fsdp2Config, parts: int, device: torch.device) -> SequenceShards | None:
     if config.ranks_per_part == 1:
         return None
-    return Slices(
+    return SequenceShards(
         group=_mesh(device, parts=parts, rows=config.ranks_per_part).get_group("rows"),
         sequence=_sequence(config, parts, device) if config.ulysses > 1 else None,
         tp=config.tp,

@@ -32,7 +32,7 @@ from roll.strategy.fsdp2.update import Update
 from roll.strategy.setup import ModelSetup
 from roll.strategy.training import forward
 from roll.strategy.training.checkpoint_state import save_adapter, save_hf
-from roll.strategy.training.group import Membership
+from roll.strategy.training.group import GroupMembership
 from roll.strategy.training.losses import micro_losses
 from roll.strategy.training.reduce import LossMetrics, max_over_ranks, update_metrics
 from roll.strategy.training.teacher_forward import output_head
@@ -47,7 +47,7 @@ class Fsdp2Strategy(Generic[T]):
     """A `TrainStrategy`; without an optimizer a `ScoreStrategy`."""
 
     def __init__(self, config: Fsdp2Config, setup: ModelSetup[T]) -> None:
-        self._group = Membership(setup.spec)
+        self._group = GroupMembership(setup.spec)
         self._device = self._group.device
         self._model_config = setup.model
         self._dtype: torch.dtype = getattr(torch, setup.model.dtype)

@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch import Tensor
 
-from mcore_adapter.errors import AdapterError
+from mcore_adapter.errors import McoreAdapterError
 from mcore_adapter.parallel_sizes import ParallelSizes
 from mcore_adapter.platform import adapt_to_cpu
 from roll.config.sections.strategy import MegatronConfig
@@ -58,7 +58,7 @@ def join(sizes: ParallelSizes, spec: WorkerSpec) -> bool:
 
     try:
         init_parallel(sizes, seed=spec.seed, timeout=timedelta(seconds=TIMEOUT_S))
-    except AdapterError as error:
+    except McoreAdapterError as error:
         raise ConfigError(f"kind: megatron: {error}") from error
     _cut = sizes
     return True

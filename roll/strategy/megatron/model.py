@@ -14,7 +14,7 @@ import torch.distributed as dist
 from mcore_adapter.convert.conversion_plan import check_layout
 from mcore_adapter.convert.lora_table import Lora
 from mcore_adapter.convert.table import ModelTable
-from mcore_adapter.errors import AdapterError
+from mcore_adapter.errors import McoreAdapterError
 from mcore_adapter.gather import Meta, exported
 from mcore_adapter.load import load, read_config
 from mcore_adapter.lora_io import exported_factors
@@ -94,7 +94,7 @@ def load_model(
         for chunk in bare:
             chunk.requires_grad_(trainable)
         trained = _add_adapter(model, bare, table, sizes) if trainable else None
-    except AdapterError as error:
+    except McoreAdapterError as error:
         raise ConfigError(f"model.path: {model.path!r} on kind: megatron: {error}") from error
     for chunk in bare:
         # Micro-batches are cut by tokens: each has a shape of its own, but see `micro_batches`.
@@ -129,7 +129,7 @@ def _add_adapter(
     told = Lora(rank=lora.rank, alpha=lora.alpha, dropout=lora.dropout, targets=lora.targets)
     try:
         adapter = add_adapter(bare, table, told, sizes)
-    except AdapterError as error:
+    except McoreAdapterError as error:
         raise ConfigError(f"model.lora on kind: megatron: {error}") from error
     metas = exported_factors(bare, adapter, sizes)
     return Trained(adapter, metas, _cut_evenly(metas), Path(model.path).name)

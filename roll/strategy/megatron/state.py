@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from mcore_adapter import checkpoint
-from mcore_adapter.errors import AdapterError
+from mcore_adapter.errors import McoreAdapterError
 from mcore_adapter.lora_io import write_peft
 from mcore_adapter.write import spec_of, write_hf
 from roll.config.sections.model import ModelConfig
@@ -35,7 +35,7 @@ def save(path: Path, model: MegatronModel, update: Update) -> None:
     path.mkdir(parents=True, exist_ok=True)
     try:
         checkpoint.save(path / "model", model.chunks, update.optimizer, model.learns, model.sizes)
-    except AdapterError as error:
+    except McoreAdapterError as error:
         raise CheckpointError(str(error)) from error
     finish(path, identity(model), updates=update.schedule.updates)
 
@@ -52,7 +52,7 @@ def load(path: Path, model: MegatronModel, update: Update) -> None:
     try:
         where = path / "model"
         checkpoint.restore(where, model.chunks, update.optimizer, model.learns, model.sizes)
-    except AdapterError as error:
+    except McoreAdapterError as error:
         raise CheckpointError(f"checkpoint {path} cannot be read: {error}") from error
     update.schedule.updates = int(meta["updates"])
     set_random_states(rng)

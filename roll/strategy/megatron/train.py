@@ -29,7 +29,7 @@ from roll.strategy.megatron.model import load_model
 from roll.strategy.megatron.passes import micro_batches, run
 from roll.strategy.megatron.update import Update
 from roll.strategy.setup import ModelSetup
-from roll.strategy.training.group import Membership
+from roll.strategy.training.group import GroupMembership
 from roll.strategy.training.heads import PolicyHead
 from roll.strategy.training.reduce import LossMetrics, micro_loss, update_metrics
 from roll.weight_sync.manifest import Manifest
@@ -45,7 +45,7 @@ class MegatronStrategy:
     """
 
     def __init__(self, config: MegatronConfig, setup: ModelSetup[Any]) -> None:
-        self._group = Membership(setup.spec)
+        self._group = GroupMembership(setup.spec)
         self._device = self._group.device
         self._model_config = setup.model
         self._head = _policy_head(setup.head)

@@ -152,7 +152,7 @@ def _count_prefilled(scheduler: Any, batch: Any, *rest: Any, **options: Any) -> 
         _prefilled_tokens += batch.extend_num_tokens
 
 
-def _add_prefilled(answer: Any, controller: Any, asked: Any) -> None:
+def _add_prefilled(answer: Any, controller: Any, request: Any) -> None:
     """Let a scheduler's state say how many tokens it has prefilled."""
     answer.internal_state[PREFILLED] = _prefilled_tokens
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from roll.algorithms import logprobs
-from roll.algorithms.teacher_divergence import lessons
+from roll.algorithms.teacher_divergence import outputs_by_teacher
 from roll.core.batches import TokenBatch, TrainBatch
 from roll.strategy.training import microbatch
-from roll.strategy.training.token_model import Asked, Outputs, TokenModel
+from roll.strategy.training.token_model import ForwardRequest, Outputs, TokenModel
 
 T = TypeVar("T")
 
@@ -21,14 +21,16 @@ def run(
     model: TokenModel[T], batch: TokenBatch, needed_BT: Tensor, device: torch.device, entropy: bool
 ) -> Outputs:
     """What the model's `forward` returns of the needed tokens of one micro-batch, on `device`."""
-    taught = batch.taught if isinstance(batch, TrainBatch) else None
+    teacher_outputs = batch.teacher_outputs if isinstance(batch, TrainBatch) else None
     outputs: Outputs = model(
         batch.tokens.to(device),
-        Asked(
+        ForwardRequest(
             positions_N=logprobs.positions(needed_BT).to(device),
             lengths=batch.lengths.tolist(),
             entropy=entropy,
-            learned=None if taught is None else lessons(taught, needed_BT, device),
+            teacher_outputs=None
+            if teacher_outputs is None
+            else outputs_by_teacher(teacher_outputs, needed_BT, device),
         ),
     )
     return outputs
@@ -44,7 +46,7 @@ def token_terms(
 def empty_pass(model: TokenModel[T], device: torch.device) -> Tensor:
     """A pass over nothing, as a loss of zero: a rank without rows left still joins collectives."""
     tokens_BT = torch.zeros(1, 2, dtype=torch.long, device=device)
-    main = model(tokens_BT, Asked(tokens_BT.new_empty(0), [2]))[0]
+    main = model(tokens_BT, ForwardRequest(tokens_BT.new_empty(0), [2]))[0]
     assert isinstance(main, Tensor)
     return main.sum()
 

@@ -14,12 +14,12 @@ TIMEOUT_S = 1800.0
 """For one collective, the wait for a slower rank included; dead workers are noticed sooner."""
 
 _LOCK = threading.Lock()
-_inside: weakref.WeakSet[Membership] = weakref.WeakSet()
+_inside: weakref.WeakSet[GroupMembership] = weakref.WeakSet()
 """Those that use the default group which one of them has joined; one that was thrown away without
 `leave` does not keep the others in it."""
 
 
-class Membership:
+class GroupMembership:
     """A strategy's use of the group: the first of a process joins it at `spec.rendezvous`, and it
     is left by the last one.
 

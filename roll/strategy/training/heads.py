@@ -22,7 +22,7 @@ from roll.models.load import (
     split_head,
     split_value_head,
 )
-from roll.strategy.training.token_model import Asked, Outputs, TokenModel, last_hidden
+from roll.strategy.training.token_model import ForwardRequest, Outputs, TokenModel, last_hidden
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 class PolicyModel(TokenModel[PolicyTerms]):
     """A causal LM whose forward pass ends in log-probs instead of logits."""
 
-    reads_before = 1
+    target_shift = 1
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class PolicyModel(TokenModel[PolicyTerms]):
     def hidden(self, tokens_BT: Tensor, **arguments: Any) -> Tensor:
         return last_hidden(self._parts[0], tokens_BT, arguments)
 
-    def head(self, states_ND: Tensor, targets_N: Tensor, asked: Asked) -> Outputs:
+    def head(self, states_ND: Tensor, targets_N: Tensor, request: ForwardRequest) -> Outputs:
         """Log-probs, entropy and the divergence from teachers."""
         head = self._parts[1]
         logprobs_N, entropy_N = logprobs.from_hidden(
@@ -66,16 +66,16 @@ class PolicyModel(TokenModel[PolicyTerms]):
             targets_N,
             temperature=self._temperature,
             chunk_tokens=self._chunk_tokens,
-            entropy=asked.entropy,
+            entropy=request.entropy,
         )
-        if asked.learned is None:
+        if request.teacher_outputs is None:
             return logprobs_N, entropy_N, None
         assert self._compared is not None
         divergence_N = divergences(
             states_ND,
             head.weight_VD,
             head.bias_V,
-            asked.learned,
+            request.teacher_outputs,
             self._compared,
             divisor=head.divisor,
             chunk_tokens=self._chunk_tokens,
@@ -101,14 +101,14 @@ class ClassifierModel(TokenModel[T]):
     def hidden(self, tokens_BT: Tensor, **arguments: Any) -> Tensor:
         return last_hidden(self._parts[0], tokens_BT, arguments)
 
-    def head(self, states_ND: Tensor, targets_N: Tensor, asked: Asked) -> Outputs:
+    def head(self, states_ND: Tensor, targets_N: Tensor, request: ForwardRequest) -> Outputs:
         return self._parts[1](states_ND).squeeze(-1).float(), None, None
 
 
 class ValueModel(ClassifierModel[ValueTerms]):
     """A token classifier, read as the value of what was written before each token."""
 
-    reads_before = 1
+    target_shift = 1
 
     def terms(self, outputs: Outputs) -> ValueTerms:
         return ValueTerms(values_BT=outputs[0])
@@ -117,7 +117,7 @@ class ValueModel(ClassifierModel[ValueTerms]):
 class ScoreModel(ClassifierModel[ScoreTerms]):
     """A sequence classifier, read as the score of a text up to each token."""
 
-    reads_before = 0
+    target_shift = 0
 
     def terms(self, outputs: Outputs) -> ScoreTerms:
         return ScoreTerms(scores_BT=outputs[0])

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from roll.models import packing
 
 if TYPE_CHECKING:
-    from roll.strategy.training.token_model import Asked, Outputs, TokenModel
+    from roll.strategy.training.token_model import ForwardRequest, Outputs, TokenModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
-class Slices:
+class SequenceShards:
     """The ranks that get the same rows.
 
     The gradients that their backward passes leave are parts, which add up to that of the rows.
@@ -50,7 +50,7 @@ class Slices:
         rows_BT: Tensor,
         positions_N: Tensor,
         lengths: Sequence[int] | None,
-        asked: Asked,
+        request: ForwardRequest,
     ) -> Outputs:
         """What `model.head` gives of whole rows, each rank having computed its part; collective.
 
@@ -58,12 +58,12 @@ class Slices:
             positions_N: flat indices of the tokens that results are wanted of.
             lengths: of the sequences, if the only row is packed.
         """
-        cut = self._cut(rows_BT, positions_N, lengths, model.reads_before)
+        cut = self._cut(rows_BT, positions_N, lengths, model.target_shift)
         states_MD = model.states(cut.tokens_BW, cut.states_M, cut.arguments)
-        if asked.learned is not None:
-            mine = [lesson.among(cut.mine_M) for lesson in asked.learned]
-            asked = replace(asked, learned=mine)
-        outputs = model.head(states_MD, rows_BT.flatten()[positions_N[cut.mine_M]], asked)
+        if request.teacher_outputs is not None:
+            mine = [teacher.among(cut.mine_M) for teacher in request.teacher_outputs]
+            request = replace(request, teacher_outputs=mine)
+        outputs = model.head(states_MD, rows_BT.flatten()[positions_N[cut.mine_M]], request)
 
         def join(values_M: Tensor) -> Tensor:
             empty_N = values_M.new_zeros(len(positions_N), *values_M.shape[1:])
@@ -79,7 +79,7 @@ class Slices:
         rows_BT: Tensor,
         positions_N: Tensor,
         lengths: Sequence[int] | None,
-        reads_before: int,
+        target_shift: int,
     ) -> Slice:
         """This rank's part; rows are prolonged so that all slices are equal."""
         width = rows_BT.shape[1]
@@ -88,7 +88,7 @@ class Slices:
         first = part * self.group.rank()
         rows = pad(rows_BT, [0, more])
         row_N, column_N = positions_N // width, positions_N % width
-        read_N = column_N - reads_before - first
+        read_N = column_N - target_shift - first
         mine_M = ((read_N >= 0) & (read_N < part)).nonzero().flatten()
         return Slice(
             tokens_BW=rows[:, first : first + part],

@@ -11,33 +11,37 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from roll.algorithms.teacher_divergence import logprobs_of, top_logprobs
-from roll.config.algorithm.divergences import LessonConfig
+from roll.config.algorithm.divergences import DistillTargetConfig
 from roll.config.sections.model import ModelConfig
 from roll.core.batches import TokenBatch, TrainBatch
-from roll.core.teacher_outputs import OutputHead, TaughtRow
+from roll.core.teacher_outputs import OutputHead, TeacherRow
 from roll.models.load import load_causal_lm, split_head
-from roll.strategy.training.token_model import Asked, Outputs, TokenModel, last_hidden
+from roll.strategy.training.token_model import ForwardRequest, Outputs, TokenModel, last_hidden
 
 
 @dataclass(frozen=True, slots=True)
-class TaughtTerms:
+class TeacherTerms:
     """What a teacher's forward pass gives."""
 
-    rows: list[TaughtRow] = field(default_factory=list)
+    rows: list[TeacherRow] = field(default_factory=list)
     """One per row, of its trained tokens."""
 
 
-class TeacherModel(TokenModel[TaughtTerms]):
+class TeacherModel(TokenModel[TeacherTerms]):
     """A causal LM whose forward pass ends in hidden states, or in its likeliest tokens."""
 
-    reads_before = 1
+    target_shift = 1
 
     def __init__(
-        self, model: PreTrainedModel, lesson: LessonConfig, num_tokens: int, chunk_tokens: int
+        self,
+        model: PreTrainedModel,
+        target: DistillTargetConfig,
+        num_tokens: int,
+        chunk_tokens: int,
     ) -> None:
         super().__init__()
         self.model = model
-        self._lesson = lesson
+        self._target = target
         self._num_tokens = num_tokens
         self._chunk_tokens = chunk_tokens
         # In a tuple, so that the parts are not registered a second time under other names.
@@ -46,18 +50,18 @@ class TeacherModel(TokenModel[TaughtTerms]):
     def hidden(self, tokens_BT: Tensor, **arguments: object) -> Tensor:
         return last_hidden(self._parts[0], tokens_BT, arguments)
 
-    def head(self, states_ND: Tensor, targets_N: Tensor, asked: Asked) -> Outputs:
+    def head(self, states_ND: Tensor, targets_N: Tensor, request: ForwardRequest) -> Outputs:
         """The states; or log-probs `[N, K + 1]` and, in the place of the entropy, the ids they
         belong to, float32 and as many, so that results of one shape can be stacked."""
-        if self._lesson.top_k is None:
+        if self._target.top_k is None:
             return states_ND, None, None
-        head, k = self._parts[1], self._lesson.top_k
+        head, k = self._parts[1], self._target.top_k
         logprobs_NK = states_ND.new_empty(len(states_ND), k + 1, dtype=torch.float32)
         ids_NK = torch.zeros_like(logprobs_NK)
         for i in range(0, len(states_ND), self._chunk_tokens):
             part = slice(i, i + self._chunk_tokens)
             logits = linear(states_ND[part], head.weight_VD, head.bias_V)
-            divisor = head.divisor * self._lesson.teacher_temperature
+            divisor = head.divisor * self._target.teacher_temperature
             logprobs = logprobs_of(logits, divisor, self._num_tokens)
             top_ids, logprobs_NK[part] = top_logprobs(logprobs, k)
             ids_NK[part, :k] = top_ids.float()  # exact below 2^24
@@ -67,8 +71,8 @@ class TeacherModel(TokenModel[TaughtTerms]):
         """As they are, `[N, ...]`."""
         return values_N
 
-    def terms(self, outputs: Outputs) -> TaughtTerms:
-        return TaughtTerms()
+    def terms(self, outputs: Outputs) -> TeacherTerms:
+        return TeacherTerms()
 
     def needed(self, batch: TokenBatch) -> Tensor:
         """The trained tokens."""
@@ -77,19 +81,19 @@ class TeacherModel(TokenModel[TaughtTerms]):
 
     def collect(
         self, batch: TokenBatch, passes: Iterator[tuple[list[int], Outputs]]
-    ) -> TaughtTerms:
+    ) -> TeacherTerms:
         needed_BT = self.needed(batch)
-        found: dict[int, TaughtRow] = {}
+        found: dict[int, TeacherRow] = {}
         for indices, (main, ids, _) in passes:
             positions = [needed_BT[row, 1:].nonzero().flatten() + 1 for row in indices]
             sizes = [len(each) for each in positions]
             columns = [main.cpu().split(sizes)]
             if ids is not None:
                 columns.insert(0, ids[:, :-1].long().cpu().split(sizes))
-            for row, at, *said in zip(indices, positions, *columns, strict=True):
+            for row, at, *outputs in zip(indices, positions, *columns, strict=True):
                 # Copies: a part would be sent with all that it is a part of.
-                found[row] = TaughtRow("", at, tuple(each.clone() for each in said))
-        return TaughtTerms([found[row] for row in range(len(batch))])
+                found[row] = TeacherRow("", at, tuple(each.clone() for each in outputs))
+        return TeacherTerms([found[row] for row in range(len(batch))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +104,13 @@ class TeacherHead:
         num_tokens: of the tokenizer that teacher and student share.
     """
 
-    lesson: LessonConfig
+    target: DistillTargetConfig
     num_tokens: int
     chunk_tokens: int
 
     def load(self, model: ModelConfig, dtype: torch.dtype) -> TeacherModel:
         loaded = load_causal_lm(model, dtype=dtype)
-        return TeacherModel(loaded, self.lesson, self.num_tokens, self.chunk_tokens)
+        return TeacherModel(loaded, self.target, self.num_tokens, self.chunk_tokens)
 
 
 def output_head(model: nn.Module, whole: Callable[[Tensor], Tensor]) -> OutputHead:

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from roll.algorithms.teacher_divergence import Lesson
+from roll.algorithms.teacher_divergence import TeacherOutputs
 from roll.core.batches import TokenBatch
 from roll.models import packing
 from roll.models.determinism import train_without
 from roll.models.last_mlp import LastMlp
-from roll.strategy.training.sequence_shards import Slices
+from roll.strategy.training.sequence_shards import SequenceShards
 
 T = TypeVar("T")
 Outputs = tuple[Tensor, Tensor | None, Tensor | None]
@@ -24,7 +24,7 @@ Outputs = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ForwardRequest:
     """What is to be told of rows `[B, T]`."""
 
     positions_N: Tensor
@@ -33,7 +33,7 @@ class Asked:
     """Real tokens of each row."""
     entropy: bool = False
     """Also how uncertain the model was of each."""
-    learned: Sequence[Lesson] | None = None
+    teacher_outputs: Sequence[TeacherOutputs] | None = None
     """What teachers say of these tokens."""
 
 
@@ -59,11 +59,11 @@ class TokenModel(nn.Module, ABC, Generic[T]):
     """What an adapter does not adapt, and is trained as a whole."""
     packs = False
     """Whether a micro-batch goes through the backbone as one row without padding."""
-    slices: Slices | None = None
+    slices: SequenceShards | None = None
     """The ranks that share each row; None: it is computed here."""
     last_mlp: LastMlp | None = None
     """What need not be computed at every token, where the architecture is known to allow it."""
-    reads_before: ClassVar[int]
+    target_shift: ClassVar[int]
     """Tokens that the state which is read lies before the one it is reported at."""
 
     def pack_rows(self) -> None:
@@ -82,18 +82,18 @@ class TokenModel(nn.Module, ABC, Generic[T]):
             train_without(self.model)
         return self
 
-    def forward(self, tokens_BT: Tensor, asked: Asked) -> Outputs:
+    def forward(self, tokens_BT: Tensor, request: ForwardRequest) -> Outputs:
         """What `terms` gives names to. A tuple, in which FSDP finds the tensors."""
-        rows, places_N, sequences = tokens_BT, asked.positions_N, None
+        rows, places_N, sequences = tokens_BT, request.positions_N, None
         if self.packs:
-            real_BT = torch.arange(tokens_BT.shape[1]) < torch.tensor(asked.lengths)[:, None]
+            real_BT = torch.arange(tokens_BT.shape[1]) < torch.tensor(request.lengths)[:, None]
             real_R = real_BT.flatten().nonzero().flatten().to(tokens_BT.device)
-            rows, sequences = tokens_BT.flatten()[real_R][None], asked.lengths
-            places_N = torch.searchsorted(real_R, asked.positions_N)
-        outputs = self._read(rows, places_N, sequences, asked)
+            rows, sequences = tokens_BT.flatten()[real_R][None], request.lengths
+            places_N = torch.searchsorted(real_R, request.positions_N)
+        outputs = self._read(rows, places_N, sequences, request)
 
         def spread(values_N: Tensor) -> Tensor:
-            return self.spread(values_N, asked.positions_N, tokens_BT.shape)
+            return self.spread(values_N, request.positions_N, tokens_BT.shape)
 
         return on_each(outputs, spread)
 
@@ -107,7 +107,7 @@ class TokenModel(nn.Module, ABC, Generic[T]):
         rows_BT: Tensor,
         positions_N: Tensor,
         lengths: Sequence[int] | None,
-        asked: Asked,
+        request: ForwardRequest,
     ) -> Outputs:
         """`hidden` and `head`, of its slice only where ranks share the rows.
 
@@ -116,10 +116,10 @@ class TokenModel(nn.Module, ABC, Generic[T]):
             lengths: of the sequences, if the only row is packed.
         """
         if self.slices is not None:
-            return self.slices.read(self, rows_BT, positions_N, lengths, asked)
+            return self.slices.read(self, rows_BT, positions_N, lengths, request)
         arguments = {} if lengths is None else packing.arguments(lengths, rows_BT.device)
-        states_ND = self.states(rows_BT, positions_N - self.reads_before, arguments)
-        return self.head(states_ND, rows_BT.flatten()[positions_N], asked)
+        states_ND = self.states(rows_BT, positions_N - self.target_shift, arguments)
+        return self.head(states_ND, rows_BT.flatten()[positions_N], request)
 
     def states(self, rows_BT: Tensor, read_N: Tensor, arguments: Mapping[str, Any]) -> Tensor:
         """`[N, D]`, on which `head` stands; collective.
@@ -138,11 +138,11 @@ class TokenModel(nn.Module, ABC, Generic[T]):
         """Hidden states `[B, T, D]`; with `last_mlp.arguments` right at those tokens alone."""
 
     @abstractmethod
-    def head(self, states_ND: Tensor, targets_N: Tensor, asked: Asked) -> Outputs:
+    def head(self, states_ND: Tensor, targets_N: Tensor, request: ForwardRequest) -> Outputs:
         """What `forward` returns, a row for each token that is asked for.
 
         Args:
-            states_ND: hidden states, `reads_before` tokens before each.
+            states_ND: hidden states, `target_shift` tokens before each.
             targets_N: the tokens.
         """
 

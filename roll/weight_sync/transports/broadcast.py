@@ -30,7 +30,7 @@ from roll.weight_sync.checksum import Checksum
 from roll.weight_sync.manifest import Manifest
 from roll.weight_sync.names import receiver_name, sender_name
 from roll.weight_sync.push_plan import Bucket, Piece, largest, layout, stretches
-from roll.weight_sync.receive_buffer import DeviceSlot, PrivateSlot, Slot
+from roll.weight_sync.receive_buffer import DeviceBuffer, PrivateBuffer, ReceiveBuffer
 from roll.weight_sync.transports.board_handshake import ReceiverNotes, SenderNotes
 from roll.weight_sync.transports.store_board import (
     PAUSE_S,
@@ -122,7 +122,7 @@ class BroadcastReceiver:
         self._notes.accept()
         self._plan = layout(self.manifest, channel.bucket_bytes)
         size = largest(self._plan)
-        self._slots = (_slot(channel, size), _slot(channel, size))
+        self._slots = (_receive_buffer(channel, size), _receive_buffer(channel, size))
         self._group = _Group(channel, self._board, channel.num_senders + self._index)
         for index in range(min(2, len(self._plan))):
             self._begin(index)
@@ -130,7 +130,7 @@ class BroadcastReceiver:
     def fail(self, reason: str) -> None:
         self._notes.fail(reason)
 
-    def take(self, index: int) -> Slot:
+    def take(self, index: int) -> ReceiveBuffer:
         assert self._group is not None
         self._group.wait(index)
         return self._slots[index % 2]
@@ -251,7 +251,7 @@ def _allocate(channel: Channel, num_bytes: int) -> Tensor:
     return torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
 
-def _slot(channel: Channel, num_bytes: int) -> Slot:
+def _receive_buffer(channel: Channel, num_bytes: int) -> ReceiveBuffer:
     if channel.collective == "nccl":
-        return DeviceSlot(_allocate(channel, num_bytes))
-    return PrivateSlot(num_bytes)
+        return DeviceBuffer(_allocate(channel, num_bytes))
+    return PrivateBuffer(num_bytes)

@@ -29,7 +29,7 @@ from roll.weight_sync.checksum import Checksum
 from roll.weight_sync.manifest import Manifest
 from roll.weight_sync.names import receiver_name, sender_name
 from roll.weight_sync.push_plan import Bucket, Piece, largest, layout, stretches
-from roll.weight_sync.receive_buffer import PrivateSlot, Slot
+from roll.weight_sync.receive_buffer import PrivateBuffer, ReceiveBuffer
 from roll.weight_sync.transports.board_handshake import ReceiverNotes, SenderNotes
 
 FOLDER_PREFIX = "roll-weights-"
@@ -133,15 +133,15 @@ class FilesReceiver:
         """As `ReceiverNotes.accept`."""
         self._notes.accept()
         self._plan = layout(self.manifest, self._channel.bucket_bytes)
-        self._slot = PrivateSlot(largest(self._plan))
+        self._receive_buffer = PrivateBuffer(largest(self._plan))
 
     def fail(self, reason: str) -> None:
         self._notes.fail(reason)
 
-    def take(self, index: int) -> Slot:
+    def take(self, index: int) -> ReceiveBuffer:
         # One slot is enough: the file is the second bucket.
-        self._slot.recycle()
-        raw: Any = self._slot.memory.numpy()  # numpy's stubs do not call it a buffer
+        self._receive_buffer.recycle()
+        raw: Any = self._receive_buffer.memory.numpy()  # numpy's stubs do not call it a buffer
         memory = memoryview(raw)
         runs = stretches(self._plan[index])
         for sender in sorted({run[0] for run in runs}):
@@ -150,7 +150,7 @@ class FilesReceiver:
             parts = [memory[first:end] for who, first, end in runs if who == sender]
             _read(file, parts)
         self._board.post(f"read-{index}/{self._name}", {"ok": True})
-        return self._slot
+        return self._receive_buffer
 
     def give_back(self, index: int) -> None:
         """Its file went when it was read."""

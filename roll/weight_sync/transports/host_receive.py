@@ -9,10 +9,10 @@ from roll.core.errors import WeightSyncError
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.manifest import Manifest
 from roll.weight_sync.names import LEADER, receiver_name
-from roll.weight_sync.receive_buffer import Slot
+from roll.weight_sync.receive_buffer import ReceiveBuffer
 from roll.weight_sync.transports.host_send import next_message, read_offer
 from roll.weight_sync.transports.ipc import open_cuda_buckets
-from roll.weight_sync.transports.shared_memory import shared_slots
+from roll.weight_sync.transports.shared_memory import shared_buffers
 from roll.weight_sync.transports.socket_link import connect
 
 
@@ -22,7 +22,7 @@ class HostReceiver:
     def __init__(self, channel: Channel, index: int) -> None:
         self._link = connect(channel.address, receiver_name(index), channel.timeout_s)
         self._link.peer = LEADER
-        self._slots: tuple[Slot, Slot] | None = None
+        self._slots: tuple[ReceiveBuffer, ReceiveBuffer] | None = None
         self._fds: list[int] = []
         try:
             offer, self._fds = read_offer(self._link)
@@ -42,7 +42,7 @@ class HostReceiver:
         if self._description["kind"] == "cuda":
             self._slots = open_cuda_buckets(self._description)
         else:
-            self._slots = shared_slots(self._fds[0], self._description["num_bytes"])
+            self._slots = shared_buffers(self._fds[0], self._description["num_bytes"])
         self._link.put({"ok": True})
         next_message(self._link, "go")
 
@@ -51,7 +51,7 @@ class HostReceiver:
         with contextlib.suppress(WeightSyncError):
             self._link.put({"failed": reason})
 
-    def take(self, index: int) -> Slot:
+    def take(self, index: int) -> ReceiveBuffer:
         assert self._slots is not None
         next_message(self._link, "bucket")
         return self._slots[index % 2]

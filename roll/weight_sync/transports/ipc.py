@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
 from roll.core.errors import WeightSyncError
-from roll.weight_sync.receive_buffer import DeviceSlot
+from roll.weight_sync.receive_buffer import DeviceBuffer
 
 _PLACE: dict[str, type] = {
     "tensor_offset": int,
@@ -56,7 +56,7 @@ class CudaBuckets:
         """The allocator takes the memory back once the last receiver has closed it."""
 
 
-def open_cuda_buckets(description: dict[str, Any]) -> tuple[DeviceSlot, DeviceSlot]:
+def open_cuda_buckets(description: dict[str, Any]) -> tuple[DeviceBuffer, DeviceBuffer]:
     """A receiver's view; hold it only while receiving, the sender's memory is pinned by it.
 
     Raises:
@@ -64,7 +64,7 @@ def open_cuda_buckets(description: dict[str, Any]) -> tuple[DeviceSlot, DeviceSl
     """
     memory = _rebuild(place_arguments(description))
     half = len(memory) // 2
-    return DeviceSlot(memory[:half]), DeviceSlot(memory[half:])
+    return DeviceBuffer(memory[:half]), DeviceBuffer(memory[half:])
 
 
 def place_message(arguments: Sequence[Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roll.weight_sync.receive_buffer import SharedSlot
+from roll.weight_sync.receive_buffer import SharedBuffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,6 @@ class HostBuckets:
         os.close(self.fd)
 
 
-def shared_slots(fd: int, num_bytes: int) -> tuple[SharedSlot, SharedSlot]:
+def shared_buffers(fd: int, num_bytes: int) -> tuple[SharedBuffer, SharedBuffer]:
     """A receiver's view of the two buckets."""
-    return SharedSlot(fd, 0, num_bytes), SharedSlot(fd, num_bytes, num_bytes)
+    return SharedBuffer(fd, 0, num_bytes), SharedBuffer(fd, num_bytes, num_bytes)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from mcore_adapter.convert.table import ModelTable, Param, Place
+from mcore_adapter.convert.table import ModelTable, Param, PipelineEnd
 from mcore_adapter.errors import ConversionError, LayoutError
 from mcore_adapter.parallel_sizes import ParallelSizes
 
@@ -38,7 +38,7 @@ class Task:
         """Pipeline stages that hold it."""
         if self.layer is not None:
             return (sizes.stage_of_layer(self.layer, table.shape.num_layers),)
-        return (0,) if self.param.place is Place.FIRST else (sizes.pp - 1,)
+        return (0,) if self.param.place is PipelineEnd.FIRST else (sizes.pp - 1,)
 
     def expert_rank(self, sizes: ParallelSizes, table: ModelTable) -> int | None:
         """The expert parallel rank that holds it; None: all do."""
@@ -60,14 +60,14 @@ def tasks(table: ModelTable, sizes: ParallelSizes) -> list[Task]:
     for param in table.params:
         if param.in_layer:
             continue
-        if param.place is Place.FIRST:
+        if param.place is PipelineEnd.FIRST:
             found += list(_expand(param, table, None))
     for layer in range(table.shape.num_layers):
         for param in table.params:
             if param.in_layer and (param.layers is None or layer in param.layers):
                 found += list(_expand(param, table, layer))
     for param in table.params:
-        if param.in_layer or param.place is Place.FIRST:
+        if param.in_layer or param.place is PipelineEnd.FIRST:
             continue
         if param.copy_of is None or sizes.pp > 1:
             found += list(_expand(param, table, None))

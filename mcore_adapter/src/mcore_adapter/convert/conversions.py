@@ -56,7 +56,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Layout:
+class LayoutFiles:
     """Which files a Megatron layout of a source has, and what is in them."""
 
     fulls: list[Full]
@@ -65,13 +65,13 @@ class Layout:
     files: dict[str, dict[str, Spec]]
 
 
-def layout_of(source: Source, sizes: ParallelSizes, settings: Settings) -> Layout:
+def layout_of(source: Source, sizes: ParallelSizes, settings: Settings) -> LayoutFiles:
     """
     Raises:
         LayoutError: the model does not divide.
     """
     check_layout(source.table, sizes)
-    layout = Layout([source.full(task) for task in source.plan(sizes)], {}, {})
+    layout = LayoutFiles([source.full(task) for task in source.plan(sizes)], {}, {})
     for full in layout.fulls:
         spec, task = full.spec, full.task
         shape = padded_shape(spec.shape, task, sizes)

@@ -28,7 +28,7 @@ from mcore_adapter.convert.ops import FormatOp, Shape
 from mcore_adapter.convert.shards import ShardRule
 from mcore_adapter.convert.storage.signals import held_back, leave_to_parent
 from mcore_adapter.convert.storage.tensor_file import Piece, Reader, Spec, Writer, make_header
-from mcore_adapter.errors import AdapterError, ConversionError
+from mcore_adapter.errors import ConversionError, McoreAdapterError
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h of glibc
 
@@ -162,7 +162,7 @@ def _listen(running: Mapping[Connection, Any], report: Progress) -> None:
             try:
                 message = end.recv()
             except EOFError:
-                raise AdapterError(_death(running[end])) from None
+                raise McoreAdapterError(_death(running[end])) from None
             if isinstance(message, Exception):
                 raise message
             if message is None:
@@ -198,12 +198,12 @@ def _worker(
         there.send(None)
     except BrokenPipeError:
         os._exit(1)
-    except (AdapterError, OSError) as error:
+    except (McoreAdapterError, OSError) as error:
         there.send(error)
     except MemoryError:
-        there.send(AdapterError("memory is short; use fewer --workers"))
+        there.send(McoreAdapterError("memory is short; use fewer --workers"))
     except Exception as error:  # noqa: BLE001 - its own traceback would be lost with the process
-        there.send(AdapterError(f"a process that converts failed: {error!r}"))
+        there.send(McoreAdapterError(f"a process that converts failed: {error!r}"))
 
 
 def _reuse_freed_memory() -> None:

@@ -11,7 +11,7 @@ from mcore_adapter.convert.ops import FormatOp, Shape
 from mcore_adapter.convert.shards import Replicated, ShardRule
 
 
-class Place(Enum):
+class PipelineEnd(Enum):
     """Where in the pipeline a parameter that belongs to no layer lies."""
 
     FIRST = "first"
@@ -29,7 +29,7 @@ class Param:
     shard: ShardRule = field(default_factory=Replicated)
     layers: range | tuple[int, ...] | None = None
     """Which layers have it; all by default. Of no meaning without `*`."""
-    place: Place = Place.FIRST
+    place: PipelineEnd = PipelineEnd.FIRST
     """Of no meaning with `*`, which lies where its layer does."""
     stacked: bool = False
     """The Hugging Face tensors hold all experts, one behind the other in their first dimension."""

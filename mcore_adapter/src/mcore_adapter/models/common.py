@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from mcore_adapter.convert.ops import FuseGateUp, FuseQKV, Rename, Shape
 from mcore_adapter.convert.shards import Replicated, Sharded, ShardRule
-from mcore_adapter.convert.table import ModelTable, Param, Place
+from mcore_adapter.convert.table import ModelTable, Param, PipelineEnd
 from mcore_adapter.errors import ConfigError
 from mcore_adapter.models.config import Config, Size
 from mcore_adapter.models.fields import Attention
@@ -67,13 +67,13 @@ def ends(shape: Shape) -> tuple[Param, ...]:
         shapes=rows,
         shard=Sharded(),
         pads_vocab=True,
-        place=Place.LAST,
+        place=PipelineEnd.LAST,
         copy_of=EMBEDDING if shape.tied else None,
     )
     norm = Param(
         op=Rename("decoder.final_layernorm.weight", "model.norm.weight"),
         shapes=((shape.hidden,),),
-        place=Place.LAST,
+        place=PipelineEnd.LAST,
     )
     return embedding, norm, output
 
@@ -197,7 +197,7 @@ def mtp_layer(
         same(ours + "eh_proj.weight", projection, (hidden, 2 * hidden), Sharded()),
         same(ours + "final_layernorm.weight", last, (hidden,)),
     )
-    return tuple(replace(row, place=Place.LAST, optional=True) for row in (*own, *layer))
+    return tuple(replace(row, place=PipelineEnd.LAST, optional=True) for row in (*own, *layer))
 
 
 def deepseek_mtp(theirs: str) -> tuple[str, str, str, str]:
@@ -225,7 +225,7 @@ def mtp_embedding(shape: Shape) -> Param:
         shapes=((shape.vocab, shape.hidden),),
         shard=Sharded(),
         pads_vocab=True,
-        place=Place.LAST,
+        place=PipelineEnd.LAST,
         copy_of=EMBEDDING,
     )
 

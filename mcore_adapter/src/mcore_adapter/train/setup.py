@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from mcore_adapter.convert.conversion_plan import check_layout
 from mcore_adapter.convert.storage.folders import open_hf
-from mcore_adapter.errors import AdapterError, DataError
+from mcore_adapter.errors import DataError, McoreAdapterError
 from mcore_adapter.models import table_of
 from mcore_adapter.train.data import dataset
 from mcore_adapter.train.data.dataset import Dataset
@@ -77,7 +77,7 @@ def _dataset(path: Path, folder: Folder, settings: Settings) -> Dataset:
     try:
         if dist.get_rank() == 0:
             dataset.prepare(path, target, settings)
-    except AdapterError:
+    except McoreAdapterError:
         failed = [True]
         raise
     finally:

@@ -1,7 +1,7 @@
 """Proves that vLLM's fused experts compute with the weights they were sent.
 
 vLLM fuses all experts of a layer, and packs, pads or swaps them as the layer's kernel wants them.
-The kernel is therefore asked itself: each expert for its answer to a probe, which must be that of
+The kernel is therefore request itself: each expert for its answer to a probe, which must be that of
 the three matrices that came in for it. Where a row's `up` answers the probe with almost nothing, a
 small fault in the same row of `gate` goes unseen.
 

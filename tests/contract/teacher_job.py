@@ -10,7 +10,7 @@ import torch
 
 from roll.algorithms.losses.distill import DistillLoss
 from roll.algorithms.teacher_divergence import comparison
-from roll.config.algorithm.divergences import JensenShannonConfig, LessonConfig
+from roll.config.algorithm.divergences import DistillTargetConfig, JensenShannonConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import DeepspeedConfig, Fsdp2Config, HfScoreConfig
 from roll.config.sections.training import ScoreRole, TrainRole
@@ -28,11 +28,11 @@ ROWS = 8
 NUM_TOKENS = 60
 """Fewer than the models have logits."""
 SFT_COEF = 0.3
-LESSONS = {
-    "whole": LessonConfig(
+TARGETS = {
+    "whole": DistillTargetConfig(
         divergence=JensenShannonConfig(), student_temperature=1.2, teacher_temperature=0.9
     ),
-    "likeliest": LessonConfig(divergence=JensenShannonConfig(), top_k=4),
+    "likeliest": DistillTargetConfig(divergence=JensenShannonConfig(), top_k=4),
 }
 PAIRS: dict[
     str, tuple[HfScoreConfig | Fsdp2Config | DeepspeedConfig, Fsdp2Config | DeepspeedConfig]
@@ -44,7 +44,7 @@ PAIRS: dict[
 }
 
 
-def lesson_batch() -> TrainBatch:
+def taught_batch() -> TrainBatch:
     batch = rollout_batch(ROWS, seed=3, vocab=NUM_TOKENS)
     weights = batch.loss_mask.float() / batch.loss_mask.sum()
     return TrainBatch(
@@ -58,7 +58,7 @@ def lesson_batch() -> TrainBatch:
 def share(strategy: ScoreStrategy[Any]) -> TrainBatch:
     """The rows of this rank."""
     info = strategy.rank_info
-    return lesson_batch().split(info.dp_size)[info.dp_rank]
+    return taught_batch().split(info.dp_size)[info.dp_rank]
 
 
 def rounding(
@@ -71,7 +71,7 @@ def rounding(
     """How far divergences of a bfloat16 student are from those of the model alone, whose teacher's
     log-probs nobody rounds."""
     model = model.model_copy(update={"dtype": "bfloat16"})
-    head = PolicyHead(1.0, 7, comparison(LESSONS["likeliest"], NUM_TOKENS))
+    head = PolicyHead(1.0, 7, comparison(TARGETS["likeliest"], NUM_TOKENS))
     role = TrainRole(pool="p", strategy=learns, max_tokens_per_microbatch=40)
     kept.append(build_train(role, model, spec, head, total_steps=None))
     alone = forward.score(
@@ -93,23 +93,23 @@ def job(spec: WorkerSpec, folder: Path, pair: str) -> dict[str, Any]:
     student_model = ModelConfig(path=str(folder.parent / "student"))
     results: dict[str, Any] = {}
     kept: list[Any] = []  # all share the process group of the first
-    for name, lesson in LESSONS.items():
+    for name, target in TARGETS.items():
         role = ScoreRole(pool="p", strategy=teaches, max_tokens_per_microbatch=24)
-        teacher = build_score(role, teacher_model, spec, TeacherHead(lesson, NUM_TOKENS, 5))
-        head = teacher.output_head() if lesson.top_k is None else None
-        taught = [replace(row, head=head) for row in teacher.score(share(teacher)).rows]
+        teacher = build_score(role, teacher_model, spec, TeacherHead(target, NUM_TOKENS, 5))
+        head = teacher.output_head() if target.top_k is None else None
+        teacher_outputs = [replace(row, head=head) for row in teacher.score(share(teacher)).rows]
         student = build_train(
             TrainRole(
                 pool="p", strategy=learns, optimizer=PLAIN_STEP, max_tokens_per_microbatch=40
             ),
             student_model,
             spec,
-            PolicyHead(1.0, 7, comparison(lesson, NUM_TOKENS)),
+            PolicyHead(1.0, 7, comparison(target, NUM_TOKENS)),
             total_steps=None,
         )
         kept += [teacher, student]
         start = {key: tensor.clone() for key, tensor in student.export_weights()}
-        told = replace(share(student), taught=taught)
+        told = replace(share(student), teacher_outputs=teacher_outputs)
         divergence_BT = student.score(told).divergence_BT
         metrics = student.train(told, DistillLoss(1.0, SFT_COEF))
         results[name] = {

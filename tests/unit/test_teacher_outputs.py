@@ -14,14 +14,14 @@ from roll.algorithms.divergences import divergence
 from roll.algorithms.teacher_divergence import Comparison, coarse, comparison, top_logprobs
 from roll.config.algorithm.divergences import (
     AdaptiveKlConfig,
+    DistillTargetConfig,
     DivergenceConfig,
     ForwardKlConfig,
     JensenShannonConfig,
-    LessonConfig,
     ReverseKlConfig,
 )
 from roll.core.batches import TrainBatch
-from roll.core.teacher_outputs import TaughtRow
+from roll.core.teacher_outputs import TeacherRow
 from roll.strategy.training import forward
 from roll.strategy.training.heads import PolicyModel
 from roll.strategy.training.teacher_forward import TeacherModel, output_head
@@ -43,15 +43,19 @@ def rows() -> TrainBatch:
     return TrainBatch(tokens=batch.tokens, lengths=batch.lengths, loss_mask=batch.loss_mask)
 
 
-def taught_by(
-    model: PreTrainedModel, batch: TrainBatch, lesson: LessonConfig, *, name: str = "t"
-) -> list[TaughtRow]:
-    teacher = TeacherModel(model, lesson, NUM_TOKENS, chunk_tokens=5)
-    said = forward.score(
+def outputs_of(
+    model: PreTrainedModel,
+    batch: TrainBatch,
+    target: DistillTargetConfig,
+    *,
+    name: str = "t",
+) -> list[TeacherRow]:
+    teacher = TeacherModel(model, target, NUM_TOKENS, chunk_tokens=5)
+    outputs = forward.score(
         teacher, batch, device=CPU, max_tokens=40, entropy=False, agree=lambda passes: passes
     )
     head = output_head(model, lambda part: part)
-    return [replace(row, teacher=name, head=None if lesson.top_k else head) for row in said.rows]
+    return [replace(row, teacher=name, head=None if target.top_k else head) for row in outputs.rows]
 
 
 def learn(
@@ -85,13 +89,13 @@ def test_divergence_and_gradient_are_those_of_whole_logits(
 ) -> None:
     torch.manual_seed(0)
     teacher, student = tiny_qwen3(hidden=96), tiny_qwen3(tied=False)
-    lesson = LessonConfig(
+    target = DistillTargetConfig(
         divergence=kind, top_k=top_k, student_temperature=1.3, teacher_temperature=0.8
     )
     batch = rows()
-    batch = replace(batch, taught=taught_by(teacher, batch, lesson))
+    batch = replace(batch, teacher_outputs=outputs_of(teacher, batch, target))
     learner = copy.deepcopy(student)
-    found, grads = learn(learner, batch, comparison(lesson, NUM_TOKENS), packed=packed)
+    found, grads = learn(learner, batch, comparison(target, NUM_TOKENS), packed=packed)
 
     theirs, ours = whole_logprobs(teacher, batch, 0.8), whole_logprobs(student, batch, 1.3)
     if top_k is not None:
@@ -109,10 +113,10 @@ def test_divergence_and_gradient_are_those_of_whole_logits(
 def test_a_student_that_equals_its_teacher_is_no_distance_away(top_k: int | None) -> None:
     torch.manual_seed(0)
     model = tiny_qwen3()
-    lesson = LessonConfig(top_k=top_k)
+    target = DistillTargetConfig(top_k=top_k)
     batch = rows()
-    batch = replace(batch, taught=taught_by(model, batch, lesson))
-    found, grads = learn(model, batch, comparison(lesson, NUM_TOKENS))
+    batch = replace(batch, teacher_outputs=outputs_of(model, batch, target))
+    found, grads = learn(model, batch, comparison(target, NUM_TOKENS))
     assert found.abs().max() < 1e-6
     assert max(grad.abs().max() for grad in grads) < 1e-5
 
@@ -120,18 +124,20 @@ def test_a_student_that_equals_its_teacher_is_no_distance_away(top_k: int | None
 def test_rows_of_several_teachers_and_masked_tokens_find_their_places() -> None:
     torch.manual_seed(0)
     first, second, student = tiny_qwen3(hidden=96), tiny_qwen3(hidden=32), tiny_qwen3()
-    lesson = LessonConfig()
+    target = DistillTargetConfig()
     batch = rows()
-    both = [taught_by(model, batch, lesson, name=n) for n, model in (("a", first), ("b", second))]
+    both = [outputs_of(model, batch, target, name=n) for n, model in (("a", first), ("b", second))]
     alone = [
-        learn(student, replace(batch, taught=said), comparison(lesson, NUM_TOKENS))[0]
-        for said in both
+        learn(student, replace(batch, teacher_outputs=outputs), comparison(target, NUM_TOKENS))[0]
+        for outputs in both
     ]
     # Some tokens are no longer trained when the student learns.
     fewer = batch.loss_mask & (torch.arange(batch.tokens.shape[1]) % 2 == 0)
     mixed = [both[row % 2][row] for row in range(len(batch))]
     found, _ = learn(
-        student, replace(batch, loss_mask=fewer, taught=mixed), comparison(lesson, NUM_TOKENS)
+        student,
+        replace(batch, loss_mask=fewer, teacher_outputs=mixed),
+        comparison(target, NUM_TOKENS),
     )
     odd = (torch.arange(len(batch)) % 2 == 1)[:, None]
     wanted = torch.where(odd, alone[1], alone[0]) * fewer

@@ -15,8 +15,8 @@ from roll.algorithms.divergences import divergence
 from roll.algorithms.teacher_divergence import coarse
 from roll.core.metrics import Metrics
 from tests.contract.backends import gradient_of_step
-from tests.contract.lesson_job import LESSONS, NUM_TOKENS, PAIRS, SFT_COEF, job, lesson_batch
 from tests.contract.ranks import run_ranks
+from tests.contract.teacher_job import NUM_TOKENS, PAIRS, SFT_COEF, TARGETS, job, taught_batch
 from tests.tiny import char_tokenizer, save_tiny_model, tiny_qwen3
 
 
@@ -38,24 +38,24 @@ def ranks(request: pytest.FixtureRequest, folder: Path) -> list[dict[str, Any]]:
 
 def whole_logits(model: PreTrainedModel) -> Tensor:
     """Those before each token, `[B, T, V]`."""
-    logits = model(input_ids=lesson_batch().tokens).logits[:, :-1]
+    logits = model(input_ids=taught_batch().tokens).logits[:, :-1]
     return torch.nn.functional.pad(logits, [0, 0, 1, 0])
 
 
-@pytest.mark.parametrize("how", LESSONS)
+@pytest.mark.parametrize("how", TARGETS)
 def test_loss_and_gradient_are_those_of_whole_logits(
     ranks: list[dict[str, Any]], folder: Path, how: str
 ) -> None:
-    lesson, batch = LESSONS[how], lesson_batch()
+    target, batch = TARGETS[how], taught_batch()
     student = AutoModelForCausalLM.from_pretrained(folder / "student", dtype=torch.float32)
     teacher = AutoModelForCausalLM.from_pretrained(folder / "teacher", dtype=torch.float32)
     logits, told = whole_logits(student), whole_logits(teacher).detach()
-    ours = (logits[..., :NUM_TOKENS] / lesson.student_temperature).log_softmax(-1)
-    theirs = (told[..., :NUM_TOKENS] / lesson.teacher_temperature).log_softmax(-1)
-    if lesson.top_k is not None:
-        ids = theirs.topk(lesson.top_k, -1).indices
+    ours = (logits[..., :NUM_TOKENS] / target.student_temperature).log_softmax(-1)
+    theirs = (told[..., :NUM_TOKENS] / target.teacher_temperature).log_softmax(-1)
+    if target.top_k is not None:
+        ids = theirs.topk(target.top_k, -1).indices
         ours, theirs = coarse(ours, ids), coarse(theirs, ids)
-    apart_BT = divergence(lesson.divergence, theirs, ours) * batch.loss_mask
+    apart_BT = divergence(target.divergence, theirs, ours) * batch.loss_mask
     nll_BT = -logits.log_softmax(-1).gather(-1, batch.tokens[..., None]).squeeze(-1)
     weights_BT = batch.require("token_weights", made_by="lesson_batch")
     loss = ((apart_BT + SFT_COEF * nll_BT) * weights_BT).sum()
