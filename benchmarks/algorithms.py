@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from roll.algorithms import Gae, Grpo, PpoClip, Shaping, WhitenAdvantage, token_weights
-from roll.algorithms.api import PolicyTerms
+from roll.algorithms.loss_interface import PolicyTerms
 from roll.config.algorithm import Aggregation
 from roll.core.batches import RolloutBatch
 from roll.data.balance import balanced_order

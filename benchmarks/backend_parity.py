@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
-from roll.algorithms.api import PolicyTerms, TokenLoss
+from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.roles import Role
 from roll.config.sections.training import OptimizerConfig, TrainRole

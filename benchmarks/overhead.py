@@ -99,7 +99,7 @@ def bare_engine_s(case: Case, repeats: int, queue: Any) -> None:
     from roll.config.sections.roles import Role
     from roll.core.types import GenerateRequest, SamplingParams, WorkerSpec
     from roll.platform.machine import cores
-    from roll.strategy.setup import EngineSetup
+    from roll.strategy.backend_setup import EngineSetup
     from roll.strategy.vllm.engine import VllmEngine
 
     config = load_config_of(case, load_config)

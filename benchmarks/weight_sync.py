@@ -91,8 +91,8 @@ def trainer(pipe: Connection, rank: int, world: int, port: int, path: Path) -> N
     from roll.config.sections.strategy import Fsdp2Config
     from roll.config.sections.training import OptimizerConfig
     from roll.core.types import WorkerSpec
+    from roll.strategy.backend_setup import ModelSetup
     from roll.strategy.fsdp2.train import Fsdp2Strategy
-    from roll.strategy.setup import ModelSetup
     from roll.strategy.training.heads import PolicyHead
     from roll.weight_sync.manifest import Manifest
     from roll.weight_sync.transfer import send
@@ -178,7 +178,7 @@ def vllm_replica(pipe: Connection, index: int, path: Path) -> None:
     from roll.config.sections.strategy import VllmConfig
     from roll.core.types import WorkerSpec
     from roll.platform.machine import cores
-    from roll.strategy.setup import EngineSetup
+    from roll.strategy.backend_setup import EngineSetup
     from roll.strategy.vllm.engine import VllmEngine
 
     mine = cores()[index % len(cores()) :][:1]

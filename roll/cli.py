@@ -183,7 +183,7 @@ def _leave_out_triton() -> None:
 
 
 def _print_plan(loaded: LoadedConfig) -> None:
-    from roll.config.plan import device_map, plan_lines
+    from roll.config.step_plan import device_map, plan_lines
 
     _out.print(f"{loaded.path}: pipeline {loaded.config.pipeline}", markup=False)
     table = Table("pool (devices)", "roles")

@@ -12,7 +12,7 @@ from roll.algorithms.advantages.pass_k import PassK
 from roll.algorithms.advantages.reinforce import Reinforce
 from roll.algorithms.advantages.reinforce_pp import ReinforcePp
 from roll.algorithms.advantages.remax import Remax
-from roll.algorithms.compose import SumLoss, build_advantage, build_loss, build_value_loss
+from roll.algorithms.build import SumLoss, build_advantage, build_loss, build_value_loss
 from roll.algorithms.correction import correct, use_engine_logprobs
 from roll.algorithms.losses.distill import DistillTerm
 from roll.algorithms.losses.entropy import EntropyBonus
@@ -31,7 +31,7 @@ from roll.algorithms.losses.policy.sapo import Sapo
 from roll.algorithms.losses.policy.topr import Topr
 from roll.algorithms.losses.value import ClippedValueLoss, explained_variance
 from roll.algorithms.shaping.advantages import ClipAdvantage, WhitenAdvantage
-from roll.algorithms.shaping.compose import Shaping, build_shaping
+from roll.algorithms.shaping.build import Shaping, build_shaping
 from roll.algorithms.shaping.difficulty import DifficultyMask, DifficultyWeight
 from roll.algorithms.shaping.kl_in_reward import KlInReward
 from roll.algorithms.shaping.length import LengthPenalty, LengthWeight

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
-from roll.algorithms.api import PolicyTerms
+from roll.algorithms.loss_interface import PolicyTerms
 
 
 def positions(needed_BT: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from roll.algorithms.api import AdvantageEstimator, Loss
+from roll.algorithms.loss_interface import AdvantageEstimator, Loss
 from roll.core.batches import RolloutBatch
 from roll.core.registry import Registry
 

@@ -11,7 +11,7 @@ from roll.distributed.device_layout import address_to_join
 from roll.distributed.processes.fork_server import ForkServer, can_fork
 from roll.platform.machine import count_gpus
 
-SHARED = ("roll.algorithms.compose", "roll.models.load", "roll.weight_sync.transfer")
+SHARED = ("roll.algorithms.build", "roll.models.load", "roll.weight_sync.transfer")
 ENGINES = {"hf": "roll.strategy.hf.engine"}
 LEARNERS = {
     "hf": "roll.strategy.hf.score",

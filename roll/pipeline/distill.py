@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from roll.algorithms.api import PolicyTerms
+from roll.algorithms.loss_interface import PolicyTerms
 from roll.algorithms.losses.distill import DistillLoss
 from roll.algorithms.teacher_divergence import comparison
 from roll.config.algorithm import Aggregation

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from roll.algorithms.api import TermsLoss
+from roll.algorithms.loss_interface import TermsLoss
 from roll.algorithms.weights import token_weights
 from roll.config.algorithm import Aggregation
 from roll.config.offline import DistillationConfig, OfflineConfig, PreferenceConfig, SftConfig

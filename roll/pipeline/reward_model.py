@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from roll.algorithms.api import ScoreTerms
+from roll.algorithms.loss_interface import ScoreTerms
 from roll.algorithms.losses.ranking import BradleyTerryLoss
 from roll.config.algorithm import Aggregation
 from roll.config.offline import RewardModelConfig

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from roll.algorithms.compose import build_advantage, build_loss
+from roll.algorithms.build import build_advantage, build_loss
 from roll.algorithms.correction import correct, use_engine_logprobs
 from roll.algorithms.losses.value import explained_variance
 from roll.algorithms.mismatch import mismatch_metrics, teacher_metrics
-from roll.algorithms.shaping.compose import build_shaping
+from roll.algorithms.shaping.build import build_shaping
 from roll.config.algorithm import Aggregation
 from roll.config.rlvr import RlvrConfig
 from roll.config.sections.roles import Role

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from roll.algorithms.api import PolicyTerms
+from roll.algorithms.loss_interface import PolicyTerms
 from roll.algorithms.losses.text import TextLoss
 from roll.config.algorithm import Aggregation
 from roll.config.offline import SftConfig

@@ -18,8 +18,8 @@ from roll.config.sections.strategy import (
 )
 from roll.config.sections.training import InferRole, LearnerRole, ScoreRole
 from roll.core.types import WorkerSpec
-from roll.strategy.api import InferenceStrategy, ScoreStrategy, TrainStrategy
-from roll.strategy.setup import EngineSetup, ModelSetup
+from roll.strategy.backend_setup import EngineSetup, ModelSetup
+from roll.strategy.interfaces import InferenceStrategy, ScoreStrategy, TrainStrategy
 from roll.strategy.training.heads import Head
 
 T = TypeVar("T")

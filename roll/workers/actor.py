@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from roll.algorithms.api import PolicyTerms
-from roll.algorithms.compose import build_loss
+from roll.algorithms.build import build_loss
+from roll.algorithms.loss_interface import PolicyTerms
 from roll.algorithms.teacher_divergence import comparison
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.sections.model import ModelConfig

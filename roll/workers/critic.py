@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from roll.algorithms.api import ValueTerms
-from roll.algorithms.compose import build_value_loss
+from roll.algorithms.build import build_value_loss
+from roll.algorithms.loss_interface import ValueTerms
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.training import CriticRole
 from roll.core.batches import RolloutBatch

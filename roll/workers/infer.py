@@ -12,8 +12,8 @@ from roll.core.errors import EngineError
 from roll.core.types import Completion, GenerateRequest, Heartbeat, WorkerSpec
 from roll.distributed.worker import Worker
 from roll.platform.processes import stopped_below
-from roll.strategy.api import LoadReport, ServesAdapters
 from roll.strategy.build import build_engine
+from roll.strategy.interfaces import LoadReport, ServesAdapters
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.transport_choice import Endpoint
 

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from roll.algorithms.api import PolicyTerms, TermsLoss
+from roll.algorithms.loss_interface import PolicyTerms, TermsLoss
 from roll.algorithms.losses.preferences import response_sums
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.training import LearnerRole

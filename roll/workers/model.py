@@ -11,7 +11,7 @@ from roll.core.types import RankInfo, WorkerSpec
 from roll.distributed.dispatch import BROADCAST, dispatch
 from roll.distributed.remote_values import RemoteValue
 from roll.distributed.worker import Worker
-from roll.strategy.api import ScoreStrategy, TrainStrategy
+from roll.strategy.interfaces import ScoreStrategy, TrainStrategy
 from roll.workers.teacher_heads import TeacherHeads
 
 T = TypeVar("T")

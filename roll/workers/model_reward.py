@@ -16,8 +16,8 @@ from roll.core.types import Sample, WorkerSpec
 from roll.distributed.dispatch import BROADCAST, dispatch
 from roll.rewards.api import Reward, RewardContext
 from roll.rewards.execution.counters import Purpose, Scored, counters_of
+from roll.strategy.backend_setup import ModelSetup
 from roll.strategy.hf.score import HfScore
-from roll.strategy.setup import ModelSetup
 from roll.strategy.training.heads import ScoreHead
 from roll.workers.reward import RewardWorker
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
-from roll.algorithms.api import PolicyTerms
+from roll.algorithms.loss_interface import PolicyTerms
 from roll.algorithms.losses.preferences import response_sums
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.training import ScoreRole

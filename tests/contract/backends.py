@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from roll.algorithms.api import PolicyTerms
+from roll.algorithms.loss_interface import PolicyTerms
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import (
     DeepspeedConfig,
@@ -18,8 +18,8 @@ from roll.config.sections.strategy import (
 )
 from roll.config.sections.training import OptimizerConfig, ScoreRole, TrainRole
 from roll.core.types import WorkerSpec
-from roll.strategy.api import ScoreStrategy, TrainStrategy
 from roll.strategy.build import build_score, build_train
+from roll.strategy.interfaces import ScoreStrategy, TrainStrategy
 from roll.strategy.training.heads import PolicyHead
 
 PLAIN_STEP = OptimizerConfig(lr=1e6, eps=1e3, max_grad_norm=1e9)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from roll.algorithms.api import TokenLoss, ValueTerms
+from roll.algorithms.loss_interface import TokenLoss, ValueTerms
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import DeepspeedConfig, Fsdp2Config
 from roll.config.sections.training import TrainRole

@@ -29,9 +29,9 @@ from roll.core.types import (
     WorkerSpec,
 )
 from roll.platform.machine import free_port
-from roll.strategy.api import InferenceStrategy, LoadReport
+from roll.strategy.backend_setup import EngineSetup
 from roll.strategy.hf.engine import HfEngine
-from roll.strategy.setup import EngineSetup
+from roll.strategy.interfaces import InferenceStrategy, LoadReport
 from roll.strategy.sglang.engine import SglangEngine
 from roll.strategy.vllm.engine import VllmEngine
 from roll.weight_sync.manifest import Manifest

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roll.algorithms.api import PolicyTerms, TokenLoss
+from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
 from roll.config.sections.training import OptimizerConfig
 from roll.core.batches import RolloutBatch
 from roll.core.types import WorkerSpec

@@ -17,14 +17,14 @@ from transformers import (
     Qwen3ForTokenClassification,
 )
 
-from roll.algorithms.api import ScoreTerms, TermsLoss, TokenLoss
+from roll.algorithms.loss_interface import ScoreTerms, TermsLoss, TokenLoss
 from roll.config.sections.model import LoraConfig, ModelConfig
 from roll.config.sections.strategy import Fsdp2Config
 from roll.config.sections.training import TrainRole
 from roll.core.batches import RolloutBatch
 from roll.core.types import WorkerSpec
-from roll.strategy.api import TrainStrategy
 from roll.strategy.build import build_train
+from roll.strategy.interfaces import TrainStrategy
 from roll.strategy.training.group import GroupMembership
 from roll.strategy.training.heads import PolicyHead, ScoreHead, ValueHead
 from tests.contract.backends import PLAIN_STEP

@@ -13,7 +13,7 @@ from roll.config.sections.model import LoraConfig, ModelConfig
 from roll.config.sections.training import OptimizerConfig
 from roll.core.errors import ConfigError
 from roll.core.types import WorkerSpec
-from roll.strategy.api import TrainStrategy
+from roll.strategy.interfaces import TrainStrategy
 from tests.contract.backends import TRAIN_BACKENDS, TrainBackend
 from tests.contract.train_job import EntropyBonusLoss, exported, rows_of, train_batch
 

@@ -16,8 +16,8 @@ from roll.config.sections.strategy import DeepspeedConfig, Fsdp2Config, HfScoreC
 from roll.config.sections.training import ScoreRole, TrainRole
 from roll.core.batches import TrainBatch
 from roll.core.types import WorkerSpec
-from roll.strategy.api import ScoreStrategy
 from roll.strategy.build import build_score, build_train
+from roll.strategy.interfaces import ScoreStrategy
 from roll.strategy.training import forward
 from roll.strategy.training.heads import PolicyHead
 from roll.strategy.training.teacher_forward import TeacherHead

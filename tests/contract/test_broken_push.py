@@ -20,9 +20,9 @@ from roll.core.errors import EngineDiedError, WeightSyncError
 from roll.core.types import Completion, GenerateRequest, Heartbeat
 from roll.rollout.fleet.fleet import Fleet
 from roll.rollout.fleet.replica import Replica
-from roll.strategy.api import LoadReport
+from roll.strategy.backend_setup import EngineSetup
 from roll.strategy.hf.engine import HfEngine
-from roll.strategy.setup import EngineSetup
+from roll.strategy.interfaces import LoadReport
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.manifest import Manifest
 from roll.weight_sync.transfer import receive, send

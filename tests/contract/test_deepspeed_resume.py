@@ -22,10 +22,10 @@ from roll.config.sections.training import OptimizerConfig
 from roll.core.errors import CheckpointError
 from roll.core.metrics import Metrics
 from roll.core.types import WorkerSpec
-from roll.strategy.api import TrainStrategy
 from roll.strategy.deepspeed.memory import Parking
 from roll.strategy.deepspeed.shard_map import KINDS
 from roll.strategy.deepspeed.train import DeepspeedStrategy
+from roll.strategy.interfaces import TrainStrategy
 from roll.strategy.training.group import GroupMembership
 from tests.contract.backends import ZERO_3, TrainBackend
 from tests.contract.ranks import run_ranks

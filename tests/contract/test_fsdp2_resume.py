@@ -13,7 +13,7 @@ from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import Fsdp2Config
 from roll.core.metrics import Metrics
 from roll.core.types import WorkerSpec
-from roll.strategy.api import TrainStrategy
+from roll.strategy.interfaces import TrainStrategy
 from roll.strategy.training.group import GroupMembership
 from tests.contract.backends import TrainBackend
 from tests.contract.layout_job import save_models

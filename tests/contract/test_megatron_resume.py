@@ -19,7 +19,7 @@ from mcore_adapter.parallel_sizes import ParallelSizes
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import MegatronConfig
 from roll.core.types import WorkerSpec
-from roll.strategy.api import TrainStrategy
+from roll.strategy.interfaces import TrainStrategy
 from tests.contract.backends import TrainBackend
 from tests.contract.ranks import run_ranks
 from tests.contract.train_job import ADAM, EntropyBonusLoss, exported, rows_of, train_batch

@@ -19,13 +19,13 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor
 
-from roll.algorithms.api import PolicyTerms, TokenLoss
+from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.training import OptimizerConfig
 from roll.core.batches import RolloutBatch
 from roll.core.errors import CheckpointError
 from roll.core.types import WorkerSpec
-from roll.strategy.api import TrainStrategy
+from roll.strategy.interfaces import TrainStrategy
 from tests.contract.backends import TRAIN_BACKENDS, TrainBackend, gradient_of_step
 from tests.tiny import rollout_batch
 

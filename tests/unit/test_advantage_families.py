@@ -30,7 +30,7 @@ from roll.algorithms import (
 )
 from roll.algorithms.advantages.group import group_advantages
 from roll.algorithms.advantages.pass_k import pass_k_advantages
-from roll.algorithms.api import AdvantageEstimator
+from roll.algorithms.loss_interface import AdvantageEstimator
 from roll.algorithms.registries import ADVANTAGES
 from roll.config.algorithm import (
     AlgorithmConfig,

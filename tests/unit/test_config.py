@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from roll.config import RlvrConfig, load_config
 from roll.config.algorithm.losses import PpoClipConfig
 from roll.config.errors import ConfigError
-from roll.config.plan import BatchPlan
 from roll.config.sections.placement import parse_devices
+from roll.config.step_plan import BatchPlan
 
 RUN = """\
 pipeline: rlvr

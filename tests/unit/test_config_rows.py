@@ -11,7 +11,7 @@ import yaml
 from roll.config import load_config
 from roll.config.errors import ConfigError
 from roll.config.offline import NO_LIMIT, OfflineConfig
-from roll.config.plan import plan_lines
+from roll.config.step_plan import plan_lines
 
 PAIRS = {"path": "pairs.jsonl"}
 TEXTS = {"path": "texts.jsonl"}

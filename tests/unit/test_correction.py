@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from roll.algorithms import PpoClip, SumLoss, correct, token_weights, use_engine_logprobs
-from roll.algorithms.api import PolicyTerms
+from roll.algorithms.loss_interface import PolicyTerms
 from roll.config.algorithm import Aggregation, CorrectionConfig, RejectConfig, WeightConfig
 from roll.config.algorithm.correction import RatioLevel
 from roll.core.batches import RolloutBatch

@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import HfEngineConfig
 from roll.core.errors import IncompleteWeightsError, WeightSyncError
+from roll.strategy.backend_setup import EngineSetup
 from roll.strategy.hf.engine import HfEngine
 from roll.strategy.hf.memory import Places, WeightMemory
-from roll.strategy.setup import EngineSetup
 from roll.weight_sync.manifest import Manifest, TensorMeta
 from roll.weight_sync.transfer import send
 from roll.weight_sync.transport_choice import new_channel

@@ -11,8 +11,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from roll.algorithms.compose import build_advantage
-from roll.algorithms.shaping.compose import build_shaping
+from roll.algorithms.build import build_advantage
+from roll.algorithms.shaping.build import build_shaping
 from roll.config.algorithm import Aggregation, AlgorithmConfig
 from roll.config.sections.reward import RewardConfig
 from roll.config.sections.roles import Role

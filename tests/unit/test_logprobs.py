@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from roll.algorithms import logprobs
-from roll.algorithms.api import PolicyTerms
 from roll.algorithms.logprobs import from_logits, positions
+from roll.algorithms.loss_interface import PolicyTerms
 
 B, T, D, V = 3, 7, 8, 11
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from roll.algorithms import EntropyBonus, KlToReference, PpoClip, SumLoss, build_loss, token_weights
-from roll.algorithms.api import PolicyTerms
+from roll.algorithms.loss_interface import PolicyTerms
 from roll.config.algorithm import (
     Aggregation,
     AlgorithmConfig,

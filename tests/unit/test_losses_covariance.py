@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from roll.algorithms import ClipCov, KlCov, PpoClip, SumLoss
-from roll.algorithms.api import PolicyTerms
+from roll.algorithms.loss_interface import PolicyTerms
 from roll.algorithms.losses.policy.covariance import covariance, draw, largest
 from roll.core.batches import RolloutBatch
 from tests.tiny import rollout_batch

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from roll.algorithms import SumLoss, token_weights
-from roll.algorithms.api import PolicyTerms
+from roll.algorithms.loss_interface import PolicyTerms
 from roll.algorithms.registries import LOSSES, LossTerm
 from roll.config.algorithm import Aggregation
 from roll.core.batches import RolloutBatch

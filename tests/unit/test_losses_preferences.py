@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from roll.algorithms.api import PolicyTerms, ScoreTerms, TokenLoss
+from roll.algorithms.loss_interface import PolicyTerms, ScoreTerms, TokenLoss
 from roll.algorithms.losses.preferences import LabelledLoss, PairedLoss
 from roll.algorithms.losses.ranking import BradleyTerryLoss
 from roll.algorithms.losses.text import TextLoss

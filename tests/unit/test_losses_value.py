@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from roll.algorithms import ClippedValueLoss, build_value_loss, explained_variance
-from roll.algorithms.api import ValueTerms
+from roll.algorithms.loss_interface import ValueTerms
 from roll.config.algorithm import ValueLossConfig
 from roll.core.batches import RolloutBatch
 from tests.tiny import rollout_batch

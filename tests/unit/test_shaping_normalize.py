@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from roll.algorithms import NormalizeReward, build_shaping
 from roll.algorithms.advantages.group import group_advantages
 from roll.algorithms.moments import PART, Moments, standardized
-from roll.algorithms.shaping.api import Rewards
+from roll.algorithms.shaping.interface import Rewards
 from roll.algorithms.shaping.normalize import Level
 from roll.config.algorithm import AlgorithmConfig, NormalizeRewardConfig
 from roll.core.batches import RolloutBatch

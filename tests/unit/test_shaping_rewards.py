@@ -18,7 +18,7 @@ from roll.algorithms import (
     ScaleReward,
     build_shaping,
 )
-from roll.algorithms.shaping.api import Rewards, RewardShaping
+from roll.algorithms.shaping.interface import Rewards, RewardShaping
 from roll.config.algorithm import (
     AlgorithmConfig,
     ClipRewardConfig,

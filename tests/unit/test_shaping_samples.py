@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from roll.algorithms import Grpo, build_shaping, token_weights
-from roll.algorithms.api import Estimate
+from roll.algorithms.loss_interface import Estimate
 from roll.algorithms.shaping.sample_weights import weigh_samples
 from roll.config.algorithm import (
     Aggregation,

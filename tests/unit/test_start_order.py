@@ -17,7 +17,7 @@ from roll.config.sections.strategy import VllmConfig
 from roll.core.loop_thread import LoopThread
 from roll.core.types import WorkerSpec
 from roll.runtime.clusters import start_model_clusters
-from roll.strategy.setup import EngineSetup
+from roll.strategy.backend_setup import EngineSetup
 from roll.strategy.vllm.engine import VllmEngine
 from tests.tiny import char_tokenizer
 

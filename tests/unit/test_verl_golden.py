@@ -22,7 +22,7 @@ from roll.algorithms import (
 )
 from roll.algorithms.advantages.gdpo import gdpo_advantages
 from roll.algorithms.advantages.group import group_advantages
-from roll.algorithms.api import PolicyTerms, ValueTerms
+from roll.algorithms.loss_interface import PolicyTerms, ValueTerms
 from roll.algorithms.registries import KL_ESTIMATORS, LOSSES
 from roll.config.algorithm import Aggregation, AlgorithmConfig
 from roll.core.batches import RolloutBatch

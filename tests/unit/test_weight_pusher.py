@@ -22,7 +22,7 @@ from roll.distributed.cluster import Placement
 from roll.distributed.local import LocalLauncher
 from roll.distributed.worker import Worker
 from roll.runtime.weight_pusher import WeightPusher
-from roll.strategy.api import LoadReport
+from roll.strategy.interfaces import LoadReport
 from roll.weight_sync.abort import PushAborts
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.checks import check_shapes

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from roll.algorithms.advantages.group import group_advantages
 from roll.algorithms.advantages.rewards import total_rewards
-from roll.algorithms.api import Estimate
+from roll.algorithms.loss_interface import Estimate
 from roll.algorithms.registries import ADVANTAGES
 from roll.core.batches import RolloutBatch
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from roll.algorithms.advantages.discounting import discounted_sums
 from roll.algorithms.advantages.trained import TrainedTokens
-from roll.algorithms.api import Estimate
+from roll.algorithms.loss_interface import Estimate
 from roll.algorithms.registries import ADVANTAGES
 from roll.core.batches import RolloutBatch
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.advantages.group import group_advantages
-from roll.algorithms.api import Estimate
+from roll.algorithms.loss_interface import Estimate
 from roll.algorithms.moments import standardized
 from roll.algorithms.registries import ADVANTAGES
 from roll.core.batches import RolloutBatch

@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor
 
 from roll.algorithms.advantages.rewards import total_rewards
-from roll.algorithms.api import Estimate
+from roll.algorithms.loss_interface import Estimate
 from roll.algorithms.moments import Moments
 from roll.algorithms.registries import ADVANTAGES
 from roll.algorithms.siblings import Siblings

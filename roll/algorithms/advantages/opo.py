@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from roll.algorithms.advantages.rewards import total_rewards
-from roll.algorithms.api import Estimate
+from roll.algorithms.loss_interface import Estimate
 from roll.algorithms.registries import ADVANTAGES
 from roll.algorithms.siblings import Siblings
 from roll.core.batches import RolloutBatch

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from roll.algorithms.advantages.rewards import rewards_to_go
-from roll.algorithms.api import Estimate
+from roll.algorithms.loss_interface import Estimate
 from roll.algorithms.moments import standardized
 from roll.algorithms.registries import ADVANTAGES
 from roll.algorithms.siblings import Siblings

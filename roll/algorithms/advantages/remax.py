@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from roll.algorithms.advantages.rewards import rewards_to_go
-from roll.algorithms.api import Estimate
+from roll.algorithms.loss_interface import Estimate
 from roll.algorithms.registries import ADVANTAGES
 from roll.core.batches import RolloutBatch
 

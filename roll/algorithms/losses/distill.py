@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from roll.algorithms.api import PolicyTerms, TokenLoss
+from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
 from roll.algorithms.registries import LOSSES
 from roll.core.batches import RolloutBatch, TrainBatch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from roll.algorithms.api import PolicyTerms, TokenLoss
+from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
 from roll.algorithms.registries import KL_ESTIMATORS, LOSSES
 from roll.core.batches import RolloutBatch
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, relu
 
-from roll.algorithms.api import PolicyTerms, TokenLoss
+from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
 from roll.config.algorithm.preferences import (
     HingeConfig,
     IpoConfig,

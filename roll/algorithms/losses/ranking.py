@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch.nn.functional import logsigmoid
 
-from roll.algorithms.api import ScoreTerms, TokenLoss
+from roll.algorithms.loss_interface import ScoreTerms, TokenLoss
 from roll.algorithms.losses.preferences import response_sums, spread
 from roll.core.batches import PreferenceBatch
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from roll.algorithms.api import TokenLoss, ValueTerms
+from roll.algorithms.loss_interface import TokenLoss, ValueTerms
 from roll.core.batches import RolloutBatch
 
 

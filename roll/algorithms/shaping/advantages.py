@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.moments import Moments, standardized
-from roll.algorithms.shaping.api import ADVANTAGE_SHAPINGS
+from roll.algorithms.shaping.interface import ADVANTAGE_SHAPINGS
 from roll.core.metrics import Last, Mean, Metrics
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from roll.algorithms.shaping.api import MASKS, SAMPLE_WEIGHTS
+from roll.algorithms.shaping.interface import MASKS, SAMPLE_WEIGHTS
 from roll.algorithms.siblings import Siblings
 from roll.core.batches import RolloutBatch
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from roll.algorithms.shaping.api import REWARD_SHAPINGS, SAMPLE_WEIGHTS, Rewards
+from roll.algorithms.shaping.interface import REWARD_SHAPINGS, SAMPLE_WEIGHTS, Rewards
 from roll.algorithms.siblings import Siblings
 from roll.core.batches import RolloutBatch
 from roll.core.metrics import Mean, Metrics

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.moments import NO_SPREAD, Moments
-from roll.algorithms.shaping.api import REWARD_SHAPINGS, Rewards
+from roll.algorithms.shaping.interface import REWARD_SHAPINGS, Rewards
 from roll.algorithms.siblings import Siblings
 from roll.core.batches import RolloutBatch
 from roll.core.metrics import Last, Metrics

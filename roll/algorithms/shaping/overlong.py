@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from roll.algorithms.shaping.api import MASKS, REWARD_SHAPINGS, Rewards
+from roll.algorithms.shaping.interface import MASKS, REWARD_SHAPINGS, Rewards
 from roll.algorithms.shaping.length import response_tokens
 from roll.core.batches import RolloutBatch
 from roll.core.metrics import Mean, Metrics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roll.algorithms.shaping.api import REWARD_SHAPINGS, Rewards
+from roll.algorithms.shaping.interface import REWARD_SHAPINGS, Rewards
 from roll.core.batches import RolloutBatch
 from roll.core.metrics import Mean, Metrics
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from roll.core.errors import EngineError
 from roll.core.types import Completion, FinishReason, GenerateRequest, Piece
-from roll.rollout.fleet.engine import Engine
+from roll.rollout.fleet.engine_protocol import Engine
 from roll.rollout.fleet.partial_completions import HeardTokens
 
 ABORT_AGAIN_S = 1.0

@@ -17,7 +17,7 @@ from roll.core.errors import (
 )
 from roll.core.types import Completion, GenerateRequest, Heartbeat, Piece
 from roll.rollout.fleet.call import Call
-from roll.rollout.fleet.engine import Engine
+from roll.rollout.fleet.engine_protocol import Engine
 from roll.rollout.fleet.pace import Work
 from roll.rollout.fleet.vitals import Vitals
 

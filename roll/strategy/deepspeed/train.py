@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from roll.algorithms.api import TermsLoss
+from roll.algorithms.loss_interface import TermsLoss
 from roll.config.sections.strategy import DeepspeedConfig
 from roll.config.sections.training import OptimizerConfig
 from roll.core.batches import TokenBatch, TrainBatch
@@ -25,14 +25,14 @@ from roll.models import lora
 from roll.models.checkpoint_tensors import Saved
 from roll.models.load import load_tokenizer
 from roll.strategy import tensor_names as names
+from roll.strategy.backend_setup import ModelSetup
 from roll.strategy.deepspeed import export, state
 from roll.strategy.deepspeed.compat import give_back_linear
-from roll.strategy.deepspeed.engine import start
 from roll.strategy.deepspeed.engine_module import Root, as_token_model
 from roll.strategy.deepspeed.memory import Parking, states
 from roll.strategy.deepspeed.shard_map import MASTER, flats, pieces, shape_of, whole_masters
 from roll.strategy.deepspeed.update import Update, guarded_adamw
-from roll.strategy.setup import ModelSetup
+from roll.strategy.deepspeed.zero_engine import start
 from roll.strategy.training import forward
 from roll.strategy.training.checkpoint_state import save_adapter, save_hf
 from roll.strategy.training.group import GroupMembership

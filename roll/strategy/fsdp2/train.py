@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from roll.algorithms.api import TermsLoss
+from roll.algorithms.loss_interface import TermsLoss
 from roll.config.sections.strategy import Fsdp2Config
 from roll.core.batches import TokenBatch, TrainBatch
 from roll.core.errors import ConfigError
@@ -25,11 +25,11 @@ from roll.models import lora, ulysses
 from roll.models.checkpoint_tensors import Saved
 from roll.models.load import load_tokenizer
 from roll.strategy import tensor_names as names
+from roll.strategy.backend_setup import ModelSetup
 from roll.strategy.fsdp2 import export, mesh, state
 from roll.strategy.fsdp2.export import whole
 from roll.strategy.fsdp2.shard import load_sharded
 from roll.strategy.fsdp2.update import Update
-from roll.strategy.setup import ModelSetup
 from roll.strategy.training import forward
 from roll.strategy.training.checkpoint_state import save_adapter, save_hf
 from roll.strategy.training.group import GroupMembership

@@ -22,11 +22,11 @@ from roll.config.sections.strategy import HfEngineConfig
 from roll.core.errors import EngineDiedError, EngineError, IncompleteWeightsError, WeightSyncError
 from roll.core.types import Completion, GenerateRequest, Heartbeat
 from roll.models.load import load_causal_lm, load_tokenizer
-from roll.strategy.api import LoadReport
+from roll.strategy.backend_setup import EngineSetup
 from roll.strategy.hf.decoding import Decoding, Weights
 from roll.strategy.hf.memory import WeightMemory
+from roll.strategy.interfaces import LoadReport
 from roll.strategy.serving.progress import Progress
-from roll.strategy.setup import EngineSetup
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.checks import check_shapes
 from roll.weight_sync.manifest import Manifest, TensorMeta

@@ -11,7 +11,7 @@ from roll.core.batches import TokenBatch
 from roll.core.teacher_outputs import OutputHead
 from roll.core.types import RankInfo
 from roll.platform import get_platform
-from roll.strategy.setup import ModelSetup
+from roll.strategy.backend_setup import ModelSetup
 from roll.strategy.training import forward
 from roll.strategy.training.teacher_forward import output_head
 

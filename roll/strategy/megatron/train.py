@@ -17,18 +17,18 @@ from torch import Tensor
 from mcore_adapter.modeling.model import seed_dropout
 from mcore_adapter.parallel.logprobs import token_logprobs
 from roll.algorithms import logprobs
-from roll.algorithms.api import PolicyTerms, TermsLoss
+from roll.algorithms.loss_interface import PolicyTerms, TermsLoss
 from roll.config.sections.strategy import MegatronConfig
 from roll.core.batches import TokenBatch, TrainBatch
 from roll.core.errors import ConfigError
 from roll.core.metrics import Metrics
 from roll.core.teacher_outputs import OutputHead
 from roll.core.types import RankInfo
+from roll.strategy.backend_setup import ModelSetup
 from roll.strategy.megatron import export, groups, memory, state
 from roll.strategy.megatron.model import load_model
 from roll.strategy.megatron.passes import micro_batches, run
 from roll.strategy.megatron.update import Update
-from roll.strategy.setup import ModelSetup
 from roll.strategy.training.group import GroupMembership
 from roll.strategy.training.heads import PolicyHead
 from roll.strategy.training.reduce import LossMetrics, micro_loss, update_metrics

@@ -20,11 +20,11 @@ import psutil
 from roll.config.sections.strategy import SglangConfig
 from roll.core.errors import EngineError
 from roll.core.types import Completion, GenerateRequest, Heartbeat
-from roll.strategy.api import LoadReport
 from roll.strategy.available import check_engine
+from roll.strategy.backend_setup import EngineSetup
 from roll.strategy.hf_folder import read_checkpoint
+from roll.strategy.interfaces import LoadReport
 from roll.strategy.serving.processes import DeathWatch, children_of
-from roll.strategy.setup import EngineSetup
 from roll.strategy.sglang.arguments import engine_arguments, engine_environment
 from roll.strategy.sglang.calls import Calls
 from roll.strategy.sglang.messages import Order

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from roll.core.errors import EngineError, IncompleteWeightsError, WeightSyncError
 from roll.core.types import Completion, FinishReason, GenerateRequest, Heartbeat
-from roll.strategy.api import LoadReport
+from roll.strategy.interfaces import LoadReport
 from roll.strategy.serving.progress import Progress
 from roll.strategy.sglang.extension import PREFILLED, Push, run_scheduler
 from roll.strategy.sglang.messages import Order

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from roll.algorithms import logprobs
-from roll.algorithms.api import PolicyTerms, ScoreTerms, ValueTerms
+from roll.algorithms.loss_interface import PolicyTerms, ScoreTerms, ValueTerms
 from roll.algorithms.teacher_divergence import Comparison, divergences
 from roll.config.sections.model import ModelConfig
 from roll.core.errors import ConfigError

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from roll.algorithms.api import TermsLoss
+from roll.algorithms.loss_interface import TermsLoss
 from roll.core.batches import TrainBatch
 from roll.strategy.training import forward, microbatch
 from roll.strategy.training.reduce import LossMetrics, max_over_ranks, micro_loss

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from roll.algorithms.api import TermsLoss, TokenLoss
+from roll.algorithms.loss_interface import TermsLoss, TokenLoss
 from roll.core.batches import TrainBatch
 from roll.core.metrics import Last, Max, Mean, Metric, Metrics, Sum
 from roll.core.types import RankInfo

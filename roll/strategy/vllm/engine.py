@@ -20,12 +20,12 @@ import psutil
 from roll.config.sections.strategy import VllmConfig
 from roll.core.errors import EngineError, WeightSyncError
 from roll.core.types import Completion, FinishReason, GenerateRequest, Heartbeat
-from roll.strategy.api import LoadReport
 from roll.strategy.available import check_engine
+from roll.strategy.backend_setup import EngineSetup
 from roll.strategy.hf_folder import Checkpoint, read_checkpoint
+from roll.strategy.interfaces import LoadReport
 from roll.strategy.serving.processes import DeathWatch, new_children
 from roll.strategy.serving.progress import Progress
-from roll.strategy.setup import EngineSetup
 from roll.strategy.vllm.arguments import engine_arguments
 from roll.strategy.vllm.compat import engine_environment, keep_deaths_quiet
 from roll.strategy.vllm.endpoint import Endpoint

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 from roll.core.errors import IncompleteWeightsError, WeightSyncError
-from roll.strategy.api import LoadReport
+from roll.strategy.interfaces import LoadReport
 from roll.strategy.serving.progress import Progress
 
 Part = Literal["weights", "adapter"]

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from roll.algorithms.api import PolicyTerms, TokenLoss
+from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
 from roll.algorithms.losses.policy.ratio import bounded_exp, log_ratio, ratio_metrics, row_means
 from roll.algorithms.registries import LOSSES
 from roll.core.batches import RolloutBatch

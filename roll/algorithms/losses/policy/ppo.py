@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from roll.algorithms.api import PolicyTerms, TokenLoss
+from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
 from roll.algorithms.losses.policy.ratio import (
     bounded_exp,
     clipped_surrogate,

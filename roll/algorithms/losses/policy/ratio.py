@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from roll.algorithms.api import PolicyTerms
 from roll.algorithms.kl import k3
+from roll.algorithms.loss_interface import PolicyTerms
 from roll.core.batches import RolloutBatch
 
 LOG_RATIO_LIMIT = 20.0

@@ -6,8 +6,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from roll.algorithms.api import AdvantageEstimator, PolicyTerms, TermsLoss, TokenLoss, ValueTerms
 from roll.algorithms.kl import k3
+from roll.algorithms.loss_interface import (
+    AdvantageEstimator,
+    PolicyTerms,
+    TermsLoss,
+    TokenLoss,
+    ValueTerms,
+)
 from roll.algorithms.losses.value import ClippedValueLoss
 from roll.algorithms.mismatch import token_mismatch
 from roll.algorithms.registries import ADVANTAGES, LOSSES, LossTerm, PreparedTerm

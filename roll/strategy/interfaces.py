@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
-from roll.algorithms.api import TermsLoss
+from roll.algorithms.loss_interface import TermsLoss
 from roll.core.batches import TokenBatch, TrainBatch
 from roll.core.metrics import Metrics
 from roll.core.teacher_outputs import OutputHead

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from roll.algorithms.api import AdvantageEstimator
-from roll.algorithms.shaping.api import (
+from roll.algorithms.loss_interface import AdvantageEstimator
+from roll.algorithms.shaping.interface import (
     ADVANTAGE_SHAPINGS,
     MASKS,
     REWARD_SHAPINGS,
