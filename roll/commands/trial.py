@@ -7,14 +7,15 @@ something to try. Nothing is fetched.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from roll.commands.trial_result import Trial
 from roll.config.errors import UserError
-from roll.config.offline import DistillationConfig, OfflineConfig, PreferenceConfig, SftConfig
+from roll.config.offline import DistillationConfig, SftConfig
+from roll.config.offline_base import OfflineConfig, PreferenceConfig
 from roll.config.rlvr import RlvrConfig
 from roll.config.run import RunConfig
 from roll.config.sections.data import FileConfig
@@ -24,29 +25,12 @@ from roll.core.hub import is_cached
 from roll.data.sources import resolve_format
 
 if TYPE_CHECKING:
-    from roll.core.types import Prompt
     from roll.data.datasets import Source, SourceReport
 
 LOOKED_AT = 1000
 """Rows of a source."""
 
 Make = Callable[[str, FileConfig], "tuple[Source[Any], SourceReport]"]
-
-
-@dataclass
-class Trial:
-    """What came out."""
-
-    told: list[str] = field(default_factory=list)
-    """What was measured, one fact a line."""
-    remarks: list[str] = field(default_factory=list)
-    """What somebody should know of it."""
-    wrong: list[UserError] = field(default_factory=list)
-    """What a run would stop at."""
-    untried: list[str] = field(default_factory=list)
-    """What could not be tried, each with the reason."""
-    rows: dict[str, Prompt] = field(default_factory=dict)
-    """The first prompt of each tag, for who tries rewards."""
 
 
 def try_out(config: RunConfig, folder: Path) -> Trial:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from roll.config.algorithm import Need, PassKConfig
 from roll.config.checks.teacher import teacher_output_problems, teacher_problems
-
-if TYPE_CHECKING:
-    from roll.config.rlvr import RlvrConfig
+from roll.config.rlvr_base import RlvrBase
 
 
-def algorithm_problems(config: RlvrConfig) -> Iterator[str]:
+def algorithm_problems(config: RlvrBase) -> Iterator[str]:
     """One line each, `key: what and why`."""
     yield from _roles(config)
     yield from _pass_k(config)
@@ -21,7 +18,7 @@ def algorithm_problems(config: RlvrConfig) -> Iterator[str]:
     yield from _unread_advantages(config)
 
 
-def _roles(config: RlvrConfig) -> Iterator[str]:
+def _roles(config: RlvrBase) -> Iterator[str]:
     """Roles and samples that the choices need, and a critic that none of them does."""
     algorithm = config.algorithm
     needs = algorithm.needs
@@ -50,7 +47,7 @@ def _roles(config: RlvrConfig) -> Iterator[str]:
         )
 
 
-def _pass_k(config: RlvrConfig) -> Iterator[str]:
+def _pass_k(config: RlvrBase) -> Iterator[str]:
     """More than one way to draw k of the samples."""
     advantage = config.algorithm.advantage
     samples = config.data.samples_per_prompt
@@ -62,7 +59,7 @@ def _pass_k(config: RlvrConfig) -> Iterator[str]:
         )
 
 
-def _separate_rewards(config: RlvrConfig) -> Iterator[str]:
+def _separate_rewards(config: RlvrBase) -> Iterator[str]:
     """What changes the total reward, or pays tokens, would be lost on `gdpo`."""
     algorithm = config.algorithm
     if algorithm.advantage.kind != "gdpo":
@@ -78,7 +75,7 @@ def _separate_rewards(config: RlvrConfig) -> Iterator[str]:
             )
 
 
-def _unread_advantages(config: RlvrConfig) -> Iterator[str]:
+def _unread_advantages(config: RlvrBase) -> Iterator[str]:
     """What only changes advantages, where no term of the loss reads them."""
     algorithm = config.algorithm
     if any(term.reads_advantages for term in algorithm.loss):
@@ -94,7 +91,7 @@ def _unread_advantages(config: RlvrConfig) -> Iterator[str]:
             yield f"{key}: changes advantages, which {terms} does not read; drop it"
 
 
-def _teachers(config: RlvrConfig) -> Iterator[str]:
+def _teachers(config: RlvrBase) -> Iterator[str]:
     """Every sample has one teacher, or nobody has any."""
     wanted = config.algorithm.needs.get(Need.TEACHER)
     if wanted is None:
