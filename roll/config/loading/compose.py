@@ -33,7 +33,7 @@ from roll.config.loading.overrides import COMMAND_LINE, Change, in_order, parse_
 from roll.config.pipelines import PIPELINES
 from roll.config.run import RunConfig
 
-PRESETS = Path(__file__).parent / "presets"
+PRESETS = Path(__file__).parents[1] / "presets"
 """One YAML file per preset: what lies under a run file whose `algorithm.preset` names it."""
 NAMED = (("rewards",), ("pools",), ("teachers",), ("validation", "sets"))
 """Mappings from names that the user chooses."""
