@@ -150,7 +150,7 @@ class OfflinePipeline(Pipeline[C], Generic[C, B, L]):
     def learners(self) -> dict[Role, Cluster[Any]]:
         return {Role.ACTOR_TRAIN: self.learner}
 
-    def turn(self, role: Role) -> AbstractContextManager[None]:
+    def exclusive_devices(self, role: Role) -> AbstractContextManager[None]:
         return self.sharing.colocation.use(role)
 
     def sampler_state(self) -> dict[str, Any]:
