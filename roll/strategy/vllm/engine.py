@@ -60,7 +60,7 @@ class VllmEngine:
         self._engine: Any = None
         self._checkpoint: Checkpoint | None = None
         self._processes: dict[psutil.Process, str] = {}
-        """What vLLM started, with its name: a process that is gone cannot be request."""
+        """What vLLM started, with its name: a process that is gone cannot be asked."""
         self._name = f"vLLM of {setup.spec.name}"
         self._watch = DeathWatch(self._name)
         self._progress = Progress()

@@ -44,7 +44,7 @@ class Probes:
 
 @torch.inference_mode()
 def read_back(model: nn.Module, probes: Probes) -> int:
-    """Compare every layer that lets itself be request; the number of received tensors compared.
+    """Compare every layer that can be asked; the number of received tensors compared.
 
     With tensor parallelism a rank holds a part of most matrices; of embeddings and heads its own
     rows are compared, of the rest only what is whole.
