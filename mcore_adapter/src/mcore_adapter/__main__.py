@@ -1,4 +1,4 @@
-"""`python -m mcore_adapter` is the command line."""
+"""Entry point of `python -m mcore_adapter`, which runs the command line."""
 
 from mcore_adapter.cli import main
 

@@ -1,10 +1,11 @@
-"""Checkpoints of sharded training that load under another layout.
+"""Checkpoints of sharded training, which can be loaded under any parallel layout.
 
-Each tensor of the model lies in the files as its tensor parallel shards, under its name in the
-whole model, in fp32 where the optimizer has it so; and so do Adam's moments, which have the shape
-of their parameter. Of the ranks that hold the same the first writes it; with a distributed
-optimizer each its part. Whoever loads merges the shards of the layout that was and cuts those of
-its own. Both go tensor by tensor.
+The files hold each tensor of the model as its tensor parallel shards, under the tensor's name in
+the whole model. Weights are stored in fp32 where the optimizer keeps fp32 copies. Adam's moments
+are stored in the same way, because they have the shape of their parameter. If several ranks hold
+the same shard, the first of them writes it; with a distributed optimizer, each of them writes its
+own part. A rank that loads a checkpoint merges the shards of the saved layout and cuts its own
+shard out of the full tensor. Saving and loading handle one tensor at a time.
 """
 
 from __future__ import annotations
@@ -40,24 +41,27 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _Part:
-    """What this rank writes of a shard."""
+    """The part of a shard that this rank writes."""
 
     key: str
     tensor: Tensor
-    """Flat, and not a copy."""
+    """Entries to write, as a one-dimensional view."""
     start: int
+    """Index of the first entry in the flattened shard."""
     shape: tuple[int, ...]
-    """Of the shard."""
+    """Shape of the whole shard."""
 
 
 @dataclass(frozen=True)
 class _Announced:
-    """What a rank tells the first before it writes."""
+    """Contents that a rank reports to rank 0 before it writes."""
 
     shards: dict[str, tuple[int, tuple[int, ...]]]
-    """Start and shape, see `_Part`."""
+    """Start and shape of each part, by key; see `_Part`."""
     step: int
+    """Number of steps that Adam has made."""
     num_bytes: int
+    """Size of all parts, in bytes."""
 
 
 def save(
@@ -68,14 +72,16 @@ def save(
     sizes: ParallelSizes,
     extra: dict[str, Any] | None = None,
 ) -> None:
-    """Write a checkpoint; a collective. It is complete or absent: it gets its name at the end.
+    """Write a checkpoint. A collective: all ranks call it.
+
+    The folder gets its name at the end, so that it is either complete or absent.
 
     Args:
-        folder: must not exist, and be seen by all ranks.
-        extra: what else to keep, as JSON; rank 0's is written.
+        folder: folder to create; must not exist, and all ranks must see it.
+        extra: further values to keep, stored as JSON; only those of rank 0 are written.
 
     Raises:
-        ConversionError: on all ranks, if one could not write.
+        ConversionError: on all ranks, if any rank could not write.
     """
     rank, slots = dist.get_rank(), states_of(chunks, optimizer)
     parts = list(_parts(chunks, slots, table, sizes))
@@ -127,12 +133,12 @@ def restore(
     table: ModelTable,
     sizes: ParallelSizes,
 ) -> dict[str, Any]:
-    """Weights and states of a checkpoint, whatever layout wrote it; returns its `extra`.
+    """Load weights and optimizer states of a checkpoint, and return its `extra`.
 
-    Not a collective: every rank reads for itself.
+    Any layout may have written the checkpoint. Not a collective: every rank reads for itself.
 
     Raises:
-        ConversionError: the folder is no complete checkpoint of this model; nothing was changed.
+        ConversionError: the folder is not a complete checkpoint of this model; nothing was changed.
     """
     ranks, slots = Ranks.of_this_process(), states_of(chunks, optimizer)
     held_here = held_tensors(chunks, table, sizes, ranks)
@@ -183,14 +189,14 @@ def _parts(
 
 
 def _copy_of(task: Task) -> int:
-    """Which of the data parallel copies this rank has."""
+    """Return this rank's number among the data parallel ranks that hold copies of a tensor."""
     if task.expert is not None:
         return int(parallel_state.get_expert_data_parallel_rank())
     return int(parallel_state.get_data_parallel_rank())
 
 
 def _index(every: Sequence[dict[str, tuple[int, tuple[int, ...]]]]) -> dict[str, Any]:
-    """Of each shard: its shape, and the ranks whose files have parts of it, in order."""
+    """Return, for each shard, its shape and the ranks whose files hold its parts, in order."""
     index: dict[str, Any] = {}
     for rank, held in enumerate(every):
         for key, (start, shape) in held.items():
@@ -201,7 +207,11 @@ def _index(every: Sequence[dict[str, tuple[int, tuple[int, ...]]]]) -> dict[str,
 
 
 def _on_all(work: Callable[[], T]) -> list[T]:
-    """What `work` gives on each rank; where it fails on one, all raise."""
+    """Run `work` on this rank and return the results of all ranks, in their order. A collective.
+
+    Raises:
+        ConversionError: on all ranks, if `work` failed on any rank.
+    """
     mine: tuple[T | None, str | None]
     try:
         mine = work(), None

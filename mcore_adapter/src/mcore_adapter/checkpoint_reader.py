@@ -1,4 +1,7 @@
-"""A checkpoint on the disk, as full tensors: whatever layout wrote it, no model is needed."""
+"""Reader of checkpoints on disk, which returns full tensors whatever layout wrote them.
+
+No model is needed.
+"""
 
 from __future__ import annotations
 
@@ -25,26 +28,30 @@ WEIGHT = "weight"
 
 
 def key_of(task: Task, kind: str, shard: int) -> str:
-    """The name of a shard in the files."""
+    """Return the name of a shard in the files; `kind` is `weight` or one of Adam's moments."""
     return f"{task.name}#{kind}#{shard}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Of a shard."""
+    """Shape of a shard, and the files that hold its parts."""
 
     shape: tuple[int, ...]
     parts: tuple[int, ...]
-    """The ranks whose files have parts of it, in order."""
+    """Ranks whose files hold parts of the shard, in the order of the parts."""
 
 
 class Saved:
-    """What `checkpoint.save` wrote. Every file is looked at before the first tensor is read."""
+    """A checkpoint that `checkpoint.save` wrote.
+
+    The headers of all files are checked before the first tensor is read.
+    """
 
     def __init__(self, folder: Path, table: ModelTable) -> None:
-        """
+        """Open the checkpoint in `folder`.
+
         Raises:
-            ConversionError: a file is missing or damaged; says which.
+            ConversionError: a file is missing or damaged; the message says which.
         """
         self._folder, self._table = folder, table
         path = folder / INDEX
@@ -57,7 +64,7 @@ class Saved:
             self._was = ParallelSizes(**sizes)
             self._tensors = {key: _place(found) for key, found in index["tensors"].items()}
             self.step = _count(index["step"])
-            """Of Adam."""
+            """Number of steps that Adam has made."""
             self.extra: dict[str, Any] = dict(index["extra"])
         except McoreAdapterError as error:
             raise ConversionError(f"{path} is damaged: {error}") from error
@@ -66,25 +73,29 @@ class Saved:
         self._files = self._opened()
 
     def full(self, task: Task, kind: str) -> Tensor:
-        """A tensor as in the whole model, the vocabulary without padding.
+        """Return a tensor as in the whole model, without padding of the vocabulary.
 
         Raises:
-            ConversionError: it is not there.
+            ConversionError: the checkpoint lacks the tensor.
         """
         shards = [self._read(key) for key in self._keys(task, kind)]
         return self._merged(task, shards)
 
     def outline(self, task: Task, kind: str) -> Outline:
-        """The shape of `full`.
+        """Return the shape that `full` would return, without reading the tensor.
 
         Raises:
-            ConversionError: it is not there.
+            ConversionError: the checkpoint lacks the tensor.
         """
         keys = self._keys(task, kind)
         return self._merged(task, [Outline(self._tensors[key].shape) for key in keys])
 
     def _opened(self) -> dict[int, Any]:
-        """By rank, after a look at the headers."""
+        """Check the headers of all files, and return the open files by rank.
+
+        Raises:
+            ConversionError: a file is missing, or the files do not hold all parts of a tensor.
+        """
         headers, files = {}, {}
         for rank in {rank for found in self._tensors.values() for rank in found.parts}:
             path = self._folder / f"rank{rank:05d}.safetensors"
@@ -101,7 +112,7 @@ class Saved:
 
     def _keys(self, task: Task, kind: str) -> list[str]:
         if task.param.copy_of is not None and self._was.pp == 1:
-            # Copies for other stages are not there if the writer had one.
+            # A layout with one stage has no copies for other stages: read the original.
             task = next(t for t in tasks(self._table, self._was) if t.name == task.param.copy_of)
         count = 1 if isinstance(task.param.shard, Replicated) else task.shards(self._was)
         keys = [key_of(task, kind, shard) for shard in range(count)]
@@ -122,9 +133,10 @@ class Saved:
 
 
 def _place(found: Any) -> _Place:
-    """
+    """Parse the entry of one shard in the index.
+
     Raises:
-        KeyError, TypeError, ValueError: it is something else.
+        KeyError, TypeError, ValueError: the entry is malformed.
     """
     return _Place(*(tuple(_count(each) for each in found[key]) for key in ("shape", "parts")))
 

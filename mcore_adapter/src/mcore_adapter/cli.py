@@ -1,6 +1,7 @@
-"""The command line: `mcore-adapter to-mcore|to-hf|convert|check|train`. Importing it is light.
+"""Command line: `mcore-adapter to-mcore|to-hf|convert|check|train`.
 
-torch, transformers and megatron are not needed to convert or to check, only to train.
+Importing this module is fast. Only `train` needs torch, transformers and megatron; the commands
+that convert or check do not.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 _STOPPED = 130
-"""Exit code after Ctrl-C, as shells have it."""
+"""Exit code after Ctrl-C, the same as in shells."""
 _out = Console(highlight=False, soft_wrap=True)
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -69,7 +70,11 @@ def size_options(
     etp: Etp = None,
     layers: Layers = None,
 ) -> ParallelSizes | None:
-    """None where none is given."""
+    """Return the parallel sizes given as options; None if no option is given.
+
+    Raises:
+        McoreAdapterError: `--layers` is not a list of numbers.
+    """
     if {tp, pp, vpp, ep, etp, layers} == {None}:
         return None
     try:
@@ -80,7 +85,7 @@ def size_options(
 
 
 def takes_sizes(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose argument `sizes` is given as the options of `size_options`."""
+    """Wrap a command so that its argument `sizes` is given as the options of `size_options`."""
     own, options = signature(command, eval_str=True), signature(size_options, eval_str=True)
     arguments = [p for name, p in own.parameters.items() if name != "sizes"]
 
@@ -108,7 +113,7 @@ def to_mcore(
     flush: Flush = False,
     base: Base = None,
 ) -> None:
-    """Write a Megatron layout of a Hugging Face checkpoint, of an adapter, or of another layout."""
+    """Convert a Hugging Face checkpoint, an adapter or another layout to a Megatron layout."""
     from mcore_adapter.convert import commands
 
     with _progress() as settings:
@@ -127,7 +132,7 @@ def to_hf(
     workers: Workers = None,
     flush: Flush = False,
 ) -> None:
-    """Write Hugging Face files of a Megatron layout."""
+    """Convert a Megatron layout to Hugging Face files."""
     from mcore_adapter.convert import commands
 
     with _reported(), _progress() as settings:
@@ -145,10 +150,10 @@ def convert(
     flush: Flush = False,
     base: Base = None,
 ) -> None:
-    """Convert in the direction that SRC asks for.
+    """Convert in the direction that SRC calls for.
 
-    Hugging Face becomes Megatron. Megatron becomes Megatron where sizes are given, and Hugging Face
-    where not.
+    A Hugging Face folder becomes a Megatron layout. A Megatron layout becomes another Megatron
+    layout if sizes are given, and Hugging Face files if not.
     """
     from mcore_adapter.convert import commands
     from mcore_adapter.convert.storage.folders import META
@@ -164,7 +169,7 @@ def convert(
 @app.command("check")
 @takes_sizes
 def check(src: Src, sizes: ParallelSizes | None, dtype: Dtype = None, base: Base = None) -> None:
-    """Say what a folder holds and how it divides. Reads headers only."""
+    """Report what a folder holds and how it divides over ranks. Reads file headers only."""
     from mcore_adapter.convert.check import check as report_of
     from mcore_adapter.convert.check import describe
 
@@ -191,14 +196,14 @@ def train(
         list[str] | None, typer.Argument(help="As in optimizer.lr=1e-5.", metavar="KEY=VALUE...")
     ] = None,
 ) -> None:
-    """Pretrain, fine-tune or DPO a Hugging Face checkpoint, in any layout.
+    """Pretrain, fine-tune or DPO-train a Hugging Face checkpoint under any parallel layout.
 
     On several ranks: torchrun --nproc-per-node 8 -m mcore_adapter train CONFIG KEY=VALUE...
     """
     from mcore_adapter.train.settings import read_settings
 
     with _reported("stopped: checkpoints are as they were; say resume=auto to go on"):
-        # Before anything heavy is loaded: a typo is told at once.
+        # Read the settings before the slow imports, so that a typo is reported at once.
         settings = read_settings(config, overrides or ())
         from mcore_adapter.platform import quiet_imports
 
@@ -209,13 +214,17 @@ def train(
 
 
 def main() -> None:
-    """The console script."""
+    """Run the command line. The console script `mcore-adapter` calls this function."""
     app()
 
 
 @contextmanager
 def _reported(when_stopped: str = "stopped: nothing was written") -> Iterator[None]:
-    """Errors as one line and exit code 1."""
+    """Print an error of the block as one line, and exit with code 1.
+
+    Ctrl-C prints `when_stopped` and exits with code 130. SIGTERM and SIGHUP also print it, and exit
+    with 128 plus the number of the signal.
+    """
     try:
         yield
     except (McoreAdapterError, OSError) as error:
@@ -231,7 +240,11 @@ def _reported(when_stopped: str = "stopped: nothing was written") -> Iterator[No
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str | None, int | None, bool], Settings]]:
-    """Gives settings that show a bar with GB/s; what they did is printed at the end."""
+    """Show a progress bar with GB/s, and print the total when the block ends.
+
+    Yields a function that takes dtype, workers and flush and returns the `Settings` of a
+    conversion, which report their progress to the bar.
+    """
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     start, total = time.monotonic(), 0
@@ -247,7 +260,7 @@ def _progress() -> Iterator[Callable[[str | None, int | None, bool], Settings]]:
             console=_err,
             transient=True,
             disable=not _err.is_terminal,
-            # Refreshed as tensors are done: a thread would keep the workers from being forked.
+            # Refresh after each tensor: a thread for it would keep the workers from being forked.
             auto_refresh=False,
         ) as bar,
     ):

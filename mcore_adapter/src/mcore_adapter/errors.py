@@ -1,14 +1,17 @@
-"""What can go wrong, in words that say what to do."""
+"""Errors of this package. Each message says what is wrong and what to do."""
 
 from __future__ import annotations
 
 _LONGEST = 4000
-"""Characters of a message: names in files can be of any length."""
+"""Largest number of characters of a message: names in files can have any length."""
 
 
 class McoreAdapterError(Exception):
-    """Base of all errors of this package. Its message is one line that a terminal can show: names
-    in files, which it may quote, can hold anything."""
+    """Base class of all errors of this package.
+
+    The message is one line that a terminal can show: control characters are escaped, because a
+    message may quote names in files, which can contain anything.
+    """
 
     def __init__(self, message: str) -> None:
         text = printable(message)
@@ -16,25 +19,25 @@ class McoreAdapterError(Exception):
 
 
 class LayoutError(McoreAdapterError):
-    """Parallel sizes do not fit the model or each other."""
+    """Parallel sizes that do not fit the model or each other."""
 
 
 class ConversionError(McoreAdapterError):
-    """A checkpoint does not have the tensors that its model type promises."""
+    """Checkpoint that cannot be read, converted or written, or that lacks tensors."""
 
 
 class UnknownModelError(McoreAdapterError):
-    """No table for this model type."""
+    """Model type for which there is no table."""
 
 
 class ConfigError(McoreAdapterError):
-    """A `config.json` says something that cannot be built."""
+    """Configuration that cannot be built, for example a value in a `config.json`."""
 
 
 class DataError(McoreAdapterError):
-    """A row of a data file cannot be trained on."""
+    """Row of a data file that cannot be used for training."""
 
 
 def printable(text: str) -> str:
-    """The text with control characters and broken Unicode as escapes."""
+    """Return the text with control characters and broken Unicode replaced by escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

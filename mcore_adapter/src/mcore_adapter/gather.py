@@ -1,4 +1,7 @@
-"""Models out of their shards, as Hugging Face tensors: the only collectives of the conversion."""
+"""Export of a model from its shards to full Hugging Face tensors.
+
+Conversion needs no other collectives than those in this module.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +20,23 @@ from mcore_adapter.local_tensors import Ranks, held_tensors
 from mcore_adapter.parallel_sizes import ParallelSizes
 
 Value = Callable[[Tensor], Tensor | None]
-"""Of a parameter or a buffer: what is exported in its place; None: nothing."""
+"""Function that takes a parameter or a buffer and returns the tensor to export in its place, or
+None to export nothing."""
 
 Change = Callable[[str, Tensor], Tensor]
-"""Of a tensor, by its name in Megatron: what travels in its place, of the same shape and type."""
+"""Function that takes a tensor's Megatron name and this rank's shard, and returns the shard to send
+in its place, with the same shape and dtype."""
 
 
 def weight(tensor: Tensor) -> Tensor | None:
-    """The tensor itself."""
+    """Return the tensor itself, detached."""
     return tensor.detach()
 
 
 def gradient(tensor: Tensor) -> Tensor | None:
-    """The gradient of a parameter, wherever Megatron-Core keeps it; None of a buffer.
+    """Return the gradient of a parameter, wherever Megatron-Core keeps it; None for a buffer.
 
-    It is that of the whole batch only after `finalize_model_grads`.
+    The gradient is that of the whole batch only after `finalize_model_grads`.
     """
     if not isinstance(tensor, nn.Parameter):
         return None
@@ -41,7 +46,7 @@ def gradient(tensor: Tensor) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Meta:
-    """What is known of a tensor that may be elsewhere."""
+    """Shape and dtype of a tensor, which may lie on another rank."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -61,15 +66,17 @@ def export(
     wanted: bool = True,
     bucket_bytes: int = 256 << 20,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Hugging Face names and full tensors, in the order of the model.
+    """Yield the Hugging Face name and the full tensor of each weight, in the order of the model.
 
-    A collective: all ranks iterate to the end, with the same arguments but `wanted`.
+    A collective: all ranks must iterate to the end, with the same arguments except `wanted`.
 
     Args:
-        value: what is exported of each tensor (`weight`, `gradient` or your own).
-        change: of this rank's shard of each, made when it is its turn to travel.
-        wanted: whether this rank gets the tensors; if not, it only takes part.
-        bucket_bytes: of full tensors that travel together.
+        value: function that returns what is exported of each tensor (`weight`, `gradient` or your
+            own).
+        change: function that changes this rank's shard of each tensor, called just before the shard
+            is sent.
+        wanted: whether this rank gets the tensors; if False, it yields nothing and only takes part.
+        bucket_bytes: size of the full tensors that are sent together, in bytes.
     """
     ranks = Ranks.of_this_process()
     mine: dict[str, Tensor] = {}
@@ -96,7 +103,10 @@ def exported(
     table: ModelTable,
     sizes: ParallelSizes,
 ) -> dict[str, Meta]:
-    """Of each weight that `export` yields, in its order. A collective."""
+    """Return shape and dtype of each weight that `export` yields, by name, in the same order.
+
+    A collective.
+    """
     ranks = Ranks.of_this_process()
     held = held_tensors(chunks, table, sizes, ranks)
     metas = _metas_of_all({one.task.name: one.tensor for one in held})
@@ -113,7 +123,10 @@ def exported(
 
 
 def _metas_of_all(mine: dict[str, Tensor]) -> dict[str, Meta]:
-    """Shapes that this rank cannot see in its own modules."""
+    """Return shape and dtype of the shards of all ranks, by Megatron name. A collective.
+
+    A rank's own modules do not show the shapes of tensors that other ranks hold.
+    """
     own = {name: Meta(tuple(t.shape), t.dtype) for name, t in mine.items()}
     every: list[dict[str, Meta] | None] = [None] * dist.get_world_size()
     dist.all_gather_object(every, own)
@@ -127,7 +140,10 @@ def _buckets(
     metas: dict[str, Meta],
     bucket_bytes: int,
 ) -> Iterator[list[Task]]:
-    """Neighbours with the same owners and type, up to so many bytes, or one tensor with more."""
+    """Yield groups of neighbouring tensors that have the same owners and the same dtype.
+
+    A group has at most `bucket_bytes` bytes, unless it is a single larger tensor.
+    """
     bucket: list[Task] = []
     filled, last = 0, None
     for task in due:
@@ -156,8 +172,11 @@ def _share(
     ranks: Ranks,
     device: torch.device,
 ) -> list[list[Tensor]]:
-    """All shards of each tensor, on every rank: gathered where they lie, then passed on to the
-    other expert ranks and the other stages."""
+    """Return all shards of each tensor in the bucket, on every rank. A collective.
+
+    The ranks that hold the shards gather them, then broadcast them to the other expert parallel
+    ranks and to the other stages.
+    """
     from megatron.core import parallel_state as groups
 
     stage, expert_rank = _owners(bucket[0], table, sizes)
@@ -197,13 +216,17 @@ def _device(mine: dict[str, Tensor]) -> torch.device:
 def _to_hf(
     task: Task, shards: list[Tensor], table: ModelTable, stacks: dict[str, dict[int, Tensor]]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Tensors that hold all experts come when the last expert has come."""
+    """Yield the Hugging Face tensors of a task.
+
+    A Hugging Face tensor that holds all experts is yielded with its last expert; until then
+    `stacks` collects the experts.
+    """
     full = task.param.shard.merge(shards)
     if task.param.pads_vocab:
         full = full[: table.shape.vocab]
     for ref, tensor in zip(task.hf, task.param.op.to_hf(full, table.shape), strict=True):
         if ref.index is None:
-            # Its own memory: what a view keeps alive is a whole bucket.
+            # A copy: a view would keep the memory of the whole bucket alive.
             yield ref.name, tensor.clone(memory_format=torch.contiguous_format)
             continue
         stack = stacks.setdefault(ref.name, {})

@@ -1,4 +1,7 @@
-"""Hugging Face folders into models: one tensor after the other, only those that this rank holds."""
+"""Loading of Hugging Face folders into models.
+
+Tensors are read one after the other; a rank reads only tensors of which it holds a shard.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,11 @@ from mcore_adapter.parallel_sizes import ParallelSizes
 
 
 def read_config(folder: Path) -> Config:
-    """The `config.json` of a folder, completed with defaults.
+    """Read the `config.json` of a folder and complete it with defaults.
 
     Raises:
-        ConversionError: there is no `config.json`, or it is no JSON.
-        ConfigError: a key has a value of another kind than it should.
+        ConversionError: there is no `config.json`, or it is not JSON.
+        ConfigError: a key has a value of the wrong type or out of range.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -47,7 +50,7 @@ def load(
 ) -> None:
     """Fill this rank's chunks with the weights of a Hugging Face folder.
 
-    No collectives: every rank reads for itself.
+    Not a collective: every rank reads for itself.
 
     Raises:
         ConversionError: folder, table and model do not have the same tensors or shapes.
@@ -67,7 +70,7 @@ def shards(
     sizes: ParallelSizes,
     ranks: Ranks,
 ) -> Iterator[tuple[Held, Tensor]]:
-    """What a folder has for each of the targets, one at a time and in the type of the folder.
+    """Yield each target with its shard from a folder, one at a time and in the dtype of the folder.
 
     Raises:
         ConversionError: folder, table and model do not have the same tensors or shapes.
@@ -97,7 +100,7 @@ def shards(
 
 
 def shard_of(full: A, task: Task, sizes: ParallelSizes, ranks: Ranks) -> A:
-    """This rank's, of a full tensor whose vocabulary has no padding yet."""
+    """Cut this rank's shard out of a full tensor, after padding its vocabulary with zero rows."""
     count = task.shards(sizes)
     missing = -full.shape[0] % count if task.param.pads_vocab else 0
     if missing:
@@ -109,9 +112,10 @@ class HfTensors:
     """The tensors of a Hugging Face folder, by name."""
 
     def __init__(self, folder: Path) -> None:
-        """
+        """Read the headers of the safetensors files in `folder`.
+
         Raises:
-            ConversionError: the folder has no safetensors, or they are not whole.
+            ConversionError: the folder has no safetensors files, or they are incomplete.
         """
         self._pieces = _pieces(folder)
         self._open: dict[Path, Any] = {}
@@ -125,6 +129,7 @@ class HfTensors:
         return {name: piece.spec.shape for name, piece in self._pieces.items()}
 
     def read(self, ref: HfRef) -> Tensor:
+        """Read a tensor, or one expert's part of it."""
         path = self._pieces[ref.name].path
         if path not in self._open:
             self._open[path] = safe_open(path, framework="pt").__enter__()
@@ -149,7 +154,14 @@ class HfTensors:
 
 
 def _pieces(folder: Path) -> dict[str, Piece]:
-    """Of a Hugging Face checkpoint; of any other folder, such as an adapter's, of all files."""
+    """Return the place of each tensor in the files of a folder.
+
+    In a Hugging Face checkpoint, the files that its index names are read; in any other folder, such
+    as an adapter's, all safetensors files.
+
+    Raises:
+        ConversionError: there are no safetensors files, or they are incomplete.
+    """
     if any((folder / name).is_file() for name in (SINGLE, INDEX)):
         return weights_of(folder)[0]
     files = sorted(folder.glob("*.safetensors"))

@@ -1,4 +1,4 @@
-"""Which tensors of a model's table this rank's chunks hold."""
+"""Lookup of the tensors of a model's table that this rank's chunks hold."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """Where this process stands in the parallel groups."""
+    """Ranks of this process in its parallel groups."""
 
     tp: int
     pp: int
@@ -28,7 +28,7 @@ class Ranks:
 
     @classmethod
     def of_this_process(cls) -> Ranks:
-        """Of the groups that `init_parallel` cut."""
+        """Return the ranks in the groups that `init_parallel` made."""
         from megatron.core import parallel_state
 
         return cls(
@@ -39,13 +39,13 @@ class Ranks:
         )
 
     def shard_of(self, task: Task) -> int:
-        """Which shard of a tensor is this rank's."""
+        """Return the index of this rank's shard of a tensor."""
         return self.tp if task.expert is None else self.etp
 
 
 @dataclass(frozen=True)
 class Held:
-    """One tensor of the table, and this rank's shard of it in the model."""
+    """A tensor of the table, together with this rank's shard of it in the model."""
 
     task: Task
     tensor: Tensor
@@ -54,7 +54,10 @@ class Held:
 def held_tensors(
     chunks: Sequence[nn.Module], table: ModelTable, sizes: ParallelSizes, ranks: Ranks
 ) -> list[Held]:
-    """In the order of the model; of the table of an adapter its factors, of another all else.
+    """Return the tensors of the table that this rank holds, in the order of the model.
+
+    With the table of an adapter these are the LoRA factors; with any other table, all tensors but
+    the factors.
 
     Raises:
         ConversionError: the table and the modules do not name the same tensors.
@@ -62,7 +65,7 @@ def held_tensors(
     named = named_tensors(chunks, table, sizes, ranks)
     have = {name: t for name, t in named.items() if is_factor(name) == table.of_adapter}
     planned = tasks(table, sizes)
-    # Layers that predict further tokens are only built on demand: Hugging Face has none.
+    # Layers for multi-token prediction (MTP) are built only on demand: transformers has none.
     further = any(task.param.optional and task.name in have for task in planned)
     if MTP_EMBEDDING in have:
         planned.append(whole_model_task(mtp_embedding(table.shape)))
@@ -80,7 +83,7 @@ def held_tensors(
 def named_tensors(
     chunks: Sequence[nn.Module], table: ModelTable, sizes: ParallelSizes, ranks: Ranks
 ) -> dict[str, Tensor]:
-    """Parameters and persistent buffers under their names in the whole model."""
+    """Return parameters and persistent buffers, by their names in the whole model."""
     found: dict[str, Tensor] = {}
     for number, chunk in enumerate(chunks):
         layers = sizes.layers_of(ranks.pp, number, table.shape.num_layers)
@@ -90,16 +93,17 @@ def named_tensors(
 
 
 def unwrapped(chunk: nn.Module) -> nn.Module:
-    """The model within wrappers for data parallelism or half precision."""
+    """Return the model inside wrappers for data parallelism or half precision."""
     while isinstance(inner := getattr(chunk, "module", None), nn.Module):
         chunk = inner
     return chunk
 
 
 def check_modules(due: Mapping[str, Task], have: Iterable[str], table: ModelTable) -> None:
-    """
+    """Raise unless the table and the model name the same tensors.
+
     Raises:
-        ConversionError: lists tensors of the table without module, and the other way round.
+        ConversionError: lists the tensors that are in the table only, or in the model only.
     """
     have = set(have)
     lost, extra = sorted(set(due) - have), sorted(have - set(due))
@@ -116,7 +120,10 @@ def check_modules(due: Mapping[str, Task], have: Iterable[str], table: ModelTabl
 
 
 def _state(module: nn.Module) -> dict[str, Tensor]:
-    """Not `state_dict()`, which adds Megatron-Core's extra states and detaches."""
+    """Return parameters and persistent buffers, by name.
+
+    `state_dict()` would also return Megatron-Core's extra states, and would detach the tensors.
+    """
     parameters = dict(module.named_parameters())
     buffers = {
         f"{prefix}.{name}": buffer
@@ -128,14 +135,19 @@ def _state(module: nn.Module) -> dict[str, Tensor]:
 
 
 def is_factor(name: str) -> bool:
-    """Whether a tensor is one of a LoRA adapter."""
+    """Return whether a tensor is a LoRA factor, by its name."""
     return ".lora_A." in name or ".lora_B." in name
 
 
 def global_name(
     name: str, first_layer: int, table: ModelTable, sizes: ParallelSizes, ranks: Ranks
 ) -> str:
-    """In the whole model, of a name in a chunk that starts with the given layer."""
+    """Return the name in the whole model of a tensor in a chunk.
+
+    Args:
+        name: name of the tensor in the chunk, where layers and experts are numbered from 0.
+        first_layer: number of the chunk's first layer in the whole model.
+    """
 
     def shifted(prefix: str, offset: int, name: str) -> str:
         return re.sub(
@@ -143,7 +155,7 @@ def global_name(
         )
 
     if name == EMBEDDING and ranks.pp > 0:
-        # On another stage than the first, layers that predict further tokens have their own.
+        # An embedding on any stage but the first belongs to the MTP layers.
         return MTP_EMBEDDING
     if name.startswith("decoder.layers."):
         name = shifted("decoder.layers.", first_layer, name)

@@ -1,4 +1,4 @@
-"""PEFT folders into the factors of a model, and back."""
+"""Reading and writing of a model's LoRA factors as PEFT folders."""
 
 from __future__ import annotations
 
@@ -27,10 +27,13 @@ from mcore_adapter.write import spec_of, written
 def load_adapter(
     folder: Path, chunks: Sequence[nn.Module], adapter: Adapter, sizes: ParallelSizes
 ) -> None:
-    """Fill the factors with those of a PEFT folder. No collectives: every rank reads for itself.
+    """Fill the LoRA factors of a model from a PEFT folder.
+
+    Not a collective: every rank reads for itself.
 
     Raises:
-        ConversionError: it has other factors, or another scale.
+        ConversionError: the folder has other factors or another scale than the model, uses rsLoRA,
+            or has ranks or alphas that differ between modules.
     """
     open_peft(folder, adapter.table.config)
     config = read_json(folder / CONFIG)
@@ -53,11 +56,11 @@ def load_adapter(
 def write_adapter(
     dst: Path, src: Path, chunks: Sequence[nn.Module], adapter: Adapter, sizes: ParallelSizes
 ) -> None:
-    """The factors as a folder for PEFT; a collective.
+    """Write the LoRA factors of a model as a PEFT folder. A collective.
 
     Args:
-        dst: must not exist. Rank 0 writes it; it is complete or absent.
-        src: the Hugging Face checkpoint of the model, which the adapter will name as its base.
+        dst: folder to create; must not exist. Rank 0 writes it; it is complete or absent.
+        src: Hugging Face checkpoint of the model, which the adapter will name as its base.
 
     Raises:
         ConversionError: `dst` exists, or the disk is too small.
@@ -76,8 +79,10 @@ def write_adapter(
 def exported_factors(
     chunks: Sequence[nn.Module], adapter: Adapter, sizes: ParallelSizes
 ) -> dict[str, Meta]:
-    """Of each factor that `gather.export` yields of the adapter's table, in its order, by PEFT's
-    names. A collective."""
+    """Return shape and dtype of each LoRA factor, by its name in PEFT. A collective.
+
+    The order is that of `gather.export` with the adapter's table.
+    """
     return exported(chunks, adapter.table, sizes)
 
 
@@ -88,11 +93,12 @@ def write_peft(
     metas: Mapping[str, Meta],
     adapter: Adapter,
 ) -> None:
-    """The two files of a folder for PEFT, into one that exists.
+    """Write the two files of a PEFT adapter into an existing folder.
 
     Args:
-        base: path or name of the model, for whoever loads the adapter.
-        factors: as `gather.export` gives them, and `metas` as `exported_factors` does.
+        base: path or name of the base model, which programs that load the adapter will read.
+        factors: names and tensors, as `gather.export` yields them.
+        metas: shape and dtype of each factor, as `exported_factors` returns them.
     """
     specs = {name: spec_of(meta.shape, meta.dtype) for name, meta in metas.items()}
     with written({folder / WEIGHTS: specs}) as write:
@@ -102,8 +108,11 @@ def write_peft(
 
 
 def merged(chunks: Sequence[nn.Module], adapter: Adapter, sizes: ParallelSizes) -> Change:
-    """For `gather.export` of the model's table: weights with the product of their factors, added in
-    float32. No collectives: where a shard of a weight is, there are the shards of its factors."""
+    """Return a function that adds to a weight the product of its LoRA factors, computed in float32.
+
+    Pass the function as `change` to `gather.export` with the model's table. No collectives: a rank
+    that holds a shard of a weight also holds the matching shards of its factors.
+    """
     held = held_tensors(chunks, adapter.table, sizes, Ranks.of_this_process())
     factors = {one.task.name: one.tensor.detach() for one in held}
 

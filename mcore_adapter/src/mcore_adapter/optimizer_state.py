@@ -1,4 +1,4 @@
-"""Where Megatron-Core's optimizers keep what belongs to a parameter: masters and moments."""
+"""Access to the optimizer state of a parameter in Megatron-Core: fp32 copy and Adam's moments."""
 
 from __future__ import annotations
 
@@ -20,39 +20,45 @@ from mcore_adapter.modeling.optimizer import parts_of
 from mcore_adapter.parallel_sizes import ParallelSizes
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Keys of Adam's two moments in the optimizer's state."""
 
 
 @dataclass(frozen=True)
 class ParameterState:
-    """What the optimizer has of a parameter; of a distributed one, this rank's part of that."""
+    """Optimizer state of a parameter; with a distributed optimizer, of this rank's part of it."""
 
     main: Tensor
-    """What it updates: the parameter, a piece of it, or an fp32 copy of either."""
+    """Tensor that the optimizer updates: the parameter, a part of it, or an fp32 copy of either."""
     state: dict[str, Any]
+    """The optimizer's entries for `main`, such as Adam's moments."""
     counter: dict[str, Any]
-    """Where `step` is: PyTorch's Adam counts in the state, those of Transformer Engine and Apex
-    in the group."""
+    """Dictionary with the key `step`: `state` for PyTorch's Adam, the parameter group for the Adam
+    of Transformer Engine and of Apex."""
     start: int
+    """First entry of the flattened parameter that `main` covers."""
     end: int
-    """Entries of the flattened parameter."""
+    """Entry of the flattened parameter after the last one that `main` covers."""
 
     @property
     def step(self) -> int:
-        """Steps that Adam has made."""
+        """Number of steps that Adam has made."""
         return int(self.counter.get("step", 0))
 
     @property
     def moments(self) -> dict[str, Tensor]:
+        """Adam's moments by name, each shaped as `main`; empty before the first step."""
         return {kind: self.state[kind] for kind in MOMENTS if kind in self.state}
 
     def part(self, shard: Tensor) -> Tensor:
-        """Its entries of a tensor that is shaped as the parameter."""
+        """Return the entries that `main` covers of a tensor that is shaped as the parameter."""
         return shard.flatten()[self.start : self.end].view(self.main.shape)
 
     def set_adam(self, step: int, shards: dict[str, Tensor]) -> None:
-        """
+        """Replace Adam's step count and moments.
+
         Args:
-            shards: the moments, shaped as the parameter; none before the first step.
+            step: number of steps that Adam has made.
+            shards: moments by name, shaped as the parameter; empty before the first step.
         """
         self.state.clear()
         self.counter.pop("step", None)
@@ -61,14 +67,17 @@ class ParameterState:
             device = self.main.device
             self.counter["step"] = torch.tensor(float(step), device=device) if in_state else step
         for kind, shard in shards.items():
-            # A copy, in memory of its own: the shard is a file's, or much larger.
+            # Always copy: the shard may be the memory of a file, or much larger than its part.
             self.state[kind] = self.part(shard).to(self.main.device, self.main.dtype, copy=True)
 
 
 def states_of(
     chunks: Sequence[DistributedDataParallel], optimizer: MegatronOptimizer
 ) -> dict[Tensor, ParameterState]:
-    """By parameter; with a distributed optimizer only those that this rank has a part of."""
+    """Return the optimizer state of each parameter.
+
+    With a distributed optimizer, only parameters of which this rank updates a part are included.
+    """
     models = {getattr(p, "main_param", p): p for chunk in chunks for p in chunk.parameters()}
     found: dict[Tensor, ParameterState] = {}
     for each in parts_of(optimizer):
@@ -91,8 +100,10 @@ def load_masters(
     table: ModelTable,
     sizes: ParallelSizes,
 ) -> None:
-    """Fill fp32 copies from a Hugging Face folder, which may be more exact than the weights they
-    were made of. Reads only where there are such copies.
+    """Fill the optimizer's fp32 copies of weights from a Hugging Face folder.
+
+    The folder may be more precise than the weights from which the copies were made. Only tensors
+    that have such a copy are read.
 
     Raises:
         ConversionError: folder, table and model do not have the same tensors or shapes.
@@ -111,7 +122,7 @@ def load_masters(
 def _mains(
     optimizer: MegatronOptimizer, models: dict[Tensor, Tensor]
 ) -> Iterator[tuple[Tensor, Tensor, dict[str, Any]]]:
-    """Parameter, what is updated, and its group."""
+    """Yield each parameter, the tensor that the optimizer updates, and the parameter group."""
     for number, group in enumerate(optimizer.param_groups):
         if not isinstance(optimizer, DistributedOptimizer):
             yield from ((models[main], main, group) for main in group["params"])

@@ -1,6 +1,6 @@
-"""Who holds what: parallel sizes, and which stage and which expert rank own a layer or an expert.
+"""Parallel sizes, and the stage and expert parallel rank that own each layer and expert.
 
-This file is the only place where ownership is computed.
+No other module computes ownership.
 """
 
 from __future__ import annotations
@@ -11,30 +11,37 @@ from dataclasses import dataclass
 from mcore_adapter.errors import LayoutError
 
 _MOST_RANKS = 65_536
-"""On one axis."""
+"""Largest size on one axis."""
 
 
 def padded_vocab(vocab: int, tp: int) -> int:
-    """Rows of an embedding that divide over `tp` ranks; those beyond `vocab` are zero."""
+    """Return the number of rows of an embedding: `vocab` rounded up to a multiple of `tp`.
+
+    The rows beyond `vocab` are zero.
+    """
     return -(-vocab // tp) * tp
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelSizes:
-    """How a model is cut. Data and context parallelism copy weights and so do not appear."""
+    """Numbers of ranks over which a model is divided.
+
+    Data and context parallelism copy the weights, so they have no field here.
+    """
 
     tp: int = 1
-    """Tensor parallel ranks of everything but experts."""
+    """Number of tensor parallel ranks, for everything but experts."""
     pp: int = 1
-    """Pipeline stages."""
+    """Number of pipeline stages."""
     vpp: int = 1
-    """Chunks of layers on each stage (virtual pipeline)."""
+    """Number of chunks of layers on each stage (virtual pipeline)."""
     ep: int = 1
-    """Expert parallel ranks."""
+    """Number of expert parallel ranks."""
     etp: int | None = None
-    """Tensor parallel ranks of experts; `tp` by default."""
+    """Number of tensor parallel ranks of experts; None: `tp`."""
     layers: tuple[int, ...] | None = None
-    """Layers of each of the `pp * vpp` chunks, in the order of the model; even by default."""
+    """Number of layers in each of the `pp * vpp` chunks, in the order of the model; None: the same
+    number in all chunks."""
 
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "vpp", "ep", "etp"):
@@ -50,13 +57,15 @@ class ParallelSizes:
 
     @property
     def expert_tp(self) -> int:
+        """Number of tensor parallel ranks of experts."""
         return self.tp if self.etp is None else self.etp
 
     def chunks(self, num_layers: int) -> list[range]:
-        """Layers of each chunk, in the order of the model.
+        """Return the layers of each chunk, in the order of the model.
 
         Raises:
-            LayoutError: they do not divide, or an explicit layout has another number of layers.
+            LayoutError: the layers do not divide evenly, or `layers` adds up to another number of
+                layers.
         """
         count = self.pp * self.vpp
         if self.layers is None:
@@ -76,24 +85,29 @@ class ParallelSizes:
         return [range(start, start + n) for start, n in zip(starts, lengths, strict=True)]
 
     def stage_of_layer(self, layer: int, num_layers: int) -> int:
-        """The stage that holds a layer: chunk c lies on stage c modulo pp."""
+        """Return the stage that holds a layer: chunk c lies on stage c modulo pp.
+
+        Raises:
+            LayoutError: the model has no such layer, or its layers do not divide.
+        """
         for chunk, held in enumerate(self.chunks(num_layers)):
             if layer in held:
                 return chunk % self.pp
         raise LayoutError(f"layer {layer} of a model of {num_layers}")
 
     def layers_of(self, stage: int, chunk: int, num_layers: int) -> range:
-        """Layers of the `chunk`-th model chunk of a stage."""
+        """Return the layers of the `chunk`-th model chunk of a stage, counted from 0."""
         return self.chunks(num_layers)[chunk * self.pp + stage]
 
     def expert_rank(self, expert: int, num_experts: int) -> int:
-        """The expert parallel rank that holds an expert."""
+        """Return the expert parallel rank that holds an expert."""
         return expert // self.experts_each(num_experts)
 
     def experts_each(self, num_experts: int) -> int:
-        """
+        """Return the number of experts on each expert parallel rank.
+
         Raises:
-            LayoutError: they do not divide.
+            LayoutError: the experts do not divide over the ranks.
         """
         if num_experts % self.ep:
             raise LayoutError(f"{num_experts} experts do not divide over ep = {self.ep} ranks")

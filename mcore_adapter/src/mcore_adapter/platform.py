@@ -1,8 +1,9 @@
-"""Machines without CUDA: the one place that adapts Megatron-Core to them.
+"""Adaptation of Megatron-Core to machines without CUDA. No other module does this.
 
 Megatron-Core asks for CUDA in places where it only means "this rank's device". `adapt_to_cpu()`
-gives its modules, and only those, a `torch` of their own in which such a question is answered with
-the CPU. Nothing happens at import, and nothing happens where CUDA exists.
+gives the modules of Megatron-Core, and only those, a replacement of `torch` that uses the CPU in
+such places. Three methods of `Tensor` must be replaced for all callers, see `_adapt_tensors`.
+Importing this module changes nothing, and on a machine with CUDA nothing is changed at all.
 """
 
 from __future__ import annotations
@@ -29,16 +30,19 @@ MODULES = (
     "megatron.core.pipeline_parallel.schedules",
     "megatron.core.ssm.gated_delta_net",
 )
-"""They import all others that a model needs."""
+"""Modules of Megatron-Core that import all others that a model needs."""
 
 FACTORIES = ("arange", "empty", "full", "ones", "rand", "randn", "tensor", "zeros", "empty_like")
-"""Makers of tensors that Megatron-Core calls with `device="cuda"`."""
+"""Functions that create tensors and that Megatron-Core calls with `device="cuda"`."""
 
 
 @contextlib.contextmanager
 def quiet_imports() -> Iterator[None]:
-    """Megatron-Core warns at import, nine times, that Transformer Engine and Apex are missing; that
-    is the normal state of a machine without CUDA and of the local layer spec."""
+    """Suppress warnings while Megatron-Core is imported.
+
+    Megatron-Core warns nine times that Transformer Engine and Apex are missing. Both are normally
+    missing on a machine without CUDA, and the local layer spec does not need them.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*(Transformer ?Engine|Apex|transformer_engine)")
         warnings.filterwarnings("ignore", category=SyntaxWarning)
@@ -47,17 +51,17 @@ def quiet_imports() -> Iterator[None]:
 
 
 def adapt_to_cpu(*, has_cuda: bool | None = None) -> bool:
-    """Let Megatron-Core run on this process's CPU. Calling it again does nothing more.
+    """Let Megatron-Core run on this process's CPU. Further calls change nothing.
 
     Args:
-        has_cuda: whether this machine has CUDA; asked of PyTorch by default.
+        has_cuda: whether this machine has CUDA; None: ask PyTorch.
 
     Returns:
-        Whether Megatron-Core is adapted: False where CUDA exists, and then nothing was touched.
+        True if Megatron-Core is adapted; False if there is CUDA, and then nothing was changed.
     """
     if torch.cuda.is_available() if has_cuda is None else has_cuda:
         return False
-    # Read by Megatron-Core when CUDA kernels overlap with communication; there are none here.
+    # Megatron-Core expects this value to overlap CUDA kernels with communication; a CPU has none.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     with quiet_imports():
         for name in MODULES:
@@ -72,20 +76,22 @@ def adapt_to_cpu(*, has_cuda: bool | None = None) -> bool:
 
 
 def mend_missing_te() -> None:
-    """Two slips of megatron-core 0.16.1 where Transformer Engine is not installed, and only there
-    to be mended. To be removed with the version that runs without."""
+    """Correct two errors that megatron-core 0.16.1 has where Transformer Engine is not installed.
+
+    Call it only there. Remove it when a version of Megatron-Core runs without it.
+    """
     with quiet_imports():
         from megatron.core.transformer import multi_latent_attention
         from megatron.core.transformer.moe import moe_utils
-    # Every router compares this name with None, and nothing defines it.
+    # Every router compares this name with None, but nothing defines the name.
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None
-    # Latent attention takes the stand-ins for Transformer Engine's classes for the classes.
+    # Latent attention finds stand-ins for Transformer Engine's classes and takes them as real.
     multi_latent_attention.HAVE_TE = False
 
 
 class _Idle:
-    """A stream or an event of a device that finishes everything before it returns."""
+    """Stream or event of a device on which every operation is finished when its call returns."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
@@ -103,7 +109,7 @@ class _Idle:
 
 
 class _Fallthrough(types.ModuleType):
-    """A copy of a module with some names replaced; what is not in the copy is in the module."""
+    """Copy of a module with some names replaced; names that the copy lacks come from the module."""
 
     def __init__(self, original: types.ModuleType, replaced: dict[str, object]) -> None:
         super().__init__(original.__name__)
@@ -121,12 +127,12 @@ def _itself(tensor: Tensor, *_: object, **__: object) -> Tensor:
 
 
 def _cpu_cuda() -> types.ModuleType:
-    """`torch.cuda` as Megatron-Core sees it."""
+    """Make the replacement of `torch.cuda` for Megatron-Core."""
     cpu = torch.device("cpu")
     return _Fallthrough(
         torch.cuda,
         {
-            # Given as `device=` to makers of parameters, buffers and rotary frequencies.
+            # Passed as `device=` when parameters, buffers and rotary frequencies are created.
             "current_device": lambda: cpu,
             "set_device": _nothing,
             # All operations of a CPU are finished when they return.
@@ -153,8 +159,11 @@ def _cpu_cuda() -> types.ModuleType:
 
 
 def _on_cpu(factory: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`device="cuda"` is written out in the pipeline schedules, the gradient clipping, the
-    optimizer and the tracker of auxiliary losses."""
+    """Wrap a function that creates tensors so that `device="cuda"` means the CPU.
+
+    Megatron-Core's pipeline schedules, gradient clipping, optimizer and tracker of auxiliary losses
+    name that device literally.
+    """
 
     def made(*args: Any, **kwargs: Any) -> Tensor:
         if str(kwargs.get("device")).startswith("cuda"):
@@ -169,6 +178,7 @@ _cpu_torch: types.ModuleType | None = None
 
 
 def _adapt_module(module: types.ModuleType) -> None:
+    """Replace `torch` in a module of Megatron-Core, and compiled functions by plain ones."""
     global _cpu_torch
     if _cpu_torch is None:
         makers = {name: _on_cpu(getattr(torch, name)) for name in FACTORIES}
@@ -178,20 +188,24 @@ def _adapt_module(module: types.ModuleType) -> None:
         names["torch"] = _cpu_torch
     for owner in [module, *(x for x in names.values() if isinstance(x, type))]:
         for name, value in list(vars(owner).items()):
-            # Little functions under torch.compile: on a CPU they start a C++ compiler each.
+            # Small functions under torch.compile: on a CPU each of them would start a C++ compiler.
             plain = getattr(value, "_torchdynamo_orig_callable", None)
             if plain is not None and value.__module__.startswith("megatron."):
                 setattr(owner, name, plain)
 
 
 def _adapt_tensors() -> None:
-    """Methods of tensors cannot be given to Megatron-Core alone. Without CUDA the first two only
-    raise; the third answers Megatron-Core's optimizers alone."""
-    # The embedding is moved to "the device" before the two ends of a pipeline share it.
+    """Replace three methods of `Tensor`, for all callers.
+
+    Methods of tensors cannot be replaced for Megatron-Core alone. Without CUDA, the first two
+    methods could only raise errors; the third returns something else only to Megatron-Core's
+    optimizers.
+    """
+    # Megatron-Core moves the embedding to "the device" before both ends of a pipeline share it.
     Tensor.cuda = _itself  # type: ignore[method-assign, assignment]
-    # Token dispatchers tell the allocator which stream still reads a tensor.
+    # Token dispatchers call it to tell the CUDA allocator which stream still reads a tensor.
     Tensor.record_stream = _nothing  # type: ignore[method-assign]
-    # Optimizers sort parameters by the name of their type, and know those of GPUs only.
+    # Optimizers group parameters by the name of their type, and know only types of GPUs.
     if Tensor.type is not _type_for_optimizers:
         Tensor.type = _type_for_optimizers  # type: ignore[method-assign, assignment]
 
@@ -200,6 +214,7 @@ _type_of = Tensor.type
 
 
 def _type_for_optimizers(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Return a tensor's type, named as a CUDA type if an optimizer of Megatron-Core asks."""
     found = _type_of(tensor, *args, **kwargs)
     caller = sys._getframe(1).f_globals.get("__name__", "")
     if isinstance(found, str) and caller.startswith("megatron.core.optimizer"):
@@ -208,13 +223,16 @@ def _type_for_optimizers(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def _adapt_rng() -> None:
-    """The tracker of random states reaches into CUDA's generators through private functions, whose
-    replacements are the public ones of the CPU. It must still be seeded, by `init_parallel`."""
+    """Let Megatron-Core's tracker of random states use the CPU's generator.
+
+    The tracker accesses CUDA's generators through private functions; public functions for the CPU
+    replace them. `init_parallel` must still seed the tracker.
+    """
     from megatron.core.tensor_parallel import random
 
     random._get_cuda_rng_state = _get_rng_state
     random._set_cuda_rng_state = _set_rng_state
-    # It warns when the CPU's generator is drawn from in place of the GPU's, as it must be here.
+    # The tracker warns when the state of the CPU's generator changes, which is right here.
     logging.getLogger(random.__name__).addFilter(_not_about_the_generator)
 
 
@@ -223,8 +241,11 @@ def _not_about_the_generator(record: logging.LogRecord) -> bool:
 
 
 def _adapt_dispatcher() -> None:
-    """The all-to-all dispatcher turns counts of tokens into numbers when it copies them from the
-    GPU, and so leaves tensors where they are on the CPU already; collectives want numbers."""
+    """Let the all-to-all dispatcher turn token counts into numbers on a CPU, too.
+
+    The dispatcher does so when it copies the counts from the GPU. Counts that are already on the
+    CPU would stay tensors, but the collectives need numbers.
+    """
     from megatron.core.transformer.moe import token_dispatcher
 
     token_dispatcher.maybe_move_tensor_to_cpu = _counts

@@ -1,4 +1,4 @@
-"""Tensors of torch into safetensors files, one after the other: only one is copied at a time."""
+"""Writing of torch tensors to safetensors files. Only one tensor at a time is copied to the CPU."""
 
 from __future__ import annotations
 
@@ -35,17 +35,27 @@ _NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+"""Names of the dtypes in safetensors files."""
 
 Write = Callable[[str, Tensor], None]
+"""Function that takes the name of a tensor and the tensor, and writes it to its file."""
 
 
 def spec_of(shape: Sequence[int], dtype: torch.dtype) -> Spec:
+    """Return the safetensors description of a tensor with this shape and dtype."""
     return Spec(_NAMES[dtype], tuple(shape))
 
 
 @contextmanager
 def written(files: Mapping[Path, dict[str, Spec]]) -> Iterator[Write]:
-    """Yields what writes a tensor to its place, in any order; on the disk when the block ends."""
+    """Create safetensors files, and yield a function that writes one tensor to its place.
+
+    Tensors may be written in any order, but all must be written. When the block ends, the files are
+    on the disk.
+
+    Args:
+        files: description of each tensor by name, for each file.
+    """
     where = {
         name: piece
         for pieces in create_files(files.items()).values()
@@ -74,11 +84,12 @@ def write_hf(
     *,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """The safetensors files of a Hugging Face folder, with an index if there are several.
+    """Write the safetensors files of a Hugging Face folder, with an index if there are several.
 
     Args:
-        weights: as `gather.export` gives them.
-        specs: of each of them.
+        weights: names and tensors, as `gather.export` yields them.
+        specs: description of each tensor, by name.
+        max_shard_bytes: largest size of one file, in bytes; a larger tensor gets a file of its own.
     """
     files = split_files(specs, max_shard_bytes, "model.safetensors")
     with written({folder / name: held for name, held in files.items()}) as write:
@@ -91,7 +102,11 @@ def write_hf(
 def with_repeats(
     weights: Iterable[tuple[str, Tensor]], twice: Mapping[str, str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """And again, after the tensor itself, what a checkpoint stores twice."""
+    """Yield each weight, and after it the same tensor under the other names that a checkpoint uses.
+
+    Args:
+        twice: for each other name, the name of the weight that it repeats.
+    """
     for name, tensor in weights:
         yield name, tensor
         yield from ((other, tensor) for other, of in twice.items() if of == name)
@@ -107,12 +122,13 @@ def write_model(
     dtype: str,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """A model that is cut over ranks as a folder for `from_pretrained`; a collective.
+    """Write a sharded model as a folder for `from_pretrained`. A collective.
 
     Args:
-        dst: must not exist. Rank 0 writes it; it is complete or absent.
-        src: the Hugging Face checkpoint that the model was loaded from.
-        dtype: of the weights, as the command line names it; `config.json` will say so.
+        dst: folder to create; must not exist. Rank 0 writes it; it is complete or absent.
+        src: Hugging Face checkpoint from which the model was loaded.
+        dtype: dtype of the weights, named as on the command line; `config.json` will state it.
+        max_shard_bytes: largest size of one safetensors file, as in `write_hf`.
 
     Raises:
         ConversionError: `dst` exists, or the disk is too small.
