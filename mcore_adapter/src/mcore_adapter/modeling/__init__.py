@@ -1,1 +1,1 @@
-"""Hugging Face configs -> Megatron-Core models."""
+"""Megatron-Core models, built from Hugging Face configs."""

@@ -1,7 +1,8 @@
 """Core attention of the local layer spec, on any device.
 
-Megatron-Core's own refuses packed sequences, keeps a matrix of scores per layer and takes no value
-heads narrower than the keys; this one hands each sequence to PyTorch's kernel.
+Megatron-Core's own core attention refuses packed sequences, keeps a matrix of scores per layer, and
+takes no value heads that are narrower than the keys. The attention here passes each sequence to
+PyTorch's kernel.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from mcore_adapter.errors import LayoutError
 
 
 class CoreAttention(MegatronModule):
-    """Causal attention of this rank's heads, in a window if the layer has one, with sinks if the
-    model learns them.
+    """Causal attention of this rank's heads, with a window or with sinks if the layer has them.
 
-    Batches are right-padded: a real token never sees padding, which comes after it.
+    Batches must be padded on the right: a real token never sees padding, because padding comes
+    after it.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class CoreAttention(MegatronModule):
         softmax_scale: float | None = None,
         k_channels: int | None = None,
         pg_collection: ProcessGroupCollection | None = None,
-        **unused: object,  # Megatron also says what dropout and context parallelism would need
+        **unused: object,  # Megatron also passes values for dropout and context parallelism
     ) -> None:
         super().__init__(config=config)
         if config.context_parallel_size > 1:
@@ -55,7 +56,7 @@ class CoreAttention(MegatronModule):
             config.window_size, config.window_attn_skip_freq, layer_number
         )
         self.window: int | None = config.window_size[0] + 1 if windowed else None
-        """Tokens that a token sees, itself included."""
+        """Number of tokens that a token sees, itself included; None: no limit."""
         if config.softmax_type == "learnable":
             assert pg_collection is not None
             heads = config.num_attention_heads // pg_collection.tp.size()
@@ -63,7 +64,7 @@ class CoreAttention(MegatronModule):
             self.softmax_offset: torch.nn.Parameter | None = torch.nn.Parameter(
                 torch.zeros(heads, dtype=config.params_dtype, device=device)
             )
-            # Without it the gradient norm would count one rank's heads only.
+            # Without this mark the gradient norm would count the heads of one rank only.
             set_tensor_model_parallel_attributes(self.softmax_offset, True, dim=0, stride=1)
         else:
             self.softmax_offset = None
@@ -79,14 +80,15 @@ class CoreAttention(MegatronModule):
         packed_seq_params: PackedSeqParams | None = None,
         **_: Any,
     ) -> Tensor:
-        """
+        """Return the output of attention.
+
         Args:
-            query: [T, B, heads, width], or [tokens, heads, width] of packed sequences; key and
-                value alike, with as many heads as there are groups.
-            attention_mask: must be None, the mask is causal.
+            query: `[T, B, heads, width]`, or `[tokens, heads, width]` for packed sequences. `key`
+                and `value` are shaped alike, with as many heads as there are query groups.
+            attention_mask: must be None, because the mask is causal.
 
         Returns:
-            [T, B, heads * value width], or [tokens, heads * value width].
+            `[T, B, heads * value width]`, or `[tokens, heads * value width]` for packed sequences.
         """
         assert attention_mask is None
         assert attention_bias is None
@@ -100,7 +102,11 @@ class CoreAttention(MegatronModule):
         return torch.cat(outputs, dim=2)[0].transpose(0, 1).flatten(1)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """[B, heads, T, width] each; values may be narrower. Returns [B, heads, T, value width]."""
+        """Return the output `[B, heads, T, value width]` of sequences of one length.
+
+        The arguments are `[B, heads, T, width]` each; `key` and `value` may have fewer heads, and
+        values may be narrower.
+        """
         shared = query.size(1) // key.size(1)
         if shared > 1:
             key, value = (x.repeat_interleave(shared, dim=1) for x in (key, value))
@@ -114,7 +120,10 @@ class CoreAttention(MegatronModule):
     def _attend_with_sinks(
         self, query: Tensor, key: Tensor, value: Tensor, sinks_H: Tensor
     ) -> Tensor:
-        """Each head has a logit that takes part in the softmax and carries no value (gpt_oss)."""
+        """Attend with one learned logit per head that takes part in the softmax (gpt_oss).
+
+        The logit, called the sink, carries no value.
+        """
         seen = self._window_mask(query)
         scores = (query @ key.transpose(-1, -2)) * self.softmax_scale
         scores = scores.float().masked_fill(~seen, torch.finfo(torch.float32).min)
@@ -123,7 +132,7 @@ class CoreAttention(MegatronModule):
         return weights.to(value.dtype) @ value
 
     def _window_mask(self, query: Tensor) -> Tensor:
-        """[T, T], True where a token (row) sees another (column)."""
+        """Return a mask `[T, T]`, True where a token (row) sees another (column)."""
         length = query.size(2)
         seen = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
         return seen if self.window is None else seen.triu(1 - self.window)

@@ -1,4 +1,4 @@
-"""A Hugging Face config as Megatron-Core's."""
+"""Translation of a Hugging Face config into Megatron-Core's config."""
 
 from __future__ import annotations
 
@@ -26,68 +26,81 @@ ACTIVATIONS = {
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "relu": F.relu,
 }
-"""`hidden_act` in a `config.json`."""
+"""Activation functions, by the value of `hidden_act` in a `config.json`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions:
-    """What a `config.json` does not say about a model."""
+    """Options of a model that are not in its `config.json`."""
 
     dtype: torch.dtype = torch.float32
+    """Dtype of the weights."""
     sequence_parallel: bool | None = None
-    """By default where Megatron-Core wants it: with experts and tp > 1."""
+    """True to divide activations by tokens over the tensor parallel ranks. None: only where
+    Megatron-Core needs it, with experts and tp > 1."""
     recompute: Literal["none", "attention", "full"] = "none"
-    """Activations that are computed again instead of kept: those of core attention, or all but the
-    input of each layer."""
+    """Activations that are computed again in the backward pass instead of kept: `attention` for
+    those of core attention, `full` for all but the input of each layer."""
     te: bool = False
-    """Transformer Engine's layers. They fuse norms into the linear layers behind them, whose names
-    the tables do not have: such a model can be trained, but not loaded or exported."""
+    """True to use Transformer Engine's layers. They fuse each norm into the linear layer after it,
+    under names that the tables do not have: such a model can be trained, but not loaded or
+    exported."""
     dispatcher: Literal["allgather", "alltoall"] | None = None
-    """How tokens travel to experts. By default all to all; but not on gloo with ep and etp both
-    more than 1, where ranks would have to gather different numbers of tokens."""
+    """Method by which tokens are sent to experts. None: `alltoall`, but `allgather` without CUDA if
+    ep and etp are both more than 1: with `alltoall`, ranks would have to gather different numbers
+    of tokens, which gloo does not support."""
     variable_lengths: bool = False
-    """Micro-batches of a pipeline may differ in shape (not with the allgather dispatcher)."""
+    """True if micro-batches of a pipeline may differ in shape. Not possible with the allgather
+    dispatcher."""
     aux_loss_coeff: float = 0.0
-    """Of the load balancing loss of experts (its gradient is added; the loss itself is not)."""
+    """Coefficient of the experts' load balancing loss. Its gradient is added to the gradients; its
+    value is not added to the reported loss."""
     z_loss_coeff: float | None = None
-    """Of the router's z loss."""
+    """Coefficient of the router's z loss; None: no such loss."""
     grouped_experts: bool = False
-    """All experts of a rank in one product, instead of one after the other: faster on GPUs, where
-    many small products are slow to start. With `te`, Transformer Engine's."""
+    """True to compute all experts of a rank in one grouped product instead of one after the other.
+    This is faster on GPUs, where many small products are slow to start. With `te`, Transformer
+    Engine's grouped product is used."""
     mtp: bool = False
-    """Layers that predict further tokens, where the model has them; on the last stage."""
+    """True to build the layers for multi-token prediction (MTP), which lie on the last stage. The
+    model must have such layers."""
     router_replay: bool = False
-    """Experts can be given from outside instead of chosen."""
+    """True if experts can be given from outside instead of chosen by the router."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Everything that building a model takes."""
+    """All values from which a model is built."""
 
     transformer: TransformerConfig
     rope: Rope | None
-    """None where attention computes it itself."""
+    """Rotary frequencies; None if attention computes them itself."""
     te: bool
+    """True if the layers are those of Transformer Engine."""
     grouped: bool
-    """Experts, see `BuildOptions.grouped_experts`."""
+    """True if experts are grouped, see `BuildOptions.grouped_experts`."""
     out_bias: bool
+    """True if the output projection of attention has a bias and the MLP has none."""
     tied: bool
+    """True if the output layer shares the weight of the embedding."""
     vocab: int
+    """Number of tokens in the vocabulary, without padding."""
     longest: int
-    """Tokens of the longest sequence (of no effect on rotary models)."""
+    """Number of tokens of the longest sequence; has no effect on rotary models."""
 
 
 def model_config(
     config: Mapping[str, Any], sizes: ParallelSizes, options: BuildOptions
 ) -> ModelConfig:
-    """
+    """Translate a `config.json` into the config of a Megatron-Core model.
+
     Args:
-        config: the content of a `config.json`.
+        config: content of a `config.json`.
 
     Raises:
-        ConfigError: it names an activation, a rope or a layer that cannot be built.
-        UnknownModelError: of a type that cannot be built.
-        LayoutError: layers, or something else, do not divide.
+        ConfigError: the config names an activation, a rope or a layer that cannot be built.
+        UnknownModelError: there is no family for its `model_type`.
+        LayoutError: layers or other parts do not divide over `sizes`, or the options do not fit.
     """
     config = completed(config)
     fields = fields_of(config)
@@ -122,7 +135,7 @@ def model_config(
         }
     )
     if rope is not None and rope.scale != 1.0:
-        # Attention reads the scale of cosines and sines from this factor: 0.1 * ln(factor) + 1.
+        # Attention computes the scale of cosines and sines as 0.1 * ln(factor) + 1.
         made.yarn_rotary_scaling_factor = math.exp((rope.scale - 1.0) / 0.1)
     return ModelConfig(
         transformer=made,
@@ -139,7 +152,15 @@ def model_config(
 def _values(
     sizes: ParallelSizes, options: BuildOptions, *, sparse: bool, num_layers: int, further: int
 ) -> dict[str, Any]:
-    """What every family has in common; `sparse`: it has experts; `further`: its MTP layers."""
+    """Return the values of Megatron-Core's config that all families have in common.
+
+    Args:
+        sparse: whether the model has experts.
+        further: number of MTP layers.
+
+    Raises:
+        LayoutError: the options do not fit a model with experts.
+    """
     cuda = torch.cuda.is_available()
     uneven = sizes.ep > 1 and sizes.expert_tp > 1
     dispatcher = options.dispatcher or ("allgather" if uneven and not cuda else "alltoall")
@@ -169,11 +190,11 @@ def _values(
         "expert_tensor_parallel_size": sizes.expert_tp,
         "sequence_parallel": sequence_parallel and sizes.tp > 1,
         "use_cpu_initialization": not cuda,
-        # Weights are loaded, or drawn by whoever trains from nothing.
+        # Training from scratch starts with these random weights; otherwise weights are loaded.
         "perform_initialization": True,
         "variable_seq_lengths": options.variable_lengths,
         "moe_token_dispatcher_type": dispatcher,
-        # Gloo has no batches of sends and receives.
+        # Gloo cannot batch sends and receives.
         "batch_p2p_comm": cuda,
         "overlap_p2p_comm": False,
         "deallocate_pipeline_outputs": True,
@@ -184,6 +205,12 @@ def _values(
 
 
 def _num_further(config: Config, sizes: ParallelSizes, options: BuildOptions) -> int:
+    """Return the number of MTP layers.
+
+    Raises:
+        ConfigError: the model has none.
+        LayoutError: the options do not allow MTP layers.
+    """
     count = num_mtp_layers(table_of(config))
     if not count:
         raise ConfigError(f"this {config['model_type']} has no layers that predict further tokens")
@@ -203,12 +230,13 @@ def _check_grouped(
     sizes: ParallelSizes,
     options: BuildOptions,
 ) -> None:
+    """Raise `LayoutError` unless the experts can be computed in grouped products."""
     kind = config["model_type"]
     if "num_moe_experts" not in values:
         raise LayoutError(f"grouped_experts is for models with experts; {kind} has none here")
     if values.get("add_bias_linear"):
         raise LayoutError(f"experts of {kind} have biases; they cannot be grouped")
-    # PyTorch's grouped product wants rows that begin at multiples of 16 bytes.
+    # PyTorch's grouped product needs rows that begin at multiples of 16 bytes.
     width = values["moe_ffn_hidden_size"] // sizes.expert_tp
     for size in (values["hidden_size"], width):
         if size * options.dtype.itemsize % 16:
@@ -219,7 +247,11 @@ def _check_grouped(
 
 
 def _layout(sizes: ParallelSizes, num_layers: int, further: int) -> list[list[str]] | None:
-    """Always explicit, so that ownership is what `ParallelSizes` says."""
+    """Return Megatron-Core's pipeline layout: the parts of the model in each chunk.
+
+    The layout is always explicit, so that ownership is what `ParallelSizes` says. None if there is
+    only one stage.
+    """
     if sizes.pp == 1:
         return None
     chunks = [["decoder"] * len(layers) for layers in sizes.chunks(num_layers)]

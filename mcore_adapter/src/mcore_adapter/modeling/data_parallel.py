@@ -1,4 +1,4 @@
-"""Chunks in Megatron-Core's data parallel wrapper."""
+"""Megatron-Core's data parallel wrapper around the chunks of a model."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 def data_parallel(
     chunks: Sequence[GPTModel], *, distributed_optimizer: bool = False, overlap: bool = False
 ) -> list[DistributedDataParallel]:
-    """Wrapped chunks, whose gradients are kept in fp32 buffers as `param.main_grad`.
+    """Wrap chunks for data parallelism; gradients are kept in fp32 buffers as `param.main_grad`.
 
     After a schedule with the backward pass the gradients are final: summed over the tensor parallel
-    ranks where they must be, over the two copies of a tied embedding, and averaged over data
-    parallel ranks.
+    ranks where necessary, summed over the two copies of a tied embedding, and averaged over the
+    data parallel ranks.
 
     Args:
-        distributed_optimizer: each data parallel rank will update a part of the weights.
-        overlap: reduce gradients while the backward pass runs.
+        distributed_optimizer: whether each data parallel rank will update only a part of the
+            weights.
+        overlap: whether gradients are reduced while the backward pass runs.
     """
     wrapped = [
         DistributedDataParallel(

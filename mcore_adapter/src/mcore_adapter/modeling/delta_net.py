@@ -13,7 +13,10 @@ from mcore_adapter.modeling.norm import PlainRMSNorm
 
 
 def delta_net() -> ModuleSpec:
-    """Megatron-Core's module, in PyTorch where flash-linear-attention is not installed."""
+    """Return the spec of Megatron-Core's gated delta net.
+
+    Where flash-linear-attention is not installed, the net is computed in PyTorch.
+    """
     if not gated_delta_net.HAVE_FLA:
         _compute_in_torch()
     return ModuleSpec(
@@ -25,13 +28,17 @@ def delta_net() -> ModuleSpec:
 
 
 def _compute_in_torch() -> None:
-    """Megatron-Core 0.16.1 has the chunked rule in PyTorch, too, for its deterministic mode, but
-    refuses to build the module without the package whose kernels it would then not use."""
+    """Let Megatron-Core build and run gated delta nets without flash-linear-attention.
+
+    For its deterministic mode, Megatron-Core 0.16.1 also has the chunked delta rule in PyTorch. It
+    refuses to build the module without the package all the same, although that mode does not use
+    the package's kernels.
+    """
     gated_delta_net.l2norm = _unit_length
     gated_delta_net.chunk_gated_delta_rule = gated_delta_net.torch_chunk_gated_delta_rule
     gated_delta_net.HAVE_FLA = True
 
 
 def _unit_length(x: Tensor) -> Tensor:
-    """As flash-linear-attention scales queries and keys."""
+    """Scale queries or keys to length one, as flash-linear-attention does."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)

@@ -1,4 +1,4 @@
-"""Experts of the local layer spec whose products run as one."""
+"""Experts of the local layer spec that are computed with grouped matrix products."""
 
 from __future__ import annotations
 
@@ -9,28 +9,31 @@ from torch import Tensor
 
 
 class GroupedExperts(SequentialMLP):
-    """Megatron-Core's experts, one after the other, with two calls of PyTorch's grouped product
-    instead of two products for each expert.
+    """Megatron-Core's sequential experts, computed with grouped matrix products.
 
-    Megatron-Core's own grouped experts need a package for CUDA and keep all experts in one
-    parameter, transposed. Here every expert keeps its own, under the same names: tables, optimizer
-    and checkpoints need not know. The price is a copy of the weights, stacked, in each pass.
+    Two calls of PyTorch's grouped product replace two products for each expert. Megatron-Core's own
+    grouped experts need a package for CUDA and keep all experts in one transposed parameter. Here
+    every expert keeps its own parameters under the names of the sequential experts, so that tables,
+    optimizer and checkpoints need no special case. The price is a stacked copy of the weights in
+    each pass.
     """
 
     def forward(
         self, tokens_ND: Tensor, tokens_per_expert: Tensor, probs_N: Tensor
     ) -> tuple[Tensor, None]:
-        """
+        """Compute the experts' outputs, weighted with the router's probabilities.
+
         Args:
-            tokens_ND: those of the first expert, then those of the second, and so on.
-            tokens_per_expert: [experts of this rank]
-            probs_N: the router's.
+            tokens_ND: hidden states, those of the first expert, then those of the second, and so
+                on.
+            tokens_per_expert: number of tokens of each expert, `[experts of this rank]`.
+            probs_N: the router's probability of each row of `tokens_ND`.
 
         Returns:
-            [N, D], and no bias.
+            Outputs `[N, D]`, and None because there is no bias.
         """
         if not len(tokens_ND):
-            # All weights take part, so that all have a gradient.
+            # The base class uses all weights even without tokens, so that all get a gradient.
             found: tuple[Tensor, None] = super().forward(tokens_ND, tokens_per_expert, probs_N)
             return found
         ends_E = tokens_per_expert.to(tokens_ND.device).cumsum(0).to(torch.int32)

@@ -1,7 +1,8 @@
-"""LoRA of the linear layers that tensor parallel ranks cut.
+"""LoRA factors of the linear layers that are divided over tensor parallel ranks.
 
-A linear layer gets two modules, `lora_A` and `lora_B`, and its output their product. Where
-Megatron fuses weights, A is stacked and B a block diagonal, as `convert.lora` has them in files.
+A linear layer gets two modules, `lora_A` and `lora_B`, and their product is added to its output.
+Where Megatron fuses weights, the factors A are stacked, and the factors B form a block diagonal
+matrix, as `convert.lora` stores them in files.
 """
 
 from __future__ import annotations
@@ -38,17 +39,18 @@ from mcore_adapter.local_tensors import Ranks, global_name
 from mcore_adapter.parallel_sizes import ParallelSizes
 
 Linear = Any
-"""Column or row parallel, of Megatron-Core, which is untyped."""
+"""Column or row parallel linear layer of Megatron-Core, which has no type annotations."""
 
 
 class Factor(nn.Module):
-    """A or B of a linear layer: this rank's shard of `[rank, in]` or `[out, rank]`.
+    """Factor A or B of a linear layer: this rank's shard of `[rank, in]` or `[out, rank]`.
 
-    The rank is that of all parts of a fused weight together.
+    For a fused weight, `rank` is the sum of the ranks of its parts.
     """
 
     mask: Tensor | None
-    """[out, rank] of a fused weight's B: one where the factors of its parts lie, else zero."""
+    """Mask `[out, rank]` of a fused weight's B: one inside the blocks of its parts, zero elsewhere.
+    None: no entry is masked."""
 
     def __init__(self, weight: Tensor, mask: Tensor | None = None) -> None:
         super().__init__()
@@ -61,7 +63,7 @@ class Factor(nn.Module):
 
 
 class Change:
-    """What a linear layer's output gets; a hook of the layer."""
+    """Forward hook of a linear layer that adds the product of the LoRA factors to its output."""
 
     def __init__(self, lora: Lora) -> None:
         self.lora = lora
@@ -74,7 +76,7 @@ class Change:
             return output
         group = linear.tp_group
         narrow = linear.lora_A(self._dropped(inputs[0], linear))
-        # What travels between the ranks is as narrow as the factors.
+        # Communicate between A and B, where the activations are only as wide as the LoRA rank.
         if isinstance(linear, RowParallelLinear):
             narrow = (
                 reduce_scatter_to_sequence_parallel_region(narrow, group=group)
@@ -92,7 +94,7 @@ class Change:
     def _dropped(self, x: Tensor, linear: Linear) -> Tensor:
         if not (linear.training and self.lora.dropout):
             return x
-        # Ranks that have the same input drop the same of it, the others each what they draw.
+        # Ranks with the same input must drop the same entries; other ranks draw independently.
         same = isinstance(linear, ColumnParallelLinear) and not linear.sequence_parallel
         with nullcontext() if same else get_cuda_rng_tracker().fork():
             return F.dropout(x, self.lora.dropout)
@@ -100,16 +102,18 @@ class Change:
 
 @dataclass(frozen=True)
 class Adapter:
-    """The factors of a model."""
+    """LoRA factors of a model."""
 
     lora: Lora
     table: ModelTable
-    """Of the factors alone: loads, exports and keeps them as the model's does the weights."""
+    """Table of the factors alone. It serves to load, export and save them, as the model's table
+    does for the weights."""
     changes: Sequence[Change]
+    """Hooks of all linear layers that have factors."""
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Within, the model is the one without adapter."""
+        """Switch the adapter off within the block."""
         for change in self.changes:
             change.on = False
         try:
@@ -127,15 +131,17 @@ def add_adapter(
     *,
     seed: int = 0,
 ) -> Adapter:
-    """Freeze a model and give its linear layers factors: A as PEFT draws it, the same whatever the
-    layout, and B zero.
+    """Freeze a model and give its linear layers LoRA factors.
+
+    A starts with random values as in PEFT, which are the same under any layout; B starts with
+    zeros.
 
     Args:
-        chunks: bare; wrap them afterwards.
-        table: of the model.
+        chunks: chunks without wrappers; wrap them afterwards.
+        table: table of the model.
 
     Raises:
-        ConfigError: a target is no linear layer, or one that cannot have factors.
+        ConfigError: a target is not a linear layer, or is one that cannot have factors.
         LayoutError: the layers are those of Transformer Engine.
     """
     if chunks[0].config.transformer_impl != "local":
@@ -155,15 +161,18 @@ def add_adapter(
                 a, b = (due[f"{whole}.lora_{x}.weight"] for x in "AB")
                 _add_factors(linear, _Factors(a, b, adapter, sizes, ranks, seed))
                 change = Change(lora)
-                # Before hooks that the layer has, which see the sum.
+                # Run before other hooks of the layer, so that they see the sum.
                 linear.register_forward_hook(change, prepend=True)
                 changes.append(change)
     return Adapter(lora, adapter, changes)
 
 
 def _let_gradients_pass(chunk: GPTModel) -> None:
-    """A layer that is computed again, and a stage that hands its output on, want a gradient to pass
-    on; with a frozen embedding nothing before the first factors has one."""
+    """Let the output of the embedding require a gradient, where Megatron-Core needs one.
+
+    Layers that are recomputed, and stages that pass their output on, need a gradient to pass back.
+    The embedding is frozen, so nothing before the first factors would have one.
+    """
     config = chunk.config
     if chunk.pre_process and (
         config.recompute_granularity == "full" or config.pipeline_model_parallel_size > 1
@@ -173,7 +182,7 @@ def _let_gradients_pass(chunk: GPTModel) -> None:
 
 @dataclass(frozen=True)
 class _Factors:
-    """This rank's shards of what a weight's factors start with."""
+    """Initial values of this rank's shards of the factors A and B of a weight."""
 
     a: Task
     b: Task
@@ -183,7 +192,11 @@ class _Factors:
     seed: int
 
     def start(self, in_features: int) -> Tensor:
-        """A [rank, in]: uniform, of a standard deviation of 1 / sqrt(3 in)."""
+        """Return the initial A `[rank, in]`: uniform, with standard deviation 1 / sqrt(3 * in).
+
+        The generator is seeded with `seed` and the PEFT name, so the values do not depend on the
+        layout.
+        """
         bound = 1 / math.sqrt(in_features)
         stack, parts = self.a.param.op, []
         assert isinstance(stack, StackA)
@@ -197,7 +210,7 @@ class _Factors:
         return shard_of(full, self.a, self.sizes, self.ranks)
 
     def pattern(self, out_features: int) -> Tensor:
-        """Of B [out, rank]: one where it can be other than zero."""
+        """Return a mask for B `[out, rank]`: one where B may differ from zero, else zero."""
         blocks = self.b.param.op
         assert isinstance(blocks, BlockB)
         rows = self.table.shape.vocab if self.b.param.pads_vocab else out_features
@@ -211,6 +224,7 @@ class _Factors:
 
 
 def _add_factors(linear: Linear, factors: _Factors) -> None:
+    """Add the modules `lora_A` and `lora_B` to a linear layer."""
     like, row = linear.weight, isinstance(linear, RowParallelLinear)
     start = factors.start(linear.input_size).to(like)
     pattern = factors.pattern(linear.output_size).to(like)
@@ -218,7 +232,7 @@ def _add_factors(linear: Linear, factors: _Factors) -> None:
     b = Factor(torch.zeros_like(pattern), None if bool(pattern.all()) else pattern)
     cut, whole = (a, b) if row else (b, a)
     set_tensor_model_parallel_attributes(cut.weight, True, dim=1 if row else 0, stride=1)
-    # Each rank sees its tokens; what they say of a factor that all have is summed.
+    # With this mark, gradients from the tokens of all ranks are summed for a replicated factor.
     whole.weight.sequence_parallel = linear.sequence_parallel  # type: ignore[attr-defined]
     linear.add_module("lora_A", a)
     linear.add_module("lora_B", b)

@@ -1,4 +1,4 @@
-"""Latent attention of the local layer spec."""
+"""Multi-head latent attention of the local layer spec."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from torch import Tensor, nn
 
 
 class LatentAttention(MLASelfAttention):
-    """Megatron-Core's, with the gradient of the keys' rotated part summed over the ranks.
+    """Megatron-Core's latent attention, with correct gradients for the rotated part of the keys.
 
-    All heads share that part. With a column parallel down projection Megatron-Core 0.16.1 gathers
-    it from the tensor parallel ranks and, on the way back, drops what the heads of other ranks
-    found; with a duplicated one it does not. So the output is made to look like the latter's.
+    All heads share that part, so its gradients must be summed over the tensor parallel ranks. With
+    a column parallel down projection, Megatron-Core 0.16.1 gathers the part from these ranks and,
+    in the backward pass, drops the gradients from the heads of other ranks. With a down projection
+    that is duplicated on all ranks, it sums the gradients. Therefore a hook gives the output the
+    shape that a duplicated projection's output has.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -29,6 +31,6 @@ class LatentAttention(MLASelfAttention):
 def _like_duplicated(
     module: nn.Module, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor | None]
 ) -> tuple[Tensor, Tensor | None]:
-    """[T, B, width / tp] of all tokens -> [T / tp, B, width] of this rank's tokens."""
+    """Turn `[T, B, width / tp]` of all tokens into `[T / tp, B, width]` of this rank's tokens."""
     whole = gather_from_tensor_model_parallel_region(output[0])
     return scatter_to_sequence_parallel_region(whole), output[1]

@@ -1,4 +1,4 @@
-"""This rank's part of a model."""
+"""Construction of Megatron-Core's parallel groups and of this rank's part of a model."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ with quiet_imports():
 def init_parallel(
     sizes: ParallelSizes, *, seed: int = 0, timeout: timedelta = timedelta(minutes=30)
 ) -> None:
-    """Cut the ranks of the default process group, which must exist, into Megatron-Core's groups.
+    """Divide the ranks of the default process group into Megatron-Core's groups.
 
-    What was cut before is dissolved. All ranks call it.
+    A collective: all ranks call it. The default process group must exist. Groups of an earlier call
+    are destroyed first.
 
     Args:
-        seed: of dropout and of weights that are not loaded.
-        timeout: of a collective in the new groups.
+        seed: seed of dropout and of weights that are not loaded.
+        timeout: time limit of a collective in the new groups.
 
     Raises:
-        LayoutError: the ranks do not divide.
+        LayoutError: the number of ranks is not a multiple of the parallel sizes.
     """
     ranks = dist.get_world_size()
     for size, what in (
@@ -53,15 +54,18 @@ def init_parallel(
         expert_model_parallel_size=sizes.ep,
         expert_tensor_parallel_size=sizes.expert_tp,
         distributed_timeout_minutes=timeout.total_seconds() / 60,
-        # They are for a world of nccl; in one of gloo they would be second copies.
+        # Gloo groups are for a world of nccl; in a world of gloo they would be duplicates.
         create_gloo_process_groups=dist.get_backend() != "gloo",
     )
     model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
 
 
 def seed_dropout(seed: int, step: int) -> None:
-    """What is dropped from now on: of a step the same in every run, on every stage and for every
-    data parallel rank something else."""
+    """Seed the dropout of one training step.
+
+    The same step gets the same seed in every run. Within a step, every pipeline stage and every
+    data parallel rank gets a different seed.
+    """
     stage = parallel_state.get_pipeline_model_parallel_rank()
     replica = parallel_state.get_data_parallel_rank()
     text = f"{seed} {step} {stage} {replica}".encode()
@@ -70,21 +74,22 @@ def seed_dropout(seed: int, step: int) -> None:
 
 
 def leave_parallel() -> None:
-    """Dissolve what `init_parallel` cut. All ranks call it; without a cut it does nothing.
+    """Destroy the groups that `init_parallel` made, if there are any. All ranks call it.
 
-    Megatron-Core by itself only forgets its groups, whose sockets and threads then stay: dozens per
-    layout, which slow down all processes of the machine.
+    Megatron-Core itself only forgets its groups. Their sockets and threads would stay, dozens for
+    each layout, and slow down all processes of the machine.
     """
     groups = _cut_groups()
     parallel_state.destroy_model_parallel()
     for name in [n for n, v in vars(parallel_state).items() if isinstance(v, dist.ProcessGroup)]:
         setattr(parallel_state, name, None)
-    # In an order that all ranks share: some backends wait for each other.
+    # The order must be the same on all ranks: with some backends, they wait for each other.
     for group in sorted(groups - {dist.group.WORLD}, key=lambda each: str(each.group_name)):
         dist.destroy_process_group(group)
 
 
 def _cut_groups() -> set[dist.ProcessGroup]:
+    """Return all process groups that Megatron-Core's `parallel_state` holds."""
     kept = [*vars(parallel_state).values()]
     kept += [each for value in kept if isinstance(value, list) for each in value]
     return {each for each in kept if isinstance(each, dist.ProcessGroup)}
@@ -93,16 +98,17 @@ def _cut_groups() -> set[dist.ProcessGroup]:
 def build_model(
     config: Mapping[str, Any], sizes: ParallelSizes, options: BuildOptions | None = None
 ) -> list[GPTModel]:
-    """The chunks of this rank, one unless there is a virtual pipeline, with random weights.
+    """Build this rank's chunks of a model, with random weights.
 
-    `init_parallel(sizes)` comes first, and `adapt_to_cpu()` on a machine without CUDA.
+    There is one chunk, or `vpp` chunks in a virtual pipeline. Call `init_parallel(sizes)` first,
+    and on a machine without CUDA `adapt_to_cpu()`.
 
     Args:
-        config: the content of a `config.json`.
+        config: content of a `config.json`.
 
     Raises:
-        ConfigError: the config says what cannot be built.
-        LayoutError: something does not divide.
+        ConfigError: the config describes a model that cannot be built.
+        LayoutError: the model does not divide over `sizes`, or the options do not fit.
     """
     options = options or BuildOptions()
     if not HAVE_TE:
@@ -146,9 +152,13 @@ def _chunk(made: ModelConfig, sizes: ParallelSizes, chunk: int) -> GPTModel:
 
 
 def _mark_experts(model: GPTModel) -> None:
-    """Gradients of experts are reduced over the ranks that hold the same experts, and over no
-    others. Megatron-Core marks their parameters only for ep > 1, and so leaves gradients apart
-    where etp is less than tp; and it sums those of biases over the tensor parallel ranks, too."""
+    """Mark the parameters of experts so that their gradients are reduced over the right ranks.
+
+    These are the ranks that hold the same experts, and no others. Megatron-Core sets the mark only
+    for ep > 1; without the mark, gradients would stay different on ranks that hold the same experts
+    where etp is less than tp. Megatron-Core would also sum gradients of experts' biases over the
+    tensor parallel ranks.
+    """
     for name, parameter in model.named_parameters():
         if ".experts." in name:
             parameter.allreduce = False
@@ -156,7 +166,10 @@ def _mark_experts(model: GPTModel) -> None:
 
 
 def _set_rope(model: GPTModel, made: ModelConfig) -> None:
-    """Megatron-Core computes frequencies of fewer kinds, and some with fixed constants."""
+    """Replace the rotary frequencies of the model by those of its config.
+
+    Megatron-Core computes frequencies of fewer kinds, and some of them with fixed constants.
+    """
     if made.rope is not None:
         rotary = model.rotary_pos_emb
         rotary.inv_freq = made.rope.inverse_frequencies.to(rotary.inv_freq.device)

@@ -1,4 +1,4 @@
-"""Layers that predict further tokens (MTP), and a model that can run them."""
+"""Layers for multi-token prediction (MTP), and a model that can run them."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ _OF_LAYERS = (
     "rotary_pos_sin",
     "packed_seq_params",
 )
+"""Arguments of the model that are passed on to its MTP layers."""
 
 
 class FurtherModel(GPTModel):
-    """Gives the logits of further tokens, too, while it is told so.
+    """GPT model that also returns the logits of further tokens while `predicts_further` is True.
 
-    Megatron-Core's own wants the labels and adds a loss itself: the mean over a micro-batch, so
-    that the loss of a step would depend on how it is cut.
+    Megatron-Core's own model needs the labels and adds a loss itself. That loss is the mean over a
+    micro-batch, so that the loss of a step would depend on how the step is divided.
     """
 
     predicts_further = False
@@ -49,10 +50,12 @@ class FurtherModel(GPTModel):
         runtime_gather_output: bool | None = None,
         **given: Any,
     ) -> Tensor:
-        """
+        """Compute the logits from the hidden states of the last layer.
+
         Returns:
-            Logits [B, T, vocabulary / tp], or with those of further tokens behind the others
-            [(1 + layers) * B, ...]. At place i layer k predicts the token at i + 1 + k.
+            Logits `[B, T, vocabulary / tp]`. While `predicts_further` is True, the logits of the
+            MTP layers follow in the first dimension: `[(1 + layers) * B, T, vocabulary / tp]`. At
+            position i, MTP layer k, counted from 1, predicts the token at i + 1 + k.
         """
         assert labels is None
         assert loss_mask is None
@@ -71,10 +74,10 @@ class FurtherModel(GPTModel):
 
 
 class FurtherLayer(MultiTokenPredictionLayer):
-    """Megatron-Core's, which can also be computed again of packed sequences."""
+    """Megatron-Core's MTP layer, which here can also be recomputed with packed sequences."""
 
     def _checkpointed_forward(self, forward_func: Callable[..., Tensor], **given: Any) -> Tensor:
-        # Only tensors can be kept for the backward pass, and Megatron-Core 0.16.1 hands on all.
+        # Only tensors can be kept for the backward pass; Megatron-Core 0.16.1 passes all arguments.
         packed = given.pop("packed_seq_params")
 
         def run(*values: Tensor | None) -> Tensor:
@@ -86,18 +89,20 @@ class FurtherLayer(MultiTokenPredictionLayer):
 
 
 def predict_further(chunk: nn.Module, *, on: bool) -> None:
-    """
+    """Let a model return the logits of further tokens, or stop it.
+
     Args:
-        chunk: of a model that was built with further layers, wrapped or not.
+        chunk: chunk of a model that was built with MTP layers, wrapped or not.
     """
     model: Any = unwrapped(chunk)
     model.predicts_further = on
 
 
 def further_spec(layer: ModuleSpec, count: int) -> MultiTokenPredictionBlockSubmodules:
-    """
+    """Return the specs of `count` MTP layers.
+
     Args:
-        layer: what each of them has within, of the local layer spec.
+        layer: local layer spec of the transformer layer inside each MTP layer.
     """
     spec = ModuleSpec(
         module=FurtherLayer,

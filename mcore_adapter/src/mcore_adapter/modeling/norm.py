@@ -8,14 +8,16 @@ from torch import Tensor, nn
 
 
 class RMSNorm(nn.Module):
-    """As Hugging Face computes it: in fp32, rounded before it is scaled.
+    """RMS norm as Hugging Face computes it: in fp32, and rounded to the input's dtype.
 
-    Megatron-Core's own for the local spec refuses sequence parallelism; all that is asks for is the
-    mark on the weight, by which gradients are summed over the tensor parallel ranks.
+    The norm is rounded before it is scaled by the weight, or after that if the weight is centred on
+    zero. Megatron-Core's own norm for the local spec refuses sequence parallelism. All that
+    sequence parallelism needs is a mark on the weight, so that its gradients are summed over the
+    tensor parallel ranks.
     """
 
     plain = False
-    """Centred on one even where the model's other norms are centred on zero."""
+    """True to centre the weight on one even if the model's other norms are centred on zero."""
 
     def __init__(
         self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: object
@@ -37,6 +39,6 @@ class RMSNorm(nn.Module):
 
 
 class PlainRMSNorm(RMSNorm):
-    """The norm within a gated delta net."""
+    """RMS norm within a gated delta net; its weight is always centred on one."""
 
     plain = True

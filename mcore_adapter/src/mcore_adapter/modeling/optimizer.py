@@ -1,4 +1,4 @@
-"""Adam over the chunks of a model, and one step of it."""
+"""Adam for the chunks of a model, and one optimizer step."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ def adam(
     weight_decay: float = 0.0,
     max_grad_norm: float = 0.0,
 ) -> MegatronOptimizer:
-    """AdamW in fp32, over fp32 copies of weights that are not.
+    """Make an AdamW optimizer that computes in fp32, with fp32 copies of weights in other dtypes.
 
-    Its states are cut over the data parallel ranks if `data_parallel` was told so.
+    The optimizer states are divided over the data parallel ranks if `data_parallel` was called with
+    `distributed_optimizer`.
 
     Args:
-        chunks: wrapped by `data_parallel`.
-        weight_decay: pulls weights to zero; not biases and norms, where that only hurts.
-        max_grad_norm: gradients are scaled down to it; 0: never.
+        chunks: chunks that `data_parallel` wrapped.
+        weight_decay: strength with which weights are pulled to zero; biases and norms are left out,
+            where weight decay only hurts.
+        max_grad_norm: largest gradient norm; larger gradients are scaled down to it; 0: no limit.
     """
     model = chunks[0].config
     config = OptimizerConfig(
@@ -48,29 +50,34 @@ def adam(
     )
     optimizer = get_megatron_optimizer(config, list(chunks), use_gloo_process_groups=False)
     for group in optimizer.param_groups:
-        # Megatron-Core leaves this factor to its own scheduler of learning rates.
+        # Megatron-Core applies this factor only in its own scheduler of learning rates.
         group["weight_decay"] *= group["wd_mult"]
         group["fused"] = True
     for each in parts_of(optimizer):
-        # The norm leaves out what other tensor parallel ranks count; of experts those are others.
+        # The gradient norm counts a parameter that several tensor parallel ranks hold only once.
+        # Experts have tensor parallel ranks of their own.
         if each.param_groups and each.param_groups[0]["is_expert_parallel"]:
             each.tp_group = parallel_state.get_expert_tensor_parallel_group()
     return optimizer
 
 
 def parts_of(optimizer: MegatronOptimizer) -> Sequence[MegatronOptimizer]:
-    """The optimizers of dense parameters and of experts, which are cut over other ranks."""
+    """Return the optimizers of which `optimizer` consists.
+
+    There is one for dense parameters and one for experts, because experts are divided over other
+    ranks. An optimizer that is not chained is returned alone.
+    """
     return getattr(optimizer, "chained_optimizers", [optimizer])
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a step did."""
+    """Result of one optimizer step."""
 
     grad_norm: float
-    """Of all parameters, before it was scaled down."""
+    """Norm of the gradients of all parameters, before they were scaled down."""
     skipped: bool
-    """The norm was zero or not finite, and weights and states stayed as they were."""
+    """True if the norm was zero or not finite: weights and optimizer states did not change."""
 
 
 @torch.no_grad()
@@ -80,13 +87,13 @@ def step(
     *,
     lr: float | None = None,
 ) -> Step:
-    """Update the weights with the gradients of the last schedule, then forget the gradients.
+    """Update the weights with the gradients of the last schedule, then clear the gradients.
 
-    A gradient that is not finite changes nothing, and neither does one of zero: Adam would go on
-    in its old direction. A collective: all ranks call it.
+    Nothing is updated if the gradient norm is not finite or is zero: with zero gradients, Adam
+    would go on in its old direction. A collective: all ranks call it.
 
     Args:
-        lr: from now on; None: as it was.
+        lr: learning rate from now on; None: unchanged.
     """
     if lr is not None:
         for group in optimizer.param_groups:

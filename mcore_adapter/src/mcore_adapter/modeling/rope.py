@@ -1,4 +1,4 @@
-"""Rotary frequencies of a Hugging Face config."""
+"""Rotary position frequencies of a Hugging Face config."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from mcore_adapter.models.fields import rope_parameters
 
 @dataclass(frozen=True)
 class Rope:
-    """Which angles a position turns by."""
+    """Rotary frequencies of a model."""
 
     inverse_frequencies: Tensor
-    """[rotated width / 2], fp32, radians per position."""
+    """Angles per position, in radians, float32 `[rotated width / 2]`."""
     scale: float = 1.0
-    """Cosines and sines are multiplied by it (yarn)."""
+    """Factor by which cosines and sines are multiplied (yarn)."""
 
 
 def rope_of(config: Config, width: int) -> Rope:
-    """
+    """Compute the rotary frequencies of a config.
+
     Args:
-        width: of the part of a head that is rotated, if `partial_rotary_factor` is one.
+        width: number of dimensions of a head that can be rotated; multiplied by
+            `partial_rotary_factor` if the config has one.
 
     Raises:
         ConfigError: the kind is not one of default, linear, llama3, yarn.
@@ -53,7 +55,7 @@ def rope_of(config: Config, width: int) -> Rope:
 
 
 def _llama3(plain: Tensor, values: Mapping[str, Any]) -> Tensor:
-    """Long waves are stretched, short ones kept, those between blended."""
+    """Stretch long waves, keep short ones, and blend both for waves in between (llama3)."""
     low, high = values["low_freq_factor"], values["high_freq_factor"]
     old_length, factor = values["original_max_position_embeddings"], values["factor"]
     wave = 2 * math.pi / plain
@@ -65,7 +67,10 @@ def _llama3(plain: Tensor, values: Mapping[str, Any]) -> Tensor:
 
 
 def _yarn(plain: Tensor, width: int, base: float, values: Mapping[str, Any], longest: int) -> Rope:
-    """https://arxiv.org/abs/2309.00071, with the defaults and corner cases of transformers."""
+    """Compute frequencies and scale by yarn (https://arxiv.org/abs/2309.00071).
+
+    Defaults and corner cases are those of transformers.
+    """
     old_length = values.get("original_max_position_embeddings") or longest
     factor = values.get("factor") or longest / old_length
     scale = values.get("attention_factor")
@@ -89,4 +94,5 @@ def _yarn(plain: Tensor, width: int, base: float, values: Mapping[str, Any], lon
 
 
 def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
+    """Return yarn's scale of attention for a context that is `factor` times as long."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0

@@ -1,4 +1,4 @@
-"""Layer specs: which modules a layer is made of."""
+"""Layer specs: the modules of which a layer is made."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mcore_adapter.modeling.mtp import further_spec
 from mcore_adapter.modeling.norm import RMSNorm
 
 HAVE_TE: bool = gpt_layer_specs.HAVE_TE
-"""Whether Transformer Engine is installed."""
+"""True if Transformer Engine is installed."""
 
 
 class BiasedOutput(RowParallelLinear):
@@ -40,8 +40,8 @@ class BiasedOutput(RowParallelLinear):
 class ExpertOutput(RowParallelLinear):
     """Second linear layer of an expert that has biases.
 
-    Its output is a copy, because the bias is added in place: to a view of a custom function's
-    input, which autograd refuses.
+    Its output is a copy, because Megatron-Core adds the bias in place. Autograd refuses an in-place
+    operation on a view of a custom function's input.
     """
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,12 +57,15 @@ def block_spec(
     grouped: bool = False,
     out_bias: bool = False,
 ) -> TransformerBlockSubmodules:
-    """Modules of the given layers.
+    """Return the specs of the given layers.
 
     Args:
-        te: Transformer Engine's modules instead of the local ones.
-        grouped: experts in one product.
-        out_bias: whether only the output projection of attention has a bias.
+        te: whether to use Transformer Engine's modules instead of the local ones.
+        grouped: whether the experts are computed in grouped products.
+        out_bias: whether the output projection of attention is the only linear layer with a bias.
+
+    Raises:
+        ConfigError: the model needs the local layer spec, but `te` is set.
     """
     if te and out_bias:
         raise ConfigError("a bias of the output projection alone needs the local layer spec")
@@ -87,8 +90,10 @@ def block_spec(
 def mtp_spec(
     config: TransformerConfig, *, grouped: bool, out_bias: bool
 ) -> MultiTokenPredictionBlockSubmodules:
-    """Modules of the layers that predict further tokens: attention, and experts where the model
-    has any."""
+    """Return the specs of the layers for multi-token prediction (MTP).
+
+    They have attention, and experts if the model has any.
+    """
     sparse = config.num_moe_experts is not None
     layer = _local_layer(config, sparse, out_bias)
     if grouped:
@@ -97,7 +102,7 @@ def mtp_spec(
 
 
 def _sparse_layers(config: TransformerConfig) -> list[bool]:
-    """Which layers have experts."""
+    """Return for each layer whether it has experts."""
     if config.num_moe_experts is None:
         return [False] * config.num_layers
     frequency = config.moe_layer_freq
@@ -107,7 +112,7 @@ def _sparse_layers(config: TransformerConfig) -> list[bool]:
 
 
 def _linear_layers(config: TransformerConfig) -> list[bool]:
-    """Which layers have a gated delta net instead of attention."""
+    """Return for each layer whether it has a gated delta net instead of attention."""
     if config.experimental_attention_variant is None:
         return [False] * config.num_layers
     return [bool(linear) for linear in config.linear_attention_freq]
@@ -123,7 +128,7 @@ def _te_layer(config: TransformerConfig, sparse: bool, out_bias: bool) -> Module
 
 
 def _local_layer(config: TransformerConfig, sparse: bool, out_bias: bool) -> ModuleSpec:
-    """Megatron-Core's local layer with this package's norms and core attention."""
+    """Return Megatron-Core's local layer spec, with norms and core attention of this package."""
     assert not LocalSpecProvider().fuse_layernorm_and_linear()
     spec = get_gpt_layer_local_spec(
         num_experts=config.num_moe_experts if sparse else None,
