@@ -1,1 +1,1 @@
-"""What a tensor parallel vocabulary and packed sequences need around a model."""
+"""Helpers to run a sharded model: log-probabilities, packed sequences and the pipeline schedule."""

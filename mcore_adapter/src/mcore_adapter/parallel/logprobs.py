@@ -1,4 +1,4 @@
-"""Log-probabilities and entropy of tokens whose logits are cut over tensor parallel ranks."""
+"""Log-probabilities and entropy of tokens whose logits are sharded over tensor parallel ranks."""
 
 from __future__ import annotations
 
@@ -18,20 +18,24 @@ def token_logprobs(
     group: dist.ProcessGroup | None = None,
     chunk: int = 1024,
 ) -> tuple[Tensor, Tensor]:
-    """Natural log-probabilities of the given tokens, and the entropy of each distribution.
+    """Return natural log-probabilities of the given tokens, and the entropy of each distribution.
 
-    The softmax of all tokens is never there: `chunk` of them at a time are widened to fp32, forward
-    and backward. Two small collectives per call, whatever the number of tokens.
+    To save memory, only `chunk` tokens at a time are converted to fp32 and get a softmax, in the
+    forward and in the backward pass. A call makes two small collectives, whatever the number of
+    tokens.
 
     Args:
-        logits: [..., padded vocabulary / tp], this rank's columns.
-        targets: [...], token numbers, the same on all ranks.
-        vocab: tokens; the columns after them are padding and have no probability.
-        temperature: logits are divided by it.
-        group: the tensor parallel ranks, in the order of their columns; None: logits are whole.
+        logits: this rank's columns, `[..., padded vocabulary / tp]`.
+        targets: token ids `[...]`, the same on all ranks.
+        vocab: number of tokens in the vocabulary; the columns after them are padding and have no
+            probability.
+        temperature: number by which the logits are divided.
+        group: tensor parallel ranks, in the order of their columns; None: the logits are whole.
+        chunk: number of tokens that are processed at a time.
 
     Returns:
-        [...] each, fp32. Both can be differentiated, the same gradients coming in on all ranks.
+        Log-probabilities and entropies, float32 `[...]` each. Both can be differentiated, if all
+        ranks pass the same gradients into them.
     """
     flat = logits.flatten(0, -2)
     logprobs, entropy = _TokenLogprobs.apply(
@@ -102,7 +106,11 @@ def _top(rows_NV: Tensor) -> Tensor:
 
 
 def _sums(scaled_NV: Tensor, local_N: Tensor, top_N: Tensor) -> Tensor:
-    """[3, N]: of exp(x - top), of exp(x - top) * x, and the target's x where it is this rank's."""
+    """Return this rank's sums over its columns, `[3, N]`.
+
+    The rows are the sum of exp(x - top), the sum of exp(x - top) * x, and the target's x, which is
+    0 if another rank has the target.
+    """
     weights_NV = (scaled_NV - top_N[:, None]).exp()
     mine_N = (local_N >= 0) & (local_N < scaled_NV.shape[1])
     target_N = torch.zeros_like(top_N)

@@ -1,4 +1,4 @@
-"""Sequences of different lengths in one row, that do not see each other."""
+"""Packed sequences: sequences of different lengths in one row that do not see each other."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Packed:
-    """One row of sequences, one after the other, then padding that is a sequence of its own."""
+    """Sequences one after the other in one row, then padding that is a sequence of its own."""
 
     tokens_BT: Tensor
-    """[1, tokens]"""
+    """Token ids, `[1, tokens]`."""
     positions_BT: Tensor
-    """[1, tokens], from 0 in every sequence."""
+    """Positions, `[1, tokens]`, counted from 0 in every sequence."""
     lengths: tuple[int, ...]
-    """Without the padding."""
+    """Number of tokens of each sequence, without the padding."""
     params: PackedSeqParams
-    """For `GPTModel.forward(..., packed_seq_params=...)`, on every pipeline stage."""
+    """Value of `packed_seq_params` in `GPTModel.forward`, needed on every pipeline stage."""
 
     def split(self, values_T: Tensor) -> list[Tensor]:
-        """Values of all tokens, [tokens, ...], as one tensor for each sequence."""
+        """Split values of all tokens, `[tokens, ...]`, into one tensor per sequence; drop
+        padding."""
         return list(values_T[: sum(self.lengths)].split(list(self.lengths)))
 
 
@@ -35,15 +36,19 @@ def pack(
     length: int | None = None,
     padding_token: int = 0,
 ) -> Packed:
-    """
+    """Pack sequences into one row.
+
     Args:
-        sequences: tokens [T] each.
-        multiple: the row's length is made to divide by it (tp, with sequence parallelism).
-        length: of the row, where micro-batches of a pipeline must have the same.
-        padding_token: of no influence on the others.
+        sequences: token ids, `[T]` each.
+        multiple: the length of the row is made a multiple of this number (tp, with sequence
+            parallelism).
+        length: length of the row, for pipelines whose micro-batches must have the same length;
+            None: as short as possible.
+        padding_token: token id of the padding; has no influence on the sequences.
 
     Raises:
-        ValueError: there are no sequences, one is empty, or they are longer than `length`.
+        ValueError: there are no sequences, one is empty, they are longer than `length`, or `length`
+            is not a multiple of `multiple`.
     """
     lengths = [len(tokens_T) for tokens_T in sequences]
     if not lengths or min(lengths) == 0:

@@ -1,4 +1,4 @@
-"""Micro-batches through the stages of a pipeline."""
+"""Pipeline schedule, which runs micro-batches through the stages of a model."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ def run_schedule(
     longest: int,
     forward_only: bool = False,
 ) -> list[Result]:
-    """Forward, and backward unless `forward_only`, of all micro-batches.
+    """Run the forward pass of all micro-batches, and the backward pass unless `forward_only`.
 
-    With one stage they go one after the other, with several in Megatron-Core's 1F1B order, with
-    several chunks a stage interleaved (the number of micro-batches must then divide by the number
-    of stages).
+    With one stage the micro-batches run one after the other; with several stages, in
+    Megatron-Core's 1F1B order; with several chunks per stage, in its interleaved order. In the
+    interleaved order, the number of micro-batches must be a multiple of the number of stages.
 
     Args:
-        chunks: of this rank, wrapped or not.
-        forward: runs a chunk on a micro-batch; its input from the stage before is already set.
-        loss: of the last chunk's output [B, T, vocabulary / tp]: the loss (the losses of all
-            micro-batches are added) and a result to keep.
-        micro_batch_size: rows of each micro-batch.
-        longest: tokens of each row, the same in all micro-batches unless the config of the model
-            says `variable_seq_lengths`.
+        chunks: this rank's chunks, wrapped or not.
+        forward: function that runs a chunk on a micro-batch; the input from the stage before is
+            already set.
+        loss: function of the last chunk's output `[B, T, vocabulary / tp]` and the micro-batch. It
+            returns the loss and a result to keep; the losses of all micro-batches are added.
+        micro_batch_size: number of rows of each micro-batch.
+        longest: number of tokens of each row, the same in all micro-batches unless the model's
+            config sets `variable_seq_lengths`.
 
     Returns:
-        The results, on the last stage; nothing on the others.
+        The results on the last stage; an empty list on the others.
     """
 
     def step(iterator: Iterator[Batch], chunk: nn.Module) -> tuple[Tensor, Callable[..., Any]]:
@@ -46,7 +47,7 @@ def run_schedule(
 
         def reduce(output: Tensor) -> tuple[Tensor, dict[str, Result]]:
             value, result = loss(output, batch)
-            # The schedule takes the mean over micro-batches.
+            # The schedule divides by the number of micro-batches.
             return value * len(batches), {"result": result}
 
         return forward(chunk, batch), reduce
