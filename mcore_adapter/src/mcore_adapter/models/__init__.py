@@ -1,4 +1,4 @@
-"""One file per family: its table of parameters, and the fields of its config."""
+"""Model families, one file each: a table of parameters and fields of Megatron-Core's config."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from mcore_adapter.models.fields import Fields
 
 
 class Family(Protocol):
-    """What a file here has; both functions take a `config.json` that was checked and completed."""
+    """Interface of a family's module; both functions take a checked and completed config."""
 
     def table(self, config: Config, /) -> ModelTable:
-        """What each parameter is called, how it is formatted and cut."""
+        """Return the table of a model: the name, the format and the sharding of each parameter."""
         ...
 
     def fields(self, config: Config, /) -> Fields:
-        """What Megatron-Core's config says of such a model."""
+        """Return the fields of Megatron-Core's config for a model."""
         ...
 
 
@@ -47,13 +47,14 @@ FAMILIES: dict[str, Family] = {
     "qwen3_next": qwen3_next,
     "seed_oss": llama,
 }
-"""By `model_type` in a `config.json`. A new family is a file and a line here."""
+"""Family of each `model_type` in a `config.json`. A new family needs a file and a line here."""
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """
+    """Return the family of a config.
+
     Args:
-        config: the content of a `config.json`.
+        config: content of a `config.json`.
 
     Raises:
         UnknownModelError: there is no family for its `model_type`.
@@ -70,15 +71,20 @@ def family_of(config: Mapping[str, Any]) -> Family:
 
 
 def table_of(config: Mapping[str, Any]) -> ModelTable:
-    """The table of the model that a `config.json` describes.
+    """Return the table of the model that a `config.json` describes.
 
     Raises:
         UnknownModelError: there is no family for its `model_type`.
-        ConfigError: a key is missing, or has a value that cannot be.
+        ConfigError: a key is missing, or has an impossible value.
     """
     return family_of(config).table(completed(config))
 
 
 def fields_of(config: Mapping[str, Any]) -> Fields:
-    """What Megatron-Core's config says of such a model; raises as `table_of`."""
+    """Return the fields of Megatron-Core's config for the model that a `config.json` describes.
+
+    Raises:
+        UnknownModelError: there is no family for its `model_type`.
+        ConfigError: a key is missing, or has a value that is impossible or cannot be built.
+    """
     return family_of(config).fields(completed(config))

@@ -1,7 +1,8 @@
-"""Rows that llama-like models share.
+"""Table rows that llama-like models share.
 
-All helpers take the prefix of a layer in Megatron (`ours`) and in Hugging Face (`theirs`), because
-layers that predict further tokens (MTP) have the same rows elsewhere.
+Helpers for rows of a layer take the prefix of the layer's names in Megatron (`ours`) and in Hugging
+Face (`theirs`), because layers for multi-token prediction (MTP) have the same rows under other
+prefixes.
 """
 
 from __future__ import annotations
@@ -17,16 +18,20 @@ from mcore_adapter.models.config import Config, Size
 from mcore_adapter.models.fields import Attention
 
 MCORE, HF = "decoder.layers.*.", "model.layers.*."
+"""Prefixes of a layer's names in Megatron and in Hugging Face; `*` is the number of the layer."""
 EMBEDDING = "embedding.word_embeddings.weight"
 MTP_EMBEDDING = "mtp." + EMBEDDING
+"""Name of the copy of the embedding for MTP layers, see `mtp_embedding`."""
 Layers = range | tuple[int, ...] | None
+"""Layers that have a row; None: all."""
 
 
 def shape_of(config: Config, *, num_experts: int = 0) -> Shape:
-    """From the names that almost all `config.json` use.
+    """Read the sizes of a model from keys that almost all configs use.
 
     Raises:
-        ConfigError: a count is missing, or those of heads do not divide.
+        ConfigError: a count is missing, or the number of attention heads is not a multiple of the
+            number of key-value heads.
     """
     heads, hidden = config.count("num_attention_heads"), config.count("hidden_size")
     groups = heads if config["num_key_value_heads"] is None else config.count("num_key_value_heads")
@@ -52,7 +57,7 @@ def shape_of(config: Config, *, num_experts: int = 0) -> Shape:
 
 
 def ends(shape: Shape) -> tuple[Param, ...]:
-    """Embedding, last norm and output layer."""
+    """Return the rows of the embedding, the last norm and the output layer."""
     rows = ((shape.vocab, shape.hidden),)
     embedding = Param(
         op=Rename(EMBEDDING, "model.embed_tokens.weight"),
@@ -79,12 +84,15 @@ def ends(shape: Shape) -> tuple[Param, ...]:
 
 
 def tied_output(shape: Shape) -> dict[str, str]:
-    """Some checkpoints with tied embeddings store them twice."""
+    """Map the second name of a tied embedding to the name that it repeats.
+
+    Some checkpoints store a tied embedding twice. The result is empty if the embedding is not tied.
+    """
     return {"lm_head.weight": "model.embed_tokens.weight"} if shape.tied else {}
 
 
 def norms(shape: Shape, ours: str = MCORE, theirs: str = HF) -> tuple[Param, ...]:
-    """The two norms of a layer."""
+    """Return the rows of the two norms of a layer."""
     width = (shape.hidden,)
     return (
         same(ours + "input_layernorm.weight", theirs + "input_layernorm.weight", width),
@@ -100,7 +108,7 @@ def attention(
     *,
     layers: Layers = None,
 ) -> tuple[Param, ...]:
-    """Grouped-query attention."""
+    """Return the rows of grouped-query attention."""
     ours, theirs = ours + "self_attention.", theirs + "self_attn."
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     lengths = (2 * queries if kinds.gated else queries, keys, keys)
@@ -138,7 +146,14 @@ def gated_mlp(
     bias: bool = False,
     layers: Layers = None,
 ) -> tuple[Param, ...]:
-    """down(act(gate(x)) * up(x)), of a layer or, with `@` in the prefixes, of its experts."""
+    """Return the rows of down(act(gate(x)) * up(x)), for a layer or for its experts.
+
+    Args:
+        width: number of hidden dimensions of the MLP.
+        ours: prefix of the names in Megatron; contains `@` for experts.
+        theirs: prefix of the names in Hugging Face; contains `@` for experts.
+        names: names of gate, up and down in Hugging Face.
+    """
     gate, up, down = (theirs + name for name in names)
 
     def first(kind: str, *rest: int) -> Param:
@@ -161,9 +176,10 @@ def gated_mlp(
 def corrected_router(
     shape: Shape, ours: str, theirs: str, *, layers: Layers = None
 ) -> tuple[Param, ...]:
-    """A router with a bias per expert that balances their load (DeepSeek-V3).
+    """Return the rows of a router with a bias per expert that balances the load (DeepSeek-V3).
 
-    The bias is updated in small steps, so it stays as precise as it is.
+    Training updates the bias in small steps, so the bias keeps its dtype when a checkpoint is
+    converted to another one.
     """
     experts = shape.num_experts
     return (
@@ -182,12 +198,12 @@ def corrected_router(
 def mtp_layer(
     shape: Shape, number: int, names: tuple[str, str, str, str], layer: Iterable[Param]
 ) -> tuple[Param, ...]:
-    """The `number`-th layer that predicts a further token.
+    """Return the rows of the `number`-th MTP layer, counted from 0.
 
     Args:
-        names: in Hugging Face, of the norms of the embedding and of the hidden states, of the
-            projection that takes both, and of the last norm.
-        layer: rows of the transformer layer within, see `mtp_prefix`.
+        names: Hugging Face names of four weights: the norm of the embedding, the norm of the hidden
+            states, the projection that takes both, and the last norm.
+        layer: rows of the transformer layer inside the MTP layer, see `mtp_prefix`.
     """
     ours, hidden = f"mtp.layers.{number}.", shape.hidden
     of_embedding, of_hidden, projection, last = names
@@ -201,25 +217,31 @@ def mtp_layer(
 
 
 def deepseek_mtp(theirs: str) -> tuple[str, str, str, str]:
-    """Names for `mtp_layer` where it is numbered behind the layers of the model."""
+    """Return the names for `mtp_layer`, for checkpoints that count MTP layers after other layers.
+
+    Args:
+        theirs: prefix of the MTP layer's names in Hugging Face.
+    """
     kinds = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
     enorm, hnorm, projection, last = (f"{theirs}{kind}.weight" for kind in kinds)
     return enorm, hnorm, projection, last
 
 
 def mtp_prefix(number: int) -> str:
-    """Prefix of the transformer layer in a Megatron MTP layer."""
+    """Return the prefix of the transformer layer inside the `number`-th Megatron MTP layer."""
     return f"mtp.layers.{number}.transformer_layer."
 
 
 def num_mtp_layers(table: ModelTable) -> int:
-    """Layers that predict further tokens."""
+    """Return the number of MTP layers in a table."""
     return len({row.op.mcore.split(".")[2] for row in table.params if row.optional})
 
 
 def mtp_embedding(shape: Shape) -> Param:
-    """The embedding once more: layers that predict further tokens need one where they are computed.
-    A row of no table, because files do not have it."""
+    """Return the row of a copy of the embedding, which MTP layers need on their own stage.
+
+    No table has this row, because files do not contain the copy.
+    """
     return Param(
         op=Rename(MTP_EMBEDDING, "model.embed_tokens.weight"),
         shapes=((shape.vocab, shape.hidden),),
@@ -231,7 +253,10 @@ def mtp_embedding(shape: Shape) -> Param:
 
 
 def mtp_repeats(theirs: str, shape: Shape) -> dict[str, str]:
-    """MTP layers share embedding and output layer, which checkpoints store again."""
+    """Map the names of copies in an MTP layer to the names of the weights that they repeat.
+
+    MTP layers share the embedding and the output layer, but checkpoints store both again.
+    """
     embedding = "model.embed_tokens.weight"
     return {
         theirs + "embed_tokens.weight": embedding,
@@ -247,10 +272,11 @@ def same(
     *,
     layers: Layers = None,
 ) -> Param:
-    """The same tensor under another name."""
+    """Return the row of a tensor that is equal in both formats except for its name."""
     op = Rename(ours, theirs)
     return Param(op=op, shapes=(shape,), shard=shard or Replicated(), layers=layers)
 
 
 def qkv(prefix: str, kind: str) -> tuple[str, ...]:
+    """Return the Hugging Face names of the projections to queries, keys and values."""
     return tuple(f"{prefix}{x}_proj.{kind}" for x in "qkv")

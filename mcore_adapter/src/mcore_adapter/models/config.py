@@ -1,4 +1,4 @@
-"""A `config.json` as tables and fields read it: checked, and completed with defaults."""
+"""Content of a `config.json`, checked and completed with defaults for tables and fields."""
 
 from __future__ import annotations
 
@@ -56,6 +56,7 @@ _FLAGS = (
     "norm_topk_prob",
     "rope_interleave",
 )
+"""Keys with true or false; null is allowed and means false."""
 _NUMBERS = (
     "rms_norm_eps",
     "initializer_range",
@@ -65,7 +66,9 @@ _NUMBERS = (
     "rope_theta",
     "partial_rotary_factor",
 )
+"""Keys with any number."""
 _NULL_SAYS_DEFAULT = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")
+"""Keys for which null means the default value."""
 _NULL_SAYS_NONE = (
     "head_dim",
     "num_key_value_heads",
@@ -79,9 +82,11 @@ _NULL_SAYS_NONE = (
     "num_nextn_predict_layers",
     "num_mtp_layers",
 )
+"""Keys for which null is a value of its own."""
 _MOST = {"num_hidden_layers": 10_000, "num_nextn_predict_layers": 100, "num_mtp_layers": 100}
+"""Largest value of some counts."""
 _MOST_EXPERTS = 1_000_000
-"""Of all layers."""
+"""Largest number of experts in all layers together."""
 _SAME = {
     "mixtral": ("num_local_experts", "num_experts"),
     "gpt_oss": ("num_local_experts", "num_experts"),
@@ -91,13 +96,14 @@ _SAME = {
     "deepseek_v3": ("n_routed_experts", "num_local_experts"),
     "glm4_moe": ("n_routed_experts", "num_local_experts"),
 }
-"""Of routed experts, the name that a model type has for their number, and another in use."""
+"""Two keys for the number of routed experts: the model type's own, and another one in use."""
 
 
 class Size(int):
-    """A count that knows which keys of `config.json` it follows from."""
+    """Count that records from which keys of `config.json` it is computed."""
 
     label: str
+    """Name of the key, or an expression of several, for error messages."""
 
     def __new__(cls, value: int, label: str = "") -> Size:
         made = super().__new__(cls, value)
@@ -115,18 +121,20 @@ class Size(int):
 
 
 class Config(dict[str, Any]):
-    """The content of a `config.json`; what it leaves out is as in transformers."""
+    """Content of a `config.json`. Missing keys have the defaults of transformers."""
 
     def __missing__(self, name: str) -> Any:
+        """Raise `ConfigError` for a key that has neither a value nor a default."""
         raise ConfigError(
             f"config.json lacks {name}, and there is no default for it in a "
             f"{self.get('model_type')}; add it"
         )
 
     def count(self, name: str) -> Size:
-        """
+        """Return the count under a key.
+
         Raises:
-            ConfigError: it is missing, or null.
+            ConfigError: the key is missing, or its value is null.
         """
         found = self[name]
         if found is None:
@@ -134,21 +142,23 @@ class Config(dict[str, Any]):
         return Size(found, name)
 
     def flag(self, name: str) -> bool:
-        """False where it is null, or where neither the file nor the model type has it."""
+        """Return a flag: False if it is null, or if it is missing and has no default."""
         return bool(self.get(name))
 
     def but(self, **changed: Any) -> Config:
-        """The same with other values."""
+        """Return a copy with other values."""
         return Config({**self, **changed})
 
 
 def completed(config: Mapping[str, Any]) -> Config:
-    """
+    """Check a config, and complete it with the defaults of its model type.
+
     Args:
-        config: the content of a `config.json`.
+        config: content of a `config.json`.
 
     Raises:
-        ConfigError: a key has a value of another kind than it should.
+        ConfigError: a value has the wrong type or is out of range, or two keys contradict each
+            other.
     """
     if isinstance(config, Config):
         return config
@@ -168,6 +178,7 @@ def completed(config: Mapping[str, Any]) -> Config:
 
 
 def _unite(given: dict[str, Any], name: str, other: str) -> None:
+    """Copy the value of `other` to `name`; raise `ConfigError` if both are given and differ."""
     if other not in given:
         return
     if given.setdefault(name, given[other]) != given[other]:
@@ -178,6 +189,7 @@ def _unite(given: dict[str, Any], name: str, other: str) -> None:
 
 
 def _check(name: str, value: Any) -> None:
+    """Raise `ConfigError` unless a value has the type of its key and is in the key's range."""
     if value is None and (name in _NULL_SAYS_NONE or name in _FLAGS):
         return
     expected = None
@@ -203,6 +215,7 @@ def _check(name: str, value: Any) -> None:
 
 
 def _check_layers(config: Config) -> None:
+    """Raise `ConfigError` unless `layer_types` has one entry per layer, if the key is given."""
     kinds = config.get("layer_types")
     if kinds is not None and len(kinds) != config["num_hidden_layers"]:
         named = ", ".join(sorted(set(kinds)))
@@ -213,7 +226,10 @@ def _check_layers(config: Config) -> None:
 
 
 def _check_experts(config: Config) -> None:
-    """Tables have rows for every expert of every layer: a number out of all bounds ends here."""
+    """Raise `ConfigError` if there are more than `_MOST_EXPERTS` experts in all layers together.
+
+    Tables have rows for every expert of every layer, and would become too large.
+    """
     layers = config.get("num_hidden_layers", 0)
     for name in ("num_experts", "num_local_experts", "n_routed_experts"):
         experts = config.get(name) or 0

@@ -36,7 +36,7 @@ from mcore_adapter.models.fields import (
 
 
 def table(config: Config) -> ModelTable:
-    # Every head has keys and values of its own, whatever their number is said to be.
+    # Every head has its own keys and values, whatever `num_key_value_heads` says.
     alone = config.but(num_key_value_heads=None)
     shape = shape_of(alone, num_experts=config.count("n_routed_experts"))
     dense, sparse = dense_layers(config)
@@ -67,15 +67,19 @@ def table(config: Config) -> ModelTable:
 
 
 def dense_layers(config: Config) -> tuple[range, range]:
-    """Layers without experts, and with them."""
+    """Return the layers without experts, and the layers with experts."""
     layers = config.count("num_hidden_layers")
     first = min(config.count("first_k_dense_replace"), layers)
     return range(first), range(first, layers)
 
 
 def fields(config: Config) -> Fields:
-    """Latent attention, groups of experts, a correction of the router's scores."""
-    # Megatron-Core rotates neighbouring pairs, and has one epsilon for all norms.
+    """Return fields with latent attention, groups of experts, and a correction of router scores.
+
+    Raises:
+        ConfigError: a key has a value that cannot be built.
+    """
+    # Megatron-Core rotates neighbouring dimensions in pairs, and has one epsilon for all norms.
     expect(config, "rope_interleave", True)
     expect(config, "attention_bias", False)
     if config["rms_norm_eps"] != 1e-6:
@@ -100,7 +104,14 @@ def fields(config: Config) -> Fields:
 
 
 def with_corrected_experts(base: Fields, config: Config) -> Fields:
-    """Experts of deepseek_v3: sigmoid scores, chosen after a correction, in groups of experts."""
+    """Add experts as in deepseek_v3, if any layer has experts.
+
+    The router's scores are sigmoids. Experts are chosen in groups, by scores to which a correction
+    is added.
+
+    Raises:
+        ConfigError: a key has a value that cannot be built.
+    """
     expect(config, "norm_topk_prob", True)
     groups, chosen = config["n_group"] or 1, config["topk_group"] or 1
     topk = config["num_experts_per_tok"]
@@ -125,7 +136,7 @@ def with_corrected_experts(base: Fields, config: Config) -> Fields:
         * config["n_shared_experts"],
         moe_router_score_function="sigmoid",
         moe_router_enable_expert_bias=True,
-        # The correction is a part of the checkpoint; post-training leaves it as it is.
+        # The correction is a part of the checkpoint; post-training does not change it.
         moe_router_bias_update_rate=0.0,
         moe_router_topk_scaling_factor=config["routed_scaling_factor"],
         **grouped,
@@ -133,7 +144,11 @@ def with_corrected_experts(base: Fields, config: Config) -> Fields:
 
 
 def latent_rope(config: Config) -> dict[str, Any]:
-    """Latent attention computes its own frequencies of these."""
+    """Return the fields from which latent attention computes its rotary frequencies.
+
+    Raises:
+        ConfigError: the rope type is neither default nor yarn.
+    """
     rope = rope_parameters(config)
     kind = rope["rope_type"]
     if kind not in ("default", "yarn"):
@@ -158,9 +173,10 @@ def latent_rope(config: Config) -> dict[str, Any]:
 def latent_attention(
     config: Config, shape: Shape, ours: str = MCORE, theirs: str = HF
 ) -> tuple[Param, ...]:
-    """Multi-head latent attention: queries, keys and values pass through narrow projections.
+    """Return the rows of multi-head latent attention.
 
-    The narrow ones are cut, too: in Megatron's local layers they are column parallel.
+    Queries, keys and values pass through narrow projections. These are sharded, too: in Megatron's
+    local layers they are column parallel.
     """
     ours, theirs = ours + "self_attention.", theirs + "self_attn."
     hidden, heads, narrow = shape.hidden, shape.num_heads, config.count("kv_lora_rank")
@@ -203,7 +219,10 @@ def latent_attention(
 def experts(
     config: Config, shape: Shape, ours: str, theirs: str, *, layers: Layers = None
 ) -> tuple[Param, ...]:
-    """A router with a correction of its scores, routed experts, and shared ones as one."""
+    """Return the rows of a router, its routed experts, and its shared experts.
+
+    The router has a correction of its scores. All shared experts are one MLP.
+    """
     ours, theirs = ours + "mlp.", theirs + "mlp."
     routed, width = ours + "experts.local_experts.@.", config.count("moe_intermediate_size")
     shared = width * config.count("n_shared_experts")

@@ -1,7 +1,8 @@
-"""What `config.json` means where it leaves a key out: the defaults of the configs of transformers.
+"""Defaults for keys that a `config.json` leaves out: those of the config classes of transformers.
 
-Of the keys that tables and fields read; those not listed here must be in the file. Written down,
-because importing transformers takes seconds; a test compares them with its classes.
+Only keys that tables and fields read are listed. A key without a default must be in the file. The
+defaults are copied here because importing transformers takes seconds; a test compares them with the
+classes of transformers.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ COMMON: Defaults = {
     "rope_theta": 10000.0,
     "tie_word_embeddings": False,
 }
-"""Of most model types. Null says: as many heads of keys and values as of queries; each as wide as
-the hidden size divided by the heads."""
+"""Defaults of most model types. `num_key_value_heads` null: as many heads of keys and values as of
+queries. `head_dim` null: the hidden size divided by the number of heads."""
 _WINDOWS: Defaults = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 _EXPERTS_IN_SOME: Defaults = {"decoder_sparse_step": 1, "mlp_only_layers": None}
 
@@ -245,4 +246,4 @@ DEFAULTS: dict[str, Defaults] = {
         "full_attention_interval": 4,
     },
 }
-"""By `model_type`."""
+"""Defaults of each `model_type`."""

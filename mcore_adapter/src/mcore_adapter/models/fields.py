@@ -1,7 +1,7 @@
-"""What a family's `config.json` says about its layers, as fields of Megatron-Core's config.
+"""Fields of Megatron-Core's config, made from a family's `config.json`.
 
-The functions that make them stand beside the tables of the families. They hold plain values, so
-that conversion needs no torch; `build.config` makes a Megatron-Core config of them.
+The functions that make them lie beside the tables of the families. Fields hold plain values, so
+that conversion needs no torch; `modeling.config` makes a Megatron-Core config from them.
 """
 
 from __future__ import annotations
@@ -15,26 +15,30 @@ from mcore_adapter.models.config import Config
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """What grouped-query attention has: said once by a family, for its table and its fields."""
+    """Variant of grouped-query attention in a family, used for its table and for its fields."""
 
     qkv_bias: bool = False
+    """True if the projections to queries, keys and values have biases."""
     out_bias: bool = False
+    """True if the output projection has a bias."""
     qk_norm: bool = False
+    """True if queries and keys are normalised in each head."""
     gated: bool = False
-    """A gate for every head of queries."""
+    """True if every head of queries has a gate."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fields:
-    """Arguments of Megatron-Core's config, and what it has no field for."""
+    """Arguments of Megatron-Core's config, and properties of a model for which it has no field."""
 
     config: dict[str, Any]
+    """Arguments of Megatron-Core's config, by name."""
     latent: bool = False
-    """Multi-head latent attention."""
+    """True for multi-head latent attention."""
     rope_width: int
-    """Of a head, the part that may be rotated."""
+    """Number of dimensions of a head that can be rotated."""
     out_bias: bool = False
-    """The output projection of attention has a bias, and the MLP has none."""
+    """True if the output projection of attention has a bias and the MLP has none."""
 
 
 def with_experts(
@@ -46,7 +50,16 @@ def with_experts(
     sparse: list[bool] | None = None,
     **more: Any,
 ) -> Fields:
-    """Adds experts to the layers that `sparse` names, all by default."""
+    """Add experts to some or all layers.
+
+    Args:
+        base: fields without experts.
+        experts: number of experts.
+        width: number of hidden dimensions of an expert.
+        topk: number of experts that each token visits.
+        sparse: for each layer, whether it has experts; None: all layers have experts.
+        more: further arguments of Megatron-Core's config.
+    """
     layers = sparse if sparse is not None else [True] * base.config["num_layers"]
     return Fields(
         config={
@@ -64,17 +77,21 @@ def with_experts(
 
 
 def windows(config: Config) -> dict[str, Any]:
-    """Sliding windows: of all layers, or of those that `layer_types` names or stands for."""
+    """Return the fields of sliding windows; empty if there are none.
+
+    All layers have a window, or those that `layer_types` names; if that key is missing, those that
+    transformers would choose.
+    """
     kind, size = config["model_type"], config.get("sliding_window")
-    # A llama has none, whatever its `config.json` says.
+    # Other types, such as llama, have no windows, whatever their `config.json` says.
     if kind not in _WINDOWED:
         return {}
     everywhere = kind in ("mistral", "mixtral", "qwen3_moe")
     kinds = [] if everywhere else _layer_kinds(config)
-    # Types without the switch have it on.
+    # Types without the key `use_sliding_window` always use windows.
     if not size or not config.get("use_sliding_window", True):
         return {}
-    # The width counts the token itself, Megatron-Core's counts those before it.
+    # Hugging Face counts the token itself, Megatron-Core only the tokens before it.
     found: dict[str, Any] = {"window_size": (size - 1, 0)}
     if not everywhere:
         found["window_attn_skip_freq"] = [int(kind == "sliding_attention") for kind in kinds]
@@ -82,7 +99,7 @@ def windows(config: Config) -> dict[str, Any]:
 
 
 def _layer_kinds(config: Config) -> list[str]:
-    """`layer_types`, or what transformers takes where it is missing.
+    """Return `layer_types`, or what transformers takes where the key is missing.
 
     Raises:
         ConfigError: a layer is of another kind than full or sliding attention.
@@ -100,10 +117,11 @@ def _layer_kinds(config: Config) -> list[str]:
 
 
 _WINDOWED = ("mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gpt_oss")
+"""Model types that can have sliding windows."""
 
 
 def _windowed(config: Config, layer: int) -> bool:
-    """Where `layer_types` is missing."""
+    """Return whether a layer has a sliding window, for configs without `layer_types`."""
     kind = config["model_type"]
     if kind == "gpt_oss":
         return layer % 2 == 0
@@ -113,16 +131,21 @@ def _windowed(config: Config, layer: int) -> bool:
 
 
 class RopeParameters(dict[str, Any]):
-    """What frequencies follow from."""
+    """Values of a config from which rotary frequencies are computed."""
 
     def __missing__(self, name: str) -> Any:
+        """Raise `ConfigError` for a value that the rope type needs and the config lacks."""
         raise ConfigError(
             f"config.json: rope_parameters of type {self['rope_type']} lack {name}; add it"
         )
 
 
 def rope_parameters(config: Config) -> RopeParameters:
-    """`rope_parameters`; older configs say `rope_theta` and `rope_scaling`, which goes first."""
+    """Return the values from which rotary frequencies are computed.
+
+    They are those of `rope_scaling`, or else of `rope_parameters`. Older configs have `rope_theta`
+    and `rope_scaling` instead of `rope_parameters`.
+    """
     found = RopeParameters(config.get("rope_scaling") or config.get("rope_parameters") or {})
     if "type" in found:
         found.setdefault("rope_type", found.pop("type"))
@@ -132,9 +155,10 @@ def rope_parameters(config: Config) -> RopeParameters:
 
 
 def expect(config: Config, name: str, *allowed: object) -> None:
-    """
+    """Raise unless the value of a key is one of those that can be built.
+
     Raises:
-        ConfigError: the value is there and is none of those that can be built.
+        ConfigError: the value is not one of `allowed`, or the key is missing and has no default.
     """
     found = config[name]
     if found not in allowed:

@@ -1,4 +1,4 @@
-"""glm4_moe: grouped-query attention, the experts of deepseek_v3; MTP layers."""
+"""glm4_moe: grouped-query attention, experts as in deepseek_v3, MTP layers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ from mcore_adapter.models.fields import Attention, Fields
 
 
 def attention_of(config: Config) -> Attention:
-    """The output projection never has a bias, whatever `attention_bias` says."""
+    """Return the variant of attention.
+
+    The output projection never has a bias, whatever `attention_bias` says.
+    """
     return Attention(qkv_bias=config.flag("attention_bias"), qk_norm=config.flag("use_qk_norm"))
 
 
@@ -59,5 +62,6 @@ def table(config: Config) -> ModelTable:
 
 
 def fields(config: Config) -> Fields:
-    """glm4_moe: deepseek_v3's experts with grouped-query attention, half of each head rotated."""
+    """Return fields with grouped-query attention, half of each head rotated, and deepseek_v3's
+    experts."""
     return with_corrected_experts(llama.dense_fields(config, attention_of(config)), config)

@@ -59,10 +59,14 @@ def table(config: Config) -> ModelTable:
 
 
 def fields(config: Config) -> Fields:
-    """gpt_oss: sinks, biases everywhere, clamped gates, every other layer in a window."""
+    """Return fields with sinks, biases everywhere, clamped gates, and windows in every other layer.
+
+    Raises:
+        ConfigError: the activation has another factor than 1.702, or attention has no biases.
+    """
     expect(config, "swiglu_alpha", 1.702)
     expect(config, "attention_bias", True)
-    # `add_bias_linear` has the biases of attention, too.
+    # `add_bias_linear` covers the biases of attention, too.
     base = llama.dense_fields(config, Attention())
     return with_experts(
         Fields(
@@ -70,7 +74,7 @@ def fields(config: Config) -> Fields:
                 **base.config,
                 "add_bias_linear": True,
                 "softmax_type": "learnable",
-                # `hidden_act` says silu; what is computed is x * sigmoid(1.702 x).
+                # `hidden_act` says silu, but the model computes x * sigmoid(1.702 x).
                 "activation_func": "quick_gelu",
                 "activation_func_clamp_value": config["swiglu_limit"],
                 "glu_linear_offset": 1.0,

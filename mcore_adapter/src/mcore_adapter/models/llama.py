@@ -9,7 +9,10 @@ from mcore_adapter.models.fields import Attention, Fields, expect, windows
 
 
 def attention_of(config: Config) -> Attention:
-    """What transformers builds: only some types look at `attention_bias` and the like."""
+    """Return the variant of attention that transformers builds.
+
+    Only some model types use `attention_bias` and similar keys.
+    """
     kind = config["model_type"]
     if kind == "mistral":
         return Attention()
@@ -22,6 +25,7 @@ def attention_of(config: Config) -> Attention:
 
 
 def mlp_bias_of(config: Config) -> bool:
+    """Return whether the MLPs have biases, which only some model types can have."""
     return config["model_type"] in ("llama", "seed_oss") and config.flag("mlp_bias")
 
 
@@ -42,14 +46,18 @@ def table(config: Config) -> ModelTable:
 
 
 def fields(config: Config) -> Fields:
-    """llama, mistral, qwen2, qwen3, seed_oss."""
+    """Return the fields of a dense model.
+
+    Raises:
+        ConfigError: the MLPs have biases, which cannot be built.
+    """
     if mlp_bias_of(config):
         expect(config, "mlp_bias", False)
     return dense_fields(config, attention_of(config))
 
 
 def dense_fields(config: Config, attention: Attention) -> Fields:
-    """The fields that almost all families have."""
+    """Return the fields that almost all families have."""
     shape = shape_of(config)
     return Fields(
         config={

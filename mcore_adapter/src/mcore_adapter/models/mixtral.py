@@ -46,7 +46,10 @@ def table(config: Config) -> ModelTable:
 
 
 def fields(config: Config) -> Fields:
-    """Every layer has experts; the chosen ones' probabilities add up to one."""
+    """Return fields with experts in every layer.
+
+    The probabilities of the chosen experts add up to one.
+    """
     return with_experts(
         llama.dense_fields(config, ATTENTION),
         experts=config["num_local_experts"],

@@ -1,4 +1,4 @@
-"""qwen2_moe, qwen3_moe: some layers have experts, the others one wide MLP."""
+"""qwen2_moe, qwen3_moe: some layers have experts, the others have one wide MLP."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def attention_of(config: Config) -> Attention:
 
 
 def shared_width(config: Config) -> int | None:
-    """Of the expert that all tokens visit, if there is one."""
+    """Return the width of the expert that all tokens visit.
+
+    None if the model type has no such expert.
+    """
     if config["model_type"] == "qwen3_moe":
         return None
     return config.count("shared_expert_intermediate_size")
@@ -54,12 +57,15 @@ def table(config: Config) -> ModelTable:
 
 
 def fields(config: Config) -> Fields:
-    """qwen2_moe, qwen3_moe: some layers have experts, qwen2_moe has one that all tokens visit."""
+    """Return fields with experts in some layers.
+
+    In qwen2_moe, such a layer also has one expert that all tokens visit.
+    """
     return with_sparse_layers(llama.dense_fields(config, attention_of(config)), config)
 
 
 def mlps(config: Config, shape: Shape) -> tuple[Param, ...]:
-    """Of layers with experts and of those without."""
+    """Return the rows of the MLPs, of layers with experts and of layers without."""
     sparse = sparse_layers(config)
     dense = tuple(layer for layer in range(shape.num_layers) if layer not in set(sparse))
     return (
@@ -71,7 +77,10 @@ def mlps(config: Config, shape: Shape) -> tuple[Param, ...]:
 def experts(
     config: Config, shape: Shape, ours: str, theirs: str, *, layers: Layers = None
 ) -> tuple[Param, ...]:
-    """A router, routed experts and, in some families, one that all tokens visit, with a gate."""
+    """Return the rows of a router and its experts.
+
+    In some families there is also an expert that all tokens visit, with a gate.
+    """
     of_experts = gated_mlp(
         shape,
         config.count("moe_intermediate_size"),
@@ -93,7 +102,7 @@ def experts(
 
 
 def with_sparse_layers(base: Fields, config: Config) -> Fields:
-    """Adds what `mlps` has rows for."""
+    """Add the fields of the experts for which `mlps` has rows."""
     sparse = set(sparse_layers(config))
     if not sparse:
         return base
@@ -110,15 +119,18 @@ def with_sparse_layers(base: Fields, config: Config) -> Fields:
         width=config["moe_intermediate_size"],
         topk=config["num_experts_per_tok"],
         sparse=[layer in sparse for layer in range(config["num_hidden_layers"])],
-        # Megatron-Core names the order of softmax and choice; to choose first is to normalise.
+        # Megatron-Core's field is the order of softmax and choice of experts: if the choice comes
+        # first, the probabilities of the chosen experts are normalised.
         moe_router_pre_softmax=not config.flag("norm_topk_prob"),
         **more,
     )
 
 
 def sparse_layers(config: Config) -> tuple[int, ...]:
-    """Layers with experts: every `decoder_sparse_step`-th but those named dense; none where there
-    are no experts."""
+    """Return the layers with experts; none if the model has no experts.
+
+    They are every `decoder_sparse_step`-th layer except those in `mlp_only_layers`.
+    """
     if config["num_experts"] == 0:
         return ()
     step, dense = config["decoder_sparse_step"], set(config["mlp_only_layers"] or ())

@@ -1,6 +1,6 @@
-"""qwen3_next: gated delta nets, every fourth layer gated attention; routed and shared experts.
+"""qwen3_next: gated delta nets, gated attention in every fourth layer, routed and shared experts.
 
-Norms are centred on zero in both formats, so their weights pass as they are.
+Norms are centred on zero in both formats, so their weights are not changed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mcore_adapter.models.qwen2_moe import experts, mlps, with_sparse_layers
 
 
 def attention_of(config: Config) -> Attention:
-    """Of the layers that have any."""
+    """Return the variant of attention in the layers that have attention."""
     biased = config.flag("attention_bias")
     return Attention(qkv_bias=biased, out_bias=biased, qk_norm=True, gated=True)
 
@@ -57,8 +57,10 @@ def table(config: Config) -> ModelTable:
 
 
 def fields(config: Config) -> Fields:
-    """qwen3_next: gated delta nets, every fourth layer gated attention, a quarter of heads rotated;
-    routed and shared experts; norms centred on zero."""
+    """Return fields with gated delta nets, and gated attention in every fourth layer.
+
+    A quarter of each head is rotated. Experts are routed and shared. Norms are centred on zero.
+    """
     linear, attention = set(linear_layers(config)), attention_of(config)
     base = with_sparse_layers(llama.dense_fields(config, attention), config)
     values = {
@@ -79,7 +81,10 @@ def fields(config: Config) -> Fields:
 
 
 def next_token_layer(config: Config, shape: Shape) -> tuple[Param, ...]:
-    """Published checkpoints have one MTP layer, with gated attention and experts."""
+    """Return the rows of the MTP layer, which has gated attention and experts.
+
+    Published checkpoints have one such layer.
+    """
     ours, theirs = mtp_prefix(0), "mtp.layers.0."
     names = (
         "mtp.pre_fc_norm_embedding.weight",
@@ -96,10 +101,13 @@ def next_token_layer(config: Config, shape: Shape) -> tuple[Param, ...]:
 
 
 def linear_layers(config: Config) -> tuple[int, ...]:
-    """Layers with a gated delta net: all but every `full_attention_interval`-th, or as listed.
+    """Return the layers with a gated delta net.
+
+    They are those that `layer_types` names; if that key is missing, all layers but every
+    `full_attention_interval`-th.
 
     Raises:
-        ConfigError: a layer is of another kind.
+        ConfigError: a layer is of another kind than linear or full attention.
     """
     layers, kinds = range(config["num_hidden_layers"]), config["layer_types"]
     if kinds is None:
@@ -115,12 +123,13 @@ def linear_layers(config: Config) -> tuple[int, ...]:
 
 
 def delta_net(config: Config, shape: Shape, layers: tuple[int, ...]) -> tuple[Param, ...]:
-    """Hugging Face groups rows of the projections by key head, Megatron by what they are.
+    """Return the rows of a gated delta net.
 
-    Every rank has its heads of each of q, k, v, z, b, a.
+    Hugging Face groups the rows of the projections by key head; Megatron groups them by kind, in
+    the order q, k, v, z, b, a. Every tensor parallel rank holds its heads of each kind.
 
     Raises:
-        ConfigError: the heads of values are no multiple of those of keys.
+        ConfigError: the number of value heads is not a multiple of the number of key heads.
     """
     ours, theirs, hidden = MCORE + "self_attention.", HF + "linear_attn.", shape.hidden
     groups, heads = config.count("linear_num_key_heads"), config.count("linear_num_value_heads")
