@@ -1,1 +1,1 @@
-"""Hugging Face tensors <-> Megatron tensors <-> their shards."""
+"""Conversion between Hugging Face tensors, full Megatron tensors and the shards of the latter."""

@@ -1,10 +1,11 @@
-"""The few operations that conversion needs, for numpy arrays (as `Joined`) and torch tensors alike.
+"""Array operations of the conversion, for numpy arrays (as `Joined`) and torch tensors alike.
 
-Files are converted with numpy: a process starts in a fraction of a second and stays small, where
-importing torch takes seconds. Weights that lie in a model are torch tensors and go through the same
-tables. torch is imported by no module of `mcore_adapter.convert`.
+Files are converted with numpy, because a process with numpy starts in a fraction of a second and
+needs little memory, while importing torch takes seconds. The weights of a model in memory are torch
+tensors and are converted with the same tables. Importing `mcore_adapter.convert` does not import
+torch.
 
-numpy knows no bfloat16 and no 8-bit floats. Their bits are moved as unsigned integers.
+numpy has no bfloat16 and no 8-bit floats. Their bits are moved as unsigned integers.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Bits = NDArray[Any]
+"""Array of the bits of a tensor, of a numpy type in `DTYPES`."""
 
 
 @dataclass(frozen=True)
 class Outline:
-    """A shape without data: what an operator would make of tensors is known before any is read."""
+    """Shape without data. Operators that run on outlines give result shapes before any reading."""
 
     shape: tuple[int, ...]
 
@@ -76,14 +78,14 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "U8": np.dtype("u1"),
     "BOOL": np.dtype("?"),
 }
-"""Names of safetensors and the numpy type that holds their bits."""
+"""The numpy type that holds the bits of each safetensors type, by safetensors name."""
 
 FLOATS = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
-"""Types that a checkpoint can be converted to, as the command line names them."""
+"""Safetensors name of each type that a checkpoint can be converted to, by command-line name."""
 
 
 def join(parts: Sequence[A], dim: int = 0) -> A:
-    """One array of several, end to end in `dim`."""
+    """Return one array that has the given arrays end to end along `dim`."""
     if len(parts) == 1:
         return parts[0]
     return cast("A", _join(parts, dim))
@@ -103,7 +105,7 @@ def _join(parts: Sequence[Any], dim: int) -> Any:
 
 
 def cut(whole: A, lengths: Sequence[int], dim: int = 0) -> list[A]:
-    """Views of the given lengths, one behind the other in `dim`."""
+    """Return consecutive views of the given lengths along `dim`."""
     lead: tuple[Any, ...] = (slice(None),) * (dim % whole.ndim)
     starts = [sum(lengths[:i]) for i in range(len(lengths))]
     return [
@@ -113,7 +115,7 @@ def cut(whole: A, lengths: Sequence[int], dim: int = 0) -> list[A]:
 
 
 def zeros(like: A, shape: Sequence[int]) -> A:
-    """Of the type of another."""
+    """Return zeros of the given shape, of the same class, data type and device as `like`."""
     return cast("A", _zeros(like, shape))
 
 
@@ -126,22 +128,31 @@ def _zeros(like: Any, shape: Sequence[int]) -> Any:
 
 
 def to_float(bits: Bits, dtype: str) -> NDArray[np.float32]:
-    """Any of `FLOATS`, as numbers."""
+    """Return the float32 values of an array of bits.
+
+    Args:
+        bits: values of the type `dtype`, of any shape.
+        dtype: safetensors name of a type in `FLOATS`.
+    """
     if dtype == "BF16":
         return (bits.astype(np.uint32) << 16).view(np.float32)
     return bits.astype(np.float32, copy=False)
 
 
 def from_float(values: NDArray[np.float32], dtype: str) -> Bits:
-    """Numbers as one of `FLOATS`, rounded to the nearest, ties to even.
+    """Return the bits of the values in a type of `FLOATS`, rounded to nearest, ties to even.
+
+    Args:
+        values: float32, of any shape.
+        dtype: safetensors name of a type in `FLOATS`.
 
     Raises:
-        OverflowError: a finite number is larger than the largest of the type.
+        OverflowError: a finite value is beyond the largest value of the type.
     """
     if dtype == "BF16":
         wide = np.ascontiguousarray(values).view(np.uint32)
         rounded = (wide + (((wide >> 16) & 1) + np.uint32(0x7FFF))) >> 16
-        # rounding would carry the payload of a NaN over into an infinity
+        # rounding could turn a NaN into an infinity, so a NaN is truncated and made quiet instead
         found = np.where(np.isnan(values), (wide >> 16) | 0x40, rounded).astype(np.uint16)
         infinite = (found & 0x7FFF) == 0x7F80
     else:
@@ -162,13 +173,20 @@ def from_float(values: NDArray[np.float32], dtype: str) -> Bits:
 
 
 _LARGEST = {"F16": 65504.0, "BF16": 3.3895314e38}
+"""Largest finite value of each type that is narrower than float32."""
 
 
 def convert(bits: Joined, dtype: str, to: str) -> Joined:
-    """
+    """Convert an array from one data type to another; return the same object if they are equal.
+
+    Args:
+        bits: values of the type `dtype`.
+        dtype: safetensors name of the present type.
+        to: safetensors name of the new type, one in `FLOATS`.
+
     Raises:
-        ConversionError: `dtype` is no floating point type that can be converted.
-        OverflowError: as `from_float`.
+        ConversionError: `dtype` is no floating point type in `FLOATS`.
+        OverflowError: a finite value is beyond the largest value of the new type.
     """
     if dtype == to:
         return bits

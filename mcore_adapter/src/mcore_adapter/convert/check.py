@@ -1,4 +1,4 @@
-"""What a folder holds and how it can be laid out, from its headers alone."""
+"""Check of a folder: its contents and its possible layouts, from the headers of its files alone."""
 
 from __future__ import annotations
 
@@ -20,23 +20,27 @@ _MOST_RANKS = 64
 
 @dataclass(frozen=True)
 class Report:
-    """All tensors are mapped; otherwise there is an error instead."""
+    """Result of `check`: the contents of a folder and its possible layouts.
+
+    A report exists only if every tensor is mapped. Otherwise `check` raises an error.
+    """
 
     model_type: str
     kind: str
+    """Format of the folder, in words: Hugging Face or Megatron with its sizes, model or adapter."""
     num_tensors: int
     num_parameters: int
-    """Without padding; copies of tied embeddings count once."""
+    """Number of parameters without padding. Copies of tied embeddings count once."""
     num_bytes: int
     dtypes: dict[str, int]
-    """Parameters of each type."""
+    """Number of parameters of each data type, by safetensors name of the type."""
     divides: dict[str, list[int]]
-    """For each of tp, pp, ep, etp alone, the sizes that divide."""
+    """Possible sizes of tp, pp, ep and etp, each tried alone with the others at 1."""
     sizes: ParallelSizes
     rank_bytes: dict[str, tuple[int, int]]
-    """By stage, bytes of dense parameters and of experts on a rank, for these sizes."""
+    """Bytes of dense parameters and bytes of experts on one rank under `sizes`, by stage."""
     notes: tuple[str, ...]
-    """What a conversion would leave out, and which of two files it would read."""
+    """Notes for the user: tensors that a conversion leaves out, and which of two files it reads."""
 
 
 def check(
@@ -46,14 +50,21 @@ def check(
     dtype: str | None = None,
     base: Path | None = None,
 ) -> Report:
-    """
+    """Report what a folder holds and how it can be laid out.
+
     Args:
-        sizes: of which to give the bytes per rank; those of `path` or 1 by default.
+        path: Hugging Face checkpoint, Megatron layout, or adapter in either format.
+        sizes: parallel sizes for which the bytes per rank are reported. Default: the sizes of
+            `path` if `path` is a Megatron layout, otherwise 1 for each.
+        dtype: data type for which the bytes per rank are reported, one of `arrays.FLOATS`.
+            Default: the types of the files.
+        base: folder of the model that a PEFT adapter changes. Default: the one the adapter names.
 
     Raises:
-        ConversionError: the folder is not whole, or tensors are missing or unmapped.
+        ConversionError: files of the folder are missing or damaged, or tensors are missing or
+            unmapped.
         LayoutError: the model does not divide over `sizes`.
-        UnknownModelError: there is no table for its model type.
+        UnknownModelError: there is no table for the model type.
     """
     source = open_source(path, base)
     kind = "Hugging Face"
@@ -80,7 +91,10 @@ def check(
 
 
 def describe(sizes: ParallelSizes) -> str:
-    """Sizes as the command line takes them, those of 1 left out."""
+    """Return the sizes as text such as `tp 2 pp 4`, under the names that the command line uses.
+
+    Sizes of 1 are left out. If all are 1, the text is `tp 1`.
+    """
     named = {"tp": sizes.tp, "pp": sizes.pp, "vpp": sizes.vpp, "ep": sizes.ep}
     parts = [f"{name} {size}" for name, size in named.items() if size > 1]
     if sizes.etp is not None:
@@ -91,7 +105,11 @@ def describe(sizes: ParallelSizes) -> str:
 
 
 def _divides(source: Source) -> dict[str, list[int]]:
-    """One tensor of each kind stands for all layers and experts."""
+    """Return the sizes that fit for each of tp, pp, ep and etp alone.
+
+    ep and etp are tried only if the model has experts. To be fast, this function tries one tensor
+    of each kind, which represents all layers and experts.
+    """
     kinds: dict[object, Full] = {}
     for full in source.tensors.values():
         kinds.setdefault((id(full.task.param), full.spec), full)
@@ -102,7 +120,7 @@ def _divides(source: Source) -> dict[str, list[int]]:
     def fitting(most: int, sizes: Callable[[int], ParallelSizes]) -> list[int]:
         return [n for n in range(1, min(most, _MOST_RANKS) + 1) if _fits(source, sizes(n))]
 
-    # experts are cut on an axis of their own, and do not say how the others divide
+    # etp stays at 1 while tp varies, so that only dense tensors decide which tp fits
     alone = 1 if shape.num_experts else None
     found = {
         "tp": fitting(shape.num_heads, lambda n: ParallelSizes(tp=n, etp=alone)),
@@ -131,7 +149,7 @@ def _rank_bytes(
     }
     found = {}
     for stage in range(sizes.pp):
-        # ranks of a stage differ in nothing, for all that is cut is cut evenly
+        # all cuts are even, so every rank of a stage holds the same number of bytes
         experts = [n for f, n in files.items() if f.startswith(f"experts-pp{stage}-")]
         found[f"stage {stage}"] = files.get(dense_file(stage, 0), 0), max(experts, default=0)
     return found

@@ -1,4 +1,4 @@
-"""What the commands do: from folder to folder."""
+"""Conversions from folder to folder, as the command line offers them."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ from mcore_adapter.models import table_of
 from mcore_adapter.parallel_sizes import ParallelSizes
 
 PEFT_FOLDER = "adapter"
-"""Where the adapter lies in a Hugging Face folder that is written with one."""
+"""Name of the subfolder that holds the adapter when a model is written together with one."""
 
 
 def open_source(path: Path, base: Path | None = None) -> Source:
-    """
+    """Find every tensor of a model or an adapter.
+
     Args:
         path: a Hugging Face checkpoint, a Megatron layout, or an adapter in either format.
-        base: of an adapter in PEFT format, the folder of the model that it changes; by default the
-            one that it names.
+        base: folder of the model that a PEFT adapter changes. Default: the folder that the adapter
+            names. Ignored if `path` is no PEFT adapter.
 
     Raises:
-        ConversionError: it is none of these, not whole, or does not fit its model type.
-        UnknownModelError: there is no table for its model type.
+        ConversionError: `path` is none of these, is incomplete, or does not fit its model type.
+        UnknownModelError: there is no table for the model type.
     """
     if is_peft(path):
         config = _base_config(path, base)
@@ -60,7 +61,15 @@ def to_mcore(
     *,
     base: Path | None = None,
 ) -> None:
-    """Hugging Face, or another Megatron layout, to a Megatron layout."""
+    """Convert a Hugging Face checkpoint, a Megatron layout or an adapter to a Megatron layout.
+
+    Args:
+        src: folder to read, see `open_source`.
+        dst: folder to write; must not exist.
+        sizes: parallel sizes of the new layout.
+        settings: options of the conversion.
+        base: folder of the model that a PEFT adapter changes, see `open_source`.
+    """
     source = open_source(src, base)
 
     def add_config(folder: Path) -> None:
@@ -80,11 +89,19 @@ def to_hf(
     merge: bool = False,
     max_shard_bytes: int | None = None,
 ) -> None:
-    """A Megatron layout to Hugging Face files.
+    """Convert a Megatron layout to Hugging Face files.
 
     Args:
-        adapter: an adapter of the model, in either format.
-        merge: add it to the weights; otherwise it is written to `dst/adapter` in PEFT format.
+        src: Megatron layout of a model, or of an adapter, which is written in PEFT format.
+        dst: folder to write; must not exist.
+        settings: options of the conversion.
+        adapter: folder of an adapter of the model, in either format.
+        merge: add the adapter to the weights. Otherwise the adapter is written to `dst/adapter` in
+            PEFT format.
+        max_shard_bytes: largest number of bytes of one file, see `conversions.to_hf`.
+
+    Raises:
+        ConversionError: the folders or arguments do not fit each other.
     """
     source, settings = open_source(src), settings or Settings()
     if isinstance(source.folder, HfFolder):
@@ -113,6 +130,7 @@ def to_hf(
 
 
 def is_peft(path: Path) -> bool:
+    """Return True if the folder is an adapter in PEFT format."""
     return (path / lora.CONFIG).is_file() and not (path / "mcore.json").is_file()
 
 
@@ -122,7 +140,7 @@ def _to_peft(source: Source, dst: Path, settings: Settings) -> None:
         dst,
         settings,
         single=lora.WEIGHTS,
-        # an adapter is one file, and the configuration of its model is not its own
+        # PEFT expects one file of weights; config.json belongs to the model, not to the adapter
         max_shard_bytes=1 << 62,
         finish=lambda folder: (folder / "config.json").unlink(),
     )

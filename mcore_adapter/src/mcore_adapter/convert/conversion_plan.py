@@ -1,4 +1,8 @@
-"""A table for given sizes: which tensors make which, and who holds them. Nothing is read."""
+"""Conversion plan: a model's table expanded for given parallel sizes.
+
+The plan says which Hugging Face tensors make each Megatron tensor, and which ranks hold each
+Megatron tensor. Nothing is read from disk.
+"""
 
 from __future__ import annotations
 
@@ -17,44 +21,49 @@ _SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class HfRef:
-    """A Hugging Face tensor, or one expert's part of it."""
+    """Reference to a Hugging Face tensor, or to one expert's part of a stacked tensor."""
 
     name: str
     index: int | None = None
+    """Number of the expert whose part is meant; None: the whole tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One full Megatron tensor: `param.op` makes it of the tensors `hf`, in their order."""
+    """Full Megatron tensor of the plan, which `param.op` makes from Hugging Face tensors."""
 
     name: str
-    """Global: layers and experts are numbered as in the model."""
+    """Global Megatron name: layers and experts are numbered as in the model."""
     param: Param
     hf: tuple[HfRef, ...]
+    """Hugging Face tensors, in the order that `param.op` takes them."""
     layer: int | None
+    """Number of the layer; None: the tensor belongs to no layer."""
     expert: int | None
+    """Number of the expert; None: the tensor belongs to no expert."""
 
     def stages(self, sizes: ParallelSizes, table: ModelTable) -> tuple[int, ...]:
-        """Pipeline stages that hold it."""
+        """Return the pipeline stages that hold the tensor."""
         if self.layer is not None:
             return (sizes.stage_of_layer(self.layer, table.shape.num_layers),)
         return (0,) if self.param.place is PipelineEnd.FIRST else (sizes.pp - 1,)
 
     def expert_rank(self, sizes: ParallelSizes, table: ModelTable) -> int | None:
-        """The expert parallel rank that holds it; None: all do."""
+        """Return the expert parallel rank that holds the tensor; None: all ranks hold it."""
         if self.expert is None:
             return None
         return sizes.expert_rank(self.expert, table.shape.num_experts)
 
     def shards(self, sizes: ParallelSizes) -> int:
-        """Tensor parallel ranks that share it."""
+        """Return the number of tensor parallel ranks that share the tensor."""
         return sizes.tp if self.expert is None else sizes.expert_tp
 
 
 def tasks(table: ModelTable, sizes: ParallelSizes) -> list[Task]:
-    """All tensors of the model under these sizes, in the order of the model.
+    """Return a task for each tensor of the model under these sizes, in the order of the model.
 
-    A copy (see `Param.copy_of`) is only made where its original lies on another stage.
+    A copy (see `Param.copy_of`) gets a task only if `sizes.pp > 1`, because only then its original
+    lies on another stage.
     """
     found = []
     for param in table.params:
@@ -75,14 +84,15 @@ def tasks(table: ModelTable, sizes: ParallelSizes) -> list[Task]:
 
 
 def whole_model_task(param: Param) -> Task:
-    """Of a row that is neither of layers nor of experts."""
+    """Return the task of a row whose tensor belongs neither to a layer nor to an expert."""
     return Task(param.op.mcore, param, tuple(HfRef(name) for name in param.op.hf), None, None)
 
 
 def check_layout(table: ModelTable, sizes: ParallelSizes) -> None:
-    """Raises `LayoutError` unless layers, heads and experts divide over these sizes.
+    """Raise `LayoutError` unless layers, heads and experts divide over these sizes.
 
-    Fewer key-value heads than ranks are no obstacle: Megatron lets ranks share one.
+    There may be fewer key-value heads than tensor parallel ranks, if the number of ranks is a
+    multiple of the number of heads: Megatron lets several ranks share a key-value head.
     """
     shape = table.shape
     sizes.chunks(shape.num_layers)
@@ -100,10 +110,11 @@ def check_layout(table: ModelTable, sizes: ParallelSizes) -> None:
 
 
 def present(planned: Iterable[Task], have: Iterable[str]) -> list[Task]:
-    """The tasks without the optional ones, unless the checkpoint has any of their tensors.
+    """Return all tasks if the checkpoint has a tensor of an optional task, else the required ones.
 
     Args:
-        have: names of a checkpoint, of Hugging Face or of Megatron.
+        planned: tasks of the model, required and optional.
+        have: names of the tensors of a checkpoint, in Hugging Face or in Megatron form.
     """
     planned, have = list(planned), set(have)
     keep = any(
@@ -114,10 +125,18 @@ def present(planned: Iterable[Task], have: Iterable[str]) -> list[Task]:
 
 
 def check_coverage(planned: Iterable[Task], have: Iterable[str], table: ModelTable) -> None:
-    """Every tensor of a Hugging Face checkpoint is used once, and all that are needed are there.
+    """Check that a Hugging Face checkpoint has exactly the tensors that the plan uses.
+
+    Tensors that the table drops or lists in `repeats` may be there in addition.
+
+    Args:
+        planned: tasks of the model.
+        have: names of the tensors of the checkpoint.
+        table: table of the model.
 
     Raises:
-        ConversionError: lists what is missing and what is unmapped.
+        ConversionError: tensors are missing or unmapped, or the table uses a tensor twice. The
+            message lists them.
     """
     have = set(have)
     planned = present(planned, have)
@@ -145,7 +164,7 @@ def check_coverage(planned: Iterable[Task], have: Iterable[str], table: ModelTab
 
 
 def is_dropped(name: str, table: ModelTable) -> bool:
-    """Whether a Hugging Face tensor is known to carry nothing."""
+    """Return True if the table lists the Hugging Face tensor as one without information."""
     return any(re.fullmatch(_regex(pattern), name) for pattern in table.dropped)
 
 

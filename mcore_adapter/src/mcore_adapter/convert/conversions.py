@@ -1,7 +1,8 @@
-"""Hugging Face to Megatron, back, and from one Megatron layout to another.
+"""Conversions: Hugging Face to Megatron, Megatron to Hugging Face, one Megatron layout to another.
 
-Each is a source, of which headers say what lies where, and a target, whose headers are written
-before its tensors. What does not fit is refused before a tensor is read.
+A conversion has a source and a target. The file headers of the source say where each tensor lies.
+The file headers of the target are written before its tensors. If something does not fit, the
+conversion raises an error before it reads a tensor.
 """
 
 from __future__ import annotations
@@ -32,43 +33,52 @@ from mcore_adapter.errors import ConversionError
 from mcore_adapter.parallel_sizes import ParallelSizes
 
 MAX_SHARD_BYTES = 5_000_000_000
+"""Upper bound of the default size of one Hugging Face file, in bytes."""
 _MIN_SHARD_BYTES = 512_000_000
+"""Lower bound of the default size of one Hugging Face file, in bytes."""
 _SHARDS = 4
-"""Files of all but small models, at least: Linux lets one process at a time write into a file."""
+"""Minimum number of files of a model, except a small one. With several files several processes can
+write at once: Linux lets only one process at a time write into a file."""
 _PAGE_OF_META = 1 << 20
+"""Bytes of disk space reserved for the header of each file, and once more for the other files."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to convert, whatever the direction."""
+    """Options of a conversion, the same for all directions."""
 
     dtype: str | None = None
-    """One of `arrays.FLOATS`; None: as it is."""
+    """Data type of the result, one of `arrays.FLOATS`; None: each tensor keeps its type."""
     workers: int | None = None
-    """Processes; as many as cores by default, and one where there is little to do."""
+    """Number of processes. None: one per CPU core, or one in all for less than 64 MB."""
     progress: Progress | None = None
+    """Called with the number of bytes written since the previous call."""
     note: Callable[[str], None] = lambda _: None
-    """Called with what a user should know: what is left out, and which of two was chosen."""
+    """Called with each note for the user: what is left out, and which of two files was chosen."""
     announce: Callable[[int], None] | None = None
-    """Called once, with the number of bytes that will be written."""
+    """Called once, with the number of bytes of tensors that will be written."""
     flush: bool = False
-    """Wait for the disk, so that a power failure takes nothing back. `cp` does not."""
+    """Wait until everything is on the disk, so that a power failure loses nothing. `cp` does not
+    wait."""
 
 
 @dataclass(frozen=True)
 class LayoutFiles:
-    """Which files a Megatron layout of a source has, and what is in them."""
+    """Files of a Megatron layout that a source is converted to, and the tensors in them."""
 
     fulls: list[Full]
+    """Full tensors of the source."""
     rows: dict[str, int]
-    """Length of the first dimension with padding, by Megatron name."""
+    """Length of the first dimension of each full tensor with padding, by Megatron name."""
     files: dict[str, dict[str, Spec]]
+    """Type and shape of each shard, by file name and then by Megatron name."""
 
 
 def layout_of(source: Source, sizes: ParallelSizes, settings: Settings) -> LayoutFiles:
-    """
+    """Plan the files of a Megatron layout.
+
     Raises:
-        LayoutError: the model does not divide.
+        LayoutError: the model does not divide over `sizes`.
     """
     check_layout(source.table, sizes)
     layout = LayoutFiles([source.full(task) for task in source.plan(sizes)], {}, {})
@@ -91,14 +101,19 @@ def to_mcore(
     *,
     finish: Callable[[Path], None] | None = None,
 ) -> None:
-    """Writes a Megatron layout of a Hugging Face checkpoint or of another layout.
+    """Write a Hugging Face checkpoint or a Megatron layout as a Megatron layout of `sizes`.
 
     Args:
-        finish: writes what else belongs to the folder, before it takes its name.
+        source: tensors to convert.
+        dst: folder to write; must not exist.
+        sizes: parallel sizes of the new layout.
+        settings: options of the conversion.
+        finish: callback that writes further files into the folder, which it gets under its
+            temporary name.
 
     Raises:
-        LayoutError: the model does not divide.
-        ConversionError: `dst` exists, or the disk is too small.
+        LayoutError: the model does not divide over `sizes`.
+        ConversionError: `dst` exists, the disk is too small, or a tensor cannot be converted.
     """
     refuse_existing(dst)
     _tell(source, settings)
@@ -139,16 +154,22 @@ def to_hf(
     single: str = "model.safetensors",
     finish: Callable[[Path], None] | None = None,
 ) -> None:
-    """Writes Hugging Face files of a Megatron layout.
+    """Write a Megatron layout as Hugging Face files.
 
     Args:
-        deltas: what to add to which tensors.
-        max_shard_bytes: of a file; left out, as many as let several processes write.
-        single: the name of the file when there is one only.
-        finish: writes what else belongs to the folder, before it takes its name.
+        source: tensors to convert.
+        dst: folder to write; must not exist.
+        settings: options of the conversion.
+        deltas: low-rank updates to add, by Hugging Face name of the weight.
+        max_shard_bytes: largest number of bytes of one file. Default: see `shard_bytes`, which
+            lets several processes write at once.
+        single: name of the file if one file is enough.
+        finish: callback that writes further files into the folder, which it gets under its
+            temporary name.
 
     Raises:
-        ConversionError: `dst` exists, the disk is too small, or a delta fits no tensor.
+        ConversionError: `dst` exists, the disk is too small, a tensor cannot be converted, or a
+            delta does not fit a tensor.
     """
     refuse_existing(dst)
     _tell(source, settings)
@@ -251,13 +272,25 @@ def _vocab(source: Source) -> int | None:
 
 
 def shard_bytes(specs: Mapping[str, Spec]) -> int:
-    """Of a file, by default."""
+    """Return the default for the largest size of one file, in bytes.
+
+    It is a quarter of the model, but at least 512 MB and at most 5 GB.
+    """
     total = sum(spec.num_bytes for spec in specs.values())
     return min(MAX_SHARD_BYTES, max(_MIN_SHARD_BYTES, total // _SHARDS))
 
 
 def split_files(specs: Mapping[str, Spec], most: int, single: str) -> dict[str, dict[str, Spec]]:
-    """Files of at most `most` bytes, or of one tensor."""
+    """Distribute tensors over files, in order.
+
+    Args:
+        specs: type and shape of each tensor, by name.
+        most: largest number of bytes of one file. A larger tensor gets a file of its own.
+        single: name of the file if one file is enough.
+
+    Returns:
+        Tensors of each file, by file name.
+    """
     groups: list[dict[str, Spec]] = [{}]
     used = 0
     for name, spec in specs.items():
@@ -276,6 +309,7 @@ def split_files(specs: Mapping[str, Spec], most: int, single: str) -> dict[str, 
 
 
 def write_index(path: Path, files: Mapping[str, Mapping[str, Spec]]) -> None:
+    """Write the JSON index that names the file of each tensor, as Hugging Face expects."""
     total = sum(spec.num_bytes for specs in files.values() for spec in specs.values())
     weight_map = {name: file for file, specs in files.items() for name in specs}
     content = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}

@@ -1,6 +1,8 @@
-"""Checkpoints whose experts are fused, as transformers 5 holds them in memory and writes with
-`save_pretrained(..., save_original_format=False)`: of a layer one tensor for all gates and ups, and
-one for all downs.
+"""Tables for checkpoints with fused experts.
+
+Such a checkpoint has two tensors per layer for all experts: one with all gate and up projections,
+and one with all down projections. transformers 5 holds experts so in memory, and writes them so
+with `save_pretrained(..., save_original_format=False)`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,12 @@ _MIXTRAL, _MLP = ".block_sparse_moe.", ".mlp."
 
 
 def as_stored(table: ModelTable, names: Iterable[str]) -> ModelTable:
-    """The table in the names that a checkpoint has."""
+    """Return the table that fits a checkpoint: `fused(table)` or `table` itself.
+
+    Args:
+        table: table of the model in the original format.
+        names: names of the tensors of the checkpoint.
+    """
     other = fused(table)
     marks = {
         row.op.hf[0].partition("*")[2]
@@ -26,13 +33,13 @@ def as_stored(table: ModelTable, names: Iterable[str]) -> ModelTable:
 
 
 def fused(table: ModelTable) -> ModelTable:
-    """The same model with fused experts."""
+    """Return the table of the same model for a checkpoint with fused experts."""
     return replace(table, params=tuple(map(_fused, table.params)), fused=True)
 
 
 def _fused(row: Param) -> Param:
     if row.optional or row.stacked:
-        # Layers that predict further tokens are only in checkpoints of the original format.
+        # Optional layers that predict further tokens exist only in the original format.
         return row
     names = tuple(name.replace(_MIXTRAL, _MLP) for name in row.op.hf)
     if not row.of_expert:

@@ -1,7 +1,7 @@
-"""Arrays seen as the one that they are parts of, which is nowhere put together.
+"""Arrays that are used as one joined array without being copied together.
 
-Most of what operators and shard rules do with a full tensor is to take rows of it. The parts of
-those go from where they are read to where they are written, and what is never made costs nothing.
+Operators and shard rules mostly take rows of a full tensor. These rows are written straight from
+the arrays that were read. The full tensor is not built, which saves time and memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Joined:
-    """Arrays that lie end to end in `dim`, with what operators ask of one; slices only."""
+    """Several arrays, end to end along `dim`, with the interface of one array.
+
+    It has the methods that operators use. Indices must be slices. A method copies only if its
+    result cannot be expressed with views of the parts.
+    """
 
     parts: tuple[NDArray[Any], ...]
     dim: int = 0
@@ -53,7 +57,7 @@ class Joined:
             first, last = max(start - at, 0), min(stop - at, part.shape[self.dim])
             at += part.shape[self.dim]
             slices[self.dim] = slice(first, max(first, last))
-            # one part is kept where none is touched: it has the shape
+            # an empty result keeps one empty part, because the shape is that of the parts
             if first < last or (at >= self.shape[self.dim] and not found):
                 found.append(part[tuple(slices)])
         return Joined(tuple(found), self.dim)
@@ -74,10 +78,13 @@ class Joined:
         return Joined(tuple(part.swapaxes(one, other) for part in self.parts), dim)
 
     def along(self, dim: int) -> tuple[NDArray[Any], ...]:
-        """The same as arrays that lie end to end in another dimension."""
+        """Return arrays that, end to end along `dim`, make the same array.
+
+        These are the parts themselves if possible, else one array that they are copied into.
+        """
         return self.parts if self.dim == dim or len(self.parts) == 1 else (np.asarray(self),)
 
 
 def lay(arrays: Sequence[Joined], dim: int) -> Joined:
-    """Several as one, end to end in `dim`."""
+    """Join several arrays into one, end to end along `dim`."""
     return Joined(tuple(part for array in arrays for part in array.along(dim)), dim)

@@ -1,13 +1,17 @@
-"""LoRA adapters in PEFT format <-> Megatron shards, and their products added to the weights.
+"""Conversion of LoRA adapters between PEFT format and Megatron shards, and merging into weights.
 
-No second table: factor A of a weight is cut as its input is, or replicated, and factor B goes
-through the operator of the weight. Where Megatron fuses weights that have factors of their own, A
-holds theirs one above the other and B is block diagonal:
+An adapter needs no table of its own, because the row of a weight also describes its factors. If the
+input dimension of the weight is cut over tensor parallel ranks, factor A is cut likewise and factor
+B is replicated. Otherwise factor A is replicated, and factor B is cut like the weight. Factor B is
+converted with the operator of the weight.
+
+Megatron fuses some weights that have separate factors in PEFT. The fused A then has the factors A
+one above the other, and the fused B is block diagonal:
 
     q: B1 A1, v: B2 A2   ->   A = [A1; A2], B = fuse([B1 0], [0 0], [0 B2])
 
-which has the same product and is taken apart again to the bit. An adapter that was trained on the
-fused weight has one A for all parts; they share it on the way back.
+The product B A stays the same, and the reverse conversion restores every bit. An adapter that was
+trained on the fused weight has one A for all parts. In PEFT format each part gets a copy of this A.
 """
 
 from __future__ import annotations
@@ -40,22 +44,26 @@ _UNSUPPORTED = ("modules_to_save", "use_dora", "target_parameters", "trainable_t
 
 @dataclass(frozen=True)
 class Target:
-    """Which Hugging Face weights of one Megatron weight have factors."""
+    """Factors of one Megatron weight: the Hugging Face modules that have factors, and the ranks."""
 
     modules: tuple[str, ...]
-    """Without `.weight`, in the order of the operator."""
+    """Names of the modules (weight names without `.weight`), in the order of the operator."""
     ranks: tuple[int, ...]
-    """Of each; a single one where several modules share one A."""
+    """LoRA rank of each module; a single rank if several modules share one A."""
 
 
 @dataclass(frozen=True)
 class StackA:
-    """Factors A of the parts of a fused weight, `[rank, in]`, one above the other, or one that all
-    share."""
+    """Operator for the factors A, `[rank, in]`, of the parts of a fused weight.
+
+    The Megatron tensor has the factors one above the other, or it is one factor that all parts
+    share.
+    """
 
     mcore: str
     hf: tuple[str, ...]
     ranks: tuple[int, ...]
+    """LoRA rank of each part; a single rank if the parts share one A."""
 
     def to_mcore(self, hf: Sequence[A], shape: Shape) -> A:
         return hf[0] if len(self.ranks) < len(self.hf) else join(hf)
@@ -68,14 +76,20 @@ class StackA:
 
 @dataclass(frozen=True)
 class BlockB:
-    """Factors B of the parts of a fused weight, `[out, rank]`, as a block diagonal."""
+    """Operator for the factors B, `[out, rank]`, of the parts of a fused weight.
+
+    The Megatron tensor has the factors as the blocks of a block diagonal matrix, with its rows in
+    the order of the fused weight. If the parts share one A, the factors share all columns instead.
+    """
 
     mcore: str
     hf: tuple[str, ...]
     ranks: tuple[int, ...]
+    """LoRA rank of each part; a single rank if the parts share one A."""
     fuse: FormatOp
+    """Operator of the weight."""
     which: tuple[int, ...]
-    """Which parts of the weight the factors belong to; the others have zeros."""
+    """Index of the part of the weight for each factor of `hf`. Parts without factors get zeros."""
 
     def to_mcore(self, hf: Sequence[A], shape: Shape) -> A:
         shared = len(self.ranks) < len(self.hf)
@@ -116,7 +130,17 @@ class BlockB:
 
 
 def _rows(fuse: FormatOp, index: int, known: Mapping[int, int], shape: Shape) -> int:
-    """Output features of a part of a fused weight that has no factors."""
+    """Return the number of output features of a part without factors of a fused weight.
+
+    Args:
+        fuse: operator of the weight.
+        index: index of the part.
+        known: numbers of output features of the parts with factors, by index.
+        shape: sizes of the model.
+
+    Raises:
+        ConversionError: the number cannot be known, so all parts or none must have factors.
+    """
     if isinstance(fuse, FuseQKV):
         queries = shape.num_heads * (2 if fuse.gated else 1)
         return (queries if index == 0 else shape.num_kv_heads) * shape.head_dim
@@ -126,12 +150,14 @@ def _rows(fuse: FormatOp, index: int, known: Mapping[int, int], shape: Shape) ->
 
 
 def open_peft(path: Path, base: Mapping[str, Any]) -> HfFolder:
-    """
+    """Read the configuration and the headers of an adapter in PEFT format.
+
     Args:
+        path: folder of the adapter.
         base: the `config.json` of the model that the adapter changes.
 
     Raises:
-        ConversionError: it is no LoRA adapter of linear layers.
+        ConversionError: `path` holds no complete LoRA adapter of linear layers.
     """
     config = read_json(path / CONFIG)
     if config.get("peft_type") != "LORA":
@@ -169,15 +195,20 @@ def _partner(name: str) -> str:
 
 
 def factor(module: str, which: str) -> str:
-    """The name of a factor in a PEFT file."""
+    """Return the name of a factor in a PEFT file.
+
+    Args:
+        module: Hugging Face name of the linear layer.
+        which: `A` or `B`.
+    """
     return f"base_model.model.{module}.lora_{which}.weight"
 
 
 def targets_of(folder: HfFolder, table: ModelTable) -> dict[str, Target]:
-    """Megatron weights that a PEFT adapter changes.
+    """Return the factors that a PEFT adapter has, by Megatron name of the weight that they change.
 
     Raises:
-        ConversionError: it changes a weight that the model does not have.
+        ConversionError: the adapter changes a weight that the model does not have.
     """
     have = {match[1] for name in folder.tensors if (match := _NAME.fullmatch(name))}
     found = {}
@@ -200,7 +231,12 @@ def targets_of(folder: HfFolder, table: ModelTable) -> dict[str, Target]:
 def adapter_plan(
     table: ModelTable, targets: Mapping[str, Target]
 ) -> Callable[[ParallelSizes], list[Task]]:
-    """The tasks of an adapter, for any sizes."""
+    """Return a function that lists the tasks of an adapter for given parallel sizes.
+
+    Args:
+        table: table of the model.
+        targets: factors of the adapter, by Megatron name of the weight.
+    """
 
     def plan(sizes: ParallelSizes) -> list[Task]:
         planned = [task for task in tasks(table, sizes) if task.param.copy_of is None]
@@ -221,14 +257,17 @@ def _split(task: Task, targets: Mapping[str, Target]) -> tuple[Task, Task]:
 
 
 def factor_rows(row: Param, name: str, names: Sequence[str], target: Target) -> tuple[Param, Param]:
-    """Of a weight, the rows of its factors A and B.
+    """Return the table rows of the factors A and B of a weight.
 
     Args:
-        name: of the weight in Megatron, and `names` in Hugging Face: of one layer, or as the row
-            has them, with `*`; those of the target alike.
+        row: table row of the weight.
+        name: Megatron name of the weight, either of one layer or a pattern with `*` as in the row.
+        names: Hugging Face names of the weight, in the same form as `name`.
+        target: modules that have factors, named in the same form as `name`, and their ranks.
 
     Raises:
-        ConversionError: its operator does more than order rows.
+        ConversionError: the operator of the weight does more than order rows, the weight is no
+            matrix, or the modules do not belong to it.
     """
     module, op, shard = name.removesuffix(".weight"), row.op, row.shard
     if not isinstance(op, FuseQKV | FuseGateUp | Rename):
@@ -261,17 +300,19 @@ def factor_rows(row: Param, name: str, names: Sequence[str], target: Target) -> 
 
 
 def to_note(targets: Mapping[str, Target]) -> dict[str, Any]:
-    """For `mcore.json`."""
+    """Return the factors of an adapter as JSON values for `mcore.json`."""
     return {name: asdict(target) for name, target in targets.items()}
 
 
 def from_note(note: Mapping[str, Any], path: Path) -> dict[str, Target]:
-    """
+    """Read the factors of an adapter from the JSON values that `to_note` made.
+
     Args:
-        path: of the file that holds the note.
+        note: the JSON values.
+        path: path of the file that holds the note, for error messages.
 
     Raises:
-        ConversionError: it is not what `to_note` makes.
+        ConversionError: the note does not have the form that `to_note` makes.
     """
     found = {}
     for name, entry in note.items():
@@ -289,10 +330,10 @@ def from_note(note: Mapping[str, Any], path: Path) -> dict[str, Target]:
 
 
 def deltas_of(folder: HfFolder) -> dict[str, Delta]:
-    """What an adapter adds to which Hugging Face weight.
+    """Return the low-rank updates of a PEFT adapter, by Hugging Face name of the weight.
 
     Raises:
-        ConversionError: its configuration has no scale.
+        ConversionError: `lora_alpha` or `alpha_pattern` of its configuration is missing or invalid.
     """
     path = folder.path / CONFIG
     config = read_json(path)
@@ -311,10 +352,15 @@ def deltas_of(folder: HfFolder) -> dict[str, Delta]:
 
 
 def scale_key(path: Path, config: Mapping[str, Any], name: str) -> float:
-    """A number of `adapter_config.json`.
+    """Return a positive number of `adapter_config.json`.
+
+    Args:
+        path: path of the file, for error messages.
+        config: content of the file, or of an object in it.
+        name: key of the number.
 
     Raises:
-        ConversionError: it is missing, or none.
+        ConversionError: the value is missing or no positive number.
     """
     found = config.get(name)
     if isinstance(found, bool) or not isinstance(found, int | float) or found <= 0:
@@ -323,7 +369,13 @@ def scale_key(path: Path, config: Mapping[str, Any], name: str) -> float:
 
 
 def _patterns(path: Path, config: Mapping[str, Any]) -> dict[re.Pattern[str], float]:
-    """By what PEFT matches against the end of a name."""
+    """Return the alpha of each key of `alpha_pattern`, by compiled pattern.
+
+    A pattern matches as in PEFT: against the end of a module's name.
+
+    Raises:
+        ConversionError: `alpha_pattern` is no object of valid patterns and positive numbers.
+    """
     found = config.get("alpha_pattern") or {}
     if not isinstance(found, dict):
         raise ConversionError(f"{path}: alpha_pattern is {found!r}, expected an object")

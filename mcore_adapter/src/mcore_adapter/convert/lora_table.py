@@ -1,7 +1,8 @@
-"""The table of a LoRA adapter that is trained: that of its model, a row of each weight as two.
+"""Table of a LoRA adapter for training.
 
-What `convert.lora` reads of files may differ from layer to layer; here every layer of a kind has
-the same factors, so they are rows like any others.
+The row of each adapted weight in the model's table becomes two rows, one for factor A and one for
+factor B. Every layer has the same factors, so a row covers all layers. Adapters in files, which
+`convert.lora` reads, may have different factors in each layer and need no such table.
 """
 
 from __future__ import annotations
@@ -17,30 +18,33 @@ from mcore_adapter.convert.table import ModelTable, Param
 from mcore_adapter.errors import ConfigError
 
 _LINEAR = re.compile(r"\.(linear_\w+|in_proj|out_proj)\.weight$|^output_layer\.weight$")
-"""Weights of Megatron's linear layers that tensor parallel ranks cut."""
+"""Pattern of the names of linear weights that Megatron cuts over tensor parallel ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lora:
-    """y = W x + alpha / rank * B A dropout(x), of which only A and B are trained."""
+    """Options of a LoRA adapter: y = W x + alpha / rank * B A dropout(x); A and B are trained."""
 
     rank: int
     alpha: float
     dropout: float = 0.0
     targets: Sequence[str] | Literal["all-linear"] = "all-linear"
-    """Ends of the names that linear layers have in Hugging Face, `q_proj` or `self_attn.q_proj`.
-    all-linear: those of attention and, in models without experts, of MLPs. Routed experts never
-    have factors here, and PEFT 0.21 takes names of dense or shared MLPs beside them for theirs."""
+    """Ends of Hugging Face names of linear layers, such as `q_proj` or `self_attn.q_proj`.
+    all-linear: the linear layers of attention, and of MLPs if the model has no experts. Routed
+    experts never have factors here. all-linear leaves out the dense and shared MLPs of a model with
+    experts, because PEFT 0.21 takes their names for those of routed experts."""
 
     @property
     def scale(self) -> float:
+        """Factor of the product B A."""
         return self.alpha / self.rank
 
     def chooses(self, module: str, *, sparse: bool) -> bool:
-        """
+        """Return True if `targets` includes a linear layer.
+
         Args:
-            module: a linear layer, by its name in Hugging Face.
-            sparse: the model has experts.
+            module: Hugging Face name of the linear layer.
+            sparse: True if the model has experts.
         """
         if self.targets == "all-linear":
             return module != "lm_head" and not (sparse and ".mlp." in module)
@@ -48,12 +52,14 @@ class Lora:
 
 
 def adapter_table(table: ModelTable, lora: Lora) -> ModelTable:
-    """
+    """Return the table of the LoRA factors of a model.
+
     Args:
-        table: of the model.
+        table: table of the model.
+        lora: rank and targets of the adapter.
 
     Raises:
-        ConfigError: a target is no linear layer, or one that cannot have factors.
+        ConfigError: a target is no linear layer, or a linear layer that cannot have factors.
     """
     rows: list[Param] = []
     sparse = table.shape.num_experts > 0
@@ -75,7 +81,12 @@ def adapter_table(table: ModelTable, lora: Lora) -> ModelTable:
 
 
 def target_modules(adapter: ModelTable, lora: Lora) -> list[str]:
-    """For PEFT's `target_modules`."""
+    """Return the value of `target_modules` in PEFT's `adapter_config.json`, sorted.
+
+    Args:
+        adapter: table of the factors, see `adapter_table`.
+        lora: targets of the adapter.
+    """
     if lora.targets != "all-linear":
         return sorted(lora.targets)
     return sorted({name.split(".")[-3] for row in adapter.params for name in row.op.hf})
@@ -87,7 +98,7 @@ def _linear_rows(table: ModelTable) -> list[Param]:
         for row in table.params
         if _LINEAR.search(row.op.mcore)
         and not (row.of_expert or row.optional or row.copy_of is not None)
-        # A family has rows that no layer of this model need have: dense ones beside experts.
+        # A row may apply to no layer of this model, such as a dense MLP in a model of experts.
         and (row.layers is None or len(row.layers) > 0)
     ]
 

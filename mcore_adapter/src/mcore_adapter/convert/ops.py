@@ -1,8 +1,9 @@
-"""Format operators: full Hugging Face tensors <-> one full Megatron tensor.
+"""Format operators: conversion between full Hugging Face tensors and one full Megatron tensor.
 
-Both directions, no collectives, no state; each is the exact inverse of the other. They move data
-and compute nothing, so they serve numpy arrays and torch tensors of any type. The last dimension of
-a weight that keeps its orientation may have any length: the B factors of LoRA go through, too.
+An operator has both directions, and each is the exact inverse of the other. Operators need no
+collectives and keep no state. They move values and compute nothing, so they work on numpy arrays
+and torch tensors of any data type. An operator that does not transpose a weight accepts any length
+of its last dimension, so that it also converts the B factors of LoRA.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from mcore_adapter.convert.arrays import A, cut, join
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What operators need to know of a model."""
+    """Sizes of a model that operators need."""
 
     num_layers: int
     num_heads: int
@@ -26,26 +27,37 @@ class Shape:
     vocab: int
     num_experts: int = 0
     tied: bool = False
-    """Whether the output layer is the embedding."""
+    """True if the output layer shares its weight with the embedding."""
 
 
 class FormatOp(Protocol):
-    """Named tensors are patterns: `*` is the layer, `@` the expert."""
+    """Interface of an operator.
+
+    Names of tensors are patterns in which `*` stands for the layer and `@` for the expert.
+    """
 
     @property
-    def mcore(self) -> str: ...
+    def mcore(self) -> str:
+        """Megatron name."""
+        ...
 
     @property
-    def hf(self) -> tuple[str, ...]: ...
+    def hf(self) -> tuple[str, ...]:
+        """Hugging Face names, in the order that `to_mcore` takes the tensors."""
+        ...
 
-    def to_mcore(self, hf: Sequence[A], shape: Shape) -> A: ...
+    def to_mcore(self, hf: Sequence[A], shape: Shape) -> A:
+        """Return the full Megatron tensor made of the full Hugging Face tensors."""
+        ...
 
-    def to_hf(self, mcore: A, shape: Shape) -> list[A]: ...
+    def to_hf(self, mcore: A, shape: Shape) -> list[A]:
+        """Return the full Hugging Face tensors made of the full Megatron tensor."""
+        ...
 
 
 @dataclass(frozen=True)
 class Rename:
-    """The same tensor under another name."""
+    """Operator for a tensor that differs only in its name."""
 
     mcore: str
     source: str
@@ -63,7 +75,7 @@ class Rename:
 
 @dataclass(frozen=True)
 class Transpose:
-    """Hugging Face `[in, out]`, Megatron `[out, in]`."""
+    """Operator for a weight that is `[in, out]` in Hugging Face and `[out, in]` in Megatron."""
 
     mcore: str
     source: str
@@ -81,9 +93,11 @@ class Transpose:
 
 @dataclass(frozen=True)
 class FuseQKV:
-    """q, k, v <-> `[q..q k v]` per KV group. Weights `[out, in]` and biases `[out]` alike.
+    """Operator that fuses q, k and v into one tensor, for weights `[out, in]` and biases `[out]`.
 
-    With `gated`, q_proj holds a query and a gate per head, and Megatron `[q..q g..g k v]`.
+    The rows of the Megatron tensor are `[q..q k v]` for each key-value group: all queries of the
+    group, then its key, then its value. If `gated`, Hugging Face's q_proj has for each head a query
+    followed by a gate, and the rows of the Megatron tensor are `[q..q g..g k v]` for each group.
     """
 
     mcore: str
@@ -113,7 +127,7 @@ class FuseQKV:
 
 @dataclass(frozen=True)
 class FuseGateUp:
-    """gate, up <-> one above the other."""
+    """Operator that stacks gate and up into one tensor, the rows of gate first."""
 
     mcore: str
     hf: tuple[str, ...]
@@ -128,9 +142,11 @@ class FuseGateUp:
 
 @dataclass(frozen=True)
 class Unweave:
-    """gate and up in alternating columns or entries <-> one above the other (gpt_oss).
+    """Operator that separates alternating gate and up (gpt_oss).
 
-    Hugging Face has weights as `[in, 2 * out]`, Megatron `[2 * out, in]`; biases are `[2 * out]`.
+    Hugging Face has gate and up in alternating columns of a weight `[in, 2 * out]`, or in
+    alternating entries of a bias `[2 * out]`. Megatron has all of gate first, then all of up, as
+    rows of a weight `[2 * out, in]` or entries of a bias `[2 * out]`.
     """
 
     mcore: str
@@ -152,17 +168,19 @@ class Unweave:
 
 @dataclass(frozen=True)
 class Ungroup:
-    """Tensors whose rows are grouped by head <-> one whose rows are grouped by kind.
+    """Operator that reorders rows grouped by head into rows grouped by kind (qwen3_next).
 
-    Of `hf[i]`, each of `groups` groups has the kinds of rows whose lengths are `kinds[i]`. In the
-    Megatron tensor all rows of the first kind come first, whatever their group, then those of the
-    second: q, k, v, z of in_proj_qkvz, then b, a of in_proj_ba (qwen3_next).
+    Each Hugging Face tensor consists of `groups` groups of rows, and each group has rows of several
+    kinds. The Megatron tensor has all rows of the first kind from all groups, then all rows of the
+    second kind, and so on: q, k, v, z of in_proj_qkvz, then b, a of in_proj_ba.
     """
 
     mcore: str
     hf: tuple[str, ...]
     groups: int
+    """Number of groups in each Hugging Face tensor."""
     kinds: tuple[tuple[int, ...], ...]
+    """Number of rows of each kind in one group, one tuple for each tensor of `hf`."""
 
     def to_mcore(self, hf: Sequence[A], shape: Shape) -> A:
         rest = hf[0].shape[1:]

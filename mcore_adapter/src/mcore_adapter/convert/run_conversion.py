@@ -1,9 +1,10 @@
-"""Moves tensors from files to files: what is read, made and written is known before it starts.
+"""Execution of a conversion: tensors are read from files, converted, and written to files.
 
-A `Job` is one full Megatron tensor. It is read, from Hugging Face files or from shards; converted;
-and written, to shards or to Hugging Face files. Jobs do not depend on each other, so they run in
-any order and in several processes, each of which holds one tensor at a time. A process reads mapped
-files and writes at known places, and so needs to talk to nobody.
+A `Job` handles one full Megatron tensor. The tensor is read from Hugging Face files or from shards,
+converted, and written to shards or to Hugging Face files. All places in the files are known before
+the first job starts. Jobs do not depend on each other, so they run in any order and in several
+processes. Each process holds one tensor at a time. A process reads memory-mapped files and writes
+at known places, so the processes need no communication with each other.
 """
 
 from __future__ import annotations
@@ -33,24 +34,25 @@ from mcore_adapter.errors import ConversionError, McoreAdapterError
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h of glibc
 
 _EXIT_S = 10
-"""For a process whose pipe is closed to be gone."""
+"""Time limit for a process to end after its pipe was closed, in seconds."""
 
 Progress = Callable[[int], None]
-"""Called with the number of bytes that were written since."""
+"""Callback that receives the number of bytes written since the previous call."""
 
 
 @dataclass(frozen=True, slots=True)
 class HfSide:
-    """Full tensors as Hugging Face has them, in the order of the operator."""
+    """Hugging Face side of a job: the full tensors, in the order of the operator."""
 
     pieces: tuple[Piece, ...]
     deltas: tuple[Delta | None, ...] = ()
-    """Low-rank updates to add to each on its way out."""
+    """Low-rank update to add to each tensor before it is written; None: no update of this tensor.
+    An empty tuple means no updates at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class McoreSide:
-    """Shards of one Megatron tensor, in the order of the ranks."""
+    """Megatron side of a job: the shards of one tensor, in the order of tensor parallel ranks."""
 
     pieces: tuple[Piece, ...]
     rows: int
@@ -59,7 +61,7 @@ class McoreSide:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """scale * B A, where A is `[rank, in]` and B `[out, rank]`."""
+    """Low-rank update scale * B A of a weight, where A is `[rank, in]` and B is `[out, rank]`."""
 
     a: Piece
     b: Piece
@@ -68,40 +70,46 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One full Megatron tensor from where it is to where it shall be."""
+    """Conversion of one full Megatron tensor: where to read, how to convert, where to write."""
 
     name: str
-    """Of the Hugging Face tensors, for messages."""
+    """Names of the Hugging Face tensors, for error messages."""
     op: FormatOp
     shard: ShardRule
     source: HfSide | McoreSide
     target: HfSide | McoreSide
     rows: int
-    """Length of the first dimension of the full tensor without padding; -1: it has none."""
+    """Length of the first dimension of the full tensor without padding."""
 
     @property
     def num_bytes(self) -> int:
+        """Number of bytes that the job writes."""
         return sum(piece.spec.num_bytes for piece in self.target.pieces)
 
 
 @dataclass(frozen=True, slots=True)
 class Same:
-    """Two tensors that must be equal, as only one of them is converted."""
+    """Pair of tensors that must be equal, because only one of them is converted."""
 
     one: Piece
     other: Piece
     names: tuple[str, str]
+    """Names of both tensors, for the error message."""
 
 
 def create_files(files: Iterable[tuple[Path, dict[str, Spec]]]) -> dict[Path, dict[str, Piece]]:
-    """Files with their headers and room for all tensors."""
+    """Create files that have their headers and empty room for all tensors.
+
+    Returns:
+        Place of each tensor, by path of the file and name of the tensor.
+    """
     made = {}
     for path, specs in files:
         header, made[path] = make_header(specs, path)
         size = len(header) + sum(spec.num_bytes for spec in specs.values())
         with path.open("wb") as file:
             file.write(header)
-            # the disk was seen to have room; one that fills up meanwhile ends the conversion
+            # free space was checked before; if the disk fills up later, writing raises an error
             file.truncate(size)
     return made
 
@@ -115,14 +123,22 @@ def run(
     write_back: bool = False,
     progress: Progress | None = None,
 ) -> None:
-    """Does all jobs, in this process if `workers` is 1.
+    """Run all checks and jobs.
+
+    They run in this process if `workers` is 1 or if there is work for one process only.
 
     Args:
-        write_back: the disk begins at once, as somebody will wait for it.
+        jobs: tensors to convert; each process gets neighbouring ones.
+        checks: pairs of tensors that must be equal.
+        shape: sizes of the model.
+        workers: largest number of processes.
+        write_back: start writing to the disk at once, because the caller waits for the disk later.
+        progress: callback that receives the number of bytes written since the previous call.
 
     Raises:
-        ConversionError: tensors that must be equal are not, or cannot become what they should.
-        AdapterError: a process ended early.
+        ConversionError: tensors that must be equal differ, or a tensor cannot be converted to the
+            target type.
+        McoreAdapterError: a process ended early or failed.
         OSError: a file cannot be read or written.
     """
     report = progress or (lambda _: None)
@@ -130,13 +146,13 @@ def run(
     if len(shares) < 2:
         _work(jobs, checks, shape, write_back, report)
         return
-    # a fork begins at once, and is safe where nobody else runs; whoever calls may have threads
+    # fork starts fastest, but is safe only if this process has no other threads; a caller may have
     context: Any = multiprocessing.get_context("fork" if threading.active_count() == 1 else "spawn")
     running: dict[Connection, Any] = {}
     try:
         for index, share in enumerate(shares):
             of_first = checks if index == 0 else ()
-            # An interruption between a start and the note of it would leave a process behind.
+            # A signal after `start` and before `running` has the process would leave it behind.
             with held_back():
                 here, there = context.Pipe(duplex=False)
                 process = context.Process(
@@ -172,7 +188,7 @@ def _listen(running: Mapping[Connection, Any], report: Progress) -> None:
 
 
 def _death(process: Any) -> str:
-    """Why a process gave no answer."""
+    """Return the error message for a process that ended without an answer."""
     process.join(_EXIT_S)
     code = process.exitcode
     name = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
@@ -193,7 +209,7 @@ def _worker(
     leave_to_parent()
     _reuse_freed_memory()
     try:
-        # a write to a parent that was killed fails, and so ends this process
+        # if the parent was killed, sending to it raises BrokenPipeError, which ends this process
         _work(jobs, checks, shape, write_back, there.send)
         there.send(None)
     except BrokenPipeError:
@@ -207,10 +223,12 @@ def _worker(
 
 
 def _reuse_freed_memory() -> None:
-    """Tensors are made and freed one after the other, all of a few sizes.
+    """Make glibc reuse the memory of freed tensors.
 
-    glibc maps each large one anew, and the kernel clears its pages. That takes about as long as the
-    conversion, so this process allocates all on its heap and keeps it.
+    A conversion allocates and frees tensors of a few sizes, one after the other. By default glibc
+    maps new pages for each large tensor, and the kernel clears these pages. This takes about as
+    long as the conversion itself. Afterwards all tensors of this process lie on the heap, which
+    never shrinks. Without glibc this function does nothing.
     """
     if platform.libc_ver()[0] == "glibc":
         libc = ctypes.CDLL(None)
@@ -282,7 +300,7 @@ def _product(delta: Delta, reader: Reader) -> Bits:
 
 
 def _shares(jobs: Sequence[Job], workers: int) -> list[list[Job]]:
-    """Jobs for each process: about as many bytes, neighbours together, in order."""
+    """Split the jobs into one list per process, in order, with about equal numbers of bytes."""
     total = sum(job.num_bytes for job in jobs)
     shares: list[list[Job]] = [[] for _ in range(workers)]
     done = 0

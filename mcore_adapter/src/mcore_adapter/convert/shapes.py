@@ -1,4 +1,4 @@
-"""Shapes that `config.json` promises, against those that files have: before anything is read."""
+"""Comparison of the shapes that follow from `config.json` with those in the headers of files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ _SHOWN = 3
 
 
 class FullShapes:
-    """Of full Megatron tensors without padding, computed once for all layers and experts."""
+    """Shapes of full Megatron tensors without padding.
+
+    Calling the object with a task returns the shape of its tensor. Each row of the table is
+    computed once for all layers and experts.
+    """
 
     def __init__(self, table: ModelTable) -> None:
         self._table = table
@@ -29,7 +33,10 @@ class FullShapes:
 
 
 def hf_shapes(task: Task, table: ModelTable) -> list[tuple[int, ...]]:
-    """Of the Hugging Face tensors that a task takes, or takes a part of, as a whole."""
+    """Return the shapes of the Hugging Face tensors that a task takes, in the task's order.
+
+    If the task takes one expert's part of a tensor, the shape is that of the whole tensor.
+    """
     each = zip(task.hf, task.param.shapes, strict=True)
     return [
         shape if ref.index is None else (table.shape.num_experts, *shape) for ref, shape in each
@@ -39,13 +46,16 @@ def hf_shapes(task: Task, table: ModelTable) -> list[tuple[int, ...]]:
 def check_shapes(
     planned: Iterable[Task], have: Mapping[str, Sequence[int]], table: ModelTable
 ) -> None:
-    """
+    """Check that the tensors of a checkpoint have the shapes that follow from `config.json`.
+
     Args:
-        have: shapes of the tensors of a checkpoint, by their Hugging Face names.
+        planned: tasks of the model.
+        have: shapes of the tensors of a checkpoint, by Hugging Face name.
+        table: table of the model.
 
     Raises:
-        ConversionError: names tensors of other shapes than `config.json` says, and the keys that
-            their shapes follow from.
+        ConversionError: a tensor has another shape. The message names such tensors, and the keys of
+            `config.json` that their shapes follow from.
     """
     wrong: dict[str, str] = {}
     count = 0

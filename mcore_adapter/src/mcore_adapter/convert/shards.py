@@ -1,4 +1,4 @@
-"""Shard rules: one full Megatron tensor <-> its tensor parallel shards."""
+"""Shard rules: conversion between a full Megatron tensor and its tensor parallel shards."""
 
 from __future__ import annotations
 
@@ -11,16 +11,24 @@ from mcore_adapter.errors import LayoutError
 
 
 class ShardRule(Protocol):
-    def split(self, full: A, ranks: int) -> list[A]: ...
+    """Interface of a shard rule. `merge` is the exact inverse of `split`."""
 
-    def merge(self, shards: Sequence[A]) -> A: ...
+    def split(self, full: A, ranks: int) -> list[A]:
+        """Return the shard of each rank, in the order of the ranks."""
+        ...
 
-    def shard_shape(self, full: Sequence[int], ranks: int, name: str) -> tuple[int, ...]: ...
+    def merge(self, shards: Sequence[A]) -> A:
+        """Return the full tensor made of the shards of all ranks, in the order of the ranks."""
+        ...
+
+    def shard_shape(self, full: Sequence[int], ranks: int, name: str) -> tuple[int, ...]:
+        """Return the shape of one shard of a tensor of shape `full`; `name` is for errors."""
+        ...
 
 
 @dataclass(frozen=True)
 class Replicated:
-    """The same on every rank."""
+    """Rule for a tensor that is the same on every rank."""
 
     def split(self, full: A, ranks: int) -> list[A]:
         return [full] * ranks
@@ -34,14 +42,15 @@ class Replicated:
 
 @dataclass(frozen=True)
 class Sharded:
-    """Cut along `dim`.
+    """Rule for a tensor that is cut evenly along `dim`.
 
-    Blocks that lie one after the other (gate, up) are cut alike, so that every rank has the same
-    part of each: a number of equal ones, or their lengths in the full tensor.
+    The tensor may consist of several blocks along `dim` (gate, up). Each block is cut evenly, so
+    that every rank has the same part of each block.
     """
 
     dim: int = 0
     blocks: int | tuple[int, ...] = 1
+    """Number of blocks of equal length, or the length of each block in the full tensor."""
 
     def split(self, full: A, ranks: int) -> list[A]:
         blocks = cut(full, self._lengths(full.shape[self.dim]), self.dim)
@@ -55,9 +64,15 @@ class Sharded:
         return join([part[block] for block in range(len(each)) for part in parts], self.dim)
 
     def shard_shape(self, full: Sequence[int], ranks: int, name: str) -> tuple[int, ...]:
-        """
+        """Return the shape of one shard.
+
+        Args:
+            full: shape of the full tensor.
+            ranks: number of tensor parallel ranks.
+            name: name of the tensor, for error messages.
+
         Raises:
-            LayoutError: the dimension, or a block of it, does not divide.
+            LayoutError: the dimension or a block of it does not divide over the ranks.
         """
         size = full[self.dim]
         blocks = self.blocks if isinstance(self.blocks, int) else 1

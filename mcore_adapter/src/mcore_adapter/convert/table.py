@@ -1,4 +1,4 @@
-"""A model is a table: each row says the format and the layout of one parameter."""
+"""Table of a model: each row gives the format and the layout of one parameter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mcore_adapter.convert.shards import Replicated, ShardRule
 
 
 class PipelineEnd(Enum):
-    """Where in the pipeline a parameter that belongs to no layer lies."""
+    """End of the pipeline at which a parameter lies that belongs to no layer."""
 
     FIRST = "first"
     LAST = "last"
@@ -20,42 +20,52 @@ class PipelineEnd(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Param:
-    """One row. `*` in a name is the layer, `@` the expert."""
+    """Row of a table: one parameter of a model, or the same parameter of all layers and experts.
+
+    In names, `*` stands for the number of the layer and `@` for the number of the expert.
+    """
 
     op: FormatOp
+    """Operator between the Hugging Face tensors and the Megatron tensor."""
     shapes: tuple[tuple[int, ...], ...]
-    """Of the Hugging Face tensors, in the order of the operator, as `config.json` has them; with
-    `stacked`, of one expert."""
+    """Shapes of the Hugging Face tensors according to `config.json`, in the order of the operator.
+    If `stacked`, the shapes of one expert."""
     shard: ShardRule = field(default_factory=Replicated)
+    """Rule that cuts the Megatron tensor over tensor parallel ranks."""
     layers: range | tuple[int, ...] | None = None
-    """Which layers have it; all by default. Of no meaning without `*`."""
+    """Numbers of the layers that have the parameter; None: all. Ignored if the name has no `*`."""
     place: PipelineEnd = PipelineEnd.FIRST
-    """Of no meaning with `*`, which lies where its layer does."""
+    """End of the pipeline that holds the parameter. Ignored if the name has `*`: such a parameter
+    lies on the stage of its layer."""
     stacked: bool = False
-    """The Hugging Face tensors hold all experts, one behind the other in their first dimension."""
+    """True if each Hugging Face tensor holds all experts, stacked along a new first dimension."""
     pads_vocab: bool = False
-    """Its first dimension is the vocabulary, which Megatron pads to divide over the ranks."""
+    """True if the first dimension is the vocabulary, which Megatron pads to divide over ranks."""
     copy_of: str | None = None
-    """The Megatron name it repeats: an output layer tied to an embedding on another stage."""
+    """Megatron name of the tensor that this one copies. Used for an output layer that is tied to
+    the embedding but lies on another stage."""
 
     keeps_dtype: bool = False
-    """It stays as precise as it is when the checkpoint is converted to another type."""
+    """True if the tensor keeps its data type when the checkpoint is converted to another type."""
     optional: bool = False
-    """Together with all other optional rows it is there or not, whatever `config.json` says: layers
-    that predict further tokens are announced by configurations of checkpoints that have none."""
+    """True if a checkpoint may lack the parameter. All optional rows are present or absent
+    together. `config.json` does not tell: it may announce layers that predict further tokens
+    although the checkpoint has none."""
 
     @property
     def in_layer(self) -> bool:
+        """True if the parameter belongs to a layer."""
         return "*" in self.op.mcore
 
     @property
     def of_expert(self) -> bool:
+        """True if the parameter belongs to a routed expert."""
         return "@" in self.op.mcore
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelTable:
-    """All parameters of one model."""
+    """Table of one model: all its parameters."""
 
     model_type: str
     shape: Shape
@@ -64,15 +74,17 @@ class ModelTable:
         "model.layers.*.self_attn.rotary_emb.inv_freq",
         "model.rotary_emb.inv_freq",
     )
-    """Patterns of Hugging Face tensors that carry nothing, as buffers that old versions saved."""
+    """Name patterns of Hugging Face tensors that carry no information, such as buffers that old
+    versions of transformers saved."""
     repeats: Mapping[str, str] = field(default_factory=dict)
-    """Hugging Face tensors, and the one that each repeats, where a checkpoint stores some twice.
-    They must be equal, are not stored, and are written again on the way back."""
+    """Hugging Face tensors that a checkpoint may store although they equal another tensor: name of
+    the repetition -> name of the original. Both must be equal. The Megatron layout stores only the
+    original; the conversion back to Hugging Face writes both."""
     divisible: Mapping[str, int] = field(default_factory=dict)
-    """Further counts that tensor parallel ranks must divide, named as in `config.json`."""
+    """Further counts that must divide over tensor parallel ranks, by key of `config.json`."""
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """The `config.json` it was made from."""
+    """Content of the `config.json` that the table was made from."""
     fused: bool = False
-    """Its experts are named and stored as transformers 5 has them, see `convert.fused`."""
+    """True if experts are named and stored as by transformers 5, see `convert.fused_experts`."""
     of_adapter: bool = False
-    """Its tensors are the factors of a LoRA adapter, which modules have beside those of a model."""
+    """True if the table lists the factors of a LoRA adapter instead of the weights of a model."""

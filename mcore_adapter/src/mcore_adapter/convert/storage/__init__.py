@@ -1,1 +1,1 @@
-"""Files of checkpoints: found, read and written at the level of bytes."""
+"""Storage of checkpoints: finding, reading and writing files and folders at the level of bytes."""

@@ -1,4 +1,4 @@
-"""What lies beside weights: configuration, tokenizer, generation settings, code, licence."""
+"""Files beside the weights: configuration, tokenizer, generation settings, code, licence."""
 
 from __future__ import annotations
 
@@ -22,12 +22,19 @@ def copy_companions(
     without: tuple[str, ...] = (),
     note: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """All but the weights, folders included. A folder with weights of its own is another model,
-    such as `original`, or a training checkpoint: it is not copied, and `note` is told.
+    """Copy the files and folders of a checkpoint, except weights and hidden files.
+
+    A folder with weights is not copied, because it holds another model, such as `original`, or a
+    training checkpoint. Links to nowhere and links to a folder above themselves are not copied
+    either. `note` is called for each of these.
 
     Args:
-        dtype: what the weights were converted to, which `config.json` names.
-        without: names of files that are not copied.
+        src: folder of the checkpoint.
+        dst: existing folder to copy to.
+        dtype: data type that the weights were converted to, which is set in `config.json`, one of
+            `arrays.FLOATS`; None: `config.json` is copied unchanged.
+        without: names of files and folders directly in `src` that are not copied.
+        note: called with each note for the user.
     """
     _copy(src, dst, without, note, (src.resolve(),))
     config = dst / "config.json"
@@ -39,6 +46,7 @@ def copy_companions(
 
 
 def is_weights(name: str) -> bool:
+    """Return True if a file of this name holds weights or an index of weights."""
     return name.endswith(_WEIGHTS)
 
 
@@ -49,10 +57,15 @@ def _copy(
     note: Callable[[str], None],
     above: tuple[Path, ...],
 ) -> None:
-    """
+    """Copy a folder and the folders below it, except weights and hidden files.
+
     Args:
-        above: the folders that `src` lies in, itself included: a link to one of them would never
-            end.
+        src: folder to copy.
+        dst: existing folder to copy to.
+        without: names of files and folders directly in `src` that are not copied.
+        note: called with each note for the user.
+        above: `src` and the folders above it that are being copied, with links resolved. A link to
+            one of them is not followed, because copying would never end.
     """
     for file in sorted(src.iterdir()):
         if file.name.startswith(".") or file.name in without:
@@ -73,5 +86,8 @@ def _copy(
 
 
 def _has_weights(folder: Path) -> bool:
-    """Of links to folders, too, but not of links within."""
+    """Return True if the folder or a folder below it has weights.
+
+    The folder itself may be a link. Links to folders below it are not followed.
+    """
     return any(is_weights(name) for _, _, names in os.walk(folder) for name in names)

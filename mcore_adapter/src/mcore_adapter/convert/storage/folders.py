@@ -1,15 +1,17 @@
-"""Folders with weights: Hugging Face checkpoints, and Megatron layouts.
+"""Folders with weights: Hugging Face checkpoints and Megatron layouts.
 
-A Megatron layout holds dense parameters and experts in files of their own, so that neither expert
-parallel nor tensor parallel ranks store anything twice that they share:
+A Megatron layout stores dense parameters and experts in separate files. Thus dense parameters are
+not repeated for each expert parallel rank, and experts are not repeated for each tensor parallel
+rank of the dense parameters:
 
-    dense-pp{p}-tp{t}.safetensors            what tensor parallel rank t of stage p holds
-    experts-pp{p}-ep{e}-etp{t}.safetensors   its experts, on expert parallel rank e
-    mcore.json                               sizes, and what to expect of every file
-    config.json, tokenizer and so on         as they were in the Hugging Face checkpoint
+    dense-pp{p}-tp{t}.safetensors            dense parameters of stage p, tensor parallel rank t
+    experts-pp{p}-ep{e}-etp{t}.safetensors   experts of stage p, expert parallel rank e, and tensor
+                                             parallel rank t of experts
+    mcore.json                               parallel sizes; bytes and tensors of every file
+    config.json, tokenizer and so on         copied from the Hugging Face checkpoint
 
-Tensors have their global Megatron names: layers and experts are numbered as in the model. Virtual
-pipeline chunks share the file of their stage.
+Tensors have their global Megatron names: layers and experts are numbered as in the model. The
+virtual pipeline chunks of a stage share the files of the stage.
 """
 
 from __future__ import annotations
@@ -29,46 +31,52 @@ from mcore_adapter.parallel_sizes import ParallelSizes
 T = TypeVar("T")
 META = "mcore.json"
 FORMAT = 1
+"""Version of the Megatron layout, which `mcore.json` names."""
 
 
 @dataclass(frozen=True)
 class HfFolder:
-    """A Hugging Face checkpoint, its headers read."""
+    """Hugging Face checkpoint, of which only the headers have been read."""
 
     path: Path
     config: Mapping[str, Any]
+    """Content of `config.json`."""
     tensors: Mapping[str, Piece]
+    """Place of each tensor, by Hugging Face name."""
     notes: tuple[str, ...] = ()
-    """What a user should know of how it was read."""
+    """Notes for the user about the choice of files."""
 
 
 @dataclass(frozen=True)
 class McoreFolder:
-    """A Megatron layout, its headers read."""
+    """Megatron layout, of which only the headers have been read."""
 
     path: Path
     config: Mapping[str, Any]
+    """Content of `config.json`."""
     sizes: ParallelSizes
     vocab: int | None
-    """Rows of the embedding without padding; None where there is none, as in adapters."""
+    """Number of rows of the embedding without padding; None: no embedding, as in an adapter."""
     repeats: tuple[str, ...]
-    """Hugging Face tensors that were stored twice, see `ModelTable.repeats`."""
+    """Repeated tensors that the original checkpoint stored, see `ModelTable.repeats`."""
     adapter: Mapping[str, Any] | None
-    """What `convert.lora` noted down, where these are the weights of an adapter."""
+    """Factors of an adapter as written by `convert.lora.to_note`; None: the folder is a model."""
     fused: bool
-    """It was made of a checkpoint with fused experts, see `convert.fused`."""
+    """True if the original checkpoint had fused experts, see `convert.fused_experts`."""
     files: Mapping[str, Mapping[str, Piece]]
-    """By name of file and of tensor."""
+    """Place of each tensor, by file name and then by Megatron name."""
 
     @property
     def names(self) -> set[str]:
+        """Megatron names of all tensors."""
         return {name for tensors in self.files.values() for name in tensors}
 
 
 def open_folder(path: Path) -> HfFolder | McoreFolder:
-    """
+    """Open a Hugging Face checkpoint or a Megatron layout and read its headers.
+
     Raises:
-        ConversionError: it is neither, or not whole.
+        ConversionError: the folder is neither of them, or is incomplete.
     """
     if (path / META).is_file():
         return open_mcore(path)
@@ -83,7 +91,8 @@ def open_folder(path: Path) -> HfFolder | McoreFolder:
 
 
 def open_hf(path: Path) -> HfFolder:
-    """
+    """Open a Hugging Face checkpoint and read its headers.
+
     Raises:
         ConversionError: weights are missing, quantized, corrupt or in another format.
     """
@@ -100,9 +109,11 @@ def open_hf(path: Path) -> HfFolder:
 
 
 def open_mcore(path: Path) -> McoreFolder:
-    """
+    """Open a Megatron layout and read its headers.
+
     Raises:
-        ConversionError: a file is missing or does not have what `mcore.json` expects.
+        ConversionError: a file is missing, or its size or number of tensors differs from that in
+            `mcore.json`.
     """
     meta = read_json(path / META)
     if meta.get("format") != FORMAT:
@@ -137,7 +148,7 @@ def open_mcore(path: Path) -> McoreFolder:
 
 @dataclass(frozen=True)
 class _Meta:
-    """What `mcore.json` says, checked."""
+    """Content of `mcore.json` after its types have been checked."""
 
     sizes: ParallelSizes
     vocab: int | None
@@ -145,13 +156,18 @@ class _Meta:
     adapter: Mapping[str, Any] | None
     fused: bool
     files: Mapping[str, tuple[int, int]]
-    """Bytes and tensors of each."""
+    """Number of bytes and number of tensors of each file, by file name."""
 
 
 def _read_meta(path: Path, meta: Mapping[str, Any]) -> _Meta:
-    """
+    """Check the content of `mcore.json`.
+
+    Args:
+        path: path of the file, for error messages.
+        meta: the content.
+
     Raises:
-        ConversionError: it was not written by `write_meta`.
+        ConversionError: the content does not have the form that `write_meta` writes.
     """
     try:
         sizes = dict(meta["sizes"])
@@ -165,7 +181,7 @@ def _read_meta(path: Path, meta: Mapping[str, Any]) -> _Meta:
             vocab=None if meta["vocab"] is None else _count(meta["vocab"]),
             repeats=tuple(map(_text, _typed(list, meta["repeats"]))),
             adapter=None if meta["adapter"] is None else _typed(dict, meta["adapter"]),
-            # Layouts of earlier versions have no such key, and were never made of fused experts.
+            # Layouts of earlier versions lack this key, and never have fused experts.
             fused=_flag(meta.get("fused", False)),
             files={
                 _text(name): (_count(entry["bytes"]), _count(entry["tensors"]))
@@ -215,7 +231,18 @@ def write_meta(
     fused: bool,
     num_tensors: Mapping[str, int],
 ) -> None:
-    """Writes `mcore.json`, once all files have their size."""
+    """Write `mcore.json`. The weight files must already have their final sizes.
+
+    Args:
+        folder: folder of the layout.
+        sizes: parallel sizes of the layout.
+        model_type: `model_type` of `config.json`.
+        vocab: number of rows of the embedding without padding; None: no embedding.
+        repeats: repeated tensors that the original checkpoint stored, see `ModelTable.repeats`.
+        adapter: factors of an adapter, see `convert.lora.to_note`; None: the folder is a model.
+        fused: True if the original checkpoint had fused experts.
+        num_tensors: number of tensors of each weight file, by file name.
+    """
     meta = {
         "format": FORMAT,
         "model_type": model_type,

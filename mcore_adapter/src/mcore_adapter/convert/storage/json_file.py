@@ -1,4 +1,4 @@
-"""JSON files of users: whatever they hold, it is read or refused in words."""
+"""JSON files of users. Any content is either read or rejected with a clear message."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from mcore_adapter.errors import ConversionError
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """
+    """Read a file that holds one JSON object.
+
     Raises:
-        ConversionError: there is no such file, or it holds something else than one object.
+        ConversionError: the file is missing or unreadable, or holds anything but one object.
     """
     try:
         found = json.loads(path.read_bytes())
@@ -30,10 +31,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_once(text: bytes) -> Any:
-    """JSON in which no key occurs twice.
+    """Parse JSON in which no object has the same key twice.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the text is no JSON, is nested too deeply, or has a key twice.
     """
     try:
         return json.loads(text, object_pairs_hook=_once)

@@ -1,8 +1,9 @@
-"""An output folder is complete or absent.
+"""Output folders that are either complete or absent.
 
-It is written beside its place under a hidden name, flushed to the disk if asked, and renamed.
-Whatever ends a process before that leaves a hidden folder, which the next conversion to the same
-place removes: a lock that ends with its process tells those that somebody still writes.
+A folder is written under a hidden name in the parent folder of its destination, flushed to the disk
+on request, and then renamed. A process that is killed earlier leaves the hidden folder behind. The
+next conversion to the same destination removes it. The writing process holds a lock on its hidden
+folder, which the system releases when the process ends; a locked folder is not removed.
 """
 
 from __future__ import annotations
@@ -21,18 +22,23 @@ from mcore_adapter.convert.storage.signals import held_back, tidied
 from mcore_adapter.errors import ConversionError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Error numbers for a full disk and an exhausted quota."""
 
 
 @contextmanager
 def complete_or_absent(dst: Path, num_bytes: int, *, flush: bool = True) -> Iterator[Path]:
-    """Yields the folder to write to, which becomes `dst` when the block ends without an error.
+    """Yield the folder to write to; rename it to `dst` when the block ends without an error.
+
+    After an error or a signal the folder is removed.
 
     Args:
-        num_bytes: how much will be written.
-        flush: a power failure, too, leaves it complete or absent.
+        dst: final path of the folder; must not exist.
+        num_bytes: number of bytes that will be written.
+        flush: wait until everything is on the disk, so that the folder is complete or absent even
+            after a power failure.
 
     Raises:
-        ConversionError: `dst` exists, or the disk is too small, or full before the end.
+        ConversionError: `dst` exists, or the disk has too little space before or during writing.
     """
     refuse_existing(dst)
     dst.parent.mkdir(parents=True, exist_ok=True)
@@ -75,6 +81,7 @@ def complete_or_absent(dst: Path, num_bytes: int, *, flush: bool = True) -> Iter
 
 
 def refuse_existing(dst: Path) -> None:
+    """Raise `ConversionError` if `dst` exists, even as a broken link."""
     if dst.exists() or dst.is_symlink():
         raise ConversionError(f"{dst} exists; name a folder that does not, or remove it")
 
@@ -92,7 +99,7 @@ def _clear_abandoned(dst: Path) -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            continue  # somebody writes there now; whoever is first to rename wins
+            continue  # another process writes there now; the first one to rename wins
         else:
             shutil.rmtree(folder)
         finally:
@@ -101,7 +108,10 @@ def _clear_abandoned(dst: Path) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """No other conversion looks for abandoned folders while one is made."""
+    """Hold a lock on the folder, so that only one conversion at a time uses it.
+
+    No other conversion can then remove a new hidden folder that is not locked yet.
+    """
     lock = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -111,6 +121,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def wait_for_disk(path: Path) -> None:
+    """Wait until a file or folder is on the disk."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)

@@ -1,4 +1,4 @@
-"""Signals that end a process leave nothing half done behind."""
+"""Handling of signals that end a process, so that no work is left half done."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from types import FrameType
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
+"""Signals that by default end a Python process without an exception."""
 
 
 class Stopped(BaseException):
-    """SIGTERM or SIGHUP has come; what KeyboardInterrupt is to Ctrl-C."""
+    """Exception raised on SIGTERM or SIGHUP, as KeyboardInterrupt is raised on Ctrl-C."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -25,10 +26,10 @@ class Stopped(BaseException):
 
 @contextmanager
 def raising() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise `Stopped` where they would end the process at once.
+    """Make SIGTERM and SIGHUP raise `Stopped` within the block instead of ending the process.
 
-    Where they are ignored (nohup), or handled by whoever calls, that stays. Of no effect in other
-    threads than the main one, where Python takes no signals.
+    A signal that is ignored (nohup) or handled by the caller stays so. Outside the main thread this
+    function has no effect, because Python handles signals only in the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -49,7 +50,10 @@ def raising() -> Iterator[None]:
 
 @contextmanager
 def tidied() -> Iterator[None]:
-    """As `raising`; then the signal ends the process as it would have."""
+    """Do the same as `raising`, and let the signal end the process after the block.
+
+    The block can thus clean up. The process ends as it would have ended without the block.
+    """
     was = {number: signal.getsignal(number) for number in _ENDING}
     try:
         with raising():
@@ -62,7 +66,11 @@ def tidied() -> Iterator[None]:
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Signals that raise an exception do so only after the block, which is done as a whole."""
+    """Delay signals that raise an exception until the block has ended.
+
+    SIGINT, SIGTERM and SIGHUP cannot interrupt the block. If several came, only the first one is
+    raised. Outside the main thread this function has no effect.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -79,11 +87,14 @@ def held_back() -> Iterator[None]:
 
 
 def leave_to_parent() -> None:
-    """In a process that another one started and will end: what ends a terminal's processes reaches
-    all of them, and only the first one may act."""
+    """Let the parent alone react to Ctrl-C and to a closed terminal; called in a worker process.
+
+    A terminal sends these signals to all its processes. The parent ends its workers itself, so this
+    process ignores SIGINT and SIGHUP and ends on SIGTERM.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if sys.platform == "linux":
-        # A parent that is killed takes this process with it, whatever it is just doing.
+        # If the parent is killed, the kernel kills this process, too.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Where a conversion starts: which tensor of a model lies where, found from headers alone."""
+"""Source of a conversion: the place of each tensor of a model, found from file headers alone."""
 
 from __future__ import annotations
 
@@ -34,32 +34,36 @@ from mcore_adapter.parallel_sizes import ParallelSizes, padded_vocab
 
 @dataclass(frozen=True)
 class Full:
-    """A full Megatron tensor without padding, and where it is found."""
+    """Full Megatron tensor of a source."""
 
     task: Task
     side: HfSide | McoreSide
+    """Places of the tensors or shards that the full tensor is made from."""
     spec: Spec
+    """Data type and shape of the full tensor without padding."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """All that a conversion needs to know of where it starts."""
+    """Model or adapter that a conversion starts from."""
 
     folder: HfFolder | McoreFolder
     table: ModelTable
     plan: Callable[[ParallelSizes], list[Task]]
-    """What the model, or the adapter, consists of under given sizes."""
+    """Function that lists the tasks of the model or adapter for given parallel sizes."""
     tensors: Mapping[str, Full]
-    """By Megatron name; copies are not among them."""
+    """All full tensors by Megatron name, without copies (see `Param.copy_of`)."""
     checks: tuple[Same, ...] = ()
+    """Pairs of tensors that must be equal."""
     repeats: tuple[str, ...] = ()
+    """Repeated tensors that the original checkpoint stored, see `ModelTable.repeats`."""
     adapter: Mapping[str, Any] | None = None
-    """What to note down of an adapter."""
+    """Factors of an adapter, see `convert.lora.to_note`; None: the source is a model."""
     notes: tuple[str, ...] = ()
-    """What a user should know: what is not taken along, and which of two was chosen."""
+    """Notes for the user: tensors that are left out, and which of two files was chosen."""
 
     def full(self, task: Task) -> Full:
-        """The tensor of a task, which for a copy is that of its original."""
+        """Return the full tensor of a task; for a copy, the tensor of its original."""
         found = self.tensors[task.param.copy_of or task.name]
         return Full(task, found.side, found.spec)
 
@@ -69,13 +73,17 @@ def source_of(
     table: ModelTable,
     plan: Callable[[ParallelSizes], list[Task]] | None = None,
 ) -> Source:
-    """Finds every tensor of a model.
+    """Find every tensor of a model or an adapter.
 
     Args:
-        plan: what it consists of; all rows of the table by default.
+        folder: opened folder.
+        table: table of the model.
+        plan: function that lists the tasks for given parallel sizes. Default: all rows of the
+            table.
 
     Raises:
-        ConversionError: tensors are missing, unmapped or of other shapes or types.
+        ConversionError: tensors are missing, unmapped, or of a wrong shape or type.
+        LayoutError: a Megatron layout has sizes that the model does not divide over.
     """
     everything = plan or (lambda sizes: tasks(table, sizes))
     if isinstance(folder, HfFolder):
@@ -190,7 +198,7 @@ def _mcore_source(
 
 
 def _check_meta(folder: McoreFolder, table: ModelTable) -> None:
-    """Compare what the folder says of itself with config.json."""
+    """Raise `ConversionError` unless `mcore.json` agrees with `config.json`."""
     if folder.vocab not in (None, table.shape.vocab):
         raise ConversionError(
             f"{folder.path / META} has a vocabulary of {folder.vocab}, config.json says "
@@ -204,7 +212,7 @@ def _check_meta(folder: McoreFolder, table: ModelTable) -> None:
 
 
 def _same_on_ranks(name: str, one: Piece, other: Piece) -> Same:
-    """Ranks that should hold the same, of which only the first is read."""
+    """Return the check that two ranks hold the same tensor, of which only `one` is converted."""
     return Same(one, other, (f"{other.path}: {name}", f"that in {one.path}"))
 
 
@@ -213,14 +221,20 @@ def _rows(shape: tuple[int, ...]) -> int:
 
 
 def padded_shape(shape: tuple[int, ...], task: Task, sizes: ParallelSizes) -> tuple[int, ...]:
-    """Of a full tensor under these sizes: the vocabulary divides over tensor parallel ranks."""
+    """Return the shape of a full tensor with its vocabulary padded to divide over the ranks.
+
+    A tensor without a vocabulary dimension keeps its shape.
+    """
     if not task.param.pads_vocab:
         return shape
     return (padded_vocab(shape[0], task.shards(sizes)), *shape[1:])
 
 
 def files_of(task: Task, sizes: ParallelSizes, table: ModelTable) -> list[str]:
-    """Where the shards of a tensor lie, by tensor parallel rank."""
+    """Return the names of the files with the shards of a tensor, in order of tensor parallel ranks.
+
+    A tensor that all ranks hold is in every one of these files.
+    """
     (stage,) = task.stages(sizes, table)
     expert_rank, ranks = task.expert_rank(sizes, table), range(task.shards(sizes))
     if expert_rank is None:
@@ -229,6 +243,7 @@ def files_of(task: Task, sizes: ParallelSizes, table: ModelTable) -> list[str]:
 
 
 def pieces_of(refs: Iterable[HfRef], where: Mapping[str, Piece]) -> tuple[Piece, ...]:
+    """Return the place of each referenced tensor or part, given the places of whole tensors."""
     return tuple(
         where[ref.name] if ref.index is None else where[ref.name].part(ref.index) for ref in refs
     )

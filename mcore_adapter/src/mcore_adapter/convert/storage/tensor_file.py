@@ -1,8 +1,8 @@
-"""safetensors files at the level of bytes: headers read, headers written, tensors mapped.
+"""safetensors files at the level of bytes: headers and tensors, each read and written.
 
-The format is eight bytes with the length of a header, the header as JSON, then the tensors without
-gaps. With headers alone it is known what every file of a conversion will hold and where, so that
-tensors can be written in any order and by any process.
+The format is eight bytes with the length of the header, then the header as JSON, then the tensors
+without gaps. The headers alone give the content of each file of a conversion and the place of each
+tensor, so that tensors can be written in any order and by any process.
 """
 
 from __future__ import annotations
@@ -29,35 +29,39 @@ _LIBC = ctypes.CDLL(None)
 _LONGEST_HEADER = 100_000_000
 _MOST_DIMENSIONS = 32
 _WRITE_BYTES = 128 << 10
-"""Of one call, as `cp` has it. Linux keeps what a call writes in one block of memory where it can,
-and large blocks are so hard to find that writing took several times as long with 1 MiB."""
+"""Bytes of one write call, the same number as in `cp`. If possible, Linux caches the data of one
+call in one block of memory. Large blocks are so hard to find that writing took several times as
+long with 1 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What a header says of a tensor, but for its place."""
+    """Data type and shape of a tensor, as in the header of a file."""
 
     dtype: str
+    """Safetensors name of the type, such as `BF16`."""
     shape: tuple[int, ...]
 
     @property
     def num_bytes(self) -> int:
+        """Size of the tensor in bytes."""
         return prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A tensor, or leading part of one, at a place in a file."""
+    """Place of a tensor in a file, or of one entry along the first dimension of a tensor."""
 
     path: Path
     offset: int
+    """Position of the first byte in the file."""
     spec: Spec
 
     def part(self, index: int) -> Piece:
-        """One of those that lie behind each other in the first dimension.
+        """Return the place of the entry `index` along the first dimension.
 
         Raises:
-            ConversionError: there are fewer.
+            ConversionError: the tensor has no such entry.
         """
         if not self.spec.shape or not 0 <= index < self.spec.shape[0]:
             raise ConversionError(
@@ -68,10 +72,10 @@ class Piece:
 
 
 def read_header(path: Path) -> dict[str, Piece]:
-    """Where each tensor of a file lies.
+    """Read the place of each tensor of a file, by name.
 
     Raises:
-        ConversionError: the file is not whole, or not a safetensors file.
+        ConversionError: the file is truncated, corrupt, or no safetensors file.
     """
     try:
         with path.open("rb") as file:
@@ -100,9 +104,16 @@ def read_header(path: Path) -> dict[str, Piece]:
 
 
 def _piece(path: Path, base: int, name: str, entry: object) -> Piece:
-    """
+    """Return the place of a tensor.
+
+    Args:
+        path: path of the file.
+        base: position of the first tensor in the file, in bytes.
+        name: name of the tensor.
+        entry: JSON value of the tensor in the header.
+
     Raises:
-        ValueError: the entry is not one of a header.
+        ValueError: the entry does not have the form of the format.
     """
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= set(entry):
         raise ValueError(f"{name} has no dtype, shape and data_offsets")
@@ -124,9 +135,9 @@ def _counts(name: str, found: object) -> list[int]:
 
 
 def make_header(specs: Mapping[str, Spec], path: Path) -> tuple[bytes, dict[str, Piece]]:
-    """The beginning of a file with these tensors, and where each will lie.
+    """Return the header of a file as bytes, and the place of each tensor by name.
 
-    Wide types come first, as safetensors itself orders them, so that all are aligned.
+    As in the safetensors library, wide data types come first, so that every tensor is aligned.
     """
     order = sorted(specs, key=lambda name: -DTYPES[specs[name].dtype].itemsize)
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
@@ -146,13 +157,17 @@ def make_header(specs: Mapping[str, Spec], path: Path) -> tuple[bytes, dict[str,
 
 
 class Reader:
-    """Maps files; the pages of a tensor are given back once it is converted."""
+    """Reader of tensors from memory-mapped files. Each file is mapped when it is first read."""
 
     def __init__(self) -> None:
         self._maps: dict[Path, _Mapped] = {}
 
     def read(self, piece: Piece) -> Bits:
-        """A view, valid as long as the reader."""
+        """Return the bits of a tensor as a read-only view of the mapped file.
+
+        Raises:
+            ConversionError: the file is too short.
+        """
         dtype, shape = DTYPES[piece.spec.dtype], piece.spec.shape
         if piece.spec.num_bytes == 0:
             return np.empty(shape, dtype)
@@ -164,7 +179,10 @@ class Reader:
         return np.frombuffer(pages, dtype, prod(shape), piece.offset).reshape(shape)
 
     def place_of(self, block: Bits) -> tuple[_Mapped, int] | None:
-        """File and offset of what is a view of one, and contiguous."""
+        """Return the mapped file, and the byte offset in it, of which a contiguous block is a view.
+
+        None: the block is a view of no mapped file.
+        """
         address = block.ctypes.data
         for each in self._maps.values():
             if each.address <= address < each.address + len(each.pages):
@@ -172,12 +190,15 @@ class Reader:
         return None
 
     def close(self) -> None:
-        """Views stay valid; what is written from them is read from their pages."""
+        """Close all files. Views stay valid, but a `Writer` then copies them from memory."""
         while self._maps:
             os.close(self._maps.popitem()[1].file)
 
     def release(self, pieces: Sequence[Piece]) -> None:
-        """Pages that only these touch no longer count as memory of this process."""
+        """Give back the memory pages that lie entirely within these tensors.
+
+        The pages no longer count as memory of this process, and are loaded again on the next use.
+        """
         for piece in pieces:
             start = -(-piece.offset // mmap.PAGESIZE) * mmap.PAGESIZE
             end = (piece.offset + piece.spec.num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -187,12 +208,14 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class _Mapped:
-    """A file in memory."""
+    """Memory-mapped file."""
 
     path: Path
     file: int
+    """File descriptor."""
     pages: mmap.mmap
     address: int
+    """Memory address of the first byte."""
 
     @classmethod
     def of(cls, path: Path) -> _Mapped:
@@ -202,13 +225,14 @@ class _Mapped:
 
 
 class Writer:
-    """Writes tensors at their places in files that exist."""
+    """Writer of tensors at their places in files that already exist."""
 
     def __init__(self, reader: Reader | None = None, *, write_back: bool = False) -> None:
         """
         Args:
-            reader: views of its files are copied from file to file, not through their pages.
-            write_back: the disk begins to write at once, so that a flush waits less.
+            reader: reader of the tensors. Views of its files are copied from file to file, which is
+                faster than copying from mapped memory.
+            write_back: start writing to the disk at once, so that a later flush takes less time.
         """
         self._files: dict[Path, int] = {}
         self._reader = reader
@@ -236,14 +260,14 @@ class Writer:
 
 
 def _blocks(tensor: Bits | Joined) -> Iterator[Bits]:
-    """The tensor in order, in contiguous parts."""
+    """Yield the tensor as contiguous blocks, in order."""
     if isinstance(tensor, Joined) and (tensor.dim == 0 or len(tensor.parts) == 1):
         for part in tensor.parts:
             yield from _blocks(part)
     elif tensor.ndim < 2 or (isinstance(tensor, np.ndarray) and tensor.flags.c_contiguous):
         yield np.ascontiguousarray(tensor)
     else:
-        # a few rows at a time: what is gathered is still in the cache when it is written
+        # a few rows at a time, so that the copied rows are still in the CPU cache when written
         row_bytes = prod(tensor.shape[1:]) * tensor.dtype.itemsize
         step = max(1, _WRITE_BYTES // max(row_bytes, 1))
         for start in range(0, tensor.shape[0], step):
@@ -253,11 +277,21 @@ def _blocks(tensor: Bits | Joined) -> Iterator[Bits]:
 def _copy(
     source: _Mapped, start: int, file: int, offset: int, num_bytes: int, part: memoryview
 ) -> None:
-    """Through a part that stays in the cache: faster than pages that are mapped first, and than the
-    kernel's own `copy_file_range`, which takes page by page.
+    """Copy bytes from one file to another through a buffer that stays in the CPU cache.
+
+    This is faster than writing from mapped pages, which must be mapped first, and faster than the
+    system call `copy_file_range`, which copies page by page.
+
+    Args:
+        source: file to read.
+        start: position in the source, in bytes.
+        file: descriptor of the file to write.
+        offset: position in the file to write, in bytes.
+        num_bytes: number of bytes to copy.
+        part: buffer.
 
     Raises:
-        ConversionError: the source is shorter than it was.
+        ConversionError: the source became shorter.
     """
     end = offset + num_bytes
     while offset < end:
@@ -278,7 +312,11 @@ _SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
 
 
 def _write_back(file: int, piece: Piece) -> None:
-    """Linux by itself writes back after seconds, and a flush at the end would then wait for all."""
+    """Make Linux start writing a tensor to the disk at once.
+
+    By default Linux starts after some seconds, and a flush at the end would wait for all the data.
+    On other systems this function does nothing.
+    """
     if sys.platform == "linux":
         _LIBC.sync_file_range(
             file,

@@ -1,4 +1,4 @@
-"""Which safetensors files of a Hugging Face folder hold its weights."""
+"""Choice of the safetensors files that hold the weights of a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def weights_of(folder: Path) -> tuple[dict[str, Piece], tuple[str, ...]]:
-    """Where each tensor lies, and what a user should know about the choice of files.
+    """Find the place of each tensor in a Hugging Face folder.
 
-    As in Hugging Face, a single file goes before an index, which `save_pretrained` leaves behind.
+    If the folder has both `model.safetensors` and an index, the single file is read, as Hugging
+    Face does: `save_pretrained` may leave an old index behind.
+
+    Returns:
+        Place of each tensor by name, and notes for the user about the choice of files.
 
     Raises:
-        ConversionError: files are missing, corrupt, or other than the index says.
+        ConversionError: files are missing or corrupt, or do not match the index.
     """
     single, index = folder / SINGLE, folder / INDEX
     if single.is_file():
@@ -69,7 +73,7 @@ def _weight_map(index: Path) -> Mapping[str, str]:
 
 
 def is_inside(name: str) -> bool:
-    """Whether a name can be that of a file in a folder, or in one below."""
+    """Return True if the relative path can only lead to a file in the folder or below it."""
     path = PurePosixPath(name)
     return (
         bool(path.name) and "\0" not in name and not path.is_absolute() and ".." not in path.parts
