@@ -1,5 +1,6 @@
 """Pretraining, supervised fine-tuning and DPO of Hugging Face checkpoints on Megatron-Core.
 
-`settings` is what a user says, `encode` and `dataset` make sequences of rows, `order` and `plan`
-decide which of them lie in which micro-batch, `losses` is the maths, `run` the loop.
+`settings` holds the options of the user. `data.encode` and `data.dataset` turn rows into sequences
+of tokens. `data.order` chooses the examples of each step, and `data.micro_batches` distributes them
+over micro-batches. `losses` computes the losses, and `run` is the training loop.
 """

@@ -1,4 +1,4 @@
-"""The output folder: checkpoints by step, the newest kept."""
+"""Output folder of a run. It keeps the newest checkpoints."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ _NAME = re.compile(r"step-(\d+)")
 
 
 class Folder:
-    """
-    checkpoints/step-00000100   what `mcore_adapter.checkpoint` writes
+    """Output folder of a run, with these contents:
+
+    checkpoints/step-00000100   checkpoint after step 100, written by `mcore_adapter.checkpoint`
     data/                       tokens of the data files, and DPO's reference log-probabilities
-    metrics.jsonl               a line for every step and every validation
-    model/                      the result, for `from_pretrained`; of lora
-    adapter/                    instead, for PEFT
+    metrics.jsonl               one line for every step and every validation
+    model/                      trained model, for `from_pretrained`; absent with lora
+    adapter/                    trained LoRA adapter, for PEFT; only with lora
     """
 
     def __init__(self, path: Path) -> None:
@@ -28,14 +29,15 @@ class Folder:
         self.adapter = path / "adapter"
 
     def newest(self) -> Path | None:
-        """The last complete checkpoint."""
+        """Return the last complete checkpoint; None: there is no checkpoint."""
         found = self._steps()
         return found[-1] if found else None
 
     def refuse_used(self) -> None:
-        """
+        """Check that no other run has written to this folder.
+
         Raises:
-            ConfigError: another run was here.
+            ConfigError: the folder has checkpoints, metrics, a model or an adapter.
         """
         for path in (*self._steps(), self.metrics, self.model, self.adapter):
             if path.exists():
@@ -44,21 +46,28 @@ class Folder:
                 )
 
     def tokens(self, name: str) -> Path:
+        """Return the path of the tokens of the dataset `name`."""
         return self.data / f"{name}.safetensors"
 
     def references(self, name: str) -> Path:
+        """Return the path of the reference log-probabilities of the dataset `name`."""
         return self.data / f"reference-{name}.safetensors"
 
     def forget_references(self) -> None:
-        """A run that starts may start from other weights than one that came no further."""
+        """Delete all reference log-probabilities.
+
+        A run without a checkpoint may start from other weights than an earlier run that computed
+        these values and ended before its first checkpoint.
+        """
         for path in self.data.glob("reference-*"):
             path.unlink()
 
     def checkpoint(self, step: int) -> Path:
+        """Return the path of the checkpoint after `step` steps."""
         return self.checkpoints / f"step-{step:08d}"
 
     def forget(self, keep: int) -> None:
-        """Delete all checkpoints but the newest."""
+        """Delete all but the newest `keep` checkpoints."""
         for path in self._steps()[:-keep]:
             shutil.rmtree(path)
 

@@ -1,4 +1,4 @@
-"""What is minimized, and on which data."""
+"""Objectives of training: a loss to minimize and the dataset that it is computed on."""
 
 from __future__ import annotations
 
@@ -19,23 +19,29 @@ from mcore_adapter.train.settings import Dpo
 
 
 class Objective(Protocol):
-    """A loss that is a mean over tokens or pairs, and more metrics that are."""
+    """Interface of an objective: a loss and further metrics, each a mean over tokens or pairs."""
 
     metrics: ClassVar[tuple[str, ...]]
+    """Names of the metrics; the loss is called `loss`."""
 
     @property
     def dataset(self) -> Dataset: ...
 
     def count(self, examples: Sequence[int]) -> int:
-        """Tokens or pairs of the given examples, which sums over them are divided by."""
+        """Return the number of tokens or pairs of the examples, the divisor of the means."""
 
     def sums(self, logprobs_N: Tensor, micro: Micro) -> dict[str, Tensor]:
-        """Of a micro-batch, one of each of the metrics."""
+        """Return the sum of each metric over a micro-batch, by name of the metric.
+
+        Args:
+            logprobs_N: log-probabilities `[N]` of the trained tokens of the micro-batch.
+            micro: the micro-batch.
+        """
 
 
 @dataclass(frozen=True)
 class Likelihood:
-    """Pretraining and SFT: the mean over all tokens that are trained on."""
+    """Objective of pretraining and SFT: the mean over all trained tokens."""
 
     metrics: ClassVar[tuple[str, ...]] = TOKEN_METRICS
     dataset: Dataset
@@ -49,12 +55,12 @@ class Likelihood:
 
 @dataclass(frozen=True)
 class Preference:
-    """DPO: the mean over pairs."""
+    """Objective of DPO: the mean over pairs."""
 
     metrics: ClassVar[tuple[str, ...]] = PAIR_METRICS
     dataset: Dataset
     reference_S: Tensor
-    """Log-probabilities of the sequences of the dataset under the frozen model."""
+    """Log-probabilities of the sequences under the frozen model, `[sequences of the dataset]`."""
     dpo: Dpo
 
     def count(self, examples: Sequence[int]) -> int:
@@ -67,22 +73,40 @@ class Preference:
 
 @dataclass(frozen=True)
 class StepMetrics:
+    """Metrics of one training step."""
+
     means: dict[str, float]
+    """Mean of each metric over the tokens or pairs of the step, by name."""
     grad_norm: float
+    """Norm of the gradient of all parameters, before scaling down."""
     skipped: bool
+    """True if the norm was zero or not finite, so that the weights did not change."""
 
 
 def train_step(
     policy: Policy, objective: Objective, examples: Sequence[int], lr: float
 ) -> StepMetrics:
-    """One update on the examples of all ranks; a collective."""
+    """Update the weights once. All ranks must call it, with the same examples.
+
+    Args:
+        policy: model to update.
+        objective: loss and dataset.
+        examples: numbers of the examples of the step, of all ranks together.
+        lr: learning rate.
+    """
     means = _pass(policy, objective, [examples], forward_only=False)
     done = step(policy.optimizer, policy.chunks, lr=lr)
     return StepMetrics(means, done.grad_norm, done.skipped)
 
 
 def evaluate(policy: Policy, objective: Objective, per_step: int) -> dict[str, float]:
-    """Means over the whole dataset; a collective."""
+    """Return the mean of each metric over the whole dataset, by name. All ranks must call it.
+
+    Args:
+        policy: model to evaluate.
+        objective: metrics and dataset.
+        per_step: number of examples that are computed together.
+    """
     every = range(len(objective.dataset))
     parts = [every[start : start + per_step] for start in every[::per_step]]
     return _pass(policy, objective, parts, forward_only=True)
@@ -91,7 +115,11 @@ def evaluate(policy: Policy, objective: Objective, per_step: int) -> dict[str, f
 def _pass(
     policy: Policy, objective: Objective, parts: Sequence[Sequence[int]], *, forward_only: bool
 ) -> dict[str, float]:
-    """Whatever is cut into micro-batches, over how many ranks, each token or pair counts alike."""
+    """Run the examples of all parts and return the mean of each metric, by name.
+
+    Each token or pair has the same weight in a mean, no matter how many ranks there are and how the
+    examples are divided into micro-batches.
+    """
     count = sum(objective.count(part) for part in parts)
 
     weight = 0.0 if forward_only else policy.mtp_loss_weight

@@ -1,4 +1,4 @@
-"""The model in training: this rank's chunks, and micro-batches through them."""
+"""Model in training: the model chunks of this rank, and the running of micro-batches."""
 
 from __future__ import annotations
 
@@ -35,21 +35,29 @@ from mcore_adapter.train.settings import Batch, Settings
 Result = TypeVar("Result")
 
 Reduce = Callable[[Sequence[Tensor], Micro], tuple[Tensor, Result]]
-"""Of the log-probs [N] of the tokens of a micro-batch that are trained on, and then of those that
-each further layer predicts: its part of the loss, whose parts are added over all ranks, and what to
-keep."""
+"""Function that computes the loss of a micro-batch.
+
+It gets the micro-batch and a list of log-probabilities: first `[N]`, those of the trained tokens,
+then one tensor for each further layer (MTP), with the trained tokens that this layer predicts. It
+returns the part of the loss that comes from this micro-batch, and a result to keep. The loss is the
+sum of the parts of all micro-batches of all ranks.
+"""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""Torch data type of each value of `dtype` in the settings."""
 
 
 @dataclass(frozen=True)
 class Policy:
+    """Model in training, of which this rank holds some chunks, with its optimizer."""
+
     chunks: Sequence[DistributedDataParallel]
+    """Model chunks of this rank, one per virtual pipeline stage."""
     optimizer: MegatronOptimizer
     table: ModelTable
-    """Of the model."""
+    """Table of the model."""
     adapter: Adapter | None
-    """What is trained, if not the model."""
+    """LoRA adapter that is trained; None: the weights of the model are trained."""
     sizes: ParallelSizes
     batch: Batch
     mtp_loss_weight: float
@@ -57,16 +65,23 @@ class Policy:
 
     @property
     def trained(self) -> ModelTable:
-        """Of what is trained: what checkpoints hold."""
+        """Table of the trained weights, which are those in checkpoints: adapter or model."""
         return self.table if self.adapter is None else self.adapter.table
 
     def without_adapter(self) -> AbstractContextManager[None]:
-        """Within, the model is the one that training starts from, if it trains an adapter."""
+        """Switch off the adapter within the block, if there is one.
+
+        The model then is the one that training started from. Without an adapter this method does
+        nothing.
+        """
         return nullcontext() if self.adapter is None else self.adapter.off()
 
     @property
     def answers(self) -> bool:
-        """Whether this rank is the first of those that have the results of its micro-batches."""
+        """True if this rank is the one that counts the results of its data parallel replica.
+
+        This is the rank on the last pipeline stage with tensor parallel rank 0.
+        """
         return bool(
             parallel_state.is_pipeline_last_stage(ignore_virtual=True)
             and parallel_state.get_tensor_model_parallel_rank() == 0
@@ -80,17 +95,22 @@ class Policy:
         *,
         forward_only: bool,
     ) -> list[Result]:
-        """All micro-batches of a step that are this rank's; a collective.
+        """Run this rank's micro-batches of a step, forward and, unless `forward_only`, backward.
+
+        This is a collective: all ranks call it with the same examples.
 
         Args:
-            examples: of all ranks.
-            reduce: of a micro-batch.
+            dataset: dataset of the examples.
+            examples: numbers of the examples of the step, of all ranks together.
+            reduce: function that computes the loss of a micro-batch.
+            forward_only: compute no gradients, and use neither dropout nor further layers (MTP).
 
         Returns:
-            What was kept, on the last stage; nothing on the others.
+            On the last pipeline stage the results that `reduce` returned, one per micro-batch with
+            sequences; on other stages an empty list.
         """
         replicas = parallel_state.get_data_parallel_world_size()
-        # With virtual stages, chunks take turns in groups of pp micro-batches.
+        # With virtual stages, the schedule runs each chunk on groups of pp micro-batches.
         turns = self.sizes.pp if self.sizes.vpp > 1 else 1
         made = plan(
             [dataset.lengths_of(example) for example in examples],
@@ -130,17 +150,27 @@ class Policy:
     def _loss(
         self, logits_BTV: Tensor, of: Micro, reduce: Reduce[Result]
     ) -> tuple[Tensor, Result | None]:
-        """Of a micro-batch, which may have no sequences."""
+        """Return the loss of a micro-batch and the result to keep.
+
+        A micro-batch without sequences has the loss 0 and the result None.
+        """
         if not of.sequences:
             return logits_BTV[:0].float().sum(), None
         every = logits_BTV.split(len(of.tokens_BT))
         logprobs = [self._logprobs(each, of, ahead) for ahead, each in enumerate(every, 1)]
         value, result = reduce(logprobs, of)
-        # Megatron-Core takes the mean over data parallel ranks.
+        # Megatron-Core divides the gradients by the number of data parallel ranks; undo this here.
         return value * parallel_state.get_data_parallel_world_size(), result
 
     def total(self, sums: Iterable[Tensor], like: int) -> list[float]:
-        """Sums [`like`] of micro-batches over all ranks, on all of them; a collective."""
+        """Add the sums of all micro-batches of all ranks, and return the total on all ranks.
+
+        This is a collective: all ranks call it.
+
+        Args:
+            sums: sums of this rank's micro-batches, `[like]` each.
+            like: number of values of a sum.
+        """
         found = torch.zeros(like, dtype=torch.float64, device=self.device)
         if self.answers:
             for each in sums:
@@ -150,8 +180,19 @@ class Policy:
         return values
 
     def _logprobs(self, logits_BTV: Tensor, of: Micro, ahead: int) -> Tensor:
-        """[N], of each token that is trained on, given those of its sequence up to `ahead` places
-        before it; without those that have not as many before them."""
+        """Return the log-probability of each trained token of a micro-batch.
+
+        A token is predicted from the tokens of its sequence up to `ahead` places before it. Trained
+        tokens with fewer than `ahead` tokens before them are left out.
+
+        Args:
+            logits_BTV: logits of the next layer's predictions, `[B, T, padded vocabulary / tp]`.
+            of: the micro-batch.
+            ahead: distance of the predicted token; 1: the next token.
+
+        Returns:
+            Natural log-probabilities, fp32 `[N]`, or fewer than N values with `ahead` > 1.
+        """
         places_N = of.places_N
         if ahead > 1:
             places_N = places_N[of.positions_BT.flatten()[places_N] >= ahead]
@@ -165,11 +206,12 @@ class Policy:
 
 
 def load_policy(settings: Settings, device: torch.device) -> Policy:
-    """This rank's part of the model, filled from its folder.
+    """Build this rank's part of the model and load its weights from the folder of the model.
 
     Raises:
-        ConfigError: it cannot be packed, not be built, or has no such layers for an adapter.
-        LayoutError: something does not divide.
+        ConfigError: the model cannot be built or cannot be trained with packing, or it lacks the
+            target layers of the adapter.
+        LayoutError: the model does not divide over the parallel sizes.
     """
     config, sizes = read_config(settings.model), settings.layout.sizes
     table = table_of(config)

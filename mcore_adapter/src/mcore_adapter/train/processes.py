@@ -1,4 +1,4 @@
-"""This process among the ranks, and how it is asked to stop."""
+"""Process group of a run, and the request to stop a run."""
 
 from __future__ import annotations
 
@@ -18,17 +18,23 @@ from mcore_adapter.parallel_sizes import ParallelSizes
 from mcore_adapter.platform import adapt_to_cpu
 
 _TIMEOUT = timedelta(hours=4)
-"""Of a collective; others wait while rank 0 reads the data and writes the model."""
+"""Time limit of one collective. It is long because the other ranks wait in a collective while rank
+0 reads the data or writes the model."""
 
 
 @contextmanager
 def joined(sizes: ParallelSizes, seed: int) -> Iterator[torch.device]:
-    """Join the ranks that torchrun started, or be the only one; gives this rank's device.
+    """Join the ranks that torchrun started, and yield the device of this rank.
 
-    A default process group that exists is used, and left as it is.
+    Without torchrun this process is the only rank. If a default process group exists, it is used
+    and not destroyed afterwards.
+
+    Args:
+        sizes: parallel sizes of the model.
+        seed: seed of the random number generators.
 
     Raises:
-        LayoutError: the ranks do not divide.
+        LayoutError: the number of ranks does not divide by the parallel sizes.
     """
     on_cpu = adapt_to_cpu()
     device = torch.device("cpu" if on_cpu else f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
@@ -45,20 +51,30 @@ def joined(sizes: ParallelSizes, seed: int) -> Iterator[torch.device]:
             dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=_TIMEOUT)
     init_parallel(sizes, seed=seed, timeout=_TIMEOUT)
     yield device
-    # Not after an error, when others may wait in a collective that leaving would wait for, too.
+    # Not after an error: other ranks may then wait in a collective, and destroying the group would
+    # wait for them.
     if owner:
         dist.destroy_process_group()
 
 
 def stay_on_loopback(environ: MutableMapping[str, str]) -> None:
-    """Keep a process without others from listening where other machines reach it: by itself gloo
-    takes the interface of the machine's name. What the user has set is what runs."""
+    """Make gloo and NCCL of a single process listen only on the loopback interface.
+
+    By default gloo listens on the interface of the machine's host name, which other machines can
+    reach. Variables that the user has set are not changed.
+
+    Args:
+        environ: environment variables, changed in place.
+    """
     environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
 
 
 class StopRequest:
-    """Ctrl-C and SIGTERM ask to stop after the step; a second Ctrl-C stops at once."""
+    """Request to stop a run, made by Ctrl-C or SIGTERM.
+
+    The run stops after the present step. A second Ctrl-C stops it at once.
+    """
 
     def __init__(self) -> None:
         self.made = False
@@ -70,6 +86,7 @@ class StopRequest:
 
     @contextmanager
     def heard(self) -> Iterator[StopRequest]:
+        """Handle SIGINT and SIGTERM within the block."""
         before = {each: signal.signal(each, self._make) for each in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield self

@@ -1,7 +1,7 @@
-"""DPO's log-probabilities of answers under the model that training starts from.
+"""Reference log-probabilities of DPO: those of answers under the model that training starts from.
 
-They are computed once, before a checkpoint is restored, and kept beside the data, so that a run
-that goes on need not compute them again.
+They are computed once, before a checkpoint is restored, and saved beside the data, so that a
+resumed run need not compute them again.
 """
 
 from __future__ import annotations
@@ -22,12 +22,21 @@ from mcore_adapter.train.policy import Policy
 def references(
     policy: Policy, dataset: Dataset, examples: Iterable[int], path: Path, per_step: int
 ) -> Tensor:
-    """Of all sequences of the dataset, natural logarithm, NaN but of the given examples; a
-    collective. What is not yet in the file is computed, with the weights that `policy` has now and
-    without its adapter.
+    """Return the reference log-probabilities of the sequences of a dataset.
+
+    Values that are not in the file yet are computed with the present weights of `policy`, without
+    its adapter, and are added to the file. This is a collective: all ranks call it.
 
     Args:
-        per_step: examples that run together.
+        policy: model to compute log-probabilities with.
+        dataset: dataset of pairs.
+        examples: numbers of the examples whose values are needed.
+        path: file that keeps the values.
+        per_step: number of examples that are computed together.
+
+    Returns:
+        Sums of natural log-probabilities of the trained tokens of each sequence, fp32
+        `[sequences of the dataset]`, on the CPU. NaN for a sequence that was never needed.
     """
     count = len(dataset) * dataset.sequences_each
     known_S = read_arrays(path)["logprobs"] if path.is_file() else torch.full((count,), torch.nan)
@@ -55,7 +64,12 @@ def references(
 
 
 def sequence_sums(logprobs_N: Tensor, micro: Micro) -> Tensor:
-    """[S], of each sequence of a micro-batch."""
+    """Return the sum of log-probabilities of each sequence of a micro-batch, `[S]`.
+
+    Args:
+        logprobs_N: log-probabilities `[N]` of the trained tokens of the micro-batch.
+        micro: the micro-batch.
+    """
     zeros_S = logprobs_N.new_zeros(len(micro.sequences))
     return zeros_S.index_add(0, micro.sequence_N, logprobs_N)
 

@@ -1,4 +1,4 @@
-"""What a run says: a bar or lines, and a line of JSON for every step."""
+"""Progress report of a run: a progress bar or lines of text, and a line of JSON for every step."""
 
 from __future__ import annotations
 
@@ -12,16 +12,21 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 Metrics = Mapping[str, float]
+"""Values of metrics, by name."""
 
 
 class Report:
-    """Rank 0's; the others' says nothing."""
+    """Progress report of a run. Only rank 0 prints and writes."""
 
     def __init__(self, path: Path, *, speaks: bool, first_step: int, num_steps: int, every: int):
         """
         Args:
-            path: of the lines of JSON; those of steps that will be made again are dropped.
-            every: steps between lines, where there is no terminal.
+            path: file for the lines of JSON. If the file exists, the lines of steps that will be
+                repeated are removed.
+            speaks: True on rank 0. Otherwise the report prints and writes nothing.
+            first_step: number of steps made before, by the part of the run that is resumed.
+            num_steps: number of steps of the whole run.
+            every: number of steps between lines of text, if there is no terminal for a bar.
         """
         self._path, self._speaks = path, speaks
         self._num_steps, self._every = num_steps, every
@@ -43,26 +48,34 @@ class Report:
 
     @contextmanager
     def shown(self) -> Iterator[Report]:
+        """Show the progress bar within the block."""
         with self._bar:
             yield self
 
     def say(self, text: str) -> None:
+        """Print a line to standard error, on rank 0 only."""
         if self._speaks:
             self._console.print(text, markup=False)
 
     def step(self, done: int, metrics: Metrics) -> None:
-        """After a step; `done`: how many there are now."""
+        """Report a training step.
+
+        Args:
+            done: number of steps made so far, this one included.
+            metrics: metrics of the step, among them `loss`, `lr` and `tokens_per_s`.
+        """
         self._write({"step": done, **metrics})
         text = (
             f"loss {metrics['loss']:.4f}  lr {metrics['lr']:.2e}  "
             f"{metrics['tokens_per_s']:,.0f} tokens/s"
         )
         self._bar.update(self._task, completed=done, description=text)
-        # A bar shows it already.
+        # A progress bar shows these values already.
         if self._bar.disable and (done % self._every == 0 or done == self._num_steps):
             self.say(f"step {done}/{self._num_steps}  {text}")
 
     def validation(self, done: int, metrics: Metrics) -> None:
+        """Report a validation after `done` steps."""
         self._write({"step": done, **{f"validation/{k}": v for k, v in metrics.items()}})
         values = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         self.say(f"step {done}/{self._num_steps}  validation: {values}")

@@ -1,4 +1,4 @@
-"""The loop: updates, validations, checkpoints, and the model at the end."""
+"""Training loop: updates, validations, checkpoints, and the export of the model at the end."""
 
 from __future__ import annotations
 
@@ -29,20 +29,23 @@ from mcore_adapter.write import write_model
 
 @dataclass
 class Run:
-    """A run between its first step and its last."""
+    """Training run after its setup, with the state of its progress."""
 
     settings: Settings
     folder: Folder
     policy: Policy
     objective: Objective
     validation: Objective | None
+    """Objective on the validation data; None: no validation."""
     order: Order
     done: int = 0
-    """Steps, those included that were skipped."""
+    """Number of steps made, skipped ones included."""
     skipped: int = 0
+    """Number of steps without an update, because the gradient was zero or not finite."""
 
     @cached_property
     def report(self) -> Report:
+        """Progress report, created on first use, when `done` is final after `resume`."""
         return Report(
             self.folder.metrics,
             speaks=dist.get_rank() == 0,
@@ -52,7 +55,12 @@ class Run:
         )
 
     def to_the_end(self, stop: StopRequest) -> bool:
-        """Whether it came there, and was not stopped."""
+        """Make the remaining steps and export the model.
+
+        Returns:
+            True if the run made all its steps; False if it was asked to stop earlier. The model is
+            exported only in the first case.
+        """
         for name, each in (("train", self.objective), ("validation", self.validation)):
             if each is not None:
                 self.report.say(f"{name}: {each.dataset.summary}")
@@ -82,10 +90,14 @@ class Run:
         return True
 
     def resume(self, path: Path) -> None:
-        """
+        """Restore a checkpoint.
+
+        Args:
+            path: folder of the checkpoint.
+
         Raises:
-            ConfigError: the run that wrote the checkpoint took its examples in another order, or
-                trained another adapter.
+            ConfigError: the run that wrote the checkpoint had other examples or another order of
+                them, trained another adapter, or made more steps than this run shall make.
         """
         policy = self.policy
         extra = restore(path, policy.chunks, policy.optimizer, policy.trained, policy.sizes)
@@ -96,7 +108,7 @@ class Run:
                 f"{path} is of a run on other examples, or in another order: {'; '.join(other)}; "
                 "set them back, or name another output folder"
             )
-        # Checkpoints of the time before adapters do not say so.
+        # Checkpoints of versions without adapters have no key `lora`.
         if extra.get("lora") != self._lora():
             raise ConfigError(
                 f"{path} is of a run with lora {extra.get('lora')}, not {self._lora()}; set it "
@@ -151,7 +163,7 @@ class Run:
         policy = self.policy
         target = self.folder.model if policy.adapter is None else self.folder.adapter
         if dist.get_rank() == 0 and target.exists():
-            # Of this run, when it had fewer steps to make.
+            # An earlier part of this run, with a smaller number of steps, exported this.
             shutil.rmtree(target)
         src, chunks, sizes = self.settings.model, policy.chunks, policy.sizes
         if policy.adapter is None:
@@ -162,7 +174,7 @@ class Run:
             self.report.say(f"wrote {target}, for PeftModel.from_pretrained")
 
     def _identity(self) -> dict[str, Any]:
-        """What the examples of each step depend on."""
+        """Return all values that decide which examples each step takes, by key."""
         return {
             "method": self.settings.method,
             "data": self.objective.dataset.name,
@@ -172,12 +184,12 @@ class Run:
         }
 
     def _lora(self) -> dict[str, Any] | None:
-        """As it comes back from JSON."""
+        """Return the options of LoRA in the form that JSON gives back; None: no LoRA."""
         lora = self.settings.lora
         return None if lora is None else lora.model_dump(mode="json")
 
     def _agreed(self, asked: bool) -> bool:
-        """Whether any rank was asked to stop; a collective."""
+        """Return True on all ranks if any rank was asked to stop. All ranks must call it."""
         flag = torch.tensor(float(asked), device=self.policy.device)
         dist.all_reduce(flag, op=dist.ReduceOp.MAX)
         return bool(flag)

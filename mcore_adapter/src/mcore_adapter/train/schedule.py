@@ -1,4 +1,4 @@
-"""The learning rate of each step."""
+"""Learning rate of each step."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ from mcore_adapter.train.settings import Optimizer
 
 
 def lr_at(step: int, settings: Optimizer, num_steps: int) -> float:
-    """Of a step counted from 0.
+    """Return the learning rate of a step.
 
-    Warm-up grows linearly and reaches the peak at step `warmup_steps`; its first step is not zero.
-    A decay reaches `min_lr` at the last step.
+    During warm-up the learning rate grows linearly, from a value above zero in the first step to
+    `settings.lr` at step `warmup_steps`. A decaying schedule reaches `min_lr` at the last step.
+
+    Args:
+        step: number of the step, counted from 0.
+        settings: options of the optimizer.
+        num_steps: number of steps of the whole run.
     """
     if step < settings.warmup_steps:
         return settings.lr * (step + 1) / (settings.warmup_steps + 1)

@@ -1,4 +1,7 @@
-"""What a run is told: every key, its type and its default. Importing it loads no torch."""
+"""Settings of a training run: every key, its type and its default.
+
+Importing this module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from mcore_adapter.train.spelling import nearest_key
 
 
 class Section(BaseModel):
-    """Strict and frozen: an unknown key is an error, and a value does not change."""
+    """Base of a section of the settings. Unknown keys are errors, and values cannot change."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -39,72 +42,99 @@ class Section(BaseModel):
 
 
 class Data(Section):
+    """Training and validation data."""
+
     train: Path
-    """JSON lines: {"text"}; {"messages"} or {"prompt", "completion"}; {"chosen", "rejected"} and
-    perhaps {"prompt"}, for pretrain, sft and dpo."""
+    """Training data, a file of JSON lines. Keys of a row for pretrain: text. For sft: messages, or
+    prompt and completion. For dpo: chosen, rejected and optionally prompt."""
     validation: Path | None = None
+    """Validation data, in the same format; None: no validation."""
     max_length: PositiveInt = 2048
-    """Tokens of the longest sequence."""
+    """Largest number of tokens of a sequence."""
     too_long: Literal["error", "skip", "truncate", "split"] = "error"
-    """What is done with longer ones. Truncation keeps the start; only pretrain can split."""
+    """Treatment of longer sequences. error: stop with an error. skip: leave out the row. truncate:
+    keep the start of the sequence. split: cut the sequence into several (only for pretrain)."""
     shuffle: bool = True
-    """Anew in every epoch."""
+    """Shuffle the examples, in a new order in every epoch."""
 
 
 class Layout(Section):
-    """How the model is cut; the ranks that remain are data parallel."""
+    """Distribution of the model over ranks. The remaining factor of the ranks is data parallel."""
 
     tp: PositiveInt = 1
+    """Number of tensor parallel ranks."""
     pp: PositiveInt = 1
+    """Number of pipeline stages."""
     vpp: PositiveInt = 1
+    """Number of chunks of layers on each stage (virtual pipeline)."""
     ep: PositiveInt = 1
+    """Number of expert parallel ranks."""
     etp: PositiveInt | None = None
+    """Number of tensor parallel ranks of experts; None: the same as tp."""
     layers: tuple[NonNegativeInt, ...] | None = None
-    """Of each of the pp * vpp chunks; even if left."""
+    """Number of layers of each of the pp * vpp chunks, in the order of the model; None: the same
+    number for all chunks."""
     sequence_parallel: bool | None = None
-    """If left, where Megatron-Core wants it: with experts and tp > 1."""
+    """Sequence parallelism; None: only for models with experts and tp > 1, where Megatron-Core
+    requires it."""
     recompute: Literal["none", "attention", "full"] = "none"
+    """Activations that are computed again instead of kept in memory: none, those of core attention,
+    or all but the input of each layer."""
     grouped_experts: bool = False
-    """All experts of a rank in one product, instead of one after the other: faster on GPUs."""
+    """Compute all experts of a rank in one product instead of one after the other. This is faster
+    on GPUs."""
     distributed_optimizer: bool = False
-    """Cut Adam's states over data parallel ranks."""
+    """Distribute the states of Adam over the data parallel ranks."""
 
     @property
     def sizes(self) -> ParallelSizes:
+        """The parallel sizes alone."""
         return ParallelSizes(
             tp=self.tp, pp=self.pp, vpp=self.vpp, ep=self.ep, etp=self.etp, layers=self.layers
         )
 
 
 class Batch(Section):
+    """Sizes of batches."""
+
     examples: PositiveInt = 32
-    """Of one optimizer step, over all ranks; of DPO, pairs."""
+    """Number of examples of one optimizer step, over all ranks. For DPO an example is a pair."""
     tokens: PositiveInt = 8192
-    """Of one micro-batch, padding included, at most."""
+    """Largest number of tokens of one micro-batch, padding included."""
     packing: bool = True
-    """Sequences of a micro-batch lie behind each other in one row, without padding between."""
+    """Put all sequences of a micro-batch one after the other into one row, without padding between
+    them. Otherwise each sequence has a row of its own."""
 
 
 class Optimizer(Section):
-    """AdamW."""
+    """Options of AdamW and of the schedule of its learning rate."""
 
     lr: PositiveFloat = 1e-5
+    """Peak of the learning rate."""
     schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    """Course of the learning rate after warm-up."""
     warmup_steps: NonNegativeInt = 0
+    """Number of steps in which the learning rate grows linearly to its peak."""
     min_lr: NonNegativeFloat = 0.0
-    """Where linear and cosine schedules end."""
+    """Learning rate of the last step with a linear or cosine schedule."""
     betas: tuple[NonNegativeFloat, NonNegativeFloat] = (0.9, 0.999)
+    """Decay rates of the running averages of the gradient and of its square."""
     eps: PositiveFloat = 1e-8
+    """Number added to the denominator of Adam."""
     weight_decay: NonNegativeFloat = 0.0
-    """Not of biases and norms."""
+    """Weight decay, which is not applied to biases and norms."""
     max_grad_norm: NonNegativeFloat = 1.0
-    """Gradients are scaled down to it; 0: never."""
+    """Limit of the gradient norm; larger gradients are scaled down to it. 0: no limit."""
 
 
 class Dpo(Section):
+    """Options of DPO."""
+
     beta: PositiveFloat = 0.1
+    """Weight of the log-probability ratios to the reference model (beta in arXiv 2305.18290)."""
     label_smoothing: NonNegativeFloat = 0.0
-    """Probability that a pair is the wrong way round; less than 0.5."""
+    """Assumed probability that the chosen and the rejected answer of a pair are swapped; less than
+    0.5."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -114,15 +144,20 @@ class Dpo(Section):
 
 
 class Lora(Section):
-    """y = W x + alpha / rank * B A dropout(x); only A and B are trained, and exported for PEFT."""
+    """Options of LoRA: y = W x + alpha / rank * B A dropout(x).
+
+    Only A and B are trained. They are exported for PEFT.
+    """
 
     rank: PositiveInt = 16
+    """Number of rows of A, which is the number of columns of B."""
     alpha: PositiveFloat = 32.0
+    """Numerator of the factor of B A."""
     dropout: NonNegativeFloat = 0.0
-    """Less than 1."""
+    """Probability that an input is dropped; less than 1."""
     targets: tuple[str, ...] | Literal["all-linear"] = "all-linear"
-    """Ends of the names of linear layers in Hugging Face, such as q_proj; or those of attention
-    and, in models without experts, of MLPs. Not those of routed experts."""
+    """Ends of Hugging Face names of linear layers, such as q_proj. all-linear: the linear layers of
+    attention, and of MLPs if the model has no experts. Routed experts cannot be targets."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -134,43 +169,52 @@ class Lora(Section):
 
 
 class Settings(Section):
+    """All settings of a training run."""
+
     method: Literal["pretrain", "sft", "dpo"]
+    """Training method: pretraining, supervised fine-tuning or DPO."""
     model: Path
-    """A Hugging Face folder with tokenizer."""
+    """Hugging Face folder of the model that training starts from, with its tokenizer."""
     output: Path
-    """Gets `checkpoints`, `data`, `metrics.jsonl` and, at the end, `model`, or `adapter`; seen by
-    all ranks."""
+    """Output folder, which must be visible to all ranks. The run writes `checkpoints`, `data` and
+    `metrics.jsonl` there, and at the end `model` or, with lora, `adapter`."""
     data: Data
     layout: Layout = Layout()
     batch: Batch = Batch()
     optimizer: Optimizer = Optimizer()
     dpo: Dpo = Dpo()
+    """Options of DPO; only allowed if method is dpo."""
     lora: Lora | None = None
-    """Instead of all weights, an adapter."""
+    """Options of LoRA: train an adapter instead of all weights; None: train all weights."""
     mtp_loss_weight: NonNegativeFloat = 0.0
-    """Of the loss of layers that predict further tokens; 0: they are neither trained nor written.
-    Not with dpo or lora."""
+    """Weight of the loss of the layers that predict further tokens (MTP). 0: these layers are
+    neither trained nor written. Must be 0 with dpo or lora."""
     epochs: PositiveInt | None = None
-    """1 if neither epochs nor steps are given."""
+    """Number of passes over the training data; 1 if neither epochs nor steps are given."""
     steps: PositiveInt | None = None
-    """Instead of epochs."""
+    """Number of optimizer steps; may be given instead of epochs."""
     dtype: Literal["fp32", "bf16"] = "bf16"
-    """Of the weights that compute, and of those that are exported; Adam's are always fp32."""
+    """Data type of the weights in computation and in the exported model. The states of Adam and its
+    copy of the weights are always fp32."""
     seed: NonNegativeInt = 0
+    """Seed of shuffling, dropout and new weights."""
     validate_every: PositiveInt | None = None
-    """Steps between validations; they come at the start and the end anyway."""
+    """Number of steps between validations; None: validate only at the start and at the end. The
+    model is validated at the start and at the end in any case."""
     save_every: PositiveInt | None = None
-    """Steps between checkpoints; one comes at the end anyway."""
+    """Number of steps between checkpoints; None: only at the end. A checkpoint is written at the
+    end in any case."""
     keep: PositiveInt = 2
-    """Checkpoints; older ones are deleted."""
+    """Number of checkpoints to keep. Older ones are deleted."""
     log_every: PositiveInt = 10
-    """Steps between lines, where there is no terminal for a progress bar."""
+    """Number of steps between log lines, if there is no terminal for a progress bar."""
     resume: Literal["auto", "never"] = "never"
-    """auto: go on from the last checkpoint in `output`, if there is one."""
+    """auto: continue from the last checkpoint in `output`, if there is one. never: start anew;
+    `output` must not have results of another run."""
 
     @property
     def sequences_each(self) -> int:
-        """Sequences of an example: of DPO the chosen and the rejected one."""
+        """Number of sequences of an example: 2 for DPO (chosen and rejected), otherwise 1."""
         return 2 if self.method == "dpo" else 1
 
     @model_validator(mode="after")
@@ -194,10 +238,14 @@ class Settings(Section):
 
 
 def read_settings(path: Path, overrides: Sequence[str] = ()) -> Settings:
-    """A YAML file under `key.sub=value` overrides.
+    """Read the settings from a YAML file and apply overrides of the command line.
+
+    Args:
+        path: path of the YAML file.
+        overrides: texts of the form `key.sub=value`, which replace values of the file.
 
     Raises:
-        ConfigError: everything that is wrong with it.
+        ConfigError: the file or an override is invalid. The message lists all invalid keys.
     """
     for override in overrides:
         if "=" not in override:
@@ -208,14 +256,15 @@ def read_settings(path: Path, overrides: Sequence[str] = ()) -> Settings:
     except (OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{path} is no mapping in YAML: {error}") from None
     try:
-        # Through JSON, strict mode takes strings for paths and lists for tuples, and nothing else.
+        # From JSON, strict mode accepts strings as paths and lists as tuples, but converts no other
+        # types.
         return Settings.model_validate_json(json.dumps(found))
     except ValidationError as error:
         raise ConfigError(f"{path}: {describe(error)}") from None
 
 
 def describe(error: ValidationError) -> str:
-    """Every fault with its key; for an unknown key, the one that was meant."""
+    """Return a text with every fault and its key, and a suggestion for each unknown key."""
     faults = []
     for fault in error.errors():
         key = ".".join(map(str, fault["loc"]))

@@ -1,4 +1,4 @@
-"""A run from its settings: data, model, and the checkpoint that it goes on from."""
+"""Setup of a run from its settings: data, model, and the checkpoint to resume from."""
 
 from __future__ import annotations
 
@@ -24,33 +24,42 @@ from mcore_adapter.train.settings import Settings
 
 
 def train(settings: Settings) -> bool:
-    """A whole run; a collective of the ranks that torchrun started, or this process alone.
+    """Run a whole training.
+
+    This is a collective: all ranks that torchrun started call it. Without torchrun this process is
+    the only rank.
 
     Returns:
-        Whether it came to its end, and was not asked to stop.
+        True if the run made all its steps; False if it was asked to stop earlier.
 
     Raises:
-        AdapterError: settings, data, model and checkpoint do not fit each other.
+        McoreAdapterError: settings, data, model and checkpoint do not fit each other.
     """
     check_layout(table_of(open_hf(settings.model).config), settings.layout.sizes)
     with joined(settings.layout.sizes, settings.seed) as device:
         run = prepare(settings, device)
-        # Before, there is nothing to keep, and Ctrl-C stops at once.
+        # Until here there is no progress to save, so Ctrl-C stops at once.
         with StopRequest().heard() as stop:
             return run.to_the_end(stop)
 
 
 def prepare(settings: Settings, device: torch.device) -> Run:
-    """Everything but the steps; a collective of ranks that have joined.
+    """Do everything that precedes the first step: load the data and the model, resume if asked.
+
+    This is a collective: all ranks call it after `joined`.
+
+    Args:
+        settings: settings of the run.
+        device: device of this rank.
 
     Raises:
-        AdapterError: settings, data, model and checkpoint do not fit each other.
+        McoreAdapterError: settings, data, model and checkpoint do not fit each other.
     """
     folder = Folder(settings.output)
     newest = folder.newest()
     if settings.resume == "never":
         folder.refuse_used()
-    # Nobody writes before all have looked.
+    # No rank may write to the folder before every rank has looked into it.
     dist.barrier()
     if newest is None and dist.get_rank() == 0:
         folder.forget_references()
@@ -70,7 +79,13 @@ def prepare(settings: Settings, device: torch.device) -> Run:
 
 
 def _dataset(path: Path, folder: Folder, settings: Settings) -> Dataset:
-    """Rank 0 reads the file, all map what it made of it; a collective."""
+    """Return the dataset of a data file: rank 0 encodes the file, and all ranks map the result.
+
+    This is a collective: all ranks call it.
+
+    Raises:
+        DataError: rank 0 could not read the file.
+    """
     name = dataset.digest(path, settings)
     target = folder.tokens(name)
     failed: list[bool] = [False]

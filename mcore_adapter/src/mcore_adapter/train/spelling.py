@@ -1,4 +1,4 @@
-"""The key that a misspelt or misplaced one was meant to be."""
+"""Suggestions for misspelt or misplaced keys."""
 
 from __future__ import annotations
 
@@ -10,11 +10,19 @@ from pydantic import BaseModel
 
 
 def nearest_key(key: str, model: type[BaseModel]) -> str:
-    """`; did you mean x.y?`; when nothing is near, the keys that are known there."""
+    """Return a suggestion for an unknown key, to be appended to an error message.
+
+    The suggestion is `; did you mean x.y?` with the most similar key. If no key is similar, the
+    suggestion lists the known keys of the same section.
+
+    Args:
+        key: unknown key, with its sections: `section.name`.
+        model: model that has the known keys.
+    """
     known = list(_keys(model))
     section, name = _split(key)
     there = {_split(other)[1]: other for other in known if _split(other)[0] == section}
-    # In another section: `lr` is found as `optimizer.lr`.
+    # Keys of all sections, so that `optimizer.lr` is found for `lr`.
     everywhere = {_split(other)[1]: other for other in known}
     for keys, cutoff in ((everywhere, 1.0), (there, 0.6), (everywhere, 0.75)):
         near = get_close_matches(name, keys, n=1, cutoff=cutoff)

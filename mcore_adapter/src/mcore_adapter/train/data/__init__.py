@@ -1,1 +1,1 @@
-"""Data files as tokens, and which examples make a step."""
+"""Training data: encoding of data files, datasets, order of examples, and micro-batches."""

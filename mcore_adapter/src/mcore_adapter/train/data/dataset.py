@@ -1,4 +1,4 @@
-"""Data files as flat arrays of tokens, made by one rank and mapped by all."""
+"""Datasets: data files as flat arrays of tokens, written by one rank and mapped by all ranks."""
 
 from __future__ import annotations
 
@@ -34,25 +34,32 @@ _TOKENIZER_FILES = ("*token*", "chat_template*", "vocab*", "merges*", "*.model")
 
 @dataclass(frozen=True)
 class Dataset:
-    """Sequences behind each other; those of one example are neighbours."""
+    """Dataset of sequences of tokens, one after the other. An example has 1 or 2 sequences.
+
+    N is the number of tokens of the dataset, S is the number of sequences plus 1.
+    """
 
     name: str
-    """The digest of what it was made of."""
+    """Hash of everything that the tokens depend on, see `digest`."""
     tokens_N: Tensor
+    """Tokens of all sequences, int32 `[N]`."""
     trained_N: Tensor
+    """True for tokens that the model learns to predict, bool `[N]`."""
     bounds_S: Tensor
-    """Where each sequence starts, and where the last one ends."""
+    """Start of each sequence in the arrays, then the end of the last sequence, int64 `[S]`."""
     sequences_each: int
-    """Sequences of an example."""
+    """Number of sequences of an example."""
     rows: int
+    """Number of rows of the data file."""
     skipped: int
-    """Rows that were too long, or had nothing left to train on when they were cut."""
+    """Number of rows that were left out. They were too long, or nothing was left to train on after
+    truncation."""
     cut: int
-    """Rows that were truncated or split."""
+    """Number of rows that were truncated or split."""
 
     @property
     def summary(self) -> str:
-        """What became of the rows."""
+        """Summary for the user: numbers of rows, examples and tokens."""
         parts = [f"{self.rows:,} rows"]
         if self.skipped:
             parts.append(f"{self.skipped:,} skipped as too long")
@@ -63,23 +70,26 @@ class Dataset:
         return ", ".join([*parts, f"{trained:,} of them trained on"])
 
     def __len__(self) -> int:
-        """Examples."""
+        """Return the number of examples."""
         return (len(self.bounds_S) - 1) // self.sequences_each
 
     def sequences_of(self, example: int) -> range:
+        """Return the numbers of the sequences of an example."""
         first = example * self.sequences_each
         return range(first, first + self.sequences_each)
 
     def lengths_of(self, example: int) -> tuple[int, ...]:
+        """Return the number of tokens of each sequence of an example."""
         return tuple(self._lengths[number] for number in self.sequences_of(example))
 
     def num_trained(self, example: int) -> int:
+        """Return the number of trained tokens of an example."""
         sequences = self.sequences_of(example)
         start, end = self.bounds_S[sequences.start], self.bounds_S[sequences.stop]
         return int(self.trained_N[start:end].sum())
 
     def sequence(self, number: int) -> tuple[Tensor, Tensor]:
-        """Its tokens, and which of them are trained on."""
+        """Return the tokens of a sequence, int64, and the marks of its trained tokens, bool."""
         start, end = self.bounds_S[number], self.bounds_S[number + 1]
         return self.tokens_N[start:end].long(), self.trained_N[start:end]
 
@@ -90,7 +100,13 @@ class Dataset:
 
 
 def digest(path: Path, settings: Settings) -> str:
-    """Of everything that the tokens of a data file depend on."""
+    """Return a hash of everything that the encoded tokens of a data file depend on.
+
+    This is the data file, the tokenizer, the method and the treatment of long sequences.
+
+    Returns:
+        16 hexadecimal digits.
+    """
     how = [settings.method, settings.data.max_length, settings.data.too_long]
     found = hashlib.sha256(json.dumps(how).encode())
     model = settings.model
@@ -102,11 +118,17 @@ def digest(path: Path, settings: Settings) -> str:
 
 
 def prepare(path: Path, target: Path, settings: Settings) -> None:
-    """Write the arrays of a data file, unless they are there.
+    """Encode a data file and write its arrays, unless the target exists.
+
+    Args:
+        path: data file.
+        target: safetensors file for the arrays.
+        settings: settings of the run.
 
     Raises:
-        DataError: a row that cannot be used, with its file and line.
-        ConfigError: the model's folder has no tokenizer that can be used.
+        DataError: a row cannot be used (the message has its file and line), or no row is left to
+            train on.
+        ConfigError: the folder of the model has no usable tokenizer.
     """
     if target.is_file():
         return
@@ -129,13 +151,13 @@ def prepare(path: Path, target: Path, settings: Settings) -> None:
 
 
 def load_tokenizer(model: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model's folder; code in the folder is never run.
+    """Load the tokenizer of a model's folder. Code in the folder is never run.
 
     Raises:
-        ConfigError: there is none, or only one with code of its own.
+        ConfigError: the folder has no tokenizer, or one that needs code in the folder.
     """
     try:
-        # Left out, transformers asks a person at a terminal whether to run the code.
+        # Without this argument transformers asks the user at a terminal whether to run the code.
         return AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
@@ -150,7 +172,8 @@ def load_tokenizer(model: Path) -> PreTrainedTokenizerBase:
 
 
 def read_arrays(path: Path) -> dict[str, Tensor]:
-    """
+    """Map the arrays of a safetensors file into memory.
+
     Raises:
         DataError: the file is damaged.
     """
@@ -161,7 +184,12 @@ def read_arrays(path: Path) -> dict[str, Tensor]:
 
 
 def read(target: Path, name: str, sequences_each: int) -> Dataset:
-    """What `prepare` wrote, mapped into memory.
+    """Return the dataset that `prepare` wrote, mapped into memory.
+
+    Args:
+        target: file that `prepare` wrote.
+        name: name of the dataset, see `digest`.
+        sequences_each: number of sequences of an example.
 
     Raises:
         DataError: the file is damaged.
@@ -182,7 +210,10 @@ def read(target: Path, name: str, sequences_each: int) -> Dataset:
 
 @dataclass
 class _Arrays:
-    """Grow by an example at a time; lists of numbers would take seven times the memory."""
+    """Arrays of a dataset that grow by one example at a time.
+
+    Lists of Python numbers would take seven times the memory.
+    """
 
     vocab: int
     tokens: array[int] = field(default_factory=lambda: array("i"))
@@ -193,6 +224,17 @@ class _Arrays:
     cut: int = 0
 
     def add(self, example: tuple[Encoded, ...], longest: int, too_long: str) -> None:
+        """Add the example of a row; cut it or skip it if it is too long.
+
+        Args:
+            example: sequences of the row.
+            longest: largest number of tokens of a sequence.
+            too_long: treatment of longer sequences, see `Data.too_long`.
+
+        Raises:
+            DataError: a token is beyond the vocabulary, or a sequence is too long and `too_long` is
+                `error`.
+        """
         self.rows += 1
         length = max(len(sequence.tokens) for sequence in example)
         beyond = max(max(sequence.tokens) for sequence in example)
@@ -239,13 +281,21 @@ class _Arrays:
 
 
 def _pieces(sequence: Encoded, longest: int) -> Iterator[Encoded]:
-    """Each starts with the last token of the one before, so that every token is predicted once."""
+    """Split a sequence into pieces of at most `longest` tokens.
+
+    Each piece starts with the last token of the piece before, so that every token except the first
+    is predicted exactly once.
+    """
     for start in range(0, len(sequence.tokens) - 1, longest - 1):
         yield sequence.part(start, start + longest)
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Rows and their lines, counted from 1; blank lines are none."""
+    """Yield each row with the number of its line, counted from 1. Blank lines are skipped.
+
+    Raises:
+        DataError: a line is no JSON object.
+    """
     with path.open("rb") as file:
         for line, text in enumerate(file, start=1):
             if not text.strip():

@@ -1,4 +1,4 @@
-"""Rows of a data file as tokens, and which of them are trained on."""
+"""Encoding of the rows of a data file as tokens, with a mark on each token that is trained."""
 
 from __future__ import annotations
 
@@ -12,33 +12,42 @@ from mcore_adapter.errors import DataError
 Row = Mapping[str, Any]
 Message = Mapping[str, Any]
 Tokenizer = Any
-"""Of transformers, which is untyped."""
+"""Tokenizer of transformers, which has no type annotations."""
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """One sequence."""
+    """Encoded sequence."""
 
     tokens: list[int]
     trained: list[bool]
-    """Whether the model learns to predict the token; never the first, which follows nothing."""
+    """True for each token that the model learns to predict. The first token is never trained,
+    because no token precedes it."""
 
     def part(self, start: int, end: int) -> Encoded:
+        """Return the tokens from `start` to `end` as a sequence whose first token is not trained.
+
+        `end` is exclusive.
+        """
         return Encoded(
             self.tokens[start:end], [i > 0 and t for i, t in enumerate(self.trained[start:end])]
         )
 
 
 Encode = Callable[[Row, Tokenizer], tuple[Encoded, ...]]
-"""The sequences of a row: one, or the chosen and the rejected one.
+"""Function that encodes a row as one sequence, or as a chosen and a rejected sequence.
 
 Raises:
-    DataError: says what is wrong with the row.
+    DataError: the row cannot be used; the message says why.
 """
 
 
 def encode_text(row: Row, tokenizer: Tokenizer) -> tuple[Encoded, ...]:
-    """{"text"}: all is trained on, and where the model knows an end of text, that it ends."""
+    """Encode a row {"text"} for pretraining.
+
+    All tokens are trained except the first. The end-of-text token is appended if the tokenizer has
+    one.
+    """
     text = _text(_field(row, "text"), "text")
     if not text:
         raise DataError("text is empty")
@@ -47,7 +56,10 @@ def encode_text(row: Row, tokenizer: Tokenizer) -> tuple[Encoded, ...]:
 
 
 def encode_answer(row: Row, tokenizer: Tokenizer) -> tuple[Encoded, ...]:
-    """{"messages"} or {"prompt", "completion"}: what the assistant says is trained on."""
+    """Encode a row {"messages"} or {"prompt", "completion"} for supervised fine-tuning.
+
+    The turns of the assistant, or the completion, are trained.
+    """
     if "messages" in row:
         if "prompt" in row or "completion" in row:
             raise DataError("it has messages and prompt or completion; expected one of the two")
@@ -56,8 +68,11 @@ def encode_answer(row: Row, tokenizer: Tokenizer) -> tuple[Encoded, ...]:
 
 
 def encode_pair(row: Row, tokenizer: Tokenizer) -> tuple[Encoded, ...]:
-    """{"chosen", "rejected"}, with or without {"prompt"}: chosen first. Of two conversations
-    without prompt, the messages that they start with alike are the prompt."""
+    """Encode a row {"chosen", "rejected"} with an optional {"prompt"} for DPO, chosen first.
+
+    Without a prompt, chosen and rejected may be conversations. The equal messages at their start
+    then are the prompt.
+    """
     chosen, rejected = _field(row, "chosen"), _field(row, "rejected")
     if isinstance(chosen, list) and isinstance(rejected, list) and "prompt" not in row:
         pairs = zip(chosen, rejected, strict=False)
@@ -77,7 +92,14 @@ def encode_pair(row: Row, tokenizer: Tokenizer) -> tuple[Encoded, ...]:
 
 
 def _continued(prompt: Any, answer: Any, tokenizer: Tokenizer, name: str) -> Encoded:
-    """A prompt and its answer: both text, both messages, or messages answered by text."""
+    """Encode a prompt and its answer, of which the answer is trained.
+
+    Args:
+        prompt: text, or a list of messages.
+        answer: text, or a list of messages if the prompt is one.
+        tokenizer: tokenizer of the model.
+        name: name of the answer, for error messages.
+    """
     if isinstance(prompt, list):
         if isinstance(answer, str):
             answer = [{"role": "assistant", "content": answer}]
@@ -85,7 +107,7 @@ def _continued(prompt: Any, answer: Any, tokenizer: Tokenizer, name: str) -> Enc
     if not _text(answer, name):
         raise DataError(f"{name} is empty")
     before = tokenizer(_text(prompt, "prompt"))["input_ids"]
-    # Apart from the prompt, as the model will meet it.
+    # Encoded separately from the prompt, because in generation the prompt's tokens are fixed, too.
     after = [*tokenizer(answer, add_special_tokens=False)["input_ids"], *_end(tokenizer)]
     trained = [False] * len(before) + [True] * len(after)
     return _checked([*before, *after], trained, name)
@@ -94,11 +116,21 @@ def _continued(prompt: Any, answer: Any, tokenizer: Tokenizer, name: str) -> Enc
 def _chat(
     before: Sequence[Message], messages: Sequence[Message], tokenizer: Tokenizer, name: str
 ) -> Encoded:
-    """A conversation through the model's template; trained on is what it renders for turns of the
-    assistant among `messages`, the end of each turn included.
+    """Encode a conversation with the chat template of the model.
 
-    A turn's tokens are those that come after what the model will be given to answer. That holds
-    only where each rendering starts with the one before, which is checked.
+    The turns of the assistant in `messages` are trained, with the end of each turn. The tokens of a
+    turn are found by rendering: first the messages before it with the generation prompt, then the
+    messages up to and including it. This works only if each rendering starts with the one before,
+    which is checked.
+
+    Args:
+        before: messages at the start, which are not trained.
+        messages: messages that follow.
+        tokenizer: tokenizer of the model.
+        name: name of the messages in the row, for error messages.
+
+    Raises:
+        DataError: the conversation cannot be encoded.
     """
     if tokenizer.chat_template is None:
         raise DataError(
@@ -131,7 +163,7 @@ def _render(messages: Sequence[Message], tokenizer: Tokenizer, *, ask: bool = Fa
     if not messages:
         return []
     try:
-        # Templates are programs, and raise what they like.
+        # A template is a program and can raise any exception.
         found: list[int] = tokenizer.apply_chat_template(
             list(messages), add_generation_prompt=ask, return_dict=False
         )

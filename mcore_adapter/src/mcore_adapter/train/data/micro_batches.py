@@ -1,6 +1,7 @@
-"""Examples of a step in micro-batches of one shape, as many on every data parallel rank.
+"""Micro-batches of a step: all of one shape, and the same number on each data parallel rank.
 
-Every rank plans for all, from lengths that all know, and so nobody has to ask.
+Each rank plans the micro-batches of all ranks, from lengths that all ranks know. Thus no
+communication is needed.
 """
 
 from __future__ import annotations
@@ -19,25 +20,33 @@ from mcore_adapter.train.data.dataset import Dataset
 
 @dataclass(frozen=True)
 class Plan:
+    """Division of the examples of a step into micro-batches, and the shape of the micro-batches."""
+
     parts: list[list[int]]
-    """Places in the step of the examples of each micro-batch, of all ranks; may be empty."""
+    """Examples of each micro-batch of all ranks, as indices in the list of the step's examples. A
+    micro-batch may be empty."""
     rows: int
+    """Number of rows of each micro-batch."""
     width: int
+    """Number of tokens of each row."""
 
 
 @dataclass(frozen=True)
 class Micro:
-    """One micro-batch of a rank."""
+    """Micro-batch of a rank. B: rows, T: tokens of a row, N: trained tokens."""
 
     tokens_BT: Tensor
+    """Tokens with padding, int64 `[B, T]`."""
     positions_BT: Tensor
+    """Position of each token in its sequence, counted from 0, int64 `[B, T]`."""
     packed: PackedSeqParams | None
+    """Bounds of the sequences in the packed row; None: not packed, one sequence per row."""
     sequences: list[int]
-    """Numbers in the dataset."""
+    """Numbers of the sequences in the dataset."""
     places_N: Tensor
-    """Of the tokens that are trained on, in the flattened micro-batch."""
+    """Index of each trained token in the flattened micro-batch, int64 `[N]`."""
     sequence_N: Tensor
-    """Which of `sequences` each of them belongs to."""
+    """Index in `sequences` of the sequence of each trained token, int64 `[N]`."""
 
 
 def plan(
@@ -48,13 +57,15 @@ def plan(
     width_multiple: int,
     count_multiple: int,
 ) -> Plan:
-    """
+    """Divide the examples of a step into micro-batches.
+
     Args:
-        lengths: of the sequences of each example, which stay together.
-        capacity: tokens of a micro-batch; no example has more.
-        packing: one row of many sequences; otherwise one sequence a row.
-        width_multiple: what the width of rows is rounded up to.
-        count_multiple: what the number of micro-batches divides by.
+        lengths: for each example, the numbers of tokens of its sequences. The sequences of an
+            example stay together.
+        capacity: largest number of tokens of a micro-batch. No example may have more.
+        packing: True: one row with all sequences; False: one row for each sequence.
+        width_multiple: the width of rows is rounded up to a multiple of this number.
+        count_multiple: the number of micro-batches is a multiple of this number.
     """
     if packing:
         loads = [sum(each) for each in lengths]
@@ -69,11 +80,18 @@ def plan(
 
 
 def balanced(loads: Sequence[int], capacity: int, multiple: int) -> list[list[int]]:
-    """Numbers of the loads in as few parts as hold them, evenly filled: the largest first, each to
-    the part with the least.
+    """Divide loads into as few evenly filled parts as possible with a greedy method.
+
+    The method goes from the largest load to the smallest, and adds each load to the part that has
+    the least so far.
 
     Args:
-        multiple: what the number of parts divides by.
+        loads: size of each load.
+        capacity: largest sum of the loads of a part. No load may be larger.
+        multiple: the number of parts is a multiple of this number.
+
+    Returns:
+        For each part the indices of its loads.
     """
     count = -(-sum(loads) // (capacity * multiple)) * multiple
     order = sorted(range(len(loads)), key=lambda i: (-loads[i], i))
@@ -97,13 +115,21 @@ def micro(
     packing: bool,
     device: torch.device,
 ) -> Micro:
-    """The given examples in the shape of their step."""
+    """Build the micro-batch of the given examples, in the shape that the step's plan requires.
+
+    Args:
+        dataset: dataset of the examples.
+        examples: numbers of the examples in the dataset; may be empty.
+        shape: plan of the step.
+        packing: True: one row with all sequences; False: one row for each sequence.
+        device: device of the tensors.
+    """
     numbers = [number for example in examples for number in dataset.sequences_of(example)]
     sequences = [dataset.sequence(number) for number in numbers]
     tokens = [each[0].to(device) for each in sequences]
     none = torch.zeros(0, dtype=torch.long)
     if packing:
-        # A rank without examples keeps the others company with a row of padding.
+        # An empty micro-batch becomes a row of padding, as all ranks must run the same number.
         packed = pack(tokens or [none.new_zeros(1, device=device)], length=shape.width)
         tokens_BT, positions_BT, params = packed.tokens_BT, packed.positions_BT, packed.params
         starts = torch.tensor([0, *map(len, tokens)]).cumsum(0)[:-1].tolist()

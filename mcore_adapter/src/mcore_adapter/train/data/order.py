@@ -1,5 +1,8 @@
-"""Which examples a step takes: a function of its number alone, so that a run that goes on takes
-those that it would have taken."""
+"""Order of the examples of a run.
+
+The examples of a step depend only on the number of the step, so that a resumed run takes the same
+examples that it would have taken without the interruption.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +14,31 @@ import torch
 
 @dataclass(frozen=True)
 class Order:
-    """Epochs lie behind each other; a step may take the end of one and the start of the next."""
+    """Order of the examples of all steps. `order[step]` lists the examples of a step.
+
+    Epochs follow one another without a gap: a step may take the last examples of one epoch and the
+    first examples of the next.
+    """
 
     num_examples: int
+    """Number of examples of the dataset."""
     per_step: int
+    """Number of examples of each step except the last."""
     num_steps: int
+    """Number of steps of the run."""
     last: int
-    """Examples of the last step, which may be fewer."""
+    """Number of examples of the last step, at most `per_step`."""
     seed: int | None
-    """Of the shuffling; None: as they are in the file."""
+    """Seed of the shuffling; None: the order of the file."""
 
     @classmethod
     def of_epochs(cls, epochs: int, num_examples: int, per_step: int, seed: int | None) -> Order:
-        """All examples, so many times."""
+        """Return the order in which every example is taken `epochs` times."""
         steps, left = divmod(epochs * num_examples, per_step)
         return cls(num_examples, per_step, steps + bool(left), left or per_step, seed)
 
     def __getitem__(self, step: int) -> list[int]:
-        """The examples of a step, counted from 0."""
+        """Return the numbers of the examples of a step. Steps are counted from 0."""
         start = step * self.per_step
         count = self.last if step == self.num_steps - 1 else self.per_step
         return [self._example(place) for place in range(start, start + count)]
