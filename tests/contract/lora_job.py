@@ -133,12 +133,12 @@ def refusals(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
     return found
 
 
-def targets_of(backend: TrainBackend) -> tuple[str, ...]:
+def factors_of(backend: TrainBackend) -> tuple[str, ...]:
     return EXPERTS if backend.experts else DENSE
 
 
 def _adapted(backend: TrainBackend, model: ModelConfig) -> ModelConfig:
-    lora = LoraConfig(rank=3, alpha=7.0, targets=targets_of(backend))
+    lora = LoraConfig(rank=3, alpha=7.0, targets=factors_of(backend))
     return model.model_copy(update={"lora": lora})
 
 

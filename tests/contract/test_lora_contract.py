@@ -20,11 +20,11 @@ from roll.models.lora import Delta
 from roll.strategy.deepspeed.export import plus_adapter
 from tests.contract.lora_job import (
     BACKENDS,
+    factors_of,
     job,
     refusals,
     resume_job,
     scored_by_hand,
-    targets_of,
     trained_by_hand,
 )
 from tests.contract.ranks import run_ranks
@@ -90,7 +90,7 @@ def test_a_fresh_adapter_changes_nothing_and_its_base_stays(
             same = torch.equal(result["export"][name], result["start"][name])
             assert same == (name in result["frozen"]), name
         kinds = {name.split(".")[-2] for name in adapted}
-        assert kinds == set(targets_of(BACKENDS[backend_name]))
+        assert kinds == set(factors_of(BACKENDS[backend_name]))
 
 
 @pytest.mark.parametrize("world", [2, 1])

@@ -53,7 +53,7 @@ def compare(folder: Path, sizes: ParallelSizes, options: BuildOptions) -> Found:
 
     from mcore_adapter.gather import export, gradient
     from mcore_adapter.modeling.data_parallel import data_parallel
-    from mcore_adapter.modeling.mtp import predict_further
+    from mcore_adapter.modeling.mtp import set_mtp_logits
     from mcore_adapter.parallel.schedule import run_schedule
     from mcore_adapter.write import write_model
 
@@ -63,7 +63,7 @@ def compare(folder: Path, sizes: ParallelSizes, options: BuildOptions) -> Found:
     bare = build_model(read_config(folder), sizes, options)
     load(folder, bare, table, sizes)
     for chunk in bare:
-        predict_further(chunk, on=True)
+        set_mtp_logits(chunk, on=True)
     rank = parallel_state.get_data_parallel_rank()
     count = parallel_state.get_data_parallel_world_size()
     batches = list(rows()[rank::count].split(1))
@@ -82,7 +82,7 @@ def compare(folder: Path, sizes: ParallelSizes, options: BuildOptions) -> Found:
         names.append(name)
         worst = max(worst, float((found - expected[name]).abs().max()))
     for chunk in bare:
-        predict_further(chunk, on=False)
+        set_mtp_logits(chunk, on=False)
     alone = run(chunks, batches, forward, loss_of_main, forward_only=True)
     write_model(folder.with_name("back"), folder, bare, table, sizes, dtype="fp32")
     return Found(

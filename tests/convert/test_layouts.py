@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from mcore_adapter.convert import commands
 from mcore_adapter.convert.arrays import Outline
 from mcore_adapter.convert.joined_arrays import Joined
-from mcore_adapter.convert.ops import FuseQKV, Shape, Ungroup, Unweave
+from mcore_adapter.convert.ops import Deinterleave, FuseQKV, RegroupByKind, Shape
 from mcore_adapter.convert.shards import Sharded
 from mcore_adapter.parallel_sizes import ParallelSizes, padded_vocab
 from tests.convert.tiny_checkpoints import (
@@ -160,7 +160,7 @@ def test_a_rank_has_its_heads_of_every_kind_of_a_delta_net() -> None:
     kinds = (key, key, value, value), (heads, heads)
     qkvz = np.random.rand(groups * (2 * key + 2 * value), 7)
     ba = np.random.rand(groups * 2 * heads, 7)
-    op = Ungroup("in", ("qkvz", "ba"), groups, kinds)
+    op = RegroupByKind("in", ("qkvz", "ba"), groups, kinds)
     full = op.to_mcore([Joined((qkvz,)), Joined((ba,))], shape)
     blocks = tuple(n * groups for kind in kinds for n in kind)
     for rank, shard in enumerate(Sharded(blocks=blocks).split(full, ranks)):
@@ -241,7 +241,7 @@ def test_gate_and_up_of_gpt_oss_are_unwoven() -> None:
     """Hugging Face takes gate from even columns, up from odd ones."""
     shape = Shape(num_layers=1, num_heads=1, num_kv_heads=1, head_dim=1, hidden=2, vocab=1)
     woven = np.array([["g0", "u0", "g1", "u1"], ["G0", "U0", "G1", "U1"]])
-    op = Unweave("fc1", "gate_up_proj")
+    op = Deinterleave("fc1", "gate_up_proj")
     full = op.to_mcore([Joined((woven,))], shape)
     assert np.asarray(full).tolist() == [["g0", "G0"], ["g1", "G1"], ["u0", "U0"], ["u1", "U1"]]
     assert np.array_equal(op.to_hf(full, shape)[0], woven)

@@ -162,7 +162,7 @@ def references_of(run: Settings) -> Any:
             if "lora_B" in name:
                 parameter.data.fill_(0.1)
         dataset.prepare(run.data.train, data, run)
-        pairs = dataset.read(data, "pairs", run.sequences_each)
+        pairs = dataset.read(data, "pairs", run.sequences_per_example)
         return references(policy, pairs, range(len(pairs)), run.output / "references", 4)
 
 

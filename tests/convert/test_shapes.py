@@ -13,7 +13,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from mcore_adapter.convert import commands
 from mcore_adapter.convert.conversion_plan import check_coverage, present, tasks
-from mcore_adapter.convert.fused_experts import as_stored
+from mcore_adapter.convert.fused_experts import table_as_stored
 from mcore_adapter.convert.shapes import check_shapes
 from mcore_adapter.convert.storage.tensor_file import Piece, Spec
 from mcore_adapter.errors import ConversionError
@@ -50,7 +50,7 @@ def test_the_shapes_of_a_table_are_those_that_transformers_builds(kind: str) -> 
         theirs = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         if made.tie_word_embeddings:
             del theirs["lm_head.weight"]
-        table = as_stored(table_of(made.to_dict()), theirs)
+        table = table_as_stored(table_of(made.to_dict()), theirs)
         planned = tasks(table, ParallelSizes())
         check_coverage(planned, theirs, table)
         planned = present(planned, theirs)

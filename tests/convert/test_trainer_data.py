@@ -43,11 +43,11 @@ def read(model: Path, rows: Path, method: str, **data: Any) -> Dataset:
     name = dataset.digest(rows, run)
     target = rows.parent / f"{name}.safetensors"
     dataset.prepare(rows, target, run)
-    return dataset.read(target, name, run.sequences_each)
+    return dataset.read(target, name, run.sequences_per_example)
 
 
 def sequences(found: Dataset) -> list[tuple[list[int], list[bool]]]:
-    count = len(found) * found.sequences_each
+    count = len(found) * found.sequences_per_example
     parts = [found.sequence(i) for i in range(count)]
     return [(tokens.tolist(), trained.tolist()) for tokens, trained in parts]
 

@@ -119,10 +119,10 @@ def save(
                 (aside / INDEX).write_text(json.dumps(index))
                 stack.close()
 
-        aside = _on_all(begin)[0]
+        aside = _gather_results(begin)[0]
         assert aside is not None
-        _on_all(lambda: write(aside))
-        _on_all(lambda: end(aside))
+        _gather_results(lambda: write(aside))
+        _gather_results(lambda: end(aside))
 
 
 @torch.no_grad()
@@ -206,7 +206,7 @@ def _index(every: Sequence[dict[str, tuple[int, tuple[int, ...]]]]) -> dict[str,
     return index
 
 
-def _on_all(work: Callable[[], T]) -> list[T]:
+def _gather_results(work: Callable[[], T]) -> list[T]:
     """Run `work` on this rank and return the results of all ranks, in their order. A collective.
 
     Raises:

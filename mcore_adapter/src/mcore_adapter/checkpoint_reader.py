@@ -33,7 +33,7 @@ def key_of(task: Task, kind: str, shard: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _SavedShard:
     """Shape of a shard, and the files that hold its parts."""
 
     shape: tuple[int, ...]
@@ -61,7 +61,7 @@ class Saved:
             index = read_json(path)
             layers = index["sizes"]["layers"]
             sizes = {**index["sizes"], "layers": None if layers is None else tuple(layers)}
-            self._was = ParallelSizes(**sizes)
+            self._saved_sizes = ParallelSizes(**sizes)
             self._tensors = {key: _place(found) for key, found in index["tensors"].items()}
             self.step = _count(index["step"])
             """Number of steps that Adam has made."""
@@ -70,7 +70,7 @@ class Saved:
             raise ConversionError(f"{path} is damaged: {error}") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConversionError(f"{path} is damaged: {error!r}") from error
-        self._files = self._opened()
+        self._files = self._open_files()
 
     def full(self, task: Task, kind: str) -> Tensor:
         """Return a tensor as in the whole model, without padding of the vocabulary.
@@ -90,7 +90,7 @@ class Saved:
         keys = self._keys(task, kind)
         return self._merged(task, [Outline(self._tensors[key].shape) for key in keys])
 
-    def _opened(self) -> dict[int, Any]:
+    def _open_files(self) -> dict[int, Any]:
         """Check the headers of all files, and return the open files by rank.
 
         Raises:
@@ -111,10 +111,12 @@ class Saved:
         return files
 
     def _keys(self, task: Task, kind: str) -> list[str]:
-        if task.param.copy_of is not None and self._was.pp == 1:
+        if task.param.copy_of is not None and self._saved_sizes.pp == 1:
             # A layout with one stage has no copies for other stages: read the original.
-            task = next(t for t in tasks(self._table, self._was) if t.name == task.param.copy_of)
-        count = 1 if isinstance(task.param.shard, Replicated) else task.shards(self._was)
+            task = next(
+                t for t in tasks(self._table, self._saved_sizes) if t.name == task.param.copy_of
+            )
+        count = 1 if isinstance(task.param.shard, Replicated) else task.shards(self._saved_sizes)
         keys = [key_of(task, kind, shard) for shard in range(count)]
         absent = [key for key in keys if key not in self._tensors]
         if absent:
@@ -132,13 +134,13 @@ class Saved:
         return flat.view(found.shape)
 
 
-def _place(found: Any) -> _Place:
+def _place(found: Any) -> _SavedShard:
     """Parse the entry of one shard in the index.
 
     Raises:
         KeyError, TypeError, ValueError: the entry is malformed.
     """
-    return _Place(*(tuple(_count(each) for each in found[key]) for key in ("shape", "parts")))
+    return _SavedShard(*(tuple(_count(each) for each in found[key]) for key in ("shape", "parts")))
 
 
 def _count(value: Any) -> int:

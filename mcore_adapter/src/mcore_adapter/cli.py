@@ -19,7 +19,7 @@ from rich.console import Console
 
 from mcore_adapter.convert.arrays import FLOATS
 from mcore_adapter.convert.conversions import Settings
-from mcore_adapter.convert.storage.signals import Stopped, raising
+from mcore_adapter.convert.storage.signals import Stopped, signals_raised
 from mcore_adapter.errors import McoreAdapterError, printable
 from mcore_adapter.parallel_sizes import ParallelSizes
 
@@ -254,7 +254,7 @@ def _progress() -> Iterator[Callable[[str | None, int | None, bool], Settings]]:
         TimeRemainingColumn(),
     )
     with (
-        raising(),
+        signals_raised(),
         Progress(
             *columns,
             console=_err,

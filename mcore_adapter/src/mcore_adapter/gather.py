@@ -19,11 +19,11 @@ from mcore_adapter.convert.table import ModelTable
 from mcore_adapter.local_tensors import Ranks, held_tensors
 from mcore_adapter.parallel_sizes import ParallelSizes
 
-Value = Callable[[Tensor], Tensor | None]
+ExportedValue = Callable[[Tensor], Tensor | None]
 """Function that takes a parameter or a buffer and returns the tensor to export in its place, or
 None to export nothing."""
 
-Change = Callable[[str, Tensor], Tensor]
+ShardTransform = Callable[[str, Tensor], Tensor]
 """Function that takes a tensor's Megatron name and this rank's shard, and returns the shard to send
 in its place, with the same shape and dtype."""
 
@@ -45,7 +45,7 @@ def gradient(tensor: Tensor) -> Tensor | None:
 
 
 @dataclass(frozen=True)
-class Meta:
+class ShapeAndDtype:
     """Shape and dtype of a tensor, which may lie on another rank."""
 
     shape: tuple[int, ...]
@@ -61,8 +61,8 @@ def export(
     table: ModelTable,
     sizes: ParallelSizes,
     *,
-    value: Value = weight,
-    change: Change | None = None,
+    value: ExportedValue = weight,
+    change: ShardTransform | None = None,
     wanted: bool = True,
     bucket_bytes: int = 256 << 20,
 ) -> Iterator[tuple[str, Tensor]]:
@@ -102,7 +102,7 @@ def exported(
     chunks: Sequence[nn.Module],
     table: ModelTable,
     sizes: ParallelSizes,
-) -> dict[str, Meta]:
+) -> dict[str, ShapeAndDtype]:
     """Return shape and dtype of each weight that `export` yields, by name, in the same order.
 
     A collective.
@@ -110,7 +110,7 @@ def exported(
     ranks = Ranks.of_this_process()
     held = held_tensors(chunks, table, sizes, ranks)
     metas = _metas_of_all({one.task.name: one.tensor for one in held})
-    found: dict[str, Meta] = {}
+    found: dict[str, ShapeAndDtype] = {}
     parts: Counter[str] = Counter()
     for task in tasks(table, sizes):
         if task.name not in metas or task.param.copy_of is not None:
@@ -118,17 +118,17 @@ def exported(
         for ref, shape in zip(task.hf, hf_shapes(task, table), strict=True):
             parts[ref.name] += 1
             if ref.index is None or parts[ref.name] == table.shape.num_experts:
-                found[ref.name] = Meta(tuple(map(int, shape)), metas[task.name].dtype)
+                found[ref.name] = ShapeAndDtype(tuple(map(int, shape)), metas[task.name].dtype)
     return found
 
 
-def _metas_of_all(mine: dict[str, Tensor]) -> dict[str, Meta]:
+def _metas_of_all(mine: dict[str, Tensor]) -> dict[str, ShapeAndDtype]:
     """Return shape and dtype of the shards of all ranks, by Megatron name. A collective.
 
     A rank's own modules do not show the shapes of tensors that other ranks hold.
     """
-    own = {name: Meta(tuple(t.shape), t.dtype) for name, t in mine.items()}
-    every: list[dict[str, Meta] | None] = [None] * dist.get_world_size()
+    own = {name: ShapeAndDtype(tuple(t.shape), t.dtype) for name, t in mine.items()}
+    every: list[dict[str, ShapeAndDtype] | None] = [None] * dist.get_world_size()
     dist.all_gather_object(every, own)
     return {name: meta for metas in every if metas is not None for name, meta in metas.items()}
 
@@ -137,7 +137,7 @@ def _buckets(
     due: Sequence[Task],
     table: ModelTable,
     sizes: ParallelSizes,
-    metas: dict[str, Meta],
+    metas: dict[str, ShapeAndDtype],
     bucket_bytes: int,
 ) -> Iterator[list[Task]]:
     """Yield groups of neighbouring tensors that have the same owners and the same dtype.
@@ -166,7 +166,7 @@ def _owners(task: Task, table: ModelTable, sizes: ParallelSizes) -> tuple[int, i
 def _share(
     bucket: list[Task],
     mine: dict[str, Tensor],
-    metas: dict[str, Meta],
+    metas: dict[str, ShapeAndDtype],
     table: ModelTable,
     sizes: ParallelSizes,
     ranks: Ranks,

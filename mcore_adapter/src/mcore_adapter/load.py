@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mcore_adapter.convert.arrays import A, join, zeros
 from mcore_adapter.convert.conversion_plan import HfRef, Task, check_coverage, present, tasks
-from mcore_adapter.convert.fused_experts import as_stored
+from mcore_adapter.convert.fused_experts import table_as_stored
 from mcore_adapter.convert.shapes import check_shapes
 from mcore_adapter.convert.storage.json_file import read_json
 from mcore_adapter.convert.storage.tensor_file import Piece, read_header
@@ -76,7 +76,7 @@ def shards(
         ConversionError: folder, table and model do not have the same tensors or shapes.
     """
     with HfTensors(folder) as tensors:
-        table = as_stored(table, tensors.names)
+        table = table_as_stored(table, tensors.names)
         planned = tasks(table, sizes)
         check_coverage(planned, tensors.names, table)
         check_shapes(present(planned, tensors.names), tensors.shapes, table)

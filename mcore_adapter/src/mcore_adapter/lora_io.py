@@ -16,7 +16,7 @@ from mcore_adapter.convert.lora_table import target_modules
 from mcore_adapter.convert.storage.json_file import read_json
 from mcore_adapter.convert.storage.output import complete_or_absent
 from mcore_adapter.errors import ConversionError
-from mcore_adapter.gather import Change, Meta, export, exported
+from mcore_adapter.gather import ShapeAndDtype, ShardTransform, export, exported
 from mcore_adapter.load import load
 from mcore_adapter.local_tensors import Ranks, held_tensors
 from mcore_adapter.modeling.lora import Adapter
@@ -78,7 +78,7 @@ def write_adapter(
 
 def exported_factors(
     chunks: Sequence[nn.Module], adapter: Adapter, sizes: ParallelSizes
-) -> dict[str, Meta]:
+) -> dict[str, ShapeAndDtype]:
     """Return shape and dtype of each LoRA factor, by its name in PEFT. A collective.
 
     The order is that of `gather.export` with the adapter's table.
@@ -90,7 +90,7 @@ def write_peft(
     folder: Path,
     base: str,
     factors: Iterable[tuple[str, Tensor]],
-    metas: Mapping[str, Meta],
+    metas: Mapping[str, ShapeAndDtype],
     adapter: Adapter,
 ) -> None:
     """Write the two files of a PEFT adapter into an existing folder.
@@ -107,7 +107,7 @@ def write_peft(
     (folder / CONFIG).write_text(json.dumps(_config(base, adapter), indent=2) + "\n")
 
 
-def merged(chunks: Sequence[nn.Module], adapter: Adapter, sizes: ParallelSizes) -> Change:
+def merged(chunks: Sequence[nn.Module], adapter: Adapter, sizes: ParallelSizes) -> ShardTransform:
     """Return a function that adds to a weight the product of its LoRA factors, computed in float32.
 
     Pass the function as `change` to `gather.export` with the model's table. No collectives: a rank

@@ -99,7 +99,7 @@ def write_hf(
         write_index(folder / "model.safetensors.index.json", files)
 
 
-def with_repeats(
+def with_repeated_names(
     weights: Iterable[tuple[str, Tensor]], twice: Mapping[str, str]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield each weight, and after it the same tensor under the other names that a checkpoint uses.
@@ -143,7 +143,7 @@ def write_model(
             specs = {name: spec_of(meta.shape, meta.dtype) for name, meta in metas.items()}
             twice = {n: of for n, of in table.repeats.items() if n in stored and of in specs}
             specs |= {name: specs[of] for name, of in twice.items()}
-            weights = with_repeats(weights, twice)
+            weights = with_repeated_names(weights, twice)
             write_hf(folder, weights, specs, max_shard_bytes=max_shard_bytes)
     else:
         deque(weights, maxlen=0)

@@ -15,7 +15,7 @@ from mcore_adapter.convert.conversion_plan import check_layout
 from mcore_adapter.convert.lora_table import Lora
 from mcore_adapter.convert.table import ModelTable
 from mcore_adapter.errors import McoreAdapterError
-from mcore_adapter.gather import Meta, exported
+from mcore_adapter.gather import ShapeAndDtype, exported
 from mcore_adapter.load import load, read_config
 from mcore_adapter.lora_io import exported_factors
 from mcore_adapter.modeling.config import BuildOptions
@@ -55,7 +55,7 @@ class Trained:
     """An adapter that is trained."""
 
     adapter: Adapter
-    metas: Mapping[str, Meta]
+    metas: Mapping[str, ShapeAndDtype]
     """Of the factors, by PEFT's names."""
     manifest: Manifest
     """Of the same."""
@@ -145,7 +145,7 @@ def _manifest(chunks: Sequence[Any], table: ModelTable, sizes: ParallelSizes) ->
     return _cut_evenly(exported(chunks, table, sizes))
 
 
-def _cut_evenly(found: Mapping[str, Meta]) -> Manifest:
+def _cut_evenly(found: Mapping[str, ShapeAndDtype]) -> Manifest:
     """Each rank, which sees every tensor whole for a moment, sends an equal part of it."""
     metas = tuple(
         TensorMeta(name, meta.shape, str(meta.dtype).removeprefix("torch."))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from mcore_adapter.convert.joined_arrays import Joined, lay
+from mcore_adapter.convert.joined_arrays import Joined, join_end_to_end
 from mcore_adapter.errors import ConversionError
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def join(parts: Sequence[A], dim: int = 0) -> A:
 def _join(parts: Sequence[Any], dim: int) -> Any:
     first = parts[0]
     if isinstance(first, Joined):
-        return lay(parts, dim % first.ndim)
+        return join_end_to_end(parts, dim % first.ndim)
     if isinstance(first, Outline):
         dim %= first.ndim
         total = sum(part.shape[dim] for part in parts)

@@ -11,7 +11,7 @@ from pathlib import Path
 from mcore_adapter.convert.commands import open_source
 from mcore_adapter.convert.conversions import Settings, layout_of
 from mcore_adapter.convert.storage.folders import McoreFolder, dense_file
-from mcore_adapter.convert.storage.source import Full, Source
+from mcore_adapter.convert.storage.source import FullTensor, Source
 from mcore_adapter.errors import LayoutError
 from mcore_adapter.parallel_sizes import ParallelSizes
 
@@ -110,7 +110,7 @@ def _divides(source: Source) -> dict[str, list[int]]:
     ep and etp are tried only if the model has experts. To be fast, this function tries one tensor
     of each kind, which represents all layers and experts.
     """
-    kinds: dict[object, Full] = {}
+    kinds: dict[object, FullTensor] = {}
     for full in source.tensors.values():
         kinds.setdefault((id(full.task.param), full.spec), full)
     sample = [full.task for full in kinds.values()]

@@ -12,7 +12,7 @@ from typing import Any
 
 from mcore_adapter.convert import conversions, lora
 from mcore_adapter.convert.conversions import Settings
-from mcore_adapter.convert.fused_experts import as_stored, fused
+from mcore_adapter.convert.fused_experts import fused, table_as_stored
 from mcore_adapter.convert.storage.folders import META, HfFolder, open_folder
 from mcore_adapter.convert.storage.json_file import read_json
 from mcore_adapter.convert.storage.source import Source, source_of
@@ -40,15 +40,15 @@ def open_source(path: Path, base: Path | None = None) -> Source:
         config = _base_config(path, base)
         table = table_of(config)
         folder = lora.open_peft(path, config)
-        targets = lora.targets_of(folder, table)
+        targets = lora.factors_of(folder, table)
         source = source_of(folder, table, lora.adapter_plan(table, targets))
-        return replace(source, adapter=lora.to_note(targets))
+        return replace(source, adapter=lora.factors_to_json(targets))
     found = open_folder(path)
     table = table_of(found.config)
     if isinstance(found, HfFolder):
-        return source_of(found, as_stored(table, found.tensors))
+        return source_of(found, table_as_stored(table, found.tensors))
     if found.adapter is not None:
-        targets = lora.from_note(found.adapter, path / META)
+        targets = lora.factors_from_json(found.adapter, path / META)
         return source_of(found, table, lora.adapter_plan(table, targets))
     return source_of(found, fused(table) if found.fused else table)
 

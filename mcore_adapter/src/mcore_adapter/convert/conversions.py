@@ -27,7 +27,13 @@ from mcore_adapter.convert.run_conversion import (
 from mcore_adapter.convert.storage.companions import copy_companions
 from mcore_adapter.convert.storage.folders import META, McoreFolder, write_meta
 from mcore_adapter.convert.storage.output import complete_or_absent, refuse_existing
-from mcore_adapter.convert.storage.source import Full, Source, files_of, padded_shape, pieces_of
+from mcore_adapter.convert.storage.source import (
+    FullTensor,
+    Source,
+    files_of,
+    padded_shape,
+    pieces_of,
+)
 from mcore_adapter.convert.storage.tensor_file import Spec
 from mcore_adapter.errors import ConversionError
 from mcore_adapter.parallel_sizes import ParallelSizes
@@ -66,7 +72,7 @@ class Settings:
 class LayoutFiles:
     """Files of a Megatron layout that a source is converted to, and the tensors in them."""
 
-    fulls: list[Full]
+    fulls: list[FullTensor]
     """Full tensors of the source."""
     rows: dict[str, int]
     """Length of the first dimension of each full tensor with padding, by Megatron name."""
@@ -227,13 +233,13 @@ def _check_delta(name: str, delta: Delta, specs: Mapping[str, Spec]) -> None:
         )
 
 
-def _job(full: Full, target: HfSide | McoreSide) -> Job:
+def _job(full: FullTensor, target: HfSide | McoreSide) -> Job:
     param = full.task.param
     names = ", ".join(ref.name for ref in full.task.hf)
     return Job(names, param.op, param.shard, full.side, target, full.spec.shape[0])
 
 
-def _target_dtype(full: Full, settings: Settings) -> str:
+def _target_dtype(full: FullTensor, settings: Settings) -> str:
     found = full.spec.dtype
     if settings.dtype is None or full.task.param.keeps_dtype:
         return found

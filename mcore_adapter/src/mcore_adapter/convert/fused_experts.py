@@ -16,7 +16,7 @@ from mcore_adapter.convert.table import ModelTable, Param
 _MIXTRAL, _MLP = ".block_sparse_moe.", ".mlp."
 
 
-def as_stored(table: ModelTable, names: Iterable[str]) -> ModelTable:
+def table_as_stored(table: ModelTable, names: Iterable[str]) -> ModelTable:
     """Return the table that fits a checkpoint: `fused(table)` or `table` itself.
 
     Args:

@@ -85,6 +85,6 @@ class Joined:
         return self.parts if self.dim == dim or len(self.parts) == 1 else (np.asarray(self),)
 
 
-def lay(arrays: Sequence[Joined], dim: int) -> Joined:
+def join_end_to_end(arrays: Sequence[Joined], dim: int) -> Joined:
     """Join several arrays into one, end to end along `dim`."""
     return Joined(tuple(part for array in arrays for part in array.along(dim)), dim)

@@ -43,7 +43,7 @@ _UNSUPPORTED = ("modules_to_save", "use_dora", "target_parameters", "trainable_t
 
 
 @dataclass(frozen=True)
-class Target:
+class WeightFactors:
     """Factors of one Megatron weight: the Hugging Face modules that have factors, and the ranks."""
 
     modules: tuple[str, ...]
@@ -204,7 +204,7 @@ def factor(module: str, which: str) -> str:
     return f"base_model.model.{module}.lora_{which}.weight"
 
 
-def targets_of(folder: HfFolder, table: ModelTable) -> dict[str, Target]:
+def factors_of(folder: HfFolder, table: ModelTable) -> dict[str, WeightFactors]:
     """Return the factors that a PEFT adapter has, by Megatron name of the weight that they change.
 
     Raises:
@@ -218,7 +218,7 @@ def targets_of(folder: HfFolder, table: ModelTable) -> dict[str, Target]:
         if not modules:
             continue
         ranks = tuple(folder.tensors[factor(m, "A")].spec.shape[0] for m in modules)
-        found[task.name] = Target(modules, ranks)
+        found[task.name] = WeightFactors(modules, ranks)
         left -= set(modules)
     if left:
         raise ConversionError(
@@ -229,7 +229,7 @@ def targets_of(folder: HfFolder, table: ModelTable) -> dict[str, Target]:
 
 
 def adapter_plan(
-    table: ModelTable, targets: Mapping[str, Target]
+    table: ModelTable, targets: Mapping[str, WeightFactors]
 ) -> Callable[[ParallelSizes], list[Task]]:
     """Return a function that lists the tasks of an adapter for given parallel sizes.
 
@@ -245,7 +245,7 @@ def adapter_plan(
     return plan
 
 
-def _split(task: Task, targets: Mapping[str, Target]) -> tuple[Task, Task]:
+def _split(task: Task, targets: Mapping[str, WeightFactors]) -> tuple[Task, Task]:
     names = tuple(ref.name for ref in task.hf)
 
     def part(param: Param) -> Task:
@@ -256,7 +256,9 @@ def _split(task: Task, targets: Mapping[str, Target]) -> tuple[Task, Task]:
     return part(a), part(b)
 
 
-def factor_rows(row: Param, name: str, names: Sequence[str], target: Target) -> tuple[Param, Param]:
+def factor_rows(
+    row: Param, name: str, names: Sequence[str], target: WeightFactors
+) -> tuple[Param, Param]:
     """Return the table rows of the factors A and B of a weight.
 
     Args:
@@ -299,20 +301,20 @@ def factor_rows(row: Param, name: str, names: Sequence[str], target: Target) -> 
     )
 
 
-def to_note(targets: Mapping[str, Target]) -> dict[str, Any]:
+def factors_to_json(targets: Mapping[str, WeightFactors]) -> dict[str, Any]:
     """Return the factors of an adapter as JSON values for `mcore.json`."""
     return {name: asdict(target) for name, target in targets.items()}
 
 
-def from_note(note: Mapping[str, Any], path: Path) -> dict[str, Target]:
-    """Read the factors of an adapter from the JSON values that `to_note` made.
+def factors_from_json(note: Mapping[str, Any], path: Path) -> dict[str, WeightFactors]:
+    """Read the factors of an adapter from the JSON values that `factors_to_json` made.
 
     Args:
         note: the JSON values.
         path: path of the file that holds the note, for error messages.
 
     Raises:
-        ConversionError: the note does not have the form that `to_note` makes.
+        ConversionError: the note does not have the form that `factors_to_json` makes.
     """
     found = {}
     for name, entry in note.items():
@@ -325,7 +327,7 @@ def from_note(note: Mapping[str, Any], path: Path) -> dict[str, Target]:
             raise ConversionError(f"{path} is damaged: {name} has no modules and ranks")
         assert modules is not None
         assert ranks is not None
-        found[name] = Target(tuple(modules), tuple(ranks))
+        found[name] = WeightFactors(tuple(modules), tuple(ranks))
     return found
 
 

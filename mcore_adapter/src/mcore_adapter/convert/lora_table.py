@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from mcore_adapter.convert.lora import Target, factor_rows
+from mcore_adapter.convert.lora import WeightFactors, factor_rows
 from mcore_adapter.convert.ops import FuseGateUp, FuseQKV, Rename
 from mcore_adapter.convert.table import ModelTable, Param
 from mcore_adapter.errors import ConfigError
@@ -72,7 +72,7 @@ def adapter_table(table: ModelTable, lora: Lora) -> ModelTable:
                 f"lora.targets: {modules[0]} cannot have factors, its rows are grouped by head in "
                 "Hugging Face and by kind in Megatron; name the others"
             )
-        target = Target(modules, (lora.rank,) * len(modules))
+        target = WeightFactors(modules, (lora.rank,) * len(modules))
         rows += factor_rows(row, row.op.mcore, row.op.hf, target)
     if lora.targets != "all-linear":
         for name in lora.targets:

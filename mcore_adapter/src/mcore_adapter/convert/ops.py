@@ -141,7 +141,7 @@ class FuseGateUp:
 
 
 @dataclass(frozen=True)
-class Unweave:
+class Deinterleave:
     """Operator that separates alternating gate and up (gpt_oss).
 
     Hugging Face has gate and up in alternating columns of a weight `[in, 2 * out]`, or in
@@ -167,7 +167,7 @@ class Unweave:
 
 
 @dataclass(frozen=True)
-class Ungroup:
+class RegroupByKind:
     """Operator that reorders rows grouped by head into rows grouped by kind (qwen3_next).
 
     Each Hugging Face tensor consists of `groups` groups of rows, and each group has rows of several

@@ -27,7 +27,7 @@ from mcore_adapter.convert.arrays import Bits, convert, from_float, join, to_flo
 from mcore_adapter.convert.joined_arrays import Joined
 from mcore_adapter.convert.ops import FormatOp, Shape
 from mcore_adapter.convert.shards import ShardRule
-from mcore_adapter.convert.storage.signals import held_back, leave_to_parent
+from mcore_adapter.convert.storage.signals import leave_to_parent, signals_delayed
 from mcore_adapter.convert.storage.tensor_file import Piece, Reader, Spec, Writer, make_header
 from mcore_adapter.errors import ConversionError, McoreAdapterError
 
@@ -88,7 +88,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Same:
+class EqualPair:
     """Pair of tensors that must be equal, because only one of them is converted."""
 
     one: Piece
@@ -116,7 +116,7 @@ def create_files(files: Iterable[tuple[Path, dict[str, Spec]]]) -> dict[Path, di
 
 def run(
     jobs: Sequence[Job],
-    checks: Sequence[Same],
+    checks: Sequence[EqualPair],
     shape: Shape,
     *,
     workers: int,
@@ -142,7 +142,7 @@ def run(
         OSError: a file cannot be read or written.
     """
     report = progress or (lambda _: None)
-    shares = [share for share in _shares(jobs, workers) if share]
+    shares = [share for share in _split_jobs(jobs, workers) if share]
     if len(shares) < 2:
         _work(jobs, checks, shape, write_back, report)
         return
@@ -153,7 +153,7 @@ def run(
         for index, share in enumerate(shares):
             of_first = checks if index == 0 else ()
             # A signal after `start` and before `running` has the process would leave it behind.
-            with held_back():
+            with signals_delayed():
                 here, there = context.Pipe(duplex=False)
                 process = context.Process(
                     target=_worker, args=(share, of_first, shape, write_back, there), daemon=True
@@ -163,7 +163,7 @@ def run(
                 there.close()
         _listen(running, report)
     finally:
-        with held_back():
+        with signals_delayed():
             for process in running.values():
                 process.kill()
             for process in running.values():
@@ -201,7 +201,7 @@ def _death(process: Any) -> str:
 
 def _worker(
     jobs: Sequence[Job],
-    checks: Sequence[Same],
+    checks: Sequence[EqualPair],
     shape: Shape,
     write_back: bool,
     there: Connection,
@@ -238,7 +238,7 @@ def _reuse_freed_memory() -> None:
 
 def _work(
     jobs: Sequence[Job],
-    checks: Sequence[Same],
+    checks: Sequence[EqualPair],
     shape: Shape,
     write_back: bool,
     report: Progress,
@@ -299,7 +299,7 @@ def _product(delta: Delta, reader: Reader) -> Bits:
     return np.float32(delta.scale) * (b @ a)
 
 
-def _shares(jobs: Sequence[Job], workers: int) -> list[list[Job]]:
+def _split_jobs(jobs: Sequence[Job], workers: int) -> list[list[Job]]:
     """Split the jobs into one list per process, in order, with about equal numbers of bytes."""
     total = sum(job.num_bytes for job in jobs)
     shares: list[list[Job]] = [[] for _ in range(workers)]

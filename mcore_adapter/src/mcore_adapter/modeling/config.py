@@ -119,7 +119,7 @@ def model_config(
             f"etp = {sizes.expert_tp} ranks; say etp = 1"
         )
     if options.mtp:
-        values["mtp_num_layers"] = _num_further(config, sizes, options)
+        values["mtp_num_layers"] = _num_mtp_layers(config, sizes, options)
     if options.grouped_experts:
         _check_grouped(config, values, sizes, options)
     made = (MLATransformerConfig if fields.latent else TransformerConfig)(
@@ -204,7 +204,7 @@ def _values(
     }
 
 
-def _num_further(config: Config, sizes: ParallelSizes, options: BuildOptions) -> int:
+def _num_mtp_layers(config: Config, sizes: ParallelSizes, options: BuildOptions) -> int:
     """Return the number of MTP layers.
 
     Raises:

@@ -62,7 +62,7 @@ class Factor(nn.Module):
         return F.linear(x, weight)
 
 
-class Change:
+class LoraHook:
     """Forward hook of a linear layer that adds the product of the LoRA factors to its output."""
 
     def __init__(self, lora: Lora) -> None:
@@ -108,7 +108,7 @@ class Adapter:
     table: ModelTable
     """Table of the factors alone. It serves to load, export and save them, as the model's table
     does for the weights."""
-    changes: Sequence[Change]
+    changes: Sequence[LoraHook]
     """Hooks of all linear layers that have factors."""
 
     @contextmanager
@@ -160,7 +160,7 @@ def add_adapter(
             if f"{whole}.lora_A.weight" in due:
                 a, b = (due[f"{whole}.lora_{x}.weight"] for x in "AB")
                 _add_factors(linear, _Factors(a, b, adapter, sizes, ranks, seed))
-                change = Change(lora)
+                change = LoraHook(lora)
                 # Run before other hooks of the layer, so that they see the sum.
                 linear.register_forward_hook(change, prepend=True)
                 changes.append(change)

@@ -20,7 +20,7 @@ with quiet_imports():
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
     from mcore_adapter.modeling.config import BuildOptions, ModelConfig, model_config
-    from mcore_adapter.modeling.mtp import FurtherModel
+    from mcore_adapter.modeling.mtp import GPTModelWithMTP
     from mcore_adapter.modeling.specs import HAVE_TE, block_spec, mtp_spec
 
 
@@ -130,7 +130,7 @@ def _chunk(made: ModelConfig, sizes: ParallelSizes, chunk: int) -> GPTModel:
     if made.transformer.mtp_num_layers and last:
         spec = mtp_spec(made.transformer, grouped=made.grouped, out_bias=made.out_bias)
         further = {"mtp_block_spec": spec}
-    model = (FurtherModel if further else GPTModel)(
+    model = (GPTModelWithMTP if further else GPTModel)(
         config=made.transformer,
         transformer_layer_spec=block_spec(
             made.transformer, layers, te=made.te, grouped=made.grouped, out_bias=made.out_bias

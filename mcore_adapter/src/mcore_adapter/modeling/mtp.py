@@ -32,14 +32,14 @@ _OF_LAYERS = (
 """Arguments of the model that are passed on to its MTP layers."""
 
 
-class FurtherModel(GPTModel):
-    """GPT model that also returns the logits of further tokens while `predicts_further` is True.
+class GPTModelWithMTP(GPTModel):
+    """GPT model that also returns the logits of further tokens while `returns_mtp_logits` is True.
 
     Megatron-Core's own model needs the labels and adds a loss itself. That loss is the mean over a
     micro-batch, so that the loss of a step would depend on how the step is divided.
     """
 
-    predicts_further = False
+    returns_mtp_logits = False
 
     def _postprocess(
         self,
@@ -53,14 +53,14 @@ class FurtherModel(GPTModel):
         """Compute the logits from the hidden states of the last layer.
 
         Returns:
-            Logits `[B, T, vocabulary / tp]`. While `predicts_further` is True, the logits of the
+            Logits `[B, T, vocabulary / tp]`. While `returns_mtp_logits` is True, the logits of the
             MTP layers follow in the first dimension: `[(1 + layers) * B, T, vocabulary / tp]`. At
             position i, MTP layer k, counted from 1, predicts the token at i + 1 + k.
         """
         assert labels is None
         assert loss_mask is None
         states = (hidden_states,)
-        if self.predicts_further:
+        if self.returns_mtp_logits:
             every = self.mtp(
                 hidden_states=hidden_states,
                 embedding=self.embedding,
@@ -73,7 +73,7 @@ class FurtherModel(GPTModel):
         return torch.cat(logits).contiguous()
 
 
-class FurtherLayer(MultiTokenPredictionLayer):
+class RecomputableMTPLayer(MultiTokenPredictionLayer):
     """Megatron-Core's MTP layer, which here can also be recomputed with packed sequences."""
 
     def _checkpointed_forward(self, forward_func: Callable[..., Tensor], **given: Any) -> Tensor:
@@ -88,24 +88,24 @@ class FurtherLayer(MultiTokenPredictionLayer):
         return found
 
 
-def predict_further(chunk: nn.Module, *, on: bool) -> None:
+def set_mtp_logits(chunk: nn.Module, *, on: bool) -> None:
     """Let a model return the logits of further tokens, or stop it.
 
     Args:
         chunk: chunk of a model that was built with MTP layers, wrapped or not.
     """
     model: Any = unwrapped(chunk)
-    model.predicts_further = on
+    model.returns_mtp_logits = on
 
 
-def further_spec(layer: ModuleSpec, count: int) -> MultiTokenPredictionBlockSubmodules:
+def mtp_block_spec(layer: ModuleSpec, count: int) -> MultiTokenPredictionBlockSubmodules:
     """Return the specs of `count` MTP layers.
 
     Args:
         layer: local layer spec of the transformer layer inside each MTP layer.
     """
     spec = ModuleSpec(
-        module=FurtherLayer,
+        module=RecomputableMTPLayer,
         submodules=MultiTokenPredictionLayerSubmodules(
             enorm=RMSNorm,
             hnorm=RMSNorm,

@@ -23,7 +23,7 @@ from mcore_adapter.modeling.attention import CoreAttention
 from mcore_adapter.modeling.delta_net import delta_net
 from mcore_adapter.modeling.experts import GroupedExperts
 from mcore_adapter.modeling.mla import LatentAttention
-from mcore_adapter.modeling.mtp import further_spec
+from mcore_adapter.modeling.mtp import mtp_block_spec
 from mcore_adapter.modeling.norm import RMSNorm
 
 HAVE_TE: bool = gpt_layer_specs.HAVE_TE
@@ -98,7 +98,7 @@ def mtp_spec(
     layer = _local_layer(config, sparse, out_bias)
     if grouped:
         layer.submodules.mlp.submodules.experts.module = GroupedExperts
-    return further_spec(layer, config.mtp_num_layers)
+    return mtp_block_spec(layer, config.mtp_num_layers)
 
 
 def _sparse_layers(config: TransformerConfig) -> list[bool]:

@@ -87,7 +87,7 @@ _MOST = {"num_hidden_layers": 10_000, "num_nextn_predict_layers": 100, "num_mtp_
 """Largest value of some counts."""
 _MOST_EXPERTS = 1_000_000
 """Largest number of experts in all layers together."""
-_SAME = {
+_EXPERT_COUNT_KEYS = {
     "mixtral": ("num_local_experts", "num_experts"),
     "gpt_oss": ("num_local_experts", "num_experts"),
     "qwen2_moe": ("num_experts", "num_local_experts"),
@@ -169,15 +169,15 @@ def completed(config: Mapping[str, Any]) -> Config:
     defaults = DEFAULTS.get(str(kind), COMMON)
     if "num_mtp_layers" in given:
         given.setdefault("num_nextn_predict_layers", given["num_mtp_layers"])
-    if str(kind) in _SAME:
-        _unite(given, *_SAME[str(kind)])
+    if str(kind) in _EXPERT_COUNT_KEYS:
+        _resolve_alias(given, *_EXPERT_COUNT_KEYS[str(kind)])
     made = Config({**defaults, **given})
     _check_layers(made)
     _check_experts(made)
     return made
 
 
-def _unite(given: dict[str, Any], name: str, other: str) -> None:
+def _resolve_alias(given: dict[str, Any], name: str, other: str) -> None:
     """Copy the value of `other` to `name`; raise `ConfigError` if both are given and differ."""
     if other not in given:
         return

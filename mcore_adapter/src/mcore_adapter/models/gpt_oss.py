@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mcore_adapter.convert.ops import FormatOp, Rename, Transpose, Unweave
+from mcore_adapter.convert.ops import Deinterleave, FormatOp, Rename, Transpose
 from mcore_adapter.convert.shards import Replicated, Sharded, ShardRule
 from mcore_adapter.convert.table import ModelTable, Param
 from mcore_adapter.models import llama
@@ -34,8 +34,8 @@ def table(config: Config) -> ModelTable:
     def stacked(op: FormatOp, each: tuple[int, ...], shard: ShardRule) -> Param:
         return Param(op=op, shapes=(each,), shard=shard, stacked=True)
 
-    first = Unweave(ours + "linear_fc1.weight", theirs + "gate_up_proj")
-    first_bias = Unweave(ours + "linear_fc1.bias", theirs + "gate_up_proj_bias")
+    first = Deinterleave(ours + "linear_fc1.weight", theirs + "gate_up_proj")
+    first_bias = Deinterleave(ours + "linear_fc1.bias", theirs + "gate_up_proj_bias")
     second = Transpose(ours + "linear_fc2.weight", theirs + "down_proj")
     second_bias = Rename(ours + "linear_fc2.bias", theirs + "down_proj_bias")
     return ModelTable(

@@ -5,7 +5,7 @@ Norms are centred on zero in both formats, so their weights are not changed.
 
 from __future__ import annotations
 
-from mcore_adapter.convert.ops import Shape, Ungroup
+from mcore_adapter.convert.ops import RegroupByKind, Shape
 from mcore_adapter.convert.shards import Replicated, Sharded, ShardRule
 from mcore_adapter.convert.table import ModelTable, Param
 from mcore_adapter.errors import ConfigError
@@ -142,7 +142,7 @@ def delta_net(config: Config, shape: Shape, layers: tuple[int, ...]) -> tuple[Pa
     keys, values = groups * config.count("linear_key_head_dim"), heads * width
     of_all = keys, keys, values, values, heads, heads
     each = tuple(rows // groups for rows in of_all)
-    projection = Ungroup(
+    projection = RegroupByKind(
         ours + "in_proj.weight",
         (theirs + "in_proj_qkvz.weight", theirs + "in_proj_ba.weight"),
         groups,

@@ -22,7 +22,7 @@ from mcore_adapter.modeling.config import BuildOptions
 from mcore_adapter.modeling.data_parallel import data_parallel
 from mcore_adapter.modeling.lora import Adapter, add_adapter
 from mcore_adapter.modeling.model import build_model
-from mcore_adapter.modeling.mtp import predict_further
+from mcore_adapter.modeling.mtp import set_mtp_logits
 from mcore_adapter.modeling.optimizer import adam
 from mcore_adapter.models import table_of
 from mcore_adapter.parallel.logprobs import token_logprobs
@@ -134,7 +134,7 @@ class Policy:
         for chunk in self.chunks:
             chunk.train(not forward_only)
             if self.mtp_loss_weight:
-                predict_further(chunk, on=not forward_only)
+                set_mtp_logits(chunk, on=not forward_only)
         with torch.set_grad_enabled(not forward_only):
             kept = run_schedule(
                 self.chunks,

@@ -38,7 +38,7 @@ def references(
         Sums of natural log-probabilities of the trained tokens of each sequence, fp32
         `[sequences of the dataset]`, on the CPU. NaN for a sequence that was never needed.
     """
-    count = len(dataset) * dataset.sequences_each
+    count = len(dataset) * dataset.sequences_per_example
     known_S = read_arrays(path)["logprobs"] if path.is_file() else torch.full((count,), torch.nan)
     missing = sorted(
         {e for e in examples if known_S[dataset.sequences_of(e).start].isnan()},

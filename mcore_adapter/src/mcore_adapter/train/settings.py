@@ -213,7 +213,7 @@ class Settings(Section):
     `output` must not have results of another run."""
 
     @property
-    def sequences_each(self) -> int:
+    def sequences_per_example(self) -> int:
         """Number of sequences of an example: 2 for DPO (chosen and rejected), otherwise 1."""
         return 2 if self.method == "dpo" else 1
 
@@ -228,7 +228,7 @@ class Settings(Section):
         if self.mtp_loss_weight and (self.method == "dpo" or self.lora is not None):
             what = "method is dpo" if self.method == "dpo" else "lora is given"
             raise ValueError(f"mtp_loss_weight is {self.mtp_loss_weight}, but {what}; set it to 0")
-        longest = self.data.max_length * self.sequences_each
+        longest = self.data.max_length * self.sequences_per_example
         if self.batch.tokens < longest:
             raise ValueError(
                 f"batch.tokens is {self.batch.tokens}, but one example can have {longest} tokens; "

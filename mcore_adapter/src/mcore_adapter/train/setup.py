@@ -99,7 +99,7 @@ def _dataset(path: Path, folder: Folder, settings: Settings) -> Dataset:
         dist.broadcast_object_list(failed, src=0)
     if failed[0]:
         raise DataError(f"rank 0 could not read {path}")
-    return dataset.read(target, name, settings.sequences_each)
+    return dataset.read(target, name, settings.sequences_per_example)
 
 
 def _order(settings: Settings, num_examples: int) -> Order:

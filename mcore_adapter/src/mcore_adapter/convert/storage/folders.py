@@ -60,7 +60,7 @@ class McoreFolder:
     repeats: tuple[str, ...]
     """Repeated tensors that the original checkpoint stored, see `ModelTable.repeats`."""
     adapter: Mapping[str, Any] | None
-    """Factors of an adapter as written by `convert.lora.to_note`; None: the folder is a model."""
+    """Factors of an adapter, see `convert.lora.factors_to_json`; None: the folder is a model."""
     fused: bool
     """True if the original checkpoint had fused experts, see `convert.fused_experts`."""
     files: Mapping[str, Mapping[str, Piece]]
@@ -239,7 +239,7 @@ def write_meta(
         model_type: `model_type` of `config.json`.
         vocab: number of rows of the embedding without padding; None: no embedding.
         repeats: repeated tensors that the original checkpoint stored, see `ModelTable.repeats`.
-        adapter: factors of an adapter, see `convert.lora.to_note`; None: the folder is a model.
+        adapter: factors of an adapter, see `convert.lora.factors_to_json`; None: of a model.
         fused: True if the original checkpoint had fused experts.
         num_tensors: number of tensors of each weight file, by file name.
     """

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mcore_adapter.convert.storage.signals import held_back, tidied
+from mcore_adapter.convert.storage.signals import cleaned_up, signals_delayed
 from mcore_adapter.errors import ConversionError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -43,7 +43,7 @@ def complete_or_absent(dst: Path, num_bytes: int, *, flush: bool = True) -> Iter
     refuse_existing(dst)
     dst.parent.mkdir(parents=True, exist_ok=True)
     partial, lock = None, None
-    with tidied():
+    with cleaned_up():
         try:
             with _locked(dst.parent):
                 _clear_abandoned(dst)
@@ -52,7 +52,7 @@ def complete_or_absent(dst: Path, num_bytes: int, *, flush: bool = True) -> Iter
                     raise ConversionError(
                         f"{dst.parent} has {_size(free)} free, {_size(num_bytes)} are needed"
                     )
-                with held_back():
+                with signals_delayed():
                     partial = dst.parent / f".{dst.name}.partial-{uuid.uuid4().hex[:8]}"
                     partial.mkdir()
                     lock = os.open(partial, os.O_RDONLY)
@@ -67,7 +67,7 @@ def complete_or_absent(dst: Path, num_bytes: int, *, flush: bool = True) -> Iter
                 wait_for_disk(dst.parent)
         except BaseException as error:
             if partial is not None:
-                with held_back():
+                with signals_delayed():
                     shutil.rmtree(partial, ignore_errors=True)
             if isinstance(error, OSError) and error.errno in _FULL:
                 raise ConversionError(

@@ -25,7 +25,7 @@ class Stopped(BaseException):
 
 
 @contextmanager
-def raising() -> Iterator[None]:
+def signals_raised() -> Iterator[None]:
     """Make SIGTERM and SIGHUP raise `Stopped` within the block instead of ending the process.
 
     A signal that is ignored (nohup) or handled by the caller stays so. Outside the main thread this
@@ -49,14 +49,14 @@ def raising() -> Iterator[None]:
 
 
 @contextmanager
-def tidied() -> Iterator[None]:
-    """Do the same as `raising`, and let the signal end the process after the block.
+def cleaned_up() -> Iterator[None]:
+    """Do the same as `signals_raised`, and let the signal end the process after the block.
 
     The block can thus clean up. The process ends as it would have ended without the block.
     """
     was = {number: signal.getsignal(number) for number in _ENDING}
     try:
-        with raising():
+        with signals_raised():
             yield
     except Stopped as stopped:
         if was[signal.Signals(stopped.number)] is signal.SIG_DFL:
@@ -65,7 +65,7 @@ def tidied() -> Iterator[None]:
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
+def signals_delayed() -> Iterator[None]:
     """Delay signals that raise an exception until the block has ended.
 
     SIGINT, SIGTERM and SIGHUP cannot interrupt the block. If several came, only the first one is

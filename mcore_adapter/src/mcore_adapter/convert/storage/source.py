@@ -16,7 +16,7 @@ from mcore_adapter.convert.conversion_plan import (
     present,
     tasks,
 )
-from mcore_adapter.convert.run_conversion import HfSide, McoreSide, Same
+from mcore_adapter.convert.run_conversion import EqualPair, HfSide, McoreSide
 from mcore_adapter.convert.shapes import FullShapes, check_shapes
 from mcore_adapter.convert.shards import Replicated
 from mcore_adapter.convert.storage.folders import (
@@ -33,7 +33,7 @@ from mcore_adapter.parallel_sizes import ParallelSizes, padded_vocab
 
 
 @dataclass(frozen=True)
-class Full:
+class FullTensor:
     """Full Megatron tensor of a source."""
 
     task: Task
@@ -51,21 +51,21 @@ class Source:
     table: ModelTable
     plan: Callable[[ParallelSizes], list[Task]]
     """Function that lists the tasks of the model or adapter for given parallel sizes."""
-    tensors: Mapping[str, Full]
+    tensors: Mapping[str, FullTensor]
     """All full tensors by Megatron name, without copies (see `Param.copy_of`)."""
-    checks: tuple[Same, ...] = ()
+    checks: tuple[EqualPair, ...] = ()
     """Pairs of tensors that must be equal."""
     repeats: tuple[str, ...] = ()
     """Repeated tensors that the original checkpoint stored, see `ModelTable.repeats`."""
     adapter: Mapping[str, Any] | None = None
-    """Factors of an adapter, see `convert.lora.to_note`; None: the source is a model."""
+    """Factors of an adapter, see `convert.lora.factors_to_json`; None: the source is a model."""
     notes: tuple[str, ...] = ()
     """Notes for the user: tensors that are left out, and which of two files was chosen."""
 
-    def full(self, task: Task) -> Full:
+    def full(self, task: Task) -> FullTensor:
         """Return the full tensor of a task; for a copy, the tensor of its original."""
         found = self.tensors[task.param.copy_of or task.name]
-        return Full(task, found.side, found.spec)
+        return FullTensor(task, found.side, found.spec)
 
 
 def source_of(
@@ -108,7 +108,7 @@ def _hf_source(
         if len(dtypes) > 1:
             refs = ", ".join(ref.name for ref in task.hf)
             raise ConversionError(f"{refs} become one tensor but are of types {sorted(dtypes)}")
-        found[task.name] = Full(task, HfSide(pieces), Spec(dtypes.pop(), full_shape(task)))
+        found[task.name] = FullTensor(task, HfSide(pieces), Spec(dtypes.pop(), full_shape(task)))
     repeats = tuple(name for name in table.repeats if name in have)
     for name in repeats:
         _check_repeat(name, table.repeats[name], have)
@@ -118,7 +118,7 @@ def _hf_source(
         plan=lambda sizes: [t for t in plan(sizes) if (t.param.copy_of or t.name) in names],
         tensors=found,
         checks=tuple(
-            Same(have[name], have[table.repeats[name]], (name, table.repeats[name]))
+            EqualPair(have[name], have[table.repeats[name]], (name, table.repeats[name]))
             for name in repeats
         ),
         repeats=repeats,
@@ -146,12 +146,12 @@ def _dropped(have: Mapping[str, Piece], table: ModelTable) -> tuple[str, ...]:
 def _mcore_source(
     folder: McoreFolder, table: ModelTable, plan: Callable[[ParallelSizes], list[Task]]
 ) -> Source:
-    sizes, found = folder.sizes, dict[str, Full]()
+    sizes, found = folder.sizes, dict[str, FullTensor]()
     _check_meta(folder, table)
     check_layout(table, sizes)
     planned = present(plan(sizes), folder.names)
     full_shape, expected = FullShapes(table), set()
-    checks: list[Same] = []
+    checks: list[EqualPair] = []
     for task in planned:
         files = files_of(task, sizes, table)
         expected |= {(file, task.name) for file in files}
@@ -176,7 +176,7 @@ def _mcore_source(
             originals = found[task.param.copy_of].side.pieces
             checks += map(_same_on_ranks, repeat(task.name), originals, pieces)
         else:
-            found[task.name] = Full(
+            found[task.name] = FullTensor(
                 task, McoreSide(pieces, _rows(padded)), Spec(pieces[0].spec.dtype, shape)
             )
     extra = sorted({(f, name) for f, held in folder.files.items() for name in held} - expected)
@@ -211,9 +211,9 @@ def _check_meta(folder: McoreFolder, table: ModelTable) -> None:
         )
 
 
-def _same_on_ranks(name: str, one: Piece, other: Piece) -> Same:
+def _same_on_ranks(name: str, one: Piece, other: Piece) -> EqualPair:
     """Return the check that two ranks hold the same tensor, of which only `one` is converted."""
-    return Same(one, other, (f"{other.path}: {name}", f"that in {one.path}"))
+    return EqualPair(one, other, (f"{other.path}: {name}", f"that in {one.path}"))
 
 
 def _rows(shape: tuple[int, ...]) -> int:

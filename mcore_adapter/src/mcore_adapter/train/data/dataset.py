@@ -47,7 +47,7 @@ class Dataset:
     """True for tokens that the model learns to predict, bool `[N]`."""
     bounds_S: Tensor
     """Start of each sequence in the arrays, then the end of the last sequence, int64 `[S]`."""
-    sequences_each: int
+    sequences_per_example: int
     """Number of sequences of an example."""
     rows: int
     """Number of rows of the data file."""
@@ -71,12 +71,12 @@ class Dataset:
 
     def __len__(self) -> int:
         """Return the number of examples."""
-        return (len(self.bounds_S) - 1) // self.sequences_each
+        return (len(self.bounds_S) - 1) // self.sequences_per_example
 
     def sequences_of(self, example: int) -> range:
         """Return the numbers of the sequences of an example."""
-        first = example * self.sequences_each
-        return range(first, first + self.sequences_each)
+        first = example * self.sequences_per_example
+        return range(first, first + self.sequences_per_example)
 
     def lengths_of(self, example: int) -> tuple[int, ...]:
         """Return the number of tokens of each sequence of an example."""
@@ -183,7 +183,7 @@ def read_arrays(path: Path) -> dict[str, Tensor]:
         raise DataError(f"{path} is damaged: {error}; remove it, it is made again") from error
 
 
-def read(target: Path, name: str, sequences_each: int) -> Dataset:
+def read(target: Path, name: str, sequences_per_example: int) -> Dataset:
     """Return the dataset that `prepare` wrote, mapped into memory.
 
     Args:
@@ -201,7 +201,7 @@ def read(target: Path, name: str, sequences_each: int) -> Dataset:
         tokens_N=found["tokens"],
         trained_N=found["trained"],
         bounds_S=found["bounds"],
-        sequences_each=sequences_each,
+        sequences_per_example=sequences_per_example,
         rows=rows,
         skipped=skipped,
         cut=cut,
