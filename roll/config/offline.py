@@ -1,4 +1,4 @@
-"""`pipeline: sft`, `distill`, `dpo`, `reward_model`: training on rows at hand."""
+"""Run files of pipelines that train on existing rows: `sft`, `distill`, `dpo`, `reward_model`."""
 
 from __future__ import annotations
 
@@ -37,39 +37,47 @@ from roll.config.sections.roles import Role
 from roll.config.sections.training import LearnerRole, ScoreRole, TeacherRole
 
 NO_LIMIT = 2**62
-"""Of steps."""
+"""Value of `max_steps` that stands for no limit."""
 
 
 class OfflineConfig(RunConfig):
-    """One step is one optimizer step, on `data.rows_per_step` rows."""
+    """Base of the run files of pipelines that train on existing rows. A step is one optimizer step
+    on `data.rows_per_step` rows."""
 
     max_steps: int = Field(default=NO_LIMIT, ge=1)
-    """Ends the run; or `epochs`, or whichever comes first."""
+    """Step after which the run ends. If `epochs` is set as well, the run ends at the earlier of the
+    two."""
     epochs: float | None = Field(default=None, gt=0)
-    """Passes over the data: as many rows as there are in all. Several sources are drawn by their
-    weights, whatever their sizes."""
+    """Number of passes over the data; one pass is as many rows as all sources have together. If
+    there are several sources, rows are drawn by the sources' weights, whatever their sizes are."""
     actor_train: LearnerRole
     data: RowsConfig
     validation: TextValidation | TaughtValidation | PreferenceValidation
 
     @property
     def roles(self) -> dict[str, RoleConfig]:
-        """Every role that holds devices."""
+        """Every role that uses devices, by its key in the file."""
         return {Role.ACTOR_TRAIN: self.actor_train}
 
     def total_updates(self, role: Role = Role.ACTOR_TRAIN) -> int:
-        """Optimizer steps of the whole run."""
+        """Return the number of optimizer steps of the whole run."""
         return self.max_steps
 
     def with_steps(self, num_rows: int) -> Self:
-        """`max_steps` as it is once the number of rows is known.
+        """Return this config with `max_steps` computed from `epochs` and the number of rows.
+
+        Without `epochs` the config is returned unchanged.
+
+        Args:
+            num_rows: number of rows of all sources together.
 
         Raises:
-            ConfigError: something else in the file does not fit so many steps.
+            ConfigError: another setting does not fit this number of steps.
         """
         if self.epochs is None:
             return self
-        # The text of a float is what the user wrote: 1.1 means eleven tenths.
+        # Computed from the text of the float, because the text is what the user wrote: 1.1 is
+        # exactly eleven tenths.
         steps = math.ceil(Fraction(repr(self.epochs)) * num_rows / self.data.rows_per_step)
         known = self.model_copy(update={"max_steps": min(self.max_steps, max(steps, 1))})
         try:
@@ -80,12 +88,12 @@ class OfflineConfig(RunConfig):
 
 
 class SftConfig(OfflineConfig):
-    """Supervised fine-tuning: to write what others wrote."""
+    """Supervised fine-tuning: the model learns to write the texts of the data."""
 
     pipeline: Literal["sft"] = "sft"
     data: TextDataConfig
     aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
-    """Every trained token counts the same, or every sequence."""
+    """Reduction of the loss: every trained token counts the same, or every sequence does."""
     validation: TextValidation = TextValidation()
 
     @model_validator(mode="after")
@@ -99,24 +107,26 @@ class SftConfig(OfflineConfig):
 
 
 class DistillLossConfig(DistillTargetConfig):
-    """coef * divergence from the teacher + sft_coef * -log p of the text itself."""
+    """Loss of distillation: coef * divergence from the teacher + sft_coef * -log p of the text
+    itself."""
 
     coef: float = Field(default=1.0, gt=0)
-    """Factor of the divergence, in nats."""
+    """Factor of the divergence, which is in nats."""
     sft_coef: float = Field(default=0.0, ge=0)
     """Factor of -log p."""
 
 
 class DistillationConfig(OfflineConfig):
-    """Distillation on texts at hand: to expect of every token what a teacher expects of it."""
+    """Distillation on existing texts: the model learns the teacher's distribution of every next
+    token."""
 
     pipeline: Literal["distill"] = "distill"
     data: TaughtDataConfig
     teachers: dict[str, TeacherRole] = Field(min_length=1)
-    """Name -> teacher; each has the rows of its tags."""
+    """Teachers by name; each teacher is responsible for the rows with its tags."""
     loss: DistillLossConfig = DistillLossConfig()
     aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
-    """Every trained token counts the same, or every sequence."""
+    """Reduction of the loss: every trained token counts the same, or every sequence does."""
     validation: TaughtValidation = TaughtValidation()
 
     @model_validator(mode="after")
@@ -135,7 +145,7 @@ class DistillationConfig(OfflineConfig):
 
 
 class PreferenceConfig(OfflineConfig):
-    """Learning from preferences."""
+    """Base of the run files of pipelines that learn from preferences."""
 
     data: PreferenceDataConfig
     validation: PreferenceValidation = PreferenceValidation()
@@ -146,15 +156,15 @@ class PreferenceConfig(OfflineConfig):
 
 
 class DpoConfig(PreferenceConfig):
-    """Direct preference optimization, and its relatives."""
+    """Direct preference optimization and related losses."""
 
     pipeline: Literal["dpo"] = "dpo"
     loss: PreferenceLossConfig = SigmoidConfig()
     reference: ScoreRole | None = None
-    """Frozen copy of the start model; needed by losses that compare with it."""
+    """Frozen copy of the start model; needed by losses that compare the policy with a reference."""
     reference_logprobs: Literal["per_step", "once"] = "per_step"
-    """Score a row whenever it comes, or the first time only; it is kept in memory until the run
-    ends."""
+    """Time at which the reference scores a row: every time that the row is used (`per_step`), or
+    only the first time (`once`). With `once` the log-probs stay in memory until the run ends."""
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
@@ -170,7 +180,7 @@ class DpoConfig(PreferenceConfig):
 
 
 class RewardModelConfig(PreferenceConfig):
-    """A model that scores responses, learned from pairs."""
+    """Training of a reward model, which scores responses, on pairs."""
 
     pipeline: Literal["reward_model"] = "reward_model"
     loss: BradleyTerryConfig = BradleyTerryConfig()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def algorithm_problems(config: RlvrConfig) -> Iterator[str]:
-    """One line each, `key: what and why`."""
+    """Yield the problems of the algorithm, one line each, `key: problem and reason`."""
     yield from _roles(config)
     yield from _pass_k(config)
     yield from _separate_rewards(config)
@@ -22,7 +22,8 @@ def algorithm_problems(config: RlvrConfig) -> Iterator[str]:
 
 
 def _roles(config: RlvrConfig) -> Iterator[str]:
-    """Roles and samples that the choices need, and a critic that none of them does."""
+    """Yield the roles and samples that the algorithm needs but the config lacks, and a critic that
+    nothing needs."""
     algorithm = config.algorithm
     needs = algorithm.needs
     if Need.REFERENCE in needs and config.reference is None and not config.base_is_reference:
@@ -51,7 +52,7 @@ def _roles(config: RlvrConfig) -> Iterator[str]:
 
 
 def _pass_k(config: RlvrConfig) -> Iterator[str]:
-    """More than one way to draw k of the samples."""
+    """Yield a problem if there is only one way to draw k of the samples."""
     advantage = config.algorithm.advantage
     samples = config.data.samples_per_prompt
     if isinstance(advantage, PassKConfig) and advantage.k >= samples >= 2:
@@ -63,7 +64,7 @@ def _pass_k(config: RlvrConfig) -> Iterator[str]:
 
 
 def _separate_rewards(config: RlvrConfig) -> Iterator[str]:
-    """What changes the total reward, or pays tokens, would be lost on `gdpo`."""
+    """Yield settings that change the total reward, which `gdpo` does not use."""
     algorithm = config.algorithm
     if algorithm.advantage.kind != "gdpo":
         return
@@ -79,7 +80,7 @@ def _separate_rewards(config: RlvrConfig) -> Iterator[str]:
 
 
 def _unread_advantages(config: RlvrConfig) -> Iterator[str]:
-    """What only changes advantages, where no term of the loss reads them."""
+    """Yield settings that change only advantages, if no loss term uses advantages."""
     algorithm = config.algorithm
     if any(term.reads_advantages for term in algorithm.loss):
         return
@@ -95,7 +96,7 @@ def _unread_advantages(config: RlvrConfig) -> Iterator[str]:
 
 
 def _teachers(config: RlvrConfig) -> Iterator[str]:
-    """Every sample has one teacher, or nobody has any."""
+    """Yield the problems of teachers: missing, without use, or not one per sample."""
     wanted = config.algorithm.needs.get(Need.TEACHER)
     if wanted is None:
         if config.teachers:
