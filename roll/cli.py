@@ -101,7 +101,8 @@ def check(
         loaded = load_config(file, overrides or ())
         _leave_out_triton()
         from roll.commands.preflight import inspect, user_folder
-        from roll.commands.trial import Trial, try_out
+        from roll.commands.trial import try_out
+        from roll.commands.trial_result import Trial
         from roll.config.checks.notices import notices
 
         findings = inspect(loaded)

@@ -26,7 +26,7 @@ from roll.rewards.execution.child import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from roll.commands.trial import Trial
+    from roll.commands.trial_result import Trial
 
 SHORT_CHARS = 200
 """Largest length of the response in a trial, in characters; the response is the row's answer."""
@@ -122,7 +122,7 @@ def _trial_of_class(name: str, config: RewardConfig) -> Callable[[Sample], Any]:
     from roll.config.sections.roles import Role
     from roll.core.types import WorkerSpec
     from roll.rewards.loading import normalise
-    from roll.workers.reward import reward_worker_class
+    from roll.workers.reward_classes import reward_worker_class
 
     spec = WorkerSpec(Role.REWARD, 0, 1, (), (), 0, "127.0.0.1:0", 0, "cpu", label=name)
     worker = reward_worker_class(name, config)(spec, name, config)

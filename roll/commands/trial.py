@@ -8,14 +8,15 @@ is something to try. Nothing is downloaded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from roll.commands.trial_result import Trial
 from roll.config.errors import UserError
-from roll.config.offline import DistillationConfig, OfflineConfig, PreferenceConfig, SftConfig
+from roll.config.offline import DistillationConfig, SftConfig
+from roll.config.offline_base import OfflineConfig, PreferenceConfig
 from roll.config.rlvr import RlvrConfig
 from roll.config.run import RunConfig
 from roll.config.sections.data import FileConfig
@@ -25,29 +26,12 @@ from roll.core.hub import is_cached
 from roll.data.sources import resolve_format
 
 if TYPE_CHECKING:
-    from roll.core.types import Prompt
     from roll.data.datasets import Source, SourceReport
 
 LOOKED_AT = 1000
 """Number of rows that are tried of each source."""
 
 Make = Callable[[str, FileConfig], "tuple[Source[Any], SourceReport]"]
-
-
-@dataclass
-class Trial:
-    """Results of a trial."""
-
-    told: list[str] = field(default_factory=list)
-    """Measurements, one fact per line."""
-    remarks: list[str] = field(default_factory=list)
-    """Remarks that a user should read."""
-    wrong: list[UserError] = field(default_factory=list)
-    """Problems that would stop a run."""
-    untried: list[str] = field(default_factory=list)
-    """Names of parts that could not be tried, each with the reason."""
-    rows: dict[str, Prompt] = field(default_factory=dict)
-    """First prompt of each tag, for the trial of rewards."""
 
 
 def try_out(config: RunConfig, folder: Path) -> Trial:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roll.config.offline import OfflineConfig
+from roll.config.offline_base import OfflineConfig
 from roll.config.rlvr import RlvrConfig
 from roll.config.run import RunConfig
 from roll.config.sections.placement import parse_devices

@@ -90,19 +90,19 @@ class Pipeline(ABC, Generic[C]):
         """The clusters whose models learn; that of `actor_train` is what the run is for."""
 
     @abstractmethod
-    def turn(self, role: Role) -> AbstractContextManager[None]:
+    def exclusive_devices(self, role: Role) -> AbstractContextManager[None]:
         """The devices of a role, for it alone where others want them too."""
 
     def load(self, checkpoint: Path) -> None:
         """What `save` wrote."""
         for role, cluster in self.learners().items():
-            with self.turn(role):
+            with self.exclusive_devices(role):
                 cluster.call(TrainWorker.load, checkpoint / role)
 
     def save(self, folder: Path) -> None:
         """What the learners must remember, into `folder`."""
         for role, cluster in self.learners().items():
-            with self.turn(role):
+            with self.exclusive_devices(role):
                 cluster.call(TrainWorker.save, folder / role)
             require_written(folder / role / "meta.json")
 
@@ -115,7 +115,7 @@ class Pipeline(ABC, Generic[C]):
             require_written(path / exported_file(self.config.train_model))
             mark_export(path, step)
 
-        with self.turn(Role.ACTOR_TRAIN):
+        with self.exclusive_devices(Role.ACTOR_TRAIN):
             write_folder(self.output_dir / "hf", write)
 
     @abstractmethod

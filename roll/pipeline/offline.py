@@ -14,7 +14,8 @@ import torch
 from roll.algorithms.loss_interface import TermsLoss
 from roll.algorithms.weights import token_weights
 from roll.config.algorithm import Aggregation
-from roll.config.offline import DistillationConfig, OfflineConfig, PreferenceConfig, SftConfig
+from roll.config.offline import DistillationConfig, SftConfig
+from roll.config.offline_base import OfflineConfig, PreferenceConfig
 from roll.config.sections.roles import Role
 from roll.core.batches import TrainBatch
 from roll.core.metrics import Last, Max, Metrics
@@ -149,7 +150,7 @@ class OfflinePipeline(Pipeline[C], Generic[C, B, L]):
     def learners(self) -> dict[Role, Cluster[Any]]:
         return {Role.ACTOR_TRAIN: self.learner}
 
-    def turn(self, role: Role) -> AbstractContextManager[None]:
+    def exclusive_devices(self, role: Role) -> AbstractContextManager[None]:
         return self.sharing.colocation.use(role)
 
     def sampler_state(self) -> dict[str, Any]:

@@ -167,7 +167,7 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         return {Role.ACTOR_TRAIN: actor} | ({Role.CRITIC: critic} if critic else {})
 
     @contextmanager
-    def turn(self, role: Role) -> Iterator[None]:
+    def exclusive_devices(self, role: Role) -> Iterator[None]:
         with self.runtime.inference.trainer_busy(), self.runtime.colocation.use(role):
             yield
 

@@ -17,10 +17,12 @@ from roll.distributed.cluster import Cluster, Launcher, Placement
 from roll.distributed.colocation import Colocation
 from roll.distributed.pending import Pending
 from roll.runtime.device_sharing import DeviceSharing
-from roll.runtime.inference_service import InferenceService, build_fleet
+from roll.runtime.inference_service import InferenceService
+from roll.runtime.replicas import Replicas, build_fleet
 from roll.runtime.reward_router import RewardCluster
 from roll.runtime.reward_workers import reward_model_devices, start_reward_models
 from roll.runtime.teachers import Teachers, num_tokens, start_teacher
+from roll.runtime.weight_pusher import WeightPusher
 from roll.workers.actor import ActorWorker
 from roll.workers.critic import CriticWorker
 from roll.workers.infer import InferWorker
@@ -63,30 +65,26 @@ def start_model_clusters(
     )
     colocation, share = sharing.colocation, sharing.share
     infer = _start_infer(config, launcher)
-    inference = InferenceService(
-        infer, loop, build_fleet(config, infer), colocation, config.rollout.health
-    )
+    replicas = Replicas(infer, loop, build_fleet(config, infer), config.rollout.health)
     loading = infer.submit(InferWorker.start)
     if colocation.enabled:
         wait_for_engines(loading, config.cluster.start_timeout_s)
-    colocation.add(Role.ACTOR_INFER, *inference.residents(_replica_devices(config)))
+    colocation.add(Role.ACTOR_INFER, *replicas.residents(_replica_devices(config)))
 
     reward_models = start_reward_models(config, launcher, colocation)
-
+    actor = share(Role.ACTOR_TRAIN, _start_actor(config, launcher, tokenizer))
+    reference, critic = config.reference, config.critic
+    pusher = WeightPusher(actor, infer, platform, config.weight_sync)
     models = ModelClusters(
-        inference=inference,
+        inference=InferenceService(replicas, colocation, pusher),
         reward_models=reward_models,
-        actor=share(Role.ACTOR_TRAIN, _start_actor(config, launcher, tokenizer)),
+        actor=actor,
         reference=(
-            share(Role.REFERENCE, _start_reference(config, config.reference, launcher))
-            if config.reference
+            share(Role.REFERENCE, _start_reference(config, reference, launcher))
+            if reference
             else None
         ),
-        critic=(
-            share(Role.CRITIC, _start_critic(config, config.critic, launcher))
-            if config.critic
-            else None
-        ),
+        critic=share(Role.CRITIC, _start_critic(config, critic, launcher)) if critic else None,
         teachers={
             name: share(f"teachers.{name}", _start_teacher(config, name, role, launcher, tokenizer))
             for name, role in config.teachers.items()
@@ -97,7 +95,7 @@ def start_model_clusters(
     if target is not None and target.top_k is None:
         Teachers(config.teachers, models.teachers, colocation).introduce(models.actor)
     wait_for_engines(loading, config.cluster.start_timeout_s)
-    inference.start()
+    models.inference.start()
     return models
 
 

@@ -11,7 +11,8 @@ from roll.config.sections.roles import Role
 from roll.distributed.cluster import Launcher, Placement
 from roll.distributed.colocation import Colocation, Resident
 from roll.runtime.reward_router import RewardCluster
-from roll.workers.reward import RewardWorker, reward_worker_class
+from roll.workers.reward import RewardWorker
+from roll.workers.reward_classes import reward_worker_class
 
 
 def start_functions(config: RlvrConfig, launcher: Launcher) -> dict[str, RewardCluster]:

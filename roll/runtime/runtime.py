@@ -32,7 +32,6 @@ from roll.runtime.reward_router import RewardRouter
 from roll.runtime.reward_workers import start_functions
 from roll.runtime.run_data import RunData, tag_shares
 from roll.runtime.validator import Validator, answer_key
-from roll.runtime.weight_pusher import WeightPusher
 from roll.workers.actor import ActorWorker
 from roll.workers.critic import CriticWorker
 from roll.workers.reference import ReferenceWorker
@@ -101,7 +100,6 @@ def start_runtime(
     hosted = functions | models.reward_models
     reward_router = RewardRouter({name: hosted[name] for name in config.rewards})
     inference, rollout = models.inference, config.rollout
-    inference.pusher = WeightPusher(models.actor, inference.infer, platform, config.weight_sync)
 
     make_turn = partial(
         _single_turn, config, inference.fleet, make_decode(tokenizer), reward_router

@@ -9,7 +9,6 @@ from typing import Any
 from roll.config.sections.reward import RewardConfig
 from roll.core.errors import ConfigError
 from roll.core.metrics import Metrics
-from roll.core.registry import load_object
 from roll.core.types import Sample, WorkerSpec
 from roll.distributed.worker import Worker
 from roll.rewards.api import Reward, RewardContext
@@ -106,27 +105,3 @@ class FunctionReward(RewardWorker):
 
     def make_pool(self) -> RewardPool:
         return RewardPool.from_config(self.ctx.name, self.config, seed=self.ctx.seed)
-
-
-def reward_worker_class(name: str, config: RewardConfig) -> type[RewardWorker]:
-    """The class that hosts a configured reward.
-
-    Raises:
-        ConfigError: `worker` is not a RewardWorker with a `score` of its own.
-    """
-    if config.model is not None:
-        # Of all rewards this one alone needs torch.
-        from roll.workers.model_reward import ModelReward
-
-        return ModelReward
-    if config.worker is None:
-        return FunctionReward
-    found = load_object(config.worker)
-    if not (isinstance(found, type) and issubclass(found, RewardWorker)):
-        raise ConfigError(
-            f"rewards.{name}.worker: {config.worker!r} is not a subclass of "
-            "roll.workers.reward.RewardWorker"
-        )
-    if found.score is RewardWorker.score:
-        raise ConfigError(f"rewards.{name}.worker: {config.worker!r} does not define `score`")
-    return found

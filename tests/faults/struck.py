@@ -132,7 +132,6 @@ class Struck(RlvrPipeline):
     def open(self) -> None:
         super().open()
         inference, striker = self.runtime.inference, self.striker
-        assert inference.pusher is not None
         striker.is_lost = lambda: inference.fleet.replicas[0].gone
         old = inference.pusher
         inference.pusher = StruckPusher(

@@ -7,8 +7,11 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
+from graphlib import TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 
 from roll.config import PIPELINES, load_config
@@ -16,7 +19,7 @@ from roll.config import PIPELINES, load_config
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(p for d in ("roll", "mcore_adapter") for p in (ROOT / d).rglob("*.py"))
 EXAMPLES = sorted(ROOT.glob("examples/*/*.yaml"))
-MAX_FILE, MAX_FUNCTION, MAX_ARGUMENTS = 400, 60, 9
+MAX_FILE, MAX_FUNCTION, MAX_ARGUMENTS, MAX_MODULES = 400, 60, 9, 15
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: f"{p.parent.name}/{p.stem}")
@@ -50,6 +53,18 @@ def test_every_file_of_the_examples_is_checked_in_images_too() -> None:
     assert len(EXAMPLES) >= 9
     for image in (ROOT / "docker").glob("*.Dockerfile"):
         assert "for run in examples/*/*.yaml" in image.read_text(), image
+
+
+def test_no_folder_holds_more_modules_than_a_reader_takes_in() -> None:
+    modules = Counter(path.parent.relative_to(ROOT) for path in SOURCES)
+    assert {str(room): n for room, n in modules.items() if n > MAX_MODULES} == {}
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    """Imports for type checkers count, and those inside of functions."""
+    graph = grimp.build_graph("roll", "mcore_adapter", cache_dir=None)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    TopologicalSorter(imports).prepare()  # a CycleError names the modules of a circle
 
 
 def test_importing_the_config_loads_nothing_heavy() -> None:

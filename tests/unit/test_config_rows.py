@@ -10,7 +10,7 @@ import yaml
 
 from roll.config import load_config
 from roll.config.errors import ConfigError
-from roll.config.offline import NO_LIMIT, OfflineConfig
+from roll.config.offline_base import NO_LIMIT, OfflineConfig
 from roll.config.step_plan import plan_lines
 
 PAIRS = {"path": "pairs.jsonl"}

@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from roll.cli import app
-from roll.commands.trial import LOOKED_AT, Trial, try_data
+from roll.commands.trial import LOOKED_AT, try_data
+from roll.commands.trial_result import Trial
 from roll.config import load_config
 from tests.runs import write_rows_task, write_task
 from tests.tiny import char_tokenizer

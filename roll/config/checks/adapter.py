@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
+from roll.config.rlvr_base import RlvrBase
+from roll.config.run import RunConfig
 from roll.config.sections.strategy import Fsdp2Config, LoraRank, VllmConfig
-
-if TYPE_CHECKING:
-    from roll.config.rlvr import RlvrConfig
-    from roll.config.run import RunConfig
 
 
 def cut_adapters(config: RunConfig) -> Iterator[str]:
@@ -30,7 +28,7 @@ def nothing_served(config: RunConfig) -> Iterator[str]:
         yield f"model.lora.serve: pipeline {config.pipeline} has no engine to push to; drop it"
 
 
-def serving_problems(config: RlvrConfig) -> Iterator[str]:
+def serving_problems(config: RlvrBase) -> Iterator[str]:
     """Yield the problems of an adapter in a run whose engines sample from the policy."""
     lora, engine = config.train_model.lora, config.actor_infer.strategy
     if lora is not None and lora.dropout:

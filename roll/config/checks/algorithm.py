@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from roll.config.algorithm import Need, PassKConfig
 from roll.config.checks.teacher import teacher_output_problems, teacher_problems
-
-if TYPE_CHECKING:
-    from roll.config.rlvr import RlvrConfig
+from roll.config.rlvr_base import RlvrBase
 
 
-def algorithm_problems(config: RlvrConfig) -> Iterator[str]:
+def algorithm_problems(config: RlvrBase) -> Iterator[str]:
     """Yield the problems of the algorithm, one line each, `key: problem and reason`."""
     yield from _roles(config)
     yield from _pass_k(config)
@@ -21,7 +18,7 @@ def algorithm_problems(config: RlvrConfig) -> Iterator[str]:
     yield from _unread_advantages(config)
 
 
-def _roles(config: RlvrConfig) -> Iterator[str]:
+def _roles(config: RlvrBase) -> Iterator[str]:
     """Yield the roles and samples that the algorithm needs but the config lacks, and a critic that
     nothing needs."""
     algorithm = config.algorithm
@@ -51,7 +48,7 @@ def _roles(config: RlvrConfig) -> Iterator[str]:
         )
 
 
-def _pass_k(config: RlvrConfig) -> Iterator[str]:
+def _pass_k(config: RlvrBase) -> Iterator[str]:
     """Yield a problem if there is only one way to draw k of the samples."""
     advantage = config.algorithm.advantage
     samples = config.data.samples_per_prompt
@@ -63,7 +60,7 @@ def _pass_k(config: RlvrConfig) -> Iterator[str]:
         )
 
 
-def _separate_rewards(config: RlvrConfig) -> Iterator[str]:
+def _separate_rewards(config: RlvrBase) -> Iterator[str]:
     """Yield settings that change the total reward, which `gdpo` does not use."""
     algorithm = config.algorithm
     if algorithm.advantage.kind != "gdpo":
@@ -79,7 +76,7 @@ def _separate_rewards(config: RlvrConfig) -> Iterator[str]:
             )
 
 
-def _unread_advantages(config: RlvrConfig) -> Iterator[str]:
+def _unread_advantages(config: RlvrBase) -> Iterator[str]:
     """Yield settings that change only advantages, if no loss term uses advantages."""
     algorithm = config.algorithm
     if any(term.reads_advantages for term in algorithm.loss):
@@ -95,7 +92,7 @@ def _unread_advantages(config: RlvrConfig) -> Iterator[str]:
             yield f"{key}: changes advantages, which {terms} does not read; drop it"
 
 
-def _teachers(config: RlvrConfig) -> Iterator[str]:
+def _teachers(config: RlvrBase) -> Iterator[str]:
     """Yield the problems of teachers: missing, without use, or not one per sample."""
     wanted = config.algorithm.needs.get(Need.TEACHER)
     if wanted is None:

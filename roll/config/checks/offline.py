@@ -3,22 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import Literal
 
+from roll.config.algorithm.preferences import PreferenceLossConfig
 from roll.config.checks.adapter import nothing_served
 from roll.config.checks.common import nearest_numbers, run_problems
 from roll.config.checks.teacher import teacher_output_problems, teacher_problems
-from roll.config.sections.training import TeacherRole
-
-if TYPE_CHECKING:
-    from roll.config.offline import (
-        DistillationConfig,
-        DpoConfig,
-        OfflineConfig,
-        PreferenceConfig,
-        RewardModelConfig,
-    )
+from roll.config.offline_base import OfflineConfig, PreferenceConfig
+from roll.config.sections.data import TaughtDataConfig
+from roll.config.sections.lifecycle import TaughtValidation
+from roll.config.sections.training import LearnerRole, ScoreRole, TeacherRole
 
 
 def offline_problems(config: OfflineConfig) -> Iterator[str]:
@@ -52,7 +47,7 @@ def pairs_only(config: PreferenceConfig) -> Iterator[str]:
             )
 
 
-def scores_only(config: RewardModelConfig) -> Iterator[str]:
+def scores_only(config: OfflineConfig) -> Iterator[str]:
     """Yield a problem if the backend cannot train a reward model."""
     if config.actor_train.strategy.kind == "megatron":
         yield (
@@ -61,26 +56,35 @@ def scores_only(config: RewardModelConfig) -> Iterator[str]:
         )
 
 
-def distill_problems(config: DistillationConfig) -> Iterator[str]:
+def distill_problems(
+    student: LearnerRole,
+    teachers: Mapping[str, TeacherRole],
+    data: TaughtDataConfig,
+    validation: TaughtValidation,
+) -> Iterator[str]:
     """Yield the problems of teachers: those of tags and those of backends."""
-    sources = {f"data.sources.{i}": source for i, source in enumerate(config.data.sources)}
-    sources |= {f"validation.sets.{name}": s for name, s in config.validation.sets.items()}
-    yield from teacher_problems(config.teachers, sources)
-    yield from teacher_output_problems(config.actor_train, config.teachers)
+    sources = {f"data.sources.{i}": source for i, source in enumerate(data.sources)}
+    sources |= {f"validation.sets.{name}": s for name, s in validation.sets.items()}
+    yield from teacher_problems(teachers, sources)
+    yield from teacher_output_problems(student, teachers)
 
 
-def dpo_problems(config: DpoConfig) -> Iterator[str]:
+def dpo_problems(
+    config: PreferenceConfig,
+    loss: PreferenceLossConfig,
+    reference: ScoreRole | None,
+    reference_logprobs: Literal["per_step", "once"],
+) -> Iterator[str]:
     """Yield the problems between the loss, the reference and the data."""
-    loss = config.loss
-    if loss.needs_reference and config.reference is None and not config.base_is_reference:
+    if loss.needs_reference and reference is None and not config.base_is_reference:
         yield (
             f"reference: loss.kind {loss.kind} needs a `reference` role; add one, or train an "
             "adapter (model.lora), whose base is the reference"
         )
-    if not loss.needs_reference and config.reference is not None:
+    if not loss.needs_reference and reference is not None:
         yield f"reference: loss.kind {loss.kind} compares with no reference; drop the role"
-    without = config.reference is None and not config.base_is_reference
-    if (without or not loss.needs_reference) and config.reference_logprobs == "once":
+    without = reference is None and not config.base_is_reference
+    if (without or not loss.needs_reference) and reference_logprobs == "once":
         yield "reference_logprobs: there is no reference to score with; drop it"
     kinds = {source.columns.label is None for source in config.data.sources}
     if len(kinds) > 1:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from roll.config.algorithm import Aggregation, DistillConfig
 from roll.config.base import Config
@@ -14,16 +13,14 @@ from roll.config.checks.common import nearest_numbers, raise_if_any, run_problem
 from roll.config.checks.rollout import rollout_problems
 from roll.config.checks.shaping import shaping_problems
 from roll.config.errors import nearest
+from roll.config.rlvr_base import RlvrBase
 from roll.config.sections.engine_options import NgramSpeculationConfig
 from roll.config.sections.placement import parse_devices
 from roll.config.sections.roles import Role
 from roll.config.sections.strategy import SglangConfig, VllmConfig
 
-if TYPE_CHECKING:
-    from roll.config.rlvr import RlvrConfig
 
-
-def check_rlvr(config: RlvrConfig) -> None:
+def check_rlvr(config: RlvrBase) -> None:
     """Raise one ValueError that names all problems, unless there is none."""
     raise_if_any(
         [
@@ -43,7 +40,7 @@ def check_rlvr(config: RlvrConfig) -> None:
     )
 
 
-def _reward_pools(config: RlvrConfig) -> Iterator[str]:
+def _reward_pools(config: RlvrBase) -> Iterator[str]:
     known = ", ".join(config.pools)
     for name, reward in config.rewards.items():
         if reward.pool is not None and reward.pool not in config.pools:
@@ -51,7 +48,7 @@ def _reward_pools(config: RlvrConfig) -> Iterator[str]:
             yield f"rewards.{name}.pool: no pool {reward.pool!r}{hint} (pools: {known})"
 
 
-def _groups(config: RlvrConfig) -> Iterator[str]:
+def _groups(config: RlvrBase) -> Iterator[str]:
     """Yield engines that cannot have devices of their own on one node. Each engine takes
     consecutive devices of its pool."""
     infer = config.actor_infer
@@ -78,7 +75,7 @@ def _groups(config: RlvrConfig) -> Iterator[str]:
             )
 
 
-def _batch(config: RlvrConfig) -> Iterator[str]:
+def _batch(config: RlvrBase) -> Iterator[str]:
     if any(pool not in config.pools for pool in config.role_pools.values()):
         return
     samples = config.samples_per_step
@@ -115,7 +112,7 @@ def _batch(config: RlvrConfig) -> Iterator[str]:
         )
 
 
-def _nearest_prompts(config: RlvrConfig, ranks: int) -> str:
+def _nearest_prompts(config: RlvrBase, ranks: int) -> str:
     """Return the values of `prompts_per_step` next to the configured one whose samples divide over
     the ranks."""
     unit = ranks // math.gcd(ranks, config.data.samples_per_prompt)
@@ -123,7 +120,7 @@ def _nearest_prompts(config: RlvrConfig, ranks: int) -> str:
     return nearest_numbers(wanted, range(unit, wanted + 2 * unit, unit))
 
 
-def _sampling(config: RlvrConfig) -> Iterator[str]:
+def _sampling(config: RlvrBase) -> Iterator[str]:
     if config.sampling.temperature == 0:
         yield "sampling.temperature: 0 makes all samples of a prompt equal; training needs more"
     greedy = config.validation_sampling.temperature == 0
@@ -134,7 +131,7 @@ def _sampling(config: RlvrConfig) -> Iterator[str]:
         )
 
 
-def _without_rewards(config: RlvrConfig) -> Iterator[str]:
+def _without_rewards(config: RlvrBase) -> Iterator[str]:
     """Yield settings that need rewards, for a config that has none."""
     algorithm, advantage = config.algorithm, config.algorithm.advantage
     only_teachers = isinstance(advantage, DistillConfig) and not advantage.mix
@@ -159,7 +156,7 @@ def _without_rewards(config: RlvrConfig) -> Iterator[str]:
         yield "validation.sets: rewards score them, and there are none; add some, or drop the sets"
 
 
-def _tags(config: RlvrConfig) -> Iterator[str]:
+def _tags(config: RlvrBase) -> Iterator[str]:
     if not config.rewards:
         yield from _without_rewards(config)
         return
@@ -183,7 +180,7 @@ def _tags(config: RlvrConfig) -> Iterator[str]:
                     )
 
 
-def _engine(config: RlvrConfig) -> Iterator[str]:
+def _engine(config: RlvrBase) -> Iterator[str]:
     strategy = config.actor_infer.strategy
     if not isinstance(strategy, VllmConfig | SglangConfig):
         return
@@ -198,7 +195,7 @@ def _engine(config: RlvrConfig) -> Iterator[str]:
         yield from _vllm(config, strategy)
 
 
-def _vllm(config: RlvrConfig, strategy: VllmConfig) -> Iterator[str]:
+def _vllm(config: RlvrBase, strategy: VllmConfig) -> Iterator[str]:
     yield from _speculation(config, strategy)
     if strategy.endpoint is not None and strategy.max_lora_rank:
         yield (
@@ -218,7 +215,7 @@ def _vllm(config: RlvrConfig, strategy: VllmConfig) -> Iterator[str]:
         )
 
 
-def _speculation(config: RlvrConfig, strategy: VllmConfig) -> Iterator[str]:
+def _speculation(config: RlvrBase, strategy: VllmConfig) -> Iterator[str]:
     if strategy.speculation is None:
         return
     sampling = config.sampling
@@ -236,7 +233,7 @@ def _speculation(config: RlvrConfig, strategy: VllmConfig) -> Iterator[str]:
             )
 
 
-def _aggregation(config: RlvrConfig) -> Iterator[str]:
+def _aggregation(config: RlvrBase) -> Iterator[str]:
     """Yield a problem if `aggregation_tokens` is set but has no effect."""
     algorithm = config.algorithm
     if (

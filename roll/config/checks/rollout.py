@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from roll.config.algorithm import PassKConfig
-
-if TYPE_CHECKING:
-    from roll.config.rlvr import RlvrConfig
+from roll.config.rlvr_base import RlvrBase
 
 
-def rollout_problems(config: RlvrConfig) -> Iterator[str]:
+def rollout_problems(config: RlvrBase) -> Iterator[str]:
     """Yield the problems of `rollout`, one line each, `key: problem and reason`."""
     rollout = config.rollout
     if rollout.redundant_samples and rollout.siblings != "separate":

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from roll.config.algorithm import NormalizeRewardConfig, OverlongPenaltyConfig
-
-if TYPE_CHECKING:
-    from roll.config.rlvr import RlvrConfig
+from roll.config.rlvr_base import RlvrBase
 
 
-def shaping_problems(config: RlvrConfig) -> Iterator[str]:
+def shaping_problems(config: RlvrBase) -> Iterator[str]:
     """Yield the problems of filters and shaping, one line each, `key: problem and reason`."""
     alone = config.data.samples_per_prompt < 2
     for i, choice in enumerate(config.rollout.filters):

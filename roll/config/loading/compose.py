@@ -35,7 +35,7 @@ from roll.config.loading.overrides import COMMAND_LINE, Change, in_order, parse_
 from roll.config.pipelines import PIPELINES
 from roll.config.run import RunConfig
 
-PRESETS = Path(__file__).parent / "presets"
+PRESETS = Path(__file__).parents[1] / "presets"
 """Folder of the presets, one YAML file each. A preset lies under the run file that names it."""
 NAMED = (("rewards",), ("pools",), ("teachers",), ("validation", "sets"))
 """Mappings whose keys are names that the user chooses."""

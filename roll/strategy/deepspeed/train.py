@@ -79,8 +79,8 @@ class DeepspeedStrategy(Generic[T]):
             )
         else:
             self._model.to(self._device)
-        self._scored = as_token_model(self._model, whole)
-        self._trained = as_token_model(self._engine, whole)
+        self._scored = as_token_model(self._model, self._model)
+        self._trained = as_token_model(self._engine, self._model)
 
     @property
     def rank_info(self) -> RankInfo:

@@ -30,7 +30,7 @@ class Meshes:
     """The same of those parameters that they share: the ranks that hold the same part."""
     tp: DeviceMesh | None
     """Ranks that share matrices."""
-    slices: SequenceShards | None
+    shards: SequenceShards | None
     """Ranks that share rows; None where each has its own."""
 
 
@@ -64,11 +64,11 @@ def make(config: Fsdp2Config, spec: WorkerSpec, device: torch.device) -> Meshes:
         shard=shard,
         shard_cut=shard_cut,
         tp=tp_mesh,
-        slices=_slices(config, world // sharers, device),
+        shards=_shards(config, world // sharers, device),
     )
 
 
-def _slices(config: Fsdp2Config, parts: int, device: torch.device) -> SequenceShards | None:
+def _shards(config: Fsdp2Config, parts: int, device: torch.device) -> SequenceShards | None:
     if config.ranks_per_part == 1:
         return None
     return SequenceShards(

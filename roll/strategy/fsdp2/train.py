@@ -68,9 +68,9 @@ class Fsdp2Strategy(Generic[T]):
             lora.seed_dropout(setup.model.lora, setup.spec.seed, setup.spec.rank)
         if setup.packing:
             self._model.pack_rows()
-        if meshes.slices is not None:
+        if meshes.shards is not None:
             ulysses.enable(self._model.model, config.ulysses, tp=config.tp)
-            self._model.slices = meshes.slices
+            self._model.shards = meshes.shards
         self._update = (
             None
             if setup.optimizer is None

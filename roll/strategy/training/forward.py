@@ -12,17 +12,17 @@ from roll.algorithms import logprobs
 from roll.algorithms.teacher_divergence import outputs_by_teacher
 from roll.core.batches import TokenBatch, TrainBatch
 from roll.strategy.training import microbatch
-from roll.strategy.training.token_model import ForwardRequest, Outputs, TokenModel
+from roll.strategy.training.token_model import ForwardRequest, ModelOutputs, TokenModel
 
 T = TypeVar("T")
 
 
 def run(
     model: TokenModel[T], batch: TokenBatch, needed_BT: Tensor, device: torch.device, entropy: bool
-) -> Outputs:
+) -> ModelOutputs:
     """What the model's `forward` returns of the needed tokens of one micro-batch, on `device`."""
     teacher_outputs = batch.teacher_outputs if isinstance(batch, TrainBatch) else None
-    outputs: Outputs = model(
+    outputs: ModelOutputs = model(
         batch.tokens.to(device),
         ForwardRequest(
             positions_N=logprobs.positions(needed_BT).to(device),
@@ -46,9 +46,8 @@ def token_terms(
 def empty_pass(model: TokenModel[T], device: torch.device) -> Tensor:
     """A pass over nothing, as a loss of zero: a rank without rows left still joins collectives."""
     tokens_BT = torch.zeros(1, 2, dtype=torch.long, device=device)
-    main = model(tokens_BT, ForwardRequest(tokens_BT.new_empty(0), [2]))[0]
-    assert isinstance(main, Tensor)
-    return main.sum()
+    outputs: ModelOutputs = model(tokens_BT, ForwardRequest(tokens_BT.new_empty(0), [2]))
+    return outputs.values.sum()
 
 
 def score(
@@ -68,7 +67,7 @@ def score(
     parts = microbatch.plan(batch.lengths.tolist(), max_tokens, unit=batch.unit, packed=model.packs)
     passes = agree(len(parts))
 
-    def outputs() -> Iterator[tuple[list[int], Outputs]]:
+    def outputs() -> Iterator[tuple[list[int], ModelOutputs]]:
         for rows in parts:
             micro = microbatch.take(batch, rows)
             yield rows, run(model, micro, model.needed(micro), device, entropy)

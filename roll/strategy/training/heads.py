@@ -22,7 +22,7 @@ from roll.models.load import (
     split_head,
     split_value_head,
 )
-from roll.strategy.training.token_model import ForwardRequest, Outputs, TokenModel, last_hidden
+from roll.strategy.training.token_model import ForwardRequest, ModelOutputs, TokenModel, last_hidden
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class PolicyModel(TokenModel[PolicyTerms]):
     def hidden(self, tokens_BT: Tensor, **arguments: Any) -> Tensor:
         return last_hidden(self._parts[0], tokens_BT, arguments)
 
-    def head(self, states_ND: Tensor, targets_N: Tensor, request: ForwardRequest) -> Outputs:
+    def head(self, states_ND: Tensor, targets_N: Tensor, request: ForwardRequest) -> ModelOutputs:
         """Log-probs, entropy and the divergence from teachers."""
         head = self._parts[1]
         logprobs_N, entropy_N = logprobs.from_hidden(
@@ -69,7 +69,7 @@ class PolicyModel(TokenModel[PolicyTerms]):
             entropy=request.entropy,
         )
         if request.teacher_outputs is None:
-            return logprobs_N, entropy_N, None
+            return ModelOutputs(logprobs_N, entropy_N)
         assert self._compared is not None
         divergence_N = divergences(
             states_ND,
@@ -80,11 +80,10 @@ class PolicyModel(TokenModel[PolicyTerms]):
             divisor=head.divisor,
             chunk_tokens=self._chunk_tokens,
         )
-        return logprobs_N, entropy_N, divergence_N
+        return ModelOutputs(logprobs_N, entropy_N, divergence_N)
 
-    def terms(self, outputs: Outputs) -> PolicyTerms:
-        logprobs_BT, entropy_BT, divergence_BT = outputs
-        return PolicyTerms(logprobs_BT, entropy_BT, divergence_BT)
+    def terms(self, outputs: ModelOutputs) -> PolicyTerms:
+        return PolicyTerms(outputs.values, outputs.entropy, outputs.divergence)
 
 
 class ClassifierModel(TokenModel[T]):
@@ -101,8 +100,8 @@ class ClassifierModel(TokenModel[T]):
     def hidden(self, tokens_BT: Tensor, **arguments: Any) -> Tensor:
         return last_hidden(self._parts[0], tokens_BT, arguments)
 
-    def head(self, states_ND: Tensor, targets_N: Tensor, request: ForwardRequest) -> Outputs:
-        return self._parts[1](states_ND).squeeze(-1).float(), None, None
+    def head(self, states_ND: Tensor, targets_N: Tensor, request: ForwardRequest) -> ModelOutputs:
+        return ModelOutputs(self._parts[1](states_ND).squeeze(-1).float())
 
 
 class ValueModel(ClassifierModel[ValueTerms]):
@@ -110,8 +109,8 @@ class ValueModel(ClassifierModel[ValueTerms]):
 
     target_shift = 1
 
-    def terms(self, outputs: Outputs) -> ValueTerms:
-        return ValueTerms(values_BT=outputs[0])
+    def terms(self, outputs: ModelOutputs) -> ValueTerms:
+        return ValueTerms(values_BT=outputs.values)
 
 
 class ScoreModel(ClassifierModel[ScoreTerms]):
@@ -119,8 +118,8 @@ class ScoreModel(ClassifierModel[ScoreTerms]):
 
     target_shift = 0
 
-    def terms(self, outputs: Outputs) -> ScoreTerms:
-        return ScoreTerms(scores_BT=outputs[0])
+    def terms(self, outputs: ModelOutputs) -> ScoreTerms:
+        return ScoreTerms(scores_BT=outputs.values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,9 +12,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from roll.models import packing
-
-if TYPE_CHECKING:
-    from roll.strategy.training.token_model import ForwardRequest, Outputs, TokenModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,44 +41,20 @@ class SequenceShards:
     tp: int
     """Consecutive ranks that share matrices: their slices are joined around those."""
 
-    def read(
-        self,
-        model: TokenModel[Any],
-        rows_BT: Tensor,
-        positions_N: Tensor,
-        lengths: Sequence[int] | None,
-        request: ForwardRequest,
-    ) -> Outputs:
-        """What `model.head` gives of whole rows, each rank having computed its part; collective.
-
-        Args:
-            positions_N: flat indices of the tokens that results are wanted of.
-            lengths: of the sequences, if the only row is packed.
-        """
-        cut = self._cut(rows_BT, positions_N, lengths, model.target_shift)
-        states_MD = model.states(cut.tokens_BW, cut.states_M, cut.arguments)
-        if request.teacher_outputs is not None:
-            mine = [teacher.among(cut.mine_M) for teacher in request.teacher_outputs]
-            request = replace(request, teacher_outputs=mine)
-        outputs = model.head(states_MD, rows_BT.flatten()[positions_N[cut.mine_M]], request)
-
-        def join(values_M: Tensor) -> Tensor:
-            empty_N = values_M.new_zeros(len(positions_N), *values_M.shape[1:])
-            whole_N: Tensor = _Join.apply(empty_N.index_put((cut.mine_M,), values_M), self.group)
-            return whole_N
-
-        main_M, *more = outputs
-        entropy_N, divergence_N = (None if part is None else join(part) for part in more)
-        return join(main_M), entropy_N, divergence_N
-
-    def _cut(
+    def cut(
         self,
         rows_BT: Tensor,
         positions_N: Tensor,
         lengths: Sequence[int] | None,
         target_shift: int,
     ) -> Slice:
-        """This rank's part; rows are prolonged so that all slices are equal."""
+        """Return this rank's part; rows are padded so that all slices are equal.
+
+        Args:
+            positions_N: flat indices of the tokens that results are wanted of.
+            lengths: number of tokens of each sequence, if the only row is packed.
+            target_shift: as `TokenModel.target_shift`.
+        """
         width = rows_BT.shape[1]
         part = -(-width // self.group.size())
         more = part * self.group.size() - width
@@ -96,6 +69,16 @@ class SequenceShards:
             states_M=(row_N * part + read_N)[mine_M],
             arguments=self._arguments(width, more, lengths, rows.device),
         )
+
+    def join(self, part_M: Tensor, mine_M: Tensor, size: int) -> Tensor:
+        """Return the results of all ranks, `[size, ...]`, from those of this rank; collective.
+
+        Args:
+            mine_M: int64; which of all results `part_M` holds.
+        """
+        empty_N = part_M.new_zeros(size, *part_M.shape[1:])
+        whole_N: Tensor = _Join.apply(empty_N.index_put((mine_M,), part_M), self.group)
+        return whole_N
 
     def _arguments(
         self, width: int, more: int, lengths: Sequence[int] | None, device: torch.device

@@ -16,7 +16,7 @@ from roll.config.sections.model import ModelConfig
 from roll.core.batches import TokenBatch, TrainBatch
 from roll.core.teacher_outputs import OutputHead, TeacherRow
 from roll.models.load import load_causal_lm, split_head
-from roll.strategy.training.token_model import ForwardRequest, Outputs, TokenModel, last_hidden
+from roll.strategy.training.token_model import ForwardRequest, ModelOutputs, TokenModel, last_hidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,10 @@ class TeacherModel(TokenModel[TeacherTerms]):
     def hidden(self, tokens_BT: Tensor, **arguments: object) -> Tensor:
         return last_hidden(self._parts[0], tokens_BT, arguments)
 
-    def head(self, states_ND: Tensor, targets_N: Tensor, request: ForwardRequest) -> Outputs:
-        """The states; or log-probs `[N, K + 1]` and, in the place of the entropy, the ids they
-        belong to, float32 and as many, so that results of one shape can be stacked."""
+    def head(self, states_ND: Tensor, targets_N: Tensor, request: ForwardRequest) -> ModelOutputs:
+        """Return hidden states; with `top_k`, log-probs `[N, K + 1]` and the ids they belong to."""
         if self._target.top_k is None:
-            return states_ND, None, None
+            return ModelOutputs(states_ND)
         head, k = self._parts[1], self._target.top_k
         logprobs_NK = states_ND.new_empty(len(states_ND), k + 1, dtype=torch.float32)
         ids_NK = torch.zeros_like(logprobs_NK)
@@ -65,13 +64,13 @@ class TeacherModel(TokenModel[TeacherTerms]):
             logprobs = logprobs_of(logits, divisor, self._num_tokens)
             top_ids, logprobs_NK[part] = top_logprobs(logprobs, k)
             ids_NK[part, :k] = top_ids.float()  # exact below 2^24
-        return logprobs_NK, ids_NK, None
+        return ModelOutputs(logprobs_NK, top_ids=ids_NK)
 
     def spread(self, values_N: Tensor, positions_N: Tensor, shape: torch.Size) -> Tensor:
         """As they are, `[N, ...]`."""
         return values_N
 
-    def terms(self, outputs: Outputs) -> TeacherTerms:
+    def terms(self, outputs: ModelOutputs) -> TeacherTerms:
         return TeacherTerms()
 
     def needed(self, batch: TokenBatch) -> Tensor:
@@ -80,16 +79,16 @@ class TeacherModel(TokenModel[TeacherTerms]):
         return batch.loss_mask
 
     def collect(
-        self, batch: TokenBatch, passes: Iterator[tuple[list[int], Outputs]]
+        self, batch: TokenBatch, passes: Iterator[tuple[list[int], ModelOutputs]]
     ) -> TeacherTerms:
         needed_BT = self.needed(batch)
         found: dict[int, TeacherRow] = {}
-        for indices, (main, ids, _) in passes:
+        for indices, found_N in passes:
             positions = [needed_BT[row, 1:].nonzero().flatten() + 1 for row in indices]
             sizes = [len(each) for each in positions]
-            columns = [main.cpu().split(sizes)]
-            if ids is not None:
-                columns.insert(0, ids[:, :-1].long().cpu().split(sizes))
+            columns = [found_N.values.cpu().split(sizes)]
+            if found_N.top_ids is not None:
+                columns.insert(0, found_N.top_ids[:, :-1].long().cpu().split(sizes))
             for row, at, *outputs in zip(indices, positions, *columns, strict=True):
                 # Copies: a part would be sent with all that it is a part of.
                 found[row] = TeacherRow("", at, tuple(each.clone() for each in outputs))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,28 @@ from roll.models.last_mlp import LastMlp
 from roll.strategy.training.sequence_shards import SequenceShards
 
 T = TypeVar("T")
-Outputs = tuple[Tensor, Tensor | None, Tensor | None]
-"""A number of each token (a log-prob, a value), its entropy, its divergence from the teacher's."""
+
+
+class ModelOutputs(NamedTuple):
+    """Results of a forward pass: one row for each of the N requested tokens, or spread over whole
+    rows `[B, T]`. A tuple, because FSDP looks for the tensors of an output in tuples."""
+
+    values: Tensor
+    """The number of each token: log-probability, value or score. A teacher gives hidden states
+    `[N, D]` instead, or log-probabilities `[N, K + 1]` of its likeliest tokens and of all others
+    together."""
+    entropy: Tensor | None = None
+    """Entropy of the distribution that each token was drawn from."""
+    divergence: Tensor | None = None
+    """Divergence between the distributions of student and teacher at each token."""
+    top_ids: Tensor | None = None
+    """Ids `[N, K + 1]` of a teacher's likeliest tokens, as float32 so that DeepSpeed can stack them
+    with `values`; the last column means nothing."""
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> ModelOutputs:
+        """Return the outputs with `change` applied to each tensor."""
+        given = {name: part for name, part in self._asdict().items() if part is not None}
+        return ModelOutputs(**{name: change(part) for name, part in given.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +56,15 @@ class ForwardRequest:
     teacher_outputs: Sequence[TeacherOutputs] | None = None
     """What teachers say of these tokens."""
 
+    def among(self, chosen: Tensor) -> ForwardRequest:
+        """Return the request for fewer of the tokens, with the same positions.
 
-def on_each(outputs: Outputs, change: Callable[[Tensor], Tensor]) -> Outputs:
-    """The outputs that there are, changed."""
-    main, entropy, divergence = outputs
-    return (
-        change(main),
-        None if entropy is None else change(entropy),
-        None if divergence is None else change(divergence),
-    )
+        Args:
+            chosen: int64, ascending; numbers of the tokens, counted from 0 to N - 1.
+        """
+        if self.teacher_outputs is None:
+            return self
+        return replace(self, teacher_outputs=[each.among(chosen) for each in self.teacher_outputs])
 
 
 class TokenModel(nn.Module, ABC, Generic[T]):
@@ -59,7 +79,7 @@ class TokenModel(nn.Module, ABC, Generic[T]):
     """What an adapter does not adapt, and is trained as a whole."""
     packs = False
     """Whether a micro-batch goes through the backbone as one row without padding."""
-    slices: SequenceShards | None = None
+    shards: SequenceShards | None = None
     """The ranks that share each row; None: it is computed here."""
     last_mlp: LastMlp | None = None
     """What need not be computed at every token, where the architecture is known to allow it."""
@@ -82,8 +102,8 @@ class TokenModel(nn.Module, ABC, Generic[T]):
             train_without(self.model)
         return self
 
-    def forward(self, tokens_BT: Tensor, request: ForwardRequest) -> Outputs:
-        """What `terms` gives names to. A tuple, in which FSDP finds the tensors."""
+    def forward(self, tokens_BT: Tensor, request: ForwardRequest) -> ModelOutputs:
+        """Return the numbers of the requested tokens, spread over `[B, T]` by `spread`."""
         rows, places_N, sequences = tokens_BT, request.positions_N, None
         if self.packs:
             real_BT = torch.arange(tokens_BT.shape[1]) < torch.tensor(request.lengths)[:, None]
@@ -95,7 +115,7 @@ class TokenModel(nn.Module, ABC, Generic[T]):
         def spread(values_N: Tensor) -> Tensor:
             return self.spread(values_N, request.positions_N, tokens_BT.shape)
 
-        return on_each(outputs, spread)
+        return outputs.map(spread)
 
     def spread(self, values_N: Tensor, positions_N: Tensor, shape: torch.Size) -> Tensor:
         """Float32 `[B, T]`, zero at the other tokens."""
@@ -108,18 +128,22 @@ class TokenModel(nn.Module, ABC, Generic[T]):
         positions_N: Tensor,
         lengths: Sequence[int] | None,
         request: ForwardRequest,
-    ) -> Outputs:
+    ) -> ModelOutputs:
         """`hidden` and `head`, of its slice only where ranks share the rows.
 
         Args:
             positions_N: where the tokens are in these rows.
             lengths: of the sequences, if the only row is packed.
         """
-        if self.slices is not None:
-            return self.slices.read(self, rows_BT, positions_N, lengths, request)
-        arguments = {} if lengths is None else packing.arguments(lengths, rows_BT.device)
-        states_ND = self.states(rows_BT, positions_N - self.target_shift, arguments)
-        return self.head(states_ND, rows_BT.flatten()[positions_N], request)
+        targets_N, shards = rows_BT.flatten()[positions_N], self.shards
+        if shards is None:
+            arguments = {} if lengths is None else packing.arguments(lengths, rows_BT.device)
+            states_ND = self.states(rows_BT, positions_N - self.target_shift, arguments)
+            return self.head(states_ND, targets_N, request)
+        own = shards.cut(rows_BT, positions_N, lengths, self.target_shift)
+        states_MD = self.states(own.tokens_BW, own.states_M, own.arguments)
+        outputs = self.head(states_MD, targets_N[own.mine_M], request.among(own.mine_M))
+        return outputs.map(lambda part_M: shards.join(part_M, own.mine_M, len(positions_N)))
 
     def states(self, rows_BT: Tensor, read_N: Tensor, arguments: Mapping[str, Any]) -> Tensor:
         """`[N, D]`, on which `head` stands; collective.
@@ -129,7 +153,7 @@ class TokenModel(nn.Module, ABC, Generic[T]):
             read_N: flat indices of those whose states they are.
             arguments: of the model's backbone.
         """
-        if self.last_mlp is not None and (self.slices is None or self.slices.tp == 1):
+        if self.last_mlp is not None and (self.shards is None or self.shards.tp == 1):
             arguments = {**arguments, **self.last_mlp.arguments(read_N, rows_BT.numel())}
         return self.hidden(rows_BT, **arguments).flatten(0, 1)[read_N]
 
@@ -138,7 +162,7 @@ class TokenModel(nn.Module, ABC, Generic[T]):
         """Hidden states `[B, T, D]`; with `last_mlp.arguments` right at those tokens alone."""
 
     @abstractmethod
-    def head(self, states_ND: Tensor, targets_N: Tensor, request: ForwardRequest) -> Outputs:
+    def head(self, states_ND: Tensor, targets_N: Tensor, request: ForwardRequest) -> ModelOutputs:
         """What `forward` returns, a row for each token that is asked for.
 
         Args:
@@ -147,31 +171,26 @@ class TokenModel(nn.Module, ABC, Generic[T]):
         """
 
     @abstractmethod
-    def terms(self, outputs: Outputs) -> T:
+    def terms(self, outputs: ModelOutputs) -> T:
         """What `forward` returned, by its name."""
 
     def needed(self, batch: TokenBatch) -> Tensor:
         """Mask `[B, T]` of the tokens that scoring is about."""
         return torch.arange(batch.tokens.shape[1]) < batch.lengths[:, None]
 
-    def collect(self, batch: TokenBatch, passes: Iterator[tuple[list[int], Outputs]]) -> T:
+    def collect(self, batch: TokenBatch, passes: Iterator[tuple[list[int], ModelOutputs]]) -> T:
         """The terms of the whole batch, on the CPU, rows in order.
 
         Args:
             passes: rows and what `forward` returned of them, micro-batch by micro-batch.
         """
-        outputs: list[Tensor | None] = [torch.zeros(batch.tokens.shape), None, None]
+        whole = {"values": torch.zeros(batch.tokens.shape)}
         for rows, found in passes:
-            for i, part in enumerate(found):
-                if part is None:
-                    continue
-                out_BT = outputs[i]
-                if out_BT is None:
-                    out_BT = outputs[i] = torch.zeros(batch.tokens.shape)
-                out_BT[rows, : part.shape[1]] = part.cpu()
-        main_BT, entropy_BT, divergence_BT = outputs
-        assert main_BT is not None
-        return self.terms((main_BT, entropy_BT, divergence_BT))
+            for name, part in found._asdict().items():
+                if part is not None:
+                    out_BT = whole.setdefault(name, torch.zeros(batch.tokens.shape))
+                    out_BT[rows, : part.shape[1]] = part.cpu()
+        return self.terms(ModelOutputs(**whole))
 
 
 def last_hidden(backbone: nn.Module, tokens_BT: Tensor, arguments: Mapping[str, Any]) -> Tensor:

@@ -33,7 +33,8 @@ from roll.distributed.local import LocalCluster, LocalLauncher
 from roll.distributed.worker import Worker
 from roll.rollout.fleet.fleet import Fleet
 from roll.rollout.fleet.replica import Replica
-from roll.runtime.inference_service import ClusterEngine, InferenceService
+from roll.runtime.inference_service import InferenceService
+from roll.runtime.replicas import ClusterEngine, Replicas
 from roll.workers.infer import InferWorker
 
 LIMITS = HealthConfig(heartbeat_s=0.01, timeout_s=0.5, restart_timeout_s=2, slow_factor=0)
@@ -165,15 +166,15 @@ class Stage:
     """A trainer and replicas on the same devices."""
 
     def __init__(
-        self, replicas: int, limits: HealthConfig, loop: LoopThread, *, shared: bool = True
+        self, count: int, limits: HealthConfig, loop: LoopThread, *, shared: bool = True
     ) -> None:
-        self.devices = [Device() for _ in range(replicas)]
+        self.devices = [Device() for _ in range(count)]
         self.plan: dict[int, str] = {}
         self.starts: Counter[int] = Counter()
         """Of each rank's engines, so far."""
         self.asked: list[int | None] = []
         """With which weights requests met a living engine; None: not the trainer's."""
-        launcher = LocalLauncher(world_size=replicas, call_timeout_s=3600)
+        launcher = LocalLauncher(world_size=count, call_timeout_s=3600)
         place = Placement(Role.ACTOR_INFER, pool="all", replaceable=True)
         self.infer: LocalCluster[Scripted] = launcher.start(
             Scripted, place, self.devices, self.plan, self.starts, self.asked
@@ -181,15 +182,15 @@ class Stage:
         self.infer.call(Scripted.start)
         for worker in self.infer.workers:
             worker.version = 0
-        fleet = Fleet([Replica(i, ClusterEngine(self.infer, i)) for i in range(replicas)])  # type: ignore[arg-type]
+        fleet = Fleet([Replica(i, ClusterEngine(self.infer, i)) for i in range(count)])  # type: ignore[arg-type]
         self.colocation = Colocation(enabled=shared)
         self.ends = Lingering(self.infer)
-        self.serving = InferenceService(self.ends, loop, fleet, self.colocation, limits)  # type: ignore[arg-type]
+        replicas = Replicas(self.ends, loop, fleet, limits)  # type: ignore[arg-type]
         self.pusher = Pusher(self.infer)
-        self.serving.pusher = self.pusher  # type: ignore[assignment]
-        own = [frozenset({i}) for i in range(replicas)]
-        self.colocation.add(Role.ACTOR_INFER, *self.serving.residents(own))
-        everywhere = frozenset(range(replicas))
+        self.serving = InferenceService(replicas, self.colocation, self.pusher)  # type: ignore[arg-type]
+        own = [frozenset({i}) for i in range(count)]
+        self.colocation.add(Role.ACTOR_INFER, *replicas.residents(own))
+        everywhere = frozenset(range(count))
         self.colocation.add(
             Role.ACTOR_TRAIN,
             Resident(everywhere, partial(self._train, "enter"), partial(self._train, "leave")),
