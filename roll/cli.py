@@ -1,4 +1,5 @@
-"""The command line: `roll run|check|show|merge|doctor`. Importing this loads nothing heavy."""
+"""The command line: `roll run|check|show|merge|doctor`. Importing this module loads nothing
+heavy."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ EXIT_BROKEN, EXIT_USER = 1, 2
 
 @contextmanager
 def reported(debug: bool) -> Iterator[None]:
-    """Errors as a few lines and an exit code: 2 for what the user wrote, 1 for what broke."""
+    """Print an error of the block in a few lines and exit: code 2 for the user's mistakes, 1 for
+    failures, 128 + the signal's number for an interrupt."""
     try:
         yield
     except UserError as error:
@@ -65,20 +67,20 @@ def _report(error: Exception, debug: bool) -> None:
     kind = type(error).__name__
     told = " ".join(str(error).splitlines()) if not isinstance(error, RollError) else str(error)
     _err.print(f"{kind}: {told}", markup=False, style="red")
-    told_whole = "Traceback (most recent call last)" in told  # as a worker's error is
+    told_whole = "Traceback (most recent call last)" in told  # a worker's error has one
     if not debug and not told_whole and not isinstance(error, UserError):
         _err.print("(--debug shows the traceback)", markup=False)
 
 
 @app.command()
 def run(file: File, overrides: Overrides = None, debug: Debug = False) -> None:
-    """Run a pipeline; goes on from the newest checkpoint in its output_dir."""
+    """Run a pipeline; continue from the newest checkpoint in its output_dir."""
     with reported(debug):
         loaded = load_config(file, overrides or ())
         _leave_out_triton()
         from roll.commands.preloads import forking
 
-        # First, so that it imports what workers need while this process does.
+        # Comes first, so that the fork server imports what workers need while this process imports.
         with forking(loaded.config) as fork_server:
             from roll.commands.preflight import inspect
 
@@ -93,8 +95,8 @@ def run(file: File, overrides: Overrides = None, debug: Debug = False) -> None:
 def check(
     file: File, overrides: Overrides = None, fast: Fast = False, debug: Debug = False
 ) -> None:
-    """Validate a run file, and try out some of its data; print the device map and the batch
-    arithmetic."""
+    """Validate a run file and try some of its data; print the device map and the sizes of a
+    step."""
     with reported(debug):
         loaded = load_config(file, overrides or ())
         _leave_out_triton()
@@ -109,7 +111,7 @@ def check(
         trial = Trial() if fast or wrong else try_out(loaded.config, user_folder(loaded))
         wrong += [str(error) for error in trial.wrong]
         if wrong:
-            # First, so that no table stands between a fault and whoever looks for it.
+            # Printed first, because a table before the error would hide it.
             _report(UserError("\n".join(wrong)), debug)
         _print_plan(loaded)
         for line in trial.told:
@@ -133,7 +135,7 @@ def check(
 
 @app.command()
 def show(file: File, overrides: Overrides = None, debug: Debug = False) -> None:
-    """Print the fully resolved config; it can be run as it is."""
+    """Print the resolved config, with all defaults; the output is itself a run file."""
     import json
 
     import yaml
@@ -153,7 +155,8 @@ def merge(
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Write the trained model of a checkpoint as one Hugging Face folder, and load it."""
+    """Write the trained model of a checkpoint as one Hugging Face folder, and load it as a
+    check."""
     with reported(debug):
         from roll.commands.merge import merge as merged
 
@@ -178,8 +181,11 @@ def doctor(debug: Debug = False) -> None:
 
 
 def _leave_out_triton() -> None:
-    """The driver starts no kernels. Without triton, which transformers would import, it is 70 MB
-    smaller, and its end is not buried under what triton reports to have leaked."""
+    """Keep triton from being imported, because the driver starts no kernels.
+
+    Transformers would import triton. Without it the driver needs 70 MB less, and its last messages
+    are not followed by triton's report of leaks.
+    """
     sys.modules.setdefault("triton", None)  # type: ignore[arg-type]
 
 
@@ -196,10 +202,11 @@ def _print_plan(loaded: LoadedConfig) -> None:
 
 
 def start_pipeline(pipeline: str, *others: str) -> Callable[[], None]:
-    """The command of `examples/start_<pipeline>_pipeline.py`.
+    """Return the command of `examples/start_<pipeline>_pipeline.py`.
 
     Args:
-        others: pipelines that a file may name instead.
+        pipeline: pipeline to run.
+        others: other pipelines that the run file may name instead.
     """
 
     def start(

@@ -1,1 +1,1 @@
-"""Services of the command line: launch, check, doctor, merge."""
+"""Implementation of the commands of `roll`: launch, check, doctor, merge."""

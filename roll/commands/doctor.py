@@ -1,4 +1,4 @@
-"""What this machine has and what it lacks, a line of advice for each thing missing."""
+"""`roll doctor`: what this machine has and what it lacks, with advice for each missing thing."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Line:
     ok: bool
     advice: str = ""
     needed: bool = True
-    """Without it nothing can run; of what is not needed, the advice says how to have it."""
+    """False if runs are possible without it; the advice then says how to get it."""
 
 
 def examine() -> list[Line]:
-    """Python, machine, Ray and every backend; imports none of them."""
+    """Return a line for Python, machine, Ray, every backend and small tools; imports no backend."""
     return [
         _python(),
         *_machine(),
@@ -71,7 +71,7 @@ def _machine() -> list[Line]:
 
 
 def examine_ray(need: Requirement) -> Line:
-    """Ray in the supported version, and which cluster a run would use."""
+    """Return a line with Ray's version and the cluster that a run would use."""
     address = address_to_join(ClusterConfig())
     where = f", joins {address}" if address else ", starts a local one"
     found = status("ray", need)
@@ -80,7 +80,7 @@ def examine_ray(need: Requirement) -> Line:
 
 
 def examine_token(environ: Mapping[str, str] = os.environ) -> Line:
-    """Who may give commands to the Ray that a run would use."""
+    """Return a line about the token that protects the Ray cluster which a run would use."""
     address = address_to_join(ClusterConfig(), environ)
     if address is None:
         return Line("Ray's token", "a fresh one for each run, which listens on 127.0.0.1", "", True)
@@ -92,8 +92,12 @@ def examine_token(environ: Mapping[str, str] = os.environ) -> Line:
 
 
 def examine_backends(requirements: Mapping[str, Requirement] = REQUIREMENTS) -> list[Line]:
-    """Every backend. None is needed by all runs, but one that trains and one that generates are;
-    and what is installed in a version that cannot be used is a mistake."""
+    """Return a line for every backend.
+
+    No single backend is needed, but a run needs one that trains and one that generates: a line says
+    so if either is missing. A backend that is installed in an unsupported version counts as a
+    mistake.
+    """
     found = {kind: status(kind, need) for kind, need in requirements.items()}
     lines = [
         Line(

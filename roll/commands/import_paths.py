@@ -1,4 +1,4 @@
-"""Whether `package.module:name` exists, found out by reading files: nothing is imported or run."""
+"""Checks of import paths `package.module:name` by reading files; nothing is imported or run."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from roll.config.errors import ConfigError, nearest
 
 
 def check_import_path(key: str, path: str, folder: Path, keywords: Collection[str] = ()) -> None:
-    """Refuse an import path that cannot work; where that is not certain, let it pass.
+    """Raise ConfigError for an import path that certainly cannot work; accept all others.
 
     Args:
-        key: where the path was written, for the message.
-        folder: the user's folder, which comes before everything else.
-        keywords: names of arguments that a function at this path must take.
+        key: key of the config that holds the path, for the message.
+        path: the import path, `package.module:name`.
+        folder: folder of the user's modules, which is searched before all others.
+        keywords: names of arguments that a function at this path must accept.
 
     Raises:
-        ConfigError: another form, no such module, a syntax error in it, no such name, or a
-            function that does not take `keywords`.
+        ConfigError: the path has another form, the module does not exist or has a syntax error, the
+            name is not in the module, or the function does not accept `keywords`.
     """
     module, _, name = path.partition(":")
     if not all(part.isidentifier() for part in module.split(".")) or not name.isidentifier():
@@ -46,7 +47,11 @@ def check_import_path(key: str, path: str, folder: Path, keywords: Collection[st
 
 
 def _check_keywords(key: str, file: Path, name: str, keywords: Collection[str]) -> None:
-    """Only a plain function, defined once and not decorated, says for certain what it takes."""
+    """Raise ConfigError if the function does not accept `keywords`.
+
+    Only a plain function that is defined once and not decorated is checked; the parameters of
+    others are not certain.
+    """
     body = ast.parse(file.read_bytes()).body
     found = [n for n in body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     found = [n for n in found if n.name == name]
@@ -62,7 +67,8 @@ def _check_keywords(key: str, file: Path, name: str, keywords: Collection[str]) 
 
 
 def _find(module: str, folder: Path) -> ModuleSpec | None:
-    """What `importlib.util.find_spec` does, but without importing the parent packages."""
+    """Find a module as `importlib.util.find_spec` does, but without importing its parent
+    packages."""
     importlib.invalidate_caches()
     parts = module.split(".")
     search: list[str] | None = None
@@ -85,7 +91,11 @@ def _ask_finders(name: str, search: list[str] | None) -> ModuleSpec | None:
 
 
 def _names_in(file: Path, key: str) -> set[str] | None:
-    """Names at the top level of a module; None where they can also come from elsewhere."""
+    """Return the names at the top level of a module; None if names can be added while it runs.
+
+    Raises:
+        ConfigError: the file is not valid Python.
+    """
     try:
         tree = ast.parse(file.read_bytes(), str(file))
     except (SyntaxError, ValueError) as error:
@@ -107,7 +117,7 @@ def _names_in(file: Path, key: str) -> set[str] | None:
 
 
 def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes of a module that are not inside a function or a class."""
+    """Yield all nodes of a module that are not inside a function or a class."""
     for child in ast.iter_child_nodes(node):
         yield child
         if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

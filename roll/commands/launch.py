@@ -1,4 +1,4 @@
-"""From a checked config to a running pipeline, and out again without leaving anything behind."""
+"""`roll run`: the way from a checked config to a running pipeline and to an orderly end."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def launch(
     pipelines: Mapping[str, type[Pipeline[Any]]] = PIPELINES,
     fork_server: ForkServer | None = None,
 ) -> dict[str, Any]:
-    """Run the pipeline to its end; returns its summary.
+    """Run the pipeline to its end, and return its summary.
 
-    What can fail on the driver (the checkpoint to go on from, the data, the output folder) fails
-    before Ray is started. Whatever ends the run (the last step, an error, Ctrl-C, SIGTERM),
+    Steps that can fail on the driver (finding the checkpoint, reading the data, opening the output
+    folder) come before Ray is started. However the run ends (last step, error, Ctrl-C, SIGTERM),
     workers, engines and a Ray that was started here are stopped.
     """
     setup_logging("driver")
@@ -63,7 +63,8 @@ def launch(
     for notice in notices(loaded.config):
         logger.warning("%s", notice)
     output_dir = Path(loaded.config.output_dir).expanduser().absolute()
-    # Before anything is looked at: to look also tidies up what a killed run has left behind.
+    # The lock comes first, because the next calls also clean up what a killed run has left in the
+    # folder.
     with RunLock(output_dir) as lock:
         config, data = pipeline.prepare(loaded.config)
         placed = config.model_copy(update={"output_dir": str(output_dir)})
@@ -87,7 +88,7 @@ def _run(
     fork_server: ForkServer | None,
 ) -> dict[str, Any]:
     calm_collector()
-    # Before anything has a limit of time to come up within.
+    # Downloads come before everything that has a time limit.
     fetch(config.models.values())
     with orderly_end() as cleanups:
         logger.info("starting Ray and the workers")
@@ -99,7 +100,7 @@ def _run(
                 fork_server=fork_server,
             )
         )
-        # Last, so that it is the first to end: what generates asks workers that still live.
+        # Entered last, so that it ends first: generation still calls workers, which must be alive.
         loop = cleanups.enter_context(LoopThread("roll-rollout"))
         return pipeline(config, resources, loop, platform=resources.platform, data=data).run()
 
@@ -109,6 +110,6 @@ def _print_end(output_dir: Path, summary: dict[str, Any]) -> None:
     for name, value in summary["validation"].items():
         if name.endswith(("mean@1", "/loss", "/accuracy", "/divergence")):
             console.print(f"{name}: {value['first']:.3f} -> [bold]{value['last']:.3f}[/bold]")
-    if verdict := summary.get("verdict"):  # which earlier versions did not give
+    if verdict := summary.get("verdict"):  # earlier versions wrote none
         console.print(verdict, markup=False, style="bold")
     console.print(f"{summary['steps']} steps; everything is in {output_dir}/")

@@ -1,4 +1,4 @@
-"""A checkpoint, of whatever backend and layout, as one Hugging Face folder that loads."""
+"""`roll merge`: a checkpoint of any backend and layout as one Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -26,20 +26,23 @@ from roll.workers.model import TrainWorker
 
 
 def merge(source: Path, target: Path, *, trust_remote_code: bool = False) -> None:
-    """Write the trained model of a checkpoint, adapters added to its weights, and load it.
+    """Write the trained model of a checkpoint, with adapters merged into its weights, and load it
+    as a check.
 
-    One process does it, on the CPU: every checkpoint resumes on any number of ranks. Relative paths
-    in the run's config begin in the working directory, as they did for the run.
+    All work is done by one process on the CPU; this is possible because a checkpoint can be loaded
+    on any number of ranks. Relative paths in the run's config are relative to the working
+    directory, as in the run.
 
     Args:
-        source: a checkpoint, or the `output_dir` of a run, whose newest one is taken.
-        target: a folder that does not exist.
-        trust_remote_code: run the code in the model's folder where the checkpoint's config says
-            so. A run file is its user's own; the config in a checkpoint may be anybody's.
+        source: a checkpoint, or the `output_dir` of a run, whose newest checkpoint is used.
+        target: folder to write, which must not exist.
+        trust_remote_code: allow code in the model's folder to run if the checkpoint's config asks
+            for it. The config in a checkpoint, unlike a run file, may come from somebody else.
 
     Raises:
-        CheckpointError: `source` has no complete checkpoint, or what was written does not load.
-        ConfigError: `target` exists, or the checkpoint wants code run that was not allowed.
+        CheckpointError: `source` has no complete checkpoint, or the written model does not load or
+            is not finite.
+        ConfigError: `target` exists, or the checkpoint asks for code that is not allowed to run.
     """
     if target.exists():
         raise ConfigError(f"{target} exists; name a folder that does not, or remove it")
@@ -57,7 +60,7 @@ def merge(source: Path, target: Path, *, trust_remote_code: bool = False) -> Non
             LearnerWorker,
             Placement(Role.ACTOR_TRAIN, pool="merge"),
             _in_one_process(config),
-            # The kernels of a GPU are none of a CPU's.
+            # The CPU has no attention kernels of a GPU.
             config.train_model.model_copy(update={"attention": "sdpa"}),
             head,
             TextLoss(),
@@ -88,7 +91,7 @@ def _checkpoint(source: Path) -> Path:
 
 
 def _in_one_process(config: RunConfig) -> Any:
-    """The role that trains, cut over nothing."""
+    """Return the role that trains, with all parallel sizes 1 and without packing."""
     role = config.trained[Role.ACTOR_TRAIN].model_copy(update={"packing": False})
     if isinstance(role.strategy, Fsdp2Config | MegatronConfig):
         return role.model_copy(update={"strategy": type(role.strategy)()})

@@ -1,6 +1,6 @@
-"""What can be known to be wrong before anything heavy is imported or started.
+"""Checks that find mistakes before anything heavy is imported or started.
 
-`roll check` prints it, `roll run` obeys it. No torch, no ray in here.
+`roll check` prints the findings; `roll run` stops at the first one. Imports neither torch nor ray.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ from roll.strategy.vllm import supported_arguments as vllm
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that `roll run` would stop at."""
+    """A problem that would stop `roll run`."""
 
     error: UserError
     only_here: bool
-    """The config is fine; what is missing is on this machine (an engine, a GPU, a made file)."""
+    """True if the config is correct but this machine lacks something (an engine, a GPU, a made
+    file)."""
 
 
 def inspect(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> list[Finding]:
-    """Everything wrong with the files, models, engines, devices and import paths of a config."""
+    """Return all problems with the files, models, engines, devices and import paths of a config."""
     config = loaded.config
     backends: set[str] = {role.strategy.kind for role in config.roles.values()}
     checks: list[tuple[Callable[[], object], bool]] = [
@@ -65,7 +66,7 @@ def inspect(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> li
 
 
 def user_folder(loaded: LoadedConfig) -> Path:
-    """The folder beside the YAML file, whose modules a config may name."""
+    """Return the folder of the YAML file, whose modules a config may name."""
     return loaded.path.resolve().parent
 
 
@@ -130,6 +131,6 @@ def _check_engine_arguments(config: RunConfig) -> None:
 
 
 def _check_devices(config: RunConfig, environ: Mapping[str, str]) -> None:
-    # The machines of a cluster that is joined are known only when Ray runs.
+    # The machines of a cluster that already exists are known only after Ray has connected to it.
     if address_to_join(config.cluster, environ) is None:
         plan_layout(config.cluster, config.pools, this_machine(), joined=False)

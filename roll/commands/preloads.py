@@ -1,4 +1,5 @@
-"""What the fork server of a run imports: what its workers need that takes long. Free of torch."""
+"""Modules that the fork server of a run imports because its workers need them and they load slowly.
+Importing this file does not import torch."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ LEARNERS = {
     "deepspeed": "roll.strategy.deepspeed.train",
     "megatron": "roll.strategy.megatron.train",
 }
-"""Kind of a strategy -> its module. Other engines have processes of their own, which fork nothing
-that has imported torch."""
+"""Modules by kind of strategy. Engines that are not listed start processes of their own, which are
+not forked from a process that has imported torch."""
 
 
 def preloads(config: RunConfig) -> list[str]:
-    """Return the names of the modules."""
+    """Return the names of the modules that the workers of this run need."""
     found = dict.fromkeys(SHARED)
     for role in config.roles.values():
         modules = ENGINES if isinstance(role, InferRole) else LEARNERS
@@ -35,7 +36,8 @@ def preloads(config: RunConfig) -> list[str]:
 
 @contextmanager
 def forking(config: RunConfig) -> Iterator[ForkServer | None]:
-    """Start the fork server of a run, where its workers can be forks; it ends with the block."""
+    """Start the fork server of a run, which stops at the end of the block; give None if its workers
+    cannot be forks."""
     cluster = config.cluster
     here = cluster.nodes == 1 and address_to_join(cluster) is None
     if not here or cluster.platform == "cuda" or count_gpus() or not can_fork():

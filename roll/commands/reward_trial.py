@@ -1,7 +1,7 @@
-"""Try each reward on a real row with a short answer, before a run starts anything.
+"""Trial of each reward on a real row with a short response, before a run starts.
 
-In a process of its own, with the time limit of the reward: what it imports, opens or breaks is gone
-afterwards, and a function that hangs is killed.
+The trial runs in its own process, with the time limit of the reward. So everything that the reward
+imports, opens or breaks is gone afterwards, and a function that hangs is killed.
 """
 
 from __future__ import annotations
@@ -29,16 +29,18 @@ if TYPE_CHECKING:
     from roll.commands.trial_result import Trial
 
 SHORT_CHARS = 200
-"""Of the row's answer, which is what the tried response says."""
+"""Largest length of the response in a trial, in characters; the response is the row's answer."""
 SETUP_TIMEOUT_S = 60.0
-"""For the `setup` of a class."""
+"""Time limit of the `setup` of a reward class, in seconds."""
 
 
 def try_rewards(rewards: Mapping[str, RewardConfig], folder: Path, trial: Trial) -> None:
-    """Add to `trial` what each reward makes of a row that it scores, or how it fails.
+    """Add to `trial` the score of each reward for a row with its tag, or the error.
 
     Args:
-        folder: the user's own, whose modules a reward may name.
+        rewards: rewards by name.
+        folder: folder of the user's modules, which a reward may name.
+        trial: results so far, with a row for each tag.
     """
     for name, reward in rewards.items():
         row = next((trial.rows[tag] for tag in reward.tags if tag in trial.rows), None)
@@ -68,7 +70,8 @@ def try_rewards(rewards: Mapping[str, RewardConfig], folder: Path, trial: Trial)
 
 
 def short_sample(row: Prompt) -> Sample:
-    """A finished response to a row that says just its answer."""
+    """Return a finished response that consists of the last line of the row's answer; `42` if there
+    is no answer."""
     text = row.answer.strip().splitlines()[-1][:SHORT_CHARS] if row.answer.strip() else "42"
     num_tokens = len(text.split())
     done = Completion(
@@ -102,7 +105,7 @@ def _verdict(name: str, reward: RewardConfig, folder: Path, sample: Sample) -> R
 
 
 def make_trial(folder: str, name: str, settings: dict[str, Any]) -> Callable[[Sample], Any]:
-    """Runs in the child: what scores one sample, as a run would."""
+    """Return the function that scores one sample as a run would; called in the child process."""
     sys.path.insert(0, folder)
     config = RewardConfig.model_validate(settings)
     if config.fn is not None:

@@ -1,7 +1,8 @@
-"""What `roll check` tries out: rows of each source through the tokenizer, a row in each reward.
+"""Trials of `roll check`: rows of each source through the tokenizer, and one row through each
+reward.
 
-Seconds, most of which it takes to import the tokenizer's library; that happens only where there is
-something to try. Nothing is fetched.
+This takes seconds, most of them for importing the tokenizer's library, which happens only if there
+is something to try. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -28,16 +29,17 @@ if TYPE_CHECKING:
     from roll.data.datasets import Source, SourceReport
 
 LOOKED_AT = 1000
-"""Rows of a source."""
+"""Number of rows that are tried of each source."""
 
 Make = Callable[[str, FileConfig], "tuple[Source[Any], SourceReport]"]
 
 
 def try_out(config: RunConfig, folder: Path) -> Trial:
-    """Try the first rows of each source, and on them the rewards, if the rows are right.
+    """Try the first rows of each source, and the rewards on these rows if the rows are correct.
 
     Args:
-        folder: the user's own, whose modules a reward may name.
+        config: the run to try.
+        folder: folder of the user's modules, which a reward may name.
     """
     trial = try_data(config)
     if isinstance(config, RlvrConfig) and not trial.wrong:
@@ -90,7 +92,7 @@ def try_data(config: RunConfig) -> Trial:
 
 
 def _first_rows(make: Make, name: str, source: FileConfig) -> tuple[Source[Any], SourceReport]:
-    """The first rows of a source; all of them where the first ones would be refused, because a run
+    """Return the first rows of a source, or all rows if the first ones would be refused: a run
     judges the whole file, which may be sorted."""
     if source.limit is not None and source.limit <= LOOKED_AT:
         return make(name, source)
@@ -101,9 +103,10 @@ def _first_rows(make: Make, name: str, source: FileConfig) -> tuple[Source[Any],
 
 
 def _sources_here(config: RunConfig, trial: Trial) -> Iterator[tuple[str, FileConfig]]:
-    """Sources and validation sets that are files, each under its name."""
+    """Yield the sources and validation sets that exist on this machine, each with its key in the
+    config, and record the others in `trial`."""
     assert isinstance(config, RlvrConfig | OfflineConfig)
-    data: Any = config.data  # each pipeline's own, all of which have sources
+    data: Any = config.data  # each pipeline has its own class; all have sources
     named = {f"data.sources.{i}": source for i, source in enumerate(data.sources)}
     named |= {f"validation.sets.{name}": each for name, each in config.validation.sets.items()}
     for name, source in named.items():
@@ -124,13 +127,13 @@ def _is_here(model: ModelConfig) -> bool:
 
 
 def _maker(config: RunConfig) -> Make:
-    """What makes tokenized rows of a source, as the run does it."""
+    """Return the function that makes tokenized rows of a source, as in a run."""
     from roll.data.chat.templates import DatedTokenizer
     from roll.data.datasets import source_prompts
     from roll.data.examples import preferences_of, texts_of
     from roll.models.load import load_tokenizer
 
-    # A moment's difference changes no length.
+    # The present serves as the date in chat templates: another date does not change the length.
     tokenizer = DatedTokenizer(load_tokenizer(config.train_model, fetch=False), datetime.now())
     make: Any
     if isinstance(config, RlvrConfig):

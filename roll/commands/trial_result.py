@@ -1,4 +1,4 @@
-"""What `roll check` found out by trying."""
+"""Results of the trials of `roll check`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class Trial:
-    """What came out."""
+    """Results of a trial."""
 
     told: list[str] = field(default_factory=list)
-    """What was measured, one fact a line."""
+    """Measurements, one fact per line."""
     remarks: list[str] = field(default_factory=list)
-    """What somebody should know of it."""
+    """Remarks that a user should read."""
     wrong: list[UserError] = field(default_factory=list)
-    """What a run would stop at."""
+    """Problems that would stop a run."""
     untried: list[str] = field(default_factory=list)
-    """What could not be tried, each with the reason."""
+    """Names of parts that could not be tried, each with the reason."""
     rows: dict[str, Prompt] = field(default_factory=dict)
-    """The first prompt of each tag, for who tries rewards."""
+    """First prompt of each tag, for the trial of rewards."""

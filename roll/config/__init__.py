@@ -1,4 +1,4 @@
-"""The configuration: strict, frozen pydantic models; no torch, no ray."""
+"""The configuration of a run: strict, frozen pydantic models that import neither torch nor ray."""
 
 from roll.config.loading.compose import LoadedConfig, load_config
 from roll.config.pipelines import PIPELINES

@@ -1,13 +1,13 @@
-"""The base of every config class."""
+"""Base of every config class."""
 
 from pydantic import BaseModel, ConfigDict
 
 
 class Config(BaseModel):
-    """Strict and frozen: an unknown key is an error, a value never changes after validation.
+    """Strict and frozen model: an unknown key is an error, and no value changes after validation.
 
-    Validation may reject, never rewrite; what is derived is a property. The string under a field
-    is its help text.
+    Validation may reject a value, but never change one; a derived value is a property. The string
+    under a field is the help text of the field.
     """
 
     model_config = ConfigDict(

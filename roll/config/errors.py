@@ -1,4 +1,4 @@
-"""The two kinds of error, and the hint that goes with unknown names."""
+"""The two kinds of error, and a hint for unknown names."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from collections.abc import Iterable
 
 
 class RollError(Exception):
-    """Something broke: a worker, an engine, a disk (exit code 1)."""
+    """Failure while a run works: a worker, an engine, a disk (exit code 1)."""
 
 
 class UserError(RollError, ValueError):
-    """Something the user wrote is wrong (exit code 2)."""
+    """Mistake in something that the user wrote (exit code 2)."""
 
 
 class ConfigError(UserError):
-    """A YAML file, an override or a value in it."""
+    """Mistake in a YAML file, an override, or a value in one of them."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or nothing when nothing is near."""
+    """Return `; did you mean 'x'?` with the known name most similar to `name`; an empty text if no
+    known name is similar."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,4 +1,4 @@
-"""`pipeline: sft`, `distill`, `dpo`, `reward_model`: training on rows at hand."""
+"""Run files of pipelines that train on existing rows: `sft`, `distill`, `dpo`, `reward_model`."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from roll.config.sections.training import ScoreRole, TeacherRole
 
 
 class SftConfig(OfflineConfig):
-    """Supervised fine-tuning: to write what others wrote."""
+    """Supervised fine-tuning: the model learns to write the texts of the data."""
 
     pipeline: Literal["sft"] = "sft"
     data: TextDataConfig
     aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
-    """Every trained token counts the same, or every sequence."""
+    """Reduction of the loss: every trained token counts the same, or every sequence does."""
     validation: TextValidation = TextValidation()
 
     @model_validator(mode="after")
@@ -53,24 +53,26 @@ class SftConfig(OfflineConfig):
 
 
 class DistillLossConfig(DistillTargetConfig):
-    """coef * divergence from the teacher + sft_coef * -log p of the text itself."""
+    """Loss of distillation: coef * divergence from the teacher + sft_coef * -log p of the text
+    itself."""
 
     coef: float = Field(default=1.0, gt=0)
-    """Factor of the divergence, in nats."""
+    """Factor of the divergence, which is in nats."""
     sft_coef: float = Field(default=0.0, ge=0)
     """Factor of -log p."""
 
 
 class DistillationConfig(OfflineConfig):
-    """Distillation on texts at hand: to expect of every token what a teacher expects of it."""
+    """Distillation on existing texts: the model learns the teacher's distribution of every next
+    token."""
 
     pipeline: Literal["distill"] = "distill"
     data: TaughtDataConfig
     teachers: dict[str, TeacherRole] = Field(min_length=1)
-    """Name -> teacher; each has the rows of its tags."""
+    """Teachers by name; each teacher is responsible for the rows with its tags."""
     loss: DistillLossConfig = DistillLossConfig()
     aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
-    """Every trained token counts the same, or every sequence."""
+    """Reduction of the loss: every trained token counts the same, or every sequence does."""
     validation: TaughtValidation = TaughtValidation()
 
     @model_validator(mode="after")
@@ -94,15 +96,15 @@ class DistillationConfig(OfflineConfig):
 
 
 class DpoConfig(PreferenceConfig):
-    """Direct preference optimization, and its relatives."""
+    """Direct preference optimization and related losses."""
 
     pipeline: Literal["dpo"] = "dpo"
     loss: PreferenceLossConfig = SigmoidConfig()
     reference: ScoreRole | None = None
-    """Frozen copy of the start model; needed by losses that compare with it."""
+    """Frozen copy of the start model; needed by losses that compare the policy with a reference."""
     reference_logprobs: Literal["per_step", "once"] = "per_step"
-    """Score a row whenever it comes, or the first time only; it is kept in memory until the run
-    ends."""
+    """Time at which the reference scores a row: every time that the row is used (`per_step`), or
+    only the first time (`once`). With `once` the log-probs stay in memory until the run ends."""
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
@@ -123,7 +125,7 @@ class DpoConfig(PreferenceConfig):
 
 
 class RewardModelConfig(PreferenceConfig):
-    """A model that scores responses, learned from pairs."""
+    """Training of a reward model, which scores responses, on pairs."""
 
     pipeline: Literal["reward_model"] = "reward_model"
     loss: BradleyTerryConfig = BradleyTerryConfig()

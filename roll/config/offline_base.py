@@ -1,4 +1,4 @@
-"""Keys that pipelines on rows at hand share, which the checks read."""
+"""Keys that the run files of pipelines on existing rows have in common; the checks read them."""
 
 from __future__ import annotations
 
@@ -16,39 +16,47 @@ from roll.config.sections.roles import Role
 from roll.config.sections.training import LearnerRole
 
 NO_LIMIT = 2**62
-"""Number of steps that no run reaches."""
+"""Value of `max_steps` that stands for no limit."""
 
 
 class OfflineConfig(RunConfig):
-    """One step is one optimizer step, on `data.rows_per_step` rows."""
+    """Base of the run files of pipelines that train on existing rows. A step is one optimizer step
+    on `data.rows_per_step` rows."""
 
     max_steps: int = Field(default=NO_LIMIT, ge=1)
-    """Ends the run; or `epochs`, or whichever comes first."""
+    """Step after which the run ends. If `epochs` is set as well, the run ends at the earlier of the
+    two."""
     epochs: float | None = Field(default=None, gt=0)
-    """Passes over the data: as many rows as there are in all. Several sources are drawn by their
-    weights, whatever their sizes."""
+    """Number of passes over the data; one pass is as many rows as all sources have together. If
+    there are several sources, rows are drawn by the sources' weights, whatever their sizes are."""
     actor_train: LearnerRole
     data: RowsConfig
     validation: TextValidation | TaughtValidation | PreferenceValidation
 
     @property
     def roles(self) -> dict[str, RoleConfig]:
-        """Every role that holds devices."""
+        """Every role that uses devices, by its key in the file."""
         return {Role.ACTOR_TRAIN: self.actor_train}
 
     def total_updates(self, role: Role = Role.ACTOR_TRAIN) -> int:
-        """Optimizer steps of the whole run."""
+        """Return the number of optimizer steps of the whole run."""
         return self.max_steps
 
     def with_steps(self, num_rows: int) -> Self:
-        """`max_steps` as it is once the number of rows is known.
+        """Return this config with `max_steps` computed from `epochs` and the number of rows.
+
+        Without `epochs` the config is returned unchanged.
+
+        Args:
+            num_rows: number of rows of all sources together.
 
         Raises:
-            ConfigError: something else in the file does not fit so many steps.
+            ConfigError: another setting does not fit this number of steps.
         """
         if self.epochs is None:
             return self
-        # The text of a float is what the user wrote: 1.1 means eleven tenths.
+        # Computed from the text of the float, because the text is what the user wrote: 1.1 is
+        # exactly eleven tenths.
         steps = math.ceil(Fraction(repr(self.epochs)) * num_rows / self.data.rows_per_step)
         known = self.model_copy(update={"max_steps": min(self.max_steps, max(steps, 1))})
         try:
@@ -59,7 +67,7 @@ class OfflineConfig(RunConfig):
 
 
 class PreferenceConfig(OfflineConfig):
-    """Learning from preferences."""
+    """Base of the run files of pipelines that learn from preferences."""
 
     data: PreferenceDataConfig
     validation: PreferenceValidation = PreferenceValidation()

@@ -1,4 +1,4 @@
-"""The value of `pipeline` -> the class of the whole run file."""
+"""Classes of the whole run file, by the value of `pipeline`."""
 
 from roll.config.offline import DistillationConfig, DpoConfig, RewardModelConfig, SftConfig
 from roll.config.rlvr import RlvrConfig

@@ -1,4 +1,4 @@
-"""`pipeline: rlvr`: reinforcement learning from verifiable rewards."""
+"""Run file of `pipeline: rlvr`, reinforcement learning from verifiable rewards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys of `pipeline: rlvr`, which the checks read."""
+"""Keys of the run file of `pipeline: rlvr`; the checks read them."""
 
 from __future__ import annotations
 
@@ -18,29 +18,33 @@ from roll.config.sections.weights import WeightSyncConfig
 
 
 class RlvrBase(RunConfig):
-    """Keys of `pipeline: rlvr` and numbers derived from them, not yet checked as a whole."""
+    """Keys of `pipeline: rlvr` and numbers derived from them, before the rules between keys are
+    checked."""
 
     pipeline: Literal["rlvr"] = "rlvr"
     actor_train: TrainRole
     actor_infer: InferRole
     reference: ScoreRole | None = None
-    """Frozen copy of the start model; needed by a `kl` loss term."""
+    """Frozen copy of the start model; needed by the loss terms `kl` and `dro` and by
+    `kl_in_reward`, except with an adapter (`model.lora`), whose base is the reference."""
     critic: CriticRole | None = None
-    """Needed by the `gae` advantage."""
+    """Role that estimates the values of states; needed by the `gae` advantage."""
     teachers: dict[str, TeacherRole] = {}
-    """Name -> teacher; needed by the `distill` advantage and by the loss term."""
+    """Teachers by name; needed by the `distill` advantage and by the `distill` loss term."""
     data: DataConfig
     sampling: SamplingConfig = SamplingConfig()
     rollout: RolloutConfig = RolloutConfig()
     weight_sync: WeightSyncConfig = WeightSyncConfig()
     rewards: dict[str, RewardConfig] = {}
-    """Name -> reward; the name appears in the metrics. None where only teachers judge."""
+    """Rewards by name; the name appears in the metrics. May be empty if only teachers judge the
+    samples."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
     validation: ValidationConfig = ValidationConfig()
 
     @property
     def roles(self) -> dict[str, RoleConfig]:
-        """Every role that holds devices; a teacher is `teachers.<name>`."""
+        """Every role that uses devices, by its key in the file; a teacher has the key
+        `teachers.<name>`."""
         named: dict[str, RoleConfig | None] = {
             Role.ACTOR_TRAIN: self.actor_train,
             Role.ACTOR_INFER: self.actor_infer,
@@ -61,13 +65,13 @@ class RlvrBase(RunConfig):
 
     @property
     def trained(self) -> dict[Role, TrainRole]:
-        """The roles whose models learn."""
+        """Roles whose models are trained."""
         found = {Role.ACTOR_TRAIN: self.actor_train}
         return found | ({Role.CRITIC: self.critic} if self.critic else {})
 
     @property
     def num_replicas(self) -> int:
-        """Inference engines."""
+        """Number of inference engines."""
         return self.num_devices(Role.ACTOR_INFER) // self.actor_infer.devices_per_worker
 
     @property
@@ -75,25 +79,26 @@ class RlvrBase(RunConfig):
         return self.data.prompts_per_step * self.data.samples_per_prompt
 
     def samples_per_update(self, role: Role = Role.ACTOR_TRAIN) -> int:
-        """Samples of one optimizer step of the role, over all ranks."""
+        """Return the number of samples of one optimizer step of the role, over all ranks."""
         return self.trained[role].samples_per_update or self.samples_per_step
 
     def updates_per_pass(self, role: Role = Role.ACTOR_TRAIN) -> int:
-        """Optimizer steps of one pass over the samples of a step."""
+        """Return the number of optimizer steps of one pass over the samples of a step."""
         return self.samples_per_step // self.samples_per_update(role)
 
     def updates_per_step(self, role: Role = Role.ACTOR_TRAIN) -> int:
-        """Optimizer steps of one step."""
+        """Return the number of optimizer steps of the role in one step, over all its passes."""
         return self.updates_per_pass(role) * self.trained[role].epochs
 
     def total_updates(self, role: Role = Role.ACTOR_TRAIN) -> int:
-        """Optimizer steps of the whole run; the actor has none while the critic warms up."""
+        """Return the number of optimizer steps of the whole run; the policy has none while the
+        critic warms up."""
         waits = self.critic.warmup_steps if self.critic and role is Role.ACTOR_TRAIN else 0
         return max(self.max_steps - waits, 0) * self.updates_per_step(role)
 
     @property
     def scores_old_logprobs(self) -> bool:
-        """Whether a forward pass of its own computes `old_logprobs`."""
+        """True if `old_logprobs` are computed in an extra forward pass."""
         algorithm = self.algorithm
         if algorithm.old_logprobs == "rollout":
             return False
@@ -109,7 +114,7 @@ class RlvrBase(RunConfig):
 
     @property
     def max_sequence_tokens(self) -> int:
-        """Longest prompt plus longest response, training and validation."""
+        """Largest number of tokens of prompt and response together, in training and validation."""
         longest = self.sampling.max_new_tokens
         if self.validation.sets:
             longest = max(longest, self.validation_sampling.max_new_tokens)
@@ -117,12 +122,12 @@ class RlvrBase(RunConfig):
 
     @property
     def reference_model(self) -> ModelConfig:
-        """The reference's own model, or the one that training starts from."""
+        """Model of the reference: its own, or the one that training starts from."""
         own = self.reference.model if self.reference else None
         return own or self.train_model
 
     @property
     def critic_model(self) -> ModelConfig:
-        """The critic's own model, or the one that the policy starts from."""
+        """Model of the critic: its own, or the one that the policy starts from."""
         own = self.critic.model if self.critic else None
         return own or self.train_model

@@ -1,4 +1,4 @@
-"""What the run files of all pipelines have."""
+"""Settings that the run files of all pipelines have in common."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ RoleConfig = LearnerRole | ScoreRole | InferRole
 
 
 class RunConfig(Config, ABC):
-    """What every pipeline has."""
+    """Base of the run files of all pipelines."""
 
     pipeline: str
-    """What kind of run this is."""
+    """Name of the pipeline, which is the kind of run."""
     output_dir: str = Field(min_length=1)
-    """Folder of everything the run writes."""
+    """Folder of everything that the run writes."""
     seed: int = 0
     max_steps: int = Field(ge=1)
     resume: str = "auto"
-    """`auto` goes on from the newest complete checkpoint in output_dir; `never` starts anew;
-    anything else is the path of a checkpoint."""
+    """Checkpoint to continue from. `auto`: the newest complete checkpoint in output_dir. `never`:
+    start from the beginning. Any other value is the path of a checkpoint."""
     cluster: ClusterConfig = ClusterConfig()
     pools: dict[str, DeviceList] = Field(min_length=1)
-    """Name -> job-wide device numbers, like "0-3". Roles that name the same pool share it."""
+    """Device pools: name -> device numbers of the job, for example "0-3". Roles that name the same
+    pool share its devices."""
     model: ModelConfig
     checkpoint: CheckpointConfig = CheckpointConfig()
     track: TrackConfig = TrackConfig()
@@ -42,7 +43,7 @@ class RunConfig(Config, ABC):
     @property
     @abstractmethod
     def roles(self) -> dict[str, RoleConfig]:
-        """Every role that holds devices, by its key in the file."""
+        """Every role that uses devices, by its key in the file."""
 
     @property
     @abstractmethod
@@ -51,48 +52,51 @@ class RunConfig(Config, ABC):
 
     @abstractmethod
     def total_updates(self, role: Role = Role.ACTOR_TRAIN) -> int:
-        """Optimizer steps of the whole run."""
+        """Return the number of optimizer steps of the whole run."""
 
     @property
     def role_pools(self) -> dict[str, str]:
-        """The pool of every role that holds devices."""
+        """Pool of every role that uses devices, by the role's key."""
         return {name: role.pool for name, role in self.roles.items()}
 
     @property
     def trained(self) -> Mapping[Role, LearnerRole]:
-        """The roles whose models learn."""
+        """Roles whose models are trained."""
         roles = self.roles.items()
         return {Role(name): role for name, role in roles if isinstance(role, LearnerRole)}
 
     @property
     def computing(self) -> dict[str, LearnerRole | ScoreRole]:
-        """The roles that train or score."""
+        """Roles that train or score, by their keys."""
         return {n: role for n, role in self.roles.items() if not isinstance(role, InferRole)}
 
     @property
     def models(self) -> dict[str, ModelConfig]:
-        """Key -> model, of all that the file names."""
+        """All models that the file names, by their keys."""
         own = {f"{name}.model": role.model for name, role in self.computing.items()}
         return {"model": self.model} | {k: model for k, model in own.items() if model is not None}
 
     @property
     def train_model(self) -> ModelConfig:
-        """The model that the policy, or whatever else the run is for, starts from."""
+        """Model that training starts from."""
         return self.trained[Role.ACTOR_TRAIN].model or self.model
 
     @property
     def base_is_reference(self) -> bool:
-        """Whether the model that learns is its own reference, with its adapter off."""
+        """True if the trained model is its own reference, with its adapter switched off."""
         return self.train_model.lora is not None and Role.REFERENCE not in self.roles
 
     def num_devices(self, role: str) -> int:
-        """Devices of the role's pool; for training and scoring also its number of ranks."""
+        """Return the number of devices in the role's pool; for training and scoring this is also
+        the number of ranks."""
         return len(parse_devices(self.pools[self.role_pools[role]]))
 
     def num_parts(self, role: str) -> int:
-        """Data-parallel ranks of a role that trains or scores: parts that a batch is split into.
+        """Return the number of data-parallel ranks of a role that trains or scores, which is the
+        number of parts that a batch is split into.
 
-        At least 1, also where the layout does not fit the pool, which is a problem of its own.
+        Return at least 1, even if the layout does not fit the pool; that mistake is reported
+        elsewhere.
         """
         strategy = self.computing[role].strategy
         sharers = 1

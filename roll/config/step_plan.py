@@ -1,4 +1,5 @@
-"""The arithmetic of a step, derived once and shown to the user before anything runs."""
+"""The numbers of samples, updates and tokens in a step, computed before anything runs and shown to
+the user."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from roll.config.sections.roles import Role
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """What one step of an RLVR run consists of."""
+    """Sizes of one step of an RLVR run."""
 
     prompts: int
     samples: int
@@ -24,9 +25,9 @@ class BatchPlan:
     replicas: int
     max_tokens_per_row: int
     max_microbatches_per_update: int
-    """Micro-batches of one rank when every row has the longest length."""
+    """Number of micro-batches of one rank if every row has the largest length."""
     max_staleness: int
-    """Steps that generation may be ahead of training."""
+    """Number of steps that generation may be ahead of training."""
 
     @classmethod
     def of(cls, config: RlvrConfig) -> BatchPlan:
@@ -48,7 +49,7 @@ class BatchPlan:
         )
 
     def lines(self) -> list[str]:
-        """For people, one fact a line."""
+        """Return a description for people, one fact per line."""
         ahead = (
             f", up to {self.max_staleness} step(s) ahead of training" if self.max_staleness else ""
         )
@@ -63,7 +64,7 @@ class BatchPlan:
 
 
 def plan_lines(config: RunConfig) -> list[str]:
-    """What one step consists of, one fact a line."""
+    """Return a description of one step, one fact per line."""
     if isinstance(config, RlvrConfig):
         rewards = [
             f"reward {name}: {reward.what}, weight {reward.weight:g}, for " + ", ".join(reward.tags)
@@ -81,7 +82,7 @@ def plan_lines(config: RunConfig) -> list[str]:
 
 
 def device_map(config: RunConfig) -> dict[str, list[str]]:
-    """Pool and its devices -> the roles that live there, with their backends."""
+    """Return the roles, with their backends, by pool; a key holds the pool's name and devices."""
     return {
         f"{pool} ({', '.join(str(d) for d in parse_devices(devices))})": [
             f"{name} [{role.strategy.kind}]"

@@ -1,1 +1,1 @@
-"""The output folder of a run: checkpoints, trackers, summary, lock."""
+"""The output folder of a run: checkpoints, trackers, summary and lock."""

@@ -1,7 +1,7 @@
-"""Checkpoints: complete or absent, kept by age and by merit.
+"""Checkpoints of a run, which are complete or absent; the newest and the best ones are kept.
 
 `checkpoints/step_000010/` holds the state after 10 steps. It is written as `.writing_step_000010`
-and renamed when everything is on disk, so a killed run leaves nothing that looks finished.
+and renamed when everything is on disk, so a killed run leaves nothing that looks complete.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ _NAME = re.compile(r"step_(\d{6,})")
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """What the driver must remember; the workers save their own."""
+    """State that the driver saves in a checkpoint; the workers save their own."""
 
     step: int
-    """Steps done."""
+    """Number of steps done."""
     sampler: dict[str, Any]
-    """Position in the data."""
+    """State of the sampler: its position in the data."""
     carried: dict[str, float] = field(default_factory=dict)
-    """Validation of this step, to be reported with the next record."""
+    """Validation metrics of this step, to be reported with the next record."""
     wall_s: float = 0.0
-    """Time spent on the steps so far, over all sessions."""
+    """Time spent on the steps so far, over all sessions of the run, in seconds."""
     rendered_at: str = ""
-    """What chat templates take for now, in ISO 8601, local time; the same in all sessions."""
+    """Date and time that chat templates treat as the present, ISO 8601, local time; the same in all
+    sessions of the run."""
 
 
 class Checkpoints:
@@ -53,7 +54,8 @@ class Checkpoints:
 
     @contextmanager
     def writing(self, state: RunState) -> Iterator[Path]:
-        """A folder to write into; complete when the block ends without an error."""
+        """Open a folder for a new checkpoint; it becomes complete when the block ends without an
+        error."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.tidy()
         aside = self.folder / f".writing_step_{state.step:06d}"
@@ -75,8 +77,8 @@ class Checkpoints:
         self._prune(written=state.step)
 
     def tidy(self) -> None:
-        """Undo what a kill left half done: torn folders go, a replaced one without its
-        replacement comes back."""
+        """Clean up after a kill: delete incomplete folders, and restore a folder that was to be
+        replaced but has no replacement."""
         for torn in self.folder.glob(".writing_step_*"):
             shutil.rmtree(torn)
         for old in self.folder.glob(".old_step_*"):
@@ -87,7 +89,8 @@ class Checkpoints:
                 old.rename(final)
 
     def abandon_newer(self, step: int) -> None:
-        """Set checkpoints after `step` aside: the run that goes on from there is another one."""
+        """Rename the checkpoints after `step`: the run that continues from there will write other
+        ones."""
         for newer, path in self.complete():
             if newer <= step:
                 continue
@@ -100,7 +103,7 @@ class Checkpoints:
             logger.warning("going on from step %d: %s is now %s", step, path.name, aside)
 
     def complete(self) -> list[tuple[int, Path]]:
-        """(steps done, folder) of every complete checkpoint, oldest first."""
+        """Return (steps done, folder) of every complete checkpoint, oldest first."""
         found = []
         for path in self.folder.glob("step_*"):
             match = _NAME.fullmatch(path.name)
@@ -109,10 +112,11 @@ class Checkpoints:
         return sorted(found)
 
     def find(self, resume: str) -> Path | None:
-        """The checkpoint that `resume` (auto, never, or a path) means.
+        """Return the checkpoint that `resume` (auto, never, or a path) selects; None if there is
+        none to resume from.
 
         Raises:
-            CheckpointError: a path that is no complete checkpoint.
+            CheckpointError: the path is no complete checkpoint.
         """
         if resume == "never":
             return None
@@ -129,7 +133,8 @@ class Checkpoints:
         return path
 
     def _prune(self, *, written: int) -> None:
-        """Keep the newest `keep_last`, the best `keep_best`, and in any case `written`."""
+        """Delete checkpoints except the newest `keep_last`, the best `keep_best`, and always
+        `written`."""
         complete = self.complete()
         keep = {step for step, _ in complete[-self.config.keep_last :]} | {written}
         metric = self.config.best_metric
@@ -137,15 +142,16 @@ class Checkpoints:
             scored = [
                 (s.carried[metric], s.step)
                 for s in self._states()
-                # Not a number is no merit, and would sort anywhere.
+                # NaN and infinite values cannot be ranked.
                 if math.isfinite(s.carried.get(metric, math.nan))
             ]
-            # Of equals the newer one is kept.
+            # Of equal values the newer one is kept.
             scored.sort(key=lambda it: (it[0] if self.config.prefers_high else -it[0], it[1]))
             keep |= {step for _, step in scored[-self.config.keep_best :]}
         for step, path in complete:
             if step not in keep:
-                # Renamed first, so that a kill in between leaves nothing that looks complete.
+                # Renamed first, so that a kill during the deletion leaves nothing that looks
+                # complete.
                 doomed = path.with_name(f".writing_{path.name}")
                 path.rename(doomed)
                 shutil.rmtree(doomed)
@@ -157,10 +163,10 @@ class Checkpoints:
 
 
 def load_state(path: Path) -> RunState:
-    """The driver's state in a complete checkpoint.
+    """Read the driver's state from a complete checkpoint.
 
     Raises:
-        CheckpointError: the file is not what this version writes.
+        CheckpointError: the file is not in the format of this version.
     """
     try:
         return RunState(**json.loads((path / STATE).read_text(encoding="utf-8")))
@@ -171,10 +177,11 @@ def load_state(path: Path) -> RunState:
 
 
 def require_written(file: Path) -> None:
-    """Look whether what a worker wrote is visible here.
+    """Raise CheckpointError unless a file that a worker wrote is visible on the driver.
 
     Raises:
-        CheckpointError: it is not, so `output_dir` is another folder on the worker's node.
+        CheckpointError: the file is missing here, so `output_dir` is another folder on the worker's
+            node.
     """
     if not file.is_file():
         raise CheckpointError(
@@ -184,7 +191,8 @@ def require_written(file: Path) -> None:
 
 
 def _flush(folder: Path) -> None:
-    """Force every file below `folder` to disk, so that the rename comes after its content."""
+    """Force every file below `folder` to disk, so that a later rename of the folder never comes
+    before its content."""
     for root, _, files in os.walk(folder):
         for name in [*files, "."]:
             handle = os.open(os.path.join(root, name), os.O_RDONLY)
@@ -204,7 +212,7 @@ def _flush_names(folder: Path) -> None:
 
 
 def write_folder(final: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a folder aside, then put it in place of `final`."""
+    """Fill a temporary folder with `write`, then put it in the place of `final`."""
     aside = final.with_name(f".writing_{final.name}")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What a run file says otherwise than the checkpoint it goes on from."""
+"""Differences between a run file and the checkpoint that the run resumes from."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from roll.config.run import RunConfig
 from roll.core.errors import CheckpointError
 
 EXPECTED = ("max_steps", "epochs", "resume", "output_dir", "track", "checkpoint", "cluster")
-"""Keys that say how long a run is and what it leaves behind."""
+"""Keys that may differ: they set how long a run is, where it runs and what it leaves behind."""
 
 
 def changed_keys(checkpoint: Path, config: RunConfig) -> list[str]:
-    """`key: then -> now` of every value that is another one; none if the file is not there.
+    """Return `key: then -> now` for every value that differs; empty if the checkpoint has no
+    config.
 
     Args:
-        config: as the user wrote it.
+        checkpoint: folder of the checkpoint, whose `config.yaml` is compared.
+        config: the config as the user wrote it.
 
     Raises:
-        CheckpointError: the file is no mapping in plain YAML.
+        CheckpointError: `config.yaml` is no mapping in plain YAML.
     """
     file = checkpoint / "config.yaml"
     if not file.is_file():

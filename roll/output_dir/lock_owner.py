@@ -1,4 +1,4 @@
-"""Who holds an output folder: a process, as others can look it up or cannot."""
+"""The process that holds an output folder, and a check if that process still runs."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import psutil
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A process that writes into a folder."""
+    """A process that writes into an output folder."""
 
     host: str
     machine: str
-    """The boot of the machine's kernel and the space of process numbers, which a container has of
-    its own: what `pid` is a number in."""
+    """Boot id of the machine's kernel and PID namespace; `pid` is a number in this namespace. A
+    container has a PID namespace of its own."""
     pid: int
     begun: int
-    """When the process was started, in the kernel's ticks since its boot: what no correction of
-    the clock moves."""
+    """Start time of the process, in the kernel's ticks since boot, which do not change when the
+    clock is set."""
     since: str
-    """When it took the folder."""
+    """Date and time when the process took the folder."""
 
     @classmethod
     def this_process(cls) -> Owner:
@@ -40,11 +40,11 @@ class Owner:
 
     @property
     def is_near(self) -> bool:
-        """Whether its process can be looked up from here."""
+        """True if the process can be looked up from here: same host, boot and PID namespace."""
         return self.machine == _machine() and self.host == socket.gethostname()
 
     def runs_here(self) -> bool:
-        """Whether the process, which is near, still runs."""
+        """Return True if the process still runs; only valid if `is_near`."""
         try:
             return _begun(self.pid) == self.begun
         except ProcessLookupError:
@@ -55,7 +55,7 @@ class Owner:
 
 
 def read_owner(path: Path) -> Owner | None:
-    """Who wrote the file; None where there is no file, or one that was cut off."""
+    """Read the owner from a lock file; None if there is no file or it is incomplete."""
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         owner = Owner(**found)
@@ -65,10 +65,11 @@ def read_owner(path: Path) -> Owner | None:
 
 
 def _begun(pid: int) -> int:
-    """When a process was started, in ticks since the boot.
+    """Return the time when a process was started, in ticks since the boot.
 
     Raises:
-        ProcessLookupError: there is none, or it has ended and is only not yet waited for.
+        ProcessLookupError: there is no such process, or it has ended and its parent has not
+            collected it.
     """
     if not Path("/proc/self/stat").exists():  # not Linux
         try:
@@ -79,7 +80,7 @@ def _begun(pid: int) -> int:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         raise ProcessLookupError(pid) from None
-    # The name before it, in parentheses, may hold anything.
+    # The fields follow the process's name, which is in parentheses and may hold any character.
     fields = stat.rpartition(")")[2].split()
     if fields[0] in "ZX":
         raise ProcessLookupError(pid)

@@ -1,4 +1,4 @@
-"""Paths as workers must see them: an actor has another working directory than the driver."""
+"""Absolute paths for workers, whose working directory is not the driver's."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ C = TypeVar("C", bound=RunConfig)
 
 
 def absolute_paths(config: C) -> C:
-    """The same config, with the paths that workers open made absolute.
+    """Return the config with absolute paths where workers open them.
 
-    These are `output_dir` and the folders of models and tokenizers; a model that is no folder here
-    is a name on the hub and stays. Data are read by the driver, and `kwargs` of rewards are the
-    user's own: neither is touched. The saved config.yaml keeps what the user wrote.
+    These are `output_dir` and the folders of models and tokenizers. A model whose folder does not
+    exist here is taken for a name on the hub and stays as it is. Paths of data stay, because the
+    driver reads them; so do the `kwargs` of rewards, because only the user knows their meaning. The
+    saved config.yaml keeps the paths that the user wrote.
     """
     changes: dict[str, Any] = {
         "output_dir": str(_absolute(config.output_dir)),

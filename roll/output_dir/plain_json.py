@@ -1,9 +1,9 @@
-"""Plain values as a JSON file: what holds others is opened, a line for each; flat lists stay whole.
+"""Writer of plain values as JSON: nested containers have one line per item, flat lists one line.
 
-A state may hold millions of tokens. The encoder of the standard library that indents is written in
-Python and slow. The other one is written in C and fast, but all threads wait for it. Flat lists go
-to that one, a list at a time, so that nobody waits for longer than one list takes
-(`benchmarks/run_state.py`).
+A state may hold millions of tokens. The standard library's encoder that indents is written in
+Python and slow. The encoder that does not indent is written in C and fast, but blocks all threads
+while it runs. Here each flat list goes to the fast encoder by itself, so that threads are blocked
+for no longer than one list takes (`benchmarks/run_state.py`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 
 
 def write_plain(path: Path, value: Any) -> None:
-    """Write `value` in place; dicts have strings for keys.
+    """Write `value` to `path` and force it to disk; the keys of all dicts must be strings.
 
     Raises:
-        OSError: the disk is full, or something else is wrong with it.
-        TypeError: it holds something that JSON does not know.
+        OSError: the disk is full, or another error of the disk.
+        TypeError: `value` contains something that JSON cannot hold.
     """
     with path.open("w", encoding="utf-8") as file:
         file.writelines(encoded(value))
@@ -30,7 +30,7 @@ def write_plain(path: Path, value: Any) -> None:
 
 
 def encoded(value: Any, indent: int = 0) -> Iterator[str]:
-    """The text, in pieces."""
+    """Yield the JSON text of `value` in pieces."""
     if not _holds_others(value):
         yield json.dumps(value, separators=(", ", ": "))
         return
@@ -51,7 +51,8 @@ def encoded(value: Any, indent: int = 0) -> Iterator[str]:
 def _holds_others(value: Any) -> bool:
     if isinstance(value, dict):
         return any(_is_container(each) for each in value.values())
-    # Lists are of one kind; where one is not, it is written whole, which is as right.
+    # Only the first item is looked at. A mixed list is then written in one line, which is also
+    # valid JSON.
     return isinstance(value, list | tuple) and len(value) > 0 and _is_container(value[0])
 
 

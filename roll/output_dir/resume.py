@@ -1,4 +1,4 @@
-"""The output folder of a run: what it holds from before, what is still missing in it."""
+"""State of a run's output folder: what an earlier session left there, and what is still to do."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from roll.output_dir.trackers import read_records
 logger = logging.getLogger(__name__)
 
 LOCK = "run.lock"
-"""In a folder that a run is in; see `run_lock.py`."""
+"""Name of the lock file in the folder of a run; see `run_lock.py`."""
 
 EXPORT_MARK = "roll.json"
-"""In `hf/`: which step its weights are of."""
+"""Name of the file in `hf/` that holds the step of the exported weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a run begins, and what an earlier one left undone there."""
+    """Point where a run begins, and what an earlier session left to do there."""
 
     checkpoint: Path | None
     state: RunState | None
     recorded: bool
-    """Whether the validation that the checkpoint carries is in metrics.jsonl."""
+    """True if the validation metrics that the checkpoint carries are in metrics.jsonl."""
     exported: bool
-    """Whether `hf/` holds the weights of the checkpoint."""
+    """True if `hf/` holds the weights of the checkpoint."""
 
     @property
     def step(self) -> int:
@@ -44,10 +44,10 @@ class Start:
 
 
 def find_start(config: RunConfig) -> Start:
-    """What `resume` means in this folder.
+    """Return the point where the run begins, according to `resume` and the output folder.
 
     Raises:
-        CheckpointError: it names no complete checkpoint.
+        CheckpointError: `resume` names no complete checkpoint.
     """
     folder = Path(config.output_dir)
     checkpoint = Checkpoints(folder / "checkpoints", config.checkpoint).find(config.resume)
@@ -63,11 +63,13 @@ def find_start(config: RunConfig) -> Start:
 
 
 def rendering_moment(config: RunConfig) -> datetime:
-    """What chat templates take for now: the moment of the checkpoint that the run goes on from, so
-    that its rows are the same on every day; without one, now. Changes nothing in the folder.
+    """Return the date and time that chat templates treat as the present.
+
+    This is the moment saved in the checkpoint that the run resumes from, so that rows stay the same
+    on every day. Without a checkpoint it is the present. The folder is not changed.
 
     Raises:
-        CheckpointError: the checkpoint is not of this version.
+        CheckpointError: the checkpoint is not in the format of this version.
     """
     now = datetime.now()
     if config.resume == "never":
@@ -85,10 +87,10 @@ def rendering_moment(config: RunConfig) -> datetime:
 
 
 def finished_summary(config: RunConfig) -> dict[str, Any] | None:
-    """The summary of a run that has nothing left to do; None when there is work.
+    """Return the summary of a run that has nothing left to do; None if there is work.
 
     Raises:
-        CheckpointError: as `find_start`.
+        CheckpointError: `resume` names no complete checkpoint.
     """
     start = find_start(config)
     if start.state is None or start.step < config.max_steps or not start.recorded:
@@ -110,13 +112,14 @@ def finished_summary(config: RunConfig) -> dict[str, Any] | None:
 
 
 def refuse_other_settings(config: RunConfig) -> None:
-    """Look whether the finished run in `output_dir` is the one that `config` asks for.
+    """Raise SettingsChangedError unless the finished run in `output_dir` has the settings of
+    `config`.
 
     Args:
-        config: as the user wrote it.
+        config: the config as the user wrote it.
 
     Raises:
-        SettingsChangedError: it was trained with other settings; names them.
+        SettingsChangedError: the run was trained with other settings, which the text names.
     """
     start = find_start(config)
     if start.checkpoint is None:
@@ -135,17 +138,18 @@ def refuse_other_settings(config: RunConfig) -> None:
 
 
 def exported_file(model: ModelConfig) -> str:
-    """What an export of this model holds in any case."""
+    """Return the name of a file that every export of this model holds."""
     return "config.json" if model.lora is None else "adapter_config.json"
 
 
 def mark_export(hf: Path, step: int) -> None:
-    """Note in an exported model which step it is of."""
+    """Record in an exported model's folder the step of its weights."""
     (hf / EXPORT_MARK).write_text(json.dumps({"step": step}) + "\n", encoding="utf-8")
 
 
 def exported_step(output_dir: Path) -> int | None:
-    """The step whose weights `hf/` holds; None when there are none, or nobody knows."""
+    """Return the step whose weights `hf/` holds; None if there is no export, or its step is
+    unknown."""
     mark = output_dir / "hf" / EXPORT_MARK
     if not mark.is_file():
         return None
@@ -154,10 +158,10 @@ def exported_step(output_dir: Path) -> int | None:
 
 
 def make_writable(output_dir: Path) -> None:
-    """Create the folder and write into it once.
+    """Create the folder, and write a temporary file into it as a test.
 
     Raises:
-        ConfigError: it is a file, or cannot be created or written.
+        ConfigError: the path is a file, or the folder cannot be created or written.
     """
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
@@ -171,12 +175,15 @@ def make_writable(output_dir: Path) -> None:
 
 
 def set_aside(output_dir: Path) -> None:
-    """`resume: never` begins in an empty folder; what is there is renamed, never deleted."""
+    """Rename a folder that holds more than a lock to `<name>.1`, or the next free number.
+
+    Called for `resume: never`, which begins in an empty folder. Nothing is deleted.
+    """
     if not output_dir.is_dir() or {path.name for path in output_dir.iterdir()} <= {LOCK}:
         return
     number = 1
     while (aside := output_dir.with_name(f"{output_dir.name}.{number}")).exists():
         number += 1
     output_dir.rename(aside)
-    (aside / LOCK).unlink(missing_ok=True)  # of the run that begins, not of the one that is kept
+    (aside / LOCK).unlink(missing_ok=True)  # it belongs to the run that begins
     logger.info("resume is never: the earlier run is kept in %s", aside)

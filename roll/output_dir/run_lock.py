@@ -1,10 +1,11 @@
-"""One run at a time in an output folder: a file says which, and is void when that run is gone.
+"""Lock that allows one run at a time in an output folder; it becomes void when its run is gone.
 
-The file names the machine, the process and since when. On the same machine the process is looked
-for, with the moment it began, since numbers of processes are given out again. On another machine,
-and in another container, nobody can look; there the owner touches the file every few seconds. Who
-finds such a file waits for the next touch, and a file that is touched no more is void. An owner
-that comes back after so long a silence may find that another run has begun; then it ends.
+The lock is a file that names the owner: the machine, the process and the start time. On the same
+machine, a new run looks the process up by number and start time, since numbers are used again. From
+another machine or container a process cannot be looked up. Therefore the owner touches the file
+every few seconds. A new run that finds such a file waits for the next touch; without one for long
+enough, the lock is void. An owner that was silent for that long and continues may find another run
+in the folder. Then the owner ends.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ from roll.output_dir.resume import LOCK, make_writable, set_aside
 logger = logging.getLogger(__name__)
 
 BEAT_S = 10.0
-"""Between two touches of the file."""
+"""Time between two touches of the file, in seconds."""
 SILENT_S = 60.0
-"""Without a touch for so long, an owner that cannot be looked up counts as gone."""
+"""Time without a touch after which an owner that cannot be looked up counts as gone, in seconds."""
 POLL_S = 0.5
-"""Between two looks for a touch."""
+"""Time between two checks for a touch, in seconds."""
 
 
 class RunLock:
-    """A context manager; inside it, no other run begins in the folder.
+    """Context manager; inside its block, no other run can begin in the folder.
 
     Raises:
-        ConfigError: another run is in the folder, or it cannot be written.
-        FolderLostError: at the end, where another run has taken the folder meanwhile.
+        ConfigError: on entry: another run is in the folder, or the folder cannot be written.
+        FolderLostError: on exit: another run has taken the folder.
     """
 
     def __init__(
@@ -54,12 +55,14 @@ class RunLock:
         silent_s: float = SILENT_S,
         on_loss: Callable[[], None] | None = None,
     ) -> None:
-        """
+        """Prepare the lock; entering the block takes the folder.
+
         Args:
-            beat_s: between two touches of the file.
-            silent_s: without a touch for so long, an owner that cannot be looked up is gone.
-            on_loss: called once, in a thread of the lock, when another run has taken the folder;
-                left out: the main thread is interrupted as by Ctrl-C.
+            beat_s: time between two touches of the file, in seconds.
+            silent_s: time without a touch after which an owner that cannot be looked up counts as
+                gone, in seconds.
+            on_loss: called once, in a thread of the lock, when another run has taken the folder. If
+                left out, the main thread is interrupted as by Ctrl-C.
         """
         self._folder = folder
         self._beat_s = beat_s
@@ -84,7 +87,8 @@ class RunLock:
     def __exit__(self, *error: object) -> None:
         self._end.set()
         self._beats.join()
-        # A folder that is gone, or a lost disk, holds no lock; nor does one that is fought for.
+        # Errors mean that there is no lock to remove: the folder is gone, the disk is lost, or
+        # other runs are waiting for the lock.
         with contextlib.suppress(OSError, ConfigError), _alone(self._folder):
             owner = read_owner(self.path)
             if owner == self._owner:
@@ -92,7 +96,7 @@ class RunLock:
             elif owner is not None and self._holds:
                 self._loss = self._loss or str(owner)
             if self._made_here:
-                self._folder.rmdir()  # only where the run has left nothing in it
+                self._folder.rmdir()  # fails, as it should, unless the folder is empty
         if self._loss:
             raise FolderLostError(
                 f"output_dir: this run has ended, because {self._folder} is another's: "
@@ -102,8 +106,8 @@ class RunLock:
             )
 
     def take(self) -> None:
-        """Write the file, as soon as it is clear that nobody holds the folder; again after the
-        folder was renamed."""
+        """Write the lock file as soon as it is clear that no other run holds the folder. May be
+        called again after the folder was renamed."""
         self._made_here = not self._folder.exists()
         watch: _Watch | None = None
         while (found := self._try(watch)) is not None:
@@ -119,22 +123,22 @@ class RunLock:
             time.sleep(min(POLL_S, self._silent_s / 10))
 
     def begin_anew(self) -> None:
-        """Set the content of the folder aside, and hold the empty one."""
+        """Rename the folder with its content, and take a new, empty one."""
         with self._taking:
             with _alone(self._folder):
                 set_aside(self._folder)
-                # Where the folder was renamed, another run can be quicker.
+                # After the folder is renamed, another run can take the new one first.
                 self._holds = self.path.exists()
             self.take()
 
     def _try(self, watch: _Watch | None) -> _Watch | None:
-        """Take the folder, or say whose sign of life must be waited for.
+        """Take the folder and return None, or return the lock whose owner may still be alive.
 
         Args:
-            watch: what was found first.
+            watch: the lock that an earlier attempt found; None in the first attempt.
 
         Raises:
-            ConfigError: the owner lives.
+            ConfigError: the owner of the lock is alive.
         """
         with _alone(self._folder, make=True):
             make_writable(self._folder)
@@ -148,7 +152,8 @@ class RunLock:
                     if watch is not None and watch.owner == owner:
                         if watch.touched_ns != found.touched_ns:
                             raise ConfigError(_refusal(self._folder, owner))
-                        # By this machine's clock, too: the stamp may be of a wrong one.
+                        # Time passed here counts as well, because the file's time stamp may come
+                        # from a wrong clock.
                         silent_s = max(silent_s, found.seen - watch.seen)
                     if silent_s < self._silent_s:
                         return found
@@ -163,7 +168,7 @@ class RunLock:
                 self._loss = self._lost(_awake_s() - last)
                 if self._loss:
                     break
-                with contextlib.suppress(OSError):  # on a full or lost disk there are other worries
+                with contextlib.suppress(OSError):  # the run itself reports a bad disk
                     os.utime(self.path)
                     last = _awake_s()
         if self._loss and not self._end.is_set():
@@ -171,10 +176,10 @@ class RunLock:
             self._on_loss()
 
     def _lost(self, silent_s: float) -> str:
-        """How the folder was lost; empty where it was not.
+        """Return a description of how the folder was lost; empty if it was not lost.
 
         Args:
-            silent_s: since this run has touched the file.
+            silent_s: time since this run touched the file, in seconds.
         """
         if not self._holds:
             return ""
@@ -188,12 +193,12 @@ class RunLock:
 
 @dataclass(frozen=True, slots=True)
 class _Watch:
-    """A lock whose owner's sign of life is waited for."""
+    """A lock whose owner cannot be looked up, as found at one moment."""
 
     owner: Owner
     touched_ns: int
     seen: float
-    """When this was found, in seconds of the monotonic clock."""
+    """Time when the lock was found, in seconds of the monotonic clock."""
 
     def is_of(self, other: _Watch) -> bool:
         return self.owner == other.owner
@@ -210,8 +215,11 @@ def _refusal(folder: Path, owner: Owner) -> str:
 
 
 def _silent_s(path: Path) -> float | None:
-    """Since the last touch, by the clock of the file's own machine, which is the one that stamped
-    it; None where the file is gone."""
+    """Return the seconds since the last touch of the file; None if the file is gone.
+
+    The time is measured with a second file in the same folder, so both time stamps come from one
+    clock.
+    """
     probe = path.with_name(f".{LOCK}.{os.getpid()}")
     probe.touch()
     try:
@@ -224,14 +232,16 @@ def _silent_s(path: Path) -> float | None:
 
 @contextmanager
 def _alone(folder: Path, *, make: bool = False, patience_s: float = 10.0) -> Iterator[None]:
-    """Of those who look at the lock and write it, who rename the folder or remove it, one at a
-    time, where the disk can tell them apart.
+    """Hold the folder exclusively: only one process at a time checks or writes the lock, or renames
+    or removes the folder. Without effect on file systems that cannot lock a folder.
 
     Args:
-        make: create the folder where there is none.
+        make: create the folder if it does not exist.
+        patience_s: time limit for the wait for other processes, in seconds.
 
     Raises:
-        FileNotFoundError: there is none, and `make` is not set.
+        ConfigError: the wait took longer than `patience_s`.
+        FileNotFoundError: the folder does not exist, and `make` is not set.
     """
     deadline = time.monotonic() + patience_s
     while True:
@@ -239,16 +249,16 @@ def _alone(folder: Path, *, make: bool = False, patience_s: float = 10.0) -> Ite
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError:
-                make_writable(folder)  # says what is wrong
+                make_writable(folder)  # raises an error that says what is wrong
         try:
             handle = os.open(folder, os.O_RDONLY)
         except FileNotFoundError:
             if make and time.monotonic() < deadline:
-                continue  # removed since by a run that ended
+                continue  # a run that ended has removed the folder
             raise
         try:
             _wait_for(handle, folder, deadline, patience_s)
-            # Before it was this one's turn, the folder may have been renamed or removed.
+            # While this process waited for its turn, the folder may have been renamed or removed.
             if _is_still(folder, handle):
                 yield
                 return
@@ -284,12 +294,12 @@ def _is_still(folder: Path, handle: int) -> bool:
 
 
 def _interrupt_main() -> None:
-    """End the run as Ctrl-C does, also out of a wait."""
+    """Interrupt the main thread as Ctrl-C does, even while it waits."""
     main = threading.main_thread().ident
     assert main is not None
     signal.pthread_kill(main, signal.SIGINT)
 
 
 def _awake_s() -> float:
-    """Seconds, those that the machine was suspended included."""
+    """Return seconds of a clock that also counts the time in which the machine is suspended."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

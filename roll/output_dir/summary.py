@@ -1,4 +1,4 @@
-"""`summary.json`: a run in one small object, made from its records."""
+"""`summary.json`: the results of a run as one small object, made from its records."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ FILE = "summary.json"
 
 
 def summarize(records: Sequence[dict[str, Any]], *, status: str, wall_s: float) -> dict[str, Any]:
-    """Start, end and best of what matters.
+    """Return start, end and best value of the main metrics.
 
-    `first` holds the first training step (before any update the policy is the reference: ratio 1,
-    clip fraction 0, KL 0); `max` the largest value over all steps; `best` the best number of a
-    validation, which is none (null) where every value is infinite or not a number.
+    `first` holds the metrics of the first training step (before any update the policy equals the
+    reference: ratio 1, clip fraction 0, KL 0). `max` holds the largest values over all steps.
+    `best` holds the best value of each validation metric; null if every value is infinite or NaN.
     """
     training = [r for r in records if "time/step_s" in r]
     validated: dict[str, dict[str, Any]] = {}
@@ -71,19 +71,21 @@ def summarize(records: Sequence[dict[str, Any]], *, status: str, wall_s: float) 
 
 
 def _worst(values: Sequence[float]) -> float:
-    """The largest; not a number is worse than any."""
+    """Return the largest value, or NaN if there is one."""
     return next((value for value in values if math.isnan(value)), max(values))
 
 
 def write_summary(
     output_dir: Path, *, status: str, wall_s: float, error: str | None = None
 ) -> dict[str, Any]:
-    """Make `summary.json` from the records on disk, and return it.
+    """Write `summary.json`, made from the records on disk, and return its content.
 
     Args:
+        output_dir: folder of the run.
         status: `finished`, `stopped` (by a person or a signal) or `failed`.
-        wall_s: of all sessions of the run; work that a kill undid is not counted.
-        error: one line, of a run that ended early.
+        wall_s: time of all sessions of the run, in seconds; work that was lost in a kill is not
+            counted.
+        error: reason in one line, if the run ended early.
     """
     records = read_records(output_dir / "metrics.jsonl")
     summary = summarize(records, status=status, wall_s=wall_s)
@@ -94,7 +96,7 @@ def write_summary(
 
 
 def read_summary(output_dir: Path) -> dict[str, Any] | None:
-    """What `write_summary` wrote, if it did."""
+    """Return the content of `summary.json`; None if there is no such file."""
     path = output_dir / FILE
     if not path.is_file():
         return None
@@ -103,7 +105,7 @@ def read_summary(output_dir: Path) -> dict[str, Any] | None:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write aside, then rename, so that a reader never sees half a file."""
+    """Write to a temporary file and rename it, so that a reader never sees a half-written file."""
     aside = path.with_name(path.name + ".tmp")
     aside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     aside.replace(path)

@@ -1,4 +1,5 @@
-"""Trackers: where the numbers of a run go. One that fails is switched off; the run goes on."""
+"""Trackers, which store or show the metrics of a run. A tracker that fails is switched off, and the
+run continues."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ _NO_WANDB = "track.wandb_project is set, but W&B is not installed: `pip install 
 
 
 class Tracker(Protocol):
-    """Receives one record per step."""
+    """Receiver of one record per step."""
 
     def log(self, step: int, record: Record) -> None: ...
 
@@ -35,10 +36,12 @@ class Tracker(Protocol):
 
 
 class JsonlTracker:
-    """`metrics.jsonl`: one object per step, on disk before the next step begins."""
+    """Tracker that writes `metrics.jsonl`: one object per step, flushed before the next step
+    begins."""
 
     def __init__(self, path: Path, *, first_step: int) -> None:
-        """Opens for appending; records at or after `first_step` belong to work that is redone."""
+        """Open the file for appending, without the records from `first_step` on, which the run
+        makes again."""
         _drop_records(path, first_step)
         self._file: TextIO = path.open("a", encoding="utf-8")
 
@@ -51,9 +54,10 @@ class JsonlTracker:
 
 
 def _drop_records(path: Path, first_step: int) -> None:
-    """Take the records at or after `first_step` out of the file, and a line that was cut off.
+    """Remove the records from `first_step` on from the file, and an incomplete line.
 
-    Written aside and renamed, and only if there are some: on a full disk all stay.
+    The new content is written to another file, which is then renamed. If nothing changes, nothing
+    is written. If the disk is full, all records stay.
     """
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     kept = []
@@ -78,7 +82,8 @@ def _drop_records(path: Path, first_step: int) -> None:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """The records of a metrics.jsonl; a last line that was cut off by a kill is left out."""
+    """Read the records of a metrics.jsonl; lines that are incomplete because of a kill are left
+    out."""
     if not path.exists():
         return []
     records = []
@@ -119,7 +124,8 @@ class WandbTracker:
 
 
 class ConsoleTracker:
-    """One line per step above a progress bar; plain lines where there is no terminal."""
+    """Tracker that prints one line per step above a progress bar; without a terminal only the
+    lines."""
 
     def __init__(self, *, first_step: int, max_steps: int, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True)
@@ -149,7 +155,7 @@ class ConsoleTracker:
 
 
 MAX_PARTS = 6
-"""Of a reward, in the line of a step; all are in metrics.jsonl."""
+"""Largest number of parts of a reward that the line of a step shows; metrics.jsonl has all."""
 
 _COLUMNS: Sequence[tuple[str, str, str]] = (
     ("reward/mean", "reward", ".3f"),
@@ -165,7 +171,7 @@ _COLUMNS: Sequence[tuple[str, str, str]] = (
 
 
 def step_line(step: int, max_steps: int, record: Record) -> str:
-    """The step in one line: what a person watches.
+    """Format the main metrics of a step as one line for the terminal.
 
     Example: step   3/60  reward 0.612  loss -0.0031  kl 0.0004 ...
     """
@@ -186,12 +192,13 @@ def step_line(step: int, max_steps: int, record: Record) -> str:
 
 
 def _oldest(versions: float) -> list[str]:
-    """How old the tokens are whose mismatch holds what the policy has learned since."""
+    """Return the age of the oldest tokens, which explains a part of the mismatch; empty if no token
+    is old."""
     return [f"(of tokens up to {versions:.0f} versions old)"] if versions else []
 
 
 def _reward_parts(record: Record) -> list[str]:
-    """What the reward is made of, as far as it is of several things."""
+    """Return the mean of each part of the reward; empty if there are fewer than two parts."""
     shown = [
         f"{name.removeprefix('reward/').removesuffix('/mean')} {value:.3f}"
         for name, value in record.items()
@@ -206,7 +213,7 @@ def _reward_parts(record: Record) -> list[str]:
 
 
 class Trackers:
-    """All trackers of a run, behind one `log`."""
+    """All trackers of a run, behind one `log` method."""
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = list(trackers)
@@ -235,10 +242,10 @@ class Trackers:
 
 
 def check_trackers(config: TrackConfig) -> None:
-    """Look whether the trackers that `config` names are installed.
+    """Raise EngineMissingError unless the trackers that `config` names are installed.
 
     Raises:
-        EngineMissingError: W&B is wanted and not here.
+        EngineMissingError: W&B is configured but not installed.
     """
     if config.wandb_project is not None and importlib.util.find_spec("wandb") is None:
         raise EngineMissingError(_NO_WANDB)
@@ -252,7 +259,8 @@ def open_trackers(
     max_steps: int,
     resolved: Mapping[str, Any],
 ) -> Trackers:
-    """The trackers that `config` names; steps before `first_step` are kept, later ones redone."""
+    """Open the trackers that `config` names; records before `first_step` are kept, later ones
+    dropped."""
     trackers: list[Tracker] = [JsonlTracker(output_dir / "metrics.jsonl", first_step=first_step)]
     if config.tensorboard:
         trackers.append(TensorBoardTracker(output_dir / "tensorboard", first_step=first_step))

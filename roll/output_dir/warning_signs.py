@@ -1,4 +1,4 @@
-"""Signs that a run learns nothing, as they begin, and what became of it in one sentence."""
+"""Warning signs that a run learns nothing, and a verdict on a run in one sentence."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ Record = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """Something in a step's record that a person should not overlook."""
+    """A warning sign in the record of a step."""
 
     shows: Callable[[Record], bool]
     begins: str
-    """What is said when a step shows it and the one before did not."""
+    """Message for the first step that shows the sign."""
     was: str
-    """The same for the end of a run, after `in 3 of 5 steps `."""
+    """Description of the sign for the verdict, after `in 3 of 5 steps `."""
 
 
 def _equal(record: Record) -> bool:
-    # Where a critic or a teacher gives advantages, equal rewards teach something all the same.
+    # With advantages from a critic or a teacher, samples with equal rewards still teach something.
     return (
         "loss/policy" in record
         and record.get("groups/equal_rewards_fraction", 0.0) >= 1
@@ -61,13 +61,14 @@ SIGNS = (
 
 
 class Lookout:
-    """Says a sign when it begins, and when it is over."""
+    """Watch for warning signs: each sign is reported when it begins and when it ends."""
 
     def __init__(self) -> None:
         self._shown: set[Sign] = set()
 
     def look(self, record: Record) -> list[str]:
-        """What is new in the record of a training step; of others nothing."""
+        """Return messages about signs that begin or end in this record; empty for records that are
+        not of a training step."""
         if "time/step_s" not in record:
             return []
         said = []
@@ -84,10 +85,11 @@ class Lookout:
 def verdict(
     records: Sequence[Mapping[str, Any]], validated: Mapping[str, Mapping[str, Any]]
 ) -> str:
-    """A run in one sentence: what it was measured by, and what went wrong.
+    """Return a sentence about a run: the course of its main metric, and the signs that it showed.
 
     Args:
-        validated: `validation` of a summary.
+        records: records of all steps.
+        validated: the entry `validation` of a summary.
     """
     steps = [record for record in records if "time/step_s" in record]
     counts = [(sum(map(sign.shows, steps)), sign) for sign in SIGNS]

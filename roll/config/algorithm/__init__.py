@@ -1,4 +1,4 @@
-"""What the policy is trained on: one file per list of choices, put together here."""
+"""The `algorithm` section of a run file: its lists of choices, one file per list."""
 
 from __future__ import annotations
 
@@ -116,37 +116,46 @@ __all__ = [
 
 
 class AlgorithmConfig(Config):
-    """What the policy is trained on: advantage, a sum of loss terms, and their aggregation."""
+    """The training algorithm: advantage, loss terms, aggregation, and optional changes to rewards,
+    samples and advantages."""
 
     preset: str | None = None
-    """An algorithm by its name; `roll show` prints what it stands for. Whatever else the same file
-    sets wins over it; of its parts it drops what files named in `defaults` say, and on the command
-    line what all files say."""
+    """Name of a preset, for example `grpo`; `roll show` prints the settings that it stands for.
+    Settings in the same file win over the preset. The preset replaces what files named in
+    `defaults` say about the parts it sets; a preset named on the command line replaces what all
+    files say about them."""
     advantage: AdvantageConfig = GrpoConfig()
     loss: tuple[LossTermConfig, ...] = Field(default=(PpoClipConfig(),), min_length=1)
-    """Terms that are added up, each with its coefficient."""
+    """Loss terms; the loss is their sum, each times its coefficient."""
     aggregation: Aggregation = Aggregation.TOKEN_MEAN
     old_logprobs: Literal["auto", "recompute", "rollout"] = "auto"
-    """The policy's log-probs before the first update of a step, the denominator of ratios. `auto`
-    skips the trainer's extra forward pass where a step is one update, since the update's own
-    forward pass gives the same numbers. `rollout` takes those that the engine reported: no extra
-    pass, and the ratio itself corrects for the gap between engine and trainer."""
+    """Source of the old log-probs, which are the policy's log-probs before the first update of a
+    step and the denominator of ratios. `recompute`: the trainer computes them in an extra forward
+    pass. `auto`: as `recompute`, but without the extra pass where a step is one update, because the
+    forward pass of that update gives the same numbers. `rollout`: the log-probs that the engine
+    reported; this needs no extra pass, and the ratio itself corrects for the gap between engine and
+    trainer."""
     correction: CorrectionConfig | None = None
-    """Importance weights and rejection for the gap between the engine's log-probs and the
-    trainer's; needs the trainer's own, in a forward pass before the update."""
+    """Importance weights and rejection, which correct for the gap between the engine's log-probs
+    and the trainer's. Needs the trainer's log-probs from a forward pass before the update. null: no
+    correction."""
     aggregation_tokens: int | None = Field(default=None, ge=1)
-    """Divisor of `constant` aggregation, and of no other; left out: sampling.max_new_tokens."""
+    """Divisor of the `constant` aggregation, in tokens; only for that aggregation. If left out:
+    sampling.max_new_tokens."""
     reward_shaping: tuple[RewardShapingConfig, ...] = ()
-    """Changes to the total reward of each sample, in this order, before the advantages."""
+    """Changes to the total reward of each sample, applied in this order before the advantages are
+    computed."""
     masks: tuple[MaskConfig, ...] = ()
-    """Samples that are generated and rewarded but not trained on; a sample needs to pass all."""
+    """Rules that exclude samples from training after they were generated and rewarded. A sample is
+    trained on if it passes all rules."""
     sample_weights: tuple[SampleWeightConfig, ...] = ()
-    """How much a sample counts in the loss; several multiply. Only their ratios matter: the token
-    weights of an update add up to what they would without."""
+    """Weights of samples in the loss; several weights multiply. Only the ratios between weights
+    matter: the token weights of an update are rescaled so that their sum stays the same."""
     advantage_shaping: tuple[AdvantageShapingConfig, ...] = ()
-    """Changes to the advantages, in this order; returns stay as they are."""
+    """Changes to the advantages, applied in this order. Returns stay as they are."""
     kl_in_reward: KlInRewardConfig | None = None
-    """Divergence from the reference as a penalty on every token, instead of a `kl` loss term."""
+    """Divergence from the reference as a penalty on the reward of every token, in place of a `kl`
+    loss term. null: no penalty."""
 
     @model_validator(mode="after")
     def _each_term_once(self) -> AlgorithmConfig:
@@ -193,12 +202,14 @@ class AlgorithmConfig(Config):
 
     @property
     def distill_target(self) -> DistillTermConfig | None:
-        """What teachers are asked beyond log-probs, if anything."""
+        """The `distill` loss term, which tells what teachers compute besides log-probs; None if
+        there is no such term."""
         return next((term for term in self.loss if isinstance(term, DistillTermConfig)), None)
 
     @property
     def needs(self) -> dict[Need, list[str]]:
-        """What the choices ask of the rest of the run, and which of them ask it."""
+        """Requirements of the chosen parts on the rest of the config, each with the `kind` of every
+        part that has the requirement."""
         found: dict[Need, list[str]] = {}
         for choice in (self.advantage, *self.loss, *self.reward_shaping):
             for need in sorted(choice.all_needs):

@@ -10,11 +10,11 @@ from roll.config.algorithm.needs import Choice, Need
 
 
 class GaeConfig(Choice):
-    """sum over later tokens j of (gamma * lambda) ** (j - t) * (reward_j + gamma * value_{j+1} -
-    value_j), from a critic's values (GAE, arXiv 1506.02438).
+    """Generalised advantage estimation with a critic (GAE, arXiv 1506.02438): sum over tokens j >=
+    t of (gamma * lambda) ** (j - t) * (reward_j + gamma * value_{j+1} - value_j).
 
-    For long responses or several turns, where one number per response credits too much alike; the
-    price is a second model to train.
+    For long responses or several turns, where one advantage for the whole response credits all its
+    tokens alike. The price is a second model to train.
     """
 
     kind: Literal["gae"] = "gae"
@@ -22,15 +22,16 @@ class GaeConfig(Choice):
     gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount per trained token."""
     policy_lambda: float | None = Field(default=0.95, ge=0, le=1)
-    """Lambda of the policy's advantage: 1 trusts the rewards alone (no bias, most variance), 0 the
-    next value alone. `null` with `adaptive_alpha`."""
+    """Lambda of the policy's advantage. 1 uses only the rewards (no bias, highest variance); 0 uses
+    only the value of the next token. Set it to `null` with `adaptive_alpha`."""
     adaptive_alpha: float | None = Field(default=None, gt=0)
-    """Sets the policy's lambda of each response to 1 - 1 / (adaptive_alpha * trained tokens), at
-    least 0, in place of `policy_lambda` (VAPO, arXiv 2504.05118, uses 0.05); for responses whose
-    lengths differ much."""
+    """Replaces `policy_lambda` by 1 - 1 / (adaptive_alpha * trained tokens), at least 0, computed
+    for each response (VAPO, arXiv 2504.05118, uses 0.05). For responses of very different lengths.
+    null: off."""
     critic_lambda: float | None = Field(default=None, ge=0, le=1)
-    """Lambda of the critic's target; left out: the policy's. 1 keeps a critic unbiased on long
-    responses whatever the policy's lambda (decoupled GAE, VC-PPO, arXiv 2503.01491)."""
+    """Lambda of the critic's target. If left out: the lambda of the policy. 1 keeps the critic
+    unbiased on long responses, whatever the policy's lambda is (decoupled GAE, VC-PPO, arXiv
+    2503.01491)."""
 
     @model_validator(mode="after")
     def _one_lambda(self) -> GaeConfig:
@@ -45,30 +46,32 @@ class GaeConfig(Choice):
 
 
 class GrpoConfig(Choice):
-    """(reward - group baseline) / (std + eps) (GRPO, arXiv 2402.03300; with std `none` Dr.GRPO,
-    arXiv 2503.20783).
+    """Group-relative advantage: (reward - group baseline) / (std + eps) (GRPO, arXiv 2402.03300;
+    with `std: none` Dr.GRPO, arXiv 2503.20783).
 
-    The first choice where answers can be verified: no critic, and 8 or more samples per prompt tell
-    good from bad.
+    The first choice where answers can be verified: no critic is needed, and 8 or more samples per
+    prompt are enough to tell good responses from bad ones.
     """
 
     kind: Literal["grpo"] = "grpo"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SIBLINGS})
     baseline: Literal["mean", "leave_one_out"] = "mean"
-    """What is subtracted: the group's mean, or the mean of the OTHER samples of the group, which
-    keeps the gradient unbiased."""
+    """Number subtracted from a reward: the mean of the group (`mean`), or the mean of the OTHER
+    samples of the group (`leave_one_out`), which keeps the gradient unbiased."""
     std: Literal["group", "batch", "none"] = "group"
-    """What the centred reward is divided by: the spread of its group (the sample itself included),
-    of the whole step, or nothing, which leaves prompts of all difficulties their natural weight."""
+    """Standard deviation by which the centred reward is divided: of the group (`group`, the sample
+    itself included) or of the whole step (`batch`). `none` divides by nothing, so prompts of every
+    difficulty keep their natural weight."""
     eps: float = Field(default=1e-6, gt=0)
-    """Added to the standard deviation."""
+    """Number added to the standard deviation before the division."""
 
 
 class RlooConfig(Choice):
-    """reward - mean reward of the other samples of its prompt (RLOO, arXiv 2402.14740).
+    """Leave-one-out advantage: reward - mean reward of the other samples of the prompt (RLOO, arXiv
+    2402.14740).
 
-    An unbiased gradient with as few as two samples per prompt; the scale of the rewards stays, so
-    it suits scores of a reward model.
+    The gradient is unbiased with as few as two samples per prompt. Rewards keep their scale, so
+    this suits the scores of a reward model.
     """
 
     kind: Literal["rloo"] = "rloo"
@@ -76,10 +79,10 @@ class RlooConfig(Choice):
 
 
 class OpoConfig(Choice):
-    """reward - sum(tokens * reward) / sum(tokens) over the group: the baseline of least variance
-    on-policy (OPO, arXiv 2505.23585).
+    """Advantage with the optimal baseline: reward - sum(tokens * reward) / sum(tokens) over the
+    group, which has the least variance on-policy (OPO, arXiv 2505.23585).
 
-    For one update per step and responses whose lengths differ much.
+    For one update per step and responses of very different lengths.
     """
 
     kind: Literal["opo"] = "opo"
@@ -87,63 +90,65 @@ class OpoConfig(Choice):
 
 
 class PassKConfig(Choice):
-    """With s successes, w failures and f = C(w, k) / C(s + w, k): sqrt(f / (1 - f)) for a success,
-    -(s / w) times that for a failure (pass@k training, arXiv 2508.10751).
+    """Advantage for pass@k (pass@k training, arXiv 2508.10751). In a group with s successes and w
+    failures, and with f = C(w, k) / C(s + w, k), a success gets a = sqrt(f / (1 - f)) and a failure
+    gets -(s / w) * a.
 
-    For policies that must keep exploring: hard prompts weigh most, easy ones hardly anything.
+    For policies that must keep exploring: hard prompts weigh most, easy prompts weigh very little.
     """
 
     kind: Literal["pass_k"] = "pass_k"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SIBLINGS})
     k: int = Field(ge=1)
-    """Samples that have one success to find between them. More than 1 keeps exploring where single
-    samples rarely succeed; below data.samples_per_prompt."""
+    """Number of samples of which at least one should succeed. Above 1, training keeps exploring
+    where single samples rarely succeed. Must be below data.samples_per_prompt."""
     threshold: float = 0.5
-    """A total reward above it is a success."""
+    """Total reward above which a sample counts as a success."""
 
 
 class GdpoConfig(Choice):
-    """Sum over rewards of weight * (reward - group mean) / (group std + eps), then minus its mean
-    and over its std in the whole step (GDPO, arXiv 2601.05242); for several rewards at once, each
-    with the `weight` of its own entry in `rewards:`."""
+    """Advantage from several rewards, each normalised by itself: the sum over rewards of weight *
+    (reward - group mean) / (group std + eps), then minus its mean and divided by its std over the
+    whole step (GDPO, arXiv 2601.05242). The `weight` of a reward is set in its entry in
+    `rewards:`."""
 
     kind: Literal["gdpo"] = "gdpo"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SIBLINGS})
     eps: float = Field(default=1e-6, gt=0)
-    """Added to each standard deviation."""
+    """Number added to each standard deviation before the division."""
 
 
 class ReinforceConfig(Choice):
-    """The reward itself, discounted from the last token, minus a baseline (REINFORCE, Williams
-    1992).
+    """Reward discounted from the last token, minus a baseline (REINFORCE, Williams 1992).
 
-    For one sample per prompt, and for rewards that already are advantages (+1 and -1, or 0 and 1
-    where failures are to be left alone).
+    For one sample per prompt, and for rewards that are already advantages (+1 and -1; or 0 and 1
+    where failures should have no effect).
     """
 
     kind: Literal["reinforce"] = "reinforce"
     baseline: Literal["none", "batch"] = "none"
-    """`batch` subtracts the mean reward of the step."""
+    """Baseline: the mean reward of the step (`batch`), or none."""
     gamma: float = Field(default=1.0, gt=0, le=1)
     """Discount per token, counted back from the last trained token."""
 
 
 class ReinforcePpConfig(Choice):
-    """Discounted rewards from each token on, minus their mean and over their std in all trained
-    tokens of the step (REINFORCE++, arXiv 2501.03262).
+    """Sum of discounted rewards from each token on, minus the mean and divided by the std of these
+    sums over all trained tokens of the step (REINFORCE++, arXiv 2501.03262).
 
-    For one sample per prompt with rewards of many sizes, or, with the group's baseline, where the
-    spread of a small group is too noisy to divide by.
+    For one sample per prompt and rewards of very different sizes; or, with `baseline: group`, where
+    the spread of a small group is too noisy to divide by.
     """
 
     kind: Literal["reinforce_pp"] = "reinforce_pp"
     baseline: Literal["none", "group"] = "none"
-    """`group` subtracts the mean reward of its prompt's samples first (REINFORCE++-baseline, which
-    the paper combines with a `kl` loss term of k2 in place of a KL in the reward)."""
+    """Baseline subtracted first: the mean reward of the samples of the same prompt (`group`), or
+    none. With `group` this is REINFORCE++-baseline, which the paper combines with a `kl` loss term
+    with the k2 estimator in place of a KL in the reward."""
     gamma: float = Field(default=1.0, gt=0, le=1)
-    """Discount per token, counted back from the token that is paid."""
+    """Discount per token, counted back from the token that gets the reward."""
     eps: float = Field(default=1e-6, gt=0)
-    """Added to the standard deviation."""
+    """Number added to the standard deviation before the division."""
 
     @property
     def all_needs(self) -> frozenset[Need]:
@@ -151,29 +156,30 @@ class ReinforcePpConfig(Choice):
 
 
 class RemaxConfig(Choice):
-    """reward - reward of a greedy response to the same prompt (ReMax, arXiv 2310.10505); a baseline
-    for one sample per prompt, at the price of one more response."""
+    """Advantage over the greedy response: reward - reward of a greedy response to the same prompt
+    (ReMax, arXiv 2310.10505). Gives a baseline for one sample per prompt; the price is one more
+    response per prompt."""
 
     kind: Literal["remax"] = "remax"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.GREEDY_BASELINE})
 
 
 class DistillConfig(Choice):
-    """coef * (teacher log-prob - policy log-prob) of each token + mix * (reward - group mean) /
-    (group std + eps) (on-policy distillation, arXiv 2306.13649).
+    """Advantage from a teacher: coef * (teacher log-prob - policy log-prob) of each token + mix *
+    (reward - group mean) / (group std + eps) (on-policy distillation, arXiv 2306.13649).
 
-    For a stronger model's skill at the price of one forward pass of it per sample; it needs no
-    reward, and with `mix` takes one besides.
+    For learning from a stronger model at the price of one forward pass of that model per sample. No
+    reward is needed; `mix` above 0 adds one.
     """
 
     kind: Literal["distill"] = "distill"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.TEACHER})
     coef: float = Field(default=1.0, gt=0)
-    """Of the teacher's part, which is in nats per token."""
+    """Factor of the teacher's part, which is in nats per token."""
     mix: float = Field(default=0.0, ge=0)
-    """Of the reward's part; 0 is pure distillation, which no reward changes."""
+    """Factor of the reward's part. 0 is pure distillation: rewards have no effect."""
     eps: float = Field(default=1e-6, gt=0)
-    """Added to the standard deviation of the reward's part."""
+    """Number added to the standard deviation in the reward's part."""
 
     @property
     def all_needs(self) -> frozenset[Need]:

@@ -1,4 +1,4 @@
-"""What to do where the engine's log-probs of its tokens are not the trainer's."""
+"""Corrections for the gap between the engine's log-probs of its tokens and the trainer's."""
 
 from __future__ import annotations
 
@@ -9,31 +9,34 @@ from pydantic import Field, model_validator
 from roll.config.base import Config
 
 RatioLevel = Literal["token", "turn", "sequence", "geometric"]
-"""What one ratio p_trainer / p_engine belongs to.
+"""Unit over which one ratio p_trainer / p_engine is computed.
 
-token: each token its own. turn: the product over a run of trained tokens without a gap. sequence:
-the product over a sample. geometric: the geometric mean over a sample, exp(mean log ratio).
+token: one ratio for each token. turn: the product over a run of trained tokens without a gap.
+sequence: the product over a sample. geometric: the geometric mean over a sample, exp(mean log
+ratio).
 """
 
 
 class WeightConfig(Config):
-    """Importance weights: the policy loss of a token times its ratio p_trainer / p_engine, bounded.
+    """Importance weights: the policy loss of a token is multiplied by its ratio p_trainer /
+    p_engine, kept within bounds.
 
-    Truncated at token level: TIS (https://fengyao.notion.site/off-policy-rl); masked at token level
-    with 0.5 to 5: IcePop (https://ringtech.notion.site/icepop); masked at sequence level: masked
-    TIS.
+    Known combinations: truncated at token level is TIS (https://fengyao.notion.site/off-policy-rl);
+    masked at token level with bounds 0.5 and 5 is IcePop (https://ringtech.notion.site/icepop);
+    masked at sequence level is masked TIS.
     """
 
     level: RatioLevel = "token"
-    """What one ratio belongs to: a token, a turn (a run of trained tokens without a gap), a
-    sequence (the product), or a sequence's geometric mean."""
+    """Unit that has one ratio: a token; a turn (the product over a run of trained tokens without a
+    gap); a sequence (the product over the sample); or the geometric mean over a sample."""
     upper: float = Field(default=2.0, gt=0)
     """Largest weight."""
     lower: float | None = Field(default=None, gt=0)
-    """Smallest weight; null: none."""
+    """Smallest weight. null: no lower bound."""
     mode: Literal["truncate", "mask"] = "truncate"
-    """A ratio outside the bounds becomes the bound (`truncate`) or 0 (`mask`). A token of weight 0
-    still counts in the means, and for terms such as the KL; `reject` takes tokens out of them."""
+    """Weight of a ratio outside the bounds: the nearest bound (`truncate`) or 0 (`mask`). A token
+    of weight 0 still counts in means and in other loss terms such as the KL; use `reject` to
+    exclude tokens from these too."""
 
     @model_validator(mode="after")
     def _bounds(self) -> Self:
@@ -42,16 +45,17 @@ class WeightConfig(Config):
 
 
 class RejectConfig(Config):
-    """Tokens, turns or samples whose ratio p_trainer / p_engine is outside the bounds leave the
-    loss, as if they were not trained."""
+    """Rejection: tokens, turns or samples whose ratio p_trainer / p_engine is outside the bounds
+    are taken out of the loss, as if they were not trained."""
 
     level: RatioLevel = "token"
-    """What one ratio belongs to and what leaves: a token, a turn (a run of trained tokens without a
-    gap), or a whole sequence by its product or its geometric mean."""
+    """Unit that has one ratio and is taken out as a whole: a token; a turn (a run of trained tokens
+    without a gap); or a sample, judged by the product of its tokens' ratios (`sequence`) or by
+    their geometric mean (`geometric`)."""
     lower: float | None = Field(default=None, gt=0)
-    """Smallest ratio that stays; null: none."""
+    """Smallest ratio that is kept. null: no lower bound."""
     upper: float | None = Field(default=None, gt=0)
-    """Largest ratio that stays; null: none."""
+    """Largest ratio that is kept. null: no upper bound."""
 
     @model_validator(mode="after")
     def _bounds(self) -> Self:
@@ -62,12 +66,13 @@ class RejectConfig(Config):
 
 
 class CorrectionConfig(Config):
-    """Corrects the policy loss for the gap between the engine, which drew the tokens, and the
-    trainer, whose log-probs are the old ones: kernels and precision differ, and so do the weights
-    where generation runs ahead (https://fengyao.notion.site/off-policy-rl)."""
+    """Correction of the policy loss for the gap between the log-probs of the engine, which
+    generated the tokens, and those of the trainer, which are the old log-probs. The two differ
+    because of kernels and precision, and because of older weights where generation runs ahead of
+    training (https://fengyao.notion.site/off-policy-rl)."""
 
     weight: WeightConfig | None = None
-    """Importance weights of the policy's loss terms; null: none."""
+    """Importance weights for the policy's loss terms. null: no weights."""
     reject: tuple[RejectConfig, ...] = ()
     """Rules, each of which takes tokens, turns or samples out of the loss."""
 

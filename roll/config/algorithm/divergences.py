@@ -1,4 +1,4 @@
-"""How far a student's distribution of the next token is from its teacher's: a tagged union.
+"""Divergences between the next-token distributions of teacher and student: a tagged union.
 
 p is the teacher's distribution, q the student's.
 """
@@ -13,54 +13,60 @@ from roll.config.base import Config
 
 
 class ForwardKlConfig(Config):
-    """KL(p || q) (Hinton et al., arXiv 1503.02531): the student covers all that the teacher might
-    say."""
+    """Forward KL divergence, KL(p || q) (Hinton et al., arXiv 1503.02531): the student learns to
+    cover everything that the teacher might say."""
 
     kind: Literal["forward"] = "forward"
 
 
 class ReverseKlConfig(Config):
-    """KL(q || p) (MiniLLM, arXiv 2306.08543): the student says nothing that the teacher would not.
+    """Reverse KL divergence, KL(q || p) (MiniLLM, arXiv 2306.08543): the student learns to say
+    nothing that the teacher would not say.
 
-    For students that are too small to say all of it, and for samples of their own.
+    For students that are too small to cover everything, and for training on the student's own
+    samples.
     """
 
     kind: Literal["reverse"] = "reverse"
 
 
 class JensenShannonConfig(Config):
-    """beta * KL(p || m) + (1 - beta) * KL(q || m), m = beta * p + (1 - beta) * q (GKD, arXiv
-    2306.13649)."""
+    """Generalised Jensen-Shannon divergence, beta * KL(p || m) + (1 - beta) * KL(q || m) with m =
+    beta * p + (1 - beta) * q (GKD, arXiv 2306.13649)."""
 
     kind: Literal["jensen_shannon"] = "jensen_shannon"
     beta: float = Field(default=0.5, gt=0, lt=1)
-    """Towards 0 it is beta times the forward divergence, towards 1 as much of the reverse one."""
+    """Share of the teacher's distribution in m. Near 0 the divergence is close to beta * KL(p ||
+    q), near 1 to (1 - beta) * KL(q || p)."""
 
 
 class SkewedForwardConfig(Config):
-    """KL(p || alpha * p + (1 - alpha) * q) (DistiLLM, arXiv 2402.03898), whose gradient stays
-    bounded where the student gives a token no chance."""
+    """Skewed forward KL divergence, KL(p || alpha * p + (1 - alpha) * q) (DistiLLM, arXiv
+    2402.03898). Its gradient stays bounded where the student gives a token a probability near 0."""
 
     kind: Literal["skewed_forward"] = "skewed_forward"
     alpha: float = Field(default=0.1, gt=0, lt=1)
-    """Share of the mixture that is not the other's."""
+    """Share of the teacher's distribution in the mixture."""
 
 
 class SkewedReverseConfig(Config):
-    """KL(q || alpha * q + (1 - alpha) * p) (DistiLLM, arXiv 2402.03898)."""
+    """Skewed reverse KL divergence, KL(q || alpha * q + (1 - alpha) * p) (DistiLLM, arXiv
+    2402.03898)."""
 
     kind: Literal["skewed_reverse"] = "skewed_reverse"
     alpha: float = Field(default=0.1, gt=0, lt=1)
-    """Share of the mixture that is not the other's."""
+    """Share of the student's distribution in the mixture."""
 
 
 class AdaptiveKlConfig(Config):
-    """w * KL(p || q) + (1 - w) * KL(q || p), where w is the share of |p - q| that lies on the
-    teacher's likeliest tokens (AKL, arXiv 2404.02657); no gradient flows through w."""
+    """Weighted sum of forward and reverse KL divergence, w * KL(p || q) + (1 - w) * KL(q || p),
+    where w is the share of |p - q| that lies on the teacher's likeliest tokens (AKL, arXiv
+    2404.02657). No gradient flows through w."""
 
     kind: Literal["adaptive"] = "adaptive"
     head_mass: float = Field(default=0.5, gt=0, lt=1)
-    """The likeliest tokens are the fewest that have this much of p."""
+    """Probability mass, under p, of the tokens that count as the teacher's likeliest: the smallest
+    set of tokens that has at least this mass."""
 
 
 DivergenceConfig = Annotated[
@@ -75,14 +81,16 @@ DivergenceConfig = Annotated[
 
 
 class DistillTargetConfig(Config):
-    """What a teacher tells its student of each token, and how the two are compared."""
+    """Settings of a divergence from a teacher: the part of the distribution that the teacher sends,
+    and the comparison."""
 
     divergence: DivergenceConfig = ForwardKlConfig()
-    """Of the two distributions."""
+    """Divergence between the teacher's distribution and the student's."""
     top_k: int | None = Field(default=None, ge=1)
-    """The teacher's likeliest tokens, each with its probability, and all others together as one;
-    left out: the whole distribution, told as the hidden state that it is made of."""
+    """Number of the teacher's likeliest tokens that are compared one by one; all other tokens
+    together count as one. If left out: the whole distribution, which the teacher sends as the
+    hidden state that the logits are computed from."""
     student_temperature: float = Field(default=1.0, gt=0)
-    """Divides the student's logits, in the divergence alone."""
+    """Divisor of the student's logits; used only in the divergence."""
     teacher_temperature: float = Field(default=1.0, gt=0)
-    """Divides the teacher's logits."""
+    """Divisor of the teacher's logits."""

@@ -15,13 +15,13 @@ HORIZON = 10_000
 
 
 class ClipRewardConfig(Choice):
-    """min(max(reward, low), high)."""
+    """Clipped reward: min(max(reward, low), high)."""
 
     kind: Literal["clip"] = "clip"
     low: float | None = None
-    """Smallest reward; left out: no bound."""
+    """Smallest reward. If left out: no lower bound."""
     high: float | None = None
-    """Largest reward; left out: no bound."""
+    """Largest reward. If left out: no upper bound."""
 
     @model_validator(mode="after")
     def _bounds_bound_something(self) -> Self:
@@ -33,13 +33,13 @@ class ClipRewardConfig(Choice):
 
 
 class ScaleRewardConfig(Choice):
-    """factor * reward + shift."""
+    """Scaled and shifted reward: factor * reward + shift."""
 
     kind: Literal["scale"] = "scale"
     factor: float = Field(default=1.0, gt=0)
-    """Multiplies the reward first."""
+    """Factor of the reward, applied before `shift`."""
     shift: float = 0.0
-    """Added afterwards, in units of the scaled reward."""
+    """Number added to the scaled reward."""
 
     @model_validator(mode="after")
     def _changes_something(self) -> Self:
@@ -49,39 +49,42 @@ class ScaleRewardConfig(Choice):
 
 
 class NormalizeRewardConfig(Choice):
-    """(reward - mean) / (std + eps), each moment of a level of its own (Lite PPO compares the
-    levels, arXiv 2508.08221).
+    """Normalised reward: (reward - mean) / (std + eps), where mean and std each have their own
+    level (Lite PPO compares the levels, arXiv 2508.08221).
 
-    For advantages that do not normalise by themselves (`reinforce`, `rloo`, `gae`), and rewards
-    whose scale drifts.
+    For advantages that do not normalise rewards themselves (`reinforce`, `rloo`, `gae`), and for
+    rewards whose scale drifts.
     """
 
     kind: Literal["normalize"] = "normalize"
     mean: Level
-    """Subtracted: the mean of the siblings (`group`), of the step (`batch`), of all steps so far,
-    this one and all tags included (`running`, kept in checkpoints), or nothing (`none`)."""
+    """Level of the mean that is subtracted: of the samples of the same prompt (`group`), of the
+    step (`batch`), of all steps so far (`running`, which includes this step and all tags and is
+    kept in checkpoints), or nothing (`none`)."""
     std: Level
-    """Divided by: the unbiased standard deviation of the same choices, around the mean of its own
-    level. Where there is no spread (equal rewards, a single sample) nothing is divided."""
+    """Level of the unbiased standard deviation that the reward is divided by, with the same choices
+    as `mean`; it is taken around the mean of its own level. If all rewards are equal or there is
+    only one sample, nothing is divided."""
     eps: float = Field(default=1e-6, gt=0)
-    """Added to the standard deviation."""
+    """Number added to the standard deviation before the division."""
 
 
 class OverlongPenaltyConfig(Choice):
-    """Soft overlong punishment (DAPO, arXiv 2503.14476, eq. 13): adds
-    -penalty * clip((length - (max_tokens - buffer_tokens)) / buffer_tokens, 0, 1).
+    """Penalty on overlong responses (soft overlong punishment of DAPO, arXiv 2503.14476, eq. 13):
+    adds -penalty * clip((length - (max_tokens - buffer_tokens)) / buffer_tokens, 0, 1).
 
-    Where responses run into the length limit: a warning before they are cut off.
+    For runs whose responses reach the length limit: the penalty grows before a response is cut off.
     """
 
     kind: Literal["overlong_penalty"] = "overlong_penalty"
     max_tokens: int | None = Field(default=None, ge=1)
-    """Response tokens from which on the whole penalty is due; left out: sampling.max_new_tokens."""
+    """Length of a response, in tokens, from which the full penalty applies. If left out:
+    sampling.max_new_tokens."""
     buffer_tokens: int | None = Field(default=None, ge=1)
-    """The penalty grows linearly over the last so many of `max_tokens`; left out: a fifth of them,
-    as in the paper (4096 of 20480)."""
+    """Number of tokens before `max_tokens` over which the penalty grows linearly. If left out: a
+    fifth of `max_tokens`, as in the paper (4096 of 20480)."""
     penalty: float = Field(default=1.0, gt=0)
-    """What a response of max_tokens loses, in units of the reward."""
+    """Largest penalty, in units of the reward: a response of `max_tokens` gets it in full."""
 
     @model_validator(mode="after")
     def _buffer_fits(self) -> Self:
@@ -90,10 +93,13 @@ class OverlongPenaltyConfig(Choice):
         return self
 
     def limits(self, max_new_tokens: int) -> tuple[int, int]:
-        """`max_tokens` and `buffer_tokens` of a run.
+        """Return `max_tokens` and `buffer_tokens` with values left out filled in.
+
+        Args:
+            max_new_tokens: sampling.max_new_tokens of the run.
 
         Raises:
-            ValueError: the buffer is more than the whole.
+            ValueError: `buffer_tokens` is larger than `max_tokens`.
         """
         longest = self.max_tokens or max_new_tokens
         buffer = self.buffer_tokens or max(1, longest // 5)
@@ -106,19 +112,19 @@ class OverlongPenaltyConfig(Choice):
 
 
 class LengthPenaltyConfig(Choice):
-    """Length reward within a group (Kimi k1.5, arXiv 2501.12599, section 2.3.3): adds coef * x with
-    x = 0.5 - (length - shortest) / (longest - shortest) for samples that pass, min(0, x) for
-    others; 0 where all siblings have the same length.
+    """Reward for short responses within a group (Kimi k1.5, arXiv 2501.12599, section 2.3.3): adds
+    coef * x for samples that pass and coef * min(0, x) for others, with x = 0.5 - (length -
+    shortest) / (longest - shortest). Adds 0 if all samples of the group have the same length.
 
-    Where responses are longer than they need to be; the paper switches it on late in training.
+    For responses that are longer than they need to be. The paper switches this on late in training.
     """
 
     kind: Literal["length_penalty"] = "length_penalty"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.SIBLINGS})
     coef: float = Field(default=1.0, gt=0)
-    """Weight of the length reward, which lies within +-0.5."""
+    """Factor of the length reward, which is between -0.5 and 0.5."""
     pass_score: float = 1.0
-    """A sample passes when its reward, before any shaping, is at least this."""
+    """Reward, before any shaping, from which on a sample passes."""
 
 
 RewardShapingConfig = Annotated[
@@ -132,18 +138,18 @@ RewardShapingConfig = Annotated[
 
 
 class OverlongMaskConfig(Choice):
-    """Truncated responses are not trained on (overlong filtering of DAPO, arXiv 2503.14476); they
-    still count among their siblings' rewards.
+    """Mask of truncated responses: these are not trained on (overlong filtering of DAPO, arXiv
+    2503.14476), but their rewards still count in the statistics of their group.
 
-    Where the limit is too short to judge what was cut off.
+    For length limits that are too short to judge a truncated response.
     """
 
     kind: Literal["overlong"] = "overlong"
 
 
 class DifficultyMaskConfig(Choice):
-    """Prompts that are too hard or too easy are not trained on: low <= mean reward of the group
-    <= high. Unlike a rollout filter it draws no other prompts in their place."""
+    """Mask of prompts that are too hard or too easy: a group is trained on if low <= mean reward of
+    the group <= high. Unlike a rollout filter, this draws no other prompts in their place."""
 
     kind: Literal["difficulty"] = "difficulty"
     low: float = 0.1
@@ -177,15 +183,15 @@ class _WeightConfig(Choice):
 
 
 class DifficultyWeightConfig(_WeightConfig):
-    """Harder prompts weigh more: min + (max - min) * (1 - mean reward of the group, clipped to
-    [0, 1]); a heuristic without a paper, for rewards between 0 and 1."""
+    """Higher weight for harder prompts: min + (max - min) * (1 - mean reward of the group, clipped
+    to [0, 1]). A heuristic without a paper, for rewards between 0 and 1."""
 
     kind: Literal["difficulty"] = "difficulty"
 
 
 class LengthWeightConfig(_WeightConfig):
-    """Shorter responses weigh more: max - (max - min) * (length - shortest) / (longest - shortest)
-    over the samples of the step; a heuristic without a paper."""
+    """Higher weight for shorter responses: max - (max - min) * (length - shortest) / (longest -
+    shortest) over the samples of the step. A heuristic without a paper."""
 
     kind: Literal["length"] = "length"
 
@@ -196,21 +202,21 @@ SampleWeightConfig = Annotated[
 
 
 class WhitenAdvantageConfig(Choice):
-    """(advantage - mean) / (std + eps) over all trained tokens of the step (PPO in practice,
-    arXiv 2005.12729; REINFORCE++, arXiv 2501.03262).
+    """Whitened advantage: (advantage - mean) / (std + eps) over all trained tokens of the step (PPO
+    in practice, arXiv 2005.12729; REINFORCE++, arXiv 2501.03262).
 
-    For advantages of a critic, whose scale is that of the rewards and changes as they do.
+    For the advantages of a critic, which have the scale of the rewards and change with that scale.
     """
 
     kind: Literal["whiten"] = "whiten"
     mean: bool = True
-    """False keeps the mean and only divides, so that no advantage changes its sign."""
+    """Subtract the mean. False only divides by the std, so that no advantage changes its sign."""
     eps: float = Field(default=1e-6, gt=0)
-    """Added to the standard deviation."""
+    """Number added to the standard deviation before the division."""
 
 
 class ClipAdvantageConfig(Choice):
-    """min(max(advantage, -limit), limit)."""
+    """Clipped advantage: min(max(advantage, -limit), limit)."""
 
     kind: Literal["clip"] = "clip"
     limit: float = Field(gt=0)
@@ -223,24 +229,26 @@ AdvantageShapingConfig = Annotated[
 
 
 class KlInRewardConfig(Config):
-    """Every token is paid -coef * KL(policy || reference), on top of the reward (InstructGPT,
-    arXiv 2203.02155); with a `target` the coefficient adapts (Ziegler et al., arXiv 1909.08593):
-    coef *= 1 + clip(KL / target - 1, -0.2, 0.2) * samples / horizon after every step.
+    """KL penalty in the reward: every token gets -coef * KL(policy || reference) on top of the
+    reward (InstructGPT, arXiv 2203.02155). With a `target` the coefficient adapts after every step
+    (Ziegler et al., arXiv 1909.08593): coef *= 1 + clip(KL / target - 1, -0.2, 0.2) * samples /
+    horizon.
 
-    That is the controller of the paper's code; the paper itself writes 0.1 for samples / horizon.
-    For rewards that can be gamed, such as those of a model.
+    This is the controller in the code of the paper; the paper itself has 0.1 in place of samples /
+    horizon. For rewards that a policy can exploit, such as those of a reward model.
     """
 
     coef: float = Field(default=0.001, gt=0)
-    """Reward lost per nat; where it adapts, the coefficient of the first step."""
+    """Reward lost per nat of divergence. With a `target`: the coefficient of the first step."""
     estimator: Literal["k1", "k2", "k3"] = "k1"
-    """Of the divergence; k1 is the one whose policy gradient is that of the divergence."""
+    """Estimator of the divergence, see the `kl` loss term. The policy gradient of k1 is that of the
+    divergence."""
     target: float | None = Field(default=None, gt=0)
-    """Divergence to hold, in nats per token (mean over samples of the mean over their tokens; the
-    paper's is of a whole response); left out: the coefficient stays."""
+    """Divergence to hold, in nats per token: the mean over samples of the mean over their tokens
+    (in the paper: per whole response). If left out: the coefficient stays as it is."""
     horizon: int = Field(default=HORIZON, ge=1)
-    """Samples over which a coefficient that adapts changes by about a fifth, if the divergence is
-    off its target by a fifth or more."""
+    """Number of samples after which the coefficient has changed by about a fifth, if the divergence
+    is off its target by a fifth or more."""
 
     @model_validator(mode="after")
     def _horizon_has_a_target(self) -> Self:

@@ -1,1 +1,1 @@
-"""Rules between the parts of a run file, and notes on settings that are likely to be mistakes."""
+"""Rules between the parts of a run file, and notices about settings that are likely mistakes."""

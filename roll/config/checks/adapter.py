@@ -1,4 +1,4 @@
-"""What an adapter (`model.lora`) asks of engines; see `roll.config.checks.common`."""
+"""Rules for an adapter (`model.lora`) and the engines; see `roll.config.checks.common`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from roll.config.sections.strategy import Fsdp2Config, LoraRank, VllmConfig
 
 
 def cut_adapters(config: RunConfig) -> Iterator[str]:
-    """Of a model whose matrices several ranks share."""
+    """Yield a problem for each trained adapter whose matrices would be cut by tensor
+    parallelism."""
     for name, role in config.trained.items():
         lora = (role.model or config.train_model).lora
         if lora is not None and isinstance(role.strategy, Fsdp2Config) and role.strategy.tp > 1:
@@ -22,13 +23,13 @@ def cut_adapters(config: RunConfig) -> Iterator[str]:
 
 
 def nothing_served(config: RunConfig) -> Iterator[str]:
-    """Of a pipeline without engines."""
+    """Yield a problem if a pipeline without engines is told how to serve an adapter."""
     if config.train_model.serves_adapter:
         yield f"model.lora.serve: pipeline {config.pipeline} has no engine to push to; drop it"
 
 
 def serving_problems(config: RlvrBase) -> Iterator[str]:
-    """Of a policy that engines sample from."""
+    """Yield the problems of an adapter in a run whose engines sample from the policy."""
     lora, engine = config.train_model.lora, config.actor_infer.strategy
     if lora is not None and lora.dropout:
         yield (

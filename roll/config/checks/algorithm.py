@@ -10,7 +10,7 @@ from roll.config.rlvr_base import RlvrBase
 
 
 def algorithm_problems(config: RlvrBase) -> Iterator[str]:
-    """One line each, `key: what and why`."""
+    """Yield the problems of the algorithm, one line each, `key: problem and reason`."""
     yield from _roles(config)
     yield from _pass_k(config)
     yield from _separate_rewards(config)
@@ -19,7 +19,8 @@ def algorithm_problems(config: RlvrBase) -> Iterator[str]:
 
 
 def _roles(config: RlvrBase) -> Iterator[str]:
-    """Roles and samples that the choices need, and a critic that none of them does."""
+    """Yield the roles and samples that the algorithm needs but the config lacks, and a critic that
+    nothing needs."""
     algorithm = config.algorithm
     needs = algorithm.needs
     if Need.REFERENCE in needs and config.reference is None and not config.base_is_reference:
@@ -48,7 +49,7 @@ def _roles(config: RlvrBase) -> Iterator[str]:
 
 
 def _pass_k(config: RlvrBase) -> Iterator[str]:
-    """More than one way to draw k of the samples."""
+    """Yield a problem if there is only one way to draw k of the samples."""
     advantage = config.algorithm.advantage
     samples = config.data.samples_per_prompt
     if isinstance(advantage, PassKConfig) and advantage.k >= samples >= 2:
@@ -60,7 +61,7 @@ def _pass_k(config: RlvrBase) -> Iterator[str]:
 
 
 def _separate_rewards(config: RlvrBase) -> Iterator[str]:
-    """What changes the total reward, or pays tokens, would be lost on `gdpo`."""
+    """Yield settings that change the total reward, which `gdpo` does not use."""
     algorithm = config.algorithm
     if algorithm.advantage.kind != "gdpo":
         return
@@ -76,7 +77,7 @@ def _separate_rewards(config: RlvrBase) -> Iterator[str]:
 
 
 def _unread_advantages(config: RlvrBase) -> Iterator[str]:
-    """What only changes advantages, where no term of the loss reads them."""
+    """Yield settings that change only advantages, if no loss term uses advantages."""
     algorithm = config.algorithm
     if any(term.reads_advantages for term in algorithm.loss):
         return
@@ -92,7 +93,7 @@ def _unread_advantages(config: RlvrBase) -> Iterator[str]:
 
 
 def _teachers(config: RlvrBase) -> Iterator[str]:
-    """Every sample has one teacher, or nobody has any."""
+    """Yield the problems of teachers: missing, without use, or not one per sample."""
     wanted = config.algorithm.needs.get(Need.TEACHER)
     if wanted is None:
         if config.teachers:

@@ -1,4 +1,4 @@
-"""What must hold between the parts of any config. Each problem is one line, `key: what and why`."""
+"""Rules between the parts of any config. A problem is one line, `key: problem and reason`."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _BACKWARD_ONLY = {
     "deepspeed": ("activation_checkpointing", "reduce_dtype", "offload_optimizer"),
     "megatron": ("recompute", "aux_loss_coef", "distributed_optimizer"),
 }
-"""Options of backends that a model without a backward pass has no use for."""
+"""Options of each backend that have no effect on a model without a backward pass."""
 
 
 def run_problems(config: RunConfig) -> Iterator[str]:
-    """What any pipeline can have."""
+    """Yield the problems that a run file of any pipeline can have."""
     yield from _pools(config)
     yield from _layouts(config)
     yield from _schedule(config)
@@ -41,7 +41,7 @@ def run_problems(config: RunConfig) -> Iterator[str]:
 
 
 def raise_if_any(problems: Iterable[str]) -> None:
-    """Raise one ValueError with every problem."""
+    """Raise one ValueError that names all problems, unless there is none."""
     found = list(problems)
     if found:
         raise ValueError("\n".join(found))
@@ -67,7 +67,7 @@ def _pools(config: RunConfig) -> Iterator[str]:
 
 
 def _layouts(config: RunConfig) -> Iterator[str]:
-    """Parallel sizes against the devices of the pool."""
+    """Yield parallel sizes that do not fit the devices of the pool."""
     for name, role in config.computing.items():
         strategy = role.strategy
         if role.pool not in config.pools:
@@ -100,7 +100,7 @@ def _layouts(config: RunConfig) -> Iterator[str]:
 
 
 def _undivided(config: RunConfig, name: str, sizes: list[tuple[int, str]]) -> Iterator[str]:
-    """The first size that does not divide the role's devices."""
+    """Yield a problem for the first size that does not divide the number of the role's devices."""
     devices = config.num_devices(name)
     for size, what in sizes:
         if devices % size:
@@ -113,7 +113,8 @@ def _undivided(config: RunConfig, name: str, sizes: list[tuple[int, str]]) -> It
 
 
 def _attention(config: RunConfig, name: str, role: LearnerRole | ScoreRole) -> Iterator[str]:
-    """Kernels that a backend has not, or that do not take the rows which a role makes."""
+    """Yield attention kernels that the backend lacks, or that cannot handle the rows that the role
+    makes."""
     strategy = role.strategy
     attention = (role.model or config.train_model).attention
     where = f"{name}.model" if f"{name}.model" in config.models else "model"
@@ -139,7 +140,7 @@ def _attention(config: RunConfig, name: str, role: LearnerRole | ScoreRole) -> I
 
 
 def _in_transformers(config: RunConfig, model: ModelConfig) -> bool:
-    """Whether a role runs this model as a Hugging Face one."""
+    """Return True if some role runs this model as a Hugging Face model."""
     others = [
         role.model or config.train_model
         for role in config.computing.values()
@@ -185,8 +186,9 @@ def _checkpoint(config: RunConfig) -> Iterator[str]:
 
 
 def _frozen(config: RunConfig) -> Iterator[str]:
-    """Keys of a frozen model's backend that were set and would change nothing."""
-    # Compared with the defaults, because a resolved config, which sets every key, must reload.
+    """Yield options of a frozen model's backend that were set but have no effect."""
+    # Compared with the defaults, not with the keys that were set: a resolved config sets every key
+    # and must still be accepted.
     for key, role in config.computing.items():
         strategy = role.strategy
         if isinstance(role, LearnerRole) or isinstance(strategy, HfScoreConfig):
@@ -201,7 +203,7 @@ def _frozen(config: RunConfig) -> Iterator[str]:
 
 
 def nearest_numbers(wanted: int, known: Iterable[int]) -> str:
-    """The next one below and above."""
+    """Return the next smaller and the next larger number in `known`, as text: `4 and 8`."""
     sorted_known = sorted(known)
     below = [n for n in sorted_known if n < wanted][-1:]
     above = [n for n in sorted_known if n > wanted][:1]

@@ -1,6 +1,6 @@
-"""What a config may well mean as it is, but whoever wrote it should know.
+"""Notices about settings that are valid but have consequences that a user should know.
 
-`roll check` prints it and a run logs it; nothing is refused.
+`roll check` prints the notices and a run logs them; no config is refused.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from roll.config.rlvr import RlvrConfig
 from roll.config.run import RunConfig
 
 WITHOUT_RATIO = ("pg", "dro")
-"""Policy terms that compare the policy with no older one."""
+"""Policy terms that do not compare the policy with an older one."""
 UPDATES = 4
-"""Per step, where a number is suggested."""
+"""Number of updates per step that a notice suggests, if it divides the samples."""
 
 
 def notices(config: RunConfig) -> list[str]:
-    """One line each, `key: what and what to set`."""
+    """Return the notices about a config, one line each, `key: what and what to set`."""
     if not isinstance(config, RlvrConfig):
         return []
     return [*_stale(config), *_idle_ratio(config), *_cut_sampling(config)]
@@ -33,7 +33,8 @@ def _policy_term(config: RlvrConfig) -> tuple[str, LossTermConfig] | None:
 
 
 def _stale(config: RlvrConfig) -> Iterator[str]:
-    """Samples of older weights whose age nothing in the loss sees."""
+    """Yield a notice if samples come from older weights and nothing in the loss corrects for
+    that."""
     steps, algorithm, found = config.rollout.max_staleness, config.algorithm, _policy_term(config)
     if not steps or algorithm.correction is not None or found is None:
         return
@@ -61,7 +62,7 @@ def _stale(config: RlvrConfig) -> Iterator[str]:
 
 
 def _idle_ratio(config: RlvrConfig) -> Iterator[str]:
-    """A loss that is about a ratio which is always 1."""
+    """Yield a notice if the loss depends on a ratio that is always 1."""
     found = _policy_term(config)
     if found is None or Need.RATIO not in found[1].needs:
         return
@@ -83,7 +84,8 @@ def _idle_ratio(config: RlvrConfig) -> Iterator[str]:
 
 
 def _samples_per_update(config: RlvrConfig) -> int | None:
-    """A part of the step's samples that divides over the ranks; a quarter, or what is near it."""
+    """Return the size of an update that divides the samples of a step and can be divided over the
+    ranks, as near as possible to a quarter of the samples; None if there is no such size."""
     samples, ranks = config.samples_per_step, config.num_parts("actor_train")
     parts = [n for n in range(2, samples + 1) if samples % n == 0 and samples // n % ranks == 0]
     best = min(parts, key=lambda n: abs(n - UPDATES), default=None)
@@ -91,7 +93,8 @@ def _samples_per_update(config: RlvrConfig) -> int | None:
 
 
 def _cut_sampling(config: RlvrConfig) -> Iterator[str]:
-    """Engines' log-probs of a cut distribution, beside the trainer's of the whole one."""
+    """Yield a notice if the engine's log-probs, which are those of a truncated distribution, are
+    compared with the trainer's, which are those of the whole one."""
     sampling, algorithm = config.sampling, config.algorithm
     cut = [
         f"{name}={value:g}"

@@ -1,4 +1,5 @@
-"""What must hold between the parts of a config of rows at hand; see `roll.config.checks.common`."""
+"""Rules for the run files of pipelines that train on existing rows; see
+`roll.config.checks.common`."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from roll.config.sections.training import LearnerRole, ScoreRole, TeacherRole
 
 
 def offline_problems(config: OfflineConfig) -> Iterator[str]:
-    """What all of these pipelines can have."""
+    """Yield the problems that all of these pipelines can have."""
     yield from run_problems(config)
     yield from nothing_served(config)
     if config.epochs is None and "max_steps" not in config.model_fields_set:
@@ -26,7 +27,7 @@ def offline_problems(config: OfflineConfig) -> Iterator[str]:
     rows = config.data.rows_per_step
     for name, role in config.computing.items():
         parts = config.num_parts(name)
-        if rows % parts and not isinstance(role, TeacherRole):  # whose rows are filled up
+        if rows % parts and not isinstance(role, TeacherRole):  # padded with copies
             near = nearest_numbers(rows, range(parts, rows + 2 * parts, parts))
             yield (
                 f"data.rows_per_step: {rows} rows do not divide over the {parts} data-parallel "
@@ -35,7 +36,7 @@ def offline_problems(config: OfflineConfig) -> Iterator[str]:
 
 
 def pairs_only(config: PreferenceConfig) -> Iterator[str]:
-    """Of a loss that compares two responses."""
+    """Yield sources of labelled responses, for a loss that compares two responses."""
     sources = {f"data.sources.{i}": source for i, source in enumerate(config.data.sources)}
     sources |= {f"validation.sets.{name}": s for name, s in config.validation.sets.items()}
     for key, source in sources.items():
@@ -47,7 +48,7 @@ def pairs_only(config: PreferenceConfig) -> Iterator[str]:
 
 
 def scores_only(config: OfflineConfig) -> Iterator[str]:
-    """What a reward model asks of its backend."""
+    """Yield a problem if the backend cannot train a reward model."""
     if config.actor_train.strategy.kind == "megatron":
         yield (
             "actor_train.strategy.kind: megatron has no score head, so it trains no reward model; "
@@ -61,7 +62,7 @@ def distill_problems(
     data: TaughtDataConfig,
     validation: TaughtValidation,
 ) -> Iterator[str]:
-    """Yield what teachers ask of roles and data and do not find."""
+    """Yield the problems of teachers: those of tags and those of backends."""
     sources = {f"data.sources.{i}": source for i, source in enumerate(data.sources)}
     sources |= {f"validation.sets.{name}": s for name, s in validation.sets.items()}
     yield from teacher_problems(teachers, sources)
@@ -74,7 +75,7 @@ def dpo_problems(
     reference: ScoreRole | None,
     reference_logprobs: Literal["per_step", "once"],
 ) -> Iterator[str]:
-    """What the loss asks of roles and data."""
+    """Yield the problems between the loss, the reference and the data."""
     if loss.needs_reference and reference is None and not config.base_is_reference:
         yield (
             f"reference: loss.kind {loss.kind} needs a `reference` role; add one, or train an "

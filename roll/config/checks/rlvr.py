@@ -1,4 +1,4 @@
-"""What must hold between the parts of an RLVR config; see `roll.config.checks.common`."""
+"""Rules between the parts of an RLVR config; see `roll.config.checks.common`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from roll.config.sections.strategy import SglangConfig, VllmConfig
 
 
 def check_rlvr(config: RlvrBase) -> None:
-    """Raise one ValueError with every problem found."""
+    """Raise one ValueError that names all problems, unless there is none."""
     raise_if_any(
         [
             *run_problems(config),
@@ -49,7 +49,8 @@ def _reward_pools(config: RlvrBase) -> Iterator[str]:
 
 
 def _groups(config: RlvrBase) -> Iterator[str]:
-    """Each engine takes consecutive devices of its pool, all on one node."""
+    """Yield engines that cannot have devices of their own on one node. Each engine takes
+    consecutive devices of its pool."""
     infer = config.actor_infer
     if infer.pool not in config.pools:
         return
@@ -85,7 +86,7 @@ def _batch(config: RlvrBase) -> Iterator[str]:
     for name, role in config.trained.items():
         update, ranks = role.samples_per_update, config.num_parts(name)
         if samples % ranks:
-            # No size of an update could help.
+            # No size of an update could divide these samples.
             yield (
                 f"data.prompts_per_step: the {of_a_step} do not divide over the {ranks} "
                 f"data-parallel ranks of pool {role.pool!r}; nearest that do: "
@@ -112,7 +113,8 @@ def _batch(config: RlvrBase) -> Iterator[str]:
 
 
 def _nearest_prompts(config: RlvrBase, ranks: int) -> str:
-    """Values of `prompts_per_step` whose samples divide over the ranks."""
+    """Return the values of `prompts_per_step` next to the configured one whose samples divide over
+    the ranks."""
     unit = ranks // math.gcd(ranks, config.data.samples_per_prompt)
     wanted = config.data.prompts_per_step
     return nearest_numbers(wanted, range(unit, wanted + 2 * unit, unit))
@@ -130,7 +132,7 @@ def _sampling(config: RlvrBase) -> Iterator[str]:
 
 
 def _without_rewards(config: RlvrBase) -> Iterator[str]:
-    """What asks for the rewards that there are not."""
+    """Yield settings that need rewards, for a config that has none."""
     algorithm, advantage = config.algorithm, config.algorithm.advantage
     only_teachers = isinstance(advantage, DistillConfig) and not advantage.mix
     for term in algorithm.loss:
@@ -232,7 +234,7 @@ def _speculation(config: RlvrBase, strategy: VllmConfig) -> Iterator[str]:
 
 
 def _aggregation(config: RlvrBase) -> Iterator[str]:
-    """Keys that were set and would change nothing."""
+    """Yield a problem if `aggregation_tokens` is set but has no effect."""
     algorithm = config.algorithm
     if (
         algorithm.aggregation_tokens is not None

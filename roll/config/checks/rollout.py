@@ -1,4 +1,4 @@
-"""What must hold between `rollout` and the rest of a config."""
+"""Rules between `rollout` and the rest of a config."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from roll.config.rlvr_base import RlvrBase
 
 
 def rollout_problems(config: RlvrBase) -> Iterator[str]:
-    """One line each, `key: what and why`."""
+    """Yield the problems of `rollout`, one line each, `key: problem and reason`."""
     rollout = config.rollout
     if rollout.redundant_samples and rollout.siblings != "separate":
         yield (

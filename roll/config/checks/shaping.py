@@ -1,4 +1,4 @@
-"""What filters and shaping must find in the rest of a config; see `roll.config.checks.common`."""
+"""Rules between filters, shaping and the rest of a config; see `roll.config.checks.common`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from roll.config.rlvr_base import RlvrBase
 
 
 def shaping_problems(config: RlvrBase) -> Iterator[str]:
-    """One line each, `key: what and why`."""
+    """Yield the problems of filters and shaping, one line each, `key: problem and reason`."""
     alone = config.data.samples_per_prompt < 2
     for i, choice in enumerate(config.rollout.filters):
         if choice.kind == "equal_rewards" and alone:

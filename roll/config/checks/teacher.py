@@ -1,4 +1,4 @@
-"""What teachers must find in the rest of a config; see `roll.config.checks.common`."""
+"""Rules between teachers and the rest of a config; see `roll.config.checks.common`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from roll.config.sections.training import LearnerRole, TeacherRole
 def teacher_problems(
     teachers: Mapping[str, TeacherRole], sources: Mapping[str, SourceConfig | TaughtSource]
 ) -> Iterator[str]:
-    """Every row has one teacher.
+    """Yield tags that several teachers claim, that no source has, or that no teacher has.
 
     Args:
-        sources: key in the config -> source.
+        teachers: teacher by name.
+        sources: source by its key in the config.
     """
     teacher_of: dict[str, str] = {}
     for name, role in teachers.items():
@@ -43,7 +44,7 @@ def teacher_problems(
 def teacher_output_problems(
     student: LearnerRole, teachers: Mapping[str, TeacherRole]
 ) -> Iterator[str]:
-    """Whole distributions are told and compared by some backends only."""
+    """Yield roles whose backend can neither compute nor learn whole distributions."""
     roles = {"actor_train": student} | {f"teachers.{name}": t for name, t in teachers.items()}
     for key, role in roles.items():
         if role.strategy.kind == "megatron":

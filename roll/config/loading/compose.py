@@ -1,16 +1,18 @@
-"""A YAML file plus overrides -> one validated config.
+"""The way from a YAML file and overrides to one validated config.
 
-Rules: `defaults: [a.yaml, ../b.yaml]` lists files, left to right, relative to the file that names
-them; the file itself wins. Mappings merge, lists and scalars replace. A mapping whose `kind`
-changes (or a reward that turns from `fn` to `worker`) is replaced whole, so one backend never
-inherits another's options. `name: null` drops an inherited reward, pool, teacher or validation
-set.
-`${a.b}` interpolates.
-`algorithm.preset` lays a file of the package under the layer that names it: what that layer and
-later ones say wins, and what earlier layers said of the preset's parts is dropped.
-`key.sub=value` overrides are the last layer and win over everything; their order among each other
-matters only where they set the same key: what replaces a mapping or a list comes before what is
-said of its parts.
+Layers: `defaults: [a.yaml, ../b.yaml]` lists files, left to right, relative to the file that names
+them; the file itself wins over them. Mappings are merged; lists and scalars are replaced. A mapping
+whose `kind` changes (or a reward that changes from `fn` to `worker`) is replaced as a whole, so
+that a backend never inherits the options of another one. `name: null` removes an inherited reward,
+pool, teacher or validation set. `${a.b}` is replaced by the value of the key `a.b`.
+
+Presets: `algorithm.preset` puts a YAML file of the package under the layer that names the preset.
+Settings of this layer and of later layers win over the preset. Settings of earlier layers for the
+parts that the preset sets are dropped.
+
+Overrides: `key.sub=value` are the last layer and win over everything. Their order matters only if
+they set the same key. An override that replaces a mapping or a list is always applied before the
+overrides of its parts.
 """
 
 from __future__ import annotations
@@ -34,16 +36,17 @@ from roll.config.pipelines import PIPELINES
 from roll.config.run import RunConfig
 
 PRESETS = Path(__file__).parents[1] / "presets"
-"""One YAML file per preset: what lies under a run file whose `algorithm.preset` names it."""
+"""Folder of the presets, one YAML file each. A preset lies under the run file that names it."""
 NAMED = (("rewards",), ("pools",), ("teachers",), ("validation", "sets"))
-"""Mappings from names that the user chooses."""
+"""Mappings whose keys are names that the user chooses."""
 UNNAMED = object()
-"""What a layer that says nothing of a preset names."""
+"""Value that stands for the preset of a layer that does not mention one; null is a valid
+mention."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """A validated config and where it came from."""
+    """A validated config, with the path and the overrides that it was loaded from."""
 
     config: RunConfig
     path: Path
@@ -54,7 +57,8 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> LoadedConfig
     """Read, compose and validate a run file.
 
     Raises:
-        ConfigError: everything found wrong, each with its file, line, key and value.
+        ConfigError: something is wrong; the text names every problem with file, line, key and
+            value.
     """
     path = Path(path)
     data, origins = compose(path, overrides)
@@ -66,7 +70,8 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> LoadedConfig
         )
     model = PIPELINES[name]
     try:
-        # Through JSON, strict mode takes strings for enums and lists for tuples, and nothing else.
+        # Read through JSON: strict mode then takes strings for enums and lists for tuples, and
+        # accepts nothing else.
         config = model.model_validate_json(json.dumps(data))
     except ValidationError as error:
         raise ConfigError(describe(error, model, data, origins)) from None
@@ -74,13 +79,13 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> LoadedConfig
 
 
 def compose(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Origins]:
-    """The merged, interpolated but unvalidated mapping, and where each key was set."""
+    """Return the merged and interpolated mapping, not yet validated, and the place of each key."""
     origins = Origins(path)
     files = list(_files(path, ()))
     changes = in_order([parse_override(override) for override in overrides])
     named = [_preset_named_by(layer.content) for layer in files]
     named.append(_preset_named_by_changes(changes))
-    # Only the last one counts, from the layer that names it on; null is a choice, too.
+    # Only the preset that is named last counts. Naming null, for no preset, counts as well.
     last = max((i for i, preset in enumerate(named) if preset is not UNNAMED), default=-1)
     replaced: list[Layer] = []
     data: dict[str, Any] = {}
@@ -126,7 +131,8 @@ def _preset_named_by_changes(changes: Sequence[Change]) -> Any:
 
 
 def _read_preset(name: Any, by: str) -> Layer:
-    """A preset; what it says is blamed on the place `by`, where it was named."""
+    """Return the layer of a preset. Problems in its settings are reported at the place `by`, which
+    named the preset."""
     known = {file.stem: file for file in sorted(PRESETS.glob("*.yaml"))}
     if name not in known:
         raise ConfigError(
@@ -139,7 +145,8 @@ def _read_preset(name: Any, by: str) -> Layer:
 
 
 def _files(path: Path, chain: tuple[Path, ...]) -> Iterator[Layer]:
-    """`path` after everything its `defaults` name, depth first."""
+    """Yield the layers of all files that `defaults` of `path` name, depth first, and `path`
+    last."""
     path = Path(path)
     real = path.resolve()
     if real in chain:
@@ -157,7 +164,7 @@ def _files(path: Path, chain: tuple[Path, ...]) -> Iterator[Layer]:
 
 
 def _read(path: Path, *, named_by: Path | None) -> Layer:
-    """One YAML file, with the line of every key."""
+    """Read one YAML file and the line of each of its keys."""
     by = f" (named in defaults of {named_by})" if named_by else ""
     try:
         text = path.read_text(encoding="utf-8")
@@ -198,7 +205,7 @@ def _collect_lines(node: yaml.Node | None, prefix: str, lines: dict[str, int], p
 
 
 def _drop_nulls(data: Mapping[str, Any]) -> None:
-    """Take out what `name: null` drops from mappings whose keys are the user's own."""
+    """Remove entries with the value null from the mappings in `NAMED`."""
     for path in NAMED:
         node: Any = data
         for key in path:

@@ -1,4 +1,4 @@
-"""From validation errors to lines that name file, line, key, value and the nearest known key."""
+"""Explanation of validation errors: lines with file, line, key, value and similar known key."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ MANY = 8
 def describe(
     error: ValidationError, model: type[BaseModel], data: Mapping[str, Any], origins: Origins
 ) -> str:
-    """All problems of a config, one line each, the first ones first."""
+    """Return the problems of a config as text, one line each, in order; after `MANY` only a
+    count."""
     items: list[dict[str, Any]] = [dict(item) for item in error.errors(include_url=False)]
     places = [item["loc"] for item in items]
     lines: list[str] = []
     for item in items:
-        # A list whose items are wrong is also reported as too short, since none of them counts.
+        # Pydantic also reports a list as too short if its items are wrong, because it does not
+        # count them.
         inner = any(p != item["loc"] and p[: len(item["loc"])] == item["loc"] for p in places)
         if not (item["type"] == "too_short" and inner):
             lines += _describe_one(item, model, data, origins)
@@ -64,7 +66,8 @@ def _describe_one(
     else:
         message = message.removeprefix("Value error, ")
         if kind == "value_error":
-            # It is about a mapping, and begins with the key in it that is at fault, if one is.
+            # The error is about a mapping. Its message begins with the key in the mapping that is
+            # wrong, if there is such a key.
             where = origins.where(f"{key}.{message.split(':', 1)[0]}")
         message = message[:1].lower() + message[1:]
         yield f"{where}: {key} = {_short(item['input'])}: {message}"
@@ -78,9 +81,11 @@ def _short(value: Any) -> str:
 def _locate(
     loc: tuple[int | str, ...], model: type[BaseModel], data: Any
 ) -> tuple[list[str], type[BaseModel] | None]:
-    """Pydantic's location -> the keys as written, and the class that the last key belongs to.
+    """Return the keys of a problem as the user wrote them, and the class that the last key belongs
+    to.
 
-    Pydantic puts the tag of a union (`vllm`) between the keys; it is not part of the path.
+    Pydantic puts the tag of a union (`vllm`) between the keys of a location; the tag is left out
+    here.
     """
     keys: list[str] = []
     owner: type[BaseModel] | None = model
@@ -114,7 +119,8 @@ def _strip_none(annotation: Any) -> Any:
 
 
 def _class_of(annotation: Any, data: Any) -> type[BaseModel] | None:
-    """The config class that `annotation` means for `data`; a union is settled by `kind`."""
+    """Return the config class that `annotation` means for `data`; `kind` selects the class of a
+    union."""
     annotation = _strip_none(annotation)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
@@ -132,7 +138,7 @@ def _class_of(annotation: Any, data: Any) -> type[BaseModel] | None:
 
 
 def _elsewhere(name: str, model: type[BaseModel]) -> str:
-    """Where in the whole tree a key of this name does exist."""
+    """Return a hint with up to two other places in the config where a key of this name exists."""
     places = [path for path in _all_keys(model, ()) if path.rsplit(".", 1)[-1] == name]
     if not places:
         return ""

@@ -1,8 +1,8 @@
-"""Layers of a config: files, presets and the command line, each laid over the ones before it.
+"""Layers of a config: files, presets and the command line, each put over the layers before it.
 
-Mappings merge, lists and scalars replace. A mapping that becomes another kind of thing is replaced
-whole. Where each key was set is kept beside the values, so that a mistake is blamed on the layer
-that made it.
+Mappings are merged; lists and scalars are replaced. A mapping that turns into another kind of thing
+is replaced as a whole. The place where each key was set is kept beside the values, so that a
+mistake is reported at the layer that made it.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from pathlib import Path
 from typing import Any
 
 ALTERNATIVES = ("fn", "worker", "model")
-"""Keys of which a reward has one; another one makes it another reward."""
+"""Keys of which a reward has exactly one; another one makes the reward a different one."""
 PLACEMENT = "pool"
-"""Where a role lives, which is no part of an algorithm."""
+"""Key with the pool of a role. The pool is not part of an algorithm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What one file, or the command line, says, and where it says each key."""
+    """Content of one file or of the command line, with the place of each key."""
 
     content: dict[str, Any]
     places: Mapping[str, str]
-    """Dotted key -> file and line, or the command line."""
+    """Places by dotted key: file and line, or the command line."""
 
     @classmethod
     def of_value(cls, key: str, value: Any, place: str) -> Layer:
-        """One key, all of whose value has one place."""
+        """Return a layer with one key, whose value, with everything in it, has one place."""
         content: Any = value
         for part in reversed(key.split(".")):
             content = {part: content}
@@ -36,31 +36,31 @@ class Layer:
 
 
 class Origins:
-    """Which file and line, or the command line, set each key last."""
+    """Places (file and line, or the command line) where each key was set last."""
 
     def __init__(self, main: Path) -> None:
         self._main = main
         self._places: dict[str, str] = {}
 
     def name(self, key: str, places: Mapping[str, str]) -> None:
-        """Note where `key` was said, and leave what is below it."""
+        """Record the place of `key` from `places`; keys below it keep theirs."""
         if key in places:
             self._places[key] = places[key]
 
     def forget(self, key: str) -> None:
-        """Drop `key` and everything below it."""
+        """Remove `key` and everything below it."""
         for known in [k for k in self._places if k == key or k.startswith(f"{key}.")]:
             del self._places[known]
 
     def replace(self, key: str, places: Mapping[str, str]) -> None:
-        """Take the places of `key`, and of everything below it, from `places` alone."""
+        """Replace the places of `key` and everything below it by those in `places`."""
         self.forget(key)
         self._places.update(
             {k: place for k, place in places.items() if k == key or k.startswith(f"{key}.")}
         )
 
     def where(self, key: str) -> str:
-        """The place of `key`, or of the nearest mapping around it."""
+        """Return the place of `key`, or of the nearest mapping around it."""
         parts = key.split(".")
         for end in range(len(parts), 0, -1):
             place = self._places.get(".".join(parts[:end]))
@@ -70,7 +70,8 @@ class Origins:
 
 
 def lay(data: dict[str, Any], layer: Layer, origins: Origins) -> dict[str, Any]:
-    """`data` with a layer over it."""
+    """Return `data` with a layer over it, and record the places of the layer's keys in
+    `origins`."""
     return lay_at("", data, layer.content, layer.places, origins)
 
 
@@ -81,7 +82,7 @@ def lay_at(
     places: Mapping[str, str],
     origins: Origins,
 ) -> dict[str, Any]:
-    """The mapping at the key `at`, with another one over it."""
+    """Return `base`, the mapping at the key `at`, with the mapping `over` over it."""
     if _becomes_another(base, over):
         origins.replace(at, places)
         return dict(over)
@@ -99,11 +100,11 @@ def lay_at(
 
 
 def lay_preset(data: dict[str, Any], preset: Layer, origins: Origins) -> dict[str, Any]:
-    """`data` with a preset over it: each part that the preset sets, it sets alone.
+    """Return `data` with a preset over it. Parts that the preset sets lose their earlier settings.
 
     A part is a key of the second level, such as `algorithm.loss`, `critic.warmup_steps` or
-    `rollout.filters`. Where a role lives stays what it was; the preset's own answer only fills a
-    gap.
+    `rollout.filters`. The pool of a role stays as it was; the preset's pool is used only if there
+    is none.
     """
     content: dict[str, Any] = {}
     for section, parts in preset.content.items():
@@ -119,8 +120,9 @@ def lay_preset(data: dict[str, Any], preset: Layer, origins: Origins) -> dict[st
 
 
 def place_roles(data: dict[str, Any], replaced: Layer, origins: Origins) -> None:
-    """Let the roles that files changed live where a preset that was replaced had them: that they
-    are not needed any more is the fault to be told, and not that they have no place."""
+    """Give the roles that files changed the pool that a replaced preset gave them, if they have
+    none. The problem to report is then that the roles are not needed any more, not that they have
+    no pool."""
     for section, parts in replaced.content.items():
         there = data.get(section)
         if isinstance(there, dict) and PLACEMENT in parts and PLACEMENT not in there:
@@ -129,7 +131,8 @@ def place_roles(data: dict[str, Any], replaced: Layer, origins: Origins) -> None
 
 
 def _becomes_another(base: Mapping[str, Any], over: Mapping[str, Any]) -> bool:
-    """Whether options of `base` mean nothing any more."""
+    """Return True if `over` makes the options of `base` meaningless, because it has another
+    kind."""
     if "kind" in over and "kind" in base:
         return bool(over["kind"] != base["kind"])
     chosen = [key for key in ALTERNATIVES if over.get(key) is not None]

@@ -1,4 +1,4 @@
-"""Overrides of the command line: in which order they are applied, and how each is."""
+"""Overrides of the command line: their order, and their application to a config."""
 
 from __future__ import annotations
 
@@ -18,23 +18,25 @@ COMMAND_LINE = "command line"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An override of the command line."""
+    """Override of the command line."""
 
     keys: tuple[str, ...]
     value: Any
     text: str
-    """As it was written."""
+    """The override as the user wrote it."""
 
     @property
     def reward_choice(self) -> str:
-        """Which of the alternatives this sets in a reward, or a part of which; empty for others."""
+        """The alternative of a reward (`fn`, `worker` or `model`) that this override sets, or sets
+        a part of; empty for other overrides."""
         if len(self.keys) < 3 or self.keys[0] != "rewards" or self.keys[2] not in ALTERNATIVES:
             return ""
         return self.keys[2]
 
 
 def in_order(changes: Sequence[Change]) -> list[Change]:
-    """Put what replaces or empties a mapping before what is said of its parts; else as written."""
+    """Return the overrides with those that replace or empty a mapping before those of its parts;
+    otherwise the order stays."""
     ordered: list[Change] = []
     for change in changes:
         after = (i for i, other in enumerate(ordered) if _precedes(change, other))
@@ -43,7 +45,7 @@ def in_order(changes: Sequence[Change]) -> list[Change]:
 
 
 def _precedes(one: Change, other: Change) -> bool:
-    """Whether `one` would undo `other`, if it came later."""
+    """Return True if `one`, applied after `other`, would undo it."""
     if other.keys == one.keys:
         return False
     if one.keys[-1] == "kind" and _is_below(other, one.keys[:-1]):
@@ -58,10 +60,10 @@ def _is_below(change: Change, keys: tuple[str, ...]) -> bool:
 
 
 def parse_override(text: str) -> Change:
-    """Read `key.sub=value`.
+    """Parse `key.sub=value`.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the text has another form, or the value is not valid YAML.
     """
     key, equals, raw = text.partition("=")
     keys = key.strip().split(".")
@@ -77,8 +79,11 @@ def parse_override(text: str) -> Change:
 
 
 def set_key(data: dict[str, Any], change: Change, origins: Origins) -> None:
-    """Set one key; list items by number, a changed `kind` empties its mapping, as does a reward's
-    turn from one of its alternatives to another."""
+    """Set one key in `data`, and record its place.
+
+    A number selects an item of a list. A changed `kind` empties its mapping. So does a change of a
+    reward from one of its alternatives to another.
+    """
     node: Any = data
     *around, last = change.keys
     for depth, key in enumerate(around):
@@ -107,8 +112,8 @@ def set_key(data: dict[str, Any], change: Change, origins: Origins) -> None:
 
 
 def _turn_reward(reward: Any, change: Change, origins: Origins) -> None:
-    """Empty a reward of a file that the command line makes one of another alternative. Two that
-    are both of the command line stay, and are refused."""
+    """Empty a reward that a file sets and that this override changes to another alternative. If the
+    command line sets two alternatives, both stay, and validation refuses them."""
     chosen, name = change.reward_choice, ".".join(change.keys[:2])
     if not chosen or not isinstance(reward, dict):
         return
@@ -124,7 +129,11 @@ def _turn_reward(reward: Any, change: Change, origins: Origins) -> None:
 
 
 def _index(node: Any, change: Change, depth: int) -> Any:
-    """What finds the key at this depth in a mapping or a list."""
+    """Return the key at this depth, as an index for a list and as a name for a mapping.
+
+    Raises:
+        ConfigError: the list has no such item, or the value there is neither list nor mapping.
+    """
     key, there = change.keys[depth], ".".join(change.keys[:depth])
     if isinstance(node, list):
         if not key.isdigit() or int(key) >= len(node):

@@ -1,1 +1,1 @@
-"""Sections of a run file, one class each."""
+"""Sections of a run file, one class per section."""

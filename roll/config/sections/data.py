@@ -1,4 +1,4 @@
-"""Where rows come from and how they become tokens."""
+"""Settings of the data: sources, columns, and the way from rows to tokens."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from roll.config.base import Config
 
 
 class ColumnsConfig(Config):
-    """Names of the columns in the source."""
+    """Names of the columns of a source of prompts."""
 
     prompt: str | None = "prompt"
-    """Text of the question; or use `messages`."""
+    """Column with the text of the question. Set either this or `messages`, the other to null."""
     messages: str | None = None
-    """List of {role, content}, or its JSON text; excludes `prompt`."""
+    """Column with a conversation: a list of {role, content}, or its JSON text. Set either this or
+    `prompt`."""
     answer: str | None = "answer"
-    """Ground truth handed to the reward; null where there is none."""
+    """Column with the correct answer, which is passed to the reward. null: there is none."""
     tag: str | None = None
-    """Column that holds the tag of each row; left out: the source's `tag`."""
+    """Column with the tag of each row. If left out: the source's `tag`."""
 
     @model_validator(mode="after")
     def _one_of_prompt_and_messages(self) -> Self:
@@ -30,38 +31,40 @@ class ColumnsConfig(Config):
 
 
 class FileConfig(Config, ABC):
-    """One file, folder or hub dataset, whatever its columns are."""
+    """Base of all data sources: one file, folder or hub dataset."""
 
     path: str
     """JSONL, JSON, Parquet or CSV file; a folder written by `datasets.save_to_disk`; or `org/name`
-    on the hub."""
+    of a dataset on the Hugging Face hub."""
     format: Literal["auto", "jsonl", "json", "parquet", "csv", "disk", "hub"] = "auto"
-    """`auto` goes by the ending; a folder is `disk`, `org/name` without such a file is `hub`."""
+    """Format of `path`. `auto` decides by the file name's ending; a folder is `disk`, and
+    `org/name` is `hub` where no such file exists."""
     subset: str | None = None
     """Configuration name of a hub dataset."""
     split: str = "train"
     """Split of a hub or disk dataset."""
     weight: float = Field(default=1.0, gt=0)
-    """Share of the rows drawn from this source, relative to the others."""
+    """Share of the rows that is drawn from this source, relative to the weights of the other
+    sources."""
     system: str | None = None
-    """System message put before every conversation."""
+    """System message put before every conversation. null: none."""
     limit: int | None = Field(default=None, ge=1)
-    """Take only the first rows."""
+    """Number of rows to use, from the first row on. null: all rows."""
     made_by: str | None = Field(default=None, min_length=1)
-    """Command that makes `path`; named in the message when `path` does not exist yet."""
+    """Command that creates `path`; shown in the error message if `path` does not exist yet."""
 
     @property
     @abstractmethod
     def columns_used(self) -> tuple[str, ...]:
-        """Columns that every row must have."""
+        """Columns that every row of the source must have."""
 
 
 class SourceConfig(FileConfig):
-    """Prompts."""
+    """Source of prompts."""
 
     columns: ColumnsConfig = ColumnsConfig()
     tag: str = "default"
-    """Routes the samples of this source to their rewards and teachers."""
+    """Tag of all samples of this source; it selects their rewards and teachers."""
 
     @property
     def columns_used(self) -> tuple[str, ...]:
@@ -70,14 +73,16 @@ class SourceConfig(FileConfig):
 
 
 class TextColumns(Config):
-    """Names of the columns of texts to imitate."""
+    """Names of the columns of a source of texts to imitate."""
 
     messages: str | None = "messages"
-    """A conversation, list of {role, content}, or its JSON text; or use `completion`."""
+    """Column with a conversation: a list of {role, content}, or its JSON text. Set either this or
+    `completion`, the other to null."""
     prompt: str | None = None
-    """With `completion`: text, or a conversation, that comes before it and is not trained."""
+    """Column with the text or conversation that comes before `completion` and is not trained on;
+    only together with `completion`."""
     completion: str | None = None
-    """Text to write, or a list of messages; excludes `messages`."""
+    """Column with the text to imitate, or a list of messages. Set either this or `messages`."""
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
@@ -92,7 +97,7 @@ class TextColumns(Config):
 
 
 class TextSource(FileConfig):
-    """Texts to imitate."""
+    """Source of texts to imitate."""
 
     columns: TextColumns = TextColumns()
 
@@ -102,18 +107,18 @@ class TextSource(FileConfig):
 
 
 class TaughtColumns(TextColumns):
-    """Names of the columns of texts that a teacher comments on."""
+    """Names of the columns of a source of texts for distillation."""
 
     tag: str | None = None
-    """Column that holds the tag of each row; left out: the source's `tag`."""
+    """Column with the tag of each row. If left out: the source's `tag`."""
 
 
 class TaughtSource(TextSource):
-    """Texts that a teacher comments on."""
+    """Source of texts for distillation."""
 
     columns: TaughtColumns = TaughtColumns()
     tag: str = "default"
-    """Routes the rows of this source to their teacher."""
+    """Tag of all rows of this source; it selects their teacher."""
 
     @property
     def columns_used(self) -> tuple[str, ...]:
@@ -121,20 +126,22 @@ class TaughtSource(TextSource):
 
 
 class PreferenceColumns(Config):
-    """Names of the columns of preferences: pairs, or single responses with a label."""
+    """Names of the columns of a source of preferences: pairs, or single responses with a label."""
 
     prompt: str | None = "prompt"
-    """Text or messages before the responses; null where each response is a whole conversation."""
+    """Column with the text or messages before the responses. null: each response is a whole
+    conversation."""
     chosen: str | None = "chosen"
-    """The better response: text or messages."""
+    """Column with the better response: text or messages."""
     rejected: str | None = "rejected"
-    """The worse one."""
+    """Column with the worse response: text or messages."""
     margin: str | None = None
-    """How much better, a number; for reward models."""
+    """Column with a number that says how much better the chosen response is; only for reward
+    models."""
     completion: str | None = None
-    """A response by itself, with `label`; excludes `chosen` and `rejected`."""
+    """Column with a single response; needs `label`, and excludes `chosen` and `rejected`."""
     label: str | None = None
-    """Whether `completion` is wanted: true or false."""
+    """Column that says if the response in `completion` is wanted: true or false."""
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
@@ -148,7 +155,7 @@ class PreferenceColumns(Config):
 
 
 class PreferenceSource(FileConfig):
-    """Preferences."""
+    """Source of preferences."""
 
     columns: PreferenceColumns = PreferenceColumns()
 
@@ -170,55 +177,58 @@ def _named(*columns: str | None) -> tuple[str, ...]:
 
 
 class TemplateConfig(Config):
-    """How rows become text."""
+    """Settings of the way from rows to text, and of the order of rows."""
 
     chat_template: bool = True
-    """Render with the tokenizer's chat template; false takes texts as they are."""
+    """Render rows with the tokenizer's chat template. False uses texts as they are."""
     chat_template_kwargs: dict[str, Any] = {}
-    """Passed to the chat template, for example {enable_thinking: false}."""
+    """Keyword arguments of the chat template, for example {enable_thinking: false}."""
     shuffle: bool = True
-    """A new order each epoch, drawn from the seed; false keeps the order of the sources."""
+    """Draw a new order of rows for each epoch, from the seed. False keeps the order of the
+    sources."""
 
 
 class DataConfig(TemplateConfig):
-    """Prompts of one kind of run."""
+    """Data of an RLVR run: sources of prompts, and prompts and samples per step."""
 
     sources: tuple[SourceConfig, ...] = Field(min_length=1)
     prompts_per_step: int = Field(ge=1)
-    """Prompts (not samples) of one step."""
+    """Number of prompts (not samples) of one step."""
     samples_per_prompt: int = Field(default=8, ge=1)
-    """Responses generated for each prompt."""
+    """Number of responses generated for each prompt."""
     max_prompt_tokens: int = Field(default=1024, ge=1)
-    """Longer prompts are left out; how many is reported."""
+    """Longest prompt, in tokens. Longer prompts are left out, and their number is reported."""
 
 
 class RowsConfig(TemplateConfig):
-    """Sequences that lie there before a run begins."""
+    """Data of a run on existing rows: rows per step, and longest sequence."""
 
     rows_per_step: int = Field(ge=1)
-    """Rows (a pair is one) of one optimizer step, over all ranks."""
+    """Number of rows of one optimizer step, over all ranks; a pair counts as one row."""
     max_tokens: int = Field(default=2048, ge=2)
-    """Of one sequence."""
+    """Longest sequence, in tokens."""
     too_long: Literal["drop", "cut_start", "cut_end", "refuse"] = "drop"
-    """What becomes of longer ones: the row is left out; the beginning of what comes before the
-    response goes; the end goes; or the run does not start. All are counted and reported."""
+    """Treatment of rows whose sequence is longer than `max_tokens`. `drop`: the row is left out.
+    `cut_start`: the beginning of the text before the response is cut off. `cut_end`: the end is cut
+    off. `refuse`: the run does not start. A row that cannot be cut, or that would have no trained
+    token left, is left out. Rows that are too long are counted and reported."""
 
 
 class TextDataConfig(RowsConfig):
-    """Texts to imitate."""
+    """Data of a run that imitates texts."""
 
     sources: tuple[TextSource, ...] = Field(min_length=1)
     train_on: Literal["assistant", "last_assistant"] = "assistant"
-    """Which turns of a conversation: all of the assistant's, or the last one."""
+    """Turns of a conversation that are trained on: all turns of the assistant, or the last one."""
 
 
 class TaughtDataConfig(TextDataConfig):
-    """Texts that a teacher comments on."""
+    """Data of a distillation run."""
 
     sources: tuple[TaughtSource, ...] = Field(min_length=1)
 
 
 class PreferenceDataConfig(RowsConfig):
-    """Preferences."""
+    """Data of a run that learns from preferences."""
 
     sources: tuple[PreferenceSource, ...] = Field(min_length=1)

@@ -1,4 +1,4 @@
-"""Options of an inference engine that are groups of their own."""
+"""Options of inference engines that have sections of their own."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ from roll.config.base import Config
 
 
 class NgramSpeculationConfig(Config):
-    """Guess the next tokens from an earlier place in the same text that reads like its end."""
+    """Speculative decoding without a model: the next tokens are guessed from an earlier place in
+    the same text where the same tokens occur."""
 
     kind: Literal["ngram"] = "ngram"
     num_tokens: int = Field(default=4, ge=1)
-    """Tokens guessed at once; the policy's own forward pass accepts or rejects them."""
+    """Number of tokens guessed at once. The policy's own forward pass accepts or rejects them."""
     min_match: int = Field(default=1, ge=1)
-    """Fewest tokens that must read alike."""
+    """Smallest number of last tokens that must also occur earlier in the text."""
     max_match: int = Field(default=4, ge=1)
-    """Most tokens that are compared."""
+    """Largest number of last tokens that are looked for."""
 
 
 class DraftSpeculationConfig(Config):
-    """Let a small model guess the next tokens. It keeps its own weights: pushes do not reach it."""
+    """Speculative decoding with a small model that guesses the next tokens. The small model keeps
+    its own weights: weight pushes do not change it."""
 
     kind: Literal["draft_model"] = "draft_model"
     model: str
-    """Folder or hub name of the small model; it must have the policy's tokenizer."""
+    """Folder or hub name of the small model, which must have the policy's tokenizer."""
     num_tokens: int = Field(default=4, ge=1)
-    """Tokens guessed at once; the policy's own forward pass accepts or rejects them."""
+    """Number of tokens guessed at once. The policy's own forward pass accepts or rejects them."""
 
 
 SpeculationConfig = Annotated[
@@ -37,11 +39,13 @@ SpeculationConfig = Annotated[
 
 
 class EndpointConfig(Config):
-    """An OpenAI-compatible server (`/v1/completions`, `/v1/chat/completions`) over the engine."""
+    """OpenAI-compatible server (`/v1/completions`, `/v1/chat/completions`) in front of the
+    engine."""
 
     host: str = "127.0.0.1"
-    """Where it listens; nothing but the network protects it."""
+    """Network address that the server listens on. The server has no password: only the network
+    protects it."""
     port: int = Field(default=8000, ge=1, le=65535)
-    """Of replica 0; replica i has `port` + i."""
+    """Port of replica 0; replica i listens on `port` + i."""
     model_name: str = "policy"
-    """What requests call the model."""
+    """Name by which requests refer to the model."""

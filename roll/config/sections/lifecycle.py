@@ -1,4 +1,4 @@
-"""What a run leaves behind and how it looks after itself: validation, checkpoints, trackers."""
+"""Settings of validation, checkpoints and trackers."""
 
 from __future__ import annotations
 
@@ -13,32 +13,34 @@ from roll.config.sections.sampling import SamplingConfig
 
 
 def pass_ks(num_samples: int) -> list[int]:
-    """The k of pass@k: 1, 2, 4, ... up to the number of samples, and that number."""
+    """Return the k of pass@k: 1, 2, 4, ... up to `num_samples`, and `num_samples` itself."""
     powers = {2**i for i in range(num_samples.bit_length())}
     return sorted(powers | {num_samples})
 
 
 def score_names(num_samples: int) -> list[str]:
-    """What is told of a validation set with this many samples of each prompt."""
+    """Return the names of the scores that a validation set with this many samples per prompt
+    gets."""
     means = dict.fromkeys(["mean@1", f"mean@{num_samples}"])
     return [*means, *(f"pass@{k}" for k in pass_ks(num_samples)), f"maj@{num_samples}"]
 
 
 class EvaluationConfig(Config, ABC):
-    """When held-out data are looked at."""
+    """Schedule of validation on held-out data."""
 
     every: int = Field(default=10, ge=1)
-    """Steps between validations; the last step is always validated."""
+    """Number of steps between validations. The last step is always validated."""
     at_start: bool = True
-    """Also before the first step."""
+    """Validate before the first step, too."""
 
     @property
     @abstractmethod
     def metrics(self) -> list[str]:
-        """Names of everything that validation reports."""
+        """Names of all metrics that validation reports."""
 
     def due(self, step: int, *, last: int) -> bool:
-        """Whether the model after `step` steps is validated."""
+        """Return True if the model after `step` steps is to be validated; `last` is the last
+        step."""
         if not self.metrics:
             return False
         if step == 0:
@@ -47,20 +49,21 @@ class EvaluationConfig(Config, ABC):
 
 
 class ValidationConfig(EvaluationConfig):
-    """Held-out evaluation by the same rewards."""
+    """Validation on held-out prompts with the rewards of the run."""
 
     sets: dict[str, SourceConfig] = {}
-    """Name -> source; no sets, no validation."""
+    """Validation sets by name. Without sets there is no validation."""
     samples_per_prompt: int = Field(default=1, ge=1)
-    """n of mean@n, maj@n and pass@k for k = 1, 2, 4, ... and n."""
+    """Number of samples per prompt: the n of mean@n, maj@n and pass@k for k = 1, 2, 4, ... and
+    n."""
     sampling: SamplingConfig | None = None
-    """Left out: the training `sampling`."""
+    """Sampling settings for validation. If left out: the training `sampling`."""
     pass_score: float = 1.0
-    """A sample passes when its reward is at least this."""
+    """Reward from which on a sample passes."""
 
     @property
     def metrics(self) -> list[str]:
-        """Names of everything that validation reports."""
+        """Names of all metrics that validation reports."""
         return [
             f"val/{name}/{score}"
             for name in self.sets
@@ -69,10 +72,10 @@ class ValidationConfig(EvaluationConfig):
 
 
 class TextValidation(EvaluationConfig):
-    """The loss of held-out texts, every trained token counting the same."""
+    """Validation by the loss of held-out texts, in which every trained token counts the same."""
 
     sets: dict[str, TextSource] = {}
-    """Name -> source; no sets, no validation."""
+    """Validation sets by name. Without sets there is no validation."""
 
     @property
     def metrics(self) -> list[str]:
@@ -80,10 +83,10 @@ class TextValidation(EvaluationConfig):
 
 
 class TaughtValidation(EvaluationConfig):
-    """Held-out texts: the divergence from the teacher, and the loss of the texts themselves."""
+    """Validation on held-out texts by the divergence from the teacher and the loss of the texts."""
 
     sets: dict[str, TaughtSource] = {}
-    """Name -> source; no sets, no validation."""
+    """Validation sets by name. Without sets there is no validation."""
 
     @property
     def metrics(self) -> list[str]:
@@ -91,10 +94,10 @@ class TaughtValidation(EvaluationConfig):
 
 
 class PreferenceValidation(EvaluationConfig):
-    """Held-out pairs."""
+    """Validation on held-out preferences."""
 
     sets: dict[str, PreferenceSource] = {}
-    """Name -> source; no sets, no validation."""
+    """Validation sets by name. Without sets there is no validation."""
 
     @property
     def metrics(self) -> list[str]:
@@ -102,46 +105,48 @@ class PreferenceValidation(EvaluationConfig):
 
 
 BETTER_LOW = ("/loss", "/divergence", "/left_out", "/error_rate", "/timeout_rate")
-"""Endings of metrics."""
+"""Endings of the names of metrics of which the lowest value is the best."""
 
 
 def is_better_high(metric: str) -> bool:
-    """Whether the largest value of a validation's metric is the best; of losses, and of shares of
-    samples that have no score, the lowest is."""
+    """Return True if the largest value of a validation metric is the best. For losses, divergences,
+    and shares of samples without a score, the lowest is."""
     return not metric.endswith(BETTER_LOW)
 
 
 class CheckpointConfig(Config):
     every: int | None = Field(default=None, ge=1)
-    """Steps between checkpoints; left out: none but the last."""
+    """Number of steps between checkpoints. If left out: only the last step is saved."""
     keep_last: int = Field(default=2, ge=1)
-    """Newest checkpoints kept."""
+    """Number of newest checkpoints to keep."""
     keep_best: int = Field(default=0, ge=0)
-    """Best checkpoints kept besides, by `best_metric`."""
+    """Number of best checkpoints, by `best_metric`, to keep in addition."""
     best_metric: str | None = None
-    """For example `val/test/mean@1`."""
+    """Name of the validation metric that ranks checkpoints, for example `val/test/mean@1`."""
     higher_is_better: bool | None = None
-    """Left out: yes, unless `best_metric` is a loss or a divergence."""
+    """Treat larger values of `best_metric` as better. If left out: true, unless `best_metric` is a
+    loss, a divergence, or a share of samples without a score."""
     export_hf: bool = True
     """Write the final weights as a Hugging Face folder `hf/`."""
 
     @property
     def prefers_high(self) -> bool:
-        """Whether the largest value of `best_metric` is the best."""
+        """True if the largest value of `best_metric` is the best."""
         if self.higher_is_better is not None:
             return self.higher_is_better
         return is_better_high(self.best_metric or "")
 
 
 class TrackConfig(Config):
-    """Where metrics go, besides the terminal and metrics.jsonl."""
+    """Trackers that metrics are sent to, besides the terminal and metrics.jsonl."""
 
     tensorboard: bool = True
     wandb_project: str | None = None
-    """W&B project; needs `pip install wandb`."""
+    """Name of the W&B project; needs `pip install wandb`. null: no W&B."""
     rollouts_every: int | None = Field(default=10, ge=1)
-    """Steps between rollout dumps; null: never."""
+    """Number of steps between dumps of rollouts. null: no dumps."""
     rollouts_samples: int = Field(default=64, ge=1)
-    """Samples in one dump."""
+    """Number of samples in one dump."""
     verify_weights: Literal["never", "first", "always"] = "first"
-    """Compare checksums of trained and received weights: after the first sync, or after each."""
+    """Comparison of checksums of the trained weights and the weights that engines received: after
+    the first weight push, after every push, or never."""

@@ -1,4 +1,4 @@
-"""The model of a role."""
+"""Settings of a model."""
 
 from typing import Literal
 
@@ -8,40 +8,43 @@ from roll.config.base import Config
 
 
 class LoraConfig(Config):
-    """A low-rank adapter beside frozen weights (arXiv 2106.09685)."""
+    """Low-rank adapter on frozen weights (arXiv 2106.09685)."""
 
     rank: int = Field(default=16, ge=1)
-    """Of the two factors of each adapted weight."""
+    """Rank of the two factors A and B of each adapted weight."""
     alpha: float = Field(default=32.0, gt=0)
-    """The adapter adds alpha / rank * B A to each weight."""
+    """Scale of the adapter, which adds alpha / rank * B A to each weight."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Of what goes into the adapter, in training."""
+    """Dropout probability of the adapter's input, in training."""
     targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
-    """Layers by their last name, such as q_proj; or all linear ones but the head (on megatron, of a
-    model with experts, those of attention)."""
+    """Names of the layers to adapt, by the last part of their names, such as q_proj; or
+    `all-linear`: all linear layers except the head (on megatron, for a model with experts: the
+    layers of attention)."""
     serve: Literal["merged", "adapter"] = "merged"
-    """What engines get in each push: weights with the adapter added, or the adapter alone, which
-    vllm keeps beside weights of its own (`actor_infer.strategy.max_lora_rank`)."""
+    """Form in which engines get the adapter in each push: `merged` into the weights, or the
+    `adapter` alone. With `adapter`, vllm keeps weights of its own beside the adapter
+    (`actor_infer.strategy.max_lora_rank`)."""
 
 
 class ModelConfig(Config):
     path: str
     """Folder of a Hugging Face checkpoint, or `org/name` on the hub."""
     tokenizer: str | None = None
-    """Folder or hub name of the tokenizer; left out: the model's."""
+    """Folder or hub name of the tokenizer. If left out: that of the model."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the forward and backward passes; the optimizer keeps float32 weights in any case."""
+    """Dtype of the forward and backward passes. The optimizer always keeps float32 weights."""
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
-    """Attention kernel of the Hugging Face model; megatron has its own, and takes no other."""
+    """Attention kernel of the Hugging Face model. Megatron has a kernel of its own and accepts no
+    other."""
     lora: LoraConfig | None = None
-    """Train an adapter and leave the weights as they are; a role that does not train loads the
-    model without it."""
+    """Adapter to train in place of the weights, which stay unchanged. A role that does not train
+    loads the model without the adapter."""
     trust_remote_code: bool = False
-    """Run the model code that comes with the checkpoint."""
+    """Run the Python code that comes with the checkpoint."""
     made_by: str | None = Field(default=None, min_length=1)
-    """Command that makes `path`; named in the message when `path` does not exist yet."""
+    """Command that creates `path`; shown in the error message if `path` does not exist yet."""
 
     @property
     def serves_adapter(self) -> bool:
-        """Whether engines get an adapter as it is, and no weights."""
+        """True if engines get only the adapter in a push, and no weights."""
         return self.lora is not None and self.lora.serve == "adapter"

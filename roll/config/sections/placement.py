@@ -1,4 +1,4 @@
-"""Machines, device pools, and which devices each role borrows."""
+"""Settings of machines, device pools, and the devices that each role uses."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from roll.config.base import Config
 
 
 def parse_devices(text: str) -> tuple[int, ...]:
-    """`"0-3,6"` -> (0, 1, 2, 3, 6).
+    """Parse a device list: `"0-3,6"` -> (0, 1, 2, 3, 6).
 
     Raises:
-        ValueError: another form, a range that runs backwards, or a device named twice.
+        ValueError: the text has another form, a range runs backwards, or a device is named twice.
     """
     devices: list[int] = []
     for part in text.split(","):
@@ -39,7 +39,7 @@ def _check_devices(text: str) -> str:
 
 
 def _one_device(value: Any) -> Any:
-    """`0`, which YAML and the command line read as a number, means "0"."""
+    """Turn a non-negative number into text: YAML and the command line read `0` as a number."""
     is_number = isinstance(value, int) and not isinstance(value, bool)
     return str(value) if is_number and value >= 0 else value
 
@@ -48,23 +48,26 @@ DeviceList = Annotated[str, BeforeValidator(_one_device), AfterValidator(_check_
 
 
 class ClusterConfig(Config):
-    """The machines of the job. A device is a GPU, or a share of the cores where there are none."""
+    """Machines of the job. A device is a GPU, or a share of the CPU cores where there are no
+    GPUs."""
 
     platform: Literal["auto", "cpu", "cuda"] = "auto"
-    """`auto` takes GPUs where there are any."""
+    """Kind of devices to use. `auto` uses GPUs if there are any."""
     nodes: int = Field(default=1, ge=1)
-    """Number of machines; job-wide device d is device d % devices_per_node of node
-    d // devices_per_node."""
+    """Number of machines. Device d of the job is device d % devices_per_node of machine d //
+    devices_per_node."""
     devices_per_node: int | None = Field(default=None, ge=1)
-    """Devices of each machine. Left out: its GPUs; without GPUs as many slots as the pools name,
-    each with an equal share of the cores."""
+    """Number of devices of each machine. If left out: its GPUs; without GPUs, as many slots as the
+    pools name, each with an equal share of the cores."""
     address: str | None = None
-    """Ray cluster to join, `host:port`. Left out: RAY_ADDRESS if set, else a local one is started
-    and stopped with the run; without what `ray status` and `ray list` ask."""
+    """Address of the Ray cluster to join, `host:port`. If left out: RAY_ADDRESS if that is set;
+    otherwise a local Ray is started and stopped with the run, without the processes that `ray
+    status` and `ray list` need."""
     start_timeout_s: float = Field(default=900, gt=0)
-    """How long workers, engines and missing nodes may take to come up: to load weights, and on GPUs
-    to compile kernels and capture graphs. Models of the hub are downloaded before, which has no
-    limit; nodes that share no cache with the driver's download within it. It is a time and asks
-    for no progress: processes that wait for one another in vain compute as well."""
+    """Time limit for workers, engines and missing nodes to start, in seconds. It includes loading
+    weights and, on GPUs, compiling kernels and capturing graphs. Models of the hub are downloaded
+    before that, without a limit; nodes that do not share the driver's cache download within the
+    limit. The limit applies even if processes are busy, because processes that wait for each other
+    in a deadlock look busy, too."""
     call_timeout_s: float = Field(default=3600, gt=0)
-    """How long one call to a worker may take."""
+    """Time limit of one call to a worker, in seconds."""

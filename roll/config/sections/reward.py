@@ -1,4 +1,4 @@
-"""Rewards: built in or by import path, routed by tag."""
+"""Settings of rewards: built in or by import path, selected by tag."""
 
 from __future__ import annotations
 
@@ -11,45 +11,48 @@ from roll.config.sections.model import ModelConfig
 
 
 class RewardConfig(Config):
-    """One reward: a function (`fn`), a `RewardWorker` subclass (`worker`) or a reward model
+    """Reward, computed by a function (`fn`), a `RewardWorker` subclass (`worker`) or a reward model
     (`model`)."""
 
     fn: str | None = None
-    """Built-in name such as `math`, or `package.module:function`."""
+    """Name of a built-in reward such as `math`, or `package.module:function`."""
     worker: str | None = None
-    """`package.module:Class`, a RewardWorker that sets itself up once."""
+    """Import path `package.module:Class` of a RewardWorker subclass, whose `setup` runs once."""
     model: ModelConfig | None = None
-    """A sequence classifier with one label and the policy's tokenizer, as `pipeline: reward_model`
-    trains it; one worker on each device of `pool`."""
+    """Sequence classifier with one label and the policy's tokenizer, as `pipeline: reward_model`
+    trains it. One worker runs on each device of `pool`."""
     max_tokens_per_microbatch: int = Field(default=16384, ge=1)
-    """Of `model`: tokens, padding included, in one forward pass."""
+    """Number of tokens, padding included, in one forward pass; only for `model`."""
     kwargs: dict[str, Any] = {}
     """Keyword arguments for the function or the class."""
     tags: tuple[str, ...] = Field(default=("default",), min_length=1)
-    """Samples with these tags are scored; several rewards of one tag add up by weight."""
+    """Tags of the samples that this reward scores. If several rewards score a tag, their weighted
+    scores are added."""
     weight: float = 1.0
-    """Factor of this reward in the total."""
+    """Factor of this reward in the total reward."""
     timeout_s: float = Field(default=10.0, gt=0)
-    """For one sample; a sample that takes longer counts as failed."""
+    """Time limit for one sample, in seconds. A sample that takes longer counts as failed."""
     concurrency: int = Field(default=64, ge=1)
-    """Samples scored at once by one worker."""
+    """Number of samples that one worker scores at once."""
     in_process: bool = True
-    """False runs the function in child processes: for heavy or hostile work that must be killable.
-    Only for `fn`: a `worker` holds what it owns in its own process."""
+    """Run the function in the worker's own process. False runs the function in child processes that
+    can be killed: for heavy or untrusted code. Only for `fn`: a `worker` keeps its state in its own
+    process."""
     workers: int = Field(default=1, ge=1)
     """Number of reward workers."""
     pool: str | None = None
-    """Pool on whose devices the workers live, in turn; left out: that of actor_infer."""
+    """Pool on whose devices the workers are placed in turn. If left out: the pool of
+    actor_infer."""
     max_error_rate: float = Field(default=0.1, ge=0, le=1)
-    """Failures (exception, timeout, NaN) above this share of the samples that the reward scores
-    in a step stop the run."""
+    """Largest share of failed samples (exception, timeout, NaN) among the samples that this reward
+    scores in a step. A larger share stops the run."""
     on_error: float | None = None
-    """Score of a failed sample; left out: a failed sample has none. It is counted, and neither
-    trained on nor compared with its siblings."""
+    """Score of a failed sample. If left out: a failed sample has no score; it is counted, but not
+    trained on and not compared with the other samples of its prompt."""
 
     @property
     def what(self) -> str:
-        """What computes it, for people."""
+        """Function, class or model path that computes the reward, for messages."""
         return self.fn or self.worker or (self.model.path if self.model else "")
 
     @model_validator(mode="after")

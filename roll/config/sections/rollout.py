@@ -1,4 +1,4 @@
-"""How a step's samples are collected."""
+"""Settings of generation: the way in which the samples of a step are collected."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from roll.config.base import Config
 
 
 class EqualRewardsConfig(Config):
-    """Groups whose samples all got the same reward are replaced: they teach nothing (dynamic
-    sampling of DAPO, arXiv 2503.14476)."""
+    """Filter that rejects groups whose samples all got the same reward, because such groups teach
+    nothing (dynamic sampling of DAPO, arXiv 2503.14476)."""
 
     kind: Literal["equal_rewards"] = "equal_rewards"
 
 
 class MeanRewardConfig(Config):
-    """Groups are replaced unless low < mean reward < high (online difficulty filtering, arXiv
-    2504.03380)."""
+    """Filter that keeps only groups with low < mean reward < high (online difficulty filtering,
+    arXiv 2504.03380)."""
 
     kind: Literal["mean_reward"] = "mean_reward"
     low: float = 0.0
-    """A group with this mean reward, or less, is too hard."""
+    """Mean reward up to which a group is too hard."""
     high: float = 1.0
-    """A group with this mean reward, or more, is too easy."""
+    """Mean reward from which on a group is too easy."""
 
     @model_validator(mode="after")
     def _bounds_leave_something(self) -> Self:
@@ -34,13 +34,13 @@ class MeanRewardConfig(Config):
 
 
 class CustomFilterConfig(Config):
-    """Groups are replaced where a function of your own says so: `fn(group, **kwargs)` takes a
-    `roll.rollout.types.Group` and returns why it is rejected (a text) or None; or True to keep it
-    and False to reject it."""
+    """Filter by a function of your own. `fn(group, **kwargs)` takes a `roll.rollout.types.Group`
+    and returns None to keep the group or the reason (a text) to reject it; or True to keep it and
+    False to reject it."""
 
     kind: Literal["custom"] = "custom"
     fn: str
-    """`package.module:function`."""
+    """Import path of the function, `package.module:function`."""
     kwargs: dict[str, Any] = {}
     """Keyword arguments for the function."""
 
@@ -51,54 +51,68 @@ FilterConfig = Annotated[
 
 
 class HealthConfig(Config):
-    """When an inference replica is given up. Its requests go on elsewhere with the tokens that are
-    known of them, and a new engine with the present weights takes its place."""
+    """Rules for replacing an inference replica that is dead or slow. Its requests continue on other
+    replicas from the tokens known so far, and a new engine with the current weights takes its
+    place."""
 
     heartbeat_s: float = Field(default=1.0, gt=0)
-    """Seconds between two heartbeats of a replica, each with the tokens written since the last."""
+    """Time between two heartbeats of a replica, in seconds. A heartbeat carries the tokens written
+    since the last one."""
     timeout_s: float = Field(default=60.0, gt=0)
-    """Seconds after which a heartbeat is given up, and the replica with it; so is a replica that
-    has answered with nothing but errors for as long."""
+    """Time after which an unanswered heartbeat makes the replica count as lost, in seconds. A
+    replica that answers only with errors for this long is lost as well."""
     slow_factor: float = Field(default=0.1, ge=0, lt=1)
-    """A replica is given up when it works at less than this share of the replicas' median rates,
-    five heartbeats in a row, or thirty after new weights, a return or a request from elsewhere; 0:
-    never. Work is writing, and reading: of prompts, and after new weights of all contexts again."""
+    """Share of the replicas' median rates below which a replica counts as slow. A replica is
+    replaced if it is slow for five heartbeats in a row; or for thirty after new weights, after its
+    devices were lent, or after requests came from another replica. Rates count written tokens and
+    read tokens: those of prompts, and after new weights those of all contexts again. 0: never."""
     restart_timeout_s: float = Field(default=900.0, gt=0)
-    """Seconds for a new engine. It then waits for the weights, until a training step is over."""
+    """Time limit for a new engine to start, in seconds. The engine then waits until the current
+    training step ends, to receive the weights."""
     max_restarts: int = Field(default=3, ge=0)
-    """Of one replica in a run; afterwards the run goes on without it."""
+    """Number of times that one replica is restarted in a run. After that, the run continues without
+    the replica."""
 
 
 class RolloutConfig(Config):
     filters: tuple[FilterConfig, ...] = ()
-    """Dynamic sampling: a group is rejected by the first filter that objects, and replaced by that
-    of another prompt of the same source. In order, so put the cheap ones first."""
+    """Filters of groups (dynamic sampling). The first filter that objects rejects a group, and a
+    group of another prompt of the same source replaces it. Filters run in this order, so put cheap
+    ones first."""
     max_staleness: int = Field(default=0, ge=0)
-    """Steps that samples may be ahead of training. 0: a step's samples are generated, then trained
-    on. k: while a step trains, samples of the next k are generated; none is trained on that
-    is more than k weight versions old. Wants an `algorithm.correction`."""
+    """Number of steps that generation may be ahead of training. 0: the samples of a step are
+    generated, then trained on. k: while a step trains, samples of the next k steps are generated;
+    no sample is trained on that is more than k weight versions old. Use an `algorithm.correction`
+    above 0."""
     in_flight: Literal["continue", "restart"] = "continue"
-    """What becomes of unfinished samples at new weights: each token keeps the version and the
-    log-prob it was written with, or the sample starts again."""
+    """Treatment of unfinished samples when new weights arrive. `continue`: the sample goes on, and
+    each token keeps the weight version and the log-prob that it was written with. `restart`: the
+    sample is generated again from the beginning."""
     extra_prompts: int = Field(default=0, ge=0)
-    """Prompts in flight beyond what is needed; the fastest win, and those that would be too old
-    are aborted and tried again later. Favours short responses."""
+    """Number of prompts in flight beyond the number needed. The groups that finish first are used;
+    those that would become too old are aborted and tried again later. This favours short
+    responses."""
     siblings: Literal["together", "separate"] = "together"
-    """The samples of a prompt as one request, or as one request each: these are rewarded one by
-    one, and may go to several replicas."""
+    """Form of the requests for the samples of a prompt. `together`: one request for all of them.
+    `separate`: one request per sample; samples are rewarded one by one, and can go to several
+    replicas."""
     redundant_samples: int = Field(default=0, ge=0)
-    """Samples per prompt beyond data.samples_per_prompt; the first that end make the group, the
-    others are aborted. Needs `siblings: separate`. Favours short responses."""
+    """Number of samples per prompt beyond data.samples_per_prompt. The first samples that finish
+    form the group, and the others are aborted. Needs `siblings: separate`. This favours short
+    responses."""
     routing: Literal["sticky", "least_loaded"] = "sticky"
-    """A prompt's requests stay on one replica, where its prefix is cached, while there is room; or
-    each goes to the replica with the fewest outstanding tokens."""
+    """Choice of the replica for a request. `sticky`: all requests of a prompt go to the replica
+    that has cached its prefix, while there is room. `least_loaded`: each request goes to the
+    replica with the fewest outstanding tokens."""
     queue_per_replica: int = Field(default=0, ge=0)
-    """Sequences sent to a replica beyond those that it decodes at once."""
+    """Number of sequences sent to a replica beyond those that it decodes at once."""
     max_prompts_factor: float = Field(default=4.0, ge=1)
-    """A step that has tried this many times its prompts without filling up stops the run."""
+    """Number of tried prompts, as a multiple of the prompts of a step, after which a step that is
+    still incomplete stops the run."""
     max_in_flight_groups: int = Field(default=1024, ge=1)
-    """Prompts in flight at once over all replicas."""
+    """Largest number of prompts in flight at once, over all replicas."""
     request_timeout_s: float = Field(default=600, gt=0)
-    """Seconds without any progress of the replica that has a request: no token written, none read,
-    no request ended. A request whose tokens come may take as long as it will."""
+    """Time without any progress of the replica that has a request, after which the request fails,
+    in seconds. Progress is a token written, a token read, or a request ended. A request that makes
+    progress may take any time."""
     health: HealthConfig = HealthConfig()

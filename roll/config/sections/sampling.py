@@ -1,4 +1,4 @@
-"""How responses are sampled."""
+"""Settings of sampling."""
 
 from pydantic import Field
 
@@ -7,15 +7,17 @@ from roll.config.base import Config
 
 class SamplingConfig(Config):
     temperature: float = Field(default=1.0, ge=0)
-    """0 is greedy. The trainer's log-probs use the same temperature."""
+    """Sampling temperature; 0 is greedy. The trainer computes log-probs at the same temperature."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Below 1 the engine samples from a cut distribution that the trainer does not know; the
-    difference shows up in `mismatch/`."""
+    """Probability mass of the tokens to sample from. Below 1, the engine samples from a truncated
+    distribution that the trainer does not model; the metrics `mismatch/` show the difference."""
     top_k: int = Field(default=-1, ge=-1)
-    """-1 keeps all; like `top_p`, anything else is a mismatch."""
+    """Number of likeliest tokens to sample from; -1 means all. Any other value causes a mismatch,
+    as `top_p` does."""
     max_new_tokens: int = Field(default=1024, ge=1)
-    """Longest response; longer ones are cut and marked as truncated."""
+    """Longest response, in tokens. A longer response is cut off and marked as truncated."""
     stop: tuple[str, ...] = ()
     """Strings that end a response."""
     ignore_eos: bool = False
-    """Write on to `max_new_tokens` in any case (benchmarks)."""
+    """Ignore the end-of-sequence token and always write `max_new_tokens` tokens (for
+    benchmarks)."""

@@ -1,4 +1,4 @@
-"""Backends, one class each; a role names one by `kind`."""
+"""Settings of backends, one class each; a role selects its backend by `kind`."""
 
 from __future__ import annotations
 
@@ -11,59 +11,66 @@ from roll.config.sections.engine_options import EndpointConfig, SpeculationConfi
 
 
 class HfScoreConfig(Config):
-    """Plain Hugging Face forward passes: the numbers every other backend is tested against."""
+    """Plain Hugging Face forward passes; the results of all other backends are tested against
+    these."""
 
     kind: Literal["hf"] = "hf"
 
 
 class Fsdp2Config(Config):
-    """PyTorch FSDP2: parameters, gradients and optimizer state sharded over the ranks."""
+    """PyTorch FSDP2, which shards parameters, gradients and optimizer state over the ranks."""
 
     kind: Literal["fsdp2"] = "fsdp2"
     reshard_after_forward: bool = True
-    """Free a layer's gathered parameters after each forward pass, and after each backward pass; or
-    keep them until the update: more memory, one gather per update instead of two per
-    micro-batch."""
+    """Free the gathered parameters of a layer after each forward pass and each backward pass. False
+    keeps them until the update: this needs more memory, and one gather per update instead of two
+    per micro-batch."""
     activation_checkpointing: bool = False
-    """Recompute each layer's activations in the backward pass."""
+    """Recompute the activations of each layer in the backward pass, to save memory."""
     cpu_offload: bool = False
     """Keep parameters, gradients and optimizer state in host memory."""
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the gradient reduction across ranks."""
+    """Dtype of the gradient reduction across ranks."""
     ulysses: int = Field(default=1, ge=1)
-    """Ranks that share each row, a slice of its tokens each, and exchange tokens for heads in
-    attention (arXiv 2309.14509): for rows that are too long for one."""
+    """Number of ranks that share each row (Ulysses, arXiv 2309.14509): each has a slice of the
+    tokens, and in attention they exchange tokens for heads. For rows that are too long for one
+    rank."""
     tp: int = Field(default=1, ge=1)
-    """Ranks that share each matrix of attention and MLP, and each row."""
+    """Number of ranks that share each matrix of attention and MLP, and each row (tensor
+    parallelism)."""
     replicas: int = Field(default=1, ge=1)
-    """Copies of the model, each sharded over its part of the ranks (HSDP): gathers stay within a
-    copy, for example on one node; gradients are summed over all."""
+    """Number of copies of the model, each sharded over a part of the ranks (HSDP). Parameters are
+    gathered within a copy, for example on one node; gradients are summed over all ranks."""
 
     @property
     def ranks_per_part(self) -> int:
-        """Devices that get the same part of a batch."""
+        """Number of devices that get the same part of a batch."""
         return self.ulysses * self.tp
 
 
 class DeepspeedConfig(Config):
-    """DeepSpeed ZeRO: what a training step needs, shared out over the ranks by stages."""
+    """DeepSpeed ZeRO, which shards the training state over the ranks, by stages."""
 
     kind: Literal["deepspeed"] = "deepspeed"
     stage: Literal[0, 1, 2, 3] = 2
-    """What the ranks share out: nothing (in bfloat16: as 1), masters and moments (1), gradients
-    too (2), parameters too (3). A frozen model is shared out with 3, else whole on every rank."""
+    """ZeRO stage, which says what is sharded. 0: nothing (in bfloat16: as 1). 1: float32 weights
+    and moments of the optimizer. 2: gradients, too. 3: parameters, too. A frozen model is sharded
+    with 3, and otherwise whole on every rank."""
     offload_optimizer: bool = False
-    """Keep masters and moments in host memory and update them there; stage 1 and above."""
+    """Keep the optimizer's float32 weights and moments in host memory and update them there; needs
+    stage 1 or above."""
     offload_parameters: bool = False
-    """Keep this rank's part of the parameters in host memory; stage 3."""
+    """Keep this rank's shard of the parameters in host memory; needs stage 3."""
     activation_checkpointing: bool = False
-    """Recompute each layer's activations in the backward pass."""
+    """Recompute the activations of each layer in the backward pass, to save memory."""
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the gradient reduction across ranks."""
+    """Dtype of the gradient reduction across ranks."""
     bucket_elements: int = Field(default=50_000_000, ge=1)
-    """Elements that one reduction or gather takes together; the buffer for them always exists."""
+    """Number of elements that one reduction or gather handles at once. A buffer of this size always
+    exists."""
     whole_below_elements: int = Field(default=100_000, ge=0)
-    """Stage 3: parameters up to this size stay whole on every rank, which saves small gathers."""
+    """Number of elements up to which a parameter stays whole on every rank, which saves small
+    gathers; only for stage 3."""
 
     @model_validator(mode="after")
     def _check_offload(self) -> Self:
@@ -80,40 +87,46 @@ class DeepspeedConfig(Config):
 
 
 class MegatronConfig(Config):
-    """Megatron-Core: layers cut over tensor, pipeline and expert parallel ranks.
+    """Megatron-Core, which divides layers over tensor, pipeline and expert parallel ranks.
 
-    Ranks that are left over are data parallel: tp 2 and pp 2 on eight devices make two copies.
+    The remaining ranks are data parallel: tp 2 and pp 2 on eight devices make two copies of the
+    model.
     """
 
     kind: Literal["megatron"] = "megatron"
     tp: int = Field(default=1, ge=1)
-    """Ranks that share each matrix."""
+    """Number of ranks that share each matrix (tensor parallelism)."""
     pp: int = Field(default=1, ge=1)
-    """Stages that the layers are spread over."""
+    """Number of stages that the layers are divided over (pipeline parallelism)."""
     vpp: int = Field(default=1, ge=1)
-    """Chunks of layers on each stage, which take turns: less idling, more exchange."""
+    """Number of chunks of layers on each stage, which take turns: stages idle less and exchange
+    more."""
     cp: Literal[1] = 1
-    """Context parallelism; there is none yet."""
+    """Context parallel size; only 1 is supported."""
     ep: int = Field(default=1, ge=1)
-    """Ranks that share the experts of a layer."""
+    """Number of ranks that share the experts of a layer (expert parallelism)."""
     etp: int | None = Field(default=None, ge=1)
-    """Ranks that share each matrix of an expert; left out: tp."""
+    """Number of ranks that share each matrix of an expert. If left out: tp."""
     layers: tuple[int, ...] | None = None
-    """Layers of each of the pp * vpp chunks, in the order of the model; left out: the same."""
+    """Number of layers of each of the pp * vpp chunks, in the order of the model. If left out: the
+    same number for each chunk."""
     sequence_parallel: bool | None = None
-    """Spread norms and residuals over the tensor parallel ranks too; left out: where there are
-    experts and tp is above 1."""
+    """Divide norms and residuals over the tensor parallel ranks, too. If left out: true where there
+    are experts and tp is above 1."""
     recompute: Literal["none", "attention", "full"] = "none"
-    """Activations that the backward pass computes again: those of attention, or of whole layers."""
+    """Activations that the backward pass computes again to save memory: none, those of attention,
+    or those of whole layers."""
     distributed_optimizer: bool = False
-    """Each data parallel rank keeps and updates its part of the float32 masters and moments: less
-    memory where several hold the same, and the weights are gathered after each update."""
+    """Each data parallel rank keeps and updates only a part of the optimizer's float32 weights and
+    moments. This needs less memory if several ranks hold the same weights; the weights are gathered
+    after each update."""
     aux_loss_coef: float = Field(default=0.0, ge=0)
-    """Of the loss that balances the load of experts; not part of `loss/total`."""
+    """Factor of the loss that balances the load of experts; this loss is not part of
+    `loss/total`."""
 
     @property
     def ranks_per_part(self) -> int:
-        """Devices that get the same part of a batch."""
+        """Number of devices that get the same part of a batch."""
         return self.tp * self.pp
 
     @model_validator(mode="after")
@@ -134,15 +147,16 @@ class MegatronConfig(Config):
 
 
 class HfEngineConfig(Config):
-    """Hugging Face generate inside the worker: slow, exact and always there."""
+    """Hugging Face `generate` inside the worker: slow and exact, and needs nothing else
+    installed."""
 
     kind: Literal["hf"] = "hf"
     max_num_seqs: int = Field(default=64, ge=1)
-    """Sequences generated at once; requests beyond it wait on the driver."""
+    """Number of sequences generated at once. Further requests wait on the driver."""
 
     @property
     def processes(self) -> int:
-        """Of one replica, with a device each."""
+        """Number of processes of one replica; each has one device."""
         return 1
 
 
@@ -155,48 +169,53 @@ Quantization = Literal[
     "nvfp4_per_token",
     "int8_per_channel_weight_only",
 ]
-"""Those that vLLM makes itself out of unquantised weights."""
+"""Quantization formats that vLLM can produce from unquantised weights."""
 LoraRank = Literal[0, 1, 8, 16, 32, 64, 128, 256, 320, 512]
 
 
 class VllmConfig(Config):
-    """vLLM, asynchronous engine."""
+    """vLLM, as an asynchronous engine."""
 
     kind: Literal["vllm"] = "vllm"
     tp: int = Field(default=1, ge=1)
-    """Tensor-parallel size of one replica."""
+    """Tensor parallel size of one replica."""
     pp: int = Field(default=1, ge=1)
-    """Pipeline-parallel size of one replica, which takes tp * pp devices."""
+    """Pipeline parallel size of one replica, which takes tp * pp devices."""
     max_model_len: int | None = Field(default=None, ge=1)
-    """Longest prompt plus response; left out: data.max_prompt_tokens + sampling.max_new_tokens."""
+    """Largest number of tokens of prompt and response together. If left out: data.max_prompt_tokens
+    + sampling.max_new_tokens."""
     gpu_memory_utilization: float = Field(default=0.85, gt=0, lt=1)
-    """Share of each GPU for weights and KV cache."""
+    """Share of the memory of each GPU for weights and KV cache."""
     kv_cache_gb: float | None = Field(default=None, gt=0)
-    """KV cache in GiB, instead of a share; without a GPU 0.0625 unless set."""
+    """Size of the KV cache in GiB, in place of a share of the memory. Without a GPU: 0.0625 unless
+    set."""
     max_num_seqs: int = Field(default=256, ge=1)
-    """Sequences decoded at once; requests beyond it wait on the driver."""
+    """Number of sequences decoded at once. Further requests wait on the driver."""
     enforce_eager: bool = False
-    """No CUDA graphs; always so without a GPU."""
+    """Use no CUDA graphs. Without a GPU there are none in any case."""
     prefix_caching: bool = True
-    """Share the KV cache of equal prompt prefixes."""
+    """Share the KV cache between prompts with the same prefix."""
     speculation: SpeculationConfig | None = None
-    """Guess several tokens ahead; what is sampled keeps the policy's distribution."""
+    """Speculative decoding, which guesses several tokens ahead. Samples keep the policy's
+    distribution. null: off."""
     quantization: Quantization | None = None
-    """Quantise the policy's weights as they come in, from the checkpoint and from each push.
-    Formats that need a checkpoint quantised beforehand cannot be pushed to."""
+    """Format to which the policy's weights are quantised, when the checkpoint is loaded and in each
+    push. Formats that need a checkpoint quantised beforehand cannot be used with pushes. null:
+    none."""
     sleep_level: Literal[1, 2] = 1
-    """What sleep does with the weights: 1 keeps them in host memory, 2 drops them, which is enough
-    where a push comes before the next request."""
+    """Treatment of the weights while the engine sleeps. 1 keeps them in host memory; 2 drops them,
+    which is enough where a push comes before the next request."""
     max_lora_rank: LoraRank = 0
-    """Above 0 the engine takes pushes of LoRA adapters up to this rank, beside those of weights."""
+    """Largest rank of LoRA adapters that the engine can receive in pushes, beside pushes of
+    weights. 0: no adapters."""
     endpoint: EndpointConfig | None = None
-    """Serve requests from outside too."""
+    """Server for requests from outside the run. null: none."""
     engine_args: dict[str, Any] = {}
-    """Further arguments of vLLM's `AsyncEngineArgs`, by vLLM's names."""
+    """Further arguments of vLLM's `AsyncEngineArgs`, under vLLM's names."""
 
     @property
     def processes(self) -> int:
-        """Of one replica, with a device each."""
+        """Number of processes of one replica; each has one device."""
         return self.tp * self.pp
 
 
@@ -205,25 +224,27 @@ class SglangConfig(Config):
 
     kind: Literal["sglang"] = "sglang"
     tp: int = Field(default=1, ge=1)
-    """Tensor-parallel size of one replica."""
+    """Tensor parallel size of one replica."""
     max_model_len: int | None = Field(default=None, ge=1)
-    """Longest prompt plus response; left out: data.max_prompt_tokens + sampling.max_new_tokens."""
+    """Largest number of tokens of prompt and response together. If left out: data.max_prompt_tokens
+    + sampling.max_new_tokens."""
     gpu_memory_utilization: float = Field(default=0.85, gt=0, lt=1)
-    """Share of each GPU for weights and KV cache."""
+    """Share of the memory of each GPU for weights and KV cache."""
     kv_cache_tokens: int | None = Field(default=None, ge=1)
-    """Tokens that the KV cache holds, instead of a share; without a GPU 16384 unless set."""
+    """Size of the KV cache in tokens, in place of a share of the memory. Without a GPU: 16384
+    unless set."""
     max_num_seqs: int = Field(default=256, ge=1)
-    """Sequences decoded at once; requests beyond it wait on the driver."""
+    """Number of sequences decoded at once. Further requests wait on the driver."""
     enforce_eager: bool = False
-    """No CUDA graphs; always so without a GPU."""
+    """Use no CUDA graphs. Without a GPU there are none in any case."""
     prefix_caching: bool = True
-    """Share the KV cache of equal prompt prefixes."""
+    """Share the KV cache between prompts with the same prefix."""
     engine_args: dict[str, Any] = {}
-    """Further arguments of SGLang's `Engine`, by SGLang's names."""
+    """Further arguments of SGLang's `Engine`, under SGLang's names."""
 
     @property
     def processes(self) -> int:
-        """Of one replica, with a device each."""
+        """Number of processes of one replica; each has one device."""
         return self.tp
 
 

@@ -1,4 +1,4 @@
-"""Optimizer, schedule, batch sizes, and the roles that hold a model."""
+"""Settings of optimizer, schedule, batch sizes, and roles that hold a model."""
 
 from __future__ import annotations
 
@@ -27,89 +27,93 @@ class OptimizerConfig(Config):
     lr: float = Field(default=1e-6, gt=0)
     """Peak learning rate."""
     weight_decay: float = Field(default=0.0, ge=0)
-    """Decoupled; on matrices only, never on norms and biases."""
+    """Decoupled weight decay; applied to matrices only, never to norms and biases."""
     betas: tuple[Share, Share] = (0.9, 0.95)
-    """Decay of the running means of the gradient and of its square."""
+    """Decay rates of the running means of the gradient and of its square."""
     eps: float = Field(default=1e-8, gt=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
-    """Gradients are scaled down to this global norm."""
+    """Largest global norm of the gradients; larger gradients are scaled down to it."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """After the warm-up: stay, or decay to `min_lr_ratio` of the peak at the last step."""
+    """Learning rate after the warm-up: constant, or decayed to `min_lr_ratio` of the peak at the
+    last step."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Linear from zero."""
+    """Number of steps in which the learning rate rises linearly from zero."""
     min_lr_ratio: float = Field(default=0.0, ge=0, le=1)
 
 
 class LearnerRole(Config):
-    """A role that trains a model."""
+    """Role that trains a model."""
 
     pool: str
-    """Name of a pool; one worker per device."""
+    """Name of a pool; one worker runs on each device."""
     strategy: TrainStrategyConfig = Fsdp2Config()
     model: ModelConfig | None = None
-    """Left out: the top-level `model`."""
+    """Model of this role. If left out: the top-level `model`."""
     optimizer: OptimizerConfig = OptimizerConfig()
     max_tokens_per_microbatch: int = Field(default=16384, ge=1)
-    """Tokens, padding included, in one forward and backward pass of a device, or of devices that
-    share rows."""
+    """Number of tokens, padding included, in one forward and backward pass of a device, or of a
+    group of devices that share rows."""
     packing: bool = False
-    """Put the sequences of a micro-batch behind each other in one row, where attention keeps them
-    apart, instead of padding them to the longest."""
+    """Put the sequences of a micro-batch one after another into one row, where attention keeps them
+    separate, instead of padding them to the longest."""
     logprob_chunk_tokens: int = Field(default=1024, ge=1)
-    """Tokens whose logits exist at once when log-probs and entropy are computed."""
+    """Number of tokens whose logits exist at once while log-probs and entropy are computed."""
 
 
 class TrainRole(LearnerRole):
-    """A role that trains on what was generated in a step."""
+    """Role that trains on the samples generated in a step."""
 
     samples_per_update: int | None = Field(default=None, ge=1)
-    """Samples per optimizer step, over all ranks; left out: all samples of the step."""
+    """Number of samples per optimizer step, over all ranks. If left out: all samples of the
+    step."""
     epochs: int = Field(default=1, ge=1)
-    """Passes over the samples of a step."""
+    """Number of passes over the samples of a step."""
 
 
 class CriticRole(TrainRole):
-    """A role that learns what states are worth. Its model is a language model, which gets a new
-    head, or a token classifier with one label, which brings its own."""
+    """Role that learns the values of states. Its model is a language model, which gets a new value
+    head, or a token classifier with one label, which has a head already."""
 
     loss: ValueLossConfig = ValueLossConfig()
     warmup_steps: int = Field(default=0, ge=0)
-    """Steps at the start in which only the critic learns."""
+    """Number of steps at the start in which only the critic learns."""
 
 
 class ScoreRole(Config):
-    """A role that only computes log-probs."""
+    """Role that only computes log-probs."""
 
     pool: str
     strategy: ScoreStrategyConfig = HfScoreConfig()
     model: ModelConfig | None = None
-    """Left out: the model that training starts from, actor_train.model or the top-level `model`."""
+    """Model of this role. If left out: the model that training starts from, which is
+    actor_train.model or the top-level `model`."""
     max_tokens_per_microbatch: int = Field(default=16384, ge=1)
-    """Tokens, padding included, in one forward pass of a device, or of devices that share
-    rows."""
+    """Number of tokens, padding included, in one forward pass of a device, or of a group of devices
+    that share rows."""
     packing: bool = False
-    """As that of a role that trains."""
+    """Put the sequences of a micro-batch one after another into one row, as in roles that train."""
     logprob_chunk_tokens: int = Field(default=1024, ge=1)
-    """Tokens whose logits exist at once."""
+    """Number of tokens whose logits exist at once."""
 
 
 class TeacherRole(ScoreRole):
-    """A model that another one learns from, token by token."""
+    """Role of a teacher: a model that another model learns from, token by token."""
 
     model: ModelConfig
-    """Must have the student's tokenizer."""
+    """Model of the teacher; must have the student's tokenizer."""
     tags: tuple[str, ...] = Field(default=("default",), min_length=1)
-    """Samples, or rows, with one of these tags are this teacher's."""
+    """Tags of the samples, or rows, that this teacher is responsible for."""
 
 
 class InferRole(Config):
-    """A role that generates."""
+    """Role that generates."""
 
     pool: str
-    """Name of a pool; one replica per `strategy.tp` devices (vLLM: times `strategy.pp`)."""
+    """Name of a pool; one replica runs on each `strategy.tp` devices (vLLM: `strategy.tp` times
+    `strategy.pp`)."""
     strategy: EngineConfig = VllmConfig()
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Of the engine's weights; left out: the model's."""
+    """Dtype of the engine's weights. If left out: that of the model."""
 
     @property
     def devices_per_worker(self) -> int:
@@ -117,5 +121,5 @@ class InferRole(Config):
 
     @property
     def capacity(self) -> int:
-        """Sequences that one replica decodes at once."""
+        """Number of sequences that one replica decodes at once."""
         return self.strategy.max_num_seqs

@@ -1,4 +1,4 @@
-"""How trained weights reach the engines."""
+"""Settings of weight pushes from the trainer to the engines."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from roll.config.base import Config
 
 
 class WeightSyncConfig(Config):
-    """The transport between `actor_train` and `actor_infer`."""
+    """Transport of weights from `actor_train` to `actor_infer`."""
 
     transport: Literal["auto", "files"] = "auto"
-    """`auto` takes the best way for where the workers run: shared memory or CUDA IPC on one host,
-    a collective broadcast across hosts; `files` goes through `folder`."""
+    """Way that weights take. `auto`: shared memory or CUDA IPC between workers on one host, a
+    collective broadcast across hosts. `files`: files in `folder`."""
     folder: str | None = None
-    """Only for `files`: a folder that all hosts see under this path."""
+    """Folder that all hosts see under this path; only for `files`."""
     bucket_mb: int | None = Field(default=None, ge=1)
-    """MiB that travel at once; each process holds two such buckets at most. By default 4 through
-    shared memory and files, so that they are read while the cache still has them, and 32 else."""
+    """Size of a bucket in MiB; tensors are sent bucket by bucket, and each process holds at most
+    two. If left out: 4 for shared memory and files, so that buckets are read while still in the CPU
+    cache, and 32 otherwise."""
 
     @model_validator(mode="after")
     def _folder_for_files(self) -> Self:
