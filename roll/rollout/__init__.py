@@ -1,1 +1,1 @@
-"""Prompts to finished, scored samples: plain asyncio, no Ray."""
+"""Generation of scored samples from prompts, in plain asyncio without Ray."""

@@ -1,4 +1,4 @@
-"""Scored groups to the batch that is trained on, and to the numbers that describe them."""
+"""Conversion of scored groups into the training batch and into the metrics of a step."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ from roll.rollout.types import Group, ScoredSample
 def assemble(
     groups: Sequence[Group], reward_weights: Mapping[str, float] | None = None
 ) -> RolloutBatch:
-    """Rows in the order of groups and siblings; prompt, then response, then padding with 0.
+    """Build the training batch: one row per sample, in the order of groups and siblings.
 
-    `group_ids` are the positions of the groups, so they are unique in this batch and mean nothing
-    outside of it. A response without tokens gives a row without trained tokens; so does a sample
-    without a reward (a reward failed, or its greedy baseline's), and `has_reward` says so.
+    A row holds the prompt, then the response, then padding with 0. `group_ids` are positions in
+    `groups`; they are unique in this batch only. A row has no trained tokens where the response is
+    empty, or where the sample or its greedy baseline has no reward because a reward function
+    failed. In the second case `has_reward` is False for the row.
 
     Args:
-        reward_weights: of the run's rewards by name, in order; left out, the batch has no
-            `named_rewards`.
+        groups: groups to train on, with at least one sample.
+        reward_weights: weight of each reward of the run by its name, in the order of the columns of
+            `named_rewards`; without it the batch has no `named_rewards`.
 
     Raises:
-        ValueError: no groups, or a completion whose lists differ in length.
+        ValueError: there are no samples, the lists of a completion differ in length, or only some
+            samples have a greedy baseline.
     """
     rows = [scored for group in groups for scored in group.samples]
     if not rows:
@@ -75,11 +78,12 @@ def assemble(
 
 
 def rollout_metrics(groups: Sequence[Group], *, current_version: int) -> Metrics:
-    """Rewards, lengths and staleness of the groups that are trained on.
+    """Return metrics on the rewards, lengths and staleness of the groups that are trained on.
 
     Args:
-        groups: at least one.
-        current_version: of the trainer's weights; staleness is how far tokens lag behind it.
+        groups: groups of the step, at least one.
+        current_version: version of the trainer's weights. The staleness of a token is this version
+            minus the version that generated the token.
     """
     rows = [scored for group in groups for scored in group.samples]
     samples = [scored.sample for scored in rows]
@@ -99,10 +103,13 @@ def rollout_metrics(groups: Sequence[Group], *, current_version: int) -> Metrics
 
 
 def reward_metrics(rows: Sequence[ScoredSample]) -> Metrics:
-    """Total reward (`reward/mean`, `reward/std` over all samples, n in the denominator), each
-    reward before its weight (`reward/<name>/mean`), its parts (`reward/<name>/<part>`), and the
-    total per tag (`reward/tag/<tag>/mean`) where there are several tags. Samples without a reward
-    are in none but those of the rewards that did judge them."""
+    """Return the metrics of the rewards of `rows`.
+
+    Keys: `reward/mean` and `reward/std`, the total reward over all samples (the variance divides by
+    n); `reward/<name>/mean`, one reward before its weight; `reward/<name>/<part>`, one part of a
+    reward; `reward/tag/<tag>/mean`, the total reward of one tag, if there are several tags. A
+    sample without a total reward counts only for the rewards that gave it a score.
+    """
     totals = [scored.reward for scored in rows if scored.has_reward]
     named: dict[str, list[float]] = defaultdict(list)
     by_tag: dict[str, list[float]] = defaultdict(list)
@@ -131,7 +138,11 @@ def reward_metrics(rows: Sequence[ScoredSample]) -> Metrics:
 def _named_rewards(
     rows: Sequence[ScoredSample], weights: Mapping[str, float]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Scores and weights `[B, R]`; a reward that did not judge a sample has weight 0 there."""
+    """Return the scores and the weights of the named rewards, both float32 `[B, R]`.
+
+    A reward that gave no score to a sample has score 0 and weight 0 there. Without `weights` both
+    results are None.
+    """
     if not weights:
         return None, None
     scores = [[row.by_name.get(name, 0.0) for name in weights] for row in rows]
@@ -174,7 +185,7 @@ def _padded(
     fill: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    """`[B, width]` with each row's values from its start on and `fill` elsewhere."""
+    """Return a tensor `[B, width]` with the values of row i from `starts[i]` on, else `fill`."""
     padded = torch.full((len(rows), width), fill, dtype=dtype)
     for i, (values, start) in enumerate(zip(rows, starts, strict=True)):
         padded[i, start : start + len(values)] = torch.tensor(values, dtype=dtype)

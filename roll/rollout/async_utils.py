@@ -1,4 +1,4 @@
-"""Several coroutines at once, of which none outlives the others' failure or the caller."""
+"""Functions that run several coroutines at once and stop all of them on failure or cancellation."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ T = TypeVar("T")
 
 
 async def all_or_first_error(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results, in order. After a failure the others are stopped, and it is raised as itself.
+    """Run all coroutines at once and return their results, in order.
 
-    A TaskGroup would wrap it, and the reason of a run's end would no longer be a `RollError`.
+    After the first failure the other coroutines are stopped, and the original exception is raised.
+    A TaskGroup would wrap the exception, and a run that ends with a `RollError` would report an
+    ExceptionGroup instead.
     """
     return await first_done(work, len(work))
 
 
 async def first_done(work: Sequence[Coroutine[Any, Any, T]], count: int) -> list[T]:
-    """The results of the `count` that end first, in the order of `work`; the others are stopped.
+    """Run all coroutines; return the results of the first `count` to end, in the order of `work`.
 
-    After a failure all are stopped, and it is raised as itself.
+    The other coroutines are stopped. After a failure all are stopped, and the original exception is
+    raised.
     """
     if len(work) == count == 1:
         return [await work[0]]
@@ -32,7 +35,7 @@ async def first_done(work: Sequence[Coroutine[Any, Any, T]], count: int) -> list
         while len(done) < count:
             ended, _ = await asyncio.wait(set(running) - done, return_when=asyncio.FIRST_COMPLETED)
             for task in ended:
-                task.result()  # raises what it raised
+                task.result()  # raises the exception of the task, if it has one
             done |= ended
         return [task.result() for task in running if task in done][:count]
     finally:
@@ -40,7 +43,10 @@ async def first_done(work: Sequence[Coroutine[Any, Any, T]], count: int) -> list
 
 
 async def _all(running: Sequence[asyncio.Future[T]]) -> list[T]:
-    """One callback for each; asking again at each end costs the square of their number."""
+    """Wait for all futures with `gather`, which adds one callback to each.
+
+    Calling `asyncio.wait` again after each end would cost the square of the number of futures.
+    """
     try:
         return list(await asyncio.gather(*running))
     except BaseException:

@@ -1,4 +1,4 @@
-"""How many groups may be in flight, given how old they may get; and when a step must give up."""
+"""Limits on the groups in flight, derived from the allowed staleness, and on rejected groups."""
 
 from __future__ import annotations
 
@@ -11,30 +11,34 @@ from roll.core.errors import RollError
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Limits, all counted in groups (one prompt and its samples).
+    """Limits on the groups of a run, all counted in groups (one prompt and its samples).
 
-    Step s trains version s of the weights into version s + 1. A group that is begun with version v
-    and trained on at step s has the staleness s - v.
+    Step s trains version s of the weights into version s + 1. A group that starts with version v
+    and is trained on at step s has the staleness s - v.
     """
 
     groups_per_step: int
-    """Accepted groups that each step needs."""
+    """Number of accepted groups that each step needs."""
     max_staleness: int = 0
+    """Largest staleness that a group may have when a step trains on it."""
     extra: int = 0
-    """In flight beyond what is needed."""
+    """Number of groups that may be outstanding beyond those that the steps need."""
     max_in_flight: int = 256
+    """Largest number of groups that run at the same time."""
     max_prompts_factor: float = 4.0
+    """Groups that may be tried for one step, as a multiple of `groups_per_step`."""
 
     def may_begin(self, *, outstanding: int, running: int, ahead: int) -> int:
-        """How many more groups may begin now.
+        """Return how many more groups may start now.
 
-        The group at place p among the outstanding ones is trained on p // groups_per_step steps
-        after the next one, so as many may be outstanding as will all be used in time.
+        The group at position p among the outstanding groups is trained on p // groups_per_step
+        steps after the next step. The limit is the number of groups that are all trained on before
+        they exceed `max_staleness`, plus `extra`.
 
         Args:
-            outstanding: begun and neither trained on nor rejected.
-            running: those of them that have not ended.
-            ahead: the next step to be collected, minus the version of the weights.
+            outstanding: number of groups that have started and are neither trained on nor rejected.
+            running: number of outstanding groups that have not ended.
+            ahead: next step to be collected, minus the current version of the weights.
         """
         steps = self.max_staleness + 1 - ahead
         if steps <= 0:
@@ -44,16 +48,16 @@ class Budget:
 
     @property
     def max_rejected(self) -> int:
-        """Groups that may be rejected between two steps before the run gives up."""
+        """Number of groups that may be rejected between two steps; one more ends the run."""
         return (self.max_staleness + 1) * (self._max_tried - self.groups_per_step)
 
     @property
     def _max_tried(self) -> int:
-        """Groups of a step, those that it needs among them."""
+        """Largest number of groups tried for one step, including the groups that the step needs."""
         return math.ceil(self.max_prompts_factor * self.groups_per_step)
 
     def _limit(self) -> str:
-        """How the limit comes about, for people."""
+        """Return the sentence of an error message that explains how `max_rejected` is computed."""
         steps = self.max_staleness + 1
         times = f", for each of {steps} steps under way" if steps > 1 else ""
         return (
@@ -63,7 +67,13 @@ class Budget:
         )
 
     def gave_up(self, *, step: int, ready: int, rejected: Mapping[str, int]) -> RollError:
-        """The error for a step that cannot be filled; `rejected` counts groups by reason."""
+        """Return the error for a step that cannot get enough groups.
+
+        Args:
+            step: step that lacks groups.
+            ready: number of groups that were accepted for the step.
+            rejected: number of rejected groups for each reason.
+        """
         count = sum(rejected.values())
         ranked = sorted(rejected.items(), key=lambda item: (-item[1], item[0]))
         reasons = ", ".join(f"{times} x {reason}" for reason, times in ranked[:5])

@@ -1,4 +1,4 @@
-"""mean@k, pass@k and maj@k of held-out prompts, from n samples each. Pure functions."""
+"""Pure functions that compute mean@k, pass@k and maj@k from n samples of each held-out prompt."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from roll.rollout.types import Group
 
 
 def pass_at_k(num_samples: int, num_passed: int, k: int) -> float:
-    """Probability that at least one of k samples passes, estimated without bias from more of them.
+    """Estimate without bias the probability that at least one of k samples passes.
 
-    The share of all subsets of size k that hold a passing sample (Chen et al., arXiv 2107.03374).
+    The estimate is the share of all subsets of k samples that contain a passing sample (Chen et
+    al., arXiv 2107.03374).
 
     Raises:
         ValueError: k or num_passed is out of range.
@@ -27,14 +28,16 @@ def pass_at_k(num_samples: int, num_passed: int, k: int) -> float:
 
 
 def majority_vote(answers: Sequence[str | None], passed: Sequence[bool]) -> float:
-    """Whether the most frequent answer is right: 1, 0, or the share of right ones among several.
+    """Return the score in 0..1 of the most frequent answer: the share of its samples that passed.
 
-    Samples without an answer do not vote. Ties count as one drawn at random would on average, and
-    so do equal answers that did not all pass (a reward may judge more than the answer).
+    Samples without an answer do not vote; if none votes, the score is 0. If several answers are
+    equally frequent, the score is the mean of their scores. Samples with the same answer may differ
+    in passing, because a reward may judge more than the answer.
 
     Args:
-        answers: one per sample, normalised so that equal answers are equal strings.
-        passed: whether each sample passed.
+        answers: answer of each sample, normalised so that equal answers are equal strings; None
+            for a sample without an answer.
+        passed: True for each sample that passed.
     """
     verdicts: dict[str, list[bool]] = {}
     for answer, ok in zip(answers, passed, strict=True):
@@ -50,17 +53,19 @@ def majority_vote(answers: Sequence[str | None], passed: Sequence[bool]) -> floa
 def evaluate(
     groups: Sequence[Group], *, pass_score: float, extract: Callable[[Sample], str | None]
 ) -> dict[str, float]:
-    """Means over prompts, for groups of n samples each.
+    """Return the scores of a validation, each a mean over prompts with n samples per prompt.
 
-    Keys: `mean@n`, the mean reward; `pass@k` for k = 1, 2, 4, ... and n; `maj@n`. `mean@1` is
-    there for every n: over all samples it is estimated best, and so equals `mean@n`. Samples
-    without a reward are left out: of k, a prompt counts that has so many samples with one. Where
-    there are such, `left_out` is their share; a key for which no prompt is left is missing.
+    Keys: `mean@n`, the mean reward; `pass@k` for k = 1, 2, 4, ... and n; `maj@n`; and `mean@1`,
+    which equals `mean@n`, because the mean over all samples is the best estimate for one sample.
+    Samples without a reward are left out, and `left_out` is then their share of all samples. A
+    prompt counts for `pass@k` if at least k of its samples have a reward. A key is missing if no
+    prompt counts for it.
 
     Args:
-        groups: at least one; all of the same size n.
-        pass_score: a sample passes when its reward is at least this.
-        extract: sample to a normalised answer, or None where there is none.
+        groups: groups of one size n, at least one.
+        pass_score: smallest reward with which a sample passes.
+        extract: function that returns the normalised answer of a sample, or None if the sample has
+            no answer.
 
     Raises:
         ValueError: no groups, or groups of different sizes.

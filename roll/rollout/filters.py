@@ -1,4 +1,4 @@
-"""Which finished groups are worth training on; the others are replaced by new prompts."""
+"""Filters that reject finished groups not worth training on; new prompts replace those groups."""
 
 from __future__ import annotations
 
@@ -22,24 +22,26 @@ NO_REWARD = "no sample has a reward: the rewards failed"
 
 
 def build_filters(configs: Sequence[FilterConfig]) -> list[GroupFilter]:
-    """The filters of `rollout.filters`, in order; functions of the user are imported.
+    """Build the filters of `rollout.filters`, in the order of the config; import user functions.
 
     Raises:
-        ConfigError: a function that does not exist or cannot be called with a group.
+        ConfigError: a user function does not exist or cannot be called with a group.
     """
     return [_build(config, f"rollout.filters.{i}") for i, config in enumerate(configs)]
 
 
 def equal_rewards(group: Group) -> str | None:
-    """Reject a group whose siblings all got the same reward: every advantage in it is zero (dynamic
-    sampling of DAPO, arXiv 2503.14476)."""
+    """Reject a group whose samples all have the same reward, or of which no sample has a reward.
+
+    With equal rewards every advantage is zero (dynamic sampling of DAPO, arXiv 2503.14476).
+    """
     if not group.rewards:
         return NO_REWARD
     return f"all rewards equal to {group.rewards[0]:g}" if group.equal_rewards else None
 
 
 def mean_reward(group: Group, *, low: float, high: float) -> str | None:
-    """Reject a group unless low < mean reward < high."""
+    """Reject a group unless low < mean reward < high; reject it if no sample has a reward."""
     if not group.rewards:
         return NO_REWARD
     mean = math.fsum(group.rewards) / len(group.rewards)
@@ -49,16 +51,19 @@ def mean_reward(group: Group, *, low: float, high: float) -> str | None:
 
 
 def custom_filter(fn: str, kwargs: Mapping[str, Any], *, key: str) -> GroupFilter:
-    """A function of the user's as a filter.
+    """Import a user function and return it as a filter.
+
+    The filter raises RollError if the function returns a value of another kind than described here.
 
     Args:
-        fn: `package.module:function`; takes a Group and `kwargs`, and returns why the group is
-            rejected or None, or else whether to keep it.
-        key: where the config has it, for messages.
+        fn: import path `package.module:function`. The function takes a Group and `kwargs`. It
+            returns the reason of a rejection as a text or None to keep the group; or False to
+            reject and True to keep.
+        kwargs: keyword arguments of the function.
+        key: place of the filter in the config, for error messages.
 
     Raises:
-        ConfigError: no such function, or it cannot be called like this. The filter itself raises
-            RollError where the function returns something else.
+        ConfigError: the function does not exist, or cannot be called with a Group and `kwargs`.
     """
     try:
         function = load_object(fn)

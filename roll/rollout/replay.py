@@ -1,6 +1,7 @@
-"""`ReplayBuffer`: groups from their beginning until they are trained on. Books only, no tasks.
+"""`ReplayBuffer`: a record of all groups from their start until they are trained on.
 
-Every group that is begun ends up in exactly one place: taken for a step, rejected, or given back.
+The buffer only keeps the record; it runs no tasks. Every group that starts has exactly one end: a
+step takes it, a filter rejects it, or its prompt is put back.
 """
 
 from __future__ import annotations
@@ -15,32 +16,33 @@ from roll.rollout.types import Group
 
 @dataclass(slots=True)
 class Entry:
-    """One group that was begun."""
+    """Record of one group that has started."""
 
     number: int
-    """In the order of beginning, over the whole run."""
+    """Position of the group in the order in which groups started, counted from 0."""
     prompt: Prompt
     version: int
-    """Of the weights it was begun with; no token of it is of older ones."""
+    """Version of the weights when the group started; no token of the group has an older version."""
     group: Group | None = None
-    """Once it has ended."""
+    """Finished group; None while the group runs."""
 
 
 @dataclass
 class ReplayBuffer:
-    """Hands out whole groups, the oldest first, and none that is older than allowed."""
+    """Record of groups that run or wait to be taken; hands out groups, the oldest first."""
 
     max_staleness: int = 0
+    """Largest staleness (step minus version) at which a step may train on a group."""
     _entries: dict[int, Entry] = field(default_factory=dict, init=False, repr=False)
     _next: int = field(default=0, init=False, repr=False)
     _running: Counter[int] = field(default_factory=Counter, init=False, repr=False)
-    """Version -> groups begun with it that have not ended; of as many versions as may run at once,
-    however long the run."""
+    """Number of running groups for each version of the weights with which groups started. A version
+    without running groups has no key, so the counter stays small in a long run."""
     _ready: Counter[str] = field(default_factory=Counter, init=False, repr=False)
-    """Source -> groups that wait to be taken."""
+    """Number of finished groups that wait to be taken, for each source of prompts."""
 
     def begin(self, prompt: Prompt, version: int) -> Entry:
-        """A group starts to run."""
+        """Add a group that starts to run, and return its entry."""
         entry = Entry(self._next, prompt, version)
         self._next += 1
         self._entries[entry.number] = entry
@@ -48,13 +50,13 @@ class ReplayBuffer:
         return entry
 
     def accept(self, entry: Entry, group: Group) -> None:
-        """It has ended, and waits to be taken."""
+        """Record that the group of `entry` has ended and waits to be taken."""
         entry.group = group
         self._ended(entry)
         self._ready[entry.prompt.source] += 1
 
     def remove(self, entry: Entry) -> None:
-        """It is rejected, or given back."""
+        """Remove a group that was rejected, taken for a step, or given back, running or not."""
         del self._entries[entry.number]
         if entry.group is None:
             self._ended(entry)
@@ -67,11 +69,11 @@ class ReplayBuffer:
             del self._running[entry.version]
 
     def keep(self, group: Group, version: int) -> None:
-        """A group that an earlier session of the run finished."""
+        """Add a group that was finished before the run was resumed."""
         self.accept(self.begin(group.prompt, version), group)
 
     def __len__(self) -> int:
-        """Groups that run or wait."""
+        """Return the number of groups that run or wait to be taken."""
         return len(self._entries)
 
     @property
@@ -83,22 +85,22 @@ class ReplayBuffer:
         return self._ready.total()
 
     def entries(self) -> Iterator[Entry]:
-        """All, in the order of beginning."""
+        """Return an iterator over all entries, in the order in which their groups started."""
         return iter(self._entries.values())
 
     def due(self, step: int) -> int:
-        """How many run that can be trained on at `step`, and at no later one."""
+        """Return the number of running groups that would be too old after `step`."""
         oldest = step - self.max_staleness
         return sum(count for version, count in self._running.items() if version <= oldest)
 
     def can_take(self, sources: Counter[str]) -> bool:
-        """Whether as many groups of each source wait."""
+        """Return whether at least `sources[source]` finished groups of each source wait."""
         return all(self._ready[source] >= count for source, count in sources.items())
 
     def choose(self, schedule: Sequence[str]) -> list[Entry]:
-        """The oldest groups that wait, one for each place of the schedule, which names sources.
+        """Return the oldest waiting groups for `schedule`, which names one source per group.
 
-        Which group ended first plays no role in the order.
+        The order depends on when groups started, not on when they ended.
         """
         waiting: dict[str, deque[Entry]] = defaultdict(deque)
         for entry in self._entries.values():
@@ -107,7 +109,7 @@ class ReplayBuffer:
         return [waiting[source].popleft() for source in schedule]
 
     def expired(self, step: int, *, besides: Sequence[Entry] = ()) -> list[Entry]:
-        """Those too old to be trained on at `step`, running or waiting."""
+        """Return all groups, except `besides`, that are too old for `step`, running or waiting."""
         spared = {entry.number for entry in besides}
         return [
             entry

@@ -1,7 +1,7 @@
-"""`BatchedCalls`: lists that become ready in the same moment travel in one call.
+"""`BatchedCalls`: a combination of lists that become ready at almost the same time into one call.
 
-A call to a worker costs about a millisecond on each side however little it carries. Engines finish
-many groups in the same decoding step, so their rewards can share a call.
+A call to a worker costs about a millisecond on each side, even for little data. Engines finish many
+groups in the same decoding step, so the rewards of these groups can share one call.
 """
 
 from __future__ import annotations
@@ -15,21 +15,23 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 WINDOW_S = 0.003
-"""How long the first list waits for others."""
+"""Time that the first list waits for other lists, in seconds."""
 
 
 @dataclass
 class BatchedCalls(Generic[T, R]):
-    """Joins the items of several callers into one `call`. All methods belong to one event loop."""
+    """Caller of one function for the items of several callers; all methods need one event loop."""
 
     call: Callable[[list[T]], Awaitable[Sequence[R]]]
-    """Returns one result per item, in order."""
+    """Function that returns one result per item, in order."""
     window_s: float = WINDOW_S
+    """Time that the first list waits for other lists, in seconds."""
     _waiting: list[tuple[list[T], asyncio.Future[list[R]]]] = field(default_factory=list)
     _running: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def ask(self, items: list[T]) -> list[R]:
-        """The results of these items; whatever `call` raises reaches every caller that joined."""
+        """Return the results of `items`, in order; if `call` raises, so does `ask` for all callers
+        whose items were in that call."""
         loop = asyncio.get_running_loop()
         if not self._waiting:
             loop.call_later(self.window_s, self._send)

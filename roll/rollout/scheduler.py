@@ -1,10 +1,11 @@
-"""Turns prompts into accepted groups: bounded in flight and in age, rejected ones replaced.
+"""Scheduler that turns prompts into accepted groups, with limits on their number and staleness.
 
-Loops: none of its own. Each group is a task that waits for an engine and then for its rewards; both
-waits have time limits. When a task ends, its callback settles it and begins as many more as the
-budget allows, also between two `collect`s, while the driver trains. `collect` waits until the
-buffer has what a step needs, and is unblocked by any task that ends, by an error in one, or by its
-own cancellation. `close` ends what still runs.
+The scheduler has no loop of its own. Each group is a task that waits for an engine and then for its
+rewards; both waits have time limits. When a task ends, its callback accepts or rejects the group
+and starts as many more groups as the budget allows, also between two calls of `collect`, while the
+driver trains. `collect` waits until the buffer has the groups that a step needs; it wakes up when
+any task ends or fails, or when `collect` itself is cancelled. `close` stops the tasks that still
+run.
 """
 
 from __future__ import annotations
@@ -25,55 +26,56 @@ from roll.rollout.types import Group, GroupFilter, GroupTask, RunGroup
 
 
 class PromptSource(Protocol):
-    """Where prompts come from. Every prompt taken is settled, replaced or put back, once."""
+    """Supply of prompts; exactly one of `settle`, `replace`, `put_back` follows for each prompt."""
 
     def __next__(self) -> Prompt:
-        """Raises StopIteration where the data ends."""
+        """Return the next prompt; raise StopIteration at the end of the data."""
         ...
 
     def replace(self, prompt: Prompt) -> None:
-        """It is used up without result: the next prompt comes from the same source."""
+        """Mark a prompt as used up without a result; the next prompt has the same source."""
         ...
 
     def put_back(self, prompt: Prompt) -> None:
-        """It was taken for nothing: offer it again, before any other of its source."""
+        """Return an unused prompt, so that it is offered again before all others of its source."""
         ...
 
     def schedule(self, count: int) -> list[str]:
-        """The sources of the next `count` prompts that are settled."""
+        """Return the sources that the next `count` settled prompts must have, in order."""
         ...
 
     def settle(self, prompt: Prompt) -> None:
-        """It gave a group that a step trains on."""
+        """Mark a prompt as used: a step trains on its group."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CollectStats:
-    """What happened since the last `collect` ended."""
+    """Numbers on the groups between the end of the previous `collect` and the end of this one."""
 
     begun: int
-    """Groups."""
+    """Number of groups that started."""
     rejected: dict[str, int]
-    """Groups that a filter refused, by reason."""
+    """Number of groups that a filter rejected, for each reason."""
     aborted: int
-    """Groups stopped while they ran, because they would have been too old."""
+    """Number of groups stopped while they ran, because they would have been too old."""
     surplus: int
-    """Groups that ended well and became too old before they were needed."""
+    """Number of accepted groups that became too old before a step needed them."""
     generated_tokens: int
-    """Response tokens of all groups that ended, used or not."""
+    """Number of response tokens of all groups that ended, used or not."""
     elapsed_s: float
     generate_s: float
-    """Time in which at least one of these groups was being generated."""
+    """Time in which at least one of the ended groups was being generated, in seconds."""
     reward_s: float
-    """Time in which at least one of them was being scored; overlaps `generate_s`."""
+    """Time in which at least one of the ended groups was being scored, in seconds; may overlap with
+    `generate_s`."""
 
     @property
     def num_rejected(self) -> int:
         return sum(self.rejected.values())
 
     def metrics(self) -> Metrics:
-        """As `rollout/...`; the durations are left to the caller's timers."""
+        """Return the counts as `rollout/...` metrics, without durations, which the caller times."""
         return Metrics(
             {
                 "rollout/started_groups": Sum(self.begun),
@@ -86,45 +88,51 @@ class CollectStats:
 
 @dataclass(frozen=True, slots=True)
 class CollectResult:
+    """Groups of one step, and numbers on how `collect` got them."""
+
     groups: list[Group]
-    """Accepted; by source in the order of their prompts, sources in turns."""
+    """Accepted groups in the order of `PromptSource.schedule`; groups of one source are in the
+    order in which they started."""
     unused: tuple[Prompt, ...]
-    """Put back, because their groups would have been too old for the next step."""
+    """Prompts put back because their groups would have been too old for the next step."""
     stats: CollectStats
 
 
 @dataclass
 class _Counts:
-    """What `CollectStats` is made of."""
+    """Counts from which `CollectStats` is computed."""
 
     since_s: float
+    """Start of the counting, on the clock of the event loop, in seconds."""
     begun: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
     ended: list[Group] = field(default_factory=list)
+    """Groups that ended without an error, accepted or rejected."""
 
 
 @dataclass
 class GenerateScheduler:
-    """Groups for one step after the other. All calls come from one event loop.
+    """Scheduler that supplies the groups of one step after another; all calls need one event loop.
 
-    With `max_staleness` 0 nothing runs between two `collect`s. Without extra prompts the result
-    then depends on the prompts and on what `run_group` returns, never on which group ends first;
-    with extra prompts the fastest groups win, which favours short responses. With `max_staleness`
-    k groups for the next k steps are begun ahead; a step waits for a group that would be too old
-    for the next one, unless there are extra prompts.
+    With `max_staleness` 0 no group runs between two calls of `collect`. Without extra prompts the
+    result then depends only on the prompts and on what `run_group` returns, not on which group ends
+    first. With extra prompts a step takes the groups that end first, which favours short responses.
 
-    A `collect` that fails or is cancelled puts all prompts back.
+    With `max_staleness` k, groups for the next k steps start ahead of time. A step without extra
+    prompts waits for every running group that would be too old for the next step.
+
+    If `collect` fails or is cancelled, it puts all prompts back.
     """
 
     prompts: PromptSource
     run_group: RunGroup
     budget: Budget
     filters: Sequence[GroupFilter] = ()
-    """A group is rejected by the first filter that gives a reason."""
+    """Filters, asked in order; the first one that returns a reason rejects the group."""
     buffer: ReplayBuffer = field(init=False)
     _tasks: dict[int, asyncio.Task[Group]] = field(default_factory=dict, init=False, repr=False)
     _tries: Counter[str] = field(default_factory=Counter, init=False, repr=False)
-    """Prompt -> groups of it that were begun with the present version."""
+    """Number of groups that started with the current version, for each prompt id."""
     _version: int = field(default=0, init=False, repr=False)
     _next_step: int = field(default=0, init=False, repr=False)
     _error: BaseException | None = field(default=None, init=False, repr=False)
@@ -136,12 +144,14 @@ class GenerateScheduler:
         self.buffer = ReplayBuffer(self.budget.max_staleness)
 
     async def collect(self, step: int) -> CollectResult:
-        """The groups of `step`, which trains the weights of version `step`; one call at a time.
+        """Wait for and return the groups of `step`, which trains version `step` of the weights.
+
+        Only one call may be under way at a time.
 
         Raises:
-            RollError: the step used up its prompts, or the data ended.
-            Exception: the first that `run_group` raised since the last call; the other groups are
-                stopped before.
+            RollError: too many groups were rejected, or the data ended.
+            Exception: the first exception that `run_group`, a filter or the prompt source raised
+                since the last call. All groups are stopped before it is raised.
         """
         if step != self._version:
             self._version = step
@@ -171,14 +181,16 @@ class GenerateScheduler:
         )
 
     async def close(self) -> None:
-        """Stop what runs and put all prompts back."""
-        self._next_step = self._version + self.budget.max_staleness + 1  # nothing more may begin
+        """Stop all running groups and put back the prompts of all running and waiting groups."""
+        # With this step the budget lets no more groups start.
+        self._next_step = self._version + self.budget.max_staleness + 1
         await self._give_back(list(self.buffer.entries()))
 
     def state(self) -> dict[str, Any]:
-        """Groups that wait, and the prompts of those that run; JSON-able.
+        """Return the waiting groups and the prompt ids of the running groups, as a JSON object.
 
-        The state of the prompts counts them as under way, so both belong together.
+        Save and restore this state together with the state of `prompts`, which records the same
+        prompts as taken.
         """
         entries = list(self.buffer.entries())
         return {
@@ -191,14 +203,19 @@ class GenerateScheduler:
         }
 
     def restore(self, state: dict[str, Any], find: Callable[[str], Prompt]) -> None:
-        """Take up `state`; what ran begins anew. `find` gives the prompt of an id."""
+        """Restore what `state` returned; the prompts of running groups are put back.
+
+        Args:
+            state: result of `state`.
+            find: function that returns the prompt of an id.
+        """
         for row in state["waiting"]:
             self.buffer.keep(from_json(row["group"], find), row["version"])
         for prompt_id in reversed(state["running"]):
             self.prompts.put_back(find(prompt_id))
 
     async def _wait_for(self, step: int) -> list[str]:
-        """Wait until the groups of `step` are there; returns the sources they are to be from."""
+        """Wait until the groups of `step` are in the buffer; return the source of each group."""
         schedule = self.prompts.schedule(self.budget.groups_per_step)
         needed = Counter(schedule)
         while True:
@@ -214,7 +231,7 @@ class GenerateScheduler:
             await self._changed.wait()
 
     def _begin_more(self) -> None:
-        """Begin groups as far as the budget allows; an error is kept for `collect`."""
+        """Start as many groups as the budget allows; keep an error, which `collect` then raises."""
         if self._counts is None:
             self._counts = _Counts(asyncio.get_running_loop().time())
         room = self.budget.may_begin(
@@ -243,9 +260,9 @@ class GenerateScheduler:
         running.add_done_callback(partial(self._settle, entry))
 
     def _settle(self, entry: Entry, task: asyncio.Task[Group]) -> None:
-        """Accept or reject a group that has ended, and begin others."""
+        """Accept or reject a group that has ended, and start others."""
         if self._tasks.pop(entry.number, None) is None or task.cancelled():
-            return  # given back
+            return  # the prompt has been put back
         assert self._counts is not None
         try:
             group = task.result()
@@ -265,9 +282,10 @@ class GenerateScheduler:
         self._changed.set()
 
     async def _give_back(self, entries: Sequence[Entry]) -> None:
-        """Stop those that run and wait until they have ended; their errors no longer matter.
+        """Stop and remove the groups of `entries`, ignore their errors, and put their prompts back.
 
-        The wait ends because every wait inside a group is bounded, cancelled or not.
+        Waits until the running groups have ended. This wait ends, because every wait inside a group
+        has a time limit, also after a cancellation.
         """
         running = [task for e in entries if (task := self._tasks.pop(e.number, None)) is not None]
         for task in running:
@@ -300,7 +318,7 @@ def _stats(counts: _Counts, aborted: int, surplus: int) -> CollectStats:
 
 
 def _covered_s(spans: Sequence[tuple[float, float]], since_s: float) -> float:
-    """Length of the union of `spans` after `since_s`."""
+    """Return the length of the union of `spans`, counted from `since_s` on, in seconds."""
     covered, end = 0.0, since_s
     for start, stop in sorted(spans):
         covered += max(0.0, stop - max(start, end))

@@ -1,4 +1,4 @@
-"""Groups that wait in the replay buffer, as plain JSON for a checkpoint, exactly."""
+"""Exact conversion of finished groups to JSON and back, for the checkpoint of the replay buffer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COMPLETION = fields(Completion)
 
 
 def to_json(group: Group) -> dict[str, Any]:
-    """All but the times, which mean nothing in another process."""
+    """Return a group as a JSON object, without its timing, which no other process can use."""
     return {
         "prompt": group.prompt.id,
         "step": group.step,
@@ -23,7 +23,7 @@ def to_json(group: Group) -> dict[str, Any]:
 
 
 def from_json(row: dict[str, Any], find: Callable[[str], Prompt]) -> Group:
-    """The group of a row; `find` gives the prompt of an id."""
+    """Return the group that `to_json` turned into `row`; `find` returns the prompt of an id."""
     prompt = find(row["prompt"])
     baseline = row["baseline"]
     return Group(
@@ -40,7 +40,7 @@ def _sample_to_json(scored: ScoredSample) -> dict[str, Any]:
         "id": sample.id,
         "group": sample.group,
         "text": sample.response_text,
-        # As they are: a copy, token by token, would keep the event loop busy for a minute.
+        # The tuples are not copied: to copy every token would block the event loop for a minute.
         "completion": {each.name: getattr(sample.completion, each.name) for each in COMPLETION},
         "reward": scored.reward,
         "parts": scored.parts,
@@ -58,6 +58,6 @@ def _sample_from_json(row: dict[str, Any], prompt: Prompt) -> ScoredSample:
         FinishReason(written["finish"]),
     )
     sample = Sample(row["id"], row["group"], prompt, completion, row["text"])
-    # Checkpoints of before rewards could fail without a score have no such key.
+    # Older checkpoints do not have this key.
     failed = tuple(row["failed"]) if "failed" in row else ()
     return ScoredSample(sample, row["reward"], row["parts"], row["by_name"], failed)

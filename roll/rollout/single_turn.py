@@ -1,4 +1,4 @@
-"""One prompt to one scored group: generate the siblings, decode, reward."""
+"""Single-turn rollout: generates, decodes and scores the siblings (samples) of one prompt."""
 
 from __future__ import annotations
 
@@ -16,45 +16,49 @@ from roll.rollout.types import Group, GroupTask, GroupTiming, Score, ScoredSampl
 
 
 def group_seed(run_seed: int, group_id: str) -> int:
-    """A seed of 48 bits from nothing but its arguments: not from time, order or process."""
+    """Return a 48-bit seed that depends only on the arguments, not on time, order or process."""
     text = f"{run_seed}/{group_id}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=6).digest(), "big")
 
 
 @dataclass(frozen=True)
 class SingleTurn:
-    """Runs groups of single-turn samples; `run` is what the scheduler calls, many at once.
+    """Producer of groups of single-turn samples; the scheduler has many calls of `run` under way.
 
-    What is generated is scored at once, while the rest of the group, and other groups, generate.
+    Samples are scored as soon as their request ends, while other requests of the same group and of
+    other groups still generate.
     """
 
     fleet: Fleet
     decode: Callable[[Sequence[int]], str]
-    """Tokens of a response to text, special tokens left out."""
+    """Function that turns the token ids of a response into text without special tokens."""
     score: Score
     sampling: SamplingParams
     samples_per_prompt: int
     seed: int
-    """Of the run; each group's own is derived from it."""
+    """Seed of the run; the seed of each group is derived from it."""
     request_timeout_s: float
+    """Time in which a request must make some progress on its replica, in seconds."""
     separate_siblings: bool = False
-    """Whether each sibling is a request of its own, rather than all of them one request. The
+    """True: each sibling is a separate request. False: all siblings of a group are one request. The
     samples are the same."""
     redundant: int = 0
-    """Siblings begun beyond `samples_per_prompt`; the first that are done make the group. Needs
-    separate siblings."""
+    """Number of siblings generated beyond `samples_per_prompt`. The siblings that finish first make
+    the group. Takes effect only with `separate_siblings`."""
     greedy_baseline: bool = False
-    """Whether each group also gets a greedy response (ReMax)."""
+    """True: each group also gets a greedy response (ReMax)."""
     reward_timeout_s: float = 3600.0
-    """For what is scored at once. A last resort: rewards have a timeout per sample of their own."""
+    """Time limit for the rewards of the samples of one request, in seconds. Normally not reached,
+    because each reward has its own time limit per sample."""
 
     async def run(self, task: GroupTask) -> Group:
         """Generate and score the siblings of `task.prompt`.
 
         Raises:
-            WaitTimeoutError: the engine or the reward took too long; names group and replica.
-            EngineError: the engine refused the request, or answered something else.
-            RewardError: the verdicts do not fit the samples, or one is not finite.
+            WaitTimeoutError: the engine or the reward took too long; the message names the request
+                and the replica, or the group.
+            EngineError: the engine refused the request, or returned a wrong number of samples.
+            RewardError: the scored samples are not those of the group, or a reward is not finite.
         """
         clock = _Clock()
         seed = group_seed(self.seed, task.group_id)
@@ -81,7 +85,7 @@ class SingleTurn:
     async def _part(
         self, task: GroupTask, first: int, n: int, seed: int, clock: _Clock
     ) -> list[ScoredSample]:
-        """Siblings `first` to `first + n - 1` as one request."""
+        """Generate and score siblings `first` to `first + n - 1` as one request."""
         name = f"{task.group_id}/{first}" if self.separate_siblings else task.group_id
         request = GenerateRequest(
             id=name, prompt_tokens=task.prompt.tokens, sampling=self.sampling, n=n, seed=seed
@@ -146,13 +150,13 @@ class SingleTurn:
 
 
 class _Clock:
-    """Moments of one group on the clock of its event loop, in seconds."""
+    """Times of one group on the clock of its event loop, in seconds."""
 
     def __init__(self) -> None:
         self._time = asyncio.get_running_loop().time
         self.started_s = self.now_s()
         self.generated_s = self.started_s
-        """When the last request so far came back."""
+        """Time at which the latest request of the group returned."""
 
     def now_s(self) -> float:
         return self._time()

@@ -1,4 +1,4 @@
-"""What passes between generation, reward, scheduling and assembly."""
+"""Types that generation, rewards, scheduling and batch assembly exchange."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from roll.core.types import Prompt, Sample
 
 @dataclass(frozen=True, slots=True)
 class ScoredSample:
-    """A sample and the verdict of its rewards.
+    """A sample and the scores that its rewards gave it.
 
     Example: ScoredSample(sample, reward=1.1, parts={"math/formatted": 1.0}, by_name={"math": 1.1})
     """
 
     sample: Sample
     reward: float
-    """Weighted total; finite. Means nothing where a reward failed."""
+    """Weighted sum of the scores, finite; has no meaning if a reward failed."""
     parts: dict[str, float] = field(default_factory=dict)
-    """Details, named `<reward>/<part>`; logged as `reward/<reward>/<part>`."""
+    """Details with names `<reward>/<part>`, logged as `reward/<reward>/<part>`."""
     by_name: dict[str, float] = field(default_factory=dict)
-    """Score of each reward before its weight; without those that failed."""
+    """Score of each reward before its weight, without the rewards that failed."""
     failed: tuple[str, ...] = ()
-    """Rewards that gave no verdict. Such a sample has no reward: it is not trained on, and nothing
-    is compared with it."""
+    """Names of the rewards that gave no score. If there are any, the sample has no reward: it is
+    neither trained on nor compared with its siblings."""
 
     @property
     def has_reward(self) -> bool:
@@ -34,26 +34,29 @@ class ScoredSample:
 
 @dataclass(frozen=True, slots=True)
 class GroupTask:
-    """One try at one prompt."""
+    """Order to generate and score one group for one prompt."""
 
     prompt: Prompt
     step: int
+    """Step whose weights are current when the group starts."""
     repeat: int = 0
-    """How often this step has tried the prompt before (a small data set wraps around)."""
+    """Number of groups that this prompt already had in this step. More than 0 only if a small data
+    set starts again from its beginning within a step."""
 
     @property
     def group_id(self) -> str:
-        """`<step>/<prompt>`, with `+<repeat>` on a repeat; unique in a run."""
+        """Name `<step>/<prompt id>`, with `+<repeat>` if `repeat` is not 0; unique in a run."""
         again = f"+{self.repeat}" if self.repeat else ""
         return f"{self.step}/{self.prompt.id}{again}"
 
 
 @dataclass(frozen=True, slots=True)
 class GroupTiming:
-    """Moments of one group on the clock of `time.perf_counter`, in seconds."""
+    """Times of one group on the clock of its event loop, in seconds."""
 
     started_s: float
     generated_s: float
+    """Time at which the last request of the group returned."""
     scored_s: float
 
 
@@ -63,20 +66,20 @@ class Group:
 
     prompt: Prompt
     samples: tuple[ScoredSample, ...]
-    """In sibling order."""
+    """Siblings, in the order of their indices."""
     step: int
     timing: GroupTiming | None = None
     baseline: ScoredSample | None = None
-    """A greedy response to the same prompt, which is not trained on."""
+    """Greedy response to the same prompt; not trained on."""
 
     @property
     def rewards(self) -> tuple[float, ...]:
-        """Of the samples that have one, in sibling order."""
+        """Rewards of the samples that have a reward, in sibling order."""
         return tuple(scored.reward for scored in self.samples if scored.has_reward)
 
     @property
     def equal_rewards(self) -> bool:
-        """True where no sibling did better than another, as far as they have rewards."""
+        """True if all rewards of the group are equal, or if there are none."""
         return len(set(self.rewards)) <= 1
 
     @property
@@ -85,10 +88,11 @@ class Group:
 
 
 RunGroup = Callable[[GroupTask], Coroutine[Any, Any, Group]]
-"""Generates and scores one group; must not leave anything running when it is cancelled."""
+"""Function that generates and scores one group; leaves nothing running if it is cancelled."""
 
 Score = Callable[[list[Sample]], Awaitable[Sequence[ScoredSample]]]
-"""Scores the siblings of one prompt, in their order; routing by tag is the caller's."""
+"""Function that scores samples of one prompt and returns the results in the same order. It also
+selects the rewards by the tag of the samples."""
 
 GroupFilter = Callable[[Group], str | None]
-"""Why a group is rejected, in a few words, or None to keep it."""
+"""Function that returns a short reason to reject a group, or None to keep the group."""

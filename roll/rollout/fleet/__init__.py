@@ -1,1 +1,1 @@
-"""All inference replicas behind one `generate`: routing, health, and what moves on a loss."""
+"""Inference replicas behind one `generate`: routing, health checks, and moves of requests."""

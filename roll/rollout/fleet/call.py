@@ -1,5 +1,5 @@
-"""`Call`: one request on its way on a replica: what heartbeats have told of it, and how it is
-stopped."""
+"""`Call`: one request that runs on a replica, with the tokens known from heartbeats and with the
+ways to stop the request."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from roll.rollout.fleet.engine_protocol import Engine
 from roll.rollout.fleet.partial_completions import HeardTokens
 
 ABORT_AGAIN_S = 1.0
-"""Pause between two aborts of a request that has not ended."""
+"""Pause between two aborts of a request that has not ended, in seconds."""
 
 
 class ReplicaLostError(EngineError):
-    """The replica of a request is gone, or has no whole weights any more; carries what is known to
-    be written."""
+    """Error of a request whose replica is lost or has incomplete weights; carries the tokens that
+    the replica is known to have written."""
 
     def __init__(self, message: str, written: tuple[Completion, ...]) -> None:
         super().__init__(message)
         self.written = written
-        """Of each sibling."""
+        """Known tokens of each sibling, in sibling order."""
 
 
 @dataclass(eq=False)
 class Call:
-    """One request on its way."""
+    """Request that runs on a replica."""
 
     request: GenerateRequest
     outcome: asyncio.Future[list[Completion]]
-    """What whoever waits for the request gets."""
+    """Result for the caller that waits: the completions, or the error of the request."""
     task: asyncio.Task[list[Completion]]
-    """The engine's answer."""
+    """Call of the engine for this request."""
     heard: list[HeardTokens] = field(default_factory=list)
-    """One for each sibling, from the first heartbeat on."""
+    """Tokens known from heartbeats, one entry per sibling; empty before the first heartbeat."""
     ended: int = 0
-    """Siblings whose places are free again."""
+    """Number of siblings that have ended and whose places on the replica are free again."""
 
     def hear(self, news: Sequence[Piece]) -> int:
-        """Take in one piece for each sibling; returns how many siblings it shows to have ended."""
+        """Add one piece for each sibling; return how many siblings have ended by these pieces."""
         if not self.heard:
             self.heard = [HeardTokens() for _ in range(self.request.n)]
         for sibling, piece in zip(self.heard, news, strict=True):
@@ -49,24 +49,29 @@ class Call:
         return sum(piece.written.finish is not FinishReason.ABORT for piece in news)
 
     def fail(self, reason: str) -> None:
-        """End the wait with `ReplicaLostError`."""
+        """Make `outcome` fail with `ReplicaLostError`, unless it is set already."""
         if not self.outcome.done():
             heard = self.heard or [HeardTokens() for _ in range(self.request.n)]
             written = tuple(sibling.so_far() for sibling in heard)
             self.outcome.set_exception(ReplicaLostError(reason, written))
 
     async def abort(self, engine: Engine, timeout_s: float) -> None:
-        """Ask the engine to end it, which `task` then tells; for `timeout_s` at most."""
+        """Ask the engine again and again to end the request, until `task` ends or time runs out.
+
+        Args:
+            engine: engine that runs the request.
+            timeout_s: time limit, in seconds.
+        """
         aborting = asyncio.ensure_future(self._insist(engine))
         await asyncio.wait([aborting], timeout=timeout_s)
         aborting.cancel()
         await asyncio.gather(aborting, return_exceptions=True)
 
     async def stop(self, engine: Engine, timeout_s: float) -> str:
-        """Abort, wait until the engine says that the request is over, and drop its answer.
+        """Abort the request, wait until the engine has ended it, and drop its answer.
 
         Returns:
-            What went wrong; empty where nothing did.
+            The errors as a text; empty if there were none.
         """
         aborting = asyncio.ensure_future(self._insist(engine))
         try:
@@ -80,7 +85,7 @@ class Call:
         return "; ".join(errors) or ("" if ended else f"it did not end within {timeout_s:g} s")
 
     async def _insist(self, engine: Engine) -> None:
-        # An abort may overtake its own request, and engines ignore ids they do not know yet.
+        # The abort may reach the engine before the request, and engines ignore unknown ids.
         while not self.task.done():
             await engine.abort(self.request.id)
             await asyncio.wait([self.task], timeout=ABORT_AGAIN_S)

@@ -1,4 +1,4 @@
-"""`Engine`: what a replica asks of its inference engine."""
+"""`Engine`: the interface of an inference engine as a replica uses it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from roll.core.types import Completion, GenerateRequest, Heartbeat
 
 
 class Engine(Protocol):
-    """What a replica asks of its engine; all of it may fail with `EngineDiedError` or
-    `WorkerLostError` when the engine is gone."""
+    """Interface of an inference engine; every method may raise `EngineDiedError` or
+    `WorkerLostError` if the engine is gone."""
 
     async def generate(self, request: GenerateRequest) -> list[Completion]:
-        """`request.n` completions, in sibling order; after `abort` they end with ABORT."""
+        """Return `request.n` completions, in sibling order; after `abort` unfinished ones end with
+        ABORT."""
         ...
 
     async def abort(self, request_id: str) -> None:
-        """End a running request; unknown ids are fine."""
+        """End a running request; ignore an unknown id."""
         ...
 
     async def heartbeat(self) -> Heartbeat:
-        """Comes back only from an engine that works."""
+        """Return token counts and the new pieces of running requests; return only if the engine
+        works."""
         ...

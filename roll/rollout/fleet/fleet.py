@@ -1,13 +1,15 @@
-"""`Fleet`: all inference replicas behind one `generate` that outlives the loss of any of them.
+"""`Fleet`: all inference replicas behind one `generate` that survives the loss of any replica.
 
-A request waits here, first come first served, until a replica has room. When its replica is lost,
-or hands it over because its devices are wanted elsewhere, what is written so far is kept and each
-unfinished sibling goes on as a request of its own on another replica; where that is not allowed,
-the request starts again. Every sibling therefore ends exactly once.
+A request waits in the queue of the fleet, first come first served, until a replica has room. If the
+replica is lost, or hands the request over because its devices are needed elsewhere, the tokens
+written so far are kept, and each unfinished sibling continues as a separate request on another
+replica. If tokens of older weights must not be continued, these siblings start again. So every
+sibling ends exactly once.
 
-Who waits for whom: `generate` waits for a seat, which a request that ends, or a replica that comes
-back, gives free; then for its replica, whose end, loss or time limit it hears. `update_weights`
-waits for one replica after the other. A replica that is lost comes back through `join`.
+Waits: `generate` first waits for a seat (room on a replica). A seat becomes free when a request
+ends or a replica comes back. Then `generate` waits for the replica, which ends the request, is lost
+or exceeds the time limit. `update_weights` updates idle replicas first, then one part of the busy
+replicas after another. A replica that was lost comes back through `join`.
 """
 
 from __future__ import annotations
@@ -31,23 +33,24 @@ from roll.rollout.fleet.routing import LeastLoaded, Loads, RoutingPolicy
 logger = logging.getLogger(__name__)
 
 WAVES = 4
-"""In which new weights come to a fleet that generates. More would not stop fewer tokens: each
-replica pauses once. They would let the trainer wait longer, and stale weights write more."""
+"""Number of parts in which the busy replicas get new weights, one part after another. More parts
+would not reduce the pause in generation, because each replica pauses once in any case. They would
+make the trainer wait longer, and more tokens would come from old weights."""
 MAX_MOVES = 20
-"""Of one request whose replicas are lost, or abort it unasked; beyond, the engines are not worth
-going on with. To be handed over, because devices or weights change, is no failure and not counted.
-"""
+"""Largest number of moves of one request whose replicas are lost, or abort it without being asked.
+With more moves the engines count as broken. A request that is handed over because devices or
+weights change has not failed; this move is not counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A request without a replica."""
+    """Request that waits for a replica."""
 
     session: str
     request: GenerateRequest
     seat: asyncio.Future[Replica]
     moved: bool
-    """It ran elsewhere before."""
+    """True if the request ran on another replica before."""
 
 
 @dataclass(eq=False)
@@ -55,17 +58,19 @@ class Fleet:
     """All replicas of a run. All calls come from one event loop."""
 
     replicas: Sequence[Replica]
-    """At least one, each at the position that its `index` names."""
+    """Replicas of the run, at least one; `replicas[i].index` is i."""
     routing: RoutingPolicy = field(default_factory=LeastLoaded)
     continue_in_flight: bool = True
-    """What becomes of a request whose tokens are of older weights than its next replica's: it goes
-    on, each token with its own version, or it starts again."""
+    """True: a moved request with tokens of older weights continues, and each token keeps the
+    version that generated it. False: such a request starts again."""
     version: int = field(default=0, init=False)
-    """Of the weights that serving replicas have, or are just getting."""
+    """Version of the weights that serving replicas have, or are getting now."""
     answer_s: float = 60.0
-    """How long a replica may take to show that it lives, before a push and after one that broke."""
+    """Time limit of the heartbeat with which a replica shows before a push of weights, and after a
+    failed push, that it is alive; in seconds."""
     on_lost: Callable[[Replica, str], None] | None = None
-    """Called when a replica is lost, with the reason; who sets it sees to its return."""
+    """Function called with a lost replica and the reason. The owner of this function must bring the
+    replica back. Without it, `generate` fails when the last replica is lost."""
     _loads: Loads = field(init=False, repr=False)
     _waiting: deque[_Waiting] = field(default_factory=deque, init=False, repr=False)
     _admitting: bool = field(default=False, init=False, repr=False)
@@ -81,23 +86,35 @@ class Fleet:
     async def generate(
         self, request: GenerateRequest, *, session: str, timeout_s: float
     ) -> list[Completion]:
-        """`request.n` finished completions, in sibling order.
+        """Return `request.n` finished completions, in sibling order.
 
         Args:
-            session: names what shares a prefix, for the routing.
-            timeout_s: how long a replica may make no progress while it has the request.
+            request: prompt, sampling parameters and number of siblings.
+            session: name that requests with a common prefix share; used by the routing.
+            timeout_s: longest time without progress on the replica that has the request, in
+                seconds.
 
         Raises:
-            WaitTimeoutError: a replica made no progress for so long; names request and replica.
-            EngineError: an engine refused the request, or it was moved too often.
-            Exception: what `fail` was told, when the fleet is beyond help.
+            WaitTimeoutError: a replica made no progress for `timeout_s`; the message names the
+                request and the replica.
+            EngineError: an engine refused the request, or the request was moved more than
+                `MAX_MOVES` times.
+            Exception: the error given to `fail`, if the fleet cannot serve any more.
         """
         return await self._answer(request, session, timeout_s, MAX_MOVES, moved=False)
 
     async def _answer(
         self, request: GenerateRequest, session: str, timeout_s: float, moves: int, moved: bool
     ) -> list[Completion]:
-        """`moves`: how often it may still move without having been handed over."""
+        """Run the request on one replica; finish aborted siblings on other replicas.
+
+        Args:
+            request: request to run.
+            session: see `generate`.
+            timeout_s: see `generate`.
+            moves: number of further moves after a failure that are allowed.
+            moved: True if the request ran on another replica before; it then waits first in line.
+        """
         replica = await self._acquire_replica(request, session, first=moved)
         asked = replica.hand_overs
         try:
@@ -131,7 +148,7 @@ class Fleet:
         timeout_s: float,
         moves: int,
     ) -> list[Completion]:
-        """The completions, of which `found` is there, with the help of other replicas."""
+        """Return the completions of `request`: `found`, with aborted ones finished elsewhere."""
         written = [self._usable(one, request) for one in found]
         self._counters["moved_tokens"] += sum(len(one.tokens) for one in written)
 
@@ -156,15 +173,18 @@ class Fleet:
     async def update_weights(
         self, version: int, push: Callable[[Sequence[int]], Awaitable[None]]
     ) -> None:
-        """New weights to every replica that is not lost: to all at once where nothing runs, else
-        to a part of them after the other, while the others go on.
+        """Bring new weights to every replica that is not lost.
+
+        Replicas without requests get the weights first, all at once. The others follow in `WAVES`
+        parts, one after another, while the remaining replicas continue to generate.
 
         Args:
-            push: brings the weights to the replicas of these indices. One that dies meanwhile is
-                reported lost, and `push` is asked again for the others.
+            version: version of the new weights.
+            push: function that brings the weights to the replicas with the given indices. If a
+                replica dies meanwhile, `push` is called again for the other replicas.
 
         Raises:
-            Exception: what `push` raised although no replica was lost.
+            Exception: the exception that `push` raised, if no replica was lost.
         """
         self.version = version
         idle = [replica.index for replica in self.replicas if not replica.requests]
@@ -175,7 +195,7 @@ class Fleet:
     async def _update(
         self, indices: list[int], push: Callable[[Sequence[int]], Awaitable[None]]
     ) -> None:
-        # One that hangs would hold up the others until the push's own time limit.
+        # A replica that hangs would block the others until the time limit of the push.
         await self._listen([self.replicas[i] for i in indices if self.replicas[i].serving])
         left = [self.replicas[index] for index in indices]
         while left := [replica for replica in left if not replica.gone]:
@@ -185,7 +205,7 @@ class Fleet:
                     await push([replica.index for replica in left])
                 return
             except RollError:
-                await self._listen(left)  # whoever died took the push of the others with it
+                await self._listen(left)  # finds a dead replica, which also fails the others' push
                 if self._counters["lost_replicas"] == lost:
                     raise
 
@@ -194,11 +214,13 @@ class Fleet:
 
     @asynccontextmanager
     async def _loading(self, replicas: Collection[Replica]) -> AsyncIterator[None]:
-        """Expect no heartbeats inside the block; and where requests do not outlive their weights,
-        give them back to the queue, and take new ones only on the new weights.
+        """Mark `replicas` as loading weights inside the block, so that they need no heartbeats.
 
-        Where the block fails, nobody knows which of the replicas have whole weights: they take no
-        requests until such a block has succeeded.
+        Without `continue_in_flight` their requests go back to the queue, and the replicas take new
+        requests only after the block.
+
+        If the block fails, it is unknown which replicas have complete weights. Then none of them
+        takes requests until a later block succeeds.
         """
         serving = [replica.index for replica in replicas if replica.serving]
         for replica in replicas:
@@ -221,21 +243,21 @@ class Fleet:
                 self.join(serving)
 
     async def leave(self, indices: Collection[int]) -> None:
-        """Take replicas out, their requests handed over to the others or back to the queue."""
+        """Take replicas out of service; their requests go to other replicas or to the queue."""
         leaving = [self.replicas[i] for i in indices if self.replicas[i].state is State.SERVING]
         for replica in leaving:
             replica.enter(State.AWAY)
         await asyncio.gather(*(replica.hand_over() for replica in leaving))
 
     def join(self, indices: Collection[int]) -> None:
-        """These replicas serve again; those whose weights are not the trainer's do so once a push
-        has succeeded."""
+        """Put replicas that are away back into service; a replica without the trainer's weights
+        takes requests only after a successful push."""
         for index in indices:
             if self.replicas[index].state is State.AWAY:
                 self.replicas[index].enter(State.SERVING)
 
     def fail(self, error: Exception) -> None:
-        """Every request that waits for a seat, now or later, ends with this error."""
+        """Make every request that waits for a seat, now or later, fail with `error`."""
         self._failure = error
         while self._waiting:
             seat = self._waiting.popleft().seat
@@ -243,7 +265,7 @@ class Fleet:
                 seat.set_exception(error)
 
     def take_metrics(self) -> Metrics:
-        """Since the last call: replicas lost, requests moved, tokens that moved with them."""
+        """Return counts of lost replicas, moved requests and moved tokens since the last call."""
         names = ("lost_replicas", "moved_requests", "moved_tokens")
         new = {name: self._counters[name] - self._reported[name] for name in names}
         self._reported = self._counters.copy()
@@ -252,7 +274,13 @@ class Fleet:
     async def _acquire_replica(
         self, request: GenerateRequest, session: str, *, first: bool
     ) -> Replica:
-        """A replica with room, reserved for the request; one that was moved waits `first`."""
+        """Wait for a replica with room and reserve it for the request.
+
+        Args:
+            request: request that needs a replica.
+            session: see `generate`.
+            first: True for a request that was moved; it is put at the head of the queue.
+        """
         if self._failure is not None:
             raise self._failure
         if not self._waiting:
@@ -270,7 +298,7 @@ class Fleet:
             return await seat
         except asyncio.CancelledError:
             if seat.done() and not seat.cancelled() and seat.exception() is None:
-                seat.result().release(request)  # given in the same moment
+                seat.result().release(request)  # the seat was given just before the cancellation
             raise
 
     def _replica_changed(self, replica: Replica) -> None:
@@ -283,7 +311,7 @@ class Fleet:
                 self._admitting = False
 
     def _admit_waiting(self) -> None:
-        """Give seats to those who wait, as long as there are any."""
+        """Give seats to waiting requests, in order, while a replica has room."""
         while self._waiting:
             first = self._waiting[0]
             if not first.seat.done():

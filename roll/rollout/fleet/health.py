@@ -1,13 +1,14 @@
-"""`Health`: notices replicas that died, hang or crawl, and brings new ones in their place.
+"""`Health`: a monitor that detects dead, hanging and slow replicas and restarts their engines.
 
-One task per replica asks for a heartbeat, waits for it, and judges. One more per lost replica
-revives it. A replica is not asked while it loads weights or its devices are lent: both may take
-long, and whoever caused it has a time limit of its own.
+One task per replica asks for a heartbeat, waits for it, and judges the progress. One more task per
+lost replica restarts it. A replica is not asked while it loads weights or its devices are lent:
+both may take long, and the caller that started either has a time limit of its own.
 
-A replica crawls when its work, writing and prefill, would have taken a usual replica a small part
-of the time that it took (`pace.py`), several times in a row. The time in which it has no requests
-or loads weights does not count. After weights, a return or requests from elsewhere it is given
-more time, because compiling and caches may then cost what nobody reports; but not without end.
+A replica counts as slow if a usual replica would have done the same work (writing and prefill) in a
+small part of the time, several times in a row (`pace.py`). Time without requests, or in which the
+replica loads weights, does not count. After a disturbance (new weights, a return, or requests moved
+from another replica) more slow measurements are allowed, because compiling and caches may then cost
+time that no heartbeat reports.
 """
 
 from __future__ import annotations
@@ -26,63 +27,67 @@ from roll.rollout.fleet.replica import Replica
 logger = logging.getLogger(__name__)
 
 SLOW_TIMES = 5
-"""Slow measurements in a row that make a replica slow; one takes at least a heartbeat."""
+"""Number of slow measurements in a row after which a replica counts as slow. A measurement takes at
+least one heartbeat."""
 SLOW_TIMES_DISTURBED = 30
-"""The same where new weights, a return or a request from elsewhere came in between."""
+"""The same number if new weights, a return or a moved request disturbed the replica meanwhile."""
 MAX_BEATS_PER_S = 100
-"""Of the whole fleet: a heartbeat costs the driver about a millisecond."""
+"""Largest number of heartbeats per second of the whole fleet; each one costs the driver about a
+millisecond."""
 
 
 @dataclass(slots=True)
 class _Measured:
-    """Of one replica."""
+    """State of the measurements of one replica."""
 
     until: Work
-    """What had been measured by the last time."""
+    """Total work of the replica at the last measurement."""
     slow: int = 0
-    """Slow measurements in a row, up to now."""
+    """Number of slow measurements in a row, up to the last one."""
     disturbances: int = 0
-    """Its number of them at the last measurement."""
+    """Value of `Replica.disturbances` at the last measurement."""
     calm: int = 0
-    """The same, one measurement before the slow ones began."""
+    """Value of `Replica.disturbances` at the start of the last interval that was not slow. If it
+    differs from `disturbances`, a disturbance may explain the slow measurements."""
 
 
 @dataclass
 class Health:
-    """Watches the replicas of a fleet between `start` and `close`."""
+    """Monitor of the replicas of a fleet, active between `start` and `close`."""
 
     fleet: Fleet
     limits: HealthConfig
     restart: Callable[[Replica], Awaitable[None]]
-    """Puts a new engine in the place of a lost one. Has time limits of its own: a restart that was
-    left alone would go on, and meet the next one."""
+    """Function that replaces a lost engine by a new one. The function must limit its own time: a
+    restart that is only abandoned would continue and collide with the next restart."""
     rejoin: Callable[[Replica], Awaitable[None]]
-    """Brings it the present weights, and lets it serve (`renewed`, `mend`, `Fleet.join`); has time
-    limits of its own."""
+    """Function that brings the current weights to a restarted replica and puts it back into service
+    (`renewed`, `mend`, `Fleet.join`). The function must limit its own time."""
     retire: Callable[[Replica], Awaitable[None]] | None = None
-    """Frees what is left of a replica that is given up, its devices above all."""
+    """Function that frees the resources of a replica that is given up, mainly its devices."""
     _restarts: dict[int, int] = field(default_factory=dict, init=False)
+    """Number of restarts of each replica, by its index."""
     _reviving: dict[int, str] = field(default_factory=dict, init=False)
-    """Replicas under revival, and why each was lost the last time."""
+    """Reason of the latest loss of each replica that is being restarted, by its index."""
     _given_up: set[int] = field(default_factory=set, init=False)
     _pace: Pace = field(default_factory=Pace, init=False)
     _measured: dict[int, _Measured] = field(default_factory=dict, init=False)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
     def start(self) -> None:
-        """Begin to watch; to be called on the fleet's loop."""
+        """Start the monitoring tasks; call this method on the event loop of the fleet."""
         self.fleet.on_lost = self._lost
         for replica in self.fleet.replicas:
             self._spawn(self._watch(replica), f"heartbeat of replica {replica.index}")
 
     @property
     def pause_s(self) -> float:
-        """Between two heartbeats of a replica; longer than asked for where the fleet would give
-        more than `MAX_BEATS_PER_S`."""
+        """Pause between two heartbeats of a replica, in seconds; longer than `limits.heartbeat_s`
+        if the fleet would otherwise send more than `MAX_BEATS_PER_S`."""
         return max(self.limits.heartbeat_s, len(self.fleet.replicas) / MAX_BEATS_PER_S)
 
     async def close(self) -> None:
-        """Stop watching; a revival under way is broken off."""
+        """Stop the monitoring; restarts under way are cancelled."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -94,7 +99,10 @@ class Health:
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Nobody waits for these tasks, so an error would end the watch in silence."""
+        """Log the error of a task and make the fleet fail.
+
+        No caller waits for these tasks, so their errors would otherwise be lost.
+        """
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
@@ -104,7 +112,7 @@ class Health:
             self.fleet.fail(failure)
 
     async def _watch(self, replica: Replica) -> None:
-        # Spread over the pause, so that the driver does not hear of all of them at once.
+        # Spread over the pause, so that the heartbeats do not all reach the driver at once.
         await asyncio.sleep(self.pause_s * replica.index / len(self.fleet.replicas))
         while True:
             await asyncio.sleep(self.pause_s)
@@ -114,7 +122,7 @@ class Health:
                     self._measure(replica)
 
     def _measure(self, replica: Replica) -> None:
-        """Compare what it did since the last time with what is usual."""
+        """Compare the work since the last measurement with the usual work; lose a slow replica."""
         done = replica.work
         measured = self._measured.get(replica.index)
         if measured is None:
@@ -147,11 +155,11 @@ class Health:
         )
         under_way = replica.index in self._reviving
         self._reviving[replica.index] = reason
-        if not under_way:  # else `_revive` sees that it is gone again
+        if not under_way:  # otherwise the running `_revive` sees the new loss
             self._spawn(self._revive(replica), f"revival of replica {replica.index}")
 
     async def _revive(self, replica: Replica) -> None:
-        """Restart it until it serves, or too often."""
+        """Restart a lost replica until it serves; give up after `limits.max_restarts` restarts."""
         index = replica.index
         try:
             while True:
@@ -167,7 +175,7 @@ class Health:
             del self._reviving[index]
 
     async def _bring_back(self, replica: Replica) -> bool:
-        """One restart; whether the replica serves."""
+        """Restart a replica once and return whether it serves afterwards."""
         begun = asyncio.get_running_loop().time()
         try:
             await self.restart(replica)
@@ -176,7 +184,7 @@ class Health:
             why = f"could not be restarted: {type(error).__name__}: {error}"
             logger.error("inference replica %d %s", replica.index, why)
             self._reviving[replica.index] = f"it {why}"
-            replica.lose(f"it {why}")  # it may have got so far as to load weights
+            replica.lose(f"it {why}")  # `rejoin` may have failed after it had renewed the replica
         if replica.gone:
             return False
         took_s = asyncio.get_running_loop().time() - begun
@@ -184,7 +192,7 @@ class Health:
         return True
 
     def _give_up(self, replica: Replica, why: str) -> None:
-        """Go on without it, as long as any other is left."""
+        """Give a replica up for the rest of the run; make the fleet fail if it was the last one."""
         logger.error("inference replica %d %s; the run goes on without it", replica.index, why)
         if self.retire is not None:
             self._spawn(self._retire(replica), f"end of replica {replica.index}")

@@ -1,9 +1,11 @@
-"""`Pace`: how much of its time a replica's work would have taken a usual replica. Pure arithmetic.
+"""`Pace`: comparison of a replica's speed with the usual speed in the fleet, as pure arithmetic.
 
-Two kinds of work count: writing tokens, and prefill (reading prompts, and after new weights the
-contexts of all running requests again, while nothing is written). Each is measured by its median
-over the fleet. Writing is slow only if it is slow for each sequence and as a whole: the more
-sequences share a replica, the slower each of them may grow.
+The result is a share: the time in which a usual replica would have done the same work, divided by
+the time that the replica had. Two kinds of work count: writing tokens, and prefill. Prefill reads
+prompts; after new weights it reads the contexts of all running requests again, and no token is
+written meanwhile. The usual speed of each kind is its median over the fleet. Writing counts as slow
+only if it is slow per sequence and also as a whole, because each sequence becomes slower when more
+sequences share a replica.
 """
 
 from __future__ import annotations
@@ -13,24 +15,25 @@ from dataclasses import dataclass, field
 from typing import Self
 
 ENOUGH_OTHERS = 2
-"""Replicas that one is compared with, at least; with fewer nobody knows who is the slow one."""
+"""Number of other replicas that a comparison needs; with fewer it is unclear which one is slow."""
 MIN_TOKENS = 10
-"""Tokens that a usual replica would have written in a time from which anything is concluded."""
+"""Smallest amount of work in a measurement: tokens that a usual replica would write in its time."""
 MOSTLY = 0.5
-"""Share of its time from which on a replica mostly wrote, or mostly read."""
+"""Writing share (`Usual.writing_share`) below which a replica mostly read in a measurement; from
+this share on it mostly wrote."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a replica did, and how long it had for it; sums since its engine started, or the
-    difference of two such sums."""
+    """Work of a replica and the time that it had: totals since its engine started, or the
+    difference of two totals."""
 
     written_tokens: int = 0
     prefilled_tokens: int = 0
     busy_s: float = 0.0
-    """Seconds in which it had requests, and did not load weights."""
+    """Time in which the replica had requests and did not load weights, in seconds."""
     sequence_s: float = 0.0
-    """Sequences times seconds."""
+    """Sum over all sequences of the time in which they ran, in seconds."""
 
     def __sub__(self, other: Self) -> Work:
         return Work(
@@ -43,34 +46,36 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """Medians over the fleet, in tokens per second; 0 where nothing is known."""
+    """Usual speeds: medians over the fleet, in tokens per second; 0 if too few are known."""
 
     each: float = 0.0
-    """Written for each sequence."""
+    """Tokens per second that a replica writes for each sequence."""
     whole: float = 0.0
-    """Written by a replica."""
+    """Tokens per second that a replica writes for all its sequences."""
     prefill: float = 0.0
-    """Read by a replica that mostly reads."""
+    """Tokens per second that a replica reads while it mostly reads."""
 
     @property
     def known(self) -> bool:
         return self.each > 0
 
     def allows(self, work: Work) -> bool:
-        """Whether it had time enough to conclude anything from it."""
+        """Return whether `work` covers enough time to compare it with the usual speeds."""
         return work.busy_s > 0 and (not self.known or self.each * work.sequence_s >= MIN_TOKENS)
 
     def writing_share(self, work: Work) -> float:
-        """Of the time of `work`, what a usual replica would have needed to write as much."""
+        """Return the time in which a usual replica writes the tokens of `work`, as a share of the
+        time of `work`."""
         return max(
             work.written_tokens / (self.each * work.sequence_s),
             work.written_tokens / (self.whole * work.busy_s),
         )
 
     def share(self, work: Work) -> float:
-        """Of the time of `work`, what a usual replica would have needed for all of it.
+        """Return the time in which a usual replica does all of `work`, as a share of its time.
 
-        No model reads more slowly than it writes, so that is assumed where nothing is known.
+        No model reads more slowly than it writes, so the speed of reading is assumed to be at least
+        the speed of writing, also if it is unknown.
         """
         reading_share = work.prefilled_tokens / (max(self.prefill, self.whole) * work.busy_s)
         return self.writing_share(work) + reading_share
@@ -78,7 +83,7 @@ class Usual:
 
 @dataclass
 class Pace:
-    """What the replicas of a fleet did lately, each by its index."""
+    """Latest speeds of the replicas of a fleet, in tokens per second, by replica index."""
 
     _each: dict[int, float] = field(default_factory=dict, init=False)
     _whole: dict[int, float] = field(default_factory=dict, init=False)
@@ -87,15 +92,15 @@ class Pace:
     _usual_until_s: float = field(default=0.0, init=False)
 
     def usual(self, now_s: float, keep_s: float) -> Usual:
-        """The medians, worked out once in `keep_s`: a thousand replicas must not sort a thousand
-        rates each."""
+        """Return the medians over the fleet; they are computed at most once in `keep_s` seconds, so
+        that a thousand replicas do not sort a thousand speeds each."""
         if now_s >= self._usual_until_s:
             self._usual = Usual(_median(self._each), _median(self._whole), _median(self._prefill))
             self._usual_until_s = now_s + keep_s
         return self._usual
 
     def note(self, index: int, work: Work, usual: Usual) -> None:
-        """Let later medians count what a replica did."""
+        """Record the speed of a replica for later medians."""
         writing = usual.writing_share(work) if usual.known else 1.0
         if work.prefilled_tokens and writing < MOSTLY:
             self._prefill[index] = work.prefilled_tokens / (work.busy_s * (1 - writing))
@@ -104,7 +109,7 @@ class Pace:
             self._whole[index] = work.written_tokens / work.busy_s
 
     def forget(self, index: int) -> None:
-        """Its engine is gone."""
+        """Drop the speeds of a replica whose engine is gone."""
         for rates in (self._each, self._whole, self._prefill):
             rates.pop(index, None)
 

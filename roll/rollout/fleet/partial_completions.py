@@ -1,4 +1,4 @@
-"""What a request has got so far, and the requests that get the rest from another replica."""
+"""Partial completions of a request, and the requests for their remaining tokens."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from roll.core.types import Completion, FinishReason, GenerateRequest, Piece, Sa
 
 NOTHING = Completion((), (), (), FinishReason.ABORT)
 TOKENS_PER_CHARACTER = 4
-"""At most: a character is one token or several bytes of UTF-8."""
+"""Largest number of tokens of one character: a character has at most 4 bytes in UTF-8, and a token
+may be a single byte."""
 
 
 def joined(first: Completion, then: Completion) -> Completion:
-    """Two stretches of one continuation; it ends as the second one does."""
+    """Concatenate two parts of one completion; the finish reason is that of the second part."""
     return Completion(
         first.tokens + then.tokens,
         first.logprobs + then.logprobs,
@@ -23,12 +24,13 @@ def joined(first: Completion, then: Completion) -> Completion:
 
 
 class HeardTokens:
-    """What heartbeats tell of one sibling, stretch by stretch: always its beginning without a gap.
+    """Tokens of one sibling that are known from heartbeats: its beginning, without a gap.
 
-    A heartbeat that was given up has taken its pieces with it. What comes after such a gap is
-    dropped, an end included: the sibling can go on from before the gap, and from nowhere else.
+    A heartbeat that timed out has lost its pieces. All pieces after such a gap are dropped, also
+    the one with the end of the sibling, because the sibling can only continue from before the gap.
 
-    Lists that grow: joining tuples at every heartbeat would cost the square of their length.
+    The tokens are in lists that grow. To join tuples at every heartbeat would cost the square of
+    their length.
     """
 
     __slots__ = ("_finish", "_logprobs", "_tokens", "_versions")
@@ -40,12 +42,12 @@ class HeardTokens:
         self._finish = FinishReason.ABORT
 
     def add(self, news: Piece) -> None:
-        """Take in a piece; of one that was heard in part, the rest."""
+        """Append a piece; if its beginning is known already, append only the rest."""
         known = len(self._tokens) - news.start
         if known < 0:
             return
         written = news.written
-        if known > len(written.tokens):  # an older one, told again
+        if known > len(written.tokens):  # an older piece that was sent again
             return
         self._finish = written.finish
         if written.tokens:
@@ -60,10 +62,13 @@ class HeardTokens:
 
 
 def kept(written: Completion, sampling: SamplingParams) -> Completion:
-    """What may be continued elsewhere.
+    """Return the part of a completion from which another replica may continue.
 
-    An engine looks for stop strings in what it writes itself. So that none can lie across the
-    seam, as many tokens as the longest could have are written again.
+    A finished completion is returned as it is. One with `max_new_tokens` tokens ends with LENGTH.
+
+    An engine finds stop strings only in the tokens that it writes itself. So that no stop string
+    can lie across the boundary of the two parts, the last tokens are dropped and written again: as
+    many as the longest stop string may have.
     """
     if written.finish is not FinishReason.ABORT:
         return written
@@ -80,10 +85,15 @@ def kept(written: Completion, sampling: SamplingParams) -> Completion:
 def remaining_request(
     request: GenerateRequest, sibling: int, written: Completion
 ) -> GenerateRequest:
-    """The request for what one sibling still lacks; its prompt ends with what is written.
+    """Return the request for the remaining tokens of one sibling.
 
-    Its seed is a new one once something is written: the old one would repeat the random numbers
-    of the beginning.
+    The prompt of this request ends with the tokens written so far. If there are such tokens, the
+    seed is new, because the old seed would repeat the random numbers of the beginning.
+
+    Args:
+        request: original request.
+        sibling: index of the sibling in `request`.
+        written: tokens of the sibling so far.
     """
     count = len(written.tokens)
     sampling = request.sampling
@@ -97,7 +107,7 @@ def remaining_request(
 
 
 def _seed(seed: int, count: int) -> int:
-    """The sibling's own where nothing is written; else one of 48 bits that follows from both."""
+    """Return `seed` if `count` is 0, else a 48-bit seed derived from `seed` and `count`."""
     if not count:
         return seed
     digest = hashlib.blake2b(f"{seed}/{count}".encode(), digest_size=6).digest()

@@ -1,4 +1,4 @@
-"""`Replica`: one inference engine as the driver sees it, and what is under way on it."""
+"""`Replica`: the driver's view of one inference engine and of the requests that run on it."""
 
 from __future__ import annotations
 
@@ -25,43 +25,47 @@ logger = logging.getLogger(__name__)
 
 
 class State(StrEnum):
-    """What a replica is good for."""
+    """State of a replica."""
 
     SERVING = "serving"
-    """Takes requests."""
+    """The replica takes requests, unless it is `torn`."""
     AWAY = "away"
-    """Takes none for now: its devices are lent, or it is being asked to hand over its requests."""
+    """The replica takes no requests for now: its devices are lent, it hands over its requests, or
+    its engine is new."""
     LOST = "lost"
-    """Dead or stuck; a new engine is to take its place."""
+    """The engine is dead or stuck and must be replaced."""
 
 
 @dataclass(eq=False)
 class Replica:
-    """All calls come from one event loop."""
+    """Driver's view of one inference engine; all calls come from one event loop."""
 
     index: int
+    """Position of the replica in `Fleet.replicas`."""
     engine: Engine
     capacity: int = 256
-    """Sequences it decodes at once."""
+    """Number of sequences that the engine decodes at once."""
     queue: int = 0
-    """Sequences sent beyond these, so that a place that falls free is filled without a trip to the
-    driver."""
+    """Number of sequences sent to the engine beyond `capacity`, so that the engine can fill a free
+    place without waiting for the driver."""
     abort_timeout_s: float = 30.0
-    """How long an aborted request may take to end."""
+    """Time in which an aborted request must end, in seconds."""
     state: State = field(default=State.SERVING, init=False)
     torn: bool = field(default=False, init=False)
-    """Its weights are not the trainer's, because a push broke off or its engine is new: it takes no
-    requests until one has succeeded."""
+    """True if the engine does not have the trainer's weights, because a push failed or the engine
+    is new. The replica then takes no requests until a push has succeeded."""
     in_flight_tokens: int = field(default=0, init=False)
-    """Prompt tokens plus the most that may still be written, over all requests it has."""
+    """Prompt tokens plus the largest number of tokens that may still be written, over all requests
+    of the replica."""
     in_flight_sequences: int = field(default=0, init=False)
+    """Number of unfinished sequences, over all requests of the replica."""
     disturbances: int = field(default=0, init=False)
-    """Weights loaded, returns from elsewhere and requests taken over, so far: after each it may
-    write nothing for a while."""
+    """Number of weight loads, returns to service and moved requests taken over, so far. After each
+    of them the engine may write nothing for a while."""
     hand_overs: int = field(default=0, init=False)
-    """How often it was asked to hand its requests over."""
+    """Number of calls of `hand_over`, so far."""
     vitals: Vitals = field(default_factory=Vitals, init=False)
-    """Of its present engine, on the loop's clock."""
+    """Progress of the current engine; times are on the clock of the event loop."""
     _loading: bool = field(default=False, init=False, repr=False)
     _calls: dict[str, Call] = field(default_factory=dict, init=False, repr=False)
     _changed: Callable[[Replica], None] = field(
@@ -74,12 +78,17 @@ class Replica:
     def report_to(
         self, changed: Callable[[Replica], None], on_lost: Callable[[Replica, str], None]
     ) -> None:
-        """Call these when its load or state changes, and when it is lost and why."""
+        """Set the functions to call after a change and after a loss.
+
+        Args:
+            changed: called after each change of load or state.
+            on_lost: called when the replica is lost, with the reason.
+        """
         self._changed, self._on_lost = changed, on_lost
 
     @property
     def load(self) -> float:
-        """Outstanding tokens for each sequence that it can decode at once."""
+        """Outstanding tokens divided by `capacity`."""
         return self.in_flight_tokens / self.capacity
 
     @property
@@ -88,7 +97,7 @@ class Replica:
 
     @property
     def loading(self) -> bool:
-        """New weights are coming in, which may take longer than a heartbeat."""
+        """True while new weights arrive, which may take longer than the limit of a heartbeat."""
         return self._loading
 
     @loading.setter
@@ -105,30 +114,31 @@ class Replica:
 
     @property
     def open(self) -> bool:
-        """Whether it takes one more request. One with many siblings may go over the brim."""
+        """True if the replica takes one more request; a request with many siblings may then exceed
+        `capacity + queue`."""
         return self.serving and self.in_flight_sequences < self.capacity + self.queue
 
     @property
     def requests(self) -> int:
-        """Under way."""
+        """Number of requests that run on the engine."""
         return len(self._calls)
 
     @property
     def work(self) -> Work:
-        """What its present engine has done as of the last heartbeat, and in how long until now."""
+        """Work of the current engine up to the last heartbeat, and its busy time until now."""
         return self.vitals.work(_now_s())
 
     def reserve(self, request: GenerateRequest, *, moved: bool = False) -> None:
-        """Count a request that is about to `run`; `moved` is one that ran elsewhere before."""
+        """Count a request that will `run` next; `moved` if it ran on another replica before."""
         self._count(request, 1)
         self.disturbances += moved
 
     def release(self, request: GenerateRequest) -> None:
-        """Take a reservation back."""
+        """Undo `reserve`."""
         self._count(request, -1)
 
     def enter(self, state: State) -> None:
-        """Change what it is good for."""
+        """Change the state."""
         if state is State.SERVING and self.state is not state:
             self.disturbances += 1
         self.state = state
@@ -136,31 +146,37 @@ class Replica:
         self._changed(self)
 
     def tear(self) -> None:
-        """A push of weights broke off: whatever it still writes is of no version."""
+        """Mark the weights as incomplete after a failed push: new tokens have no valid version."""
         self.torn = True
         self._count_time()
         self._changed(self)
 
     def mend(self) -> None:
-        """A push has succeeded."""
+        """Mark the weights as complete after a successful push."""
         if self.torn:
             self.torn = False
             self._count_time()
             self._changed(self)
 
     async def run(self, request: GenerateRequest, *, timeout_s: float) -> list[Completion]:
-        """The request's completions. However this ends, a living engine does not work on it any
-        more. Completions that end with ABORT were handed over by `hand_over`.
+        """Run a request on the engine and return its completions.
+
+        Completions that end with ABORT were handed over by `hand_over`, or aborted by the engine
+        itself. After the call a living engine does not work on the request any more, also if the
+        call ends with an error or is cancelled.
 
         Args:
-            timeout_s: how long the replica may make no progress: no request of it ends, no
-                heartbeat tells of a token that was written, or read into a KV cache.
+            request: request to run.
+            timeout_s: longest time without progress, in seconds. Progress means that a request of
+                this replica ends, or that a heartbeat reports new tokens, written or read into a
+                KV cache.
 
         Raises:
-            ReplicaLostError: the engine died or was given up, or a push of weights to it broke off;
-                carries what was heard of it.
-            WaitTimeoutError: no progress for `timeout_s`; names request and replica.
-            EngineError: the engine refused the request, or answered something else.
+            ReplicaLostError: the engine died or was given up, or a push of weights to it failed;
+                carries the tokens that heartbeats reported.
+            WaitTimeoutError: no progress for `timeout_s`; the message names the request and the
+                replica.
+            EngineError: the engine refused the request, or returned a wrong number of completions.
         """
         outcome: asyncio.Future[list[Completion]] = asyncio.get_running_loop().create_future()
         task = asyncio.ensure_future(self.engine.generate(request))
@@ -172,7 +188,7 @@ class Replica:
         finally:
             outcome.cancel()
             del self._calls[request.id]
-            self._shift(request, call.ended)  # `release` takes all of it back
+            self._shift(request, call.ended)  # `release` subtracts the ended siblings, too
             if self.gone:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
@@ -180,7 +196,8 @@ class Replica:
                 await self._stop(call)
 
     async def _wait_for(self, call: Call, timeout_s: float) -> None:
-        """Wait until there is an outcome, as long as there is progress."""
+        """Wait until `call` has an outcome; raise WaitTimeoutError after `timeout_s` without
+        progress."""
         begun_s = _now_s()
         while not call.outcome.done():
             moved_s = _now_s() if self.loading else max(begun_s, self.vitals.progress_s)
@@ -190,8 +207,12 @@ class Replica:
             await asyncio.wait([call.outcome], timeout=left_s)
 
     async def listen(self, timeout_s: float) -> Heartbeat | None:
-        """One heartbeat, taken in. Who gives none is lost, unless it was sent away or began to
-        load weights meanwhile; so is who has answered with errors alone for as long."""
+        """Ask the engine for one heartbeat, take it in and return it; return None without one.
+
+        The replica is lost if the engine is gone, or gives no heartbeat within `timeout_s` although
+        it neither changed its state nor loads weights. It is also lost if all its heartbeats have
+        failed with other errors for `timeout_s`.
+        """
         state, vitals = self.state, self.vitals
         try:
             async with asyncio.timeout(timeout_s) as limit:
@@ -220,7 +241,7 @@ class Replica:
             self.lose(f"for {timeout_s:g} s {why}")
 
     def note(self, beat: Heartbeat) -> None:
-        """Take in what the engine says of itself."""
+        """Take in a heartbeat: update `vitals`, and add the new pieces to their requests."""
         self.vitals.note(beat, _now_s())
         for request_id, news in beat.progress.items():
             call = self._calls.get(request_id)
@@ -228,7 +249,7 @@ class Replica:
                 self._hear(call, news)
 
     def lose(self, reason: str) -> None:
-        """Give the engine up: everything on it fails at once with `ReplicaLostError`."""
+        """Give the engine up; every request on it fails at once with `ReplicaLostError`."""
         if self.gone:
             return
         self.enter(State.LOST)
@@ -237,16 +258,19 @@ class Replica:
         self._on_lost(self, reason)
 
     def renewed(self) -> None:
-        """A new engine stands in the place of the lost one, with a file's weights: `mend` says when
-        it has the trainer's, `enter` when it has its devices."""
+        """Reset the replica after a new engine has replaced the lost one.
+
+        The new engine has weights from a file. Call `mend` once it has the trainer's weights, and
+        `enter` once it may use its devices.
+        """
         self.vitals = Vitals()
         self.torn = True
         self.state = State.AWAY
 
     async def hand_over(self) -> None:
-        """Abort all requests; each `run` then returns what its request has so far.
+        """Abort all requests; each `run` then returns the tokens that its request has so far.
 
-        A request that does not end in time is left to its own time limit.
+        A request that does not end within `abort_timeout_s` keeps running until its own time limit.
         """
         self.hand_overs += 1
         calls = list(self._calls.values())
@@ -254,7 +278,7 @@ class Replica:
         await asyncio.gather(*aborts)
 
     def _settle(self, call: Call) -> None:
-        """The engine's answer, or its end, reaches whoever waits."""
+        """Pass the answer of the engine, or its error, to the outcome of `call`."""
         if call.task.cancelled():
             call.outcome.cancel()
             return
@@ -263,7 +287,7 @@ class Replica:
             self.lose(str(error))
             call.fail(str(error))
         elif isinstance(error, IncompleteWeightsError) and (self.loading or self.torn):
-            self.tear()  # heard before the end of the push itself
+            self.tear()  # the request fails before the push itself reports its end
             call.fail(str(error))
         elif call.outcome.done():
             return
@@ -281,10 +305,10 @@ class Replica:
             )
 
     async def _stop(self, call: Call) -> None:
-        """Abort, and wait until the engine says that the request is over.
+        """Abort the request and wait until the engine has ended it.
 
-        A failure in here is only logged: the caller is already leaving, with an error or because
-        nobody wants the result, and that is what should be heard.
+        A failure of the abort is only logged, because the caller already ends with an error or a
+        cancellation, which must not be replaced.
         """
         failure = await call.stop(self.engine, self.abort_timeout_s)
         if failure and not self.gone:
@@ -304,7 +328,7 @@ class Replica:
         )
 
     def _hear(self, call: Call, news: Sequence[Piece]) -> None:
-        """Siblings that have ended leave their places to others, before the last one ends."""
+        """Add pieces to `call`; free the places of ended siblings before the last sibling ends."""
         ended = call.hear(news)
         if ended > call.ended:
             self._shift(call.request, call.ended - ended)

@@ -1,4 +1,4 @@
-"""Which replica gets the next request."""
+"""Routing policies, which choose the replica for the next request."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from roll.rollout.fleet.replica import Replica
 
 
 class Loads:
-    """The least loaded open replica in constant time, and a change of load in O(log replicas).
+    """Index of replicas by load: finds the least loaded open replica in constant time.
 
-    A tournament: replica i sits on leaf `size + i`, each inner node holds the better of its two
-    children, node 1 the best of all. Ties go to the lower index.
+    A change of load costs O(log replicas). The data structure is a tournament tree: replica i is
+    leaf `size + i`, each inner node holds the less loaded of its two children, and node 1 the least
+    loaded of all. Of equal loads the lower index wins.
     """
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         """
         Args:
-            replicas: at least one, each at the position that its `index` names.
+            replicas: replicas of the fleet, at least one; `replicas[i].index` is i.
         """
         self.replicas = replicas
         self._size = 1 << (len(replicas) - 1).bit_length()
@@ -30,7 +31,7 @@ class Loads:
             self.update(replica)
 
     def update(self, replica: Replica) -> None:
-        """Take in a replica's present load and state."""
+        """Update the tree after a change of the load or state of `replica`."""
         node = self._size + replica.index
         value = (replica.load if replica.open else inf, replica.index)
         best = self._best
@@ -41,23 +42,27 @@ class Loads:
                 value = min(best[2 * node], best[2 * node + 1])
 
     def least(self) -> Replica | None:
-        """The replica with the fewest outstanding tokens for its capacity; None if all are full."""
+        """Return the open replica with the lowest `load`; None if no replica is open."""
         load, index = self._best[1]
         return None if load == inf else self.replicas[index]
 
 
 class RoutingPolicy(Protocol):
-    """Chooses a replica that is open."""
+    """Interface of a policy that chooses an open replica."""
 
     def choose(self, session: str, loads: Loads) -> Replica | None:
-        """None where no replica has room. `session` names what shares a prefix: a prompt, an
-        episode."""
+        """Return an open replica, or None if no replica has room.
+
+        Args:
+            session: name that requests with a common prefix share, such as a prompt or an episode.
+            loads: current loads of all replicas.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class LeastLoaded:
-    """The replica with the fewest outstanding tokens for its capacity; the first of equals."""
+    """Policy that chooses the open replica with the lowest `load`; of equal ones, the first."""
 
     def choose(self, session: str, loads: Loads) -> Replica | None:
         return loads.least()
@@ -65,15 +70,17 @@ class LeastLoaded:
 
 @dataclass
 class Sticky:
-    """Keeps a session on one replica, where its prefix is cached.
+    """Policy that keeps a session on one replica, where its prefix is cached.
 
-    A session moves for good when its replica is gone, and for one request when that has no room
-    and another has: waiting in a queue costs more than computing the prefix again.
+    If the replica of a session does not serve, the session moves to another replica for good. If
+    the replica has no room but another one has, only this request goes to the other one, because
+    waiting costs more than computing the prefix again.
     """
 
     max_sessions: int = 65536
-    """Sessions remembered; the longest unused is forgotten first."""
+    """Number of sessions remembered; the one unused for the longest time is forgotten first."""
     _home: OrderedDict[str, int] = field(default_factory=OrderedDict, repr=False)
+    """Index of the replica of each session; the session used last comes last."""
 
     def choose(self, session: str, loads: Loads) -> Replica | None:
         index = self._home.get(session)

@@ -1,4 +1,4 @@
-"""`Vitals`: what is known of a replica's present engine: its heartbeats, and its time to work."""
+"""`Vitals`: progress of a replica's current engine as known from heartbeats, and its busy time."""
 
 from __future__ import annotations
 
@@ -10,23 +10,27 @@ from roll.rollout.fleet.pace import Work
 
 @dataclass(slots=True)
 class Vitals:
-    """All moments are those of one clock, in seconds."""
+    """Progress and busy time of one engine; all times are on one clock, in seconds."""
 
     written_tokens: int = 0
-    """As of the last heartbeat."""
+    """Number of tokens written up to the last heartbeat."""
     prefilled_tokens: int = 0
+    """Number of tokens read into the KV cache up to the last heartbeat."""
     last_heartbeat_s: float | None = None
+    """Time of the last heartbeat; None before the first."""
     progress_s: float = 0.0
-    """When it last got on with anything, as far as is known."""
+    """Time of the last known progress."""
     failing_since_s: float | None = None
-    """First of the heartbeats in a row that ended with an unexpected error."""
+    """Time of the first heartbeat in the current row of heartbeats with an unexpected error; None
+    if the last heartbeat succeeded."""
     busy_s: float = 0.0
-    """In which it had at least one sequence to work on."""
+    """Total time in which the engine had at least one sequence to work on."""
     sequence_s: float = 0.0
-    """Sequences times seconds."""
+    """Sum over all sequences of the time in which they ran."""
     sequences: int = 0
-    """It works on now."""
+    """Number of sequences that the engine works on now; 0 while it must not work."""
     _since_s: float = 0.0
+    """Time up to which `busy_s` and `sequence_s` are counted."""
 
     def note(self, beat: Heartbeat, now_s: float) -> None:
         """Take in a heartbeat."""
@@ -37,7 +41,7 @@ class Vitals:
         self.last_heartbeat_s, self.failing_since_s = now_s, None
 
     def occupy(self, sequences: int, now_s: float) -> None:
-        """From now on it has so many sequences to work on; 0 while it must not work."""
+        """Set the number of sequences from now on; add the time until now to the totals."""
         if self.sequences:
             passed_s = now_s - self._since_s
             self.busy_s += passed_s
@@ -45,12 +49,13 @@ class Vitals:
         self.sequences, self._since_s = sequences, now_s
 
     def work(self, now_s: float) -> Work:
-        """Since the engine started: done as of the last heartbeat, in the time until now."""
+        """Return the work since the engine started, up to the last heartbeat, and the time until
+        now."""
         self.occupy(self.sequences, now_s)
         return Work(self.written_tokens, self.prefilled_tokens, self.busy_s, self.sequence_s)
 
     def told(self, now_s: float) -> str:
-        """When it was last heard of, for messages."""
+        """Return a text for messages on the age and the token count of the last heartbeat."""
         if self.last_heartbeat_s is None:
             return "no heartbeat yet"
         ago_s = now_s - self.last_heartbeat_s
