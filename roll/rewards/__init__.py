@@ -1,1 +1,1 @@
-"""Rewards: what users write, how it is run within bounds, and the built-in ones."""
+"""Rewards: the interface for users, execution with limits, and the built-in rewards."""

@@ -1,4 +1,5 @@
-"""What users write: a reward function, or a `RewardWorker` subclass (roll.workers.reward)."""
+"""Types for rewards that users write, as a function or as a subclass of `RewardWorker`
+(roll.workers.reward)."""
 
 from __future__ import annotations
 
@@ -7,18 +8,19 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """The verdict on one sample."""
+    """Result of a reward for one sample."""
 
     score: float
     """Any finite number."""
     parts: dict[str, float] = field(default_factory=dict)
-    """Named details, logged as `reward/<name>/<part>`."""
+    """Details by name, logged as `reward/<name>/<part>`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewardContext:
-    """What a reward is told besides the sample."""
+    """Information that a reward gets in addition to the sample."""
 
     name: str
-    """Of the reward in the config."""
+    """Name of the reward in the config."""
     seed: int
+    """Seed for a reward that uses random numbers."""

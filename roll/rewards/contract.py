@@ -1,4 +1,4 @@
-"""What every reward must hold to, as a function that users call from their own test.
+"""Check of the rules that every reward must follow, for users to call from their own tests.
 
 from my_rewards import brief_and_right
 from roll.rewards.contract import check_reward
@@ -31,7 +31,8 @@ RESPONSES: Mapping[str, str] = {
     "deep nesting": "\\boxed{" + "(" * 5000 + ")" * 5000 + "}",
     "code and quotes": '\'; import os; """ {} %s {0} \\',
 }
-"""What a policy in training really writes, and worse."""
+"""Responses for the check: such as a policy in training writes, and worse ones, each by a short
+description."""
 
 
 def check_reward(
@@ -43,18 +44,23 @@ def check_reward(
     responses: Sequence[str] = (),
     deterministic: bool = True,
 ) -> None:
-    """Raise AssertionError with the response at hand where a reward breaks its contract.
+    """Raise AssertionError, which names the response, if a reward breaks one of the rules.
 
-    A reward returns a finite score for any response, also without an answer to compare to, says
-    the same twice, and its verdict can be pickled.
+    The rules: a reward returns a finite score for every response, also if the ground truth is
+    empty; two calls on the same sample return the same result; and the result can be pickled.
 
     Args:
-        fn: the function, as `fn` of the config would find it.
-        kwargs: as in the config.
-        answer: a ground truth that the reward understands.
-        extra: further columns that it needs.
+        fn: reward function itself, the object that `fn` of the config names.
+        kwargs: keyword arguments of the function, as in the config.
+        answer: ground truth that the reward understands.
+        extra: further data columns that the reward needs.
         responses: more responses to try.
-        deterministic: False for a judge that samples.
+        deterministic: False for a reward that uses random numbers, such as a judge model that
+            samples.
+
+    Raises:
+        AssertionError: the reward breaks a rule.
+        ConfigError: `fn` is not a function that takes a sample and `kwargs`.
     """
     ctx = RewardContext(name="contract", seed=0)
     bound = bind_reward(fn, kwargs or {}, ctx, label="the reward")
@@ -71,7 +77,7 @@ def check_reward(
 
 
 def sample_of(response: str, *, answer: str, extra: Mapping[str, Any] | None = None) -> Sample:
-    """A finished sample with this response, for tests of rewards."""
+    """Return a finished sample with the given response, for tests of rewards."""
     prompt = Prompt(
         id="contract:0",
         tokens=(1,),

@@ -1,4 +1,4 @@
-"""The `fn` of a reward config -> a function of one sample, checked before the run starts."""
+"""Loading of the function that `fn` of a reward config names, with checks before the run starts."""
 
 from __future__ import annotations
 
@@ -25,23 +25,25 @@ class _ArrayLike(Protocol):
 
 
 REWARDS: Registry[Callable[..., Any]] = Registry("reward")
-"""Built-in rewards by the name that `fn` may hold."""
+"""Built-in rewards by the name that `fn` of the config uses."""
 REWARDS.register("math")(math_reward)
 REWARDS.register("exact")(exact_reward)
 
 PREPARE: dict[str, Callable[[], None]] = {"math": start_checkers}
-"""What a built-in reward does once before the first sample; may take seconds."""
+"""Functions that prepare a built-in reward, by its name. Each is called once before the first
+sample and may take seconds."""
 
 RESERVED_PARTS = frozenset({"mean", "error_rate", "timeout_rate"})
-"""Metric names that the pool writes itself, under the same prefix as the parts."""
+"""Names that parts must not have, because the pool logs its own metrics under them."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoundReward:
-    """A reward with its keyword arguments and context in place."""
+    """Reward function with its keyword arguments and context bound."""
 
     call: Callable[[Sample], Any]
-    """Returns what the user returns, or an awaitable of it; `normalise` makes a `Reward` of it."""
+    """Function that returns the value of the user's function, or an awaitable of this value if
+    `is_async`; `normalise` turns the value into a `Reward`."""
     is_async: bool
 
 
@@ -49,12 +51,12 @@ def load_reward(fn: str, kwargs: Mapping[str, Any], ctx: RewardContext) -> Bound
     """Find a reward function and bind its arguments.
 
     Args:
-        fn: a name in `REWARDS`, or `package.module:function`.
+        fn: name in `REWARDS`, or import path `package.module:function`.
         kwargs: `kwargs` of the config.
-        ctx: handed on if the function takes `ctx`.
+        ctx: context, passed to the function if it has a parameter `ctx`.
 
     Raises:
-        ConfigError: no such function, or it does not take these arguments.
+        ConfigError: the function does not exist, or does not take these arguments.
     """
     if ":" in fn:
         function = load_object(fn)
@@ -71,7 +73,17 @@ def load_reward(fn: str, kwargs: Mapping[str, Any], ctx: RewardContext) -> Bound
 def bind_reward(
     function: Any, kwargs: Mapping[str, Any], ctx: RewardContext, *, label: str
 ) -> BoundReward:
-    """Check a function's signature against `kwargs` and bind it; see `load_reward`."""
+    """Check the signature of a function and bind `kwargs` and `ctx`.
+
+    Args:
+        function: reward function.
+        kwargs: see `load_reward`.
+        ctx: see `load_reward`.
+        label: name of the function in error messages.
+
+    Raises:
+        ConfigError: `function` is not a function, or does not take these arguments.
+    """
     where = f"rewards.{ctx.name}"
     if inspect.isclass(function):
         raise ConfigError(f"{where}.fn: {label} is a class; write it under `worker`, not `fn`")
@@ -105,7 +117,8 @@ def bind_reward(
 
 @contextmanager
 def _no_exit() -> Iterator[None]:
-    """A SystemExit would pass every `except Exception` and end the worker."""
+    """Turn SystemExit into RuntimeError; no `except Exception` catches SystemExit, so it would end
+    the worker."""
     try:
         yield
     except SystemExit as error:
@@ -113,10 +126,11 @@ def _no_exit() -> Iterator[None]:
 
 
 def normalise(value: Any) -> Reward:
-    """What a reward function returned, as a `Reward` of finite floats.
+    """Convert the value that a reward function returned into a `Reward` with finite floats.
 
     Raises:
-        ValueError, TypeError: it is something else; the message says what was found.
+        TypeError: the score or a part is not a number.
+        ValueError: the score or a part is not finite, or a part has a reserved name.
     """
     if isinstance(value, Awaitable):
         if inspect.iscoroutine(value):
@@ -131,7 +145,7 @@ def normalise(value: Any) -> Reward:
 
 
 def _finite(value: Any, what: str) -> float:
-    # A NumPy bool and a tensor of one element are numbers to their authors.
+    # Accept a NumPy bool and a tensor of one element, which are no instances of `Real`.
     if not isinstance(value, Real) and isinstance(value, _ArrayLike):
         value = value.item()
     if value is None:

@@ -1,4 +1,4 @@
-"""Names of the built-in rewards, known without loading what they need."""
+"""Names of the built-in rewards, in a module that imports none of their dependencies."""
 
 BUILT_IN = ("exact", "math")
-"""What `fn` may hold besides an import path; `roll.rewards.loading` has the functions."""
+"""Values of `fn` that are not import paths; the functions are in `roll.rewards.loading`."""

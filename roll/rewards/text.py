@@ -6,5 +6,5 @@ from roll.core.types import Sample
 
 
 def exact_reward(sample: Sample) -> float:
-    """1 where the response equals the answer, white space at both ends aside; else 0."""
+    """Return 1 if response and answer are equal apart from white space at their ends, else 0."""
     return float(sample.response_text.strip() == sample.answer.strip())

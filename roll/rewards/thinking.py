@@ -1,7 +1,7 @@
-"""Thoughts and answers: which part of a response is said after the thinking.
+"""Separation of a response into its thoughts and the final text after them.
 
-Families mark their thoughts in different ways, and some open the thought in the prompt, so that the
-response alone does not show that it is one.
+Model families mark their thoughts in different ways. Some chat templates put the opening mark into
+the prompt, so that the response alone does not show that it begins with a thought.
 """
 
 from __future__ import annotations
@@ -25,31 +25,33 @@ MARKS: tuple[tuple[str, str], ...] = (
     ("<unused94>", "<unused95>"),  # MedGemma
     ("<|channel>", "<channel|>"),  # Gemma 4
 )
-"""What opens and what closes a thought."""
+"""Pairs of marks: the first opens a thought, the second closes it."""
 
 CHANNEL, FINAL = "<|channel|>", "<|channel|>final<|message|>"
-"""gpt-oss writes its thoughts and its answer into channels."""
+"""Marks of gpt-oss, which writes its thoughts and its final text into channels: the beginning of
+any channel, and the beginning of the final one."""
 _CHANNEL_ENDS = ("<|end|>", "<|return|>", "<|start|>")
 
 MARK_TOKENS = tuple(mark for pair in MARKS for mark in pair)
-"""What a tokenizer may hold as special tokens, and a response's text must show all the same."""
+"""Marks that the text of a response must show even if they are special tokens of the tokenizer."""
 CHANNEL_TOKENS = (CHANNEL, "<|message|>", *_CHANNEL_ENDS)
-"""Those of gpt-oss. Without `CHANNEL`, a tokenizer means other things by them: `<|end|>` ends the
-turn of Phi-3."""
+"""The same for the channels of gpt-oss. In a tokenizer without `CHANNEL` these tokens have other
+meanings: `<|end|>` ends a turn of Phi-3."""
 _OPENINGS = frozenset(opens for opens, _ in MARKS)
 _BEGINS = {opens: re.compile(rf"(?:\A|\n)[ \t]*{re.escape(opens)}") for opens in _OPENINGS}
 _CHANNEL_BEGINS = re.compile(r"\A\s*<\|channel\|>|<\|channel\|>[^<\n]*<\|message\|>")
 
 
 def final_text(response: str, *, prompt: str = "") -> str | None:
-    """Return what a response says after its thoughts, or None where they never end.
+    """Return the text of a response after its thoughts, or None if a thought does not end.
 
-    An opening mark counts where a line begins with it, or what follows a thought; within a line it
-    is only spoken of.
+    An opening mark opens a thought only at the beginning of a line or of the text after a thought.
+    Elsewhere the response only mentions the mark.
 
     Args:
-        prompt: rendered by the chat template; where it ends in an open thought, the response begins
-            in one.
+        response: text of the response, with the marks.
+        prompt: text of the prompt as the chat template renders it. If it ends with an opening mark,
+            the response begins inside a thought.
 
     Example: final_text("2+2 is 4</think> 4", prompt="...<think>\\n") == " 4"
     """
@@ -69,15 +71,15 @@ def final_text(response: str, *, prompt: str = "") -> str | None:
 
 
 def final_part(sample: Sample) -> str | None:
-    """Return what a sample says after its thoughts, or None where they never end."""
+    """Return the text of a sample after its thoughts, or None if a thought does not end."""
     return final_text(sample.response_text, prompt=sample.prompt.text)
 
 
 def marks_to_show(special: Mapping[str, int]) -> dict[int, str]:
-    """Return the marks, by id, that the text of a response shows.
+    """Return the marks, by token id, that the text of a response must show.
 
     Args:
-        special: ids of a tokenizer's special tokens.
+        special: token id of each special token of the tokenizer.
     """
     shown = (*MARK_TOKENS, *CHANNEL_TOKENS) if CHANNEL in special else MARK_TOKENS
     return {special[mark]: mark for mark in shown if mark in special}
@@ -88,12 +90,13 @@ def decode_with_marks(
 ) -> str:
     """Return the text of a response with the marks of thoughts, which `decode` may leave out.
 
-    What ends a turn is not shown at the end of the text, and an opening mark begins a line: it is a
-    token of the model's, not words about it.
+    An opening mark is put at the beginning of a line, because as a special token it opens a thought
+    and is not a mention. Marks that end a channel are left out at the end of the text.
 
     Args:
-        marks: what `marks_to_show` gave.
-        decode: tokens to text without special tokens.
+        tokens: token ids of the response.
+        marks: result of `marks_to_show`.
+        decode: function that turns token ids into text without special tokens.
     """
     pieces: list[str] = []
     start = 0

@@ -1,1 +1,1 @@
-"""Run rewards within bounds: threads, child processes, time limits, counts of failures."""
+"""Execution of rewards with limits: threads, child processes, time limits, counts of failures."""

@@ -1,6 +1,7 @@
-"""A time limit for coroutines that may turn out to block the loop they run on.
+"""Time limit for coroutines that may block their event loop.
 
-They run on a loop of their own, so the caller's goes on, and its timers ring whatever they do.
+These coroutines run on a separate event loop, so the loop of the caller and its timers keep working
+even if a coroutine blocks.
 """
 
 from __future__ import annotations
@@ -16,17 +17,24 @@ POLL_S = 0.01
 
 
 class BlockedLoopError(Exception):
-    """A coroutine holds the loop: no other one gets a turn, and no time limit reaches it."""
+    """Error: a coroutine blocks its event loop, so that no other coroutine runs on the loop and no
+    time limit can stop the coroutine."""
 
 
 async def run_bounded(
     loop: LoopThread, make: Callable[[], Awaitable[Any]], timeout_s: float | None
 ) -> Any:
-    """What `make()` gives when it is awaited on `loop`.
+    """Await `make()` on `loop` and return its result.
+
+    Args:
+        loop: event loop in a thread.
+        make: function that returns the awaitable; it is called on `loop`.
+        timeout_s: time limit, in seconds; None sets no limit.
 
     Raises:
-        TimeoutError: it took longer, and was cancelled.
-        BlockedLoopError: it took longer, and for as long again the loop answered nobody.
+        TimeoutError: the awaitable took longer than `timeout_s` and was cancelled.
+        BlockedLoopError: the awaitable took longer, and in another `timeout_s` no other coroutine
+            could run on `loop`.
     """
 
     async def call() -> Any:

@@ -1,8 +1,8 @@
-"""A long-lived child process that runs one function, and that can be killed at any moment.
+"""Long-lived child process that runs one function and can be killed at any moment.
 
 The parent holds a `Child` and calls it; the child (`child_main.py`) answers over a socket pair.
-Not `multiprocessing`: its spawn imports the parent's main module again, which for a Ray worker or
-an unguarded script is wrong.
+`multiprocessing` is not used, because its spawn method imports the main module of the parent again,
+which is wrong for a Ray worker and for a script without a main guard.
 """
 
 from __future__ import annotations
@@ -19,55 +19,68 @@ from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 START_TIMEOUT_S = 120.0
-"""For the interpreter and the imports of the function; torch alone may take 20 s."""
+"""Time in which the interpreter must start and import the function, in seconds; the import of torch
+alone may take 20 s."""
 KILL_TIMEOUT_S = 10.0
+"""Time in which a killed process must end, in seconds."""
 FORK_GRACE_S = 3.0
+"""Time that the parent waits beyond the limit of a call, in seconds, if the child answers from a
+fork. The fork's own alarm then rings first."""
 STALL_FACTOR = 10.0
+"""Default wall-clock limit of a call with a limit on CPU time, as a multiple of that limit."""
 
 
 class ChildTimeoutError(Exception):
-    """The call took longer than its limit; what ran it is dead."""
+    """Error: the call exceeded its time limit; the process that ran the call is dead."""
 
 
 class _NoAnswerError(ChildTimeoutError):
-    """The parent's clock ran out, and not the child's alarm."""
+    """Error: the time limit of the parent ended the call, not the alarm of the child."""
 
 
 class ChildStalledError(Exception):
-    """The machine gave the child too little time: a limit on CPU time did not ring, but the caller
-    waited as long as it would. Says nothing about the call; what ran it is dead."""
+    """Error: the child got too little CPU time from the machine.
+
+    The call stayed below its limit on CPU time but exceeded the wall-clock limit of the caller.
+    This does not mean that the call is faulty. The process that ran the call is dead.
+    """
 
 
 class ChildDiedError(Exception):
-    """The child went away in the middle of a call (a crash, or the kernel's memory killer)."""
+    """Error: the child died during a call, by a crash or by the out-of-memory killer."""
 
 
 class ChildRaisedError(Exception):
-    """The function raised inside the child; the message is the child's traceback."""
+    """Error: the function raised an exception; the message is the traceback of the child."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """What a child runs: `factory(*args)` once, and what that returns once per call.
+    """Description of the function that a child runs.
+
+    The child calls `factory(*args)` once; it returns the function that runs once per call.
 
     Example: ChildSpec("roll.rewards.math.equivalence:make_checker", (), memory_bytes=2**30)
     """
 
     factory: str
-    """Import path."""
+    """Import path `package.module:function`."""
     args: tuple[Any, ...] = ()
+    """Arguments of `factory`; they must be picklable."""
     memory_bytes: int | None = None
-    """Address space on top of what the child has after its start; None sets no limit."""
+    """Limit on the address space that the child may add after its start, in bytes; None sets no
+    limit."""
     fork: bool = False
-    """Answer from a fork of the child, which is replaced in milliseconds when a call times out.
-    Only for a factory that starts no threads: a fork has none of them, but all of their locks."""
+    """True: calls run in a fork of the child; after a timeout a new fork replaces it in
+    milliseconds. Set it only if `factory` starts no threads: a fork has no copies of threads, but
+    copies of their locks."""
     clock: Literal["wall", "cpu"] = "wall"
-    """What the limit of a call measures. CPU time for what only computes: however busy the machine,
-    the same call ends the same way."""
+    """Clock of the time limit of a call. CPU time suits a function that only computes: the same
+    call then ends the same way on a busy machine."""
 
 
 class Child:
-    """One child process. Not thread-safe: one call at a time."""
+    """Handle of one child process; not thread-safe, runs one call at a time."""
 
     def __init__(self, spec: ChildSpec) -> None:
         self._spec = spec
@@ -76,21 +89,22 @@ class Child:
 
     @property
     def is_running(self) -> bool:
-        """False before the start and after a death."""
+        """True from the start of the process until it is killed or found dead."""
         return self._process is not None
 
     def start(self) -> None:
-        """Start the process and wait until the function is imported; does nothing if it runs.
+        """Start the process and wait until the function is imported; do nothing if it runs.
 
         Raises:
             ChildRaisedError, ChildDiedError, ChildTimeoutError: the start failed.
-            OSError: the machine has no more processes or open files to give.
+            OSError: the limit on processes or open files is reached.
         """
         if self._process is not None:
             return
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            # A session of its own: Ctrl-C must not reach it, and a kill takes all it has started.
+            # In a new session Ctrl-C does not reach the child, and a kill of the process group also
+            # ends the processes that the child has started.
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "roll.rewards.execution.child_main", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
@@ -103,18 +117,21 @@ class Child:
         self._exchange(pickle.dumps(self._spec), START_TIMEOUT_S)
 
     def call(self, argument: Any, timeout_s: float, *, patience_s: float | None = None) -> Any:
-        """Run the function on `argument`; a fresh child is started where there is none.
+        """Run the function on `argument` and return its result; start the child if it does not run.
 
         Args:
-            timeout_s: limit of the call, on the clock of the spec.
-            patience_s: with a limit on CPU time, how long to wait by the wall clock; left out,
-                `STALL_FACTOR` times as long.
+            argument: argument of the function; must be picklable.
+            timeout_s: time limit of the call on the clock of the spec, in seconds.
+            patience_s: wall-clock limit of a call with a limit on CPU time, in seconds; None means
+                `STALL_FACTOR * timeout_s`.
 
         Raises:
-            ChildRaisedError: the function raised; the child lives on.
-            ChildTimeoutError, ChildDiedError: what ran the call is gone; `is_running` says
-                whether the child is, too. The next call starts another.
-            ChildStalledError: the same, for want of CPU time.
+            ChildRaisedError: the function raised an exception; the child lives on.
+            ChildTimeoutError, ChildDiedError: the process that ran the call is dead. With `fork`
+                the child itself may still live; see `is_running`. The next call starts a new
+                process.
+            ChildStalledError: the call exceeded `patience_s` without using up its CPU time; the
+                child is dead.
             OSError: no child could be started.
         """
         self.start()
@@ -128,11 +145,11 @@ class Child:
                     f"no answer within {patience_s:g} s, in which it did not get its "
                     f"{timeout_s:g} s of CPU time; is the machine overloaded?"
                 ) from error
-        # A fork's own alarm rings first; if this clock did, the whole child would have to go.
+        # The alarm of a fork should ring first: if this limit ends the call, the child is killed.
         return self._exchange(message, timeout_s + FORK_GRACE_S if self._spec.fork else timeout_s)
 
     def close(self) -> None:
-        """Kill the process and everything in its session."""
+        """Kill the process and its process group; do nothing if the process does not run."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -153,13 +170,13 @@ class Child:
         except (EOFError, OSError) as error:
             raise self._died() from error
         except BaseException:
-            # Ctrl-C between send and receive would leave an answer that the next call takes as its.
+            # After Ctrl-C between send and receive, the next call would read the old answer.
             self.close()
             raise
         if kind == "died":
             if value in (-signal.SIGALRM, -signal.SIGPROF):
                 raise ChildTimeoutError("the call ran out of time")
-            # It may have died between two calls, and then the answer to this one is still to come.
+            # The fork may have died between two calls; the answer to this call would still come.
             self.close()
             raise ChildDiedError(f"the child process died ({_reason(value)})")
         if kind == "raised":
@@ -184,7 +201,7 @@ def _reason(code: int | None) -> str:
 
 
 def _has_fileno() -> bool:
-    """False under pytest's and IDEs' captured streams."""
+    """Return whether stderr has a file descriptor; captured streams (pytest, IDEs) have none."""
     try:
         sys.stderr.fileno()
     except (OSError, ValueError, AttributeError):

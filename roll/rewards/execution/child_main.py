@@ -1,9 +1,9 @@
-"""The child's side of `child.py`: import a function, then answer calls until the parent is gone.
+"""Main program of a child process: imports a function, then answers calls until the parent ends.
 
-Two limits hold whatever the function does. Memory: an address-space limit, so that a hostile input
-ends in MemoryError. Time, of the clock or of the CPU: the kernel's alarm with its default action
-ends the process even while C code holds the interpreter, and also when the parent was killed and
-nobody watches any more.
+The parent's side is `child.py`. Two limits always hold. A limit on the address space makes a
+hostile input end with MemoryError. A limit on the wall-clock or CPU time is an alarm of the kernel
+with its default action: it ends the process even while C code holds the interpreter, and also after
+the parent was killed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from roll.rewards.execution.child import ChildSpec
 from roll.rewards.execution.tracebacks import users_traceback
 
 GRACE_S = 1.0
-"""The parent's own clock should ring first; the alarm is for when the parent is gone."""
+"""Time beyond the limit of a call until the alarm of a child without fork rings, in seconds. The
+limit of the parent ends the call first; the alarm is needed only if the parent is gone."""
 _CLOCKS = {"wall": signal.ITIMER_REAL, "cpu": signal.ITIMER_PROF}
-"""Timers whose signals (SIGALRM, SIGPROF) end the process."""
+"""Timers of the kernel for each clock; their signals (SIGALRM, SIGPROF) end the process."""
 
 
 def main() -> None:
@@ -45,9 +46,9 @@ def main() -> None:
 
 
 def _supervise(connection: Connection, function: Callable[[Any], Any], clock: str) -> None:
-    """Answer from a fork; when that dies, tell the parent and answer from another.
+    """Answer calls in a fork; if the fork dies, report its exit code and start another fork.
 
-    The imports are done by then, so a fork takes milliseconds where a new child takes seconds.
+    A fork starts in milliseconds, because the imports are done already; a new child takes seconds.
     """
     while True:
         pid = os.fork()
@@ -64,7 +65,7 @@ def _supervise(connection: Connection, function: Callable[[Any], Any], clock: st
 def _serve(
     connection: Connection, function: Callable[[Any], Any], *, grace_s: float, clock: int
 ) -> None:
-    # One loop for all calls: clients that a function keeps are bound to the loop of their birth.
+    # One loop for all calls: a client that the function keeps works only on the loop that made it.
     loop = asyncio.new_event_loop()
     while True:
         argument, timeout_s = pickle.loads(connection.recv_bytes())
@@ -75,7 +76,10 @@ def _serve(
 
 
 def _start(connection: Connection, spec: ChildSpec) -> Callable[[Any], Any] | None:
-    """The function to call; None when it cannot be made, which the parent has been told."""
+    """Set the memory limit and return the function; report the result of the start to the parent.
+
+    Returns None if the factory failed; the parent then has its traceback.
+    """
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     try:

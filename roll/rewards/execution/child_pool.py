@@ -1,7 +1,8 @@
-"""Several children of one kind, shared by threads.
+"""Pool of child processes with the same function, shared by threads.
 
-A caller never waits for an interpreter to start when another child is about to be free: children
-start in the background, as demand shows, and a killed one is replaced there too.
+Children start in background threads, one at a time, when a call finds no free child. A killed child
+is restarted in the background as well. So a caller takes the next child that becomes free and need
+not wait for the start of an interpreter.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from roll.rewards.execution.child import (
 
 
 class NoChildFreeError(TimeoutError):
-    """All children were busy for as long as the caller would wait, or the machine was. Says nothing
-    about the call."""
+    """Error: no child was free in time, or the machine gave the child too little CPU time; does not
+    mean that the call is faulty."""
 
 
 class ChildPool:
-    """Up to `size` children, started on demand; `call` may be used from any thread."""
+    """Pool of up to `size` children, started on demand; any thread may use `call`."""
 
     def __init__(self, spec: ChildSpec, size: int) -> None:
         self._cold = [Child(spec) for _ in range(size)]
@@ -39,10 +40,12 @@ class ChildPool:
         self._closed = False
 
     def warm_up(self) -> None:
-        """Start the first child and wait for it; returns at once when it is up.
+        """Start the first child and wait until it has started; return at once if it has already.
+
+        A failed start ends the wait, too; the next call then tries again and raises the error.
 
         Raises:
-            TimeoutError: it has not started within `START_TIMEOUT_S`.
+            TimeoutError: the child has not started within `START_TIMEOUT_S`.
         """
         if not self._first_is_up.is_set():
             self._grow()
@@ -57,15 +60,18 @@ class ChildPool:
         queue_timeout_s: float | None = None,
         patience_s: float | None = None,
     ) -> Any:
-        """Run on the next free child.
+        """Run the function on the next free child and return its result.
 
         Args:
-            timeout_s, patience_s: see `Child.call`.
-            queue_timeout_s: for a child to be free; the clock begins when the first child is up.
+            argument, timeout_s, patience_s: see `Child.call`.
+            queue_timeout_s: longest wait for a free child, in seconds, counted from the start of
+                the first child; None sets no limit.
 
         Raises:
-            NoChildFreeError: no child was free, or the machine gave it too little CPU time.
-            TimeoutError: the call ran too long; its child was killed.
+            NoChildFreeError: no child was free in time, or the machine gave the child too little
+                CPU time.
+            TimeoutError: the call exceeded its time limit; the process that ran the call was
+                killed. Also raised if the first child did not start.
             ChildRaisedError, ChildDiedError, OSError: see `Child.call`.
         """
         child = self._take(queue_timeout_s)
@@ -87,7 +93,7 @@ class ChildPool:
         return value
 
     def close(self) -> None:
-        """Kill the children; one in the middle of a call or a start is killed at its end."""
+        """Kill all children; a child in a call or a start is killed when the call or start ends."""
         with self._lock:
             self._closed = True
         with contextlib.suppress(queue.Empty):
@@ -105,7 +111,7 @@ class ChildPool:
             raise NoChildFreeError(f"no child free within {queue_timeout_s} s") from None
 
     def _grow(self) -> None:
-        """Start one more child, unless one is starting: two at once slow each other down."""
+        """Start one more child, unless one is starting: two starts at once slow each other down."""
         with self._lock:
             if not self._cold or self._starting:
                 return
@@ -114,21 +120,21 @@ class ChildPool:
         self._start(child)
 
     def _start(self, child: Child) -> None:
-        """In the background; the caller has counted it in `_starting`."""
+        """Start a child in the background; the caller has already counted it in `_starting`."""
         try:
             threading.Thread(target=self._start_now, args=(child,), daemon=True).start()
         except RuntimeError:
-            # No thread to be had: the next call starts the child itself, or fails as it does.
+            # The limit on threads is reached; the next call starts the child itself or fails.
             self._started(child)
 
     def _start_now(self, child: Child) -> None:
         try:
-            # A failed start (an import, no process or open file left) shows in the next call, which
-            # tries again and raises.
+            # After a failed start (an import error, or the limit on processes or open files) the
+            # next call tries again and raises the error.
             with contextlib.suppress(ChildRaisedError, ChildDiedError, ChildTimeoutError, OSError):
                 child.start()
         finally:
-            # Whatever happened: a child that is not given back is one that no call ever gets.
+            # Also after an unexpected error: a child that is not given back would be lost.
             self._started(child)
 
     def _started(self, child: Child) -> None:

@@ -1,7 +1,7 @@
-"""What one reward did with the samples of one purpose: its budget of failures, and its metrics.
+"""Counters of one reward for one purpose: the budget of failures, and the metrics.
 
-Training and validation have a book each: with generation ahead of training both are under way at
-once, and the failures of one are no matter of the other.
+Training and validation have separate counters. Both may run at the same time if generation runs
+ahead of training, and failures in one must not count in the other.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Purpose(StrEnum):
-    """What samples are scored for."""
+    """Purpose for which samples are scored."""
 
     TRAINING = "training"
     VALIDATION = "validation"
@@ -28,44 +28,52 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The verdict on one sample, and whether it is the reward's own."""
+    """Result of one reward for one sample, or what replaces the result after a failure."""
 
     reward: Reward | None
-    """None: the reward failed, and `on_error` names no score; the sample is left out."""
+    """Score of the sample; after a failure the score `on_error`. None if the reward failed and
+    `on_error` is not set; the sample is then left out."""
     failure: str | None = None
-    """One line: why the reward has no verdict of its own."""
+    """Reason of the failure in one line; None if the reward gave a score."""
     timed_out: bool = False
+    """True if the failure is a timeout."""
 
 
 @dataclass(slots=True)
 class ErrorBudget:
-    """Failures of one step against the share that is allowed.
+    """Count of the failures of one step, with the largest share of samples that may fail.
 
-    Samples arrive group by group, so the share is taken of the samples that the step expects, and
-    not of those seen so far: the first failure of a big step is no verdict on the reward. A step
-    that turns out bigger (replaced groups) allows more.
+    Samples arrive group by group. The share is taken of the samples that the step expects, not of
+    the samples seen so far, because one early failure in a large step says little about the reward.
+    If the step needs more samples than expected (replaced groups), more may fail.
     """
 
     max_error_rate: float
+    """Largest share of samples that may fail, in 0..1."""
     expected_samples: int
+    """Number of samples that the step expects."""
     seen: int = 0
+    """Number of samples that the reward scored or failed on."""
     errors: int = 0
+    """Number of failures other than timeouts."""
     timeouts: int = 0
     first_failure: str | None = None
+    """Sample id and traceback of the first failure."""
 
     @property
     def exceeded(self) -> bool:
+        """True if more samples have failed than `max_error_rate` allows."""
         allowed = self.max_error_rate * max(self.expected_samples, self.seen)
-        # 0.1 * 30 is a little above 3 in binary; the tolerance only absorbs rounding.
+        # The tolerance only absorbs rounding: 0.29 * 100 is 28.999999999999996.
         return self.errors + self.timeouts > allowed + 1e-9
 
 
 @dataclass
 class RewardCounters:
-    """Of one reward and one purpose. `begin_step` opens it.
+    """Counters of one reward for one purpose; call `begin_step` before the first sample.
 
-    A sample counts in the budget that was open when it came, though the next step may begin before
-    it has its score: failures of one step are no matter of another.
+    A sample counts in the budget of the step in which it arrived, even if the next step begins
+    before the sample has its score. So failures of one step do not count in another.
     """
 
     name: str
@@ -74,7 +82,7 @@ class RewardCounters:
     _totals: dict[str, Mean] = field(default_factory=dict)
 
     def begin_step(self, expected_samples: int) -> None:
-        """Open a new budget; samples under way keep the one that they came with."""
+        """Open a new budget; samples under way keep the budget with which they arrived."""
         self.budget = ErrorBudget(self.config.max_error_rate, expected_samples)
 
     def failed(
@@ -86,10 +94,14 @@ class RewardCounters:
         *,
         timed_out: bool = False,
     ) -> Scored:
-        """Return what stands in for a verdict; the first failure of a step is kept, and logged.
+        """Return the result of a sample on which the reward failed; keep and log the first failure.
 
         Args:
-            budget: that was `opened` when the sample came.
+            sample: sample on which the reward failed.
+            budget: result of `opened` when the sample arrived.
+            line: reason of the failure in one line.
+            details: traceback of the failure.
+            timed_out: True if the failure is a timeout.
         """
         if budget.first_failure is None:
             budget.first_failure = f"sample {sample.id}:\n{details}"
@@ -99,13 +111,14 @@ class RewardCounters:
         return Scored(reward, failure=line, timed_out=timed_out)
 
     def count(self, scored: Scored, budget: ErrorBudget) -> None:
-        """Add a verdict or a failure.
+        """Count the result of a sample, or the failure on the sample.
 
         Args:
-            budget: that was `opened` when the sample came.
+            scored: result or failure.
+            budget: result of `opened` when the sample arrived.
 
         Raises:
-            RewardError: the failures of its step are more than `max_error_rate` allows.
+            RewardError: the step has more failures than `max_error_rate` allows.
         """
         failed, timed_out = scored.failure is not None, scored.timed_out
         budget.seen += 1
@@ -127,7 +140,7 @@ class RewardCounters:
             )
 
     def opened(self) -> ErrorBudget:
-        """Return the budget of the samples that come now.
+        """Return the budget for samples that arrive now.
 
         Raises:
             ValueError: no step has begun.
@@ -137,10 +150,10 @@ class RewardCounters:
         return self.budget
 
     def take_metrics(self) -> Metrics:
-        """`reward/<name>/{mean,error_rate,timeout_rate,<part>}` since the last call.
+        """Return `reward/<name>/{mean,error_rate,timeout_rate,<part>}` since the last call.
 
-        `mean` and parts are over the samples that have a score. Errors and timeouts are counted
-        apart.
+        `mean` and the parts are means over the samples with a score, including `on_error` scores.
+        `error_rate` does not include timeouts.
         """
         taken: dict[str, Metric] = {
             f"reward/{self.name}/{key}": total for key, total in self._totals.items()
@@ -154,5 +167,5 @@ class RewardCounters:
 
 
 def counters_of(name: str, config: RewardConfig) -> dict[Purpose, RewardCounters]:
-    """Return a closed book for each purpose."""
+    """Return new counters, without an open budget, for each purpose."""
     return {purpose: RewardCounters(name, config) for purpose in Purpose}

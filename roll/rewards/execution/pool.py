@@ -1,8 +1,8 @@
-"""The fault boundary of rewards: one reward over many samples, with bounds on everything.
+"""Execution of one reward on many samples, with limits on concurrency, time and failures.
 
-Bounded concurrency, a time limit per sample, and a budget of failures per step. A flaky grader
-costs one sample and shows up as `reward/<name>/error_rate`; a broken one stops the run with its
-own traceback.
+The limits are the number of calls at once, the time per sample, and the failures per step. A reward
+that fails now and then costs single samples and shows as `reward/<name>/error_rate`. A reward that
+fails too often stops the run, and the error contains the reward's own traceback.
 
     pool.begin_step(expected_samples=512)          # at the start of a step
     scored = await pool.score(group)               # as groups arrive, from any number of tasks
@@ -35,7 +35,7 @@ __all__ = ["ErrorBudget", "RewardPool", "Scored"]
 
 
 class RewardPool:
-    """Runs one reward. All methods belong to one event loop."""
+    """Executor of one reward; all methods must be called on one event loop."""
 
     def __init__(self, name: str, config: RewardConfig, runner: Runner) -> None:
         self.name = name
@@ -46,17 +46,17 @@ class RewardPool:
 
     @classmethod
     def from_config(cls, name: str, config: RewardConfig, *, seed: int) -> RewardPool:
-        """The pool of a reward function (`fn`), run where `in_process` says.
+        """Create the pool of a reward function (`fn`), to run as `in_process` of the config says.
 
-        Returns when the function is ready, which for `math` takes a few seconds.
+        Returns when the function is ready, which takes a few seconds for `math`.
 
         Raises:
-            ConfigError: no such function, or it does not take `kwargs`.
+            ConfigError: the function does not exist, or does not take `kwargs`.
         """
         if config.fn is None:
             raise ConfigError(f"rewards.{name}: has no `fn`; a worker class makes its own pool")
         ctx = RewardContext(name=name, seed=seed)
-        # Also for child processes: a wrong name or argument must show before the first sample.
+        # Load it here even if it runs in child processes: a wrong name or argument must fail now.
         bound = load_reward(config.fn, config.kwargs, ctx)
         if config.in_process:
             if config.fn in PREPARE:
@@ -73,30 +73,31 @@ class RewardPool:
 
     @classmethod
     def from_bound(cls, name: str, config: RewardConfig, bound: BoundReward) -> RewardPool:
-        """The pool of a function at hand, such as the `score` method of a worker."""
+        """Create the pool of a function that is loaded, such as the `score` method of a worker."""
         width, timeout_s = config.concurrency, config.timeout_s
         if bound.is_async:
             return cls(name, config, LoopRunner(name, bound, width=width, timeout_s=timeout_s))
         return cls(name, config, ThreadRunner(name, bound, width=width, timeout_s=timeout_s))
 
     def begin_step(self, expected_samples: int, purpose: Purpose = Purpose.TRAINING) -> None:
-        """Forget the failures of the last step.
+        """Open a new budget of failures for the next step.
 
         Args:
-            expected_samples: how many samples this pool will see until the next `begin_step`;
-                an estimate will do.
-            purpose: whose budget begins anew; the other's goes on.
+            expected_samples: number of samples until the next `begin_step`; may be an estimate.
+            purpose: purpose whose budget is opened; the budget of the other purpose stays.
         """
         self._counters[purpose].begin_step(expected_samples)
 
     async def score(
         self, samples: Sequence[Sample], purpose: Purpose = Purpose.TRAINING
     ) -> list[Scored]:
-        """A verdict per sample, in order.
+        """Score samples and return one result per sample, in order.
 
         Raises:
-            RewardError: the failures of this step are more than `max_error_rate` allows, or too
-                many calls hang; carries the traceback of the first failure.
+            RewardError: the step has more failures than `max_error_rate` allows (the message has
+                the traceback of the first failure), too many calls hang, or an `async` reward
+                blocks its event loop.
+            ValueError: no step has begun.
         """
         counters = self._counters[purpose]
         budget = counters.opened()
@@ -109,21 +110,23 @@ class RewardPool:
                 task.cancel()
 
     def take_metrics(self, purpose: Purpose = Purpose.TRAINING) -> Metrics:
-        """See `RewardCounters.take_metrics`."""
+        """Return the metrics since the last call; see `RewardCounters.take_metrics`."""
         return self._counters[purpose].take_metrics()
 
     async def host(
         self, make: Callable[[], Awaitable[None]], *, timeout_s: float | None = None
     ) -> None:
-        """Await `make()` where an `async` reward runs, to open or close what that works with.
+        """Await `make()` on the event loop of an `async` reward, to open or close its resources.
+
+        For a reward that is not `async`, `make()` runs on the event loop of the caller.
 
         Raises:
-            TimeoutError: it took longer.
+            TimeoutError: the awaitable took longer than `timeout_s`.
         """
         await self._runner.host(make, timeout_s)
 
     def close(self) -> None:
-        """Let threads end and kill child processes."""
+        """Let idle threads end, and kill child processes."""
         self._runner.close()
 
     async def _one(self, sample: Sample, counters: RewardCounters, budget: ErrorBudget) -> Scored:
@@ -143,7 +146,7 @@ class RewardPool:
 
 
 def _details(error: Exception) -> str:
-    """The traceback from the user's first frame on; that of a child process as it wrote it."""
+    """Return the traceback from the first frame of user code on; a child's traceback unchanged."""
     if isinstance(error, ChildRaisedError):
         return str(error).rstrip()
     return users_traceback(error)

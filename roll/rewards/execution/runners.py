@@ -1,7 +1,7 @@
-"""Three places where a reward function can run: an event loop, a thread, a child process.
+"""Runners of a reward function: on an event loop, in threads, or in child processes.
 
-All have the same face: `run(sample)` within a time limit, at most `width` at once. They raise what
-the function raises, or TimeoutError; the pool counts.
+All have the same interface: `run(sample)` with a time limit, for at most `width` samples at once.
+They raise the exception of the function, or TimeoutError; the pool counts these failures.
 """
 
 from __future__ import annotations
@@ -22,31 +22,43 @@ from roll.rewards.execution.threads import DaemonThreads, TooManyHungError
 from roll.rewards.loading import BoundReward, load_reward, normalise
 
 MAX_HUNG_THREADS = 8
-"""A run goes on with this many threads that never return, and stops at the next."""
+"""Number of calls that may hang in a thread; once this many hang, the next call stops the run."""
 CLOSE_TIMEOUT_S = 0.2
-"""For the loop of an `async` reward, whose closing stands in the way of the worker's own loop."""
+"""Time to close the event loop of an `async` reward, in seconds; short, because closing blocks the
+event loop of the worker."""
 
 
 class Runner(Protocol):
-    """Runs one reward function; see the module docstring."""
+    """Interface of the runners of a reward function; see the module docstring."""
 
     @property
-    def width(self) -> int: ...
+    def width(self) -> int:
+        """Number of samples that may run at once."""
+        ...
 
-    async def run(self, sample: Sample) -> Reward: ...
+    async def run(self, sample: Sample) -> Reward:
+        """Score one sample.
+
+        Raises:
+            TimeoutError: the function took longer than its time limit.
+            Exception: the exception of the function.
+        """
+        ...
 
     async def host(self, make: Callable[[], Awaitable[None]], timeout_s: float | None) -> None:
-        """Await `make()` on the loop of the function, if it has one: clients that are opened there
-        belong to that loop."""
+        """Await `make()` on the event loop of the function if it has one, else on the caller's.
+
+        Clients that `make` opens work only on the loop on which they are opened.
+        """
         ...
 
     def close(self) -> None: ...
 
 
 class LoopRunner:
-    """An `async` function, on an event loop of its own. It must await, never block.
+    """Runner of an `async` function on a separate event loop; the function must not block.
 
-    All samples share the loop, so a single call that blocks it for good stops the run.
+    All samples share the loop, so one call that blocks the loop for good stops the run.
     """
 
     def __init__(self, name: str, bound: BoundReward, *, width: int, timeout_s: float) -> None:
@@ -57,10 +69,11 @@ class LoopRunner:
         self._loop = LoopThread(f"reward-{name}", cancel_timeout_s=CLOSE_TIMEOUT_S)
 
     async def run(self, sample: Sample) -> Reward:
-        """See `Runner`.
+        """Score one sample; see `Runner`.
 
         Raises:
-            RewardError: a call blocks the loop, and no time limit can reach it; the run must stop.
+            RewardError: a call blocks the loop, so that no time limit can end it; the run must
+                stop.
         """
         try:
             return normalise(
@@ -83,7 +96,7 @@ class LoopRunner:
 
 
 class ThreadRunner:
-    """A plain function, in threads of this process."""
+    """Runner of a plain function in threads of this process."""
 
     def __init__(self, name: str, bound: BoundReward, *, width: int, timeout_s: float) -> None:
         self._name = name
@@ -93,10 +106,10 @@ class ThreadRunner:
         self._threads = DaemonThreads(f"reward-{name}", max_hung=MAX_HUNG_THREADS)
 
     async def run(self, sample: Sample) -> Reward:
-        """See `Runner`.
+        """Score one sample; see `Runner`.
 
         Raises:
-            RewardError: too many calls never returned; the run must stop.
+            RewardError: `MAX_HUNG_THREADS` calls hang; the run must stop.
         """
         try:
             value = await self._threads.run(lambda: self._bound.call(sample), self._timeout_s)
@@ -116,7 +129,7 @@ class ThreadRunner:
 
 
 class ProcessRunner:
-    """Any function, in child processes that are killed and replaced when they hang or crash."""
+    """Runner of any function in child processes; those that hang or crash are replaced."""
 
     def __init__(
         self,
@@ -127,7 +140,7 @@ class ProcessRunner:
         concurrency: int,
         timeout_s: float,
     ) -> None:
-        # More processes than cores only wait for each other, each with its memory.
+        # More processes than cores would use more memory and not be faster.
         self.width = max(1, min(concurrency, len(os.sched_getaffinity(0))))
         self._timeout_s = timeout_s
         spec = ChildSpec("roll.rewards.execution.runners:make_child_reward", (fn, kwargs, ctx))
@@ -135,7 +148,7 @@ class ProcessRunner:
         self._threads = DaemonThreads(f"reward-{ctx.name}", max_hung=self.width + 1)
 
     async def run(self, sample: Sample) -> Reward:
-        # No limit on the thread: the child's own limit always ends the call.
+        # The thread needs no time limit, because the time limit of the child always ends the call.
         value = await self._threads.run(
             lambda: self._children.call(sample, self._timeout_s), timeout_s=None
         )
@@ -153,7 +166,7 @@ class ProcessRunner:
 def make_child_reward(
     fn: str, kwargs: dict[str, Any], ctx: RewardContext
 ) -> Callable[[Sample], Any]:
-    """Runs in the child: the function that scores one sample there."""
+    """Load the reward in the child process and return the function that scores one sample."""
     bound = load_reward(fn, kwargs, ctx)
     if bound.is_async:
 

@@ -1,8 +1,8 @@
-"""Threads for blocking calls from an event loop; one whose call never returns is left behind.
+"""Daemon threads for blocking calls from an event loop; a thread whose call hangs is abandoned.
 
-Not `ThreadPoolExecutor`: its threads are joined when the interpreter exits, so one hung call would
-keep the process alive for ever. These are daemon threads. A thread cannot be killed, so the number
-of those left behind is bounded.
+`ThreadPoolExecutor` is not used: the interpreter joins its threads at exit, so one call that hangs
+would keep the process alive for ever. A thread cannot be killed, so the number of abandoned threads
+is limited.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 
 
 class TooManyHungError(Exception):
-    """The bound of hung threads is reached."""
+    """Error: the limit on calls that hang is reached."""
 
 
 class DaemonThreads:
-    """Runs blocking functions; threads are started on demand and used again."""
+    """Threads that run blocking functions; they are started on demand and used again."""
 
     def __init__(self, name: str, *, max_hung: int) -> None:
         self._name = name
@@ -32,15 +32,21 @@ class DaemonThreads:
 
     @property
     def hung(self) -> int:
-        """Threads whose call ran out of time and has not come back since."""
+        """Number of threads whose call exceeded its time limit and has not returned since."""
         return self._hung
 
     async def run(self, function: Callable[[], Any], timeout_s: float | None) -> Any:
-        """The result of `function()`, run in a thread. The caller bounds how many run at once.
+        """Run `function()` in a thread and return its result.
+
+        The number of calls at once is not limited here; the caller must limit it.
+
+        Args:
+            function: function to run.
+            timeout_s: time limit, in seconds; None sets no limit.
 
         Raises:
-            TimeoutError: it took longer; its thread is left behind.
-            TooManyHungError: so many threads hang that no more calls are taken.
+            TimeoutError: the function took longer than `timeout_s`; its thread is abandoned.
+            TooManyHungError: `max_hung` calls hang already.
         """
         if self._hung >= self._max_hung:
             raise TooManyHungError(f"{self._hung} calls have not returned")
@@ -57,7 +63,7 @@ class DaemonThreads:
             raise
 
     def close(self) -> None:
-        """Let the idle threads end; running ones end after their call."""
+        """Let the idle threads end; busy threads end after their call."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -98,7 +104,7 @@ class _Job:
         self.abandoned = False
 
     def finish(self, result: Any, error: BaseException | None) -> None:
-        # False: the waiter has given up and cancelled the future.
+        # The condition is False if the waiting caller has cancelled the future.
         if self.future.set_running_or_notify_cancel():
             if error is not None:
                 self.future.set_exception(error)

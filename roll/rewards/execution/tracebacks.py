@@ -1,4 +1,4 @@
-"""Tracebacks of rewards for people: they begin where the user's own code does."""
+"""Readable tracebacks of rewards, which begin with the user's own code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from traceback import FrameSummary, StackSummary, TracebackException
 import roll
 
 MAX_FRAMES = 12
-"""Of a longer one, the first and the last frames are shown."""
+"""Largest number of frames in a traceback; of more frames only the first and last are shown."""
 
 _OTHERS = tuple(
     f"{Path(str(package.__file__)).parent}/" for package in (roll, asyncio, concurrent.futures)
@@ -18,8 +18,11 @@ _OTHERS = tuple(
 
 
 def users_traceback(error: BaseException) -> str:
-    """Return the traceback of an error, and of its causes, without the framework's frames above the
-    user's first one; without any frame of the user's, the framework's last."""
+    """Return the traceback of an error and of its causes, from the first frame of user code on.
+
+    The frames of the framework before that frame are left out. If there is no frame of user code,
+    only the last frame is shown.
+    """
     told = TracebackException.from_exception(error, compact=True)
     link: TracebackException | None = told
     while link is not None:

@@ -1,1 +1,1 @@
-"""The `math` reward: find the final answer, compare it with the ground truth."""
+"""The `math` reward, which finds the final answer and compares it with the ground truth."""

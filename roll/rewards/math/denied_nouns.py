@@ -1,4 +1,4 @@
-"""Words behind a number that change it, so that they are no unit: 5 squared, 5 thirds."""
+"""Words that are no units because they change the number before them: 5 squared, 5 thirds."""
 
 from __future__ import annotations
 
@@ -30,9 +30,11 @@ _NUMBER_WORD = re.compile(
     r"|(?:ten|eleven|twel[vf]e?|(?:thir|four|fif|six|seven|eigh|nine)teen)(?:th)?e?s?"
     r"|(?:hundred|thousand|[a-z]*illion|[a-z]*illiard)(?:th)?s?|googol[a-z]*|[a-z]*plex(?:es)?"
 )
-"""By its form; "second" alone is a time."""
+"""Number words, recognised by their form. "second" matches, too, but the table of units is searched
+before, and there it is a unit of time."""
 COUNTABLE = frozenset({"squares", "cubes", "times", "roots", "primes", "multiples", "points"})
-"""Alone behind a number they count; in a phrase they compute."""
+"""Words that name counted things if they stand alone behind a number ("5 squares"). In a longer
+phrase they describe an operation."""
 _STEMS = frozenset(_NUMBERS.split())
 _DENIED = (
     frozenset(_OPERATIONS.split()) | _STEMS | frozenset(f"{word}s" for word in _STEMS)
@@ -41,7 +43,7 @@ _DENIED = (
 
 
 def is_denied(word: str) -> bool:
-    """Whether a word in small letters, singular or plural, is part of the number before it."""
+    """Return whether a lower-case word, singular or plural, changes the number before it."""
     return (
         word in _DENIED
         or word.removesuffix("s") in _DENIED

@@ -1,12 +1,12 @@
-"""What the math reward's child processes run: equivalence of two answers through math-verify.
+"""Equivalence of two answers by math-verify; runs in the child processes of the math reward.
 
-Nothing here protects itself: huge powers, deep nesting and endless simplification end with the
-process, whose time and memory are bounded from outside (see child.py).
+This module has no limits of its own. Huge powers, deep nesting and endless simplification end when
+the process is killed; its time and memory are limited from outside (see child.py).
 
-math-verify is asked about expressions only, and after its freedoms are taken from it: it makes all
-letters small, reads a word as the product of its letters, strips letters that may be units (3t),
-and drops primes, transposes and bases. Here a letter is itself, and a word, a primed or a decorated
-letter is one symbol.
+math-verify compares expressions only, and its input and options are restricted first. By default it
+makes all letters lower-case, reads a word as the product of its letters, removes letters that may
+be units (3t), and drops primes, transposes and number bases. Here the case of a letter counts, and
+each word, primed letter or decorated letter is one symbol.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from roll.rewards.math.shapes import read_shape
 from roll.rewards.math.units import Unit, same_size, unit_splits
 
 DIGITS = 50
-"""Of closed expressions that are compared as numbers."""
+"""Number of digits to which expressions without variables are computed for a comparison."""
 AGREEMENT = 40
-"""Digits that must agree."""
+"""Number of digits in which two such values must agree."""
 
 _FUNCTIONS_TEXT = (
     "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp min max gcd "
@@ -58,19 +58,21 @@ _LETTER = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")
 
 
 class _Atoms:
-    """Stand-ins: one symbol for each text that is not to be taken apart, the same on both sides."""
+    """Symbols that replace indivisible pieces of text; equal pieces get the same symbol."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
         self.words: set[str] = set()
-        """Of the text that was put last."""
+        """Words that the latest call of `put` replaced."""
 
     def of(self, text: str) -> str:
+        """Return the symbol that replaces `text`, in LaTeX."""
         text = re.sub(r"[{}\s]", "", text)
         return f"\\xi_{{{self._names.setdefault(text, str(9000 + len(self._names)))}}}"
 
     def put(self, text: str) -> str:
-        """The text with its words, decorated, primed and transposed letters as stand-ins."""
+        """Replace by symbols: words, transpose signs, the letters E and I if they stand alone, and
+        primed, decorated or named letters (such as `\\hbar`)."""
         self.words = set()
         pieces = _COMMAND_OR_ENVIRONMENT.split(text)
         return "".join(p if i % 2 else self._put(p) for i, p in enumerate(pieces))
@@ -86,7 +88,8 @@ class _Atoms:
         return _CAPITAL.sub(lambda m: self.of(m[0]), text)
 
     def _run(self, run: str) -> str:
-        """A run of letters is a product only where it looks like one: xy, 2abc, kT."""
+        """Replace a run of letters by a symbol, unless it is a function or looks like a product
+        (xy, 2abc, kT)."""
         letters = run.partition("_")[0]
         if letters in _FUNCTIONS:
             return run
@@ -99,9 +102,9 @@ class _Atoms:
 
 def make_checker() -> Callable[[tuple[str, str]], bool]:
     """Import math-verify (about a second) and return the check of one (truth, answer) pair."""
-    import math_verify  # noqa: F401  (here, so that the first check need not)
+    import math_verify  # noqa: F401  (imported here, so that the first check is not slower)
 
-    # It warns once that its timeouts are off, which is on purpose.
+    # It warns once that its timeouts are off; they are off on purpose.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
 
     def leaf(truth: str, answer: str) -> bool:
@@ -113,13 +116,13 @@ def make_checker() -> Callable[[tuple[str, str]], bool]:
         verdict = compare(read_shape(truth), read_shape(answer), leaf)
         return _same_by_algebra(truth, answer) if verdict is None else verdict
 
-    # The first parse builds the grammar's tables; the first sample must not pay for it.
+    # The first parse builds the tables of the grammar; do it before the first sample.
     equivalent(("\\frac{1}{2}", "x^2"))
     return equivalent
 
 
 def _same_by_algebra(truth: str, answer: str) -> bool:
-    """Compare two tidied texts as expressions, also with the units behind them taken off."""
+    """Return whether two tidied texts are equal expressions, with or without units at the end."""
     if _same_expression(truth, answer, Fraction(1)):
         return True
     for a, b in product(_readings(truth), _readings(answer)):
@@ -137,7 +140,7 @@ def _same_by_algebra(truth: str, answer: str) -> bool:
 
 
 def _same_expression(truth: str, answer: str, scale: Fraction) -> bool:
-    """Return whether `truth`, `scale` times, is the expression `answer`."""
+    """Return whether `scale` times the expression `truth` equals the expression `answer`."""
     import math_verify
     import sympy
 
@@ -147,7 +150,7 @@ def _same_expression(truth: str, answer: str, scale: Fraction) -> bool:
         texts.append(atoms.put(text))
         words.append(atoms.words)
     if words[0] != words[1]:
-        return False  # what algebra could not cancel; and prose takes the parser seconds
+        return False  # algebra cannot cancel a word, and the parser takes seconds for prose
     a, b = (_parse(text) for text in texts)
     if a is None or b is None:
         return False
@@ -169,7 +172,7 @@ def _same_expression(truth: str, answer: str, scale: Fraction) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """One way to read a text: as an expression alone, or with a unit behind it."""
+    """Possible reading of a text: an expression without a unit, or with a unit at its end."""
 
     text: str
     unit: Unit | None
@@ -188,7 +191,7 @@ def _readings(text: str) -> list[_Reading]:
 
 
 def _parse(text: str) -> Any:
-    """The text as an object of sympy, decimals as exact fractions; None where it cannot be read."""
+    """Parse a text to a sympy object with decimals as exact fractions; return None on failure."""
     from latex2sympy2_extended import latex2sympy2 as reader
     from math_verify.grader import should_treat_as_complex
 
@@ -207,7 +210,7 @@ def _parse(text: str) -> Any:
             conversion_config=reader.ConversionConfig(lowercase_symbols=False),
         )
         return _exact(found)
-    except Exception:  # noqa: BLE001 - the parser raises whatever its grammar does
+    except Exception:  # noqa: BLE001 - the parser may raise any exception
         return None
 
 
@@ -219,7 +222,11 @@ def _exact(found: Any) -> Any:
 
 
 def _same_value(a: Any, b: Any, truth: str, answer: str) -> bool | None:
-    """Whether two closed expressions have one value, to many digits; None if one is not closed."""
+    """Return whether two expressions without variables have the same value, to `AGREEMENT` digits.
+
+    If `truth` or `answer` is a rounded decimal, its rounding error is allowed. Returns None if an
+    expression has variables or cannot be computed.
+    """
     import sympy
 
     if not all(isinstance(x, sympy.Expr) and not x.free_symbols for x in (a, b)):

@@ -1,7 +1,7 @@
-"""Find the final answer in a response, and the ground truth in a data row.
+"""Search for the final answer in a response, and for the ground truth in a data row.
 
-Everything here is linear in the length of the text: responses are hostile by accident, and a
-pattern that backtracks would hang on the first ten thousand opening braces.
+Every function takes time linear in the length of the text. Responses may hold anything, and a
+pattern that backtracks would hang on ten thousand opening braces.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from roll.rewards.math.notation import plain_characters
 from roll.rewards.thinking import final_text
 
 TAIL_CHARS = 20_000
-"""How much of the end of a response is searched for a bare number."""
+"""Number of characters at the end of a response that are searched for a bare number."""
 
 _TOKEN = re.compile(r"\\(?:boxed|fbox)\s*\{|\\[^\n]|[{}]")
 _BARE_BOX = re.compile(r"\\boxed\s+([^\s{}$\\]+)")
@@ -38,23 +38,25 @@ _NUMBER = re.compile(rf"(?<![\w.)}}])[-+]?\$?{_VALUE}{_AFTER}|{_VALUE}{_AFTER}")
 
 @dataclass(frozen=True, slots=True)
 class FoundAnswer:
-    """What a response gives as its answer."""
+    """Final answer of a response."""
 
     text: str | None
-    """None: there is nothing that looks like an answer."""
+    """Text of the answer; None if nothing in the response looks like an answer."""
     boxed: bool
+    """True if the answer is the content of a box; see `last_box`."""
 
 
 def find_answer(response: str, *, prompt: str = "", truncated: bool = False) -> FoundAnswer:
-    r"""The answer of a response: the last box, else the last `####` line, else the last number.
+    r"""Return the last box of a response, else its last `####` line, else its last number.
 
-    Only what follows the thoughts counts, also where the prompt opens them: a number in thoughts
-    that were cut, or never closed, is no answer.
+    Only the text after the thoughts is searched, also if the prompt opens the thought. A number in
+    a thought that does not end is no answer.
 
     Args:
-        prompt: rendered by the chat template; it may end in an open thought.
-        truncated: the response was cut at its token limit. Its last number is then one that it had
-            just reached, and no answer; a box is one.
+        response: text of the response.
+        prompt: text of the prompt as the chat template renders it; may end inside a thought.
+        truncated: True if the response was cut at its token limit. Then its last number, and a
+            `####` line without an end, are no answer, but a box is.
 
     Example: find_answer("so \\boxed{\\frac{1}{2}}.") == FoundAnswer("\\frac{1}{2}", boxed=True)
     """
@@ -74,7 +76,8 @@ def find_answer(response: str, *, prompt: str = "", truncated: bool = False) -> 
 
 
 def find_truth(answer: str) -> str:
-    """The ground truth of a data row; that may be a whole solution with `#### 18` or a box."""
+    """Return the ground truth in the answer of a data row: the text after the last `####`, else the
+    content of the last box, else the whole answer."""
     hashes = _HASHES.findall(answer)
     if hashes:
         return str(hashes[-1]).strip()
@@ -83,7 +86,10 @@ def find_truth(answer: str) -> str:
 
 
 def last_box(text: str) -> str | None:
-    r"""Content of the last complete `\boxed{...}` or `\fbox{...}`, braces inside balanced."""
+    r"""Return the content of the last complete `\boxed{...}` or `\fbox{...}`, with balanced braces.
+
+    Without one, returns the word after the last `\boxed` without braces; else None.
+    """
     open_braces: list[int] = []  # start of the content of a box, or -1 for any other brace
     found: tuple[int, int] | None = None
     for token in _TOKEN.finditer(text):

@@ -1,6 +1,6 @@
-"""Compare answers that were taken apart: sets, tuples, lists, intervals, named values.
+"""Comparison of answers that are split into elements: sets, tuples, lists, intervals, named values.
 
-Verdicts have three values: True, False, and None for "cannot say", which algebra then decides.
+Verdicts are True, False, or None for undecided. The caller then decides by algebra.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from roll.rewards.math.shapes import Shape, as_interval, read_shape
 T = TypeVar("T")
 Same = Callable[[T, T], bool | None]
 Leaf = Callable[[str, str], bool | None]
-"""Whether two elements are equal; None where it cannot say."""
+"""Function that returns whether two elements are equal, or None if undecided."""
 
 
 def compare(truth: Shape, answer: Shape, leaf: Leaf) -> bool | None:
-    """Say whether two shapes are equal, with `leaf` for their elements; None where neither can.
+    """Return whether two shapes are equal, or None if undecided; `leaf` compares the elements.
 
-    Sets do not know order, tuples do; a list ("1, 2") is either. An interval equals the inequality
-    that says the same of any one unknown.
+    The order of elements counts in tuples, not in sets. A list ("1, 2") may equal a tuple or a set.
+    An interval equals an inequality with the same solutions, whatever the name of the unknown.
     """
     a, b = _unwrapped(truth), _unwrapped(answer)
     if "union" in (a.kind, b.kind) or "interval" in (a.kind, b.kind):
@@ -54,7 +54,7 @@ def _value(named: Shape) -> Shape:
 
 
 def _unwrapped(shape: Shape) -> Shape:
-    """A set or list of one element is that element."""
+    """Return the element of a set or list with one element; any other shape unchanged."""
     if shape.kind in ("set", "list") and len(shape.elements) == 1:
         return read_shape(shape.elements[0])
     return shape
@@ -84,7 +84,7 @@ def _same_intervals(a: Shape, b: Shape, leaf: Leaf) -> bool | None:
         )
         if found or len(left) == 1:
             return found
-    return None  # unions may overlap: for algebra
+    return None  # unions may overlap, so algebra must decide
 
 
 def _in_order(a: Sequence[str], b: Sequence[str], leaf: Leaf) -> bool | None:
@@ -102,7 +102,10 @@ def _in_any_order(a: Sequence[str], b: Sequence[str], leaf: Leaf) -> bool | None
 
 
 def _matched(a: Sequence[T], b: Sequence[T], same: Same[T]) -> bool | None:
-    """Each of `a` with one of `b`: equality is transitive, so the first partner will do."""
+    """Return whether `a` and `b` can be paired one to one with equal elements; None if undecided.
+
+    Equality is transitive, so the first equal element of `b` can be taken as the partner.
+    """
     left, open_pairs = list(b), False
     for x in a:
         verdicts = [same(x, y) for y in left]
@@ -116,7 +119,10 @@ def _matched(a: Sequence[T], b: Sequence[T], same: Same[T]) -> bool | None:
 
 
 def _covered(a: Sequence[T], b: Sequence[T], same: Same[T]) -> bool | None:
-    """Sets of different lengths, which may name an element twice (1/2 and 0.5)."""
+    """Return whether each element of `a` is in `b` and the reverse; None if undecided.
+
+    This is for sets of different lengths, which may contain an element twice (1/2 and 0.5).
+    """
     return _and(
         _all(_any(same(x, y) for y in b) for x in a), _all(_any(same(x, y) for x in a) for y in b)
     )

@@ -1,8 +1,9 @@
-r"""Write an answer in one notation: the same marks for the same thing, nothing without meaning.
+r"""Normalisation of the notation of an answer: one sign for one thing, no marks without meaning.
 
-What is put into one form: Unicode signs (minus, roots, fractions, superscripts, Greek letters, thin
-spaces), spacing and sizes of LaTeX, dollar signs, the many commands for one relation. The value is
-never touched: which texts are equal is for `plain_math` and `equivalence`.
+These are normalised: Unicode signs (minus, roots, fractions, superscripts, Greek letters, thin
+spaces), spacing and size commands of LaTeX, dollar signs, and the various commands for one
+relation. The value never changes: `plain_equivalence` and `equivalence` decide which texts are
+equal.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ _COMMANDS = [
     (r"(?<!\\)sqrt ?(\d+|[A-Za-z](?![A-Za-z]))", r"\\sqrt{\1}"),
     (r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi "),
     (r"(?<![\\A-Za-z])infinity(?![A-Za-z])", r"\\infty "),
-    # With a space it is a list, 12 and 345.
+    # A comma with a space behind it separates a list: "12, 345" is 12 and 345.
     (r"(?<=\d),\s+(?=\d{3}(?!\d))", ";"),
     (r"\\sqrt\s*(\[\d\])?(\d)(?!\d)", r"\\sqrt\1{\2}"),
     (r"\\sqrt\s+([a-zA-Z])(?![a-zA-Z])", r"\\sqrt{\1}"),
@@ -84,7 +85,7 @@ _UPRIGHT_LETTER = re.compile(
     r"\\(?:text|textrm|textnormal|mathrm|mbox|rm)\s*\{\s*)"
     rf"([{''.join(LETTERS)}])(?=[\s}}^/])"
 )
-"""A letter behind a number that is set as text is a unit; as a formula it may be a variable."""
+"""A letter in upright text behind a number, which is a unit; in a formula it may be a variable."""
 _MONEY = re.compile(r"(?:\\\$|\$) ?(-?(?:\d[\d,]*)?(?:\.\d+|\d))\.?")
 _IN_FORMULA = re.compile(r"\$\s*(.*[^\s\\])\s*\$|\\\(\s*(.*[^\s\\])\s*\\\)", re.DOTALL)
 MAX_MONEY_CHARS = 60
@@ -98,7 +99,8 @@ _PI_METERS = re.compile(r"(?<=π) ?m(?=[²³])|(?<=π) m$")
 _OLD_WRAPPER = re.compile(r"\\(?:rm|bf|it)(?![a-z])\s*")
 _BRACED_SCRIPT = re.compile(r"([_^])\s*\{\s*([0-9A-Za-z])\s*\}")
 _BESIDE_SYMBOL = re.compile(r"\s*([^\w\s\\])(?:(?<=[})\]%!])(\s)\s*(?=[A-Za-z])|\s*)|\s+(?=\\)")
-"""What ends a number may have a unit behind it, and that needs its space."""
+"""White space beside a symbol or before a LaTeX command, to be removed. One space stays between the
+end of a number or expression and a letter, because the letter may begin a unit."""
 _AFTER_COMMAND = re.compile(r"(\\[A-Za-z]+)\s+(?![A-Za-z])")
 _LEADING_RELATION = re.compile(r"^(?:=|\\approx ?|\\therefore ?)+")
 _ORDINAL = re.compile(r"^(\d+)(?:\^?\{? ?(?:st|nd|rd|th) ?\}?)$")
@@ -107,12 +109,12 @@ MAX_WRAPPERS = 4
 
 
 def tidy(text: str) -> str:
-    r"""Return the text in the one notation; see the module.
+    r"""Return the text in normalised notation; see the module docstring.
 
     Example: tidy("$\\dfrac{1}{2}\\,\\text{cm}$") == "\\frac{1}{2} cm"; tidy("√2") == "\\sqrt{2}"
     """
     text = _PI_METERS.sub(" meters", text)
-    # Patterns that look for blanks would cost the square of a long run of them.
+    # Shorten long runs of blanks: the patterns below take time with the square of their length.
     text = re.sub(r"\s{2,}", " ", plain_characters(text)).strip().strip("*`")
     text = _name_dollars(text)
     while (whole := _WRAPPED.match(text)) and _closes_at_end(text[whole.end() - 1 :]):
@@ -139,7 +141,7 @@ def tidy(text: str) -> str:
 
 
 def plain_characters(text: str) -> str:
-    r"""Return the text with ASCII and LaTeX in place of other signs for the same things.
+    r"""Return the text with ASCII and LaTeX in place of Unicode signs of the same meaning.
 
     Example: plain_characters("2½ ≤ x²") == "2\\frac{1}{2} \\le  x^{2}"
     """
@@ -151,7 +153,7 @@ def plain_characters(text: str) -> str:
     text = _LOWERED.sub(lambda m: f"_{{{''.join(SUBSCRIPTS[c] for c in m[0])}}}", text)
     text = _THIN_THOUSANDS.sub("", text)
     text = re.sub(f"[{THIN}\u3000]", " ", text)
-    # An en dash between two digits is a range, elsewhere a minus.
+    # An en dash between two digits means a range; elsewhere it is a minus sign.
     text = _RANGE_DASH.sub("-", text)
     text = text.translate(_CHARACTERS)
     return _ROOT.sub(
@@ -160,7 +162,10 @@ def plain_characters(text: str) -> str:
 
 
 def _name_dollars(text: str) -> str:
-    r"""Write an amount of money with the name of its unit ("\$18" is not 18 cents)."""
+    r"""Return an amount such as "\$18" as "18 dollars", so that it differs from 18 cents.
+
+    Any other text is returned unchanged.
+    """
     if len(text) > MAX_MONEY_CHARS:
         return text
     formula = _IN_FORMULA.fullmatch(text)

@@ -1,7 +1,7 @@
-r"""Read one number, however it is written: plain, ratio, mixed, repeating, scaled, in another base.
+r"""Reading of one number in any notation: plain, ratio, mixed, repeating, scaled, in another base.
 
-Values are exact fractions. A decimal with enough digits carries its last place, because it may
-stand for a number that it rounds.
+Values are exact fractions. A decimal with enough digits also gets a tolerance in its last place,
+because the decimal may be a rounded value.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from roll.rewards.math.units import Unit, same_size, unit_splits
 
 MAX_NUMBER_CHARS = 200
 SIGNIFICANT_DIGITS = 6
-"""A decimal with this many significant digits may stand for a number that it rounds."""
+"""Number of significant digits from which on a decimal may be a rounded value."""
 
 _INTEGER = r"(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+|\d+)"
 _DECIMAL = rf"(?:{_INTEGER}(?:\.\d*)?|\.\d+)"
@@ -62,18 +62,20 @@ _SCALE = re.compile(rf"\s*(?:{'|'.join(_SCALES)})s?(?![a-z])", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Numeral:
-    """A number as it is written."""
+    """Number that was read from a text."""
 
     value: Fraction
-    """A percentage is not divided by 100: it may be meant either way."""
+    """Exact value. A percentage is not divided by 100, because 50% may mean 0.5 or 50."""
     ulp: Fraction | None = None
-    """One unit in the last place of a decimal with enough digits; None for exact numbers."""
+    """One unit in the last place of a decimal that may be rounded; None for exact numbers."""
     percent: bool = False
+    """True if the number is written as a percentage."""
     unit: Unit | None = None
+    """Unit behind the number, if any."""
 
 
 def read_number(text: str) -> Numeral | None:
-    """Return the number that a tidied text is, or None where it is something else.
+    """Return the number in a tidied text, with its unit; None if the text is anything else.
 
     Example: read_number("12 million").value == 12_000_000; read_number("2 1/3").value == 7/3
     """
@@ -90,9 +92,9 @@ def read_number(text: str) -> Numeral | None:
 
 
 def same_number(a: Numeral, b: Numeral) -> bool:
-    """Say whether two numbers are equal, as far as each is written out.
+    """Return whether two numbers are equal, within half a unit in the last place of a decimal.
 
-    A unit on one side alone is no difference; two units must measure the same thing.
+    A unit on one side only is ignored; two units must measure the same thing.
     """
     scale = Fraction(1)
     if a.unit is not None and b.unit is not None:
@@ -100,7 +102,7 @@ def same_number(a: Numeral, b: Numeral) -> bool:
         if found is None:
             return False
         scale = found
-    # Of two numbers only one of which is a percentage, 50% may mean 0.5 and may mean 50.
+    # If only one of the two numbers is a percentage, 50% may mean 0.5 or 50.
     factors = (Fraction(1), Fraction(1, 100)) if a.percent != b.percent else (Fraction(1),)
     for factor in factors:
         left, right = (factor, Fraction(1)) if a.percent else (Fraction(1), factor)
@@ -112,7 +114,7 @@ def same_number(a: Numeral, b: Numeral) -> bool:
 
 
 def _read_share(text: str) -> Numeral | None:
-    """A number, or a percentage."""
+    """Return the number or percentage in a text without a unit, or None."""
     if not text.endswith(("%", " percent", "percentage")):
         return _read(text)
     found = _read(re.sub(r"\s*(?:%|percent(?:age)?)$", "", text))
@@ -196,7 +198,8 @@ def _repeating(text: str) -> tuple[Fraction, Fraction | None] | None:
 
 
 def _cut_off(whole: str, digits: str) -> tuple[Fraction, Fraction] | None:
-    """Read "0.142857...": what follows is less than one unit in the last place."""
+    """Return value and last place of "0.142857...": the middle of the interval of possible values,
+    and one unit in the last place; None if there are too few digits."""
     if len((whole + digits).lstrip("0")) < SIGNIFICANT_DIGITS:
         return None
     ulp = Fraction(1, 10 ** len(digits))
@@ -204,8 +207,10 @@ def _cut_off(whole: str, digits: str) -> tuple[Fraction, Fraction] | None:
 
 
 def _block(digits: str) -> tuple[str, str] | None:
-    """Split the digits before "..." into fixed ones and the block that repeats (3 digits at least
-    must show it), or return None."""
+    """Split the digits before "..." into fixed digits and the block that repeats.
+
+    The block must be there at least twice and in at least 3 digits; otherwise return None.
+    """
     for start in range(len(digits)):
         rest = digits[start:]
         for size in range(1, len(rest) // 2 + 1):

@@ -1,7 +1,7 @@
-"""Compare two answers without a computer algebra system: as text, plain numbers, and lists of both.
+"""Comparison of two answers without computer algebra: as text, plain numbers, or lists of both.
 
-This settles nearly all ordinary answers in microseconds and is safe on any input; what it cannot
-settle (None) goes to a child process.
+The comparison decides nearly all ordinary answers in microseconds and is safe on any input.
+Undecided answers (None) go to a child process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from roll.rewards.math.numerals import read_number, same_number
 from roll.rewards.math.shapes import read_shape
 
 MAX_SHAPE_CHARS = 4000
-"""Longer answers are compared as text only, and then by algebra."""
+"""Largest length of an answer that is split into elements, in characters; longer answers are
+compared only as text, and then by algebra."""
 
 _CLOCK = re.compile(
     r"(?P<hour>\d{1,2})(?::(?P<minute>\d\d)(?::(?P<second>\d\d))?)? ?"
@@ -23,13 +24,13 @@ _CLOCK = re.compile(
 _RATIO = re.compile(r"\d+(?:\.\d+)?(?::\d+(?:\.\d+)?)+")
 _COLON_CHARS = 40
 MAX_POINTS = 6
-"""Capital letters in a row, no more than this, may name points."""
+"""Largest number of capital letters in a row that may be names of points (ABC)."""
 _CAPITAL_WORDS_TEXT = "YES NO TRUE FALSE DNE EVEN ODD NONE BOTH NEVER ALWAYS ALL"
 _CAPITAL_WORDS = frozenset(_CAPITAL_WORDS_TEXT.split())
 
 
 def plainly_equal(truth: str, answer: str) -> bool | None:
-    """True or False where text or numbers decide, None where they cannot.
+    """Return whether two answers are equal as text or as numbers; None if undecided.
 
     Example: plainly_equal("1/2", "0.5") is True; plainly_equal("2", "3") is False;
     plainly_equal("2x", "x + x") is None.
@@ -45,7 +46,8 @@ def plainly_equal(truth: str, answer: str) -> bool | None:
 
 
 def plain_leaf(left: str, right: str) -> bool | None:
-    """Compare two tidied elements as text, words, times of day, ratios and numbers."""
+    """Compare two tidied elements as text, words, times of day, ratios and numbers; None if
+    undecided."""
     if left == right or _same_words(left, right):
         return True
     if ":" in left + right:
@@ -57,13 +59,13 @@ def plain_leaf(left: str, right: str) -> bool | None:
 
 
 def _same_words(left: str, right: str) -> bool:
-    # One letter may be a variable, where k and K differ; words are Yes, true, even.
+    # A single letter may be a variable, and k differs from K. Words are Yes, true, even.
     words = all(len(text) > 1 and text.replace(" ", "").isalpha() for text in (left, right))
     return words and left.lower() == right.lower() and _is_word(left) and _is_word(right)
 
 
 def _is_word(text: str) -> bool:
-    """Whether letters are a word, and not the names of points (ABC)."""
+    """Return whether letters are a word and not names of points (ABC)."""
     return not text.isupper() or len(text) > MAX_POINTS or text in _CAPITAL_WORDS
 
 
@@ -84,7 +86,7 @@ def _same_time(a: re.Match[str], b: re.Match[str]) -> bool:
     (x, x_half), (y, y_half) = _seconds(a), _seconds(b)
     if x_half == y_half:
         return x == y
-    # Without am or pm, 10:30 may be either half of the day; 22:30 is one.
+    # Without am or pm, 10:30 may be in either half of the day; 22:30 is in the second.
     return x == y or (
         (x_half is None or y_half is None)
         and x % 43200 == y % 43200
@@ -101,7 +103,8 @@ def _seconds(match: re.Match[str]) -> tuple[int, str | None]:
 
 
 def _ratio(text: str):  # type: ignore[no-untyped-def]
-    """The terms of 3:4, or of a number as if over 1."""
+    """Return the terms of a ratio such as 3:4, or numerator and denominator of a number; else
+    None."""
     if _RATIO.fullmatch(text):
         terms = [read_number(term) for term in text.split(":")]
         return [t.value for t in terms] if all(t and t.value for t in terms) else None  # type: ignore[union-attr]

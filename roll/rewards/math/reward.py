@@ -1,9 +1,9 @@
-"""The `math` reward: is the final answer equivalent to the ground truth?
+"""The `math` reward, which checks whether the final answer is equivalent to the ground truth.
 
-Text and plain numbers are compared here, in microseconds. The rest goes through math-verify in
-child processes with a limit on CPU time and memory: an answer such as 9^9^9^9 then costs its sample
-a verdict of "wrong" (and shows up as the part `timeout`), and never hangs or crashes the run. A
-sample for which no child is free fails visibly.
+Text and plain numbers are compared in this process, in microseconds. All other answers are checked
+by math-verify in child processes with limits on CPU time and memory. An answer such as 9^9^9^9
+counts as wrong and shows as the part `timeout`, but never hangs or crashes the run. If no child is
+free in time, the reward fails on the sample with an error.
 """
 
 from __future__ import annotations
@@ -23,34 +23,45 @@ from roll.rewards.math.plain_equivalence import plainly_equal
 log = logging.getLogger(__name__)
 
 MAX_ANSWER_CHARS = 2000
-"""A longer answer is wrong without a look, unless the ground truth is as long."""
+"""Largest length of an answer that is checked, in characters; a longer answer is wrong, unless the
+ground truth is at least as long."""
 MEMORY_BYTES = 2**30
+"""Limit on the address space that a child may add after its start, in bytes."""
 MAX_PROCESSES = 4
+"""Largest number of child processes."""
 CHECK_CPU_S = 2.0
-"""CPU time for one check: however busy the machine, the same answer gets the same verdict."""
+"""Limit on the CPU time of one check, in seconds. With CPU time the same answer gets the same
+verdict on a busy machine."""
 CHECK_PATIENCE_S = 30.0
-"""For one check by the wall clock; beyond it the sample has no verdict. A check that is waited for
-longer than `timeout_s` holds a thread; `MAX_PROCESSES` stays below the number of those that may."""
+"""Limit on the wall-clock time of one check, in seconds; after it the sample has no verdict. A
+check that takes longer than `timeout_s` of the reward occupies a thread as a hung call;
+`MAX_PROCESSES` is below the number of hung calls that is allowed."""
 QUEUE_TIMEOUT_S = 5.0
-"""Below the default `timeout_s`, so that who waits for a child holds no thread any longer."""
+"""Longest wait for a free child, in seconds. It is less than the default `timeout_s`, so that the
+wait ends before its thread counts as hung."""
 
 
 def math_reward(sample: Sample) -> Reward:
-    """1 where the answer is right, else 0.
+    """Return a reward of 1 if the answer is right, else 0.
 
-    Parts: `right`; `formatted`, 1 where the answer was boxed; `timeout`, 1 where the check of an
-    answer ran out of time or memory, which counts as wrong.
+    Parts: `right`, the same value; `formatted`, 1 if the answer was boxed; `timeout`, 1 if the
+    check ran out of time or memory, in which case the answer counts as wrong.
 
     Raises:
-        TimeoutError: all checkers were busy. That says nothing about the answer, so it counts as a
-            failure of the reward and not as a wrong answer.
+        TimeoutError: no child process was free, or the child got too little CPU time. This counts
+            as a failure of the reward and not as a wrong answer.
     """
     return judge(sample, _equivalent)
 
 
 def judge(sample: Sample, equivalent: Callable[[str, str], bool | None]) -> Reward:
-    """The verdict of `math_reward`; `equivalent(truth, answer)` decides where text and plain
-    numbers do not, with None for a check that ran out of time or memory."""
+    """Return the result of `math_reward`, with `equivalent` as the check by algebra.
+
+    Args:
+        sample: sample to score.
+        equivalent: function of truth and answer, called if they cannot be compared as text or plain
+            numbers. It returns None if the check ran out of time or memory.
+    """
     found = find_answer(sample.response_text, prompt=sample.prompt.text, truncated=sample.truncated)
     truth = find_truth(sample.answer)
     right, timed_out = False, False
@@ -72,23 +83,25 @@ def judge(sample: Sample, equivalent: Callable[[str, str], bool | None]) -> Rewa
 
 
 def start_checkers() -> None:
-    """Wait for the first child (seconds), so that the first sample need not."""
+    """Wait until the first child has started (seconds), so that the first sample does not wait."""
     _checkers().warm_up()
 
 
 class NoVerdictError(Exception):
-    """A check ran out of CPU time or memory."""
+    """Error: a check ran out of CPU time or memory."""
 
 
 class CachedChecks:
-    """Verdicts by pair, since siblings often give the same answer. Only what was found out about
-    the answer is kept: a check that gave no verdict is asked again."""
+    """Cache of verdicts by pair of truth and answer, because siblings often give the same answer.
+
+    Only verdicts are kept: a check that ran out of time or memory is repeated at the next call.
+    """
 
     def __init__(self, ask: Callable[[str, str], bool]) -> None:
         self._ask = functools.lru_cache(maxsize=4096)(ask)
 
     def __call__(self, truth: str, answer: str) -> bool | None:
-        """Return the verdict; None where the check ran out of CPU time or memory."""
+        """Return whether the answer is right; None if the check ran out of CPU time or memory."""
         try:
             return self._ask(truth, answer)
         except NoVerdictError as error:
@@ -97,11 +110,11 @@ class CachedChecks:
 
 
 def _ask(truth: str, answer: str) -> bool:
-    """The verdict of a child.
+    """Return the verdict of a child process; False if math-verify cannot read the answer.
 
     Raises:
-        NoVerdictError: it ran out of CPU time or memory.
-        NoChildFreeError: no child had the time; says nothing about the answer.
+        NoVerdictError: the check ran out of CPU time or memory.
+        NoChildFreeError: no child was free in time, or the child got too little CPU time.
     """
     try:
         verdict = _checkers().call(
@@ -115,7 +128,7 @@ def _ask(truth: str, answer: str) -> bool:
     except (TimeoutError, ChildDiedError) as error:
         raise NoVerdictError(str(error)) from error
     except ChildRaisedError as error:
-        # math-verify gives up on what it cannot read; memory and recursion limits end here too.
+        # math-verify raises on text that it cannot read. Memory and recursion limits end here, too.
         reason = str(error).rstrip().rpartition("\n")[2]
         if reason.startswith(("MemoryError", "RecursionError")):
             raise NoVerdictError(reason) from error
@@ -130,7 +143,7 @@ _equivalent = CachedChecks(_ask)
 
 @functools.cache
 def _checkers() -> ChildPool:
-    """One pool for this process; its children end with it."""
+    """Return the one pool of child processes of this process; the children end with the process."""
     cores = len(os.sched_getaffinity(0))
     spec = ChildSpec(
         "roll.rewards.math.equivalence:make_checker", (), MEMORY_BYTES, fork=True, clock="cpu"

@@ -1,7 +1,7 @@
-r"""Take an answer apart: tuples, sets, lists, intervals, unions, inequalities, named values.
+r"""Splitting of an answer: tuples, sets, lists, intervals, unions, inequalities, named values.
 
-Only the outermost level is read here; elements stay text, and are compared by whoever asks. So the
-same rules hold for plain numbers and for expressions that need algebra.
+Only the outermost level is split; the elements stay text, and the caller compares them. So the same
+rules apply to plain numbers and to expressions that need algebra.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NAME = re.compile(r"\\?[A-Za-z]+'*(?:_\{?\w+\}?)?(?:\([A-Za-z0-9,]+\))?'*")
 _MEASURED = re.compile(
     r"m?\\(?:angle|measuredangle) ?[A-Z]{1,3}|\|[A-Z]{2}\||\[[A-Z]{3,6}\]|\\overline\{[A-Z]{2}\}"
 )
-"""What geometry gives a number to: angles, lengths, areas."""
+"""Names of measured quantities in geometry: angles, lengths, areas."""
 _MEMBER = re.compile(r"(?P<name>\\?[A-Za-z]\w*)\\in(?![a-z])\s*(?P<set>.+)")
 _REALS = re.compile(r"\\mathbb\{?R\}?|(?:all|every) (?:real|reals|real numbers?)")
 _BUILDER = re.compile(
@@ -29,25 +29,27 @@ _BUILDER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The outermost level of an answer."""
+    """Outermost level of an answer."""
 
     kind: str
-    """`tuple` (or an open interval, which reads the same), `interval`, `set`, `list`, `union` (of
-    intervals), `empty`, `named` (a value behind `x =`), `assignment` (values of several names, in
-    the order of the names), `relation`, or `one` (anything else)."""
+    """Kind of the answer: `tuple` (or an open interval, which is written the same way), `interval`,
+    `set`, `list`, `union` (of intervals), `empty`, `named` (a value behind `x =`), `assignment`
+    (values of several names, in the order of the names), `relation`, or `one` (anything else)."""
     elements: tuple[str, ...] = ()
+    """Texts of the elements; two bounds for an interval."""
     brackets: str = ""
-    """Of an interval: how it begins and ends."""
+    """Opening and closing bracket of an interval, such as "[)"; empty for other kinds."""
     parts: tuple[Shape, ...] = ()
-    """Of a union: its intervals."""
+    """Intervals of a union; empty for other kinds."""
     name: str = ""
-    """What is on the left of `=`, or the unknown of an inequality or membership."""
+    """Text on the left of `=`, or the unknown of an inequality or membership; empty without one."""
 
 
 def read_shape(text: str) -> Shape:
     """Return the outermost level of a tidied text.
 
-    Example: read_shape("[0,1)") is an interval of "0" and "1"; read_shape("x>2") a union of one.
+    Example: read_shape("[0,1)") is an interval with the elements "0" and "1"; read_shape("x>2") is
+    a union of one interval.
     """
     if text == "\\emptyset":
         return Shape("empty")
@@ -74,7 +76,8 @@ def read_shape(text: str) -> Shape:
 
 
 def _alternatives(text: str) -> Shape | None:
-    r"""Several answers: "1, 2", "1 and 2", "x<1 or x>2", "x=1 or x=2", "\pm 3"."""
+    r"""Split several answers: "1, 2", "1 and 2", "x<1 or x>2", "x=1 or x=2", "\pm 3"; return None
+    if there is only one answer or if algebra must decide."""
     pieces = _split(text, (",", ";"), words=True)
     if len(pieces) > 1:
         if any(not piece for piece in pieces) or len(pieces) > MAX_ELEMENTS:
@@ -82,7 +85,7 @@ def _alternatives(text: str) -> Shape | None:
         shapes = [read_shape(piece) for piece in pieces]
         if all(shape.kind == "union" for shape in shapes) and len({s.name for s in shapes}) == 1:
             if re.search(r"(?<![A-Za-z])and|\\land", text) or "," in text:
-                return None  # an intersection: for algebra
+                return None  # an intersection; algebra must decide
             return _union(shapes, text)
         names = [shape.name for shape in shapes if shape.kind == "named"]
         if names and len(set(names)) == 1 and shapes[0].kind == "named":
@@ -134,7 +137,8 @@ def _bracketed(text: str) -> Shape | None:
 
 
 def _related(text: str) -> Shape | None:
-    """A named value, an inequality in one unknown as intervals, or any other relation."""
+    """Return the shape of a named value, of an inequality in one unknown (a union of intervals) or
+    of another relation; None if the text has no relation sign."""
     pieces, signs = _relation(text)
     if not signs:
         return None
@@ -173,7 +177,7 @@ def _related(text: str) -> Shape | None:
 
 
 def _relation(text: str) -> tuple[list[str], list[str]]:
-    """The sides of a chain of relations, and the signs between them."""
+    """Split a chain of relations into its sides and the signs between them."""
     pieces, signs, start, i, depth = [], [], 0, 0, 0
     while i < len(text):
         depth += (text[i] in _OPEN) - (text[i] in _CLOSE)
@@ -203,7 +207,7 @@ def _reals() -> Shape:
 
 
 def as_interval(shape: Shape) -> Shape:
-    """Return a pair as the open interval that reads the same; anything else as it is."""
+    """Return a tuple of two elements as an open interval; return any other shape unchanged."""
     if shape.kind == "tuple" and len(shape.elements) == 2:
         return Shape("interval", shape.elements, "()")
     return shape
@@ -218,8 +222,13 @@ def _union(shapes: Sequence[Shape], text: str) -> Shape:
 
 
 def _split(text: str, marks: tuple[str, ...], *, words: bool = False) -> list[str]:
-    """Cut at `marks` (and, with `words`, at "or" and "and") outside of all brackets; of a list,
-    with `words`, a comma within a number (1,234) is none."""
+    """Split a text at `marks` outside of all brackets.
+
+    Args:
+        text: text to split.
+        marks: separators.
+        words: True: split at "or" and "and", too, but not at a comma inside a number (1,234).
+    """
     pieces, start, depth, i = [], 0, 0, 0
     while i < len(text):
         depth += (text[i] in _OPEN) - (text[i] in _CLOSE)
@@ -242,14 +251,14 @@ def _split(text: str, marks: tuple[str, ...], *, words: bool = False) -> list[st
 
 
 def _in_number(text: str, i: int) -> bool:
-    """Whether the comma at `i` groups digits."""
+    """Return whether the comma at index `i` groups the digits of a number."""
     before = re.search(r"(?:^|[^\d.,])\d{1,3}(?:,\d{3})*$", text[:i])
     after = re.match(r",\d{3}(?!\d)", text[i:])
     return bool(before and after)
 
 
 def _match(text: str, start: int) -> int:
-    """Where the bracket at `start` closes, whatever kind closes it; -1 if it does not."""
+    """Return the index of the bracket, of any kind, that closes the one at `start`, or -1."""
     depth = 0
     for i in range(start, len(text)):
         depth += (text[i] in _OPEN) - (text[i] in _CLOSE)

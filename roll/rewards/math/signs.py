@@ -1,4 +1,4 @@
-"""Unicode signs of mathematics, and what they are in ASCII and LaTeX."""
+"""Unicode signs of mathematics, and their replacements in ASCII and LaTeX."""
 # ruff: noqa: RUF001
 
 from __future__ import annotations

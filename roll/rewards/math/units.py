@@ -1,8 +1,8 @@
-"""Units behind a number: which words are one, and how they compare.
+"""Units behind a number: recognition and comparison.
 
-A word counts as a unit when it is in the table, or when it is a plural noun, as of things that are
-counted ("5 apples"). What changes the number ("5 squared", "5 billions", "5 factorial") is no unit,
-so that the number is not taken for the answer.
+A word is a unit if it is in the table, or if it is a plural noun, which names counted things ("5
+apples"). A word that changes the number ("5 squared", "5 billions", "5 factorial") is no unit;
+otherwise 5 would be taken for the answer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fractions import Fraction
 from roll.rewards.math.denied_nouns import COUNTABLE, is_denied
 
 _TABLE: dict[str, tuple[str, Fraction, str]] = {}
-"""Each name: its dimension, its factor, and how it is called."""
+"""Dimension, factor and main name of each unit, by each of its names."""
 
 
 def _add(dimension: str, factor: Fraction | int | str, names: str) -> None:
@@ -88,7 +88,7 @@ _IRREGULAR = {
 
 _ARTICLES = frozenset({"the", "a", "an", "his", "this"})
 _TAILS = (["in", "total"], ["total"], ["left"], ["each"], ["altogether"], ["remaining"])
-"""What may follow a number or its unit and says nothing of the size."""
+"""Phrases that may follow a number or its unit and do not change the size."""
 _POWER_WORDS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
 _TERM = re.compile(r"([A-Za-z]+)\.?(?:\^\{?([23])\}?|([23]))?")
 _PHRASE = re.compile(
@@ -96,35 +96,36 @@ _PHRASE = re.compile(
 )
 _GLUED_TEXT = "mm cm km kg mg ml mL ft in yd lb lbs oz hr hrs min sec mph deg kmh kph dm"
 _GLUED = frozenset(_GLUED_TEXT.split())
-"""Short units that may stand at a number without a space; others there are variables."""
+"""Short units that may follow a number without a space; other letters there are variables."""
 LETTERS = {
     "m": "meters", "g": "grams", "s": "seconds", "L": "liters", "h": "hours", "N": "newtons",
     "J": "joules", "W": "watts", "V": "volts", "K": "kelvins",
 }  # fmt: skip
-"""Units of one letter, and their names. They need the space, and a plain number before it."""
+"""Names of the units with one letter. Such a unit needs a space and a plain number before it."""
 _LETTER = re.compile(r"[A-Za-z](?:\^?\{?[23]\}?)?")
 _FORMULA = re.compile(r"[})!]$|\\(?!times|cdot)[A-Za-z]|(?<![A-Za-z\\])[A-Za-df-z](?![A-Za-z])")
-"""Behind these a letter may be a factor."""
+"""Texts before a letter that show that the letter may be a factor and no unit."""
 MAX_UNIT_CHARS = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What stands behind a number."""
+    """Unit behind a number."""
 
     dimension: tuple[tuple[str, int], ...]
-    """Each base dimension and its power; equal dimensions can be compared."""
+    """Base dimensions with their powers, sorted; units of equal dimensions can be compared."""
     factor: Fraction
-    """Size in the base units of the dimension."""
+    """Size of the unit in the base units of its dimension."""
     adjectives: frozenset[str] = frozenset()
-    """Of what is counted ("5 red apples")."""
+    """Adjectives of the counted noun ("5 red apples")."""
 
 
 def unit_splits(text: str) -> Iterator[tuple[str, Unit]]:
-    """Yield what stands before a unit, and the unit, for every way to read the end of a tidied text
-    as one; the longest first.
+    """Yield (text before a unit, unit) for every way to read the end of a tidied text as a unit.
 
-    Example: next(unit_splits("5 cm"))[0] == "5"; "5 squared" has none.
+    The longest unit comes first.
+
+    Example: next(unit_splits("5 cm"))[0] == "5"; "5 squared" has no unit.
     """
     match = _PHRASE.search(text, max(1, len(text) - MAX_UNIT_CHARS)) if len(text) > 1 else None
     if match is None:
@@ -136,7 +137,7 @@ def unit_splits(text: str) -> Iterator[tuple[str, Unit]]:
         if not before or not phrase or (glued and not _may_be_glued(phrase)):
             continue
         if _LETTER.fullmatch(phrase) and _FORMULA.search(before):
-            continue  # LaTeX has no spaces between the factors of a product
+            continue  # in LaTeX the letter may be a factor, because spaces there have no meaning
         unit = _read_unit(phrase, singular=_at_most_one(before))
         if unit is not None:
             yield before, unit
@@ -151,7 +152,8 @@ def _read_unit(phrase: str, *, singular: bool) -> Unit | None:
     """Return the unit that a phrase names, or None.
 
     Args:
-        singular: whether the number before it goes with a singular noun ("1 apple", "1/2 cup").
+        phrase: text behind a number.
+        singular: True if the number takes a singular noun ("1 apple", "1/2 cup").
     """
     words = re.split(r"\s+|(/|\\cdot)", phrase.replace("degrees C", "celsius"))
     words = [word for word in words if word]
@@ -202,7 +204,7 @@ def _read_unit(phrase: str, *, singular: bool) -> Unit | None:
 
 
 def _is_share(words: Sequence[str]) -> bool:
-    """Whether words behind a fraction or a percentage say of what it is ("of the pizza")."""
+    """Return whether words behind a fraction or percentage name its whole ("of the pizza")."""
     rest = [word.lower() for word in words[1:]]
     return (
         words[0] == "of"
@@ -212,9 +214,10 @@ def _is_share(words: Sequence[str]) -> bool:
 
 
 def same_size(a: Unit, b: Unit) -> Fraction | None:
-    """Return how many of `b` one `a` is, or None where they measure different things.
+    """Return the size of `a` in units of `b`, or None if they measure different things.
 
-    Apples may be red apples; green ones are not.
+    The adjectives of one unit must include those of the other: apples may be red apples, but green
+    apples are not red apples.
     """
     alike = a.adjectives <= b.adjectives or b.adjectives <= a.adjectives
     return a.factor / b.factor if a.dimension == b.dimension and alike else None
@@ -223,7 +226,11 @@ def same_size(a: Unit, b: Unit) -> Fraction | None:
 def _term(
     word: str, rest: list[str], adjectives: set[str], *, singular: bool
 ) -> tuple[str, Fraction, int] | None:
-    """One noun with its power; an adjective before a noun that is counted goes with it."""
+    """Return dimension, factor and power of one noun; None if it is no unit.
+
+    If `word` is an adjective of a counted noun, the noun is taken from `rest`, and the adjective is
+    added to `adjectives`.
+    """
     match = _TERM.fullmatch(word)
     if match is None:
         return None
