@@ -1,4 +1,4 @@
-"""`BatchedCalls`: a combination of lists that become ready at almost the same time into one call.
+"""`BatchedCalls`: one call for all lists that become ready at almost the same time.
 
 A call to a worker costs about a millisecond on each side, even for little data. Engines finish many
 groups in the same decoding step, so the rewards of these groups can share one call.
@@ -20,7 +20,10 @@ WINDOW_S = 0.003
 
 @dataclass
 class BatchedCalls(Generic[T, R]):
-    """Caller of one function for the items of several callers; all methods need one event loop."""
+    """Collector that passes the lists of several callers to one function in one call.
+
+    All methods must be called on one event loop.
+    """
 
     call: Callable[[list[T]], Awaitable[Sequence[R]]]
     """Function that returns one result per item, in order."""
@@ -54,7 +57,7 @@ class BatchedCalls(Generic[T, R]):
             for _, answer in joined:
                 answer.cancel()
             raise
-        except Exception as error:  # noqa: BLE001 - handed on to everybody who waits for it
+        except Exception as error:  # noqa: BLE001 - passed on to all callers that wait for it
             for _, answer in joined:
                 if not answer.done():
                     answer.set_exception(error)

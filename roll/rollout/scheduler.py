@@ -26,7 +26,7 @@ from roll.rollout.types import Group, GroupFilter, GroupTask, RunGroup
 
 
 class PromptSource(Protocol):
-    """Supply of prompts; exactly one of `settle`, `replace`, `put_back` follows for each prompt."""
+    """Source of prompts; each prompt taken goes once to `settle`, `replace` or `put_back`."""
 
     def __next__(self) -> Prompt:
         """Return the next prompt; raise StopIteration at the end of the data."""

@@ -55,7 +55,7 @@ class _Waiting:
 
 @dataclass(eq=False)
 class Fleet:
-    """All replicas of a run. All calls come from one event loop."""
+    """Inference replicas of a run behind one `generate`; all calls come from one event loop."""
 
     replicas: Sequence[Replica]
     """Replicas of the run, at least one; `replicas[i].index` is i."""
@@ -148,7 +148,7 @@ class Fleet:
         timeout_s: float,
         moves: int,
     ) -> list[Completion]:
-        """Return the completions of `request`: `found`, with aborted ones finished elsewhere."""
+        """Finish the aborted completions in `found` on other replicas; return all completions."""
         written = [self._usable(one, request) for one in found]
         self._counters["moved_tokens"] += sum(len(one.tokens) for one in written)
 

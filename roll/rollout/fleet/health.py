@@ -122,7 +122,7 @@ class Health:
                     self._measure(replica)
 
     def _measure(self, replica: Replica) -> None:
-        """Compare the work since the last measurement with the usual work; lose a slow replica."""
+        """Compare the work since the last measurement with the usual work; give up a slow replica."""
         done = replica.work
         measured = self._measured.get(replica.index)
         if measured is None:
@@ -180,7 +180,7 @@ class Health:
         try:
             await self.restart(replica)
             await self.rejoin(replica)
-        except Exception as error:  # noqa: BLE001 - of an engine; counted, and told
+        except Exception as error:  # noqa: BLE001 - any engine error; counted and logged
             why = f"could not be restarted: {type(error).__name__}: {error}"
             logger.error("inference replica %d %s", replica.index, why)
             self._reviving[replica.index] = f"it {why}"

@@ -221,7 +221,7 @@ class Replica:
             if self.vitals is vitals:
                 self.lose(str(error))
             return None
-        except Exception as error:  # noqa: BLE001 - of an engine; counted, and told
+        except Exception as error:  # noqa: BLE001 - any engine error; counted and logged
             if not limit.expired():
                 self._beat_failed(error, timeout_s)
             elif self.state is state and not self.loading:
