@@ -31,8 +31,8 @@ RESPONSES: Mapping[str, str] = {
     "deep nesting": "\\boxed{" + "(" * 5000 + ")" * 5000 + "}",
     "code and quotes": '\'; import os; """ {} %s {0} \\',
 }
-"""Responses for the check: such as a policy in training writes, and worse ones, each by a short
-description."""
+"""Responses that the check tries, by a short description: some that a policy in training really
+writes, and worse ones."""
 
 
 def check_reward(

@@ -61,8 +61,8 @@ class Fleet:
     """Replicas of the run, at least one; `replicas[i].index` is i."""
     routing: RoutingPolicy = field(default_factory=LeastLoaded)
     continue_in_flight: bool = True
-    """True: a moved request with tokens of older weights continues, and each token keeps the
-    version that generated it. False: such a request starts again."""
+    """True: a moved sibling with tokens of older weights continues, and each token keeps the
+    version that generated it. False: such a sibling starts again."""
     version: int = field(default=0, init=False)
     """Version of the weights that serving replicas have, or are getting now."""
     answer_s: float = 60.0

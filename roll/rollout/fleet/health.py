@@ -122,7 +122,8 @@ class Health:
                     self._measure(replica)
 
     def _measure(self, replica: Replica) -> None:
-        """Compare the work since the last measurement with the usual work; give up a slow replica."""
+        """Compare the work since the last measurement with the usual work; lose a replica that has
+        been slow too often in a row."""
         done = replica.work
         measured = self._measured.get(replica.index)
         if measured is None:
