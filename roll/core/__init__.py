@@ -1,1 +1,1 @@
-"""Shared nouns: samples, batches, metrics, errors."""
+"""Data types that all layers share (samples, batches, metrics, errors) and small helpers."""

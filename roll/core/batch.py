@@ -1,7 +1,8 @@
 """`Batch`: samples along axis B, with the axes of every tensor declared on its field.
 
-Generic code (split, concat, select) reads the declared axes; nothing is keyed by a string, so a
-typo is a type error and a reader sees what exists.
+Generic code (split, concat, select) reads the declared axes. Every tensor is a field of a class,
+not the value of a string key: a type checker finds a misspelled name, and a reader of the class
+sees all tensors that exist.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from torch.nn.functional import pad
 def tensor(axes: str, *, pad: float = 0, required: bool = False) -> Any:
     """Declare a tensor field and its axes: B = sample, T = token, R = reward.
 
-    Only T may differ between parts.
+    When parts are joined, only the length of axis T may differ between them.
 
     Args:
         axes: one letter per dimension, beginning with B.
-        pad: what fills axis T where a part is shorter.
-        required: without it the field may stay `None` until a step sets it.
+        pad: value that fills axis T of the shorter parts when parts are joined.
+        required: the field must be set from the start; otherwise it is None until a step sets it.
     """
     meta = {"axes": axes, "pad": pad}
     return field(metadata=meta) if required else field(default=None, metadata=meta)
@@ -31,10 +32,12 @@ def tensor(axes: str, *, pad: float = 0, required: bool = False) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Samples along axis B. Subclasses declare tensors with `tensor(...)` and lists per sample."""
+    """Samples along axis B. A subclass declares its tensors with `tensor(...)`; a field declared
+    otherwise is a list with one item per sample."""
 
     unit: ClassVar[int] = 1
-    """Consecutive rows that belong together, as the two of a pair do; no split parts them."""
+    """Number of consecutive rows that belong together, such as 2 for pairs. `split` keeps them in
+    the same part."""
 
     def __len__(self) -> int:
         first = getattr(self, fields(self)[0].name)
@@ -55,7 +58,7 @@ class Batch:
                 )
 
     def select(self, index: Sequence[int] | Tensor) -> Self:
-        """The rows `index`, in that order; a row may be taken more than once."""
+        """Return the rows with the numbers `index`, in that order; a number may be repeated."""
         rows = torch.as_tensor(index, dtype=torch.long)
         positions = rows.tolist()
 
@@ -65,10 +68,11 @@ class Batch:
         return self._map(take)
 
     def split(self, parts: int) -> list[Self]:
-        """Equal consecutive parts.
+        """Cut the batch into `parts` consecutive parts of equal size.
 
         Raises:
-            ValueError: the rows, or the units of them, do not divide into `parts`.
+            ValueError: the number of rows is no multiple of `unit`, or the number of units is no
+                multiple of `parts`.
         """
         units, unit = len(self) // self.unit, self.unit
         size, rest = divmod(units, parts)
@@ -83,10 +87,11 @@ class Batch:
 
     @classmethod
     def concat(cls, parts: Sequence[Self]) -> Self:
-        """All rows, in order. Axis T is padded to the longest with each field's own pad value.
+        """Join the rows of all parts, in order. Pad axis T of each field to its longest part, with
+        the field's own pad value.
 
         Raises:
-            ValueError: a field is set in some parts and missing in others.
+            ValueError: there are no parts, or a field is set in some parts and missing in others.
         """
         if not parts:
             raise ValueError(f"{cls.__name__}.concat needs at least one part")
@@ -107,7 +112,8 @@ class Batch:
         return cls(**columns)
 
     def trim(self, length: int) -> Self:
-        """Cut axis T of every tensor to `length`; the caller knows that only padding goes."""
+        """Cut axis T of every tensor to `length`. The caller makes sure that the rest is
+        padding."""
 
         def cut(spec: Field[Any], value: Any) -> Any:
             return value[:, :length] if "T" in _axes(spec) else value
@@ -115,11 +121,18 @@ class Batch:
         return self._map(cut)
 
     def to(self, device: torch.device | str) -> Self:
-        """The same batch with every tensor on `device`."""
+        """Return the same batch with every tensor on `device`."""
         return self._map(lambda spec, value: value.to(device) if _axes(spec) else value)
 
     def require(self, name: str, *, made_by: str) -> Tensor:
-        """The tensor `name`, or a clear error that names the step that makes it."""
+        """Return the tensor of the field `name`.
+
+        Args:
+            made_by: name of the step that sets the field; the error names it.
+
+        Raises:
+            ValueError: the field is not set.
+        """
         value = getattr(self, name)
         if value is None:
             raise ValueError(f"{type(self).__name__}.{name} is not set; run {made_by} first")

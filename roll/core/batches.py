@@ -1,7 +1,7 @@
 """The batches of this framework; one class per kind of training sample.
 
-All `BT` tensors are aligned to `tokens`: position t describes token t. The shift by one between
-logits and tokens happens once, in `algorithms/logprobs.py`, and nowhere else.
+All tensors `[B, T]` are aligned to `tokens`: the value at position t describes token t. The shift
+by one position between logits and tokens happens only in `algorithms/logprobs.py`.
 """
 
 from __future__ import annotations
@@ -16,106 +16,120 @@ from roll.core.batch import Batch, tensor
 
 @dataclass(frozen=True, kw_only=True)
 class TokenBatch(Batch):
-    """What every forward pass needs: right-padded tokens and their number per row."""
+    """Input of every forward pass: right-padded tokens and the number of real tokens per row."""
 
     tokens: Tensor = tensor("BT", required=True)
-    """Int64; positions at or after `lengths` hold padding of any value."""
+    """Token ids, int64 `[B, T]`. Positions at or after `lengths` hold padding of any value."""
     lengths: Tensor = tensor("B", required=True)
-    """Int64; real tokens of each row."""
+    """Number of tokens of each row without padding, int64 `[B]`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainBatch(TokenBatch):
-    """What every update needs: which tokens it is about, and what each counts."""
+    """Input of every update: which tokens are trained, and how much each counts in the loss."""
 
     loss_mask: Tensor = tensor("BT", required=True)
-    """Bool; True where a token is trained."""
+    """True where a token is trained, bool `[B, T]`."""
     token_weights: Tensor | None = tensor("BT")
-    """Float32; what turns a sum over all ranks and micro-batches into the configured mean."""
+    """Factor of each token's loss, float32 `[B, T]`. With these factors, the plain sum over all
+    ranks and micro-batches is the configured mean."""
     teacher_outputs: list[Any] | None = None
-    """What the teacher of each row says of its trained tokens: a `TeacherRow` where it is learned
-    from, a `RemoteValue` of one on the way there."""
+    """Outputs of the teacher at the trained tokens, one item per row: a `RemoteValue` on the way to
+    the student, a `TeacherRow` once the student has fetched the value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreferenceBatch(TrainBatch):
-    """Pairs of responses: each row at an even place is chosen, the one behind it rejected."""
+    """Pairs of responses: rows 0, 2, 4, ... are the chosen ones, and the row after each of them is
+    the rejected one."""
 
     unit: ClassVar[int] = 2
     margins: Tensor | None = tensor("B")
-    """Float32; how much better the chosen response is, the same in both rows."""
+    """Margin by which the chosen response is better, float32 `[B]`; equal in both rows of a
+    pair."""
     ref_sums: Tensor | None = tensor("B")
-    """Float32; log-prob of the trained tokens by the frozen reference model."""
+    """Sum of the log-probabilities of the row's trained tokens under the frozen reference model,
+    float32 `[B]`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledBatch(TrainBatch):
-    """Single responses, wanted or not."""
+    """Single responses, each labelled as desirable or not."""
 
     desirable: Tensor = tensor("B", required=True)
-    """Bool."""
+    """True for a desirable response, bool `[B]`."""
     ref_sums: Tensor | None = tensor("B")
-    """Float32; log-prob of the trained tokens by the frozen reference model."""
+    """Sum of the log-probabilities of the row's trained tokens under the frozen reference model,
+    float32 `[B]`."""
     divergence: Tensor | None = tensor("B")
-    """Float32; of policy and reference, estimated on the whole update; the same in all rows."""
+    """Divergence between policy and reference, float32 `[B]`: one number per update, estimated from
+    all samples of the update and repeated in all rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutBatch(TrainBatch):
-    """Generated samples on their way through reward, scoring, advantage and training. What the
-    policy wrote is trained.
+    """Generated samples on their way through reward, scoring, advantage and training. The trained
+    tokens are those that the policy wrote.
 
-    Frozen: a step returns `dataclasses.replace(batch, advantages=...)`, so what each step adds is
-    visible at its call.
+    The class is frozen: a step returns `dataclasses.replace(batch, advantages=...)`, so the code of
+    a step shows which fields the step sets.
 
-    Example: two siblings of one prompt with tokens [2, 2] of prompt and [3, 1] of response:
+    Example: two siblings of one prompt, with 2 and 2 tokens of prompt and 3 and 1 of response:
         tokens [[5, 6, 7, 8, 1], [5, 6, 1, 0, 0]], lengths [5, 3],
         loss_mask [[0, 0, 1, 1, 1], [0, 0, 1, 0, 0]], group_ids [0, 0]
     """
 
     sample_ids: list[str]
-    """`<group>/<sibling>`."""
+    """`<group>/<sibling>` of each sample."""
     tags: list[str]
-    """Where each prompt came from; routes rewards and groups metrics."""
+    """Tag of each prompt, which says where the prompt came from. The tag decides which rewards
+    score the sample, and metrics are grouped by tag."""
     group_ids: Tensor = tensor("B", required=True)
-    """Int64; siblings of one prompt share an id."""
+    """Id of each sample's group, int64 `[B]`; siblings of one prompt have the same id."""
     rewards: Tensor | None = tensor("B")
-    """Float32; the total reward of each sample."""
+    """Total reward of each sample, float32 `[B]`."""
     has_reward: Tensor | None = tensor("B")
-    """Bool; False where a reward failed. Such a row has no trained tokens, and no statistic may see
-    its reward. Left out where all have one."""
+    """False where a reward failed, bool `[B]`; None where every sample has a reward. A row with
+    False has no trained tokens, and statistics must leave its `rewards` out."""
     named_rewards: Tensor | None = tensor("BR")
-    """Float32; the score of each reward before its weight, in the order of the config; 0 where the
-    sample's tag is not one of the reward's."""
+    """Score of each reward before its weight is applied, float32 `[B, R]`, in the order of the
+    config; 0 where the reward does not score samples of this tag."""
     reward_weights: Tensor | None = tensor("BR")
-    """Float32; the weight of each of `named_rewards`, 0 where the sample's tag is not one of the
-    reward's. Their products add up to `rewards`, as long as nothing shapes it."""
+    """Weight of each entry of `named_rewards`, float32 `[B, R]`; 0 where the reward does not score
+    samples of this tag. `rewards` is the sum of score times weight, until a shaping step changes
+    `rewards`."""
     baseline_rewards: Tensor | None = tensor("B")
-    """Float32; the total reward of a greedy response to the same prompt."""
+    """Total reward of a greedy response to the same prompt, float32 `[B]`."""
     token_rewards: Tensor | None = tensor("BT")
-    """Float32; paid per token, on top of `rewards`: a KL penalty, the reward of a step."""
+    """Reward of single tokens in addition to `rewards`, float32 `[B, T]`: a KL penalty, or the
+    reward of one step of a response."""
     sample_weights: Tensor | None = tensor("B")
-    """Float32, above zero; how much the sample counts in the loss, compared with the others."""
+    """Weight of each sample in the loss, relative to other samples, float32 `[B]`, above zero."""
     truncated: Tensor | None = tensor("B")
-    """Bool; the response hit the length limit."""
+    """True where the response ended at the length limit, bool `[B]`."""
     rollout_logprobs: Tensor | None = tensor("BT")
-    """Float32; as reported by the engine, zero outside `loss_mask`."""
+    """Log-probabilities of the tokens as the engine reported them, float32 `[B, T]`; zero outside
+    the response."""
     versions: Tensor | None = tensor("BT", pad=-1)
-    """Int64; version of the weights that produced each token, -1 outside `loss_mask`."""
+    """Version of the weights that produced each token, int64 `[B, T]`; -1 outside the response."""
     old_logprobs: Tensor | None = tensor("BT")
-    """Float32; the trainer's own, before the first update of the step."""
+    """Log-probabilities of the tokens, which the trainer computes before the first update of the
+    step, float32 `[B, T]`."""
     ref_logprobs: Tensor | None = tensor("BT")
-    """Float32; the frozen reference model's."""
+    """Log-probabilities of the tokens under the frozen reference model, float32 `[B, T]`."""
     teacher_logprobs: Tensor | None = tensor("BT")
-    """Float32; those of the teacher that the sample's tag names."""
+    """Log-probabilities of the tokens under the teacher that the sample's tag names, float32
+    `[B, T]`."""
     values: Tensor | None = tensor("BT")
-    """Float32; the critic's."""
+    """Values that the critic predicts, float32 `[B, T]`."""
     advantages: Tensor | None = tensor("BT")
-    """Float32; zero outside `loss_mask`."""
+    """Advantage of each token, float32 `[B, T]`; zero outside `loss_mask`."""
     returns: Tensor | None = tensor("BT")
-    """Float32; what the critic is trained towards, zero outside `loss_mask`."""
+    """Targets that the critic learns to predict, float32 `[B, T]`; zero outside `loss_mask`."""
     importance_weights: Tensor | None = tensor("BT")
-    """Float32; trainer over engine, what corrects the policy loss for the engine's own log-probs;
-    zero outside `loss_mask`."""
+    """Factors of the policy loss, float32 `[B, T]`: probability under the trainer divided by
+    probability under the engine, bounded. They correct for the difference between the two. Zero
+    outside `loss_mask`."""
     chosen_tokens: Tensor | None = tensor("BT")
-    """Bool; tokens that a loss term treats in its own way, chosen from the whole update."""
+    """True for tokens that a loss term treats differently from the others, bool `[B, T]`; chosen by
+    comparing all tokens of the update."""

@@ -1,8 +1,8 @@
-"""Every error this framework raises on purpose.
+"""The errors that this framework raises on purpose.
 
-`UserError` is what the user can mend (exit code 2); every other `RollError` is something that
-broke (exit code 1). Messages say what was found, what was expected and what to do. All of them
-survive pickling, because they cross process boundaries.
+A `UserError` is a mistake that the user can correct (exit code 2). Every other `RollError` is a
+failure during the run (exit code 1). Messages say what was found, what was expected and what to do.
+All errors can be pickled, because they cross process boundaries.
 """
 
 from __future__ import annotations
@@ -34,24 +34,26 @@ __all__ = [
 
 
 class DataError(UserError):
-    """A data file, a row or a column."""
+    """A mistake in a data file, a row or a column."""
 
 
 class NotMadeYetError(DataError):
-    """A data file that a named command makes, and that command has not run yet."""
+    """A data file is missing because the command that makes the file has not run yet. The message
+    names the command."""
 
 
 class SettingsChangedError(RollError):
-    """A finished run is asked for with other settings than it had: no mistake of the file, but its
-    results are not the ones that are asked for (exit code 1)."""
+    """The output folder holds a finished run that was trained with other settings. The run file is
+    valid, but the results in the folder are not those that the run file asks for (exit code 1)."""
 
 
 class FolderLostError(RollError):
-    """Another run has taken the output folder of this one, which was silent for too long."""
+    """Another run has taken over the output folder, because this run gave no sign of life for too
+    long."""
 
 
 class CheckpointError(UserError):
-    """A checkpoint that is missing, incomplete or belongs to another model."""
+    """A checkpoint is missing, is incomplete or belongs to another model."""
 
 
 class EngineMissingError(UserError):
@@ -59,38 +61,40 @@ class EngineMissingError(UserError):
 
 
 class RewardError(RollError):
-    """A reward function failed more often than its budget allows."""
+    """A reward function failed more often than its error budget allows."""
 
 
 class EngineError(RollError):
-    """An inference engine failed at a request."""
+    """An inference engine failed to serve a request or a call."""
 
 
 class EngineDiedError(EngineError):
-    """An engine, or one of its processes, is gone with all its requests; only a new one helps."""
+    """An engine, or one of its processes, has ended. All its requests are lost, and the engine must
+    be replaced by a new one."""
 
 
 class IncompleteWeightsError(EngineError):
-    """A push of weights broke off, so the engine's weights are of no version: it ends its requests
-    with this error, and takes none, until a push has succeeded."""
+    """A weight push broke off, so the engine holds a mixture of two versions. Until a push
+    succeeds, the engine ends its requests with this error and accepts no new ones."""
 
 
 class WeightSyncError(RollError):
-    """Weights could not be moved from training to inference, or arrived changed."""
+    """Weights could not be moved from training to inference, or arrived with changed values."""
 
 
 class WorkerError(RollError):
-    """A worker died or raised; names its role and rank and carries its last traceback."""
+    """A worker died or raised an exception. The message names the role and the rank, and holds the
+    traceback or the last lines of the log."""
 
 
 class WorkerLostError(WorkerError):
-    """A worker died that can be replaced; only what concerns that worker is lost."""
+    """A worker died, but it can be replaced. Only the calls to this worker are lost."""
 
     def __init__(self, message: str, role: Role, label: str, rank: int) -> None:
         super().__init__(message)
         self.role = role
         self.label = label
-        """Tells clusters of one role apart; see `Placement.label`."""
+        """Label that distinguishes clusters of the same role; see `Placement.label`."""
         self.rank = rank
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -98,4 +102,4 @@ class WorkerLostError(WorkerError):
 
 
 class WaitTimeoutError(RollError, TimeoutError):
-    """A wait ran out of time; names what it waited for."""
+    """A wait reached its time limit. The message names what was waited for."""

@@ -1,4 +1,4 @@
-"""`FairLock`: a lock that threads and coroutines wait for in the order in which they came."""
+"""`FairLock`: a lock that threads and coroutines get in the order in which they asked for it."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 POLL_S = 0.05
-"""How often a coroutine looks; one that blocked its loop, or a thread, could not be cancelled."""
+"""Time between two looks of a waiting coroutine at the queue, in seconds. The coroutine polls
+because a wait that blocked the event loop, or a thread, could not be cancelled."""
 
 
 class FairLock:
-    """Held by one at a time. Who comes again and again, as a trainer does with each step, waits
-    behind those who came meanwhile."""
+    """A lock with one holder at a time, given out in the order of arrival. A holder that releases
+    the lock and asks again, as a trainer does in each step, comes after those who already wait."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._queue: deque[object] = deque()
-        """Whose turn it is comes first."""
+        """Tickets of the holder (first) and of those who wait, in the order of arrival."""
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """For threads."""
+        """Hold the lock inside the block; for threads. Block until it is this thread's turn."""
         ticket = self._come()
         try:
             with self._changed:
@@ -34,7 +35,7 @@ class FairLock:
 
     @asynccontextmanager
     async def awaited(self) -> AsyncIterator[None]:
-        """For coroutines."""
+        """Hold the lock inside the block; for coroutines. Wait without blocking the event loop."""
         ticket = self._come()
         try:
             while self._queue[0] is not ticket:

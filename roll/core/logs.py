@@ -1,4 +1,4 @@
-"""One logger per process, tagged with role and rank."""
+"""Logging of one process; each line carries a tag, such as role and rank."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def setup_logging(tag: str, *, level: int = logging.INFO) -> None:
-    """Send this process's `roll` log to standard error, each line beginning with `tag`."""
+    """Send the `roll` log of this process to standard error, with time and `tag` on each line."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         logging.Formatter(f"%(asctime)s {tag} %(levelname)s %(message)s", "%H:%M:%S")

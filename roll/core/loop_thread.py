@@ -1,7 +1,7 @@
-"""An event loop in a thread of its own, which goes on whatever the other threads do.
+"""An event loop in its own thread, which keeps running while other threads are busy or blocked.
 
-It serves coroutines that other threads hand over, until `close` cancels what is left. Whoever hands
-one over waits for it on a `concurrent.futures.Future`, or in `run`.
+Other threads hand coroutines over to the loop. They wait for the results on a
+`concurrent.futures.Future`, or in `run`. `close` cancels the coroutines that still run.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ T = TypeVar("T")
 
 LOGGER = logging.getLogger(__name__)
 SLICE_S = 0.5
-"""A signal that another thread receives does not wake a waiting one; it looks up this often."""
+"""Longest uninterrupted wait in `run`, in seconds. A signal that the system delivers to another
+thread does not wake the waiting thread, so `run` waits in slices of this length."""
 
 
 class LoopThread:
-    """Runs coroutines from its construction to `close`, or to the end of the interpreter.
+    """An event loop in its own thread. The loop runs from the construction of this object until
+    `close`, or until the interpreter ends.
 
     Example:
         with LoopThread("roll-driver") as loop:
@@ -35,38 +37,40 @@ class LoopThread:
         """Start the thread.
 
         Args:
-            cancel_timeout_s: how long cancelled coroutines may take to end before nobody waits for
-                them any more.
+            name: name of the thread, for logs and debuggers.
+            cancel_timeout_s: longest wait for cancelled coroutines to end, in seconds.
         """
         self._cancel_timeout_s = cancel_timeout_s
         self._loop = asyncio.new_event_loop()
         self._closed = False
         self._lock = threading.Lock()
-        # A daemon: a coroutine may block the loop for good, and must not keep the process alive.
+        # A daemon thread: a coroutine that blocks the loop must not keep the process alive.
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Start `work` on the loop; from any thread. Cancelling the future cancels `work`.
+        """Start `work` on the loop; any thread may call this. Cancelling the future cancels `work`.
 
         Raises:
             RuntimeError: the loop is closed.
         """
-        with self._lock:  # else `close` could stop the loop before it hears of `work`
+        with self._lock:  # so that `close` cannot stop the loop in between
             if self._closed:
                 work.close()
                 raise RuntimeError(f"the event loop {self._thread.name!r} is closed")
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` on the loop and block until it ends; its errors pass through.
+        """Run `work` on the loop, block until `work` ends, and return its result.
 
-        What interrupts the wait (Ctrl-C, a signal's handler that raises) cancels `work`, waits a
-        bounded time for it to end, and goes on its way.
+        Errors of `work` are raised here. If an exception interrupts the wait (Ctrl-C, or a signal
+        handler that raises), `work` is cancelled, given a limited time to end, and the exception is
+        raised.
 
         Raises:
-            RuntimeError: the loop is closed, or this is its own thread, which would wait for ever.
-            concurrent.futures.CancelledError: `work` was cancelled by somebody else.
+            RuntimeError: the loop is closed, or the caller is the loop's own thread, which would
+                wait for ever.
+            concurrent.futures.CancelledError: `work` was cancelled from elsewhere.
         """
         if threading.current_thread() is self._thread:
             work.close()
@@ -91,9 +95,10 @@ class LoopThread:
                 self._end(future, tasks)
 
     def close(self) -> None:
-        """Cancel what runs, wait a bounded time for its end, and end the thread.
+        """Cancel all running coroutines, give them a limited time to end, and end the thread.
 
-        A loop that is blocked is left behind, with a warning; a second call does nothing.
+        If a coroutine blocks the loop, the thread is left running and a warning is logged. A second
+        call does nothing.
         """
         with self._lock:
             if self._closed:
@@ -118,19 +123,20 @@ class LoopThread:
 
     def _serve(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.get_loop().run_forever()  # the runner cancels what is left at its end
+            runner.get_loop().run_forever()  # on exit, the runner cancels all remaining tasks
 
     def _end(
         self, future: concurrent.futures.Future[Any], tasks: list[asyncio.Task[Any] | None]
     ) -> None:
-        """Cancel the task behind `future`, not `future`, which would be done at once."""
+        """Cancel the task behind `future` and wait for its end. Cancelling `future` itself would
+        mark `future` as done at once, while the task still runs."""
 
-        async def cancel() -> None:  # as a task of its own it comes after the first step of `hold`
+        async def cancel() -> None:  # runs after the first step of `hold`, which adds to `tasks`
             for task in tasks:
                 if task is not None:
                     task.cancel()
 
-        with suppress(RuntimeError):  # closed in the meantime, which cancels it as well
+        with suppress(RuntimeError):  # the loop was closed meanwhile, which cancels the task too
             self.submit(cancel())
         if not concurrent.futures.wait([future], self._cancel_timeout_s).done:
             LOGGER.warning(

@@ -1,7 +1,7 @@
-"""Metrics that know how they merge.
+"""Metrics with a type that says how values are merged: `Mean`, `Sum`, `Max` or `Last`.
 
-A value carries its reduction as a type, so merging across micro-batches, ranks and replicas needs
-no naming convention: `Metrics.concat` merges equal names, `a | b` joins disjoint ones.
+The type of a value defines the reduction across micro-batches, ranks and replicas, so names need no
+convention. `Metrics.concat` merges metrics of equal names; `a | b` joins sets without common names.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Protocol, Self
 
 
 class Metric(Protocol):
-    """One named number in the making."""
+    """Intermediate state of one number, which can be merged with the state of other parts."""
 
     def merge(self, other: Self) -> Self: ...
 
@@ -21,7 +21,7 @@ class Metric(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """A weighted mean; `total` is the sum of value times weight."""
+    """A weighted mean, 0 without weight. `total` is the sum of value times weight."""
 
     total: float
     weight: float = 1.0
@@ -57,7 +57,7 @@ class Max:
 
 @dataclass(frozen=True, slots=True)
 class Last:
-    """The newest value; the same on every rank (a learning rate, a gradient norm)."""
+    """The newest value; for values that are equal on all ranks (learning rate, gradient norm)."""
 
     newest: float
 
@@ -69,7 +69,7 @@ class Last:
 
 
 class Metrics(Mapping[str, Metric]):
-    """Named metrics; immutable."""
+    """An immutable mapping from names to metrics."""
 
     def __init__(self, values: Mapping[str, Metric] | None = None) -> None:
         self._values = dict(values or {})
@@ -84,10 +84,10 @@ class Metrics(Mapping[str, Metric]):
         return len(self._values)
 
     def __or__(self, other: Mapping[str, Metric]) -> Metrics:
-        """Join two sets of different names.
+        """Join two sets of metrics without common names.
 
         Raises:
-            ValueError: a name is in both; use `concat` to merge.
+            ValueError: a name is in both sets; use `concat` to merge.
         """
         both = self._values.keys() & other.keys()
         if both:
@@ -99,7 +99,7 @@ class Metrics(Mapping[str, Metric]):
 
     @classmethod
     def concat(cls, parts: Sequence[Metrics]) -> Metrics:
-        """Merge equal names by their type, in order."""
+        """Merge all parts, in order. Metrics of equal names are merged as their type defines."""
         merged: dict[str, Metric] = {}
         for part in parts:
             for name, metric in part.items():
@@ -107,9 +107,9 @@ class Metrics(Mapping[str, Metric]):
         return cls(merged)
 
     def prefixed(self, prefix: str) -> Metrics:
-        """The same metrics under `<prefix>/<name>`."""
+        """Return the same metrics under the names `<prefix>/<name>`."""
         return Metrics({f"{prefix}/{name}": metric for name, metric in self.items()})
 
     def values_by_name(self) -> dict[str, float]:
-        """The final numbers, sorted by name."""
+        """Return the final number of each metric, sorted by name."""
         return {name: self._values[name].value() for name in sorted(self._values)}

@@ -1,5 +1,8 @@
-"""Blocking work in daemon threads of its own: it waits for no place in a pool that others fill, and
-a call that never returns does not keep the process alive."""
+"""Blocking calls, each in a new daemon thread.
+
+Unlike a call in a thread pool, such a call does not wait for a free thread. If a call never
+returns, its daemon thread does not keep the process alive.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ T = TypeVar("T")
 
 
 async def in_own_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """What `work` returns or raises. Cancelling the wait does not end `work`."""
+    """Run `work` in a new daemon thread; return what `work` returns, or raise what `work` raises.
+
+    Cancelling the wait does not end `work`.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -31,9 +37,9 @@ async def in_own_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwar
         result, error = None, None
         try:
             result = work(*args, **kwargs)
-        except BaseException as caught:  # noqa: BLE001 - raised again by whoever waits
+        except BaseException as caught:  # noqa: BLE001 - the waiting coroutine raises it
             error = caught
-        with suppress(RuntimeError):  # the loop is closed, so nobody waits
+        with suppress(RuntimeError):  # the loop is closed, so no coroutine waits any more
             loop.call_soon_threadsafe(tell, result, error)
 
     threading.Thread(target=run, name=f"roll-{work.__name__}", daemon=True).start()
@@ -41,10 +47,12 @@ async def in_own_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwar
 
 
 def all_at_once(calls: Sequence[Callable[[], object]]) -> None:
-    """Make all calls at the same time, each in a thread of its own; returns when all have ended.
+    """Make all calls at the same time, each in its own thread, and return when all have ended.
+
+    A single call runs in the thread of the caller.
 
     Raises:
-        Exception: what the first of them raised, in the order of `calls`.
+        Exception: the exception of the first failed call, in the order of `calls`.
     """
     if len(calls) == 1:
         calls[0]()

@@ -1,4 +1,4 @@
-"""Names to things: registries for what is built in, import paths for what users bring."""
+"""Objects by name: registries for built-in objects, import paths for objects of user code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Built-in things of one kind, by name. Duplicates raise; unknown names list the choices."""
+    """Built-in objects of one kind, by name. Registering a name twice raises ValueError. Looking up
+    an unknown name raises ConfigError, which lists the known names."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -43,7 +44,7 @@ class Registry(Generic[T]):
 
 
 def load_object(path: str) -> Any:
-    """Import `package.module:name`.
+    """Import and return the object at `path`, which has the form `package.module:name`.
 
     Raises:
         ConfigError: the path has another form, or the module or the name does not exist.

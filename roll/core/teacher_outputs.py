@@ -1,4 +1,4 @@
-"""What teachers say of tokens, as it travels to the students."""
+"""Outputs of teachers (hidden states or top-k log-probabilities), as sent to the students."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class OutputHead:
-    """The last layer of a language model, whole: `(hidden @ weight^T + bias) / divisor`."""
+    """The complete last layer of a language model. It computes the logits
+    `(hidden @ weight^T + bias) / divisor`."""
 
     weight_VD: Tensor
     bias_V: Tensor | None
@@ -18,11 +19,12 @@ class OutputHead:
     _moved: dict[torch.device, OutputHead] = field(default_factory=dict, repr=False, compare=False)
 
     def stay_home(self) -> None:
-        """Leave every device."""
+        """Drop the copies that `on` has made, to free device memory."""
         self._moved.clear()
 
     def on(self, device: torch.device) -> OutputHead:
-        """The same on `device`, where it stays until `stay_home`."""
+        """Return a copy of this head on `device`. The copy is kept for later calls, until
+        `stay_home`."""
         if device not in self._moved:
             bias_V = None if self.bias_V is None else self.bias_V.to(device)
             self._moved[device] = OutputHead(self.weight_VD.to(device), bias_V, self.divisor)
@@ -31,16 +33,19 @@ class OutputHead:
 
 @dataclass(frozen=True, slots=True)
 class TeacherRow:
-    """What its teacher says of the trained tokens of one row."""
+    """Outputs of one teacher at the trained tokens of one row. N is the number of these tokens."""
 
     teacher: str
     positions_N: Tensor
-    """Int64; where in the row they are, ascending."""
+    """Positions of the trained tokens in the row, int64 `[N]`, ascending."""
     outputs: tuple[Tensor, ...]
-    """The hidden states `[N, D]` that come before them; or the ids `[N, K]` of the tokens that
-    seemed likeliest there and log-probs `[N, K + 1]`, the last of them that of all others."""
+    """One of two forms. Either one tensor: the hidden states `[N, D]` from which the trained tokens
+    are predicted. Or two tensors: the ids `[N, K]` of the K tokens that are likeliest to the
+    teacher at each position, and log-probabilities `[N, K + 1]`: of these K tokens, then of all
+    other tokens together."""
     head: OutputHead | None = None
-    """What makes logits of hidden states; whoever learns has one for all rows of a teacher."""
+    """Last layer of the teacher, which turns hidden states into logits. The student sets it: one
+    head for all rows of a teacher. None until then, and for the top-k form of `outputs`."""
 
     @property
     def num_bytes(self) -> int:

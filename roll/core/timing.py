@@ -10,7 +10,7 @@ from roll.core.metrics import Metrics, Sum
 
 
 class Timers:
-    """Collects durations; a phase entered several times adds up."""
+    """Stopwatches of named phases. If a phase is entered several times, its durations add up."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
@@ -27,11 +27,11 @@ class Timers:
         self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
 
     def seconds(self, phase: str) -> float:
-        """The phase's duration so far."""
+        """Return the time spent in the phase since the last `take`, in seconds."""
         return self._seconds.get(phase, 0.0)
 
     def take(self) -> Metrics:
-        """The durations since the last call, as `time/<phase>_s`; starts anew."""
+        """Return the durations since the last call as metrics `time/<phase>_s`, and reset them."""
         taken = Metrics({f"time/{name}_s": Sum(s) for name, s in self._seconds.items()})
         self._seconds = {}
         return taken

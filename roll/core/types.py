@@ -1,6 +1,6 @@
-"""Nouns that several layers speak of: ranks, prompts, requests, completions, samples.
+"""Data types that several layers use: ranks, prompts, requests, completions, samples.
 
-Plain data, picklable, and free of torch, so that light processes can hold them.
+The types are plain, can be pickled, and do not need torch, so that small processes can use them.
 """
 
 from __future__ import annotations
@@ -14,53 +14,55 @@ from roll.config.sections.roles import Role
 
 
 class FinishReason(StrEnum):
-    """Why an engine stopped writing."""
+    """The reason why an engine stopped generating tokens."""
 
     STOP = "stop"
-    """An end-of-sequence token or a stop string."""
+    """The engine generated an end-of-sequence token or a stop string."""
     LENGTH = "length"
-    """The token limit; the sample is truncated."""
+    """The completion reached the token limit; the sample is truncated."""
     ABORT = "abort"
-    """The request was cancelled; the tokens so far are kept."""
+    """The request was cancelled; the tokens generated until then are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """Where one worker stands in its cluster."""
+    """Position of one worker in its cluster. `dp` stands for data-parallel."""
 
     rank: int
     dp_rank: int
     dp_size: int
     is_dp_leader: bool
-    """True for the one rank of each data-parallel group whose result counts."""
+    """True for one rank of each set of ranks that share a `dp_rank`. Of that set, only the result
+    of this rank is used."""
 
 
 def worker_name(role: Role, label: str = "") -> str:
-    """What a role's workers are called, without their rank: `actor_train`, `reward:math`."""
+    """Return the name of a role's workers without a rank: `actor_train`, `reward:math`."""
     return f"{role.value}:{label}" if label else role.value
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """All that a worker is told about its place; nothing is read from the environment."""
+    """Everything that a worker needs to know about its place in the run. Workers do not read this
+    from environment variables."""
 
     role: Role
     rank: int
     world_size: int
     devices: tuple[int, ...]
-    """Devices on this worker's node: GPU numbers, or slots of cores where there are no GPUs."""
+    """Numbers of the worker's devices on its node: GPUs, or slots of CPU cores without GPUs."""
     cores: tuple[int, ...]
-    """CPU cores this worker may use, on its node."""
+    """Numbers of the CPU cores on its node that the worker may use."""
     node: int
     rendezvous: str
-    """`host:port` of rank 0, for the process group."""
+    """Address `host:port` of rank 0, at which the ranks form their process group."""
     seed: int
     platform: str
     """`cpu` or `cuda`."""
     host: str = "127.0.0.1"
-    """Name or number under which other nodes reach this one."""
+    """Host name or IP address at which other nodes reach this worker's node."""
     label: str = ""
-    """Tells clusters of one role apart."""
+    """Label that distinguishes clusters of the same role; see `Placement.label`."""
 
     @property
     def name(self) -> str:
@@ -69,7 +71,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation."""
+    """A message of a conversation: the role of the speaker, and the text."""
 
     role: str
     content: str
@@ -77,31 +79,31 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One question, ready for the engine.
+    """A prompt, tokenized for the engine.
 
     Example: Prompt(id="gsm8k:17", tokens=(5, 9, 3), text="Sort 3 1 2:", answer="1 2 3", tag="x")
     """
 
     id: str
-    """`<source>:<row>`, stable across runs."""
+    """`<source>:<row>`; the same in every run."""
     tokens: tuple[int, ...]
     text: str
-    """What the tokens say: the rendered chat template."""
+    """Text of `tokens`: the rendered chat template."""
     answer: str
     tag: str
-    """Routes the sample to its rewards."""
+    """Tag that decides which rewards score the samples of this prompt."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Further columns of the row, for reward functions."""
+    """Further columns of the data row, for reward functions."""
 
     @property
     def source(self) -> str:
-        """Name of the data source it is from."""
+        """Name of the data source of this prompt."""
         return self.id.rpartition(":")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How an engine samples; the same names as in the config."""
+    """Parameters with which an engine samples; the names are those of the config."""
 
     temperature: float
     max_new_tokens: int
@@ -113,9 +115,9 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """`n` continuations of one prompt, wanted from one replica.
+    """A request to one replica for `n` continuations of one prompt.
 
-    The i-th continuation is seeded with `seed + i`, so a request can be repeated exactly.
+    The i-th continuation is sampled with the seed `seed + i`, so a request can be repeated exactly.
     """
 
     id: str
@@ -127,11 +129,11 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One continuation, token by token."""
+    """A continuation of a prompt. All tuples hold one entry per token."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """Natural log, of the distribution that was sampled from; one per token."""
+    """Natural logarithm of each token's probability in the distribution that was sampled from."""
     versions: tuple[int, ...]
     """Version of the weights that produced each token."""
     finish: FinishReason
@@ -139,57 +141,61 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A stretch of one continuation, and where it begins.
+    """Consecutive tokens of one continuation, and the position of the first of them.
 
-    Example: Piece(start=7, written=Completion(tokens=(5, 9), ...)) holds tokens 7 and 8.
+    Example: Piece(start=7, written=Completion(tokens=(5, 9), ...)) holds the tokens at positions 7
+    and 8.
     """
 
     start: int
-    """Tokens of the continuation before it. A heartbeat can be lost on its way; whoever puts pieces
-    together sees by this number that one is missing."""
+    """Number of tokens of the continuation before this piece. If a heartbeat is lost, this number
+    shows that a piece is missing."""
     written: Completion
-    """Finish ABORT while the continuation goes on."""
+    """Tokens of this piece. `finish` is ABORT as long as the continuation is not finished."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """What a living engine says of itself.
+    """Answer of an engine to the question whether it is alive, with its progress.
 
     Example: Heartbeat(version=3, written_tokens=5120, prefilled_tokens=900,
         progress={"3/a:1": (Piece(...),)})
     """
 
     version: int
-    """Of the weights in use."""
+    """Version of the weights in use."""
     written_tokens: int
-    """Since the engine started, over all requests."""
+    """Number of tokens generated since the engine started, over all requests."""
     prefilled_tokens: int
-    """Tokens of prompts that the model has read since the engine started, and of what was read
-    again because its KV cache was dropped; what a prefix cache held is left out."""
+    """Number of tokens processed by prefill since the engine started: tokens of prompts, and tokens
+    that were computed again because their KV cache was dropped. Tokens found in a prefix cache do
+    not count."""
     progress: Mapping[str, tuple[Piece, ...]]
-    """Running request -> of each sibling the tokens written since the last heartbeat."""
+    """Id of each running request -> one piece per sibling, with the tokens generated since the last
+    heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One finished attempt at a prompt; what a reward function sees.
+    """A finished response to a prompt, as reward functions get it.
 
     Example: Sample(id="3/gsm8k:17/0", group="3/gsm8k:17", prompt=..., completion=...,
         response_text="1 2 3")
     """
 
     id: str
-    """`<group>/<sibling>`, unique in a run."""
+    """`<group>/<sibling>`; unique in a run."""
     group: str
-    """Shared by the siblings of one prompt in one step."""
+    """Id of the group; the siblings of one prompt in one step have the same."""
     prompt: Prompt
     completion: Completion
     response_text: str
-    """The completion decoded, special tokens left out but for the marks of thoughts."""
+    """Decoded completion without special tokens, except those that mark the begin and end of
+    thoughts (such as `<think>`)."""
 
     @property
     def answer(self) -> str:
-        """The ground truth of the prompt."""
+        """Ground truth of the prompt."""
         return self.prompt.answer
 
     @property
