@@ -1,6 +1,7 @@
-"""Device differences and nothing else: where tensors live, how ranks talk, what the machine has.
+"""The differences between kinds of devices, and facts about this machine and its processes.
 
-`roll.platform.machine` needs no torch; the platforms themselves do.
+A platform says on which device tensors are and how ranks communicate. `roll.platform.machine` does
+not import torch; the platforms do, in the methods that need it.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def get_platform(name: str) -> Platform:
-    """The platform called `cpu` or `cuda`.
+    """Return the platform with the name `cpu` or `cuda`.
 
     Raises:
-        ValueError: another name.
+        ValueError: there is no platform with this name.
     """
-    # Imported here, so that asking what the machine has costs no torch.
+    # Imported here, so that `roll.platform.machine` can be imported without them.
     if name == "cpu":
         from roll.platform.cpu import CpuPlatform
 

@@ -1,4 +1,4 @@
-"""How this process's C library treats memory that is freed."""
+"""Settings of glibc's memory allocator: what happens to memory that the process frees."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ import ctypes
 from collections.abc import Mapping
 
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
-"""Numbers from glibc's malloc.h."""
+"""Numbers of `mallopt` parameters, from glibc's malloc.h."""
 VARIABLES = {
     "MALLOC_TRIM_THRESHOLD_": M_TRIM_THRESHOLD,
     "MALLOC_MMAP_MAX_": M_MMAP_MAX,
     "MALLOC_ARENA_MAX": M_ARENA_MAX,
 }
-"""What glibc reads when a program is loaded."""
+"""Environment variables that glibc reads when a program is loaded -> number of the `mallopt`
+parameter with the same effect."""
 NEVER = 2**31 - 1
-"""More than any block, as far as an argument of `mallopt` can say."""
+"""Largest value of a `mallopt` parameter, in bytes: memory is never given back below this size."""
 
 
 def keep_freed_memory() -> bool:
-    """Keep what is freed for the next allocation instead of giving it back to the system.
+    """Keep freed memory for the next allocation instead of giving it back to the system.
 
-    A step's tensors are large and short-lived. By default each is given back when it is freed and
-    fetched again, page by page, for the next one, which takes longer than the arithmetic on them.
-    The price: the process stays as large as it ever was.
+    The tensors of a step are large and short-lived. By default, their memory is given back to the
+    system when they are freed, and requested again, page by page, for the next tensors. That takes
+    longer than the arithmetic on the tensors. The drawback of keeping the memory: the process never
+    becomes smaller.
 
     Returns:
-        False where the C library has no such setting (it is not glibc).
+        True if the settings were accepted; False if the C library is not glibc or refused them.
     """
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallopt"):
@@ -34,7 +36,8 @@ def keep_freed_memory() -> bool:
 
 
 def set_from(environ: Mapping[str, str]) -> None:
-    """Do what `VARIABLES` ask for, in a process that was there before they were set."""
+    """Apply the settings of `VARIABLES` that are in `environ` to this process, which was loaded
+    before these variables were set. Values that are not numbers are ignored."""
     library = ctypes.CDLL(None)
     for name, number in VARIABLES.items():
         value = environ.get(name, "")

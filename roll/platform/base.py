@@ -1,7 +1,7 @@
-"""`Platform`: what differs between device kinds.
+"""`Platform`: the interface to one kind of device.
 
-A worker without tensors (a reward) has a platform too, so torch is imported where it is used: it
-would take 130 MB of each such process.
+Workers that use no tensors (rewards) have a platform too. So torch is imported only in the
+functions that use it: importing torch would take 130 MB in each of these processes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class WorkerPlace(Protocol):
-    """What a platform needs to know about a worker; a `WorkerSpec` is one."""
+    """The facts about a worker that a platform needs; every `WorkerSpec` has them."""
 
     @property
     def rank(self) -> int: ...
@@ -30,39 +30,40 @@ class WorkerPlace(Protocol):
 
 
 class Platform(Protocol):
-    """One kind of device."""
+    """Interface to one kind of device."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def collective_backend(self) -> str:
-        """What `torch.distributed` calls the way ranks talk."""
+        """Name of the backend with which `torch.distributed` connects the ranks."""
         ...
 
     def device(self, place: WorkerPlace) -> torch.device:
-        """Where this worker's tensors live; a process sees only its own devices."""
+        """Return the device for this worker's tensors. A process sees only its own devices."""
         ...
 
     def set_threads(self, num_threads: int) -> None:
-        """Threads of one tensor operation on the CPU."""
+        """Set the number of threads that compute one tensor operation on the CPU."""
         ...
 
     def init_process_group(self, place: WorkerPlace, timeout_s: float) -> None:
-        """Join the ranks of this worker's cluster; every rank calls it.
+        """Join the process group of this worker's cluster. Every rank must call this method.
 
         Raises:
-            torch.distributed.DistError: the others did not come within `timeout_s`.
+            torch.distributed.DistError: not all ranks joined within `timeout_s`.
         """
         ...
 
     def destroy(self) -> None:
-        """Leave the process group, if one was joined."""
+        """Leave the process group, if this process has joined one."""
         ...
 
 
 def set_threads(num_threads: int) -> None:
-    """Threads of torch; where it is not loaded, OMP_NUM_THREADS tells it when it is."""
+    """Set the number of threads of torch, if torch is loaded. If torch is loaded later, it takes
+    the number from OMP_NUM_THREADS."""
     if "torch" in sys.modules:
         import torch
 
@@ -70,7 +71,8 @@ def set_threads(num_threads: int) -> None:
 
 
 def join_group(backend: str, place: WorkerPlace, timeout_s: float) -> None:
-    """`torch.distributed` over TCP at the address in `place`; reads no environment."""
+    """Initialize the default process group of `torch.distributed` over TCP, with rank 0 at
+    `place.rendezvous`. No environment variables are read."""
     import torch.distributed as dist
 
     host, _, port = place.rendezvous.rpartition(":")
@@ -91,7 +93,7 @@ def join_group(backend: str, place: WorkerPlace, timeout_s: float) -> None:
 
 
 def leave_group() -> None:
-    if "torch" not in sys.modules:  # then no group was joined
+    if "torch" not in sys.modules:  # without torch, this process has joined no group
         return
     import torch.distributed as dist
 

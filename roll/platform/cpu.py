@@ -1,4 +1,4 @@
-"""The CPU as a platform of its own: gloo, slots of cores, a thread budget."""
+"""The platform of machines without GPUs: tensors on the CPU, communication by gloo."""
 
 from __future__ import annotations
 

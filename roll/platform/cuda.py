@@ -1,4 +1,4 @@
-"""NVIDIA GPUs. The process sees only the GPUs of its slots, so its own one is number 0."""
+"""The platform of NVIDIA GPUs. A process sees only the GPUs of its worker and uses number 0."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class CudaPlatform:
 
     @property
     def collective_backend(self) -> str:
-        # Both: weights on the CPU (offloaded, or on their way to a checkpoint) are gathered too.
+        # Both backends: ranks also gather weights on the CPU (offloaded ones, and for checkpoints).
         return "cpu:gloo,cuda:nccl"
 
     def device(self, place: WorkerPlace) -> torch.device:
@@ -31,7 +31,7 @@ class CudaPlatform:
     def init_process_group(self, place: WorkerPlace, timeout_s: float) -> None:
         import torch
 
-        # NCCL takes the current device; without this every rank would guess from its number.
+        # NCCL uses the current device. Without this call, each rank derives a GPU from its number.
         torch.cuda.set_device(self.device(place))
         join_group(self.collective_backend, place, timeout_s)
 

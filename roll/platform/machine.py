@@ -1,4 +1,4 @@
-"""What this machine has: GPUs, cores, memory. Free of torch, so that `roll check` stays fast."""
+"""Resources of this machine: GPUs, cores, memory. No import of torch, so `roll check` is fast."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One node as a run may use it.
+    """The resources of one node that a run may use.
 
     Example: Machine(gpus=0, cores=(0, 1), memory_gb=23.4)
     """
 
     gpus: int
     cores: tuple[int, ...]
-    """Numbers of the CPU cores."""
+    """Numbers of the CPU cores, as the operating system counts them."""
     memory_gb: float
-    """Main memory in GiB, within the limit of the container."""
+    """Main memory in GiB; the limit of the container if that is lower."""
 
 
 def this_machine() -> Machine:
@@ -35,14 +35,14 @@ def this_machine() -> Machine:
 
 
 def count_gpus(environ: Mapping[str, str] | None = None, proc_gpus: Path = PROC_GPUS) -> int:
-    """NVIDIA GPUs that CUDA would show this process."""
+    """Return the number of NVIDIA GPUs that CUDA shows to a process with these variables."""
     visible = (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES")
     present = _count_present(proc_gpus)
     if visible is None or not present:
         return present
     count = 0
     for name in visible.split(","):
-        # CUDA stops at the first name that is no device, and so does this count.
+        # CUDA ignores the first invalid name and all names after it; so does this count.
         number = name.strip()
         if not number or number == "-1" or (number.isdigit() and int(number) >= present):
             break
@@ -53,7 +53,7 @@ def count_gpus(environ: Mapping[str, str] | None = None, proc_gpus: Path = PROC_
 def _count_present(proc_gpus: Path) -> int:
     if proc_gpus.is_dir():
         return sum(1 for _ in proc_gpus.iterdir())
-    # Some containers hide the driver's folder but bring the tool.
+    # Some containers hide the folder of the driver but provide nvidia-smi.
     if shutil.which("nvidia-smi") is None:
         return 0
     command = ["nvidia-smi", "--list-gpus"]
@@ -65,24 +65,26 @@ def _count_present(proc_gpus: Path) -> int:
 
 
 def cores() -> tuple[int, ...]:
-    """CPU cores this process may run on."""
+    """Return the numbers of the CPU cores on which this process may run."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
 
 
 def memory_gb() -> float:
-    """Main memory that this process may use: the machine's, or its container's limit if lower."""
+    """Return the main memory that this process may use, in GiB: that of the machine, or the limit
+    of the container if that is lower."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([physical, *memory_limits()]) / GIB
 
 
 def memory_limits(own: Path = PROC_CGROUP, mounted: Path = CGROUPS) -> list[int]:
-    """Limits in bytes that control groups put on this process, one for each group around it.
+    """Return the memory limits of this process, in bytes: one of its control group and one of each
+    group that contains this group, as far as they have a limit.
 
     Args:
-        own: the file that says which groups this process is in.
-        mounted: where the groups' own files are.
+        own: file that lists the control groups of this process.
+        mounted: folder at which the control groups are mounted.
     """
     limits = []
     for line in own.read_text().splitlines() if own.is_file() else []:
@@ -91,7 +93,7 @@ def memory_limits(own: Path = PROC_CGROUP, mounted: Path = CGROUPS) -> list[int]
             continue
         top = mounted / "memory" if controllers else mounted
         name = "memory.limit_in_bytes" if controllers else "memory.max"
-        # Inside a container the named folder may not be there, and its content lies at the top.
+        # In a container the named folder may be missing; its files are then in the top folder.
         inner = top / group.lstrip("/")
         around = [folder for folder in inner.parents if folder.is_relative_to(top)]
         for file in (folder / name for folder in (inner, *around)):
@@ -102,7 +104,7 @@ def memory_limits(own: Path = PROC_CGROUP, mounted: Path = CGROUPS) -> list[int]
 
 
 def free_port() -> int:
-    """A TCP port that is free now; whoever uses it should do so soon."""
+    """Return a TCP port that is free now. Another process may take the port, so use it soon."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])

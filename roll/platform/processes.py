@@ -1,4 +1,5 @@
-"""Process trees and their memory, from /proc. Elsewhere than on Linux only this process is seen."""
+"""State, children and memory of processes, read from /proc. On systems without /proc the functions
+find no processes and report 0 bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ PROC = Path("/proc")
 
 
 def descendants(pid: int) -> list[int]:
-    """Children of `pid`, their children, and so on."""
+    """Return the ids of all descendants of `pid`: its children, their children, and so on."""
     if not _lists_children():
         return _descendants_by_parents(pid)
     found: list[int] = []
@@ -24,17 +25,20 @@ def descendants(pid: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A process as it is seen from outside, whether or not it answers."""
+    """State of a process, as the operating system reports it. The process itself need not
+    answer."""
 
     name: str
     stopped: bool
-    """By a signal (SIGSTOP), until somebody lets it go on; a debugger's halt does not count."""
+    """True if a signal (SIGSTOP) has stopped the process and SIGCONT has not resumed it. A halt in
+    a debugger does not count."""
     cpu_s: float
-    """Computed up to now, in all threads."""
+    """CPU time that the process has used so far in all its threads, in seconds."""
 
 
 def look_at(pid: int) -> Look | None:
-    """What a process is doing; None when it has ended (whether or not its parent knows)."""
+    """Return the state of a process; None if the process has ended, even if it is still a
+    zombie."""
     stat = _stat(pid)
     if stat is None:
         return None
@@ -46,7 +50,7 @@ def look_at(pid: int) -> Look | None:
 
 
 def stopped_below(pid: int) -> list[str]:
-    """Names of the processes below `pid` that a signal has stopped."""
+    """Return id and name of each descendant of `pid` that a signal has stopped."""
     looks = {child: look_at(child) for child in descendants(pid)}
     return [
         f"process {child} ({look.name})" for child, look in looks.items() if look and look.stopped
@@ -54,7 +58,8 @@ def stopped_below(pid: int) -> list[str]:
 
 
 def rss_bytes(pid: int | None = None) -> int:
-    """Resident memory of one process; 0 when it is gone."""
+    """Return the resident memory of one process (default: this one), in bytes; 0 if it has
+    ended."""
     try:
         fields = (PROC / str(pid or os.getpid()) / "statm").read_text().split()
     except OSError:
@@ -63,29 +68,32 @@ def rss_bytes(pid: int | None = None) -> int:
 
 
 def tree_rss_bytes(pid: int) -> int:
-    """Resident memory of a process and all below it; shared pages count once per process."""
+    """Return the resident memory of a process and all its descendants, in bytes. A page that
+    several of them share counts once for each of them."""
     return sum(rss_bytes(each) for each in [pid, *descendants(pid)])
 
 
 def _numbers(folder: Path) -> list[int]:
     try:
         return [int(name) for name in os.listdir(folder) if name.isdigit()]
-    except OSError:  # no such folder, or it went with its process
+    except OSError:  # the folder does not exist, or its process has ended
         return []
 
 
 def _lists_children() -> bool:
-    """Whether the kernel does (CONFIG_PROC_CHILDREN): else all processes must be looked through."""
+    """Return whether the kernel lists the children of a process (CONFIG_PROC_CHILDREN). If not, all
+    processes must be searched for their parents."""
     return (PROC / f"self/task/{os.getpid()}/children").exists()
 
 
 def _children(pid: int) -> list[int]:
-    """Each is listed with the thread that started it."""
+    """Return the ids of the children of `pid`, collected from all threads of the process: the
+    kernel lists a child under the thread that started it."""
     found: list[int] = []
     for thread in _numbers(PROC / str(pid) / "task"):
         try:
             text = (PROC / str(pid) / "task" / str(thread) / "children").read_text()
-        except OSError:  # gone in the meantime
+        except OSError:  # the thread has ended meanwhile
             continue
         found += map(int, text.split())
     return found
@@ -106,11 +114,12 @@ def _descendants_by_parents(pid: int) -> list[int]:
 
 
 def _stat(pid: int) -> tuple[str, list[str]] | None:
-    """Name, and the fields from the state on; None when the process is gone."""
+    """Return the name and the fields of /proc/PID/stat from the state onwards; None if the process
+    has ended."""
     try:
         text = (PROC / str(pid) / "stat").read_text()
     except OSError:
         return None
-    # The name in parentheses may hold anything, even blanks and parentheses.
+    # The name in parentheses may contain any characters, even blanks and parentheses.
     head, _, rest = text.rpartition(")")
     return head.partition("(")[2], rest.split()

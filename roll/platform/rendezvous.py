@@ -1,7 +1,8 @@
-"""The stores at which ranks meet, bound to the address that the others were told, and to no other.
+"""The TCP stores through which ranks find each other, each listening on one address only.
 
-PyTorch's `TCPStore` listens on all interfaces, takes what anybody sends it, and its notes say to
-which addresses the ranks connect. Given a socket that listens already, it uses that one.
+By default, PyTorch's `TCPStore` listens on all network interfaces and accepts entries from anyone.
+Its entries tell the ranks to which addresses to connect. So the store gets a socket that already
+listens, at the address that the ranks were told.
 """
 
 from __future__ import annotations
@@ -15,20 +16,23 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
 
 BACKLOG = 2048
-"""Connections that may wait; all ranks of a large job connect at once."""
+"""Maximum number of connections that wait to be accepted. All ranks of a large job connect at the
+same time."""
 
 
 def open_store(
     host: str, port: int, *, serves: bool, timeout: timedelta, **options: Any
 ) -> TCPStore:
-    """A store at `host:port`.
+    """Open the store at `host:port`, as its server or as a client.
 
     Args:
-        serves: this process keeps the notes; the others connect to it.
-        options: further ones of `TCPStore`, such as `world_size`.
+        serves: True in the process that runs the server; the others connect to it.
+        timeout: time limit of connecting, and of each later wait for an entry.
+        options: further arguments of `TCPStore`, such as `world_size`.
 
     Raises:
-        RuntimeError: the port is taken, or nobody answers there within `timeout`.
+        RuntimeError: the server cannot listen at the address, or a client gets no answer within
+            `timeout`.
     """
     from torch._C._distributed_c10d import TCPStore
 
@@ -43,15 +47,16 @@ def open_store(
         master_listen_fd=listener.fileno(),
         **options,
     )
-    listener.detach()  # the store closes it
+    listener.detach()  # the store now owns the socket and closes it
     return store
 
 
 def serve_on_named_address() -> None:
-    """Make the stores of `init_process_group(init_method="tcp://...")` listen where the others are
-    told to connect, in processes where a library calls it.
+    """Make the stores of `init_process_group(init_method="tcp://...")` listen only at the named
+    address. For processes in which a library, such as an engine, makes that call.
 
-    PyTorch takes no listening socket on that way, and offers no second handler for `tcp://`.
+    The function replaces an internal function of PyTorch: with `tcp://` PyTorch accepts no
+    listening socket, and no second handler can be registered for `tcp://`.
     """
 
     def create(
@@ -71,7 +76,7 @@ def serve_on_named_address() -> None:
             use_libuv=use_libuv,
         )
 
-    # The package has a function of the module's name.
+    # `torch.distributed.rendezvous` is also a function, so the module is imported by its path.
     module: Any = importlib.import_module("torch.distributed.rendezvous")
     module._create_c10d_store = create
 
