@@ -1,1 +1,2 @@
-"""Roles: a cluster's worker is a strategy plus what the driver asks of it."""
+"""The workers of all roles: each holds a strategy (or an engine, or a reward) and offers the
+methods that the driver calls on it."""

@@ -1,4 +1,4 @@
-"""`ActorWorker`: trains the policy and hands its weights to the engines."""
+"""`ActorWorker`: trains the policy and sends its weights to the engines."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ from roll.workers.model import TrainWorker
 
 
 class ActorWorker(TrainWorker[PolicyTerms]):
-    """One rank of `actor_train`.
+    """A worker of `actor_train`: one rank of the policy's training.
 
     Args:
-        temperature: of sampling.
-        num_tokens: of the tokenizer.
+        temperature: sampling temperature; logits are divided by it.
+        total_updates: number of optimizer steps in the run, for the learning rate schedule.
+        num_tokens: number of tokens of the tokenizer; used where the policy learns from a teacher.
     """
 
     def __init__(
@@ -52,29 +53,32 @@ class ActorWorker(TrainWorker[PolicyTerms]):
 
     @dispatch(SHARD_BATCH)
     def add_old_logprobs(self, batch: RolloutBatch) -> RolloutBatch:
-        """The policy's own log-probs before the first update of the step."""
+        """Return the batch with `old_logprobs`: log-probabilities under the policy. The driver
+        calls this before the first update of a step."""
         return replace(batch, old_logprobs=self.strategy.score(batch).logprobs_BT)
 
     @dispatch(SHARD_BATCH)
     def add_base_logprobs(self, batch: RolloutBatch) -> RolloutBatch:
-        """The reference's log-probs, where the policy is an adapter: those of its base."""
+        """Return the batch with `ref_logprobs`, computed with the adapter switched off. For a
+        policy with a LoRA adapter, whose base model is the reference."""
         return replace(batch, ref_logprobs=self.strategy.score_base(batch).logprobs_BT)
 
     @dispatch(SHARD_BATCH)
     def train(self, batch: RolloutBatch) -> Metrics:
-        """One optimizer step on the rows of all ranks."""
+        """Do one optimizer step on the rows of all ranks; return the metrics."""
         return self.strategy.train(self.teacher_heads.resolve(batch), self.loss)
 
     @dispatch(BROADCAST)
     def place(self) -> Endpoint:
-        """Where this rank, one of the senders of the weights, runs."""
+        """Return node, device and host of this rank, which is a sender of a weight push."""
         return Endpoint(self.spec.node, self.spec.devices[0], self.spec.host)
 
     @dispatch(BROADCAST)
     def open_channel(
         self, route: Route, num_senders: int, num_receivers: int, timeout_s: float
     ) -> Channel:
-        """A channel for one push, opened where the leading sender runs: rank 0's is the one."""
+        """Open a channel for one weight push. Every rank opens one, but only that of rank 0, the
+        leading sender, is returned and used."""
         return new_channel(
             route.kind,
             num_receivers=num_receivers,
@@ -88,11 +92,13 @@ class ActorWorker(TrainWorker[PolicyTerms]):
 
     @dispatch(BROADCAST)
     def push_weights(self, channel: Channel, everything: bool, verify: bool) -> SendReport:
-        """Send this rank's part of the weights, or of the adapter where engines serve it as it is,
-        to the engines; the report is the leader's.
+        """Send this rank's part of the weights to the engines. Send only the adapter if the engines
+        serve the adapter separately. The caller gets the report of rank 0, the leading sender.
 
         Args:
-            everything: also what never changes; otherwise the receivers must have it already.
+            everything: also send tensors that never change; if False, the receivers must have these
+                tensors already.
+            verify: also send a checksum, with which the receivers check the weights.
         """
         adapter = self.pushes_adapter
         manifest = self.strategy.weight_manifest(adapter=adapter)
@@ -106,5 +112,10 @@ class ActorWorker(TrainWorker[PolicyTerms]):
 
     @dispatch(BROADCAST)
     def give_up_push(self, channel: Channel, reason: str) -> None:
-        """End `push_weights`, now or as soon as it begins; to be called beside it."""
+        """End the `push_weights` call on this channel, at once or as soon as it begins. The driver
+        calls this method through `Cluster.beside`, while `push_weights` runs.
+
+        Args:
+            reason: text for the error that `push_weights` raises.
+        """
         self.aborts.of(channel).give_up(reason)

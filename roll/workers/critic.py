@@ -1,4 +1,4 @@
-"""`CriticWorker`: predicts what a state is worth, and learns it from the returns."""
+"""`CriticWorker`: predicts the value of each state and learns from the returns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from roll.workers.model import TrainWorker
 
 
 class CriticWorker(TrainWorker[ValueTerms]):
-    """One rank of `critic`."""
+    """A worker of `critic`: one rank of the critic's training."""
 
     def __init__(
         self, spec: WorkerSpec, role: CriticRole, model: ModelConfig, total_updates: int
@@ -29,10 +29,11 @@ class CriticWorker(TrainWorker[ValueTerms]):
 
     @dispatch(SHARD_BATCH)
     def add_values(self, batch: RolloutBatch) -> RolloutBatch:
-        """What the critic expected, before the first update of the step."""
+        """Return the batch with `values`, which the critic predicts. The driver calls this before
+        the first update of a step."""
         return replace(batch, values=self.strategy.score(batch).values_BT)
 
     @dispatch(SHARD_BATCH)
     def train(self, batch: RolloutBatch) -> Metrics:
-        """One optimizer step on the rows of all ranks."""
+        """Do one optimizer step on the rows of all ranks; return the metrics."""
         return self.strategy.train(batch, self.loss)

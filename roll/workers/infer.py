@@ -1,4 +1,4 @@
-"""`InferWorker`: one inference engine and the requests it serves."""
+"""`InferWorker`: hosts one inference engine, a replica."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from roll.weight_sync.transport_choice import Endpoint
 
 
 class InferWorker(Worker):
-    """One replica of `actor_infer`. All methods share one event loop, so requests interleave."""
+    """A replica of `actor_infer`. All methods run on one event loop, which serves many requests."""
 
     def __init__(
         self, spec: WorkerSpec, role: InferRole, model: ModelConfig, max_model_len: int
@@ -29,7 +29,7 @@ class InferWorker(Worker):
         self.lora = model.lora if model.serves_adapter else None
 
     async def start(self) -> None:
-        """Load the model; returns when the engine can serve."""
+        """Load the model. Return when the engine can serve requests."""
         await self.engine.start()
 
     async def generate(self, request: GenerateRequest) -> list[Completion]:
@@ -42,20 +42,27 @@ class InferWorker(Worker):
         return await self.engine.heartbeat()
 
     def stopped_processes(self) -> list[str]:
-        """Those of the engine."""
+        """Return id and name of each process of the engine that a signal has stopped."""
         return stopped_below(os.getpid())
 
     async def places(self) -> list[Endpoint]:
-        """Where this replica's processes run, in the order in which they receive weights."""
+        """Return node, device and host of each process of this replica, in the order in which the
+        processes are numbered as receivers of weights."""
         return [Endpoint(self.spec.node, device, self.spec.host) for device in self.spec.devices]
 
     async def load_weights(
         self, channel: Channel, version: int, receivers: Mapping[int, int], verify: bool
     ) -> LoadReport:
-        """`receivers`: rank of a replica -> index of its first process in this push."""
+        """Replace the engine's weights, or its adapter, by those that arrive on `channel`.
+
+        Args:
+            version: version of these weights, which later tokens carry.
+            receivers: rank of each replica -> index of its first process among the receivers.
+            verify: check the weights by their checksum.
+        """
         receiver = receivers[self.spec.rank]
         if self.lora is not None:
-            assert isinstance(self.engine, ServesAdapters)  # `roll check` sees to it
+            assert isinstance(self.engine, ServesAdapters)  # `roll check` rejects other engines
             return await self.engine.load_adapter(
                 channel, version, receiver=receiver, alpha=self.lora.alpha, verify=verify
             )
@@ -65,29 +72,31 @@ class InferWorker(Worker):
         """Free device memory between rollouts.
 
         Raises:
-            EngineError: for whatever reason; what it has on the device is unknown.
+            EngineError: the engine failed for any reason. It is then unknown how much device memory
+                the engine holds.
         """
         with self._moving("give its device memory back"):
             await self.engine.sleep()
 
     async def wake(self, weights_only: bool = False) -> None:
-        """Take the memory back; see `InferenceStrategy.wake`.
+        """Take device memory again; see `InferenceStrategy.wake`.
 
         Raises:
-            EngineError: for whatever reason; what it has on the device is unknown.
+            EngineError: the engine failed for any reason. It is then unknown how much device memory
+                the engine holds.
         """
         with self._moving("take its device memory back"):
             await self.engine.wake(weights_only=weights_only)
 
     async def close(self) -> None:
-        """Stop the engine and every process it started."""
+        """Stop the engine and all processes that it started."""
         await self.engine.close()
         super().close()
 
     @contextmanager
     def _moving(self, doing: str) -> Iterator[None]:
-        """Tell of any failure as the engine's: most are out of memory, and no two engines (nor
-        their processes) raise the same error for it."""
+        """Turn any exception inside the block into an EngineError. Most of these failures are lack
+        of memory, and each engine (and each kind of its processes) raises a different exception."""
         try:
             yield
         except EngineError:

@@ -1,4 +1,4 @@
-"""`LearnerWorker`: trains a model on rows that the driver sends."""
+"""`LearnerWorker`: trains a model on batches that the driver sends, without generating samples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ P = TypeVar("P", PreferenceBatch, LabelledBatch)
 
 
 class LearnerWorker(TrainWorker[T], Generic[T, B]):
-    """One rank of a model that learns by one loss; T is what it gives, B what it learns from."""
+    """A worker that trains a model with one loss. T is the result type of the model's forward pass,
+    B the type of the training batches."""
 
     def __init__(
         self,
@@ -42,12 +43,13 @@ class LearnerWorker(TrainWorker[T], Generic[T, B]):
 
     @dispatch(SHARD_BATCH)
     def train(self, batch: B) -> Metrics:
-        """One optimizer step on the rows of all ranks."""
+        """Do one optimizer step on the rows of all ranks; return the metrics."""
         return self.strategy.train(self.teacher_heads.resolve(batch), self.loss)
 
     @dispatch(SHARD_BATCH)
     def evaluate(self, batch: B) -> Metrics:
-        """The loss's own metrics; rows without trained tokens count for nothing."""
+        """Compute the loss on the rows without training, and return the metrics of the loss (those
+        with no `/` in the name). Rows without trained tokens do not count."""
         metrics = LossMetrics(0, 1)
         batch = self.teacher_heads.resolve(batch)
         loss = self.loss(self.strategy.score(batch), batch)
@@ -57,17 +59,23 @@ class LearnerWorker(TrainWorker[T], Generic[T, B]):
 
 
 class PreferenceWorker(LearnerWorker[PolicyTerms, Any]):
-    """A policy that learns from preferences."""
+    """A worker that trains a policy on preferences or on labelled responses."""
 
     @dispatch(SHARD_BATCH)
     def add_base_sums(self, batch: P) -> P:
-        """Log-prob of each row's trained tokens with the adapter off: the reference's."""
+        """Return the batch with `ref_sums`, computed with the adapter switched off. For a policy
+        with a LoRA adapter, whose base model is the reference."""
         logprobs_BT = self.strategy.score_base(batch).logprobs_BT
         return replace(batch, ref_sums=response_sums(logprobs_BT, batch.loss_mask))
 
     @dispatch(SHARD_BATCH)
     def add_divergence(self, batch: LabelledBatch) -> LabelledBatch:
-        """Log-prob of each row's trained tokens, less the reference's."""
+        """Return the batch with `divergence` set to the log ratio of each row, float32 `[B]`: the
+        sum of the log-probabilities of its trained tokens under the policy, minus `ref_sums`.
+
+        Raises:
+            ValueError: `ref_sums` is not set.
+        """
         logprobs_BT = self.strategy.score(batch).logprobs_BT
         sums_B = response_sums(logprobs_BT, batch.loss_mask)
         return replace(batch, divergence=sums_B - batch.require("ref_sums", made_by="add_ref_sums"))

@@ -1,4 +1,4 @@
-"""What workers that hold a PyTorch model have in common."""
+"""Base classes of workers that hold a PyTorch model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class ScoreWorker(Worker, Generic[T]):
-    """One rank of a role that computes with a model; T is what its forward pass gives."""
+    """A worker that runs forward passes of a model. T is the result type of a forward pass."""
 
     def __init__(self, spec: WorkerSpec, strategy: ScoreStrategy[T]) -> None:
         super().__init__(spec)
@@ -42,7 +42,7 @@ class ScoreWorker(Worker, Generic[T]):
 
 
 class TrainWorker(ScoreWorker[T]):
-    """One rank of a role whose model learns."""
+    """A worker that trains a model."""
 
     strategy: TrainStrategy[T]
 
@@ -57,7 +57,8 @@ class TrainWorker(ScoreWorker[T]):
 
     @dispatch(BROADCAST)
     def receive_teacher_heads(self, heads: Mapping[str, RemoteValue[OutputHead]]) -> None:
-        """Before the first rows that they say something of."""
+        """Store the heads of teachers, by teacher name. The driver calls this before it sends the
+        first rows with outputs of these teachers."""
         self.teacher_heads.receive(heads)
 
     @dispatch(BROADCAST)

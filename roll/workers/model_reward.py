@@ -1,4 +1,4 @@
-"""`ModelReward`: the score that a reward model gives a whole response."""
+"""`ModelReward`: scores whole responses with a reward model."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from roll.workers.reward import RewardWorker
 
 
 class ModelReward(RewardWorker):
-    """Hosts a sequence classifier with one label (`model` in the config).
+    """A reward that hosts a sequence classifier with one label (`model` in the config).
 
-    It reads the policy's own tokens, prompt and response, so it must have the policy's tokenizer.
-    A response counts as it ends: the score is that of its last token.
+    The classifier reads the token ids of prompt and response as the policy has them, so it must use
+    the policy's tokenizer. The score of a response is the classifier's output at the last token.
     """
 
     def __init__(self, spec: WorkerSpec, name: str, config: RewardConfig) -> None:
@@ -34,12 +34,12 @@ class ModelReward(RewardWorker):
         self._scorer: HfScore[Any] | None = None
         self._counters = counters_of(name, config)
         self._here = asyncio.Event()
-        """Set while the model is on its device."""
-        # One forward pass at a time: calls come from an event loop, passes run in a thread.
+        """Event that is set while the model is on its device."""
+        # One forward pass at a time: passes run in threads, and the event loop takes further calls.
         self._turn = asyncio.Lock()
 
     async def start(self) -> None:
-        """Load the model."""
+        """Load the model onto its device."""
         assert self.config.model is not None
         setup = ModelSetup(
             spec=self.spec,
@@ -56,10 +56,11 @@ class ModelReward(RewardWorker):
     async def score_samples(
         self, samples: list[Sample], purpose: Purpose = Purpose.TRAINING
     ) -> list[Scored]:
-        """All in as few passes as their tokens allow, when the model is on its device.
+        """Score all samples, with as few forward passes as `max_tokens_per_microbatch` allows. Wait
+        while the model is not on its device.
 
         Raises:
-            RewardError: more scores are no numbers than `max_error_rate` allows.
+            RewardError: the share of scores that are not finite exceeds `max_error_rate`.
         """
         counters = self._counters[purpose]
         budget = counters.opened()
@@ -80,7 +81,8 @@ class ModelReward(RewardWorker):
 
     @dispatch(BROADCAST)
     async def offload(self) -> None:
-        """Leave the device to others, after the pass that runs; samples wait until `onload`."""
+        """Move the model off its device after the current pass. Samples then wait until
+        `onload`."""
         self._here.clear()
         async with self._turn:
             assert self._scorer is not None
@@ -88,14 +90,14 @@ class ModelReward(RewardWorker):
 
     @dispatch(BROADCAST)
     async def onload(self) -> None:
-        """Come back to the device."""
+        """Move the model back to its device; samples that waited are scored then."""
         async with self._turn:
             assert self._scorer is not None
             await asyncio.to_thread(self._scorer.onload)
         self._here.set()
 
     def score(self, sample: Sample, ctx: RewardContext) -> Reward:
-        """One sample by itself; the pipeline asks for many at once."""
+        """Score a single sample. The pipeline calls `score_samples` instead, with many samples."""
         return Reward(self._scores([sample])[0])
 
     async def close(self) -> None:
@@ -107,7 +109,7 @@ class ModelReward(RewardWorker):
         while True:
             await self._here.wait()
             async with self._turn:
-                if self._here.is_set():  # it may have left while this waited for its turn
+                if self._here.is_set():  # `offload` may have held the lock meanwhile
                     return await asyncio.to_thread(self._scores, samples)
 
     @property

@@ -1,4 +1,4 @@
-"""`ReferenceWorker`: log-probs of the frozen model that training starts from."""
+"""`ReferenceWorker`: computes log-probabilities under the frozen reference model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ P = TypeVar("P", PreferenceBatch, LabelledBatch)
 
 
 class ReferenceWorker(ScoreWorker[PolicyTerms]):
-    """One rank of `reference`."""
+    """A worker of `reference`: one rank of the frozen model.
+
+    Args:
+        temperature: logits are divided by it before log-probabilities are computed.
+    """
 
     def __init__(
         self, spec: WorkerSpec, role: ScoreRole, model: ModelConfig, temperature: float
@@ -30,10 +34,12 @@ class ReferenceWorker(ScoreWorker[PolicyTerms]):
 
     @dispatch(SHARD_BATCH)
     def add_ref_logprobs(self, batch: RolloutBatch) -> RolloutBatch:
+        """Return the batch with `ref_logprobs`."""
         return replace(batch, ref_logprobs=self.strategy.score(batch).logprobs_BT)
 
     @dispatch(SHARD_BATCH)
     def add_ref_sums(self, batch: P) -> P:
-        """Log-prob of each row's trained tokens."""
+        """Return the batch with `ref_sums`: log-probabilities, summed over a row's trained
+        tokens."""
         logprobs_BT = self.strategy.score(batch).logprobs_BT
         return replace(batch, ref_sums=response_sums(logprobs_BT, batch.loss_mask))

@@ -1,4 +1,4 @@
-"""`RewardWorker`: what scores samples. Users subclass it when a reward owns something."""
+"""`RewardWorker`: scores samples. Users write a subclass for a reward that holds resources."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ TEARDOWN_TIMEOUT_S = 30.0
 
 
 class RewardWorker(Worker):
-    """A reward that owns something: a model, a connection, a table.
+    """A reward that holds resources: a model, a connection, a table.
 
-    Subclasses override `setup` (once, with the config's `kwargs`), `score` (once per sample, plain
-    or async) and, if need be, `teardown`. Concurrency, timeouts and failure budget are the
-    framework's. Named in the config as `worker: my_module:MyReward`.
+    A subclass overrides `setup` (called once, with the `kwargs` of the config), `score` (called
+    once per sample, plain or async) and, if necessary, `teardown`. The framework handles
+    concurrency, time limits and the error budget. The config names the subclass:
+    `worker: my_module:MyReward`.
     """
 
     def __init__(self, spec: WorkerSpec, name: str, config: RewardConfig) -> None:
@@ -34,10 +35,13 @@ class RewardWorker(Worker):
         self._pool: RewardPool | None = None
 
     async def setup(self, ctx: RewardContext, *args: Any, **kwargs: Any) -> None:
-        """Acquire what the reward needs; runs once, before the first sample.
+        """Acquire the resources of the reward. Called once, before the first sample.
 
-        A subclass names the `kwargs` that it takes: for a type checker, `*args` beside `**kwargs`
-        stands for any parameters.
+        A subclass declares the `kwargs` that it accepts as parameters. For a type checker, `*args`
+        together with `**kwargs` here allows a subclass any parameters.
+
+        Raises:
+            ConfigError: the config has `kwargs`, but the subclass does not override this method.
         """
         if args or kwargs:
             raise ConfigError(
@@ -48,14 +52,15 @@ class RewardWorker(Worker):
     def score(
         self, sample: Sample, ctx: RewardContext
     ) -> Reward | float | Awaitable[Reward | float]:
-        """The verdict on one sample. Declare it `async def` or plain; plain ones run in threads."""
+        """Return the reward of one sample. A subclass declares this method with `async def` or
+        `def`; a method declared with `def` runs in threads."""
         raise TypeError(f"{type(self).__name__} must define `score(self, sample, ctx)`")
 
     async def teardown(self) -> None:
-        """Release what `setup` acquired."""
+        """Release the resources that `setup` acquired."""
 
     def make_pool(self) -> RewardPool:
-        """Where the samples are scored; not for users to override."""
+        """Make the pool that calls `score`. Subclasses of users should not override this method."""
         bound = BoundReward(
             lambda sample: self.score(sample, self.ctx),
             is_async=inspect.iscoroutinefunction(self.score),
@@ -69,14 +74,14 @@ class RewardWorker(Worker):
         return self._pool
 
     async def start(self) -> None:
-        """Set up; called once by the pipeline."""
+        """Make the pool and run `setup` in it. The pipeline calls this once."""
         pool = self.make_pool()
-        # An `async` score runs on a loop of its own, and so must what it works with.
+        # An `async` score runs on a loop of the pool, so what `setup` makes must belong to it.
         await pool.host(lambda: self.setup(self.ctx, **self.config.kwargs))
         self._pool = pool
 
     async def begin_step(self, expected_samples: int, purpose: Purpose = Purpose.TRAINING) -> None:
-        """A new failure budget, for about this many samples."""
+        """Open a new error budget, for a step of about `expected_samples` samples."""
         self.pool.begin_step(expected_samples, purpose)
 
     async def score_samples(
@@ -88,7 +93,7 @@ class RewardWorker(Worker):
         return self.pool.take_metrics(purpose)
 
     async def close(self) -> None:
-        """Tear down what `start` set up."""
+        """Run `teardown` and end the pool."""
         if self._pool is not None:
             try:
                 await self._pool.host(self.teardown, timeout_s=TEARDOWN_TIMEOUT_S)
@@ -98,10 +103,10 @@ class RewardWorker(Worker):
 
 
 class FunctionReward(RewardWorker):
-    """Hosts a plain reward function (`fn` in the config)."""
+    """A reward that is a plain function (`fn` in the config)."""
 
     async def setup(self, ctx: RewardContext, **kwargs: Any) -> None:
-        """Nothing to own: the pool binds `kwargs` to the function."""
+        """Do nothing: there are no resources, and the pool passes `kwargs` to the function."""
 
     def make_pool(self) -> RewardPool:
         return RewardPool.from_config(self.ctx.name, self.config, seed=self.ctx.seed)

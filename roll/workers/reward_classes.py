@@ -9,10 +9,10 @@ from roll.workers.reward import FunctionReward, RewardWorker
 
 
 def reward_worker_class(name: str, config: RewardConfig) -> type[RewardWorker]:
-    """The class that hosts a configured reward.
+    """Return the worker class for a reward of the config.
 
     Raises:
-        ConfigError: `worker` is not a RewardWorker with a `score` of its own.
+        ConfigError: `worker` is not a subclass of RewardWorker, or does not define `score`.
     """
     if config.model is not None:
         # Of all rewards this one alone needs torch.

@@ -1,4 +1,4 @@
-"""`TeacherWorker`: what a teacher expects of every token, kept for its students."""
+"""`TeacherWorker`: computes the outputs of a teacher, from which students learn."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ B = TypeVar("B", bound=TrainBatch)
 
 
 class TeacherWorker(ScoreWorker[TeacherTerms]):
-    """One rank of a teacher.
+    """A worker of a teacher: one rank of the frozen model.
 
     Args:
-        num_tokens: of the tokenizer that it shares with its students.
+        target: kind of outputs that the students compare with (hidden states, or top-k tokens).
+        num_tokens: number of tokens of the tokenizer that teacher and students share.
     """
 
     def __init__(
@@ -38,14 +39,16 @@ class TeacherWorker(ScoreWorker[TeacherTerms]):
 
     @dispatch(SHARD_BATCH)
     def add_teacher_outputs(self, batch: B) -> B:
-        """Return the rows, each with a `RemoteValue` of what the teacher tells of it."""
+        """Return the batch with `teacher_outputs`: for each row a `RemoteValue` of a
+        `TeacherRow`."""
         rows = [replace(row, teacher=self.spec.label) for row in self.strategy.score(batch).rows]
         if not self.rank_info.is_dp_leader:
-            return batch  # nobody looks at it
+            return batch  # only the results of data-parallel leaders are used
         return replace(batch, teacher_outputs=store(rows, [row.num_bytes for row in rows]))
 
     @dispatch(BROADCAST)
     def output_head(self) -> list[RemoteValue[OutputHead]]:
-        """What makes logits of the hidden states it tells; that of rank 0 counts."""
+        """Return the last layer of the teacher, which turns hidden states into logits, as a list
+        with one address. The method is collective; only the result of rank 0 is used."""
         head = self.strategy.output_head()
         return store([head] if self.spec.rank == 0 else [], [head.weight_VD.nbytes])

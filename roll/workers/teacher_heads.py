@@ -1,4 +1,4 @@
-"""What students keep of their teachers."""
+"""`TeacherHeads`: the last layers of the teachers, which a student keeps."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from roll.distributed.remote_values import RemoteValue, fetch
 B = TypeVar("B", bound=TrainBatch)
 
 TIMEOUT_S = 600.0
-"""For what teachers outputs to arrive, which lies ready when it is asked for."""
+"""Time limit of one fetch of heads or outputs, in seconds. They are stored before they are fetched,
+so the limit covers only the transfer."""
 
 
 class TeacherHeads:
-    """The heads of all teachers, and what they say of the rows at hand."""
+    """The heads of all teachers of a student, by teacher name."""
 
     def __init__(self) -> None:
         self._heads: dict[str, OutputHead] = {}
 
     def receive(self, heads: Mapping[str, RemoteValue[OutputHead]]) -> None:
-        """Take the heads, by the teachers' names."""
+        """Fetch the heads of the teachers and store them in place of the old ones."""
         remote_values = list(heads.values())
         got = fetch(
             remote_values, timeout_s=TIMEOUT_S, what=f"the heads of teachers {', '.join(heads)}"
@@ -31,12 +32,13 @@ class TeacherHeads:
         self._heads = dict(zip(heads, got, strict=True))
 
     def offload(self) -> None:
-        """Leave the device to others."""
+        """Drop the copies of the heads on devices."""
         for head in self._heads.values():
             head.stay_home()
 
     def resolve(self, batch: B) -> B:
-        """Return the batch with the values that its addresses stand for."""
+        """Return the batch with its `teacher_outputs` fetched: a `TeacherRow`, with the head of its
+        teacher, in place of each `RemoteValue`."""
         if batch.teacher_outputs is None:
             return batch
         rows = fetch(
@@ -44,6 +46,6 @@ class TeacherHeads:
             timeout_s=TIMEOUT_S,
             what=f"what teachers say of {len(batch)} rows",
         )
-        # A teacher that tells its likeliest tokens hands over no head.
+        # A teacher with top-k outputs has no head here: the students need none.
         teacher_outputs = [replace(row, head=self._heads.get(row.teacher)) for row in rows]
         return replace(batch, teacher_outputs=teacher_outputs)
