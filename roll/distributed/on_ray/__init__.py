@@ -1,1 +1,1 @@
-"""Everything that calls Ray: actors, clusters of them, nodes, start and end."""
+"""The code that uses Ray: its start and end, nodes, actors, clusters of actors."""

@@ -1,7 +1,7 @@
-"""`RayActor`: one worker's process on Ray, from its start to its end.
+"""`RayActor`: the process of one worker on Ray, from its start to its end.
 
-Roles on the same slots are colocated: actors ask Ray for nothing and are told their devices by
-environment and `WorkerSpec`.
+Roles may share devices. So actors reserve no resources of Ray; they learn their devices from
+environment variables and from their `WorkerSpec`.
 """
 
 from __future__ import annotations
@@ -27,42 +27,52 @@ from roll.distributed.watchdog import Watchdog
 from roll.distributed.worker import is_async
 
 MAX_CONCURRENT_CALLS = 100_000
-"""Of one asynchronous worker; the scheduler in front of it sets the real limit."""
+"""Maximum number of concurrent calls of an asynchronous worker. Intentionally high: the scheduler
+that sends requests to the worker sets the real limit."""
 
 END_TIMEOUT_S = 30.0
-"""For a killed actor's processes to be gone; a process that holds a GPU takes seconds."""
+"""Time limit for the end of an actor's processes after they were killed, in seconds. A process that
+uses a GPU takes some seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobDevice:
-    """One device, named by its place in the job, not by what Ray calls it."""
+    """A device of the job, with the placement group of Ray that reserves it."""
 
     number: int
-    """Job-wide."""
+    """Number of the device in the job, as pools name it."""
     node: int
+    """Number of the node in the job."""
     device: int
-    """Real GPU number on the node, or slot of cores."""
+    """Number of the GPU on its node, or of the slot of CPU cores."""
     cores: tuple[int, ...]
+    """Numbers of the CPU cores that belong to the device."""
     group: PlacementGroup
     bundle: int
+    """Index of the device's bundle in `group`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActorSettings:
-    """What all clusters of a run share."""
+    """Settings that all clusters of a run have in common."""
 
     platform: str
+    """`cpu` or `cuda`."""
     single_node: bool
+    """True if all workers are on this machine, on a Ray that the run has started."""
     python_path: tuple[str, ...]
+    """Folders with user code, which workers search first for modules."""
     python: str | None
-    """The command that Ray starts workers with; None: Python."""
+    """Command with which Ray starts workers, in place of Python; None: Python."""
     start_timeout_s: float
+    """Time limit for the start of a cluster or of a worker, in seconds."""
     call_timeout_s: float
+    """Default time limit of a call to a cluster, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to make one cluster's workers."""
+    """Class, placement and arguments of the workers of one cluster."""
 
     worker_cls: Callable[..., Any]
     placement: Placement
@@ -71,7 +81,11 @@ class Recipe:
 
 
 class RayActor:
-    """Started empty; `arrive` when it has answered `about`, then `build` the worker in it."""
+    """A Ray actor for one worker.
+
+    The constructor starts the actor without a worker. When the actor has answered `about`, the
+    caller passes the answer to `arrive`; then `build` builds the worker in the actor.
+    """
 
     def __init__(
         self, recipe: Recipe, rank: int, own: tuple[JobDevice, ...], settings: ActorSettings
@@ -79,7 +93,7 @@ class RayActor:
         place = recipe.placement
         self.member = Member(place.role, place.label, rank, place.replaceable)
         self.ended = False
-        """Nothing is left of it."""
+        """True once all processes of the actor are known to have ended."""
         self._recipe = recipe
         self._where = PlacementGroupSchedulingStrategy(own[0].group, own[0].bundle)
         token = uuid.uuid4().hex
@@ -92,7 +106,7 @@ class RayActor:
             cores=cores_of(own),
             token=token,
             python_path=settings.python_path,
-            # Asynchronous workers (engines, rewards) compute elsewhere, and gained nothing from it.
+            # Asynchronous workers (engines, rewards) compute in other processes: no gain for them.
             keep_memory=settings.platform == "cpu" and not asynchronous,
             single_host=settings.single_node,
         )
@@ -108,78 +122,87 @@ class RayActor:
         if asynchronous:
             host = AsyncHost
             options["max_concurrency"] = MAX_CONCURRENT_CALLS
-        # Ray shows the class in the process title, so that `ps` tells roles and ranks apart.
+        # Ray puts the name of the class into the process title, so `ps` shows role and rank.
         named = type(re.sub(r"[^\w\[\]]", "_", self.member.name), (host,), {})
         actor_cls = ray.remote(concurrency_groups={WATCH_GROUP: 1, BESIDE_GROUP: 2})(named)
         self._handle = actor_cls.options(**options).remote()
 
     @property
     def info(self) -> HostInfo:
+        """Process and node of the actor; known after `arrive`."""
         assert self.member.info is not None, "the actor has not arrived"
         return self.member.info
 
     def about(self) -> Any:
-        """Reference to its `HostInfo`."""
+        """Ask the actor for its `HostInfo`; return the reference to the answer."""
         return self._handle.about.remote()
 
     def arrive(self, info: HostInfo, watchdog: Watchdog) -> None:
-        """It has answered `about`: from now on its death is noticed."""
+        """Store the answer to `about`, and let the watchdog watch the actor from now on."""
         self.member.info = info
         watching = self._handle.watch.options(concurrency_group=WATCH_GROUP).remote()
         watchdog.watch(watching, self.member, self._beat)
 
     def free_port(self) -> Any:
-        """Reference to the number of a port that is free on its node."""
+        """Ask for a free port on the actor's node; return the reference to the port number."""
         return self._handle.free_port.remote()
 
     def build(self, spec: WorkerSpec) -> Any:
-        """Make the worker; reference to its `RankInfo`."""
+        """Build the worker in the actor; return the reference to its `RankInfo`."""
         recipe = self._recipe
         return self._handle.build.remote(recipe.worker_cls, spec, recipe.args, recipe.kwargs)
 
     def run(self, method: str, call: Call) -> Any:
-        """Reference to the result of a method of the worker."""
+        """Call a method of the worker; return the reference to the result."""
         return self._handle.run.remote(method, call.kwargs, *call.args)
 
     def run_beside(self, method: str, call: Call) -> Any:
-        """As `run`, while another call may run."""
+        """Call a method of the worker while another call may run; return the reference to the
+        result."""
         beside = self._handle.run.options(concurrency_group=BESIDE_GROUP)
         return beside.remote(method, call.kwargs, *call.args)
 
     def _beat(self) -> Any:
-        """Reference to a heartbeat."""
+        """Ask the actor for a heartbeat; return the reference to the answer."""
         return self._handle.beat.options(concurrency_group=BESIDE_GROUP).remote()
 
     def kill(self) -> None:
-        """Kill the process where it stands; its reaper kills what it started. Does not wait."""
+        """Kill the process at once, without waiting for its end. Its reaper then kills the
+        processes that it started."""
         ray.kill(self._handle)
 
     def end(self, timeout_s: float) -> bool:
-        """Kill the process and all it started, even what is stopped; whether all of it is gone.
+        """Kill the process and all processes that it started, even stopped ones, and wait for their
+        end.
 
         Args:
-            timeout_s: for a process to start on another node, which then has `END_TIMEOUT_S`.
+            timeout_s: time limit for the start of the task on another node that kills them, in
+                seconds. The task itself has the limit `END_TIMEOUT_S`.
+
+        Returns:
+            True if all these processes have ended, or their node is no longer part of the cluster.
         """
         self.kill()
-        # On its node, and not by itself: one that is stopped cannot end what it started.
-        info = self.member.info  # None: it has not told where it is, which `_where` knows, too
+        # Not done in the actor itself: if it is stopped, it cannot end its processes.
+        info = self.member.info  # None before `arrive`; `_where` names the node, too
         if info is not None and info.node == ray.get_runtime_context().get_node_id():
             return end_marked(self._mark, END_TIMEOUT_S)
-        if not _lives(self.info.node):  # a task for it would wait until its limit
+        if not _lives(self.info.node):  # a task for a lost node would only wait for its time limit
             return True
         task = ray.remote(num_cpus=0)(end_marked).options(scheduling_strategy=self._where)
         ending = task.remote(self._mark, END_TIMEOUT_S)
         try:
             return bool(ray.get(ending, timeout=timeout_s + END_TIMEOUT_S))
-        except ray.exceptions.RayError:  # out of time, or its node has gone meanwhile
+        except ray.exceptions.RayError:  # time limit, or the node was lost meanwhile
             return not _lives(self.info.node)
 
 
 def _lives(node: str) -> bool:
-    """Whether a node is part of the cluster; what ran on one that is lost is out of its reach."""
+    """Return whether a node is part of the Ray cluster. Processes on a lost node cannot be
+    reached."""
     return any(each["NodeID"] == node and each["Alive"] for each in ray.nodes())
 
 
 def cores_of(slots: tuple[JobDevice, ...]) -> tuple[int, ...]:
-    """All cores of some slots."""
+    """Return the numbers of all CPU cores of some devices, sorted."""
     return tuple(sorted({core for slot in slots for core in slot.cores}))

@@ -1,4 +1,4 @@
-"""Results of one call to several actors, as Ray references."""
+"""Results of a call to several Ray actors."""
 
 from __future__ import annotations
 
@@ -17,18 +17,25 @@ from roll.distributed.watchdog import POLL_S, Watchdog
 
 
 class RayAnswers:
-    """Waits in slices, so that a death is noticed while the others still work."""
+    """Implementation of `Answers` for a call to several actors: one Ray reference per actor.
+
+    Waits are cut into short slices, so that the death of one actor is noticed while others work.
+    """
 
     def __init__(
         self, method: str, refs: Sequence[Any], members: Sequence[Member], watchdog: Watchdog
     ) -> None:
-        """`refs` are the answers of `members`, one each."""
+        """Keep the references.
+
+        Args:
+            refs: reference to the answer of each of `members`, in the same order.
+        """
         self._method = method
         self._refs = refs
         self._members = members
         self._watchdog = watchdog
         self._results: dict[int, Any] = {}
-        """By place in `refs`."""
+        """Index in `refs` -> result, for the results that have been fetched."""
 
     def done(self) -> bool:
         waiting = [ref for place, ref in enumerate(self._refs) if place not in self._results]
@@ -55,7 +62,7 @@ class RayAnswers:
         places = {ref: i for i, ref in enumerate(self._refs) if i not in self._results}
         while places:
             left_s = deadline - time.monotonic()
-            # For all of them: to wait for one at a time would go through all for each.
+            # Wait for all at once: waiting for one at a time would check all of them every time.
             ready, _ = ray.wait(
                 list(places), num_returns=len(places), timeout=max(0.0, min(POLL_S, left_s))
             )

@@ -1,4 +1,4 @@
-"""`RayCluster`: the workers of one role in Ray actors, one each."""
+"""`RayCluster`: the workers of one role, each in its own Ray actor."""
 
 from __future__ import annotations
 
@@ -33,8 +33,11 @@ CLOSE_TIMEOUT_S = 20.0
 
 
 class RayCluster(Cluster[W], Generic[W]):
-    """Its list of actors changes only when a rank is restarted, one entry at a time, so that calls
-    of other threads meet either the old actor or the new one."""
+    """A cluster whose workers run in Ray actors.
+
+    The list of actors changes only when a rank is restarted, and then one entry is replaced. So a
+    call from another thread reaches either the old actor or the new one.
+    """
 
     def __init__(
         self,
@@ -54,7 +57,7 @@ class RayCluster(Cluster[W], Generic[W]):
         self._closed = False
         self._restarts = [threading.Lock() for _ in slots]
         self._arriving: set[RayActor] = set()
-        """Restarted ones that are not in their place yet."""
+        """New actors of ranks that are being restarted, until they enter the list of actors."""
         self._actors = [
             RayActor(recipe, rank, own, settings) for rank, own in enumerate(self._slots)
         ]
@@ -66,7 +69,7 @@ class RayCluster(Cluster[W], Generic[W]):
 
     @property
     def infos(self) -> tuple[HostInfo, ...]:
-        """Process and node of each rank."""
+        """Process and node of each rank's actor."""
         return tuple(actor.info for actor in self._actors)
 
     @property
@@ -139,8 +142,9 @@ class RayCluster(Cluster[W], Generic[W]):
                     self._arriving.discard(new)
 
     def _end_failed(self, actor: RayActor) -> None:
-        """Free the devices of one that could not be built. If it hangs, it obeys no wish to end."""
-        if self._closed:  # which ends those that arrive, too
+        """Kill an actor whose worker could not be built, and free its devices. If it does not end,
+        only log an error: the caller raises the error of the failed start."""
+        if self._closed:  # `close` ends new actors, too
             actor.kill()
             return
         try:
@@ -164,7 +168,14 @@ class RayCluster(Cluster[W], Generic[W]):
                 self._end(self._actors[rank], "and is not needed any more")
 
     def _end(self, actor: RayActor, why: str) -> None:
-        """Nothing of it is left afterwards."""
+        """Kill all processes of an actor and wait for their end.
+
+        Args:
+            why: end of the sentence that calls to this actor give as the reason.
+
+        Raises:
+            WaitTimeoutError: a process has not ended in time.
+        """
         if actor.ended:
             return
         name = f"{actor.member.name} (pid {actor.info.pid}"
@@ -195,13 +206,14 @@ class RayCluster(Cluster[W], Generic[W]):
             for actor in actors:
                 actor.kill()
             self._end_lingering(actors)
-            # A restart that goes on would talk to Ray after its end, which starts another Ray.
+            # Wait for running restarts: a call to Ray after its end would start a new Ray.
             for restart in self._restarts:
                 if restart.acquire(timeout=CLOSE_TIMEOUT_S):
                     restart.release()
 
     def _end_lingering(self, actors: Sequence[RayActor]) -> None:
-        """Ray asks a worker to end itself, which one that is stopped does not."""
+        """Kill the processes of stopped actors: `kill` makes Ray ask an actor to end itself, which
+        a stopped process does not do."""
         for actor in actors:
             if actor.member.lingers and not actor.ended and not self._watchdog.ray_ended:
                 actor.end(CLOSE_TIMEOUT_S)
@@ -238,7 +250,7 @@ class RayCluster(Cluster[W], Generic[W]):
         try:
             return await future
         except asyncio.CancelledError:
-            # Either the watchdog cancelled the future because of a death, or the caller gave up.
+            # Cancelled by the watchdog after a death (then `check` raises), or by the caller.
             self._watchdog.check([actor.member])
             raise
         except ray.exceptions.RayError as error:

@@ -1,4 +1,4 @@
-"""The one place that builds the environment of actors, and of Ray before it starts."""
+"""Construction of the environment variables of actors, and of Ray before it starts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from roll.distributed.processes.reaper import start_reaper
 
 WORKER_TOKEN = "ROLL_WORKER_TOKEN"
-"""Marks a worker and all its children; the reaper finds them by it."""
+"""Variable that marks a worker and all its child processes, so that the reaper can find them."""
 
 RUN_TOKEN = "ROLL_RUN_TOKEN"
-"""Marks all that a driver starts on its machine, Ray included."""
+"""Variable that marks all processes that a driver starts on its machine, including Ray."""
 
 PASSED_THROUGH = (
     "CUDA_DEVICE_ORDER",
@@ -30,35 +30,39 @@ PASSED_THROUGH = (
     "VLLM_CPU_OMP_THREADS_BIND",
     "VLLM_LOGGING_LEVEL",
 )
-"""Variables of the driver that actors on other nodes must see too."""
+"""Variables that actors take over from the driver, also on other nodes."""
 
 TUNABLES = "GLIBC_TUNABLES"
 
 KEEP_FREED_MEMORY = {
-    # glibc hands large blocks back to the kernel when they are freed, and takes new ones, page
-    # fault by page fault, in the next micro-batch: a third of a training step in the threads of an
-    # actor (benchmarks/overhead.py). One heap that never shrinks has no faults after step two.
+    # By default, glibc gives large blocks back to the kernel when they are freed. The next
+    # micro-batch then allocates new ones, with a page fault per page. In the threads of an actor
+    # this takes a third of a training step (benchmarks/overhead.py). With a single heap that never
+    # shrinks, there are no page faults after the second step.
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
-    # In pages of 2 MB where the kernel has them for who asks: 1 to 2 % less of a step.
+    # Use pages of 2 MB if the kernel offers them on request: a step takes 1 to 2 % less time.
     TUNABLES: "glibc.malloc.hugetlb=1",
 }
-"""For workers that compute with torch on the CPU; what the user sets wins."""
+"""Variables for workers that compute with torch on the CPU. Values set by the user take
+precedence."""
 
 WITHOUT_TRITON = "ROLL_WITHOUT_TRITON"
-"""Set for the same workers: transformers would import triton, 70 MB of kernels for GPUs."""
+"""Variable that makes the same workers hide the package triton. Otherwise transformers would import
+triton, which takes 70 MB and is only of use on GPUs."""
 
 RAY_VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Events of every call, for `ray list tasks`: the control store keeps 100,000 of them, and grew
-    # by 150 MB in 1,000 steps (benchmarks/soak.py).
+    # No events of calls for `ray list tasks`: Ray's control store would keep 100,000 events, and
+    # grew by 150 MB in 1,000 steps (benchmarks/soak.py).
     "RAY_task_events_report_interval_ms": "0",
 }
 
 LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""Where all workers are on one machine, their process groups listen on its loopback interface; by
-itself gloo takes the interface of the machine's name, and NCCL the first that reaches others."""
+"""Variables that make process groups listen only on the loopback interface, for runs with all
+workers on one machine. By default, gloo uses the interface of the machine's host name, and NCCL the
+first interface that reaches other machines."""
 
 
 def actor_env(
@@ -72,14 +76,17 @@ def actor_env(
     single_host: bool = False,
     driver_environ: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """The variables of one actor, on top of those of its node.
+    """Return the variables of one actor, which are added to those of its node.
 
     Args:
-        devices: real device numbers on the actor's node.
-        cores: CPU cores it may keep busy.
-        python_path: folders with user code (beside the YAML file), searched first.
-        keep_memory: set `KEEP_FREED_MEMORY`.
-        single_host: all workers of the run are on one machine.
+        platform: `cpu` or `cuda`.
+        devices: numbers of the actor's devices on its node.
+        cores: numbers of the CPU cores that the actor may use.
+        token: value of `WORKER_TOKEN`.
+        python_path: folders with user code (beside the YAML file), which are searched first.
+        keep_memory: also set `KEEP_FREED_MEMORY` and `WITHOUT_TRITON`.
+        single_host: True if all workers of the run are on one machine.
+        driver_environ: variables of the driver, by default those of this process.
     """
     driver = os.environ if driver_environ is None else driver_environ
     env = on_one_machine(driver) if single_host else {}
@@ -89,9 +96,9 @@ def actor_env(
         WORKER_TOKEN: token,
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
-        # The tokenizer's own threads would compete with the worker's and warn after a fork.
+        # The tokenizer's threads would compete with those of the worker, and warn after a fork.
         "TOKENIZERS_PARALLELISM": "false",
-        # Roles borrow slots and ask Ray for no device, and Ray would hide all devices from them.
+        # Actors reserve no devices of Ray, and by default Ray hides all devices from them.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
     }
@@ -108,13 +115,14 @@ def actor_env(
 
 
 def on_one_machine(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """`LOOPBACK_ONLY`, but for what the user has set."""
+    """Return the variables `LOOPBACK_ONLY`, with the values of `environ` where it has them."""
     return {name: environ.get(name, value) for name, value in LOOPBACK_ONLY.items()}
 
 
 @contextmanager
 def environment(wanted: Mapping[str, str | None]) -> Iterator[None]:
-    """Variables of this process and of what it starts, as long as the block lasts; None: unset."""
+    """Set environment variables of this process for the time of the block; processes started inside
+    inherit them. The value None removes a variable."""
 
     def set_all(variables: Mapping[str, str | None]) -> None:
         for name, value in variables.items():
@@ -132,20 +140,21 @@ def environment(wanted: Mapping[str, str | None]) -> Iterator[None]:
 
 
 def replace_environment(wanted: Mapping[str, str]) -> None:
-    """Give this process other variables than it was started with: those and no more."""
+    """Replace all environment variables of this process by `wanted`."""
     os.environ.clear()
     os.environ.update(wanted)
 
 
 def prepare_ray() -> None:
-    """Set what Ray reads when it starts on this machine; what the user set stays.
+    """Set the variables that Ray reads when it starts on this machine, except those that the user
+    has set.
 
-    Also marks everything this process starts from now on, and sets a reaper on the mark: should the
-    driver be killed, Ray's own helpers would otherwise live on for a minute.
+    Also mark all processes that this process starts from now on, and start a reaper for the mark.
+    Without the reaper, Ray's processes would live on for a minute after the driver was killed.
     """
     for name, value in RAY_VARIABLES.items():
         os.environ.setdefault(name, value)
-    # The process number tells an own mark from one inherited from a driver that started this one.
+    # The process id distinguishes this driver's mark from one inherited from another driver.
     own = f"{os.getpid()}-"
     if not os.environ.get(RUN_TOKEN, "").startswith(own):
         os.environ[RUN_TOKEN] = own + uuid.uuid4().hex

@@ -1,4 +1,5 @@
-"""From Ray's exceptions to this framework's: the same `RollError` type, or a `WorkerError`."""
+"""Translation of Ray's exceptions into this framework's: a `RollError` of the same type, or a
+`WorkerError`."""
 
 from __future__ import annotations
 
@@ -12,24 +13,26 @@ from roll.distributed.on_ray.members import Member
 from roll.distributed.watchdog import Watchdog
 
 GRACE_S = 2.0
-"""A rank often fails because a sibling died ("connection closed by peer"); how long to wait for the
-news of that death, which is the better message."""
+"""Time to wait for the report of a death before the error of a rank is raised, in seconds. A rank
+often fails because another rank died ("connection closed by peer"); the death is then the better
+message."""
 
 
 def raise_failure(
     error: Exception, member: Member, method: str, watchdog: Watchdog, *, grace_s: float = GRACE_S
 ) -> NoReturn:
-    """Raise what a failed call means to the user.
+    """Raise this framework's error for a failed call.
 
     Args:
-        error: what `ray.get` raised.
-        member: who was called.
-        grace_s: how long to wait for the news of a death.
+        error: exception that `ray.get` raised.
+        member: the actor that was called.
+        grace_s: time to wait for the report of a death, in seconds.
 
     Raises:
-        RollError: the worker raised one; the same type, noted with the worker's name.
-        WorkerLostError: the worker is gone, and can be replaced.
-        WorkerError: anything else.
+        RollError: the worker raised a RollError. It is raised again, with the name of the worker
+            and the traceback as a note.
+        WorkerLostError: the worker is dead; it is replaceable.
+        WorkerError: in all other cases.
     """
     what = f"{member.name}.{method}"
     if isinstance(error, ray.exceptions.RayTaskError):
@@ -47,5 +50,5 @@ def raise_failure(
 
 
 def plain_text(colored: str) -> str:
-    """Without the terminal colors that Ray writes into its messages."""
+    """Return a message of Ray without its escape codes for terminal colors."""
     return re.sub(r"\x1b\[[0-9;]*m", "", colored)

@@ -1,5 +1,8 @@
-"""The Ray actor around a worker. It is built first and empty, so that errors of a worker's
-constructor travel like those of any other method, and its death can be watched from the start.
+"""The classes of Ray actors that host a worker.
+
+An actor starts without its worker, and `build` builds the worker later. So an error of the worker's
+constructor reaches the driver like an error of any other method, and the driver can watch the actor
+from its start.
 """
 
 from __future__ import annotations
@@ -23,27 +26,29 @@ from roll.distributed.worker import Worker
 from roll.platform.machine import free_port
 
 WATCH_GROUP = "watch"
-"""Concurrency group of the never-ending call, so that it takes no thread from the others."""
+"""Concurrency group of `watch`, so that this call, which never returns, blocks no other call."""
 
 BESIDE_GROUP = "beside"
-"""Concurrency group of what is answered while another call runs: heartbeats, and what ends one."""
+"""Concurrency group of calls that run while another call runs: heartbeats, and calls that end the
+other call."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostInfo:
-    """Where an actor lives."""
+    """Process and node of an actor."""
 
     pid: int
     address: str
-    """IP of its node."""
+    """IP address of its node."""
     log: str
-    """File that holds its standard error; empty when it is no file."""
+    """Path of the file that its standard error is written to; not a path if standard error is no
+    file, and empty where /proc does not exist."""
     node: str = ""
-    """What Ray calls its node."""
+    """Ray's id of its node."""
 
 
 class _Room:
-    """What both hosts do."""
+    """Common part of `SyncHost` and `AsyncHost`."""
 
     def __init__(self) -> None:
         start_reaper(f"{WORKER_TOKEN}={os.environ[WORKER_TOKEN]}")
@@ -79,7 +84,7 @@ class _Room:
 
 
 class SyncHost(_Room):
-    """One call at a time, in one thread."""
+    """A host that runs one call at a time, in one thread."""
 
     def about(self) -> HostInfo:
         return self._about()
@@ -94,16 +99,17 @@ class SyncHost(_Room):
         return self._method(method)(*args, **kwargs)
 
     def beat(self) -> list[str]:
-        """What has been stopped below; runs in `BESIDE_GROUP`."""
+        """Return the names of stopped processes that the worker needs. Runs in `BESIDE_GROUP`."""
         return self._beat()
 
     def watch(self) -> None:
-        """Never returns; runs in `WATCH_GROUP`."""
+        """Block for ever, so that the call ends only with the process. Runs in `WATCH_GROUP`."""
         threading.Event().wait()
 
 
 class AsyncHost(_Room):
-    """Calls share one event loop; the worker is built on it too, so it may start tasks."""
+    """A host that runs all calls on one event loop. The worker is built on the loop, too, so its
+    constructor may start tasks."""
 
     async def about(self) -> HostInfo:
         return self._about()
@@ -119,9 +125,10 @@ class AsyncHost(_Room):
         return await result if inspect.isawaitable(result) else result
 
     async def beat(self) -> list[str]:
-        """What has been stopped below; runs in `BESIDE_GROUP`, on an event loop of its own."""
+        """Return the names of stopped processes that the worker needs. Runs in `BESIDE_GROUP`,
+        which has its own event loop."""
         return self._beat()
 
     async def watch(self) -> None:
-        """Never returns; runs in `WATCH_GROUP`."""
+        """Wait for ever, so that the call ends only with the process. Runs in `WATCH_GROUP`."""
         await asyncio.Event().wait()

@@ -1,4 +1,4 @@
-"""`RayLooks`: what is going on in processes of all nodes, as references that Ray answers."""
+"""`RayLooks`: inspection of processes on all nodes, by tasks of Ray."""
 
 from __future__ import annotations
 
@@ -13,29 +13,33 @@ from roll.platform.processes import look_at
 
 
 class RayLooks:
-    """Used by one thread, which nothing here holds up: a node may answer late or never."""
+    """Inspection of processes by tasks of Ray. Apart from `ready`, which has a time limit, no
+    method waits for a node: a node may answer late or never."""
 
     def is_here(self, member: Member) -> bool:
-        """Whether its process is on this machine, and can be looked at directly."""
+        """Return whether the actor's process is on this node, where `look_at` can inspect it
+        directly."""
         assert member.info is not None, "only actors that have answered are looked at"
         return bool(member.info.node == ray.get_runtime_context().get_node_id())
 
     def look(self, member: Member) -> Any:
-        """Reference to a `Look` at its process on another node, None if that is gone."""
+        """Start a task that inspects the actor's process on its node. Return the reference to the
+        result: a `Look`, or None if the process has ended."""
         assert member.info is not None, "only actors that have answered are looked at"
         there = NodeAffinitySchedulingStrategy(member.info.node, soft=False)
         task = ray.remote(num_cpus=0)(look_at).options(scheduling_strategy=there)
         return task.remote(member.info.pid)
 
     def ready(self, refs: Sequence[Any], timeout_s: float) -> Collection[Any]:
-        """Those that have their answer, as soon as all have or `timeout_s` is over."""
+        """Wait until all references have a result, at most `timeout_s`; return those that have
+        one."""
         found, _ = ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
         return list(found)
 
     def get(self, ref: Any) -> Any:
-        """The answer of one that is `ready`.
+        """Return the result of a reference that `ready` returned.
 
         Raises:
-            ray.exceptions.RayError: there is none; who should have given it is gone.
+            ray.exceptions.RayError: there is no result, because the actor or node is dead.
         """
         return ray.get(ref)

@@ -1,7 +1,7 @@
-"""Ray's nodes as numbered nodes of the job, and the claim on their devices.
+"""Numbering of Ray's nodes as nodes of the job, and reservation of their devices.
 
-Ray does not promise that bundle i of a group is device i, nor an order of nodes; so nodes are
-sorted, groups are tied to a node, and every bundle is asked which device it got.
+Ray guarantees no order of nodes, and not that bundle i of a placement group is device i. So nodes
+are sorted, each placement group is bound to one node, and a task in each bundle reports its device.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ POLL_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One machine of the Ray cluster."""
+    """A node of the Ray cluster: a machine, with its numbers of CPUs and GPUs."""
 
     id: str
     address: str
@@ -35,10 +35,10 @@ class Node:
 
 
 def wait_for_nodes(count: int, timeout_s: float) -> list[Node]:
-    """All nodes alive, the driver's own first, as soon as there are `count`.
+    """Wait until at least `count` nodes are alive; return all of them, the driver's node first.
 
     Raises:
-        WaitTimeoutError: fewer came.
+        WaitTimeoutError: after `timeout_s` there are fewer nodes.
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -71,10 +71,10 @@ def _alive_nodes() -> list[Node]:
 
 
 def usable_nodes(nodes: Sequence[Node], layout: DeviceLayout) -> list[Node]:
-    """The first `layout.nodes` nodes with enough devices.
+    """Return the first `layout.nodes` nodes that have enough GPUs; without GPUs, simply the first.
 
     Raises:
-        ConfigError: too few have them.
+        ConfigError: too few nodes have enough GPUs.
     """
     cuda = layout.platform == "cuda"
     fit = [node for node in nodes if not cuda or node.gpus >= layout.devices_per_node]
@@ -90,10 +90,18 @@ def usable_nodes(nodes: Sequence[Node], layout: DeviceLayout) -> list[Node]:
 def claim_devices(
     nodes: Sequence[Node], layout: DeviceLayout, timeout_s: float, undo: ExitStack
 ) -> dict[int, JobDevice]:
-    """Reserve every device; job-wide number -> slot. `undo` gets what gives them back.
+    """Reserve all devices of the layout, with one placement group per node.
+
+    Args:
+        timeout_s: time limit of the reservation, and of finding out the devices, in seconds.
+        undo: receives the callbacks that release the devices.
+
+    Returns:
+        Job-wide number of each device -> the device.
 
     Raises:
-        WaitTimeoutError: another job holds some of them.
+        WaitTimeoutError: another job holds some of the devices.
+        ConfigError: CUDA_VISIBLE_DEVICES of a node names GPUs by UUID.
     """
     groups = []
     for node in nodes[: layout.nodes]:
@@ -123,7 +131,7 @@ def claim_devices(
 def _bundle(node: Node, layout: DeviceLayout) -> dict[str, float]:
     if layout.platform == "cuda":
         return {"GPU": 1.0}
-    # All slots together take all of Ray's CPUs, rounded down to the 1/10000 that Ray counts in.
+    # All slots together reserve all CPUs of Ray, rounded down to 1/10000, Ray's smallest unit.
     return {"CPU": int(node.cpus / layout.devices_per_node * 10_000) / 10_000}
 
 
@@ -159,7 +167,8 @@ def _node_slots(
 def _probe(
     group: PlacementGroup, bundles: Sequence[int], gpus: int, timeout_s: float
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """Real device number and cores, as seen from within each bundle."""
+    """Return, for each bundle, the number of its device and the CPU cores of its node, which a task
+    in the bundle reports."""
     refs = [
         ray.remote(_look_around)
         .options(

@@ -1,7 +1,7 @@
-"""`ResourceManager`: owns every device of the job on Ray and starts clusters on them.
+"""`ResourceManager`: reserves all devices of the job on Ray and starts clusters on them.
 
-One placement group per node, one bundle per device. Roles do not own devices: they borrow slots, so
-two roles given the same pool are colocated.
+There is one placement group per node, with one bundle per device. The devices belong to the job and
+not to a role, so roles with the same pool are colocated.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ logger = logging.getLogger(__name__)
 
 
 class ResourceManager:
-    """Starts or joins Ray, claims the devices, starts clusters; `close` undoes all of it."""
+    """A launcher that starts or joins Ray, reserves the devices and starts clusters. `close` undoes
+    all of this."""
 
     def __init__(
         self,
@@ -49,16 +50,18 @@ class ResourceManager:
         python_path: Sequence[str] = (),
         fork_server: ForkServer | None = None,
     ) -> None:
-        """Claim what the pools need.
+        """Start or join Ray, and reserve the devices of the pools.
 
         Args:
-            pools: name -> device list like "0-3".
+            pools: name -> device list, such as "0-3".
             python_path: folders with user code that workers must be able to import.
-            fork_server: on this machine; makes the workers where they are all here and own no GPU.
+            fork_server: fork server on this machine. It makes the workers if they all run on this
+                machine without GPUs.
 
         Raises:
-            ConfigError: the machine is smaller than the pools; raised before anything starts.
-            WaitTimeoutError: nodes or devices did not come up in `config.start_timeout_s`.
+            ConfigError: the pools need more devices than there are, or no Ray cluster can be
+                joined. If the run starts Ray itself, the error is raised before that.
+            WaitTimeoutError: nodes or devices were not available within `config.start_timeout_s`.
         """
         self._undo = ExitStack()
         self._clusters: list[RayCluster[Any]] = []
@@ -78,8 +81,8 @@ class ResourceManager:
                 nodes = wait_for_nodes(1, config.start_timeout_s)
             self._watchdog = Watchdog([] if joined else ray_start.daemons())
             self._undo.callback(self._watchdog.close)
-            # A Ray of our own takes all claims with it. To give them back one by one would wait for
-            # Ray, for a minute and then in vain where a signal to the whole group has ended it too.
+            # If the run started Ray, the reservations end with Ray. Releasing them one by one would
+            # wait a minute for Ray in vain if a signal to the process group has ended Ray, too.
             undo = self._undo if joined else ExitStack()
             self._slots = claim_devices(nodes, self.layout, config.start_timeout_s, undo)
         except BaseException:
@@ -101,10 +104,11 @@ class ResourceManager:
         return self.layout.platform
 
     def slots(self, pool: str, per_worker: int = 1) -> list[tuple[JobDevice, ...]]:
-        """The pool's devices, one tuple per worker.
+        """Return the devices of a pool, grouped into one tuple of `per_worker` devices per worker.
 
         Raises:
-            ConfigError: no such pool, it does not divide, or a worker would span two nodes.
+            ConfigError: there is no such pool, its devices do not divide into workers, or a worker
+                would have devices of several nodes.
         """
         if pool not in self.layout.pools:
             known = ", ".join(sorted(self.layout.pools))
@@ -133,7 +137,7 @@ class ResourceManager:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> RayCluster[W]:
-        """See `Launcher.start`."""
+        """Start a cluster; see `Launcher.start`."""
         recipe = Recipe(worker_cls, placement, args, kwargs)
         slots = self.slots(placement.pool, placement.per_worker)
         if placement.workers is not None:
@@ -143,15 +147,20 @@ class ResourceManager:
         return cluster
 
     def check(self) -> None:
-        """For loops that wait on something else than a cluster.
+        """Raise an error if the run cannot continue. For loops that do not wait for a cluster.
 
         Raises:
-            WorkerError: a worker of the run died.
+            WorkerError: a worker that is not replaceable, or a process of Ray, died.
         """
         self._watchdog.check()
 
     def close(self, *, graceful: bool = True) -> None:
-        """End clusters, newest first, give the devices back, and end Ray if it was started here."""
+        """End the clusters, newest first, and release the devices. End Ray if this object started
+        it, or disconnect from the Ray cluster if this object joined it.
+
+        Args:
+            graceful: see `Cluster.close`.
+        """
         with self._undo as undo:
             for cluster in self._clusters:
                 undo.callback(cluster.close, graceful=graceful)
@@ -203,7 +212,8 @@ def _refused(address: str | None, shown: bool) -> str:
 
 
 def _smallest(nodes: Sequence[Node]) -> Machine:
-    """A machine as large as the nodes' smallest, or smallest with GPUs where any has some."""
+    """Return a machine with the smallest number of GPUs and of cores of all nodes. If some nodes
+    have GPUs, the other nodes are left out."""
     with_gpus = [node for node in nodes if node.gpus] or list(nodes)
     return Machine(
         gpus=min(node.gpus for node in with_gpus),

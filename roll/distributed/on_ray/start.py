@@ -1,4 +1,4 @@
-"""How a run comes to a Ray: it starts one of its own, or joins one."""
+"""Start of Ray on this machine, connection to a Ray cluster, and end of both."""
 
 from __future__ import annotations
 
@@ -19,26 +19,33 @@ from roll.platform.processes import look_at
 LOGGER = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
 SHUTDOWN_TIMEOUT_S = 20.0
-"""For Ray to end by itself; a process of it that is stopped would keep it for ever."""
+"""Time limit for Ray to end by itself, in seconds. A stopped process of Ray would block the end for
+ever."""
 
 
 def start(*, num_cpus: int, num_gpus: int) -> None:
-    """A Ray on this machine that ends with this process, without what no run asks, and that no
-    other machine can reach. To be called with a token of its own (`ray_token.own_token`)."""
+    """Start Ray on this machine, without services that no run needs. Other machines cannot reach
+    it, and it ends with this process. Call this function inside `token.own_token`."""
     with _small_and_local():
         _init(address="local", num_cpus=num_cpus, num_gpus=num_gpus, include_dashboard=False)
 
 
 def join(address: str | None) -> None:
-    """
+    """Connect this process to the Ray cluster at `address`.
+
+    Args:
+        address: address of the cluster, as for `ray.init`.
+
     Raises:
-        ConnectionError: no Ray answers there.
+        ConnectionError: no Ray answers at the address.
+        ray.exceptions.AuthenticationError: the cluster does not accept the token.
     """
     _init(address=address)
 
 
 def daemons() -> list[Daemon]:
-    """The processes of the Ray that `start` started, without which nothing works."""
+    """Return the processes of the Ray that `start` started, as far as no run works without them:
+    the raylet and the control store. Return an empty list if there are none."""
     node = ray._private.worker._global_node
     processes = {} if node is None else node.all_processes
     known = {"raylet": "Ray's raylet", "gcs_server": "Ray's control store"}
@@ -50,8 +57,8 @@ def daemons() -> list[Daemon]:
 
 
 def end() -> None:
-    """End the Ray that `start` started. Where one of its processes is gone or stopped, it waits for
-    an answer of none of them."""
+    """End the Ray that `start` started. If one of its processes has ended or is stopped, kill all
+    of them first, because waiting for their answers could take for ever."""
     started = daemons()
     looks = [look_at(daemon.pid) for daemon in started]
     if any(look is None or look.stopped for look in looks):
@@ -60,7 +67,7 @@ def end() -> None:
 
 
 def shut_down(started: list[Daemon], timeout_s: float) -> None:
-    """Have Ray end by itself, and kill its processes where that takes longer than `timeout_s`."""
+    """Let Ray end by itself. Kill its processes if that takes longer than `timeout_s`."""
     late = threading.Timer(timeout_s, _kill_late, [started, timeout_s])
     late.daemon = True
     late.start()
@@ -71,7 +78,7 @@ def shut_down(started: list[Daemon], timeout_s: float) -> None:
 
 
 def kill(started: list[Daemon]) -> None:
-    """Kill those processes of Ray that are still there."""
+    """Kill those of the given processes of Ray that still exist."""
     for daemon in started:
         if look_at(daemon.pid) is not None:
             with suppress(ProcessLookupError):
@@ -88,24 +95,25 @@ def _init(**options: Any) -> None:
     previous = signal.getsignal(signal.SIGTERM)
     ray.init(logging_level=logging.ERROR, log_to_driver=False, **options)
     if main:
-        # Ray puts its own handler in place, which exits at once, past all cleanups.
+        # Ray installs its own handler, which exits at once and skips all cleanups.
         signal.signal(signal.SIGTERM, previous)
 
 
 @contextmanager
 def _small_and_local() -> Iterator[None]:
-    """Listen on the loopback interface, and leave out Ray's log monitor, autoscaler and state
-    service.
+    """Make a `ray.init` inside the block listen only on the loopback interface, and start neither
+    log monitor nor autoscaler nor state service.
 
-    `ray.init` turns a loopback address into another one of the machine's, and Ray's processes then
-    listen on all interfaces. Those left out take 0.14 GB, and wake up on the cores that compute;
-    `ray start` has switches for the first two, `ray.init` for none. Whoever wants `ray status` or
-    `ray list actors` starts a Ray with them and lets runs join it.
+    `ray.init` replaces a loopback address by another address of the machine, and Ray's processes
+    then listen on all interfaces. The services that are left out take 0.14 GB and use the cores
+    that compute. `ray start` has switches for the first two services, `ray.init` has none, so this
+    function replaces internal functions of Ray. Users who want `ray status` or `ray list actors`
+    start Ray themselves and let runs join it.
     """
     params, start_api_server = parameter.RayParams, services.start_api_server
     ours = {"node_ip_address": LOOPBACK, "include_log_monitor": False, "no_monitor": True}
     parameter.RayParams = lambda **given: params(**given | ours)
-    # What it returns itself where the service does not come up, which Ray can do without.
+    # The result that the original gives if the service fails to start; Ray works without it.
     services.start_api_server = lambda *args, **kwargs: (None, None)
     try:
         yield

@@ -1,8 +1,8 @@
-"""Who may give commands to Ray: those who know its token.
+"""The token of a Ray cluster: only processes that know it can give commands to Ray.
 
-A Ray of a run's own gets a token that nobody else has seen, in the environment of the driver, which
-everything that Ray starts inherits. A Ray that is joined was started by somebody else, with a token
-or without one.
+If a run starts Ray, it makes a new secret token and puts it into the driver's environment
+variables, which all processes of Ray inherit. A Ray cluster that a run joins was started by
+somebody else, with a token or without one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from roll.distributed.on_ray.environment import environment
 
 MODE, TOKEN, TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
-"""What Ray reads, in every process."""
+"""Environment variables that Ray reads in every process: mode, token, path of the token file."""
 
 HOW_TO_USE_A_TOKEN = (
     "`ray get-auth-token --generate` writes a token to ~/.ray/auth_token; copy that file, readable "
@@ -29,10 +29,11 @@ HOW_TO_USE_A_TOKEN = (
 
 @contextmanager
 def own_token() -> Iterator[None]:
-    """A fresh token for the Ray that is started inside; afterwards what was there before.
+    """Set a new token for a Ray that is started inside the block. After the block, restore the old
+    variables.
 
-    What the user has set for other clusters is not looked at: nobody but the run and its workers
-    has business with this Ray.
+    A token that the user has set for other clusters is not used: only the run and its workers need
+    access to this Ray.
     """
     with _variables({MODE: "token", TOKEN: secrets.token_hex(32), TOKEN_FILE: None}):
         yield
@@ -40,10 +41,11 @@ def own_token() -> Iterator[None]:
 
 @contextmanager
 def use_token_of_cluster() -> Iterator[bool]:
-    """While a Ray is joined, show it the token that `found_token` finds; whether one is shown.
+    """Let Ray use the token that `found_token` finds, for the time of the block. Yield whether Ray
+    shows a token to the cluster.
 
-    Ray itself looks for one only where RAY_AUTH_MODE or no address is given, although
-    `ray start` takes the same file without being asked.
+    By itself, Ray looks for a token only if RAY_AUTH_MODE is set or no address is given, although
+    `ray start` always reads the same file.
     """
     mode = os.environ.get(MODE) or ("token" if found_token() else None)
     with _variables({MODE: mode}):
@@ -60,8 +62,8 @@ def _variables(wanted: Mapping[str, str | None]) -> Iterator[None]:
 
 
 def names_a_token(error: BaseException | None) -> bool:
-    """Whether Ray could not be joined for want of its token; Ray wraps that in other errors, one of
-    which holds it as text only."""
+    """Return whether an error, or one of its causes, says that authentication failed. Ray wraps the
+    original error in others, one of which contains it only as text."""
     while error is not None:
         if "authentication" in f"{type(error).__name__} {error}".lower():
             return True
@@ -70,7 +72,8 @@ def names_a_token(error: BaseException | None) -> bool:
 
 
 def found_token(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Where Ray would take the token of a cluster from: a variable, or the path of a file."""
+    """Return where Ray finds the token of a cluster: the name of a variable, or the path of a file.
+    Return None if there is no token."""
     if environ.get(TOKEN):
         return TOKEN
     named = environ.get(TOKEN_FILE)
@@ -79,9 +82,9 @@ def found_token(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def _read_again() -> None:
-    """Ray keeps mode and token of when it was imported. The mode comes first: a thread of a Ray
-    that is ending may ask for the token once more, and aborts where it must have one and finds
-    none."""
+    """Make Ray read mode and token again; it keeps those from its import. The mode comes first: a
+    thread of a Ray that is ending may ask for the token once more, and aborts the process if the
+    mode requires a token and there is none."""
     core: Any = importlib.import_module("ray._raylet")
     core.Config.initialize("")
     core.AuthenticationTokenLoader.instance().reset_cache()
