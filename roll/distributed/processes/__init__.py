@@ -1,1 +1,1 @@
-"""Processes of a run on one machine: forked workers, orderly shutdown, clean-up after a kill."""
+"""Processes of a run on one machine: forks of workers, orderly shutdown, clean-up after a kill."""

@@ -1,9 +1,11 @@
-"""What Ray starts in place of Python for a worker: it has a fork of the fork server do the work.
+"""The program that Ray starts in place of Python for a worker: a client of the fork server.
 
-It hands over its arguments, environment, folder and standard streams, waits until the fork has
-ended, and ends in the same way. When it is killed, the server kills the fork. Where no server
-forks for it, it becomes the Python that Ray wanted. Run as a file with `python -I -S`: it imports
-nothing heavy.
+The client sends its arguments, environment variables, working directory and standard streams to the
+server. The server makes a fork, which becomes the worker. The client waits for the end of the fork
+and ends with the same exit code or signal. If the client is killed, the server kills the fork. If
+no server answers, the client becomes the Python process that Ray wanted.
+
+This file is run with `python -I -S`, so it imports only small modules of the standard library.
 """
 
 from __future__ import annotations
@@ -17,17 +19,19 @@ import struct
 import sys
 
 PEER = struct.Struct("3i")
-"""What the kernel tells of the other end of a socket: process, user and group."""
+"""Format of the kernel's facts about the peer of a socket: ids of process, user and group."""
 LENGTH = struct.Struct("<I")
-"""Before a request: its size in bytes."""
+"""Format of the first part of a request: the size of the rest, in bytes."""
 FORKED = b"+"
-"""What the server says when there is a fork."""
+"""Message of the server that the fork exists."""
 STATUS = struct.Struct("<i")
-"""The answer: the exit code of the fork; of a signal, less than 0."""
+"""Format of the answer: exit code of the fork, or the negative number of the signal that ended
+it."""
 
 
 def is_ours(connection: socket.socket) -> bool:
-    """Whether the other end is a process of this user: anybody may connect, or take a name."""
+    """Return whether the peer is a process of the same user. Processes of other users can connect
+    to the socket, too, or listen under its name."""
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
     return bool(PEER.unpack(found)[1] == os.geteuid())
 
@@ -60,8 +64,8 @@ def _is_forked(connection: socket.socket, name: str, command: list[str]) -> bool
 
 
 def _oom_score() -> str:
-    """How much rather than others this process is to be killed when memory runs out: Ray says so of
-    its workers, which is the fork and not its client."""
+    """Return this process's `oom_score_adj`, which says how early the kernel kills it when memory
+    runs out. Ray sets it for its worker, so the fork must have it, not only the client."""
     with open("/proc/self/oom_score_adj") as file:
         return file.read()
 

@@ -1,12 +1,12 @@
-"""`ForkServer`: a process that has imported what workers need; workers are forks of it.
+"""`ForkServer`: a process that has imported the modules that workers need; workers are its forks.
 
-A worker is otherwise a new Python that imports PyTorch and transformers for five seconds of a core,
-and on a small machine all workers of a run wait for the same few cores. The server is started
-before the driver imports them itself, so both import side by side. It runs nothing but imports, and
-starts no thread, before it forks.
+Without the server, each worker is a new Python process that imports PyTorch and transformers, which
+takes five seconds of a core. On a small machine, all workers of a run then compete for a few cores.
+The server is started before the driver imports these modules, so both import at the same time.
+Before it forks, the server only imports modules and starts no threads.
 
-Ray starts `fork_client.py` where it would start Python (`py_executable` of a runtime environment).
-Only on a machine without GPUs, and for workers of that machine: CUDA does not survive a fork.
+Ray starts `fork_client.py` in place of Python (`py_executable` of a runtime environment). The
+server is used only for workers on this machine, without GPUs: CUDA does not work in a fork.
 """
 
 from __future__ import annotations
@@ -42,35 +42,37 @@ from roll.distributed.processes import fork_client
 from roll.platform.allocator import set_from
 
 ONLY_AT_LOAD = {
-    TUNABLES: KEEP_FREED_MEMORY[TUNABLES],  # the only one of these that no running process can set
-    "OPENBLAS_NUM_THREADS": "1",  # else numpy starts threads as it is imported
+    TUNABLES: KEEP_FREED_MEMORY[TUNABLES],  # a running process cannot set this one
+    "OPENBLAS_NUM_THREADS": "1",  # otherwise importing numpy starts threads
 }
 REQUEST_TIMEOUT_S = 10.0
-"""For a client to say what it wants; it was stopped or killed where that takes longer."""
+"""Time limit for the request of a client, in seconds. A client that takes longer has been stopped
+or killed."""
 
 
 class ForkServer:
-    """The server's process, as the driver sees it. It ends with the driver, however that ends."""
+    """The driver's handle of the server process. The server ends with the driver, even if the
+    driver is killed."""
 
     def __init__(self, modules: Sequence[str]) -> None:
-        """Start it, and do not wait for its imports.
+        """Start the server, without waiting for its imports.
 
         Args:
-            modules: names of what it imports. Not Ray, nor what imports it: that keeps variables
-                of the environment which it was imported in, and a fork gets those of its worker.
+            modules: names of the modules to import. They must not import Ray: Ray keeps the
+                environment variables of its import, but each fork gets those of its worker.
         """
-        prepare_ray()  # forks carry its mark, too, should the driver be killed
+        prepare_ray()  # marks the forks: the reaper ends them if the driver is killed
         self._name = f"roll_fork_{secrets.token_hex(16)}"
         env = ONLY_AT_LOAD | os.environ
         command = [sys.executable, "-m", "roll.distributed.processes.fork_server"]
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(f"\0{self._name}")  # no file is left of it
-            listener.listen(1024)  # clients wait here as long as the imports take
+            listener.bind(f"\0{self._name}")  # an abstract name: it leaves no file
+            listener.listen(1024)  # clients wait here during the imports
             self._process = subprocess.Popen(
                 [*command, str(listener.fileno()), *modules],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # warnings of imports, which are not the run's
+                stderr=subprocess.DEVNULL,  # hides warnings of the imports
                 env=env,
                 pass_fds=[listener.fileno()],
                 start_new_session=True,
@@ -78,11 +80,11 @@ class ForkServer:
 
     @property
     def python(self) -> str:
-        """The command that takes the place of `python`, for a shell."""
+        """Shell command that replaces the command `python`."""
         return shlex.join([sys.executable, "-I", "-S", fork_client.__file__, self._name])
 
     def close(self) -> None:
-        """End it. Forks that still run go on. A second call does nothing."""
+        """End the server. Forks that still run are not ended. A second call does nothing."""
         self._process.kill()
         self._process.wait()
 
@@ -94,7 +96,7 @@ class ForkServer:
 
 
 def can_fork() -> bool:
-    """Whether this system has what the server needs, and allows it (Linux 5.3)."""
+    """Return whether this system offers and allows the calls that the server needs (Linux 5.3)."""
     if not (hasattr(os, "pidfd_open") and hasattr(os, "memfd_create")):
         return False
     try:
@@ -107,7 +109,7 @@ def can_fork() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What a fork becomes."""
+    """Request of a client: the process that the fork is to become."""
 
     argv: list[str]
     env: dict[str, str]
@@ -118,29 +120,30 @@ class _Wanted:
 
 @dataclass(frozen=True, slots=True)
 class _Fork:
-    """A worker, and the client that stands in for it."""
+    """A fork, which is a worker, and the connection to its client."""
 
     pid: int
     ended: int
-    """Descriptor that can be read when the process has ended."""
+    """File descriptor that becomes readable when the process has ended."""
     client: socket.socket
 
 
 @dataclass
 class _Server:
-    """Loops in the server's process."""
+    """The loop of the server process."""
 
     listener: socket.socket
     forks: dict[int, _Fork] = field(default_factory=dict)
-    """By both descriptors of each."""
+    """Forks by file descriptor: each is listed under `ended` and under that of `client`."""
 
     def serve(self) -> _Wanted:
-        """Fork for every client; returns in the forks, with what each is to do."""
+        """Make a fork for every client. The method never returns in the server; in each fork, it
+        returns the request of the client."""
         poll = select.poll()
         poll.register(self.listener, select.POLLIN)
         while True:
-            # One at a time: what is done about it may close the descriptor of another one, and open
-            # a new one of the same number.
+            # One event at a time: handling it may close the descriptor of another event, and open a
+            # new descriptor with the same number.
             descriptor, _ = poll.poll()[0]
             if descriptor != self.listener.fileno():
                 self._settle(descriptor, self.forks[descriptor], poll)
@@ -148,7 +151,7 @@ class _Server:
                 return wanted
 
     def _accept(self, poll: select.poll) -> _Wanted | None:
-        """Fork for one client; None in the server."""
+        """Make a fork for one client. Return the request in the fork, None in the server."""
         client, _ = self.listener.accept()
         client.settimeout(REQUEST_TIMEOUT_S)
         streams: list[int] = []
@@ -162,7 +165,7 @@ class _Server:
             ValueError,
             LookupError,
             TypeError,
-        ):  # also no memory for a fork: Ray tries again
+        ):  # also if there is no memory for a fork: the client then starts Python itself
             client.close()
             return None
         else:
@@ -183,7 +186,8 @@ class _Server:
             poll.register(descriptor, select.POLLIN)
 
     def _leave(self, client: socket.socket, streams: Sequence[int]) -> None:
-        """In a fork: close what is the server's, and take the client's streams."""
+        """Close the server's descriptors and take over the client's standard streams. Called in a
+        fork."""
         for fork in {id(fork): fork for fork in self.forks.values()}.values():
             os.close(fork.ended)
             fork.client.close()
@@ -193,10 +197,11 @@ class _Server:
             os.dup2(stream, target)
 
     def _settle(self, descriptor: int, fork: _Fork, poll: select.poll) -> None:
-        """A fork has ended: tell its client. Or its client has: kill the fork."""
+        """Handle the end of a fork or of its client. If the fork has ended, send its status to the
+        client; if the client has ended, kill the fork."""
         poll.unregister(descriptor)
         if descriptor != fork.ended:
-            os.kill(fork.pid, signal.SIGKILL)  # its number is its own until it is waited for
+            os.kill(fork.pid, signal.SIGKILL)  # no other process can have this id before `waitpid`
             del self.forks[descriptor]
             return
         _, status = os.waitpid(fork.pid, 0)
@@ -210,7 +215,15 @@ class _Server:
 
 
 def _receive(client: socket.socket, streams: list[int]) -> _Wanted:
-    """What a client wants; its standard streams are put into `streams`, also if it then fails."""
+    """Read and return the request of a client.
+
+    Args:
+        streams: receives the descriptors of the client's standard streams, even if reading fails.
+
+    Raises:
+        OSError: the client has ended, or is too slow.
+        LookupError, TypeError, ValueError: the request is malformed.
+    """
     room = socket.CMSG_LEN(3 * array.array("i").itemsize)
     head, rights, _, _ = client.recvmsg(fork_client.LENGTH.size, room)
     for _, _, data in rights:
@@ -229,21 +242,22 @@ def _receive(client: socket.socket, streams: list[int]) -> _Wanted:
 
 
 def _become(wanted: _Wanted) -> None:
-    """Go on as the Python that was wanted, with what this one has imported."""
-    os.setpgid(0, 0)  # when a worker has ended, Ray kills what is left of its process group
+    """Turn this fork into the requested Python process, which keeps the modules that are
+    imported."""
+    os.setpgid(0, 0)  # Ray kills the rest of a worker's process group at its end
     replace_environment(wanted.env)
     os.chdir(wanted.cwd)
     _mark(wanted.env)
     if WITHOUT_TRITON not in wanted.env:
         sys.modules.pop("triton", None)
     if numpy := sys.modules.get("numpy"):
-        numpy.random.seed()  # as Python's own generator is in a fork
+        numpy.random.seed()  # Python reseeds its own generator in a fork, numpy does not
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(int(wanted.env.get("OMP_NUM_THREADS", torch.get_num_threads())))
     set_from(wanted.env)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(wanted.oom)
-    # Options of Python's come first; the server was started by the same interpreter and variables.
+    # Skip the options of Python: the server runs in the same interpreter, which has them already.
     argv = list(dropwhile(lambda word: word.startswith("-"), wanted.argv))
     script = argv[0]
     named = [folder for folder in wanted.env.get("PYTHONPATH", "").split(os.pathsep) if folder]
@@ -253,20 +267,21 @@ def _become(wanted: _Wanted) -> None:
 
 
 def _mark(env: Mapping[str, str]) -> None:
-    """Carry the mark that the reaper looks for: the system shows the environment of a process as it
-    was when its program was loaded, which for a fork is the server's."""
+    """Mark this fork so that the reaper finds it, by the name of an open file. The environment in
+    /proc does not help: it shows the variables at the start of the program, which are the
+    server's."""
     if token := env.get(WORKER_TOKEN):
-        os.memfd_create(f"{WORKER_TOKEN}={token}")  # open as long as this process lives
+        os.memfd_create(f"{WORKER_TOKEN}={token}")  # stays open until this process ends
 
 
 def _main(listener: int, modules: Sequence[str]) -> None:
     sys.modules.setdefault("triton", None)  # type: ignore[arg-type]  # see `WITHOUT_TRITON`
     os.set_inheritable(listener, False)
     for name in modules:
-        with suppress(Exception):  # which a worker that needs it tells better
+        with suppress(Exception):  # the worker that needs the module raises a better error
             importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # to look through all this would copy every page of it in every fork
+    gc.freeze()  # a search in a fork would copy all these memory pages
     _become(_Server(socket.socket(fileno=listener)).serve())
 
 

@@ -1,11 +1,13 @@
-"""Ends what a killed process leaves behind: a tiny process that outlives it and kills its children.
+"""The reaper: a small process that waits for the end of a worker and kills what the worker left.
 
-A worker that is killed cannot clean up, and Ray kills direct children only; an engine's
-processes are grandchildren. Every one of them inherits the worker's token in its environment; the
-worker itself has it there, or, where the fork server made it, as the name of an open file. The
-reaper leaves the worker's tree at once (Ray kills that), sleeps until the worker is gone, kills
-whatever carries the token, and exits. The driver has one too, for Ray itself. Run as a file with
-`python -I -S`: it imports nothing heavy.
+A worker that is killed cannot clean up. Ray then kills only its direct children, but the processes
+of an engine are grandchildren. All descendants inherit the worker's token in their environment
+variables. The worker itself has the token there, or, if the fork server made it, as the name of an
+open file.
+
+The reaper leaves the process tree of the worker at once, because Ray kills that tree. It sleeps
+until the worker has ended, kills all processes that carry the token, and exits. The driver has a
+reaper, too, which ends Ray. This file is run with `python -I -S`, so it imports only small modules.
 """
 
 from __future__ import annotations
@@ -18,21 +20,27 @@ import sys
 import time
 
 GIVE_UP_S = 60.0
-"""After the worker's end; what lives longer hangs in the kernel."""
+"""Time limit of the killing after the worker's end, in seconds. A process that lives longer hangs
+in the kernel."""
 
 LOOKS = 3
-"""A process may be born while the list is read; so many empty-handed looks are enough."""
+"""Number of consecutive searches without a match after which no marked process is left. One is not
+enough, because a process may start while the list of processes is read."""
 
 
 def start_reaper(token: str) -> None:
-    """Watch over this process; the reaper itself carries no token."""
+    """Start a reaper for this process. The reaper itself does not carry the token.
+
+    Args:
+        token: text `NAME=value` of the environment variable that marks the processes.
+    """
     command = [sys.executable, "-I", "-S", os.path.abspath(__file__), str(os.getpid()), token]
     # The first process only forks and exits, so this wait is short.
     subprocess.run(command, env={}, stdin=subprocess.DEVNULL, check=True, timeout=60)
 
 
 def kill_marked(token: str) -> int:
-    """Kill every process that carries `token`; returns how many there were."""
+    """Kill all processes that carry `token`; return their number."""
     found = 0
     for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
         if not name.isdigit() or int(name) == os.getpid():
@@ -41,15 +49,19 @@ def kill_marked(token: str) -> int:
             if not _carries(f"/proc/{name}", token):
                 continue
             os.kill(int(name), signal.SIGKILL)
-        except OSError:  # gone, or not ours
+        except OSError:  # ended meanwhile, or of another user
             continue
         found += 1
     return found
 
 
 def _carries(process: str, token: str) -> bool:
-    """Whether its environment holds the token, or, in a fork of the fork server, the name of a file
-    in memory that it has open."""
+    """Return whether a process carries the token: in its environment or, if it is a fork of the
+    fork server, as the name of an open file in memory.
+
+    Args:
+        process: folder of the process in /proc.
+    """
     with open(f"{process}/environ", "rb") as environ:
         if token.encode() in environ.read():
             return True
@@ -63,7 +75,8 @@ def _carries(process: str, token: str) -> bool:
 
 
 def end_marked(token: str, timeout_s: float) -> bool:
-    """Kill what carries `token` until there is nothing left; False when that takes longer."""
+    """Kill all processes that carry `token` until none is left. Return False if some are left after
+    `timeout_s`."""
     empty = 0
     deadline = time.monotonic() + timeout_s
     while empty < LOOKS and time.monotonic() < deadline:
@@ -94,9 +107,9 @@ def _main(pid: int, token: str) -> None:
         return
     os.setsid()
     for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, signal.SIG_IGN)  # a batch system sends one to every process of a job
+        signal.signal(signum, signal.SIG_IGN)  # batch systems send these to all processes of a job
     null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):  # else a test's or a shell's pipe would stay open
+    for descriptor in (0, 1, 2):  # otherwise a pipe of a shell or a test would stay open
         os.dup2(null, descriptor)
     _wait_for_exit(pid)
     end_marked(token, GIVE_UP_S)

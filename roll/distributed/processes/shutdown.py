@@ -1,8 +1,9 @@
-"""One way out: Ctrl-C, SIGTERM, an exception and a normal end all run the same cleanups, once.
+"""Orderly end of a run: Ctrl-C, SIGTERM, an exception and a normal end all run the same cleanups.
 
-with orderly_end() as cleanups:
-    resources = cleanups.enter_context(ResourceManager(...))
-    ...
+Example:
+    with orderly_end() as cleanups:
+        resources = cleanups.enter_context(ResourceManager(...))
+        ...
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Terminated(KeyboardInterrupt):
-    """A signal asked the run to end; `signum` says which, and 128 + signum is the exit code."""
+    """A signal has asked the run to end. `signum` is its number; the exit code is 128 + signum."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(f"ended by {signal.Signals(signum).name}")
@@ -29,10 +30,12 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def orderly_end() -> Iterator[ExitStack]:
-    """Turn SIGINT, SIGTERM and SIGHUP into `Terminated`; run the yielded stack's cleanups at exit.
+    """Turn SIGINT, SIGTERM and SIGHUP into `Terminated` inside the block. At its end, run the
+    cleanups of the yielded stack, each once.
 
-    While cleanups run, further signals are noted and ignored: each cleanup has its own time limit,
-    and half a cleanup leaves processes behind. Outside the main thread signals stay as they are.
+    While cleanups run, further signals are logged and otherwise ignored: each cleanup has its own
+    time limit, and an interrupted cleanup would leave processes behind. Outside the main thread,
+    signal handlers are not changed.
     """
     received: list[int] = []
 
@@ -46,7 +49,7 @@ def orderly_end() -> Iterator[ExitStack]:
             try:
                 yield cleanups
             except KeyboardInterrupt as interrupt:
-                # A wait inside Ray replaces the handler's exception by a plain KeyboardInterrupt.
+                # Waits inside Ray replace the handler's exception by a plain KeyboardInterrupt.
                 if received and not isinstance(interrupt, Terminated):
                     raise Terminated(received[0]) from None
                 raise
