@@ -1,7 +1,8 @@
-"""The only place that schedules Ray actors: pools, slots, clusters of workers, and their end.
+"""Clusters of workers: where they are placed, how they are started, called and ended.
 
-`ResourceManager` (Ray) and `LocalLauncher` (this process) start a `Cluster[W]` from a worker class
-and a `Placement`; the driver then calls worker methods as values: `cluster.call(Worker.ping)`.
-Failure is noticed centrally: a `Watchdog` holds one never-ending call per actor, and every wait of
-the driver asks it whether somebody died.
+Only this package schedules Ray actors. `ResourceManager` (on Ray) and `LocalLauncher` (in this
+process) start a `Cluster[W]` from a worker class and a `Placement`. The driver then passes worker
+methods as values: `cluster.call(Worker.ping)`. One `Watchdog` notices the failures of all workers:
+it holds one call per actor that never returns, and every wait of the driver asks the watchdog
+whether a worker died.
 """

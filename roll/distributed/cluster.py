@@ -1,7 +1,9 @@
-"""`Cluster[W]`: all workers of one role. Methods are passed as values: mypy and grep see each call.
+"""`Cluster[W]`: all workers of one role.
 
-`call` and friends run a method on every rank, or on those of `cluster.on(ranks)`; `ask` on one.
-Subclasses decide only where calls run: `RayCluster` in actors, `LocalCluster` in this process.
+Methods are passed as values, so that mypy checks each call and a text search finds it. `call`,
+`submit` and `call_each` run a method on every rank, or on some ranks with `cluster.on(ranks)`;
+`ask` runs a method on one rank. Subclasses define where calls run: `RayCluster` in Ray actors,
+`LocalCluster` in this process.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a role's workers go. Roles that name the same pool are colocated.
+    """The devices on which the workers of one role run. Roles with the same pool are colocated:
+    they share its devices.
 
     Example: Placement(Role.ACTOR_TRAIN, pool="train", per_worker=1, seed=7)
     """
@@ -33,25 +36,25 @@ class Placement:
     role: Role
     pool: str
     per_worker: int = 1
-    """Devices of one worker; the pool's devices divide by it."""
+    """Number of devices per worker; the number of devices in the pool must be a multiple of it."""
     workers: int | None = None
-    """Number of workers that own no device and live on the pool's devices in turn; left out: one
-    per `per_worker` devices."""
+    """Number of workers, for workers that own no device: they are spread over the pool's devices in
+    turn. None: one worker per `per_worker` devices."""
     seed: int = 0
     label: str = ""
-    """Tells clusters of one role apart in messages: `reward:math[0]`."""
+    """Label that distinguishes clusters of the same role, as `math` does in `reward:math[0]`."""
     replaceable: bool = False
-    """A worker's death does not end the run: what concerns it raises `WorkerLostError`, and
-    `Cluster.restart` starts another in its place."""
+    """True if the death of a worker does not end the run: calls to the dead worker raise
+    `WorkerLostError`, and `Cluster.restart` starts a new worker in its place."""
 
     @property
     def name(self) -> str:
-        """What the workers are called, without their rank."""
+        """Name of the workers, without a rank."""
         return worker_name(self.role, self.label)
 
 
 class Launcher(Protocol):
-    """Starts clusters: `ResourceManager` on Ray, `LocalLauncher` in this process."""
+    """Interface that starts clusters: `ResourceManager` on Ray, `LocalLauncher` in this process."""
 
     def start(
         self,
@@ -61,18 +64,19 @@ class Launcher(Protocol):
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Cluster[W]:
-        """One `worker_cls(spec, *args, **kwargs)` per rank; returns when all are built.
+        """Build `worker_cls(spec, *args, **kwargs)` on every rank. Return when all are built.
 
         Raises:
-            ConfigError: the pool does not exist or does not divide.
-            WorkerError: a worker died or raised; its own `RollError` passes through unchanged.
-            WaitTimeoutError: a worker did not come up in time.
+            ConfigError: the pool does not exist, or its devices do not divide into workers.
+            WorkerError: a worker died or raised an exception; a `RollError` of a worker is raised
+                unchanged.
+            WaitTimeoutError: a worker did not start in time.
         """
         ...
 
 
 class Workers(ABC, Generic[W]):
-    """Workers of one role that are called together: a whole cluster, or some of its ranks."""
+    """Workers of one role that are called together: all ranks of a cluster, or some of them."""
 
     def __init__(
         self, role: Role, ranks: Sequence[RankInfo], call_timeout_s: float, label: str = ""
@@ -84,7 +88,7 @@ class Workers(ABC, Generic[W]):
 
     @property
     def name(self) -> str:
-        """Role and ranks, like `actor_train[0..1]`."""
+        """Role and ranks, such as `actor_train[0..1]`."""
         return ranks_name(worker_name(self.role, self.label), [info.rank for info in self.ranks])
 
     @overload
@@ -100,7 +104,13 @@ class Workers(ABC, Generic[W]):
         self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs
     ) -> R: ...
     def call(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Run on every rank and wait: `cluster.call(ActorWorker.train, batch)`."""
+        """Run the method on every rank and wait for the result.
+
+        The method's `@dispatch` defines how arguments are split and how results are combined. The
+        errors are those of `Pending.result`.
+
+        Example: `cluster.call(ActorWorker.train, batch)`.
+        """
         pending: Pending[Any] = self.submit(method, *args, **kwargs)
         return pending.result()
 
@@ -117,7 +127,8 @@ class Workers(ABC, Generic[W]):
         self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs
     ) -> Pending[R]: ...
     def submit(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Pending[Any]:
-        """Run on every rank; collect later. Overlap two roles by submitting both."""
+        """Start the method on every rank, without waiting. Two roles work at the same time if the
+        driver submits both calls before it waits for their results."""
         mode = dispatch_of(method)
         answers = self._start(method.__name__, mode.scatter(self.ranks, Call(args, kwargs)))
         return Pending(
@@ -137,17 +148,18 @@ class Workers(ABC, Generic[W]):
         self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs
     ) -> list[R]: ...
     def call_each(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
-        """Run on every rank; one result per rank, unfolded. Arguments fan out as usual."""
+        """Run the method on every rank, wait, and return the results of all ranks in a list.
+        Arguments are split as in `call`; results are not combined."""
         calls = dispatch_of(method).scatter(self.ranks, Call(args, kwargs))
         return self._start(method.__name__, calls).collect(self.call_timeout_s)
 
     @abstractmethod
     def _start(self, method: str, calls: Sequence[Call]) -> Answers:
-        """Begin one call per rank."""
+        """Start the call `calls[i]` on the i-th of these ranks."""
 
 
 class Cluster(Workers[W], Generic[W]):
-    """All workers of one role."""
+    """All workers of one role and label."""
 
     @property
     def world_size(self) -> int:
@@ -155,16 +167,17 @@ class Cluster(Workers[W], Generic[W]):
 
     @property
     def dp_size(self) -> int:
-        """Parts a batch is split into."""
+        """Number of data-parallel parts into which a batch is split."""
         return self.ranks[0].dp_size
 
     def on(self, ranks: Sequence[int]) -> Workers[W]:
-        """These ranks, to be called together: `cluster.on([0, 2]).call(InferWorker.sleep)`.
+        """Return a view of some ranks: `cluster.on([0, 2]).call(InferWorker.sleep)`.
 
-        Folded results are those of the first one given. Batches are split over whole clusters only.
+        Where the result of one rank stands for all, it is that of the first rank in `ranks`.
+        Methods that split a batch need the whole cluster.
 
         Raises:
-            ValueError: no ranks, one given twice, or one that the cluster does not have.
+            ValueError: `ranks` is empty, or names a rank twice, or one that does not exist.
         """
         known = set(ranks) & set(range(self.world_size))
         if not ranks or len(known) < len(ranks):
@@ -179,14 +192,14 @@ class Cluster(Workers[W], Generic[W]):
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> R:
-        """Run an asynchronous method on one rank, from any event loop; many may be in flight.
+        """Run an asynchronous method on one rank, from any event loop. Many may run at a time.
 
-        There is no time limit: wrap it in `asyncio.timeout` where one is wanted. Cancelling the
-        wait does not stop the worker.
+        There is no time limit: for one, use `asyncio.timeout` around the call. Cancelling the wait
+        does not stop the method in the worker.
 
         Raises:
-            WorkerError: this worker raised, or one died that the run cannot do without.
-            WorkerLostError: this worker died and can be restarted, or was.
+            WorkerError: this worker raised an exception, or a worker that is not replaceable died.
+            WorkerLostError: this worker died or was ended; it is replaceable.
         """
         answer: R = await self._ask(rank, method.__name__, Call(args, kwargs))
         return answer
@@ -194,9 +207,10 @@ class Cluster(Workers[W], Generic[W]):
     def beside(
         self, method: Callable[Concatenate[W, P], None], /, *args: P.args, **kwargs: P.kwargs
     ) -> Pending[None]:
-        """Run on every rank beside the call that runs there, which it may end; collect later.
+        """Start a short method on every rank while another call runs there, for example to end that
+        call. Do not wait for the results.
 
-        The method runs in another thread than the others, and is to be short.
+        The method runs in a different thread from the worker's other methods.
         """
         mode = dispatch_of(method)
         answers = self._start_beside(method.__name__, mode.scatter(self.ranks, Call(args, kwargs)))
@@ -205,59 +219,66 @@ class Cluster(Workers[W], Generic[W]):
     @property
     @abstractmethod
     def lost(self) -> frozenset[int]:
-        """Ranks whose worker is known to be dead and has not been restarted."""
+        """Ranks whose worker is known to be dead and has not been replaced yet."""
 
     @abstractmethod
     def restart(self, rank: int, timeout_s: float | None = None) -> None:
-        """End what is left of a worker, with all it started, and build another in its place.
+        """End a worker and all processes that it started, and build a new worker in its place.
 
-        The new one gets the same `WorkerSpec` and the same arguments; nothing else is called on it.
-        Calls that concern the old one raise `WorkerLostError`; other ranks are not disturbed.
-        Blocks; any thread but an event loop's may call it, also for several ranks at once. When it
-        fails the rank stays lost, and may be restarted again.
+        The new worker gets the same `WorkerSpec` and the same arguments; no further method is
+        called on it. Calls to the old worker raise `WorkerLostError`; other ranks are not affected.
+        The method blocks, so do not call it on an event loop. Several threads may restart different
+        ranks at the same time. After a failed restart the rank is still lost; it may be tried
+        again.
 
         Args:
-            timeout_s: for the new one to come up, where that is less than clusters are given.
+            timeout_s: time limit for the start of the new worker, in seconds; by default, and at
+                most, the start limit of clusters.
 
         Raises:
-            ValueError: the cluster's workers are not replaceable (`Placement.replaceable`).
-            WorkerLostError: the new one died, or the cluster was closed meanwhile.
-            WaitTimeoutError: the old one did not end or the new one did not come up in time.
-            RollError: the new one's constructor raised it.
+            ValueError: the workers of this cluster are not replaceable (`Placement.replaceable`).
+            WorkerLostError: the new worker died, or the cluster was closed meanwhile.
+            WaitTimeoutError: the old worker did not end in time, or the new one did not start.
+            RollError: the constructor of the new worker raised it.
         """
 
     @abstractmethod
     def end(self, rank: int) -> None:
-        """End what is left of a worker, with all it started: its devices are free afterwards.
+        """End a worker and all processes that it started, so that its devices are free afterwards.
 
-        The rank stays lost until it is restarted. Blocks; a second call does nothing.
+        The rank stays lost until it is restarted. The method blocks until the processes have ended.
+        A second call does nothing.
 
         Raises:
-            ValueError: the cluster's workers are not replaceable (`Placement.replaceable`).
-            WaitTimeoutError: it did not end in time.
+            ValueError: the workers of this cluster are not replaceable (`Placement.replaceable`).
+            WaitTimeoutError: the worker did not end in time.
         """
 
     @abstractmethod
     def close(self, *, graceful: bool = True) -> None:
-        """End the workers; a second call does nothing. Not graceful: kill them where they stand."""
+        """End all workers. A second call does nothing.
+
+        Args:
+            graceful: call `Worker.close` on each worker first; otherwise end them at once.
+        """
 
     def _start(self, method: str, calls: Sequence[Call]) -> Answers:
         return self._start_on(range(self.world_size), method, calls)
 
     @abstractmethod
     def _start_on(self, ranks: Sequence[int], method: str, calls: Sequence[Call]) -> Answers:
-        """Begin one call on each of `ranks`."""
+        """Start the call `calls[i]` on the rank `ranks[i]`."""
 
     @abstractmethod
     def _start_beside(self, method: str, calls: Sequence[Call]) -> Answers:
-        """Begin one call on each rank, whatever else runs there."""
+        """Start one call on each rank, even while another call runs there."""
 
     @abstractmethod
     def _ask(self, rank: int, method: str, call: Call) -> Awaitable[Any]: ...
 
 
 class _SomeRanks(Workers[W], Generic[W]):
-    """A view of a cluster; holds nothing of its own."""
+    """A view of some ranks of a cluster."""
 
     def __init__(self, cluster: Cluster[W], ranks: Sequence[int]) -> None:
         infos = [cluster.ranks[rank] for rank in ranks]
@@ -269,7 +290,8 @@ class _SomeRanks(Workers[W], Generic[W]):
 
 
 def ranks_name(name: str, ranks: Sequence[int]) -> str:
-    """What ranks are called together: `actor_infer[0..3]`, `actor_infer[2]`, `actor_infer[0,2]`."""
+    """Return a name for several ranks: `actor_infer[0..3]`, `actor_infer[2]`,
+    `actor_infer[0,2]`."""
     first, last = ranks[0], ranks[-1]
     if len(ranks) > 1 and list(ranks) == list(range(first, last + 1)):
         return f"{name}[{first}..{last}]"

@@ -1,10 +1,12 @@
-"""Who is on the devices now: roles that share devices take turns.
+"""`Colocation`: lets roles that share devices use them in turn.
 
-`with colocation.use(Role.ACTOR_TRAIN):` loads the role and first moves off whoever shares a device
-with it. A role stays until another one needs its place. Where nobody shares, or memory is not
-scarce (CPUs), nothing moves. A role may come in parts, such as the replicas of `actor_infer`: a
-part whose devices nobody else needs stays while the others make room. All that move at the same
-time move at once. Calls come from one thread at a time.
+`with colocation.use(Role.ACTOR_TRAIN):` moves the roles that share a device with `actor_train` off
+their devices, and then moves `actor_train` onto its devices. A role stays on its devices until
+another role needs them. Nothing moves if no devices are shared, or if memory is not scarce (CPUs).
+
+A role may consist of parts, such as the replicas of `actor_infer`. A part moves off only if another
+role needs its devices. Parts that move in the same call move in parallel. Only one thread at a time
+may use a `Colocation`.
 """
 
 from __future__ import annotations
@@ -19,32 +21,38 @@ from roll.core.own_thread import all_at_once
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A role, or a part of one, that holds device memory, and how it comes and goes."""
+    """A role, or a part of a role, that holds device memory, with the functions that move it onto
+    its devices (`onload`) and off them (`offload`)."""
 
     devices: frozenset[int]
     onload: Callable[[], object]
     offload: Callable[[], object]
     onload_weights: Callable[[], object] | None = None
-    """Brings only what a weight push writes to; `onload` then brings the rest. Only receivers of
-    pushes have it."""
+    """Function that moves only the weights onto the devices, for a weight push; a later `onload`
+    moves the rest. None for residents that never receive weights."""
     exists: Callable[[], bool] = lambda: True
-    """Whether there is anything to move. A part that is lost comes back through `starting`; until
-    then its `offload` frees what is left of it."""
+    """Function that tells whether the part can be moved onto its devices. It returns False for a
+    part whose worker is lost: that part comes back through `starting`, and until then its `offload`
+    frees what is left on the devices."""
 
 
 @dataclass
 class Colocation:
-    """Takes turns between the residents of shared devices. Roles are added as they start."""
+    """Decides which residents are on shared devices. Each role is added when it has started.
+
+    If `enabled` is False, nothing is moved.
+    """
 
     enabled: bool
     residents: dict[str, Resident] = field(default_factory=dict)
     loaded: set[str] = field(default_factory=set)
-    """Residents that are on their devices with all they have."""
+    """Names of the residents that are completely on their devices."""
     holding_weights: set[str] = field(default_factory=set)
-    """Residents that are on their devices with their weights alone."""
+    """Names of the residents of which only the weights are on the devices."""
 
     def add(self, role: str, *parts: Resident) -> None:
-        """Take on a role that has just started; the next to start finds its devices free."""
+        """Add a role that has just started, and move it off its devices, so that the next role
+        finds them free when it starts."""
         for number, part in enumerate(parts):
             self.residents[part_name(role, number)] = part
             self.loaded.add(part_name(role, number))
@@ -53,7 +61,8 @@ class Colocation:
 
     @contextmanager
     def use(self, role: str) -> Iterator[None]:
-        """Have all parts of `role` on their devices inside the block, and nobody else there."""
+        """Move all parts of `role` onto their devices, and all other residents off these devices,
+        for the time of the block."""
         if self.enabled:
             parts = self.parts(role)
             self._clear(self._devices(parts), keep=set(parts))
@@ -62,7 +71,8 @@ class Colocation:
 
     @contextmanager
     def starting(self, part: str) -> Iterator[None]:
-        """Have a part's devices free inside the block, in which it starts anew, with all it has."""
+        """Free the devices of a lost part before the block. The block starts the part again; after
+        the block, the part counts as completely on its devices."""
         if self.enabled:
             self._clear(self.residents[part].devices, keep=set())
         yield
@@ -70,17 +80,21 @@ class Colocation:
         self.loaded.add(part)
 
     def shares(self, part: str) -> bool:
-        """Whether others may be on its devices."""
+        """Return whether the part takes turns on a device with other residents."""
         own = self.residents[part].devices
         others = (other for name, other in self.residents.items() if name != part)
         return self.enabled and any(other.devices & own for other in others)
 
     @contextmanager
     def push(self, sender: str, receiver: str) -> Iterator[None]:
-        """Have `sender` on its devices inside the block, and at least the weights of `receiver`.
+        """Move `sender`, and at least the weights of `receiver`, onto their devices, for the time
+        of the block.
 
-        Where the two share devices they fit side by side because the receiver brings its weights
-        alone: an engine's caches take most of a GPU.
+        If the two share devices, only the weights of the receiver are moved: both fit then, because
+        an engine's caches take most of a GPU.
+
+        Raises:
+            ValueError: a part of the receiver has no `onload_weights`.
         """
         if self.enabled:
             sending, receiving = self.parts(sender), self.parts(receiver)
@@ -93,7 +107,8 @@ class Colocation:
         yield
 
     def parts(self, role: str) -> list[str]:
-        """Names of the residents that make up a role; or just that part, if it is one."""
+        """Return the names of the residents that make up `role`. If `role` is itself the name of a
+        resident, return only that name."""
         return [name for name in self.residents if name == role or name.startswith(f"{role}/")]
 
     def _devices(self, parts: list[str]) -> frozenset[int]:
@@ -113,7 +128,7 @@ class Colocation:
         def enter(part: str) -> None:
             self.residents[part].onload()
             self.holding_weights.discard(part)
-            self.loaded.add(part)  # also if lost on its way: `offload` frees what is left
+            self.loaded.add(part)  # even if lost meanwhile: `offload` then frees the rest
 
         self._move_in([part for part in parts if part not in self.loaded], enter)
 
@@ -133,5 +148,5 @@ class Colocation:
 
 
 def part_name(role: str, number: int) -> str:
-    """Name of one part of a role."""
+    """Return the name of one part of a role, such as `actor_infer/0`."""
     return f"{role}/{number}"

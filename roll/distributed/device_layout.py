@@ -1,6 +1,7 @@
-"""From the cluster section of a run file to nodes, devices and cores; free of torch and Ray.
+"""Computation of nodes, devices and cores from the `cluster` section of a run file.
 
-`roll check` prints this; `ResourceManager` obeys it.
+`roll check` prints the layout; `ResourceManager` applies it. This module imports neither torch nor
+Ray.
 """
 
 from __future__ import annotations
@@ -17,18 +18,20 @@ from roll.platform.machine import Machine
 
 @dataclass(frozen=True, slots=True)
 class DeviceLayout:
-    """What the pools need, checked against what there is."""
+    """The nodes and devices of a run. `plan_layout` has checked that the machine has them."""
 
     platform: str
     """`cpu` or `cuda`."""
     nodes: int
     devices_per_node: int
     pools: Mapping[str, tuple[int, ...]]
-    """Job-wide device numbers; d is device d % devices_per_node of node d // devices_per_node."""
+    """Name of each pool -> job-wide numbers of its devices. The device with the number d is number
+    d % devices_per_node on node d // devices_per_node."""
 
 
 def address_to_join(cluster: ClusterConfig, environ: Mapping[str, str] = os.environ) -> str | None:
-    """The Ray cluster that the run joins; None where it starts one here."""
+    """Return the address of the Ray cluster that the run joins: `cluster.address`, or the variable
+    RAY_ADDRESS. Return None if the run starts Ray on this machine."""
     address = cluster.address or environ.get("RAY_ADDRESS")
     return None if address in ("", "local") else address
 
@@ -36,15 +39,16 @@ def address_to_join(cluster: ClusterConfig, environ: Mapping[str, str] = os.envi
 def plan_layout(
     cluster: ClusterConfig, pools: Mapping[str, str], machine: Machine, *, joined: bool
 ) -> DeviceLayout:
-    """Check pools against the machine.
+    """Compute the layout, and check that the machine has the devices that the pools name.
 
     Args:
-        pools: name -> device list like "0-3".
-        machine: the local machine, or the smallest node of the Ray cluster that is joined.
-        joined: whether the run joins a Ray cluster instead of starting one here.
+        pools: name -> device list, such as "0-3".
+        machine: this machine, or the smallest node of the Ray cluster that the run joins.
+        joined: True if the run joins a Ray cluster, False if it starts Ray on this machine.
 
     Raises:
-        ConfigError: the machine has fewer devices, or several nodes without a cluster to join.
+        ConfigError: there are no pools, the machine has too few devices, or the run wants several
+            nodes without a Ray cluster to join.
     """
     parsed = {name: parse_devices(text) for name, text in pools.items()}
     if not parsed:
@@ -85,7 +89,7 @@ def _devices_per_node(cluster: ClusterConfig, platform: str, highest: int, machi
             )
         return asked or machine.gpus
     if asked is not None:
-        return asked  # said on purpose, so slots may outnumber the cores
+        return asked  # set by the user, so there may be more slots than cores
     needed = ceil((highest + 1) / cluster.nodes)
     if needed > len(machine.cores):
         raise ConfigError(
@@ -97,7 +101,8 @@ def _devices_per_node(cluster: ClusterConfig, platform: str, highest: int, machi
 
 
 def share_cores(cores: tuple[int, ...], slots: int) -> list[tuple[int, ...]]:
-    """Equal contiguous shares, at least one core each; slots beyond the cores start over.
+    """Divide `cores` into `slots` contiguous shares of equal size, with at least one core each. If
+    there are more slots than cores, slots share cores.
 
     Example: share_cores((0, 1, 2, 3, 4), 2) == [(0, 1), (2, 3)]
     """

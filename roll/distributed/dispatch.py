@@ -1,7 +1,7 @@
-"""How a call fans out over ranks and how the results fold back.
+"""`Dispatch`: how one call of the driver is split over ranks and how the results are combined.
 
-A dispatch is a value on the method. `gather` returns the type that the method returns, so a call
-through a cluster has the method's own type.
+A decorator attaches a `Dispatch` to a worker method. `gather` returns the type that the method
+returns, so a call through a cluster has the same type as the method.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The arguments of one rank."""
+    """The arguments of a call on one rank."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -26,7 +26,7 @@ class Call:
 
 @runtime_checkable
 class Concatenable(Protocol):
-    """A result that knows how to join its parts: a `Batch`, `Metrics`."""
+    """A result type with a classmethod that joins several results, such as `Batch`, `Metrics`."""
 
     @classmethod
     def concat(cls, parts: Sequence[Self]) -> Self: ...
@@ -34,11 +34,14 @@ class Concatenable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
+    """A rule for the arguments and the results of a call that runs on several ranks."""
+
     name: str
     scatter: Callable[[Sequence[RankInfo], Call], list[Call]]
-    """Ranks in order and the driver's call -> one call per rank."""
+    """Function from the ranks and the driver's call to one call per rank, in the same order."""
     gather: Callable[[Sequence[RankInfo], list[Any]], Any]
-    """Ranks and results in rank order -> one value of the method's own return type."""
+    """Function from the ranks and their results, in the same order, to one value of the method's
+    return type."""
 
 
 def _same_call(ranks: Sequence[RankInfo], call: Call) -> list[Call]:
@@ -88,16 +91,18 @@ def _concat_leaders(ranks: Sequence[RankInfo], results: list[Any]) -> Any:
 
 
 BROADCAST = Dispatch("broadcast", _same_call, _first_result)
-"""Every rank gets the same arguments; the result is the first's. What an unmarked method does."""
+"""Give every rank the same arguments; return the result of the first rank. This is also the rule
+for methods without `@dispatch`."""
 
 SHARD_BATCH = Dispatch("shard_batch", _shard_batches, _concat_leaders)
-"""Batches are split over data-parallel ranks, other arguments go to all; leaders' results join."""
+"""Split arguments that are batches over the data-parallel ranks, and give every rank the other
+arguments. Join the results of the data-parallel leaders with `concat`."""
 
 _ATTRIBUTE = "__roll_dispatch__"
 
 
 def dispatch(mode: Dispatch) -> Callable[[F], F]:
-    """Attach a mode to a worker method, which can still be called directly."""
+    """Return a decorator that attaches `mode` to a worker method, which stays callable directly."""
 
     def mark(method: F) -> F:
         setattr(method, _ATTRIBUTE, mode)
@@ -107,7 +112,7 @@ def dispatch(mode: Dispatch) -> Callable[[F], F]:
 
 
 def dispatch_of(method: Callable[..., Any]) -> Dispatch:
-    """The mode `dispatch` attached; BROADCAST for an unmarked method."""
+    """Return the mode that `dispatch` attached to a method; BROADCAST if none is attached."""
     mode = getattr(method, _ATTRIBUTE, BROADCAST)
     assert isinstance(mode, Dispatch)
     return mode

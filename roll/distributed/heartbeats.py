@@ -1,12 +1,17 @@
-"""`Heartbeats`: notices processes that are stopped: they do not die, and answer nothing any more.
+"""`Heartbeats`: notices processes that are stopped or hang. They have not died, but do not answer.
 
-Every actor is asked for a heartbeat again and again. It answers in a thread of its own, so a long
-call does not keep it from that, but what holds the interpreter's lock may. Silence therefore proves
-nothing: who is silent is looked at from outside, on its own node. A process that a signal has
-stopped counts as dead; so does one that is silent and has computed nothing for `hung_s`. One that
-computes is busy, however long it is silent, and the limits of whoever waits for it hold. A silent
-one whose node tells nothing of it for `hung_s` either is lost with that node. No answer is waited
-for longer than others: a node that hangs does not keep the stops on other nodes from being noticed.
+Every actor is asked for heartbeats all the time. It answers in a separate thread, so a long call of
+the worker does not delay the answer; but code that holds Python's global interpreter lock does. So
+silence alone proves nothing. The process of a silent actor is inspected from outside, on its node:
+
+* A process that a signal has stopped (for `stopped_s`) counts as dead.
+* A silent process that has used no CPU time for `hung_s` counts as dead.
+* A silent process that uses CPU time counts as busy; only the time limits of its callers apply.
+* If the node reports nothing about a silent process for `hung_s`, the process counts as dead: the
+  node probably hangs or is cut off.
+
+The answers of all actors are awaited together, so a node that hangs does not delay the detection of
+stopped processes on other nodes.
 """
 
 from __future__ import annotations
@@ -27,32 +32,35 @@ from roll.platform.processes import Look, look_at
 
 LOGGER = logging.getLogger(__name__)
 BEATS_PER_S = 100
-"""Of all actors together at most: each costs the driver about a millisecond."""
+"""Maximum number of heartbeats per second, over all actors. Each takes the driver about a
+millisecond."""
 CLOSE_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class BeatLimits:
-    """When a process counts as stopped."""
+    """Time limits after which a process counts as stopped or dead."""
 
     pause_s: float = 2.0
-    """Between two heartbeats of an actor."""
+    """Pause between two heartbeats of an actor, in seconds."""
     silent_s: float = 5.0
-    """Silence after which an actor is looked at."""
+    """Time without an answer after which the process of an actor is inspected, in seconds."""
     stopped_s: float = 3.0
-    """How long a process must be stopped: a debugger may stop one for a moment."""
+    """Time for which a process must be stopped before it counts as dead, in seconds. A debugger may
+    stop a process for a moment."""
     hung_s: float = 300.0
-    """Silence that counts as death, where nothing is computed or the node tells nothing."""
+    """Time without an answer after which a process counts as dead, in seconds, if it uses no CPU
+    time or its node reports nothing about it."""
 
 
 class GivesUp(Protocol):
-    """As much of a `Watchdog`."""
+    """The part of `Watchdog` that `Heartbeats` uses."""
 
     def give_up(self, member: Member | Daemon, reason: str) -> None: ...
 
 
 class Looks(Protocol):
-    """As much of `RayLooks`, where it is described."""
+    """The part of `RayLooks` that `Heartbeats` uses; the methods are described there."""
 
     def is_here(self, member: Member) -> bool: ...
 
@@ -65,25 +73,30 @@ class Looks(Protocol):
 
 @dataclass(slots=True)
 class _Pulse:
-    """What is known of one actor."""
+    """State of one actor: its last answer, and what was seen of its process."""
 
     ask: Callable[[], Any]
+    """Function that asks for a heartbeat and returns the reference to the answer."""
     heard_s: float
+    """Time of the last answer; all times are readings of `time.monotonic`, in seconds."""
     asked: Any = None
-    """Reference to the heartbeat that is on its way."""
+    """Reference to the heartbeat that is awaited, or None."""
     looking: Any = None
-    """Reference to the look from its own node that is on its way."""
+    """Reference to the inspection on the actor's node that is awaited, or None."""
     unseen_since_s: float | None = None
-    """Since when that node tells nothing of it."""
+    """Time since which the node reports nothing about the silent process, or None."""
     stopped_since_s: float | None = None
+    """Time since which the actor or a process below it is stopped, or None."""
     cpu_s: float = -1.0
-    """At the last look."""
+    """CPU time of the process at the last inspection, in seconds; -1 if there was none."""
     idle_since_s: float = 0.0
+    """Time since which `cpu_s` has not grown."""
 
 
 @dataclass(eq=False)
 class Heartbeats:
-    """Loops in a thread of its own, from its construction to `close`."""
+    """A thread that asks for heartbeats and inspects silent processes, from the construction of
+    this object until `close`. It reports dead processes to the watchdog."""
 
     watchdog: GivesUp
     daemons: Sequence[Daemon]
@@ -99,27 +112,29 @@ class Heartbeats:
         self._thread.start()
 
     def add(self, member: Member, ask: Callable[[], Any]) -> None:
-        """Listen to an actor that has answered.
+        """Begin to ask an actor for heartbeats. The actor must have answered once already.
 
         Args:
-            ask: asks for a heartbeat; a reference to the names of what is stopped below it.
+            ask: function that asks for a heartbeat and returns the reference to the answer: the
+                names of stopped processes below the actor.
         """
         with self._lock:
             self._pulses[member] = _Pulse(ask, time.monotonic())
 
     def forget(self, members: Collection[Member]) -> None:
+        """Stop asking these actors for heartbeats."""
         with self._lock:
             for member in members:
                 self._pulses.pop(member, None)
 
     def close(self) -> None:
-        """Listen no more."""
+        """End the thread."""
         self._stop.set()
         if self._thread is not threading.current_thread():
             self._thread.join(timeout=CLOSE_TIMEOUT_S)
 
     def check_daemons(self) -> None:
-        """Tell of a process of Ray that is gone, or has been stopped for a while."""
+        """Report each process of Ray that has ended, or has been stopped for `stopped_s`."""
         now_s = time.monotonic()
         for daemon in self.daemons:
             look = look_at(daemon.pid)
@@ -138,13 +153,13 @@ class Heartbeats:
             for member, pulse in pulses.items():
                 try:
                     self._ask(member, pulse)
-                except Exception:  # noqa: BLE001 - of one, who is silent then, and looked at
+                except Exception:  # noqa: BLE001 - this actor is then silent and gets inspected
                     self._warn(f"{member.name} could not be asked for a heartbeat")
             self._take_answers(pulses)
             self._stop.wait(max(self.limits.pause_s, len(pulses) / BEATS_PER_S))
 
     def _ask(self, member: Member, pulse: _Pulse) -> None:
-        """Ask for a heartbeat whoever owes none, and look at whoever is silent."""
+        """Ask the actor for a heartbeat, unless one is awaited; inspect it if it is silent."""
         now_s = time.monotonic()
         if now_s - pulse.heard_s > self.limits.silent_s:
             if self.looks.is_here(member):
@@ -158,31 +173,31 @@ class Heartbeats:
             pulse.asked = pulse.ask()
 
     def _take_answers(self, pulses: dict[Member, _Pulse]) -> None:
-        """Take in all heartbeats and looks that are there."""
+        """Process the heartbeats and the inspections that have arrived."""
         beats = {p.asked: (m, p) for m, p in pulses.items() if p.asked is not None}
         views = {p.looking: (m, p) for m, p in pulses.items() if p.looking is not None}
         refs = [*beats, *views]
         try:
             ready = self.looks.ready(refs, self.limits.pause_s / 2) if refs else []
-        except Exception:  # noqa: BLE001 - the watch goes on
+        except Exception:  # noqa: BLE001 - the next round tries again
             self._warn("heartbeats could not be waited for")
             return
         for ref, (member, pulse) in beats.items():
             if ref in ready:
                 pulse.asked = None
-                with suppress(ray.exceptions.RayError):  # dead, as its watch call tells, or soon
+                with suppress(ray.exceptions.RayError):  # dead; its watch call reports that
                     self._hear(member, pulse, self.looks.get(ref))
         for ref, (member, pulse) in views.items():
             if ref in ready and pulse.looking is ref:
                 pulse.looking = None
-                with suppress(ray.exceptions.RayError):  # its node may be gone, with its watch call
+                with suppress(ray.exceptions.RayError):  # node lost; the watch call reports that
                     self._see(member, pulse, self.looks.get(ref))
         for member, pulse in pulses.items():
             self._miss(member, pulse)
 
     def _hear(self, member: Member, pulse: _Pulse, stopped: Sequence[str]) -> None:
         now_s = pulse.heard_s = time.monotonic()
-        pulse.cpu_s = -1.0  # the next silence is another one
+        pulse.cpu_s = -1.0  # the next silence is measured anew
         pulse.looking = pulse.unseen_since_s = None
         if not stopped:
             pulse.stopped_since_s = None
@@ -192,10 +207,10 @@ class Heartbeats:
             self._lose(member, f"{', '.join(stopped)} of {member.name} is stopped (SIGSTOP)")
 
     def _see(self, member: Member, pulse: _Pulse, look: Look | None) -> None:
-        """What one who is silent is doing."""
+        """Process the result of an inspection; report the actor if it is stopped or hangs."""
         now_s = time.monotonic()
         pulse.unseen_since_s = None
-        if look is None:  # its watch call tells of its death
+        if look is None:  # ended; the watch call of the actor reports that
             return
         where = _place(member)
         if look.cpu_s > pulse.cpu_s:
@@ -213,7 +228,7 @@ class Heartbeats:
             )
 
     def _miss(self, member: Member, pulse: _Pulse) -> None:
-        """One who is silent, and of whom its node may tell nothing either."""
+        """Report a silent actor about which its node has reported nothing for `hung_s`."""
         if pulse.unseen_since_s is None:
             return
         unseen_s = time.monotonic() - pulse.unseen_since_s

@@ -1,8 +1,8 @@
-"""`LocalCluster`: the same interface in this process, for tests, debuggers and one-process runs.
+"""`LocalCluster`: a cluster in this process, for tests, debuggers and runs with one process.
 
-Calls run in a thread of their cluster, as they do in an actor, so that whoever submits one is not
-held up by it. Ranks run one after the other, so their methods must not talk to each other.
-Asynchronous workers live on an event loop in that thread.
+Each cluster has a thread in which its calls run, so `submit` returns at once, as with Ray actors.
+The ranks run one after the other, so methods of different ranks must not wait for each other.
+Asynchronous workers run on an event loop in that thread.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ from roll.platform.machine import cores, free_port
 
 LOGGER = logging.getLogger(__name__)
 LEAVE_TIMEOUT_S = 10.0
-"""For the calls and the closing of a worker that is given up."""
+"""Time limit when a worker is ended, in seconds: first for its running calls, then for its
+`close`."""
 
 
 class LocalLauncher:
-    """Starts local clusters. Pools are not looked at; every role has `world_size` ranks."""
+    """A launcher that starts clusters in this process. Pools are ignored: every role has
+    `world_size` ranks, unless its placement sets `workers`."""
 
     def __init__(
         self, *, world_size: int = 1, platform: str = "cpu", call_timeout_s: float = 3600
@@ -53,7 +55,7 @@ class LocalLauncher:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> LocalCluster[W]:
-        # A worker that is alone may still make a process group.
+        # Even a single worker may create a process group, which needs an address.
         rendezvous = f"127.0.0.1:{free_port()}"
         world_size = placement.workers or self._world_size
         specs = [
@@ -79,7 +81,7 @@ class LocalLauncher:
         return cluster
 
     def close(self, *, graceful: bool = True) -> None:
-        with ExitStack() as undo:  # newest first; one that fails does not keep the others open
+        with ExitStack() as undo:  # newest first; all are closed, even if one fails
             for cluster in self._clusters:
                 undo.callback(cluster.close, graceful=graceful)
             self._clusters = []
@@ -93,12 +95,12 @@ class LocalLauncher:
 
 @dataclass(eq=False)
 class _Seat(Generic[W]):
-    """A rank's worker and what it is doing."""
+    """The worker of one rank and its running calls."""
 
     worker: W
     replaced: bool = False
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
-    """Asynchronous calls that run; touched on the loop only."""
+    """Running asynchronous calls; read and changed only on the event loop."""
 
     def lost(self) -> WorkerLostError:
         spec = self.worker.spec
@@ -107,7 +109,11 @@ class _Seat(Generic[W]):
         )
 
     async def call(self, bound: Callable[..., Any], call: Call) -> Any:
-        """Call on the loop; await what it returns if it can be awaited."""
+        """Run the call on the event loop, and await its result if the result is awaitable.
+
+        Raises:
+            WorkerLostError: the worker was ended, before or during the call.
+        """
         if self.replaced:
             raise self.lost()
         task = asyncio.current_task()
@@ -124,7 +130,8 @@ class _Seat(Generic[W]):
             self.tasks.discard(task)
 
     async def leave(self) -> None:
-        """End what runs, and close the worker; it may be broken, and then only says so."""
+        """Cancel the running calls and close the worker. If closing fails, only log a warning,
+        because the worker may be broken."""
         self.replaced = True
         for task in self.tasks:
             task.cancel()
@@ -143,7 +150,7 @@ async def _on_loop(make: Callable[[], W]) -> W:
 
 
 class LocalCluster(Cluster[W], Generic[W]):
-    """Workers in this process."""
+    """A cluster whose workers are objects in this process."""
 
     def __init__(
         self,
@@ -156,7 +163,8 @@ class LocalCluster(Cluster[W], Generic[W]):
         self._build = build
         self._loop = loop
         self._calls: SimpleQueue[Callable[[], None] | None] | None = None
-        """Of workers without an event loop, to their thread."""
+        """Queue of calls for the cluster's thread, for workers without an event loop; None
+        otherwise."""
         if loop is None:
             self._calls = SimpleQueue()
             name = f"roll-local-{placement.name}"
@@ -169,7 +177,7 @@ class LocalCluster(Cluster[W], Generic[W]):
 
     @property
     def workers(self) -> tuple[W, ...]:
-        """The workers themselves, for a debugger or a test."""
+        """The worker objects, for debuggers and tests."""
         return tuple(seat.worker for seat in self._seats)
 
     @property
@@ -177,8 +185,8 @@ class LocalCluster(Cluster[W], Generic[W]):
         return frozenset(rank for rank, seat in enumerate(self._seats) if seat.replaced)
 
     def restart(self, rank: int, timeout_s: float | None = None) -> None:
-        """As in an actor, but what runs is cancelled instead of killed, and a constructor takes its
-        time."""
+        """See `Cluster.restart`. Unlike on Ray, running calls are cancelled, not killed, and
+        `timeout_s` is ignored: the constructor of the new worker has no time limit."""
         if not self._placement.replaceable:
             raise ValueError(f"{self.name}: only workers that are replaceable can be restarted")
         with self._restarts[rank]:
@@ -237,7 +245,7 @@ class LocalCluster(Cluster[W], Generic[W]):
     ) -> Any:
         try:
             return await asyncio.wrap_future(future)
-        except Exception as error:  # noqa: BLE001 - a worker's method, as behind an actor
+        except Exception as error:  # noqa: BLE001 - raised again, as on Ray
             raise_as_worker_error(error, f"{worker}.{method}")
 
     def _run(self, rank: int, method: str, call: Call) -> concurrent.futures.Future[Any]:
@@ -269,5 +277,5 @@ def _serve(calls: SimpleQueue[Callable[[], None] | None]) -> None:
 def _run_into(future: concurrent.futures.Future[Any], call: Callable[[], Any]) -> None:
     try:
         future.set_result(call())
-    except Exception as error:  # noqa: BLE001 - raised again by whoever collects
+    except Exception as error:  # noqa: BLE001 - the future raises it again
         future.set_exception(error)

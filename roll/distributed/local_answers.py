@@ -1,4 +1,4 @@
-"""Results of one call to workers in this process, as futures."""
+"""Results of a call to workers in this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from roll.core.errors import RollError, WaitTimeoutError, WorkerError
 
 
 class LocalAnswers:
-    """Results of one call, as futures."""
+    """Implementation of `Answers` for calls in this process: one future per rank."""
 
     def __init__(
         self,
@@ -51,7 +51,15 @@ class LocalAnswers:
 
 
 def raise_as_worker_error(error: Exception, what: str) -> NoReturn:
-    """What a Ray cluster would raise: a `RollError` as it is, anything else as `WorkerError`."""
+    """Raise the error of a worker as a Ray cluster would raise it.
+
+    Args:
+        what: worker and method, for the message.
+
+    Raises:
+        RollError: `error` is a RollError; it is raised unchanged.
+        WorkerError: `error` is another exception.
+    """
     if isinstance(error, RollError):
         raise error
     trace = "".join(traceback.format_exception(error))

@@ -1,4 +1,4 @@
-"""Calls that are on their way to several workers, and how the driver waits for them."""
+"""`Pending`: a call that runs on several workers, and the ways in which the driver waits for it."""
 
 from __future__ import annotations
 
@@ -12,33 +12,40 @@ R = TypeVar("R")
 S = TypeVar("S")
 
 SLICE_S = 0.2
-"""How long `both` looks at one call before it looks at the other."""
+"""Time that `both` waits for one call before it waits for the other, in seconds."""
 
 
 class Answers(Protocol):
-    """Results on their way, one per rank."""
+    """Interface to the results of a running call, one result per rank."""
 
     def collect(self, timeout_s: float) -> list[Any]:
-        """Wait for all; raises what a rank raised as soon as it did."""
+        """Wait for the results of all ranks and return them in order. As soon as a rank raises an
+        exception, raise it here.
+
+        Raises:
+            WaitTimeoutError: some ranks have not answered within `timeout_s`.
+        """
         ...
 
     def poll(self, timeout_s: float) -> bool:
-        """Wait for all at most this long; whether all are there. Raises what a rank raised."""
+        """Wait at most `timeout_s` for the results of all ranks, and return whether all are there.
+        As soon as a rank raises an exception, raise it here."""
         ...
 
     def overdue(self, timeout_s: float) -> WaitTimeoutError:
-        """The error that names who has not answered."""
+        """Return an error that names the ranks that have not answered."""
         ...
 
     def done(self) -> bool: ...
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait at most this long until all have answered, raised or died; whether they have."""
+        """Wait at most `timeout_s` until every rank has answered, raised or died, and return
+        whether this is so. Raise no errors of ranks."""
         ...
 
 
 class Pending(Generic[R]):
-    """A call that runs on all ranks; `result` waits for it."""
+    """A call that runs on several ranks; `result` waits for its end."""
 
     def __init__(
         self, answers: Answers, fold: Callable[[list[Any]], R], default_timeout_s: float
@@ -48,46 +55,50 @@ class Pending(Generic[R]):
         self._default_timeout_s = default_timeout_s
 
     def result(self, timeout_s: float | None = None) -> R:
-        """Wait and fold the ranks' results; may be asked again.
+        """Wait for the results of all ranks and return the combined result. Repeated calls are
+        allowed.
 
         Raises:
-            WorkerError: one of these raised, or one died that the run cannot do without.
-            WorkerLostError: one of these died and can be restarted.
-            WaitTimeoutError: some ranks have not answered; names them.
+            WorkerError: one of these workers raised an exception, or a worker that is not
+                replaceable died.
+            WorkerLostError: one of these workers died; it is replaceable.
+            WaitTimeoutError: some ranks have not answered in time; the message names them.
         """
         limit_s = self._default_timeout_s if timeout_s is None else timeout_s
         return self._fold(self._answers.collect(limit_s))
 
     def done(self) -> bool:
-        """Whether `result` returns without waiting."""
+        """Return whether `result` would return or raise without waiting."""
         return self._answers.done()
 
     def poll(self, timeout_s: float) -> bool:
-        """Wait at most this long; whether `result` returns without waiting. Raises like it."""
+        """Wait at most `timeout_s`, and return whether `result` would return without waiting. Raise
+        the same errors of workers as `result`."""
         return self._answers.poll(timeout_s)
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait at most this long until nobody works on it any more, and raise nothing."""
+        """Wait at most `timeout_s` until no rank works on the call any more, and return whether
+        this is so. Raise no errors of ranks."""
         return self._answers.settle(timeout_s)
 
     @property
     def limit_s(self) -> float:
-        """How long `result` waits when it is not told."""
+        """Default time limit of `result`, in seconds."""
         return self._default_timeout_s
 
     def overdue(self, timeout_s: float) -> WaitTimeoutError:
-        """The error of a wait that ran out."""
+        """Return the error for a wait that has reached its limit `timeout_s`."""
         return self._answers.overdue(timeout_s)
 
 
 def both(one: Pending[R], other: Pending[S]) -> tuple[R, S]:
-    """The results of two calls that wait for each other.
+    """Wait for two calls that depend on each other, and return both results.
 
-    When one of them fails, the other may never end: the first failure is raised at once.
+    If one call fails, the other may never end. So the first failure is raised at once.
 
     Raises:
-        WorkerError: as `Pending.result`, of either.
-        WaitTimeoutError: one has not answered within its limit.
+        WorkerError: one of the calls failed; see `Pending.result`.
+        WaitTimeoutError: one of the calls has not ended within its default time limit.
     """
     begun = time.monotonic()
     waiting: list[Pending[Any]] = [one, other]

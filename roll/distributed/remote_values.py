@@ -1,4 +1,4 @@
-"""Values that go from worker to worker while the driver only knows where they are."""
+"""Values that travel from worker to worker; the driver passes on only their addresses."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from roll.core.errors import WaitTimeoutError, WorkerError
 T = TypeVar("T")
 
 SHARED_BYTES = 1 << 20
-"""Of values that go into one object: to store one and to fetch it takes about a millisecond,
-whatever its size."""
+"""Size up to which consecutive values are stored together in one object of Ray, in bytes. To store
+and fetch an object takes about a millisecond, even if the object is small."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteValue(Generic[T]):
-    """A value in the store of the node it was packed on, freed when nobody has it any more;
-    without Ray the value itself."""
+    """Address of a value in Ray's object store, on the node of the process that stored the value.
+    Ray frees the value when no address of it is left. Without Ray, the value itself."""
 
     content: list[T] | ray.ObjectRef[list[T]]
-    """It, and those that were packed with it."""
+    """The value and those that were stored together with it, or a reference to the list of them."""
     place: int = 0
+    """Index of the value in the list."""
 
 
 def store(values: Sequence[T], num_bytes: Sequence[int]) -> list[RemoteValue[T]]:
-    """Store values, return an address of each; small neighbours share an object.
+    """Store values and return the address of each. Small consecutive values share one object.
 
     Args:
-        num_bytes: of the values.
+        num_bytes: size of each value, in bytes.
     """
     groups: list[list[T]] = []
     room = 0
@@ -50,14 +51,15 @@ def store(values: Sequence[T], num_bytes: Sequence[int]) -> list[RemoteValue[T]]
 
 
 def fetch(remote_values: Sequence[RemoteValue[T]], *, timeout_s: float, what: str) -> list[T]:
-    """The values; those of another node travel now, and once.
+    """Return the values at these addresses. Objects on other nodes are transferred now, each once.
 
     Args:
-        what: the values' name in messages.
+        timeout_s: time limit, in seconds.
+        what: name of the values for error messages.
 
     Raises:
-        WaitTimeoutError: they did not come in time.
-        WorkerError: whoever packed them is dead, and they with it.
+        WaitTimeoutError: the values did not arrive in time.
+        WorkerError: the values are lost, because the process that stored them is dead.
     """
     refs = {p.content for p in remote_values if isinstance(p.content, ray.ObjectRef)}
     ordered = list(refs)

@@ -1,10 +1,10 @@
-"""`Watchdog`: notices that a worker died, whoever is waited for and whether or not it was asked.
+"""`Watchdog`: notices the death of any worker, even of one that nobody is waiting for.
 
-Each actor has one call that never returns. A thread of the driver waits for all of these calls:
-when one ends, its actor is dead. The thread then notes the death on the actor's `Member`, and
-cancels the guarded asyncio futures that it concerns, whose waiters ask `check` why: those of the
-actor itself where it can be replaced, all of them where the run cannot do without it. A process
-that is stopped, and does not die, is noticed by `Heartbeats`, and counts as dead from then on.
+Each actor has one call that never returns. A thread of the driver waits for all these calls: when
+one ends, its actor is dead. The thread then records the death in the actor's `Member` and cancels
+guarded asyncio futures; those who wait for these futures call `check` for the reason. If the actor
+is replaceable, the futures of this actor are cancelled, otherwise all futures. `Heartbeats` notices
+processes that are stopped but not dead; they count as dead from then on.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ POLL_S = 0.5
 
 
 class Watchdog:
-    """Shared by all clusters of a run. Loops: one thread, waiting on all watch calls at once."""
+    """A thread that waits for the watch calls of all actors of a run; all clusters share it."""
 
     def __init__(self, daemons: Sequence[Daemon] = (), limits: BeatLimits | None = None) -> None:
-        """
+        """Start the thread, and the thread of `Heartbeats`.
+
         Args:
-            daemons: without which nothing works.
+            daemons: processes of Ray without which the run cannot continue.
+            limits: time limits of `Heartbeats`.
         """
         self._members: dict[Any, Member] = {}
         self._guarded: dict[asyncio.Future[Any], Member] = {}
@@ -45,44 +47,51 @@ class Watchdog:
         self._thread.start()
 
     def watch(self, ref: Any, member: Member, ask: Callable[[], Any]) -> None:
-        """`ref` is the never-ending call of the actor `member`; `ask` asks it for a heartbeat."""
+        """Begin to watch an actor.
+
+        Args:
+            ref: reference to the actor's call that never returns.
+            ask: function that asks the actor for a heartbeat; see `Heartbeats.add`.
+        """
         with self._lock:
             self._members[ref] = member
         self._changed.set()
         self._beats.add(member, ask)
 
     def forget(self, members: Iterable[Member]) -> None:
-        """These actors are about to end on purpose."""
+        """Stop watching these actors, because they are about to be ended on purpose."""
         gone = set(members)
         with self._lock:
             self._members = {ref: each for ref, each in self._members.items() if each not in gone}
         self._beats.forget(gone)
 
     def give_up(self, member: Member | Daemon, reason: str) -> None:
-        """Count it as dead from now on, whatever it still does."""
+        """Treat an actor or a process of Ray as dead from now on, even if it still runs."""
         if isinstance(member, Member):
             self.forget([member])
         self._record(member, reason)
 
     @property
     def ended(self) -> bool:
-        """Whether a worker died that the run cannot do without."""
+        """True once a worker that is not replaceable, or a process of Ray, has died: the run cannot
+        continue."""
         return self._fatal is not None
 
     @property
     def ray_ended(self) -> bool:
-        """Whether a process of Ray died, without which it answers nothing."""
+        """True if the first fatal death was that of a process of Ray. Ray then answers no calls."""
         return isinstance(self._fatal, Daemon)
 
     def check(self, members: Iterable[Member] = (), *, grace_s: float = 0.0) -> None:
-        """Raise the death that concerns whoever waits for `members`, if there is one.
+        """Raise an error if a death is known that affects a wait for `members`.
 
         Args:
-            grace_s: how long a death may take to become known.
+            members: the actors whose answers are awaited.
+            grace_s: time to wait for such a death to become known, in seconds.
 
         Raises:
-            WorkerError: a worker died that the run cannot do without.
-            WorkerLostError: one of `members` died.
+            WorkerError: a worker that is not replaceable, or a process of Ray, died.
+            WorkerLostError: one of `members` died; it is replaceable.
         """
         concerned = list(members)
         deadline = time.monotonic() + grace_s
@@ -92,24 +101,28 @@ class Watchdog:
             raise dead.error(dead.death or "")
 
     async def settled(self, members: Iterable[Member], grace_s: float) -> None:
-        """Return when a death is known that concerns whoever waits for `members`, or after
-        `grace_s`: what `check` does with threads, for many waiters at once."""
+        """Wait at most `grace_s` seconds until a death is known that affects a wait for `members`.
+
+        `check` waits by blocking its thread; this method lets other coroutines run.
+        """
         concerned = list(members)
         deadline = time.monotonic() + grace_s
         while self._dead(concerned) is None and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
 
     def guard(self, future: asyncio.Future[Any], member: Member) -> None:
-        """Cancel `future`, an answer of `member`, on a death; its loop must be running."""
+        """Cancel `future`, the answer of `member`, as soon as a death is known that affects it. The
+        event loop of the future must be running."""
         self._guarded[future] = member
         if self._dead([member]) is not None:
             future.cancel()
 
     def release(self, future: asyncio.Future[Any]) -> None:
+        """End what `guard` began: do not cancel `future` any more."""
         self._guarded.pop(future, None)
 
     def close(self) -> None:
-        """Stop the thread; deaths are no longer noticed."""
+        """End the threads. Deaths are no longer noticed."""
         self._beats.close()
         self._stop.set()
         self._changed.set()
@@ -133,7 +146,7 @@ class Watchdog:
                 with self._lock:
                     member = self._members.pop(ref, None)
                 if member is not None:
-                    self._beats.check_daemons()  # whose end takes actors with it
+                    self._beats.check_daemons()  # if Ray itself died, that is the better message
                     self._record(member, describe_death(member, ref))
 
     def _record(self, member: Member | Daemon, reason: str) -> None:
@@ -144,13 +157,18 @@ class Watchdog:
         for future, awaited in list(self._guarded.items()):
             if member.replaceable and awaited is not member:
                 continue
-            # The loop may close between the look and the call; then nobody waits.
+            # The event loop may have been closed; then nothing waits for the future.
             with suppress(RuntimeError):
                 future.get_loop().call_soon_threadsafe(future.cancel)
 
 
 def describe_death(member: Member, ref: Any) -> str:
-    """What to say of an ended watch call: who, where, why as far as Ray knows, and last words."""
+    """Return a message about a dead actor: its name, process and node, the reason that Ray gives,
+    and the last lines of its log.
+
+    Args:
+        ref: reference to the watch call, which has ended.
+    """
     try:
         ray.get(ref, timeout=5)
         reason = "its watch call returned"
@@ -168,7 +186,7 @@ def describe_death(member: Member, ref: Any) -> str:
 
 
 def _ray_reason(text: str) -> str:
-    """The line of Ray's long text that says what happened."""
+    """Return the reason for a death, taken from Ray's long error text."""
     for line in text.splitlines():
         if "Worker exit detail:" in line:
             detail = line.partition("Worker exit detail:")[2].strip()
@@ -177,13 +195,13 @@ def _ray_reason(text: str) -> str:
 
 
 def last_lines(log: Path, count: int = LAST_LINES) -> str:
-    """The end of a log file; empty when it is on another node or holds nothing."""
+    """Return the last `count` lines of a log file; empty if this node has no such file."""
     if not log.is_file():
         return ""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - 16_384))
         lines = file.read().decode("utf-8", errors="replace").splitlines()
-    # Ray writes markers for its log reader into the same file.
+    # Leave out the markers that Ray writes into the file for its log reader.
     kept = [
         line for line in lines if not line.startswith((":job_id:", ":actor_name:", ":task_name:"))
     ]

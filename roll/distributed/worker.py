@@ -1,4 +1,4 @@
-"""`Worker`: what every role's worker is; one instance per rank, in a process of its own or not."""
+"""`Worker`: base class of the workers of all roles, with one instance per rank."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from roll.platform.processes import tree_rss_bytes
 
 
 class Worker:
-    """Subclasses add one method per thing the driver asks for.
+    """Base class of all workers. A subclass adds the methods that the driver calls.
 
     A class with a public `async def` method runs on an event loop: all its methods share that loop,
-    and its asynchronous ones run concurrently. Every other class runs one call at a time.
+    and its asynchronous methods run concurrently. Any other class runs one call at a time. On Ray,
+    each worker has its own process.
     """
 
     def __init__(self, spec: WorkerSpec) -> None:
@@ -26,35 +27,40 @@ class Worker:
 
     @property
     def rank_info(self) -> RankInfo:
-        """Every rank is data-parallel; a worker whose strategy splits the model says otherwise."""
+        """Position of this rank. By default every rank is data-parallel; workers whose strategy
+        splits the model over ranks override this."""
         return RankInfo(self.spec.rank, self.spec.rank, self.spec.world_size, is_dp_leader=True)
 
     def ping(self) -> str:
-        """The worker's name, to see that it answers."""
+        """Return the worker's name. The driver calls this to test whether the worker answers."""
         return self.spec.name
 
     def memory_gb(self) -> float:
-        """Resident memory of this process and its children, in GiB."""
+        """Return the resident memory of this process and all its descendants, in GiB."""
         return tree_rss_bytes(os.getpid()) / GIB
 
     def stopped_processes(self) -> list[str]:
-        """Names of the processes below this one without which it cannot work, and which somebody
-        has stopped. Asked with each heartbeat, in another thread than the other methods."""
+        """Return names of descendant processes that the worker needs and that a signal has stopped.
+
+        Called with each heartbeat, in a different thread from the other methods. By default a
+        worker needs no other processes.
+        """
         return []
 
     def close(self) -> Awaitable[None] | None:
-        """Let go of engines, files and process groups; called once, at a normal end.
+        """Release engines, files and process groups. Called once, at a normal end of the worker.
 
-        Here there is nothing to let go of. A default process group may be in use by other workers
-        of the process: who joins it directly leaves it, strategies do so by `GroupMembership`.
-        Asynchronous workers may declare it `async def`; whoever calls it awaits what it returns.
-        After a failure the process is simply killed, and its children with it.
+        The base class has nothing to release. It does not leave the default process group, because
+        other workers of the process may use the group: code that joined the group leaves it, and
+        strategies do so with `GroupMembership`. Asynchronous workers may declare this method
+        `async def`; the caller awaits the result. After a failure this method is not called: the
+        process and its children are killed.
         """
         return None
 
 
 def is_async(worker_cls: type) -> bool:
-    """Whether a public method of the class is a coroutine function."""
+    """Return whether the class has a public method that is a coroutine function."""
     return any(
         inspect.iscoroutinefunction(member)
         for name, member in inspect.getmembers(worker_cls)
