@@ -157,8 +157,7 @@ class RayActor:
         return self._handle.run.remote(method, call.kwargs, *call.args)
 
     def run_beside(self, method: str, call: Call) -> Any:
-        """Call a method of the worker while another call may run; return the reference to the
-        result."""
+        """Call a method while another call may run; return the reference to the result."""
         beside = self._handle.run.options(concurrency_group=BESIDE_GROUP)
         return beside.remote(method, call.kwargs, *call.args)
 
@@ -172,8 +171,7 @@ class RayActor:
         ray.kill(self._handle)
 
     def end(self, timeout_s: float) -> bool:
-        """Kill the process and all processes that it started, even stopped ones, and wait for their
-        end.
+        """Kill the process and all processes that it started, even stopped ones; wait for the end.
 
         Args:
             timeout_s: time limit for the start of the task on another node that kills them, in
@@ -198,8 +196,7 @@ class RayActor:
 
 
 def _lives(node: str) -> bool:
-    """Return whether a node is part of the Ray cluster. Processes on a lost node cannot be
-    reached."""
+    """Return whether a node is part of the Ray cluster; a lost node cannot be reached."""
     return any(each["NodeID"] == node and each["Alive"] for each in ray.nodes())
 
 

@@ -17,8 +17,7 @@ class RayLooks:
     method waits for a node: a node may answer late or never."""
 
     def is_here(self, member: Member) -> bool:
-        """Return whether the actor's process is on this node, where `look_at` can inspect it
-        directly."""
+        """Return whether the actor's process is on this node, so that no task is needed."""
         assert member.info is not None, "only actors that have answered are looked at"
         return bool(member.info.node == ray.get_runtime_context().get_node_id())
 
@@ -31,8 +30,8 @@ class RayLooks:
         return task.remote(member.info.pid)
 
     def ready(self, refs: Sequence[Any], timeout_s: float) -> Collection[Any]:
-        """Wait until all references have a result, at most `timeout_s`; return those that have
-        one."""
+        """Wait at most `timeout_s` for the results of all references; return those with a
+        result."""
         found, _ = ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
         return list(found)
 

@@ -60,7 +60,7 @@ class ResourceManager:
 
         Raises:
             ConfigError: the pools need more devices than there are, or no Ray cluster can be
-                joined. If the run starts Ray itself, the error is raised before that.
+                joined. Whether there are enough is checked before the run starts Ray.
             WaitTimeoutError: nodes or devices were not available within `config.start_timeout_s`.
         """
         self._undo = ExitStack()

@@ -186,8 +186,7 @@ class _Server:
             poll.register(descriptor, select.POLLIN)
 
     def _leave(self, client: socket.socket, streams: Sequence[int]) -> None:
-        """Close the server's descriptors and take over the client's standard streams. Called in a
-        fork."""
+        """Close, in a fork, the server's descriptors, and take over the client's streams."""
         for fork in {id(fork): fork for fork in self.forks.values()}.values():
             os.close(fork.ended)
             fork.client.close()
@@ -242,8 +241,7 @@ def _receive(client: socket.socket, streams: list[int]) -> _Wanted:
 
 
 def _become(wanted: _Wanted) -> None:
-    """Turn this fork into the requested Python process, which keeps the modules that are
-    imported."""
+    """Turn this fork into the requested Python process, with the modules already imported."""
     os.setpgid(0, 0)  # Ray kills the rest of a worker's process group at its end
     replace_environment(wanted.env)
     os.chdir(wanted.cwd)
@@ -267,9 +265,9 @@ def _become(wanted: _Wanted) -> None:
 
 
 def _mark(env: Mapping[str, str]) -> None:
-    """Mark this fork so that the reaper finds it, by the name of an open file. The environment in
-    /proc does not help: it shows the variables at the start of the program, which are the
-    server's."""
+    """Mark this fork, by the name of an open file, so that the reaper finds it. For a fork, /proc
+    shows the environment with which the server was started, so the variables of the fork are no
+    mark."""
     if token := env.get(WORKER_TOKEN):
         os.memfd_create(f"{WORKER_TOKEN}={token}")  # stays open until this process ends
 
@@ -281,7 +279,7 @@ def _main(listener: int, modules: Sequence[str]) -> None:
         with suppress(Exception):  # the worker that needs the module raises a better error
             importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # a search in a fork would copy all these memory pages
+    gc.freeze()  # otherwise garbage collection in a fork would copy all these pages
     _become(_Server(socket.socket(fileno=listener)).serve())
 
 
