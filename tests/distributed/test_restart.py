@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from roll.config.sections.roles import Role
-from roll.core.errors import DataError, WorkerLostError
+from roll.core.errors import DataError, WaitTimeoutError, WorkerLostError
 from roll.distributed.cluster import Cluster, Placement
 from roll.distributed.local import LocalLauncher
 from roll.distributed.on_ray.resources import ResourceManager
@@ -81,6 +81,15 @@ def test_a_rank_whose_restart_fails_stays_lost_until_the_next_try(
     cluster.restart(0)
     assert cluster.lost == frozenset()
     assert cluster.call(Echo.ping) == "actor_infer:x[0]"
+
+
+def test_a_restart_that_is_over_before_the_process_is_there_says_so(manager: ResourceManager) -> None:
+    cluster = manager.start(Echo, INFER)
+    with pytest.raises(WaitTimeoutError, match=r"actor_infer:x\[0\]"):
+        cluster.restart(0, 0.05)
+    cluster.restart(0)
+    assert cluster.on([0]).call(Echo.ping) == "actor_infer:x[0]"
+    cluster.close()
 
 
 @pytest.mark.slow

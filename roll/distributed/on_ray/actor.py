@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup
+from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from roll.core.types import WorkerSpec
@@ -95,6 +95,8 @@ class RayActor:
         self.ended = False
         """True once all processes of the actor are known to have ended."""
         self._recipe = recipe
+        self._own = own[0]
+        """The first device; all devices of an actor are on one node."""
         self._where = PlacementGroupSchedulingStrategy(own[0].group, own[0].bundle)
         token = uuid.uuid4().hex
         self._mark = f"{WORKER_TOKEN}={token}"
@@ -182,17 +184,22 @@ class RayActor:
         """
         self.kill()
         # Not done in the actor itself: if it is stopped, it cannot end its processes.
-        info = self.member.info  # None before `arrive`; `_where` names the node, too
-        if info is not None and info.node == ray.get_runtime_context().get_node_id():
+        node = self._node()
+        if node == ray.get_runtime_context().get_node_id():
             return end_marked(self._mark, END_TIMEOUT_S)
-        if not _lives(self.info.node):  # a task for a lost node would only wait for its time limit
+        if not _lives(node):  # a task for a lost node would only wait for its time limit
             return True
         task = ray.remote(num_cpus=0)(end_marked).options(scheduling_strategy=self._where)
         ending = task.remote(self._mark, END_TIMEOUT_S)
         try:
             return bool(ray.get(ending, timeout=timeout_s + END_TIMEOUT_S))
         except ray.exceptions.RayError:  # time limit, or the node was lost meanwhile
-            return not _lives(self.info.node)
+            return not _lives(node)
+
+    def _node(self) -> str:
+        """Return Ray's ID of the node with the actor's devices, also before the actor arrives."""
+        nodes = placement_group_table(self._own.group)["bundles_to_node_id"]
+        return str(nodes[self._own.bundle])
 
 
 def _lives(node: str) -> bool:

@@ -157,7 +157,7 @@ class Replica:
 
         sibling = self._siblings[request.id][index]
         stops = request.sampling.stop
-        request = GenerateReqInput(
+        sglang_request = GenerateReqInput(
             **generate_input(
                 request,
                 index,
@@ -166,7 +166,7 @@ class Replica:
                 eos=self._tokenizer.eos_token_id,
             )
         )
-        async for output in self._manager.generate_request(request):
+        async for output in self._manager.generate_request(sglang_request):
             if stops and sibling.finish is FinishReason.STOP:
                 continue  # the stop string is found, and SGLang about to end the request
             seen = len(sibling.tokens)
