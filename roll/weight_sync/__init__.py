@@ -1,1 +1,1 @@
-"""Moves trained weights to inference engines in bounded buckets; torch only, no ray."""
+"""Transfer of trained weights to inference engines in bounded buckets; needs torch but not Ray."""

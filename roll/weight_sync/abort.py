@@ -1,4 +1,4 @@
-"""`Abort`: ends a transfer at the sender, from another thread, whatever it waits for."""
+"""`Abort`: ends a transfer from another thread of a sender, even while the transfer waits."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from roll.weight_sync.channel import Channel
 
 
 class Abort:
-    """Of one transfer; it may come before the transfer begins, which then ends at once."""
+    """Switch that ends one transfer.
+
+    It may be set before the transfer begins; the transfer then ends as soon as it begins.
+    """
 
     def __init__(self) -> None:
         self.reason: str | None = None
-        """Why the transfer is given up, from then on."""
+        """Why the transfer was given up; None until then."""
         self._lock = threading.Lock()
         self._wake: list[Callable[[str], None]] = []
 
     def give_up(self, reason: str) -> None:
-        """End the transfer; a second reason is ignored."""
+        """End the transfer; later calls are ignored, so the first reason is kept."""
         with self._lock:
             if self.reason is not None:
                 return
@@ -28,7 +31,7 @@ class Abort:
             wake(reason)
 
     def when_given_up(self, wake: Callable[[str], None]) -> None:
-        """Call `wake` with the reason, in the thread of `give_up`, or now if it has been called."""
+        """Have `give_up` call `wake` with the reason; call `wake` now if it was called before."""
         with self._lock:
             self._wake.append(wake)
             reason = self.reason
@@ -36,23 +39,27 @@ class Abort:
             wake(reason)
 
     def check(self) -> None:
-        """
+        """Raise an error if the transfer was given up.
+
         Raises:
-            WeightSyncError: the transfer is given up.
+            WeightSyncError: the transfer was given up.
         """
         if self.reason is not None:
             raise WeightSyncError(f"the transfer was given up: {self.reason}")
 
 
 class PushAborts:
-    """The `Abort` of the newest push of one sender, whoever asks for it first."""
+    """Holder of the `Abort` of one sender's newest push.
+
+    The call that sends and the call that gives up share this `Abort`; either may come first.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._newest: tuple[str, Abort] | None = None
 
     def of(self, channel: Channel) -> Abort:
-        """That of the push through `channel`."""
+        """Return the `Abort` of the push through `channel`; make one if the channel is new."""
         with self._lock:
             if self._newest is None or self._newest[0] != channel.address:
                 self._newest = channel.address, Abort()

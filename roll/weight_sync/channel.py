@@ -1,4 +1,4 @@
-"""`Channel`: the picklable address of one weight transfer, opened on all sides."""
+"""`Channel`: the picklable address of one weight transfer, which all its processes open."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ Collective = Literal["gloo", "nccl"]
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """Where one push of weights goes through; a fresh one for each push (`plan.new_channel`).
+    """Address and settings of one push of weights; `new_channel` makes a new one for each push.
 
-    Small enough to travel in a Ray call or, as `dataclasses.asdict`, in an engine's own RPC; the
-    tensors travel beside it.
+    A channel is small enough for a Ray call or, as `dataclasses.asdict`, for an engine's own RPC.
+    It carries no tensors.
     """
 
     kind: TransportKind
     address: str
-    """Name of the leading sender's socket on this host, `host:port` of the collective's
-    rendezvous, or a folder."""
+    """Name of the leading sender's socket on this host (shared_memory, cuda_ipc), `host:port` of
+    the rendezvous (broadcast), or path of a folder (files)."""
     num_receivers: int
-    """Processes that read: replicas times their ranks."""
+    """Number of processes that read: replicas times ranks per replica."""
     bucket_bytes: int
-    """Size of one bucket; at most two exist at once."""
+    """Largest size of a bucket, in bytes; at most two buckets exist at once."""
     timeout_s: float
-    """For each wait on another process of the transfer."""
+    """Time limit of each wait for another process of the transfer, in seconds."""
     collective: Collective = "gloo"
-    """Backend of a `broadcast`; its buckets lie on the CPU (gloo) or on the current GPU (nccl)."""
+    """Backend of a `broadcast`. Buckets lie on the CPU (gloo) or on the current GPU (nccl)."""
     num_senders: int = 1
-    """Processes that write, each its own part of the tensors; number 0 leads."""
+    """Number of processes that write, each its own part of the tensors. Number 0 leads."""

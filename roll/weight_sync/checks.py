@@ -1,4 +1,4 @@
-"""What is asked of a manifest before the first byte: by receivers, and by senders of each other."""
+"""Checks of a manifest before any tensor is sent, by the receivers and between the senders."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ def check_shapes(
     """Refuse a push that does not fit the model `expected`.
 
     Args:
-        expected: shape of every tensor the engine's checkpoint has.
-        optional: names that may come or stay away, such as a head tied to the embedding.
-        held: names this receiver has from earlier pushes; only these may stay away as unchanged.
+        expected: tensor name -> shape, for every tensor of the engine's checkpoint.
+        optional: names of tensors that may be left out, such as a head tied to the embedding.
+        held: names of tensors that this receiver got in earlier pushes. Only these may be left out
+            as unchanged.
 
     Raises:
-        WeightSyncError: names what is missing, unknown or of another shape.
+        WeightSyncError: a tensor is missing, unknown or of another shape; the message names it.
     """
     given = {meta.name: meta.shape for meta in manifest.tensors}
     problems = []
@@ -50,10 +51,10 @@ def check_shapes(
 
 
 def check_same(own: Manifest, leaders: Manifest, sender: int) -> None:
-    """Refuse to take part in a push of something else than this sender holds.
+    """Refuse to take part in a push whose manifest differs from this sender's own.
 
     Raises:
-        WeightSyncError: the leading sender announced another manifest.
+        WeightSyncError: the leading sender's manifest differs.
     """
     if own != leaders:
         raise WeightSyncError(

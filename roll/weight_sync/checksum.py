@@ -1,8 +1,9 @@
-"""A checksum of the pieces of a push that does not depend on their order.
+"""`Checksum`: a checksum of the pieces of a push that does not depend on their order.
 
-Every sender adds up the pieces it sends, a receiver all it has; the sums are equal when every byte
-of every tensor is where it belongs. A piece counts with its CRC-32: three to four times as fast as
-a cryptographic hash, and what is looked for are mistakes, not forgeries.
+Every sender adds up the pieces it sends, and a receiver all the pieces it has. The sums are equal
+when every byte of every tensor is where it belongs. The bytes of a piece enter by their CRC-32. It
+is three to four times as fast as a cryptographic hash and enough to find mistakes; it does not
+protect against forgery.
 """
 
 from __future__ import annotations
@@ -19,20 +20,24 @@ _BITS = 128
 
 
 class Checksum:
-    """Adds up one digest per piece (tensor's name, shape, dtype; place; bytes) while streaming."""
+    """Sum of one digest per piece, modulo 2^128.
+
+    A digest covers the tensor's name, shape and dtype, the place of the piece in the tensor, and
+    the bytes of the piece.
+    """
 
     def __init__(self) -> None:
         self._sum = 0
 
     def add(self, meta: TensorMeta, start: int, raw: Tensor) -> None:
-        """Count the bytes `raw` (uint8, any device) that begin at byte `start` of a tensor."""
-        data: Any = raw.cpu().numpy()  # numpy's stubs do not call it a buffer
+        """Add the piece with bytes `raw` (uint8, any device) that begins at byte `start`."""
+        data: Any = raw.cpu().numpy()  # numpy's stubs do not declare it a buffer
         fact = (meta.name, meta.shape, meta.dtype, start, len(raw), zlib.crc32(data))
         digest = hashlib.blake2b(repr(fact).encode(), digest_size=_BITS // 8).digest()
         self._add(int.from_bytes(digest, "big"))
 
     def merge(self, hexdigest: str) -> None:
-        """Count what another checksum counted."""
+        """Add the pieces of another checksum, given as its `hexdigest`."""
         self._add(int(hexdigest, 16))
 
     def hexdigest(self) -> str:

@@ -1,4 +1,7 @@
-"""`Manifest`: what a push will carry, sent ahead so that a receiver can refuse it unharmed."""
+"""`Manifest`: list of the tensors of a push.
+
+It is sent before the tensors, so that a receiver can refuse the push and keep its old weights.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +36,13 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class TensorMeta:
-    """One tensor of a push."""
+    """Name, shape and dtype of one tensor of a push."""
 
     name: str
-    """Hugging Face name; of an adapter, PEFT's."""
+    """Hugging Face name of the tensor; for a tensor of an adapter, its PEFT name."""
     shape: tuple[int, ...]
     dtype: str
-    """Torch's name without the `torch.`, for example `bfloat16`."""
+    """Torch's name of the dtype without `torch.`, for example `bfloat16`."""
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -62,16 +65,17 @@ class Manifest:
     """Names, shapes and dtypes of all tensors of a push, in the order they are sent.
 
     Raises:
-        WeightSyncError: a name appears twice, a dtype cannot be sent, or the cuts do not fit.
+        WeightSyncError: a name appears twice, a dtype cannot be sent, or the cuts do not fit the
+            tensors.
     """
 
     tensors: tuple[TensorMeta, ...]
     cuts: tuple[tuple[int, ...], ...] = ()
-    """Who holds what: sender `s` holds the elements `cuts[i][s]` to `cuts[i][s + 1]` of tensor
-    `i`, counted through the flattened tensor. Left out: sender 0 holds everything."""
+    """Shares of the senders: sender `s` holds elements `cuts[i][s]` up to (not including)
+    `cuts[i][s + 1]` of the flattened tensor `i`. Empty: sender 0 holds everything."""
     unchanged: frozenset[str] = frozenset()
-    """Names of the model that stay away because they have not changed since the receivers got
-    them: frozen parameters."""
+    """Names of tensors of the model that are not sent, because they have not changed since the
+    receivers got them: frozen parameters."""
 
     def __post_init__(self) -> None:
         seen: set[str] = set()
@@ -91,7 +95,7 @@ class Manifest:
 
     @classmethod
     def of(cls, tensors: Iterable[tuple[str, Tensor]]) -> Manifest:
-        """From tensors of any device, meta included; reads no values. Sender 0 holds all."""
+        """Make a manifest in which sender 0 holds all tensors; they may be on the meta device."""
         return cls(tuple(meta_of(name, tensor) for name, tensor in tensors))
 
     @property
@@ -103,11 +107,11 @@ class Manifest:
         return len(self.cuts[0]) - 1 if self.cuts else 1
 
     def cuts_of(self, tensor: int) -> tuple[int, ...]:
-        """Where the senders' elements of a tensor begin, and its size at the end."""
+        """Return the cuts of a tensor: each sender's first element, then the number of elements."""
         return self.cuts[tensor] if self.cuts else (0, self.tensors[tensor].num_elements)
 
     def without(self, unchanged: Iterable[str]) -> Manifest:
-        """The same push with these tensors left out, as unchanged."""
+        """Return the same manifest with the tensors `unchanged` not sent but named as unchanged."""
         names = frozenset(unchanged)
         keep = [i for i, meta in enumerate(self.tensors) if meta.name not in names]
         return replace(
@@ -154,7 +158,9 @@ def meta_of(name: str, tensor: Tensor) -> TensorMeta:
 
 
 def even_cuts(num_rows: int, row_elements: int, parts: int) -> tuple[int, ...]:
-    """Cuts of a tensor whose rows (axis 0) are shared out as `torch.chunk` does: ceil(rows / parts)
-    for each rank, until none are left. FSDP2 does the same."""
+    """Return the cuts of a tensor whose rows (axis 0) are split as `torch.chunk` and FSDP2 do.
+
+    Each rank gets ceil(rows / parts) rows until none are left.
+    """
     step = -(-num_rows // parts)
     return tuple(min(i * step, num_rows) * row_elements for i in range(parts + 1))

@@ -1,4 +1,4 @@
-"""What the processes of a transfer are called, in messages among them and to the user."""
+"""Names of the processes of a transfer, in messages between them and to the user."""
 
 LEADER = "the sender"
 

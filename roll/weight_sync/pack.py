@@ -1,4 +1,4 @@
-"""The sender's half of a bucket: its parts of the tensors, written where the plan says."""
+"""`Packer`: writes a sender's parts of the tensors into buckets, as the push plan says."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from roll.weight_sync.push_plan import Bucket
 
 
 class Packer:
-    """Writes one sender's parts bucket by bucket into memory the transport hands out.
+    """Writer of one sender's parts, bucket by bucket, into memory that the transport provides.
 
-    A part may have another floating dtype than announced: it is converted on the way, so that a
-    float32 master needs no bfloat16 copy.
+    A part may have another floating-point dtype than announced. It is converted when it is written,
+    so that float32 master weights need no bfloat16 copy.
 
     Args:
-        parts: the sender's elements of each tensor, in the order of the manifest; also of those
-            that it holds no element of. Making one may take time, or be a collective.
+        parts: (name, part) of each tensor in the order of the manifest. A part is the sender's
+            elements of the tensor, and empty where it holds none. Making a part may take time, or
+            be a collective.
 
     Raises:
-        WeightSyncError: a part differs from what the manifest announced, or one is missing or too
-            many.
+        WeightSyncError: a part differs from the manifest, is missing, or is not in the manifest.
     """
 
     def __init__(
@@ -43,15 +43,15 @@ class Packer:
         self._next = 0
         self._elements = torch.empty(0)
         self.gather_s = 0.0
-        """Spent on making parts."""
+        """Time spent on making parts, in seconds."""
         self.pack_s = 0.0
-        """Spent on writing them into buckets."""
+        """Time spent on writing parts into buckets, in seconds."""
 
     def fill(self, bucket: Bucket, memory: Tensor) -> None:
         """Write this sender's pieces of `bucket` into the uint8 tensor `memory`."""
         for piece in bucket:
-            # Also for the others' pieces: making a part may be a collective that they wait in,
-            # and this sender would otherwise go on to a bucket that is never asked for.
+            # Parts are made even for the pieces of other senders: making one may be a collective
+            # in which the others wait for this sender.
             while self._next <= piece.tensor:
                 self._advance()
             if piece.sender != self._sender:
@@ -68,7 +68,11 @@ class Packer:
                 self._checksum.add(meta, piece.start, target)
 
     def finish(self) -> None:
-        """Take the tensors without bytes at the end, and make sure that nothing is left over."""
+        """Take the remaining parts, which have no bytes, and check that there are no further ones.
+
+        Raises:
+            WeightSyncError: a part differs from the manifest, is missing, or is not in it.
+        """
         while self._next < len(self._manifest.tensors):
             self._advance()
         self._elements = torch.empty(0)
@@ -76,7 +80,7 @@ class Packer:
             raise WeightSyncError(f"tensor {name!r} was sent but not announced in the manifest")
 
     def _advance(self) -> None:
-        self._elements = torch.empty(0)  # the last part may go before the next one is made
+        self._elements = torch.empty(0)  # frees the previous part before the next one is made
         expected = self._manifest.tensors[self._next]
         begun = time.perf_counter()
         name, part = next(self._parts, (None, None))

@@ -1,14 +1,14 @@
 """The plan of a push: which bytes of which tensor go from which sender in which bucket.
 
-Pure arithmetic on the manifest, so that all sides compute the same plan and none has to be sent.
-Every receiver reads every bucket. A bucket is a stretch of bytes of bounded size that all senders
-fill together, each with the part of the tensors that it holds; a tensor lies in it without gaps,
-whoever holds its parts. Three rules, in this order:
+The plan is pure arithmetic on the manifest. Each process computes the same plan, so it need not be
+sent. A bucket is a run of bytes of bounded size. All senders fill it together, each with its own
+parts of the tensors, and every receiver reads it. A tensor lies in a bucket without gaps, also
+where several senders hold its parts. Three rules apply, in this order:
 
-1. Neighbours of one module, which engines may fuse (q, k and v; gate and up), share a bucket when
-   they fit in one.
-2. A tensor that fits in a bucket lies whole in one: receivers use it where it is.
-3. A larger tensor goes on in the next bucket.
+1. Neighbouring tensors of one module, which engines may fuse (q, k and v; gate and up), share a
+   bucket if they fit in one.
+2. A tensor that fits in a bucket is not split over two, so that receivers can use it in place.
+3. A larger tensor continues in the next bucket.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from roll.core.errors import WeightSyncError
 from roll.weight_sync.manifest import Manifest
 
 ALIGN = 64
-"""Tensors begin at multiples of this, so that they can be used where they are."""
+"""Tensors begin at multiples of this many bytes, so that they can be used in place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,11 @@ class Piece:
     """A run of bytes of one tensor, held by one sender, inside one bucket."""
 
     tensor: int
-    """Position in the manifest."""
+    """Position of the tensor in the manifest."""
     start: int
-    """First byte within the tensor."""
+    """First byte of the piece within the tensor."""
     offset: int
-    """First byte within the bucket."""
+    """First byte of the piece within the bucket."""
     num_bytes: int
     sender: int
 
@@ -42,10 +42,12 @@ Bucket = Sequence[Piece]
 
 
 def layout(manifest: Manifest, bucket_bytes: int) -> list[list[Piece]]:
-    """The pieces of each bucket, in order of tensors. Tensors without bytes have no piece.
+    """Return the pieces of each bucket, in the order of the tensors.
+
+    Tensors without bytes have no piece.
 
     Raises:
-        WeightSyncError: `bucket_bytes` is too small to be aligned.
+        WeightSyncError: `bucket_bytes` is below `ALIGN`.
     """
     size = bucket_bytes // ALIGN * ALIGN
     if size < ALIGN:
@@ -70,7 +72,10 @@ def used_bytes(bucket: Bucket) -> int:
 
 
 def stretches(bucket: Bucket) -> list[tuple[int, int, int]]:
-    """(sender, first byte, end) of the runs that one sender holds, gaps within them included."""
+    """Split a bucket into runs of one sender: (sender, first byte, end) of each.
+
+    A run includes the alignment gaps between its pieces; `end` is the byte after the last one.
+    """
     runs = []
     for sender, group in groupby(bucket, lambda piece: piece.sender):
         pieces = list(group)
@@ -79,14 +84,17 @@ def stretches(bucket: Bucket) -> list[tuple[int, int, int]]:
 
 
 def largest(buckets: Sequence[Bucket]) -> int:
-    """Bytes of the fullest bucket; at least 1, so that there is memory to share."""
+    """Return the bytes of the fullest bucket, at least 1: empty memory cannot be shared."""
     return max((used_bytes(bucket) for bucket in buckets), default=1)
 
 
 def module_of(name: str) -> str:
-    """The part of a layer whose tensors engines may fuse: `model.layers.0.mlp` of its
-    `up_proj.weight`, `model.layers.0.mlp.experts` of all of them, and a norm or an embedding by
-    itself."""
+    """Return the name of the module in which engines may fuse the tensor `name` with others.
+
+    It is `model.layers.0.mlp` for `model.layers.0.mlp.up_proj.weight`, and
+    `model.layers.0.mlp.experts` for the tensors of all experts of a layer. A norm or an embedding
+    is a module by itself.
+    """
     parent = name.split(".")[:-1]
     if "experts" in parent:
         return ".".join(parent[: parent.index("experts") + 1])
@@ -96,8 +104,11 @@ def module_of(name: str) -> str:
 
 
 def may_stay_away(manifest: Manifest, frozen: Set[str]) -> frozenset[str]:
-    """Those of the `frozen` tensors that a receiver can do without, because nothing of their
-    module changes: engines load what they fuse as a whole."""
+    """Return those `frozen` tensors that need not be sent: in their module, no tensor changes.
+
+    A frozen tensor in a module with changing tensors is sent: engines load the tensors they fuse
+    together.
+    """
     moving = {module_of(m.name) for m in manifest.tensors if m.name not in frozen}
     return frozenset(
         m.name for m in manifest.tensors if m.name in frozen and module_of(m.name) not in moving
@@ -105,7 +116,7 @@ def may_stay_away(manifest: Manifest, frozen: Set[str]) -> frozenset[str]:
 
 
 class _Filling:
-    """Buckets in the making."""
+    """Buckets while the plan is computed."""
 
     def __init__(self, manifest: Manifest, size: int) -> None:
         self._manifest = manifest
@@ -118,7 +129,7 @@ class _Filling:
         return self._size - _aligned(self._offset)
 
     def begin(self) -> None:
-        """Leave what is left of this bucket empty."""
+        """Make the next piece begin a new bucket; the rest of the current one stays empty."""
         self._offset = self._size
 
     def add(self, tensor: int) -> None:

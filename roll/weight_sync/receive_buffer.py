@@ -1,9 +1,9 @@
-"""A receiver's memory of a bucket: tensors are used where they lie, and never change under the
-hand of whoever still uses them when the next bucket comes in.
+"""A receiver's memory for a bucket, whose tensors can be used in place.
 
-Engines keep tensors for a while: one that fuses q, k and v keeps the first two until the third is
-there. A slot therefore knows which of its tensors are still referred to, by them or by views of
-them, and `recycle` makes sure that those keep their bytes.
+Engines keep tensors for a while: an engine that fuses q, k and v keeps the first two until the
+third comes. The memory must not change under such a tensor when the next bucket arrives. A buffer
+therefore knows which of its tensors, or views of them, are still referenced, and `recycle` makes
+sure that these keep their bytes.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ _HUGE_PAGE = 2 << 20
 
 
 class ReceiveBuffer(Protocol):
-    """Memory of one bucket after the other."""
+    """Memory that holds one bucket after another."""
 
     @property
     def memory(self) -> Tensor:
-        """All of it, uint8; for the transport, and for pieces that are copied out at once."""
+        """The whole memory, uint8, for the transport and for pieces that are copied out at once."""
         ...
 
     def view(self, offset: int, meta: TensorMeta) -> Tensor:
-        """The tensor whose bytes begin at `offset`; it must not be written to."""
+        """Return the tensor whose bytes begin at `offset`; the caller must not write to it."""
         ...
 
     def in_use(self) -> bool:
-        """Whether anybody still refers to a tensor that `view` gave out."""
+        """Tell whether a tensor that `view` returned, or a view of one, is still referenced."""
         ...
 
     def recycle(self) -> None:
-        """Make room for the next bucket; tensors still in use keep their bytes."""
+        """Free the memory for the next bucket; tensors still in use keep their bytes."""
         ...
 
 
 class _MappedBuffer(ABC):
-    """Memory that knows which of its tensors are still referred to."""
+    """Mapped memory that knows which of its tensors are still referenced."""
 
     def __init__(self) -> None:
         self._given: list[tuple[weakref.ref[memoryview], int, int]] = []
@@ -57,8 +57,8 @@ class _MappedBuffer(ABC):
 
     def view(self, offset: int, meta: TensorMeta) -> Tensor:
         end = offset + meta.num_bytes
-        # A tensor, and every view of it, keeps the buffer it was made from alive, and a buffer of
-        # its own tells whether there still is one.
+        # A tensor and all its views keep the memoryview alive that the tensor was made from. Each
+        # tensor gets its own memoryview, so a weak reference shows whether one of them is left.
         buffer = memoryview(self._mapping)[offset:end]
         self._given.append((weakref.ref(buffer), offset, end))
         return torch.frombuffer(buffer, dtype=meta.torch_dtype).reshape(meta.shape)
@@ -75,14 +75,14 @@ class _MappedBuffer(ABC):
 
     @abstractmethod
     def _mapped(self) -> mmap.mmap:
-        """Memory for the next bucket."""
+        """Return memory for the next bucket."""
 
     @abstractmethod
     def _keep(self, live: Sequence[tuple[int, int]]) -> None:
-        """Make these bytes last."""
+        """Make sure that the byte ranges `live`, (first, end) of each, keep their content."""
 
     def _live(self) -> list[tuple[int, int]]:
-        """(first byte, end) of those in use."""
+        """Return (first byte, end) of each tensor that is still in use."""
         return [(first, end) for buffer, first, end in self._given if buffer() is not None]
 
     def _renew(self) -> None:
@@ -93,13 +93,18 @@ class _MappedBuffer(ABC):
 class SharedBuffer(_MappedBuffer):
     """A bucket in memory that a sender of the same host writes to.
 
-    It is mapped copy-on-write: read in place as long as nobody writes here, and a page that is
-    written to becomes this process's own. So a tensor that must outlast the bucket gets pages of
-    its own at the same address, and the bucket is mapped anew beside it.
+    The memory is mapped copy-on-write. Its pages are read in place until this process writes to
+    one, which makes a copy of the page for this process at the same address. A tensor that must
+    outlast the bucket keeps its bytes in this way, and the bucket is then mapped anew elsewhere.
     """
 
     def __init__(self, fd: int, start: int, num_bytes: int) -> None:
-        """`start` is a multiple of the page size. The descriptor stays the caller's."""
+        """Map the bucket.
+
+        Args:
+            fd: descriptor of the shared memory; the caller closes it.
+            start: first byte of the bucket in that memory, a multiple of the page size.
+        """
         self._fd = fd
         self._start = start
         self._num_bytes = num_bytes
@@ -115,8 +120,10 @@ class SharedBuffer(_MappedBuffer):
 
 
 class PrivateBuffer(_MappedBuffer):
-    """A bucket in this process's own memory, which a transport copies into. Tensors in use keep
-    the whole of it; the next bucket gets another."""
+    """A bucket in this process's own memory, into which a transport copies.
+
+    Tensors in use keep the whole memory alive, and the next bucket gets new memory.
+    """
 
     def __init__(self, num_bytes: int) -> None:
         self._num_bytes = num_bytes
@@ -126,11 +133,11 @@ class PrivateBuffer(_MappedBuffer):
         return anonymous(self._num_bytes)
 
     def _keep(self, live: Sequence[tuple[int, int]]) -> None:
-        """They last as long as their mapping, which nobody else has."""
+        """Do nothing: no later bucket is written to memory in which a tensor is in use."""
 
 
 class DeviceBuffer:
-    """A bucket on a GPU. Tensors are copied out, which costs little there."""
+    """A bucket on a GPU. Tensors are copied out of it, which is cheap on a GPU."""
 
     def __init__(self, memory: Tensor) -> None:
         self._memory = memory
@@ -147,22 +154,22 @@ class DeviceBuffer:
         return False
 
     def recycle(self) -> None:
-        """Wait for this process's copies: the sender's stream does not know of them."""
+        """Wait until this process's copies are done; the sender's stream does not wait for them."""
         torch.cuda.current_stream().synchronize()
 
 
 def anonymous(num_bytes: int) -> mmap.mmap:
-    """Fresh memory in huge pages where the system has them: small ones cost more than the copy."""
-    # Private: shared anonymous memory is tmpfs, which has no huge pages by default.
+    """Map new memory, in huge pages if possible: small ones cost more than the copy into them."""
+    # MAP_PRIVATE: shared anonymous memory is tmpfs, which has no huge pages by default.
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if num_bytes >= _HUGE_PAGE:
-        with contextlib.suppress(OSError):  # a kernel without them; the advice is all there is
+        with contextlib.suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 
 
 def empty_tensor(meta: TensorMeta, device: torch.device) -> Tensor:
-    """A tensor to be filled, in memory of its own."""
+    """Return an uninitialized tensor of the shape and dtype of `meta`, in memory of its own."""
     if device.type != "cpu" or meta.num_bytes == 0:
         return torch.empty(meta.shape, dtype=meta.torch_dtype, device=device)
     flat = torch.frombuffer(anonymous(meta.num_bytes), dtype=meta.torch_dtype)

@@ -1,4 +1,4 @@
-"""`send` and `receive`: one push of weights, whichever way it travels."""
+"""`send` and `receive`: one push of weights, over any transport."""
 
 from __future__ import annotations
 
@@ -25,18 +25,22 @@ from roll.weight_sync.unpack import Buckets, Into, nowhere, unpack
 
 
 class SenderEnd(Protocol):
-    """What a transport does for a sender."""
+    """A sender's end of a transport."""
 
     def memory(self, index: int) -> Tensor:
-        """Where bucket `index` is to be written, as soon as it may."""
+        """Return the memory to write bucket `index` into, once it may be overwritten."""
         ...
 
     def publish(self, index: int, bucket: Bucket) -> None:
-        """This sender's pieces of it are written."""
+        """Send this sender's pieces of bucket `index`, which are now written."""
         ...
 
     def finish(self, checksum: Checksum | None) -> str | None:
-        """Returns when all receivers use the new weights: the checksum of all senders."""
+        """Wait until all receivers use the new weights; return the checksum of the push.
+
+        The leading sender returns the checksum of all pieces, another sender at least that of
+        its own; None if `checksum` is None.
+        """
         ...
 
     def stop(self, reason: str) -> None: ...
@@ -45,7 +49,7 @@ class SenderEnd(Protocol):
 
 
 class ReceiverEnd(Buckets, Protocol):
-    """What a transport does for a receiver."""
+    """A receiver's end of a transport."""
 
     manifest: Manifest
     verify: bool
@@ -63,19 +67,19 @@ class ReceiverEnd(Buckets, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SendReport:
-    """What a sender says after a push."""
+    """A sender's report about a finished push."""
 
     num_tensors: int
     num_bytes: int
-    """Of all senders together."""
+    """Bytes of all tensors of the push, from all senders together."""
     checksum: str | None
-    """Of the sent tensors, when asked for; the leading sender's counts all of them."""
+    """Checksum of the sent tensors, or None if not asked for. The leading sender's covers all."""
     gather_s: float = 0.0
-    """Spent on making this sender's parts."""
+    """Time spent on making this sender's parts, in seconds."""
     pack_s: float = 0.0
-    """Spent on writing them into buckets, in the announced dtype."""
+    """Time spent on writing the parts into buckets, in the announced dtype, in seconds."""
     total_s: float = 0.0
-    """From the agreement on the manifest to the use of the new weights."""
+    """Time from the agreement on the manifest to the use of the new weights, in seconds."""
 
 
 def send(
@@ -89,27 +93,28 @@ def send(
 ) -> SendReport:
     """Push this sender's `parts` of the tensors in `manifest` to all receivers of `channel`.
 
-    All senders call it, with the same manifest. Returns when every receiver uses the new weights.
-    `parts` is exhausted in any case: making the next one may be a collective that other ranks of
-    the trainer take part in.
+    All senders call this function with the same manifest. It returns when every receiver uses the
+    new weights. `parts` is exhausted even after an error: making the next part may be a collective
+    in which other ranks of the trainer take part.
 
     Args:
-        parts: on any device, one at a time, in the order of the manifest: the elements that
-            `manifest.cuts` gives to this sender, also where they are none.
+        parts: (name, part) of each tensor, in the order of the manifest. A part holds the elements
+            that `manifest.cuts` gives to this sender, maybe none, on any device.
         verify: compute checksums at both ends and compare them.
-        sender: below `channel.num_senders`; number 0 leads.
-        abort: gives the transfer up, from another thread; to be done at all senders. Receivers
-            are told, also those that come late.
+        sender: number of this sender, below `channel.num_senders`; number 0 leads.
+        abort: lets another thread give up the transfer, which must be done at all senders. All
+            receivers are told, also those that connect later.
 
     Raises:
-        WeightSyncError: a receiver refused the manifest (then all keep their old weights), died,
-            or did not answer within `channel.timeout_s`; or the transfer was given up.
+        WeightSyncError: a receiver refused the manifest (then all receivers keep their old
+            weights), died, or did not answer within `channel.timeout_s`; or the transfer was given
+            up.
     """
     abort = abort or Abort()
     try:
         return _send(channel, parts, manifest, abort, verify=verify, sender=sender)
     except WeightSyncError:
-        abort.check()  # the better message
+        abort.check()  # its message names the cause
         raise
     finally:
         for _ in parts:
@@ -157,16 +162,16 @@ def _send(
 
 
 class Incoming:
-    """A push on its way in."""
+    """A push that a receiver is taking in."""
 
     def __init__(self, end: ReceiverEnd, bucket_bytes: int) -> None:
         self.manifest = end.manifest
         self.verify = end.verify
-        """The sender asks for a checksum."""
+        """True if the sender asks for checksums."""
         self.checksum: str | None = None
-        """Of the received tensors, once all have come in and if the sender asked for it."""
+        """Checksum of the received tensors, known at the end and if the sender asked for it."""
         self.receive_s = 0.0
-        """Spent in here: waiting for bytes, copying and summing them."""
+        """Time spent on waiting for bytes, copying them and computing checksums, in seconds."""
         self.complete = False
         self._end = end
         self._bucket_bytes = bucket_bytes
@@ -174,17 +179,18 @@ class Incoming:
 
     @property
     def load_s(self) -> float:
-        """Spent by the consumer up to now: before, between and after the tensors."""
+        """Seconds the consumer has spent up to now: before, between and after the tensors."""
         return time.perf_counter() - self._begun - self.receive_s
 
     def tensors(self, into: Into = nowhere) -> Iterator[tuple[str, Tensor]]:
-        """Each tensor, in the manifest's order. To be exhausted, once.
+        """Yield (name, tensor) in the order of the manifest. Call this once and exhaust it.
 
-        A tensor in memory that `into` named is there when it comes out. Others must not be written
-        to: they may lie in memory that the transfer goes on to use. Kept ones stay as they are.
+        A tensor for which `into` returns memory lies there, complete when it is yielded. The
+        consumer must not write to any other tensor: its memory may belong to the transfer. A
+        tensor that the consumer keeps does not change.
 
         Raises:
-            WeightSyncError: the sender died or stopped, or the checksums differ.
+            WeightSyncError: the sender died or stopped the transfer, or the checksums differ.
         """
         begun = time.perf_counter()
         checksum = Checksum() if self.verify else None
@@ -208,15 +214,15 @@ class Incoming:
 def receive(
     channel: Channel, index: int, *, check: Callable[[Manifest], None]
 ) -> Iterator[Incoming]:
-    """Take part in a push as receiver `index`; leaving the block tells the sender how it went.
+    """Take part in a push as receiver `index`; the end of the block tells the sender the outcome.
 
     Args:
-        index: below `channel.num_receivers`, another one for each receiver.
-        check: raises WeightSyncError to refuse; then no receiver gets any tensor.
+        index: number of this receiver, below `channel.num_receivers`; each receiver has its own.
+        check: raises WeightSyncError to refuse the manifest; then no receiver gets any tensor.
 
     Raises:
-        WeightSyncError: the manifest is refused here or elsewhere, or the transfer broke off. Only
-            in the second case may part of the tensors have been yielded.
+        WeightSyncError: this or another process refused the manifest, or the transfer broke off.
+            Only after a transfer broke off may some of the tensors have been yielded.
     """
     end = _receiver_end(channel, index)
     try:

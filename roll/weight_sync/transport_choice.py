@@ -1,4 +1,4 @@
-"""Which way weights travel, decided from where senders and receivers stand."""
+"""Choice of a transport for weights, by where senders and receivers run."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from roll.weight_sync.channel import Channel, Collective, TransportKind
 from roll.weight_sync.transports.files import FOLDER_PREFIX
 
 DEFAULT_BUCKET_BYTES: Mapping[TransportKind, int] = {
-    # Still in the last cache when it is read: measured 1.5 times as fast as 32 MiB.
+    # A small bucket is still in the last-level cache when it is read: measured 1.5 times as fast
+    # as 32 MiB.
     "shared_memory": 4 << 20,
     "files": 4 << 20,
-    # Each bucket costs a launch or a round of messages.
+    # Each bucket costs a kernel launch or a round of messages, so larger buckets are cheaper.
     "cuda_ipc": 32 << 20,
     "broadcast": 32 << 20,
 }
@@ -25,37 +26,38 @@ DEFAULT_BUCKET_BYTES: Mapping[TransportKind, int] = {
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where one process of a transfer runs."""
+    """Place where one process of a transfer runs."""
 
     node: int
     device: int
-    """Device number on its node."""
+    """Number of the device on its node."""
     host: str = "127.0.0.1"
-    """Name or number under which other nodes reach this one."""
+    """Host name or IP address under which other nodes reach this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How one push goes."""
+    """Transport of one push, with its settings."""
 
     kind: TransportKind
     collective: Collective = "gloo"
-    """Of a broadcast."""
+    """Backend of a broadcast; other kinds ignore it."""
     folder: Path | None = None
-    """For files."""
+    """Folder that all hosts share; only for files."""
     bucket_bytes: int | None = None
-    """The transport's default by default."""
+    """Largest size of a bucket, in bytes; None: the transport's default."""
 
 
 def choose_transport(
     platform: str, senders: Sequence[Endpoint], receivers: Sequence[Endpoint]
 ) -> Route:
-    """The cheapest way that reaches every receiver from every sender.
+    """Return the cheapest transport that reaches every receiver from every sender.
 
-    Within one host shared memory always works: all senders write into it, all receivers read it in
-    place. CUDA IPC saves the trip through host memory, but needs the sender's GPU to be visible to
-    every receiver, and all of the weights on it: it is for one sender and engines on its GPU. NCCL
-    refuses a group in which two processes have the same GPU.
+    Within one host shared memory always works: all senders write into it, and all receivers read
+    it in place. CUDA IPC avoids the copy through host memory, but every receiver must see the
+    sender's GPU, and this GPU must hold all weights. So CUDA IPC is chosen for one sender with all
+    engines on its GPU. Between hosts weights are broadcast: with NCCL if every process has a GPU of
+    its own, because NCCL refuses a group in which two processes share one; else with Gloo.
 
     Args:
         platform: `cpu` or `cuda`, as in `WorkerSpec.platform`.
@@ -81,12 +83,18 @@ def new_channel(
     collective: Collective = "gloo",
     folder: Path | None = None,
 ) -> Channel:
-    """A fresh channel for one push. To be called by sender 0: a broadcast takes a port there.
+    """Make a new channel for one push.
+
+    Call this in the process of sender 0: a broadcast takes a free port on its host.
 
     Args:
-        bucket_bytes: that travel at once; the transport's default by default.
-        host: name or number under which the others reach that sender's host; broadcast only.
-        folder: that all hosts see under this path; files only.
+        bucket_bytes: largest size of a bucket, in bytes; None: the transport's default.
+        timeout_s: time limit of each wait for another process of the transfer, in seconds.
+        host: name or IP address under which the others reach the host of sender 0; broadcast only.
+        folder: folder that all hosts see under this path; files only.
+
+    Raises:
+        ConfigError: `kind` is files, but there is no `folder`.
     """
     token = f"{os.getpid()}-{secrets.token_hex(8)}"
     if kind == "broadcast":

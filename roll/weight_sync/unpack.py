@@ -1,4 +1,4 @@
-"""The receiver's half of a bucket: tensors out of buckets, copied only where they must be."""
+"""`unpack`: takes a receiver's tensors out of buckets and copies only where it must."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ from roll.weight_sync.push_plan import Bucket, Piece
 from roll.weight_sync.receive_buffer import ReceiveBuffer, empty_tensor
 
 Into = Callable[[TensorMeta], Tensor | None]
-"""The receiver's own memory for a tensor: contiguous, of its shape and dtype; or None."""
+"""Function that returns the receiver's own memory for a tensor, or None if there is none.
+
+The memory is contiguous and of the tensor's shape and dtype."""
 
 
 class Buckets(Protocol):
-    """Where buckets come in."""
+    """A receiver's source of buckets."""
 
     def take(self, index: int) -> ReceiveBuffer:
-        """Bucket `index`, once it is there; they are taken in order."""
+        """Wait for bucket `index` and return its memory; buckets are taken in order."""
         ...
 
     def give_back(self, index: int) -> None:
-        """Nobody reads the bucket any more."""
+        """Report that bucket `index` is read, so that its memory can be used again."""
         ...
 
 
 def nowhere(meta: TensorMeta) -> Tensor | None:
-    """The receiver has no memory prepared."""
+    """Return None: an `Into` of a receiver that has no memory of its own for any tensor."""
     return None
 
 
@@ -43,10 +45,15 @@ def unpack(
     into: Into,
     checksum: Checksum | None,
 ) -> Iterator[tuple[str, Tensor]]:
-    """All tensors in manifest order: in the memory that `into` names, else in their bucket if they
-    lie whole in one, else in memory of their own.
+    """Yield (name, tensor) for all tensors in the order of the manifest.
 
-    A tensor in a bucket must not be written to. It is the consumer's to keep, which costs a copy.
+    A tensor lies in the memory that `into` returns. Where that is None, the tensor stays in its
+    bucket if one bucket holds all of it, and gets memory of its own otherwise. The consumer must
+    not write to a tensor that lies in a bucket; it may keep the tensor, which costs a copy.
+
+    Raises:
+        WeightSyncError: memory that `into` returns does not fit its tensor, or the transfer broke
+            off.
     """
     reading = _Reading(source)
     pieces = _by_tensor(buckets)
@@ -78,10 +85,10 @@ def unpack(
 
 
 class _Reading:
-    """The bucket that is read, and the one before it while a tensor of it is still in use.
+    """The bucket that is read, and the bucket before it while one of its tensors is in use.
 
-    A consumer's loop holds the last tensor until it has the next one, so a bucket is given back
-    one tensor later than its last: at its end nothing has to be saved.
+    A consumer's loop holds a tensor until it gets the next one. So a bucket is given back one
+    tensor late: by then its last tensor is usually free and need not be copied.
     """
 
     def __init__(self, source: Buckets) -> None:
@@ -91,6 +98,7 @@ class _Reading:
         self._before: int | None = None
 
     def slot(self, index: int) -> ReceiveBuffer:
+        """Return the memory of bucket `index`, which is the current bucket or the next one."""
         if index != self._index or self._receive_buffer is None:
             self.settle()
             if self._receive_buffer is not None:
@@ -102,7 +110,7 @@ class _Reading:
         return self._receive_buffer
 
     def settle(self) -> None:
-        """Give back the bucket before this one."""
+        """Give back the previous bucket, if it is still held."""
         if self._before is not None:
             self._source.give_back(self._before)
             self._before = None
@@ -114,7 +122,7 @@ class _Reading:
 
 
 def _by_tensor(buckets: Sequence[Bucket]) -> dict[int, list[tuple[int, Piece]]]:
-    """Position of a tensor -> its pieces, each with the index of its bucket."""
+    """Map each tensor's position in the manifest to its (index of the bucket, piece) pairs."""
     flat = ((index, piece) for index, bucket in enumerate(buckets) for piece in bucket)
     return {tensor: list(group) for tensor, group in groupby(flat, lambda pair: pair[1].tensor)}
 

@@ -1,1 +1,1 @@
-"""Ways for the bytes of a push: shared memory, CUDA IPC, broadcast, files."""
+"""Transports that move the bytes of a push: shared memory, CUDA IPC, broadcast, files."""

@@ -1,15 +1,16 @@
-"""The handshake of transfers whose ends share a notice board instead of a connection.
+"""The handshake of transfers whose processes share a notice board instead of connections.
 
 Key            Posted by             Note
 offer          leading sender        {manifest, verify}
-agreed/<name>  everybody else        {ok} or {failed: why}
+agreed/<name>  each other process    {ok} or {failed: why}
 verdict        leading sender        {go}
 sum/<name>     each other sender     {sum: checksum}
 end            leading sender        {end: checksum}
 done/<name>    each receiver         {ok} or {failed: why}
-left/<name>    each other sender     {ok}, and the leading sender may take the board away
+left/<name>    each other sender     {ok}: it reads no more, so the board may be removed
 
-The bytes travel beside it: `broadcast.py`, `files.py`. Whoever gives up says so on the board.
+The weights themselves travel by other means: `broadcast.py`, `files.py`. A process that gives up
+posts this on the board.
 """
 
 from __future__ import annotations
@@ -26,27 +27,31 @@ from roll.weight_sync.names import LEADER, receiver_name, sender_name
 
 
 class Board(Protocol):
-    """Notes that all ends can post and read."""
+    """Notice board on which all processes of a transfer can post and read notes."""
 
     def post(self, key: str, note: dict[str, Any]) -> None:
-        """Raises WeightSyncError when the board is gone."""
+        """Post `note` under `key`.
+
+        Raises:
+            WeightSyncError: the board cannot be written to, for example because it is gone.
+        """
         ...
 
     def read(self, key: str, peer: str) -> dict[str, Any]:
-        """The note under `key`, once `peer` has posted it.
+        """Wait until `peer` has posted a note under `key`, and return the note.
 
         Raises:
-            WeightSyncError: it did not come in time, or somebody stopped the transfer.
+            WeightSyncError: the note did not come in time, or a process stopped the transfer.
         """
         ...
 
     def stop(self, reason: str) -> None:
-        """Let readers know that no more notes will come."""
+        """Tell all readers that the transfer is stopped and no more notes will come."""
         ...
 
 
 class SenderNotes:
-    """A sender's side."""
+    """A sender's side of the handshake; the constructor returns once all processes have agreed."""
 
     def __init__(
         self, board: Board, channel: Channel, manifest: Manifest, sender: int, *, verify: bool
@@ -67,10 +72,11 @@ class SenderNotes:
             raise
 
     def finish(self, checksum: Checksum | None) -> str | None:
-        """Everything is sent; returns when all receivers use the new weights.
+        """Report that everything is sent, and wait until all receivers use the new weights.
 
         Returns:
-            The checksum of what all senders sent.
+            The leading sender's checksum covers the pieces of all senders, another sender's only
+            its own. None if `checksum` is None.
         """
         if self._sender > 0:
             total = checksum.hexdigest() if checksum else None
@@ -116,7 +122,7 @@ class SenderNotes:
 
 
 class ReceiverNotes:
-    """A receiver's side."""
+    """A receiver's side of the handshake; the constructor waits for the sender's offer."""
 
     def __init__(self, board: Board, index: int) -> None:
         self._board = board
@@ -127,10 +133,10 @@ class ReceiverNotes:
         self.verify: bool = offer["verify"]
 
     def accept(self) -> None:
-        """Agree to the manifest; returns when everybody has.
+        """Agree to the manifest and wait until all other processes have agreed.
 
         Raises:
-            WeightSyncError: somebody refused, or the sender gave up.
+            WeightSyncError: a process refused, or the sender gave up.
         """
         self._post({"ok": True})
         self._step = "done"

@@ -1,11 +1,11 @@
-"""A transfer across hosts: collective broadcasts in a group of its own.
+"""A transfer across hosts: collective broadcasts in a process group made for the transfer.
 
 Every sender broadcasts its own pieces, so that no rank has to gather what others hold. A TCPStore
 on the leading sender's host is the notice board and then the rendezvous of the group. The
-process's default group is not touched: a sender is usually a rank of the trainer's, a receiver of
-its engine's.
+process's default group is not used: in a sender it usually belongs to the trainer, in a receiver
+to the engine.
 
-While one bucket is used the next one travels.
+While one bucket is read, the next one travels.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from roll.weight_sync.transports.store_board import (
 
 
 class BroadcastSender:
-    """The end of one of the trainer's ranks."""
+    """A sender's end of a broadcast, in one rank of the trainer."""
 
     def __init__(
         self,
@@ -54,13 +54,13 @@ class BroadcastSender:
         *,
         verify: bool,
     ) -> None:
-        """Connect, announce, and return once everybody has agreed.
+        """Connect, announce the manifest, and return once all processes have agreed and joined.
 
         Args:
-            size: bytes of the fullest bucket.
+            size: size of the fullest bucket, in bytes.
 
         Raises:
-            WeightSyncError: somebody refused, died or did not answer in time.
+            WeightSyncError: a process refused, died or did not answer in time.
         """
         self._board = StoreBoard(channel, sender_name(sender), is_host=sender == 0)
         self._group: _Group | None = None
@@ -96,15 +96,17 @@ class BroadcastSender:
         self._notes.stop(reason)
 
     def close(self) -> None:
-        """Break the connections now: an error's traceback may keep this object alive, and the
-        others would wait for its next bucket. A push that was stopped leaves its board, for those
-        who come late."""
+        """Break the connections now.
+
+        An error's traceback may keep this object alive, and the others would then wait for its
+        next bucket. After a stopped push the notice board stays, for processes that come late.
+        """
         self._group = None
         self._board.linger(self._others)
 
 
 class BroadcastReceiver:
-    """An engine's end."""
+    """A receiver's end of a broadcast, in one rank of an engine."""
 
     def __init__(self, channel: Channel, index: int) -> None:
         self._channel = channel
@@ -117,7 +119,7 @@ class BroadcastReceiver:
         self._plan: list[list[Piece]] = []
 
     def accept(self) -> None:
-        """As `ReceiverNotes.accept`; the first buckets are on their way then."""
+        """Agree as `ReceiverNotes.accept` does, join the group, start to receive two buckets."""
         channel = self._channel
         self._notes.accept()
         self._plan = layout(self.manifest, channel.bucket_bytes)
@@ -147,7 +149,7 @@ class BroadcastReceiver:
         self._notes.done()
 
     def close(self) -> None:
-        """Break the connections now, so that the others notice."""
+        """Break the connections now, so that the other processes notice."""
         self._group = None
 
     def _begin(self, index: int) -> None:
@@ -156,7 +158,7 @@ class BroadcastReceiver:
 
 
 class _Group:
-    """All ends in one process group, and the buckets that travel in it."""
+    """The process group of all ends of a transfer, and the broadcasts that run in it."""
 
     def __init__(self, channel: Channel, board: StoreBoard, rank: int) -> None:
         size = channel.num_senders + channel.num_receivers
@@ -165,7 +167,10 @@ class _Group:
         self._group = _join(channel, board, rank, size)
 
     def begin(self, index: int, bucket: Bucket, memory: Tensor) -> None:
-        """Every end begins the same broadcasts in the same order."""
+        """Start the broadcasts of bucket `index`, which every rank must start in the same order.
+
+        There is one broadcast per run of bytes that one sender holds.
+        """
         works = []
         for sender, first, end in stretches(bucket):
             options = BroadcastOptions()
@@ -176,13 +181,18 @@ class _Group:
         self._works[index] = works
 
     def wait(self, index: int) -> None:
+        """Wait for the broadcasts of bucket `index`; return at once if it was not started."""
         for work in self._works.pop(index, []):
             with _broken_off(f"bucket {index}"):
                 self._until_done(work)
                 work.wait()
 
     def _until_done(self, work: Any) -> None:
-        """A peer that is stopped breaks no connection; that it is given up is on the board."""
+        """Wait for `work` and watch the board: a peer that hangs breaks no connection.
+
+        Raises:
+            WeightSyncError: a process stopped the transfer.
+        """
         pause_s, longest_s = PAUSE_S
         look_s = time.monotonic() + SLICE_S
         while not work.is_completed():
@@ -199,7 +209,7 @@ class _Group:
 
 @contextmanager
 def _broken_off(what: str) -> Iterator[None]:
-    """Turns the errors of a collective into ours."""
+    """Turn a collective's RuntimeError into a WeightSyncError."""
     try:
         yield
     except RuntimeError as error:
@@ -210,14 +220,20 @@ def _broken_off(what: str) -> Iterator[None]:
 
 
 def _join(channel: Channel, board: StoreBoard, rank: int, size: int) -> Any:
-    """The group, once all are there; an end that never comes is waited for by a thread that is
-    left behind when the transfer is stopped."""
+    """Return the process group once all ranks have joined.
+
+    A thread joins the group, so that this call can watch the board. If the transfer is stopped
+    because a rank never comes, the thread is left behind, still waiting.
+
+    Raises:
+        WeightSyncError: a rank did not come in time, or a process stopped the transfer.
+    """
     made: Future[Any] = Future()
 
     def join() -> None:
         try:
             made.set_result(_make_group(channel, rank, size))
-        except BaseException as error:  # noqa: BLE001 - raised again by whoever waits
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
             made.set_exception(error)
 
     threading.Thread(target=join, name="roll-broadcast-group", daemon=True).start()
@@ -235,7 +251,8 @@ def _join(channel: Channel, board: StoreBoard, rank: int, size: int) -> Any:
 
 def _make_group(channel: Channel, rank: int, size: int) -> Any:
     timeout = timedelta(seconds=channel.timeout_s)
-    # A connection of its own: one that waits for the others would hold up who reads the board.
+    # The group gets its own connection to the store: while it waits for the other ranks, reads of
+    # the board over the same connection would block.
     prefix = PrefixStore("group", open_store(channel, is_host=False))
     if channel.collective == "nccl":
         from torch.distributed import ProcessGroupNCCL

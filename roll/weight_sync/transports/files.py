@@ -1,9 +1,9 @@
 """A transfer through a shared folder, for hosts that share a file system and nothing else.
 
-Each push has a folder of its own. A file is written beside its place and moved there, so whoever
-sees it sees all of it; a bucket's files go when all receivers have read them, the folder when the
-push is over. The leading sender holds a lock on its folder: what a killed run leaves behind is
-found without one and removed by the next push.
+Each push has a folder of its own. A file is written under another name and then renamed, so it is
+complete when it appears. A bucket's files are removed when all receivers have read them, the folder
+when the push is over. The leading sender locks its folder. A killed run leaves a folder without a
+lock, which the next push removes.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from roll.weight_sync.transports.board_handshake import ReceiverNotes, SenderNot
 FOLDER_PREFIX = "roll-weights-"
 _LOCK = "lock"
 _PAUSE_S = (0.0002, 0.02)
-"""Shortest and longest time between two looks at the folder."""
+"""Shortest and longest time between two checks of the folder, in seconds."""
 _LEAVE_S = 0.5
-"""How long the sender itself waits, after a push that was stopped, for the others to read why."""
+"""Longest time that `close` waits, after a stopped push, for the others to read why, in seconds."""
 
 
 class FilesSender:
-    """The end of one of the trainer's ranks."""
+    """A sender's end of a transfer through files, in one rank of the trainer."""
 
     def __init__(
         self,
@@ -53,14 +53,14 @@ class FilesSender:
         *,
         verify: bool,
     ) -> None:
-        """Announce, and return once everybody has agreed.
+        """Announce the manifest, and return once all processes have agreed.
 
         Args:
-            size: bytes of the fullest bucket.
+            size: size of the fullest bucket, in bytes.
 
         Raises:
-            WeightSyncError: somebody refused or did not answer in time; who died shows only then,
-                or by an abort.
+            WeightSyncError: a process refused or did not answer in time. A dead process is noticed
+                only by the time limit or an abort.
         """
         self._folder = Path(channel.address)
         self._sender = sender
@@ -78,7 +78,10 @@ class FilesSender:
         self._memory = torch.empty(size, dtype=torch.uint8)
 
     def memory(self, index: int) -> Tensor:
-        """This sender's own; at most two buckets lie in the folder."""
+        """Return this sender's own memory, once all receivers have read bucket `index - 2`.
+
+        So at most two buckets lie in the folder.
+        """
         for name in self._receivers if index >= 2 else ():
             self._board.read(f"read-{index - 2}/{name}", name)
         _bucket_file(self._folder, index - 2, self._sender).unlink(missing_ok=True)
@@ -96,8 +99,11 @@ class FilesSender:
         self._notes.stop(reason)
 
     def close(self) -> None:
-        """The leader removes the folder; where the push was stopped, not before the others have
-        read why."""
+        """Remove the folder, at the leading sender; do nothing at the others.
+
+        After a stopped push the folder stays until the other processes have read why, if need be in
+        the background.
+        """
         lock, self._lock = self._lock, None
         if lock is None:
             return
@@ -117,7 +123,7 @@ class FilesSender:
 
 
 class FilesReceiver:
-    """An engine's end."""
+    """A receiver's end of a transfer through files, in one rank of an engine."""
 
     def __init__(self, channel: Channel, index: int) -> None:
         self._channel = channel
@@ -130,7 +136,7 @@ class FilesReceiver:
         self._plan: list[list[Piece]] = []
 
     def accept(self) -> None:
-        """As `ReceiverNotes.accept`."""
+        """Agree as `ReceiverNotes.accept` does, and prepare memory for one bucket."""
         self._notes.accept()
         self._plan = layout(self.manifest, self._channel.bucket_bytes)
         self._receive_buffer = PrivateBuffer(largest(self._plan))
@@ -139,9 +145,9 @@ class FilesReceiver:
         self._notes.fail(reason)
 
     def take(self, index: int) -> ReceiveBuffer:
-        # One slot is enough: the file is the second bucket.
+        # One buffer is enough: the next bucket waits in its file.
         self._receive_buffer.recycle()
-        raw: Any = self._receive_buffer.memory.numpy()  # numpy's stubs do not call it a buffer
+        raw: Any = self._receive_buffer.memory.numpy()  # numpy's stubs do not declare it a buffer
         memory = memoryview(raw)
         runs = stretches(self._plan[index])
         for sender in sorted({run[0] for run in runs}):
@@ -153,7 +159,7 @@ class FilesReceiver:
         return self._receive_buffer
 
     def give_back(self, index: int) -> None:
-        """Its file went when it was read."""
+        """Do nothing: `take` has reported already that the bucket is read."""
 
     def end(self) -> str | None:
         return self._notes.end()
@@ -162,11 +168,11 @@ class FilesReceiver:
         self._notes.done()
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: no connection or descriptor is open."""
 
 
 class FolderBoard:
-    """Notes as small files."""
+    """Notice board whose notes are small JSON files in the push's folder."""
 
     def __init__(self, channel: Channel, name: str) -> None:
         self._folder = Path(channel.address)
@@ -188,10 +194,10 @@ class FolderBoard:
         self.post(f"left/{self._name}", {"ok": True})
 
     def wait(self, file: Path, peer: str) -> None:
-        """Return once `file` is there.
+        """Wait until `file` exists.
 
         Raises:
-            WeightSyncError: it did not come in time, or somebody stopped the transfer.
+            WeightSyncError: `peer` did not write `file` in time, or a process stopped the transfer.
         """
         deadline = time.monotonic() + self._timeout_s
         pause_s, longest_s = _PAUSE_S
@@ -209,12 +215,16 @@ class FolderBoard:
             pause_s = min(pause_s * 1.5, longest_s)
 
     def give_up(self, reason: str) -> None:
-        """`stop`, from another thread; whoever waits on this side notices too."""
+        """Stop the transfer, from any thread; a wait in this process ends too. Ignore errors."""
         with contextlib.suppress(WeightSyncError):
             self.stop(reason)
 
     def let_leave(self, others: Sequence[str], limit_s: float) -> bool:
-        """After a stop, give the others time to read why; whether all have."""
+        """Wait, after a stop, until all `others` have read why.
+
+        Returns:
+            False if that took longer than `limit_s` seconds, else True.
+        """
         deadline = time.monotonic() + limit_s
         while self._note("stop").exists():
             if all(self._note(f"left/{name}").exists() for name in others):
@@ -233,7 +243,11 @@ def _bucket_file(folder: Path, index: int, sender: int) -> Path:
 
 
 def _write(file: Path, parts: list[Any]) -> None:
-    """All of it or nothing."""
+    """Write `parts` to `file`, which appears complete or not at all.
+
+    Raises:
+        WeightSyncError: the file cannot be written.
+    """
     beside = file.with_name(file.name + ".part")
     try:
         with beside.open("wb", buffering=0) as stream:
@@ -273,8 +287,16 @@ def _reading(file: Path, how: Callable[[Path], Any]) -> Any:
 
 
 def _claim(folder: Path) -> int:
-    """Make the folder, lock it for as long as this process lives, and remove those without a
-    living owner; returns the lock's descriptor."""
+    """Make and lock the folder of a push; remove folders of earlier pushes whose owner is dead.
+
+    The lock ends with this process, at the latest.
+
+    Returns:
+        The file descriptor of the lock.
+
+    Raises:
+        WeightSyncError: the folder cannot be made or locked.
+    """
     made = folder.with_name(f".{folder.name}")
     try:
         made.mkdir(parents=True)
@@ -293,7 +315,7 @@ def _claim(folder: Path) -> int:
 
 
 def _remove_if_orphaned(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # its owner has just removed it, or holds the lock
+    with contextlib.suppress(OSError):  # removed just now, or locked by a living owner
         lock = os.open(folder / _LOCK, os.O_RDWR)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""A receiver's end of a transfer within one host; `host_send.py` has the messages."""
+"""A receiver's end of a transfer within one host; `host_send.py` lists the messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from roll.weight_sync.transports.socket_link import connect
 
 
 class HostReceiver:
-    """An engine's end."""
+    """A receiver's end of a transfer within one host, in one rank of an engine."""
 
     def __init__(self, channel: Channel, index: int) -> None:
         self._link = connect(channel.address, receiver_name(index), channel.timeout_s)
@@ -34,10 +34,10 @@ class HostReceiver:
             raise
 
     def accept(self) -> None:
-        """Agree to the manifest; returns when all receivers have.
+        """Open the buckets, agree to the manifest and wait until all other processes have agreed.
 
         Raises:
-            WeightSyncError: another receiver refused, or the sender gave up.
+            WeightSyncError: another process refused, or the sender gave up.
         """
         if self._description["kind"] == "cuda":
             self._slots = open_cuda_buckets(self._description)
@@ -47,7 +47,7 @@ class HostReceiver:
         next_message(self._link, "go")
 
     def fail(self, reason: str) -> None:
-        """Tell the sender why this side gives up; it may be gone already."""
+        """Tell the sender why this receiver gives up; ignore a sender that is gone already."""
         with contextlib.suppress(WeightSyncError):
             self._link.put({"failed": reason})
 
@@ -59,16 +59,16 @@ class HostReceiver:
     def give_back(self, index: int) -> None:
         assert self._slots is not None
         self._slots[index % 2].recycle()
-        with contextlib.suppress(WeightSyncError):  # a sender that is gone has said why before
+        with contextlib.suppress(WeightSyncError):  # gone: its last message said why
             self._link.put({"ok": True})
 
     def end(self) -> str | None:
-        """The senders' checksum, if they made one."""
+        """Wait for the end of the push; return the checksum of all senders, if they made one."""
         checksum: str | None = next_message(self._link, "end")
         return checksum
 
     def done(self) -> None:
-        """The new weights are in use."""
+        """Tell the sender that this receiver uses the new weights."""
         self._link.put({"ok": True})
 
     def close(self) -> None:

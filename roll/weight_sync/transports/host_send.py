@@ -1,17 +1,19 @@
 """The senders' ends of a transfer within one host: a ring of two buckets in shared memory.
 
-The leading sender, number 0, holds a `Link` to everybody else. All senders write into the same
-buckets, each its own pieces; receivers read them in place.
+The leading sender, number 0, holds a `Link` to each other process. All senders write into the same
+buckets, each its own pieces; receivers read the buckets in place. The messages, in order; `->` goes
+from the leader and `<-` to it:
 
 Leader                         another sender              a receiver
                             <- {name}                   <- {name}
 {manifest, memory} + fd     ->                          ->
                             <- {ok} or {failed: why}    <- {ok} or {failed: why}
 {go} or {stop: why}         ->                          ->
-{fill: k}                   ->                             k - 2 has been read by all receivers
+{fill: k}                   ->                             all receivers have read bucket k - 2
                             <- {ok}                        its pieces of bucket k are written
 {bucket: k}                                             ->
-                                                        <- {ok}   read; k + 2 may overwrite it
+                                                        <- {ok}   bucket k is read; k + 2 may
+                                                                  overwrite it
                             <- {sum: checksum}
 {end: checksum}                                         ->
                                                         <- {ok}   the new weights are in use
@@ -40,7 +42,7 @@ from roll.weight_sync.transports.socket_link import Link, Listener, connect
 
 
 class SharedBuckets(Protocol):
-    """Memory that all ends can reach."""
+    """Memory of two buckets that all ends of a transfer can open."""
 
     @property
     def buckets(self) -> tuple[Tensor, Tensor]: ...
@@ -53,18 +55,18 @@ class SharedBuckets(Protocol):
 
 
 class HostLeader:
-    """The end of sender 0."""
+    """The leading sender's end of a transfer within one host."""
 
     def __init__(
         self, channel: Channel, manifest: Manifest, size: int, abort: Abort, *, verify: bool
     ) -> None:
-        """Connect, announce, and return once everybody has agreed.
+        """Connect, announce the manifest, and return once all processes have agreed.
 
         Args:
-            size: bytes of the fullest bucket.
+            size: size of the fullest bucket, in bytes.
 
         Raises:
-            WeightSyncError: somebody refused, died or did not answer in time.
+            WeightSyncError: a process refused, died or did not answer in time.
         """
         if channel.kind == "cuda_ipc" and channel.num_senders > 1:
             raise WeightSyncError(
@@ -94,7 +96,7 @@ class HostLeader:
             raise
 
     def memory(self, index: int) -> Tensor:
-        """Where bucket `index` is to be written; waits until bucket `index - 2` has been read."""
+        """Return the memory of bucket `index`, once all receivers have read bucket `index - 2`."""
         assert self._memory is not None
         while len(self._unread) > 1:
             self._take_read()
@@ -103,7 +105,7 @@ class HostLeader:
         return self._memory.buckets[index % 2]
 
     def publish(self, index: int, bucket: Bucket) -> None:
-        """This sender's pieces of bucket `index` are written."""
+        """Wait until all senders have written bucket `index`, then tell the receivers."""
         assert self._memory is not None
         self._memory.sync()
         _answers(self._senders, f"writing of bucket {index}")
@@ -112,10 +114,10 @@ class HostLeader:
         self._unread.append(index)
 
     def finish(self, checksum: Checksum | None) -> str | None:
-        """Everything is sent; returns when all receivers use the new weights.
+        """Wait until all receivers use the new weights.
 
         Returns:
-            The checksum of what all senders sent.
+            The checksum of the pieces of all senders, or None if `checksum` is None.
         """
         while self._unread:
             self._take_read()
@@ -131,7 +133,7 @@ class HostLeader:
         return total
 
     def stop(self, reason: str) -> None:
-        """Tell the others that are still there to give up."""
+        """Tell all other processes to give up; ignore those that are gone."""
         for link in [*self._receivers, *self._senders]:
             with contextlib.suppress(WeightSyncError):
                 link.put({"stop": reason})
@@ -143,17 +145,18 @@ class HostLeader:
             self._memory.close()
 
     def _take_read(self) -> None:
+        """Wait until all receivers have read the oldest unread bucket."""
         _answers(self._receivers, f"reading of bucket {self._unread.pop(0)}")
 
 
 class HostHelper:
-    """The end of any other sender: it writes when the leader says so."""
+    """The end of a sender that does not lead: it writes when the leader tells it to."""
 
     def __init__(self, channel: Channel, manifest: Manifest, sender: int, abort: Abort) -> None:
-        """Connect, and return once everybody has agreed.
+        """Connect, and return once all processes have agreed.
 
         Raises:
-            WeightSyncError: somebody refused or died, or the leader announced something else.
+            WeightSyncError: a process refused or died, or the leader announced another manifest.
         """
         self._link = connect(channel.address, sender_name(sender), channel.timeout_s, abort)
         self._link.peer = LEADER
@@ -170,17 +173,21 @@ class HostHelper:
             raise
 
     def memory(self, index: int) -> Tensor:
-        """Where this sender's pieces of bucket `index` are to be written, as soon as they may."""
+        """Return the memory of bucket `index`, once the leader says that it may be written."""
         assert self._memory is not None
         self._next("fill")
         return self._memory.buckets[index % 2]
 
     def publish(self, index: int, bucket: Bucket) -> None:
-        """They are written."""
+        """Tell the leader that this sender's pieces of bucket `index` are written."""
         self._link.put({"ok": True})
 
     def finish(self, checksum: Checksum | None) -> str | None:
-        """As `HostLeader.finish`."""
+        """Send this sender's checksum to the leader; wait until all receivers use the new weights.
+
+        Returns:
+            The checksum of the pieces of all senders, or None if `checksum` is None.
+        """
         self._link.put({"sum": checksum.hexdigest() if checksum else None})
         total: str | None = self._next("end")
         return total
@@ -199,10 +206,10 @@ class HostHelper:
 
 
 def read_offer(link: Link) -> tuple[dict[str, Any], list[int]]:
-    """The leader's first message, and the descriptors that came with it.
+    """Wait for the leader's first message; return it and the file descriptors that came with it.
 
     Raises:
-        WeightSyncError: it says stop, or does not come.
+        WeightSyncError: the message says stop, or does not come.
     """
     message, fds = link.get("handshake", max_fds=1)
     _heed_stop(message)
@@ -210,10 +217,10 @@ def read_offer(link: Link) -> tuple[dict[str, Any], list[int]]:
 
 
 def next_message(link: Link, key: str) -> Any:
-    """The content of the leader's next message.
+    """Wait for the leader's next message and return its value under `key`.
 
     Raises:
-        WeightSyncError: it says stop, or does not come.
+        WeightSyncError: the message says stop, or does not come.
     """
     message, _ = link.get(f"next message ({key})")
     _heed_stop(message)
@@ -226,7 +233,13 @@ def _heed_stop(message: dict[str, Any]) -> None:
 
 
 def _answers(links: Iterable[Link], doing: str) -> list[dict[str, Any]]:
-    """One answer of each; all are read, so that the error names every refusal."""
+    """Read one answer from each link.
+
+    All answers are read before an error is raised, so that the error names every refusal.
+
+    Raises:
+        WeightSyncError: at least one process refused, or an answer did not come.
+    """
     answers = []
     failures = []
     for link in links:

@@ -26,8 +26,9 @@ _PLACE: dict[str, type] = {
     "event_handle": bytes,
     "event_sync_required": bool,
 }
-"""Where the memory is: parameters of PyTorch's `rebuild_cuda_tensor`. The others of them are the
-same for all buckets, which are flat tensors of bytes."""
+"""Parameters of PyTorch's `rebuild_cuda_tensor` that tell which memory to open, with their types.
+
+Its other parameters are the same for all buckets, because buckets are flat tensors of bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,28 +40,28 @@ class CudaBuckets:
 
     @classmethod
     def create(cls, num_bytes: int) -> CudaBuckets:
-        num_bytes = max(num_bytes, 1)  # no memory has no handle
+        num_bytes = max(num_bytes, 1)  # empty memory has no CUDA IPC handle
         memory = torch.empty(2 * num_bytes, dtype=torch.uint8, device="cuda")
         return cls(memory, (memory[:num_bytes], memory[num_bytes:]))
 
     def describe(self) -> tuple[dict[str, Any], tuple[int, ...]]:
-        """A message from which a receiver opens the same memory."""
+        """Return a message from which a receiver can open the same memory, and no descriptors."""
         _, arguments = _reduce(self.memory)
         return {"kind": "cuda", **place_message(arguments)}, ()
 
     def sync(self) -> None:
-        """Wait for this process's copies: the other process's stream does not know of them."""
+        """Wait until this process's copies are done: the receiver's stream does not do that."""
         torch.cuda.current_stream().synchronize()
 
     def close(self) -> None:
-        """The allocator takes the memory back once the last receiver has closed it."""
+        """Do nothing: the allocator frees the memory once the last receiver has closed it."""
 
 
 def open_cuda_buckets(description: dict[str, Any]) -> tuple[DeviceBuffer, DeviceBuffer]:
-    """A receiver's view; hold it only while receiving, the sender's memory is pinned by it.
+    """Open the sender's two buckets. Hold them only while receiving: they keep its memory in use.
 
     Raises:
-        WeightSyncError: the description is not one that `CudaBuckets.describe` makes.
+        WeightSyncError: the description does not come from `CudaBuckets.describe`.
     """
     memory = _rebuild(place_arguments(description))
     half = len(memory) // 2
@@ -68,10 +69,10 @@ def open_cuda_buckets(description: dict[str, Any]) -> tuple[DeviceBuffer, Device
 
 
 def place_message(arguments: Sequence[Any]) -> dict[str, Any]:
-    """The arguments of `rebuild_cuda_tensor` for a flat tensor of bytes, as plain JSON.
+    """Encode the arguments of `rebuild_cuda_tensor` for a flat tensor of bytes as plain JSON.
 
-    PyTorch's own way is to pickle the function together with its arguments. A receiver that
-    unpickled it would call whatever function the message names.
+    PyTorch itself pickles the function together with its arguments. A receiver that unpickles such
+    a message calls any function that the message names, which is unsafe.
     """
     named = dict(zip(inspect.signature(rebuild_cuda_tensor).parameters, arguments, strict=True))
     place = {name: named[name] for name in _PLACE}
@@ -85,7 +86,7 @@ def place_message(arguments: Sequence[Any]) -> dict[str, Any]:
 
 
 def place_arguments(message: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `rebuild_cuda_tensor` by name: the inverse of `place_message`.
+    """Decode the message of `place_message` into keyword arguments of `rebuild_cuda_tensor`.
 
     Raises:
         WeightSyncError: a field is missing or of another type.

@@ -1,7 +1,7 @@
 """Two buckets in memory that processes of one host share.
 
-The memory is anonymous (`memfd`): it has no name under /dev/shm, is not bound by that mount's
-size, and goes away with the last process that holds it, however that process ends.
+The memory is anonymous (`memfd`): it has no name under /dev/shm and is not limited by the size of
+that mount. The kernel frees it when the last process that holds it ends, in whatever way.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class HostBuckets:
 
     @classmethod
     def create(cls, num_bytes: int) -> HostBuckets:
-        """Two buckets of at least `num_bytes`; pages cost memory from their first use on."""
+        """Create two buckets of at least `num_bytes` each; pages take memory when first used."""
         size = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         fd = os.memfd_create("roll-weights")
         os.ftruncate(fd, 2 * size)
@@ -34,21 +34,21 @@ class HostBuckets:
 
     @classmethod
     def open(cls, fd: int, num_bytes: int) -> HostBuckets:
-        """Buckets that another sender created; takes over the descriptor."""
+        """Map two existing buckets of `num_bytes` each; `close` closes the descriptor `fd`."""
         memory = torch.frombuffer(mmap.mmap(fd, 2 * num_bytes), dtype=torch.uint8)
         return cls(fd, (memory[:num_bytes], memory[num_bytes:]))
 
     def describe(self) -> tuple[dict[str, Any], tuple[int, ...]]:
-        """A message and file descriptors from which others open the same memory."""
+        """Return a message and the file descriptor with which others can open the same memory."""
         return {"kind": "memfd", "num_bytes": len(self.buckets[0])}, (self.fd,)
 
     def sync(self) -> None:
-        """Host memory is coherent; nothing to wait for."""
+        """Do nothing: writes to host memory are visible to other processes at once."""
 
     def close(self) -> None:
         os.close(self.fd)
 
 
 def shared_buffers(fd: int, num_bytes: int) -> tuple[SharedBuffer, SharedBuffer]:
-    """A receiver's view of the two buckets."""
+    """Map the two buckets for a receiver; `num_bytes` is the size of one."""
     return SharedBuffer(fd, 0, num_bytes), SharedBuffer(fd, num_bytes, num_bytes)

@@ -1,8 +1,8 @@
-"""Messages between the leading sender and the others on one host, over a Unix domain socket.
+"""Messages between the leading sender and the other processes of one host, over Unix sockets.
 
-The socket lives in Linux's abstract namespace and the memory travels as a file descriptor, so
-neither leaves a name in any file system: whatever dies, the kernel frees both. Waiting blocks in
-the kernel and costs nothing; a peer that dies closes its end and is noticed at once.
+The socket lives in Linux's abstract namespace, and the memory is passed as a file descriptor.
+Neither has a name in a file system, so the kernel frees both whichever process dies. A wait blocks
+in the kernel and takes no CPU time. A peer that dies closes its end and is noticed at once.
 """
 
 from __future__ import annotations
@@ -23,35 +23,39 @@ from roll.weight_sync.abort import Abort
 
 _HEADER = struct.Struct("!I")
 _AT_ONCE = 1 << 16
-"""Bytes asked of the kernel in one call; most messages have a few dozen."""
+"""Bytes requested from the kernel in one call; most messages have a few dozen."""
 
 _SLICE_S = 0.1
-"""How often who waits for a connection looks whether the transfer is given up."""
+"""Time between two checks for an abort while waiting for a connection, in seconds."""
 _LAST_WORDS_S = 1.0
-"""For a message to a peer that may not listen any more."""
+"""Time limit of a last message to a peer that may no longer listen, in seconds."""
 
 
 class Link:
-    """One connected end; `peer` names the other side in errors."""
+    """A process's end of a connection; `peer` names the other side in error messages."""
 
     def __init__(self, connection: socket.socket, peer: str, timeout_s: float) -> None:
         self._socket = connection
         self._timeout_s = timeout_s
         self._read = bytearray()
-        """What has come in and not been asked for."""
+        """Bytes that have been received but not yet returned by `get`."""
         self._sending = False
         self.peer = peer
         connection.settimeout(timeout_s)
 
     def put(self, message: dict[str, Any], *, fds: tuple[int, ...] = ()) -> None:
-        """Send one message; with it, file descriptors the other side gets its own copies of."""
+        """Send one message and file descriptors, of which the other side gets its own copies.
+
+        Raises:
+            WeightSyncError: the other side died, or took nothing for `timeout_s`.
+        """
         body = json.dumps(message).encode()
         rest = _HEADER.pack(len(body)) + body
         self._sending = True
         try:
-            if fds:  # they ride on the first bytes
+            if fds:  # descriptors are sent with the first bytes
                 rest = rest[socket.send_fds(self._socket, [rest], list(fds)) :]
-            if rest:  # sending nothing fails, too, when the other side has read all and gone
+            if rest:  # sendall(b"") fails if the other side has read everything and closed
                 self._socket.sendall(rest)
         except OSError as error:
             raise self._broken("send to", error) from error
@@ -59,7 +63,11 @@ class Link:
             self._sending = False
 
     def get(self, doing: str, *, max_fds: int = 0) -> tuple[dict[str, Any], list[int]]:
-        """The next message and its descriptors.
+        """Wait for the next message; return it and its file descriptors.
+
+        Args:
+            doing: what this process is doing, for the error message.
+            max_fds: largest number of descriptors that may come.
 
         Raises:
             WeightSyncError: the other side died, or sent nothing for `timeout_s`.
@@ -78,14 +86,17 @@ class Link:
         return message, fds
 
     def be_brief(self) -> None:
-        """Wait for the other side no longer than for last words."""
+        """Shorten the time limit of further messages: the other side is only to be sent away."""
         self._timeout_s = _LAST_WORDS_S
         self._socket.settimeout(_LAST_WORDS_S)
 
     def break_off(self, reason: str) -> None:
-        """End a wait for the other side, from another thread; it can still be told why, in short
-        words and if it listens."""
-        with contextlib.suppress(OSError):  # closed, or never quite there
+        """End this side's wait for the other side; to be called from another thread.
+
+        The other side can still be sent the reason within a short time limit, unless a message to
+        it was interrupted.
+        """
+        with contextlib.suppress(OSError):  # closed already, or not yet connected
             self._socket.settimeout(_LAST_WORDS_S)
             self._socket.shutdown(socket.SHUT_RDWR if self._sending else socket.SHUT_RD)
 
@@ -93,7 +104,7 @@ class Link:
         self._socket.close()
 
     def _fill(self, size: int, fds: list[int], max_fds: int) -> None:
-        """Read until `size` bytes are there, as a rule a whole message in one call."""
+        """Read until `size` bytes are buffered; one call usually gets a whole message."""
         while len(self._read) < size:
             if max_fds:
                 part, new_fds, _, _ = socket.recv_fds(self._socket, _AT_ONCE, max_fds)
@@ -116,12 +127,16 @@ class Link:
 
 
 class Listener:
-    """The leading sender's end: waits for all others."""
+    """The leading sender's listening socket, which waits for all other processes."""
 
     def __init__(
         self, address: str, timeout_s: float, abort: Abort, user: int | None = None
     ) -> None:
-        """`user`: the only one whose processes are listened to; this process's own if left out."""
+        """Listen on `address`.
+
+        Args:
+            user: id of the user whose processes may connect; default: this process's user.
+        """
         self._user = os.getuid() if user is None else user
         self._timeout_s = timeout_s
         self._abort = abort
@@ -131,21 +146,23 @@ class Listener:
         self._socket.listen(1024)
 
     def accept_all(self, names: Sequence[str]) -> dict[str, Link]:
-        """One link for each of `names`, under which the others introduce themselves.
+        """Wait until a process has connected for each of `names`; return name -> link.
+
+        A process tells its name in its first message.
 
         Raises:
-            WeightSyncError: names who did not come in time; or the transfer was given up. Those
-                who come later are told so.
+            WeightSyncError: a process did not connect in time (the message names it), an unexpected
+                one did, or the transfer was given up. Processes that connect later are told so.
         """
         links: dict[str, Link] = {}
         unnamed: Link | None = None
-        """Has come, and is none of `links` yet."""
+        """Link of the process that has connected but not sent its name yet."""
         deadline = time.monotonic() + self._timeout_s
         try:
             while len(links) < len(names):
                 missing = [name for name in names if name not in links]
                 link = unnamed = self._accept(deadline, missing)
-                self._abort.check()  # before it is broken off, which keeps it from saying its name
+                self._abort.check()  # before `break_off`, which ends the read of the name
                 self._abort.when_given_up(link.break_off)
                 link.peer = link.get("handshake")[0]["name"]
                 if link.peer not in missing:
@@ -165,8 +182,11 @@ class Listener:
         return links
 
     def _linger(self, reason: str, count: int, first: Link | None) -> None:
-        """Tell `first`, which has just come, and `count` more, in the background: they would wait
-        for a sender until their limit."""
+        """Tell `first`, which has just connected, and `count` later processes to stop.
+
+        This runs in the background. Without it, these processes would wait for a sender until their
+        time limit.
+        """
         self._lingers = True
 
         def send_away(link: Link) -> None:
@@ -229,14 +249,14 @@ def connect(
     abort: Abort | None = None,
     user: int | None = None,
 ) -> Link:
-    """The end of a receiver, or of another sender; the leading sender may start later.
+    """Connect to the leading sender, which may start later, and send it this process's `name`.
 
     Args:
-        user: the only one whose processes are spoken to; this process's own if left out.
+        user: id of the user whose process must listen there; default: this process's user.
 
     Raises:
-        WeightSyncError: nobody listens on `address` within `timeout_s`, somebody else's process
-            does, or the transfer was given up.
+        WeightSyncError: no process listens on `address` within `timeout_s`, a process of another
+            user does, or the transfer was given up.
     """
     user = os.getuid() if user is None else user
     deadline = time.monotonic() + timeout_s
@@ -270,7 +290,10 @@ def connect(
 
 
 def _user_of(connection: socket.socket) -> int:
-    """Who is at the other end, as the kernel knows: abstract sockets have no file permissions."""
+    """Return the user id of the process at the other end, as the kernel knows it.
+
+    This is the only access control: abstract sockets have no file permissions.
+    """
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     _, user, _ = struct.unpack("3i", credentials)
     return int(user)

@@ -1,4 +1,4 @@
-"""The notice board of a broadcast: a TCPStore that the leading sender hosts."""
+"""The notice board of a broadcast, in a TCPStore that the leading sender hosts."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from roll.platform import rendezvous
 from roll.weight_sync.channel import Channel
 
 SLICE_S = 0.25
-"""How often who waits for something else looks whether somebody stopped the transfer."""
+"""Time between two checks for a stopped transfer, during waits for other events, in seconds."""
 PAUSE_S = (0.0001, 0.005)
-"""Shortest and longest time between two looks at what will come soon."""
+"""Shortest and longest time between two checks for something that will come soon, in seconds."""
 
 
 class StoreBoard:
-    """Notes in a TCPStore that the leading sender hosts."""
+    """Notice board whose notes are entries of a TCPStore that the leading sender hosts."""
 
     def __init__(self, channel: Channel, name: str, *, is_host: bool) -> None:
         self._timeout_s = channel.timeout_s
@@ -61,14 +61,15 @@ class StoreBoard:
         self.post(f"left/{self._name}", {"ok": True})
 
     def give_up(self, reason: str) -> None:
-        """`stop`, also from another thread; whoever waits on this side notices too."""
+        """Stop the transfer, from any thread; a wait in this process ends too. Ignore errors."""
         with contextlib.suppress(WeightSyncError):
             self.stop(reason)
 
     def heed_stop(self) -> None:
-        """
+        """Raise an error if the transfer was stopped.
+
         Raises:
-            WeightSyncError: somebody stopped the transfer, or the board is gone.
+            WeightSyncError: a process stopped the transfer, or the board is gone.
         """
         if self._has(["stop"]):
             reason = json.loads(self.store.get("stop"))["stop"]
@@ -76,8 +77,11 @@ class StoreBoard:
             raise WeightSyncError(f"the transfer was stopped: {reason}")
 
     def linger(self, others: Sequence[str]) -> None:
-        """At the host, after a stop: keep the board, in the background, until all `others` have
-        read it; who comes after it would wait for a sender until its limit."""
+        """Keep the board, after a stop, until all `others` have read why; done in the background.
+
+        Only the host does this. A process that came after the board had gone would wait for a
+        sender until its time limit.
+        """
         if not self._is_host:
             return
         keys = [f"left/{name}" for name in others]
@@ -104,6 +108,11 @@ class StoreBoard:
 
 
 def open_store(channel: Channel, *, is_host: bool) -> Store:
+    """Serve the store of the channel's address (`is_host`), or connect to it.
+
+    Raises:
+        WeightSyncError: the address is taken, or nobody serves the store there in time.
+    """
     host, _, port = channel.address.rpartition(":")
     try:
         return rendezvous.open_store(
