@@ -1,1 +1,1 @@
-"""vLLM, asynchronous engine."""
+"""Inference with vLLM's asynchronous engine."""

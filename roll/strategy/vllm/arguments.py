@@ -1,4 +1,4 @@
-"""From our configuration to vLLM's engine arguments."""
+"""Translation of the configuration into vLLM's engine arguments."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from roll.strategy.vllm.compat import cpu_arguments
 def engine_arguments(
     config: VllmConfig, model: ModelConfig, *, dtype: str, max_model_len: int, seed: int, cpu: bool
 ) -> dict[str, Any]:
-    """Keywords of `AsyncEngineArgs`.
+    """Return the keyword arguments of `AsyncEngineArgs`.
 
     Args:
-        dtype: of weights and activations, `float32` or `bfloat16`.
-        max_model_len: longest prompt plus response, in tokens.
+        dtype: dtype of weights and activations, `float32` or `bfloat16`.
+        max_model_len: largest length of prompt plus response, in tokens.
+        cpu: true if the engine runs on CPUs.
     """
     arguments: dict[str, Any] = {
         "model": model.path,
@@ -31,19 +32,19 @@ def engine_arguments(
         "enable_prefix_caching": config.prefix_caching,
         "enforce_eager": config.enforce_eager,
         "quantization": config.quantization,
-        "logprobs_mode": "processed_logprobs",  # of the distribution that is sampled from
+        "logprobs_mode": "processed_logprobs",  # log-probs of the distribution that is sampled from
         "worker_extension_cls": "roll.strategy.vllm.worker_side.worker.RollWorker",
         "disable_log_stats": True,
         "seed": seed,
     }
     if config.processes > 1:
-        # Left to itself vLLM sees that this process lies in a placement group of Ray, and starts
-        # its ranks as Ray actors, outside of the devices that the run has given this replica.
+        # By default vLLM notices that this process is in a Ray placement group and starts its ranks
+        # as Ray actors, which do not use the devices that the run assigned to this replica.
         arguments["distributed_executor_backend"] = "mp"
     if config.speculation is not None:
         arguments["speculative_config"] = _speculation(config.speculation)
-        # The processed ones come out wrong (on CPUs as NaN) from vLLM's rejection sampler. The raw
-        # ones are the same here: `roll check` sees to it that sampling changes no logits.
+        # vLLM's rejection sampler returns wrong processed log-probs (NaN on CPUs). The raw ones are
+        # equal here: `roll check` makes sure that the sampling settings change no logits.
         arguments["logprobs_mode"] = "raw_logprobs"
     if config.max_lora_rank:
         arguments |= {"enable_lora": True, "max_lora_rank": config.max_lora_rank, "max_loras": 1}

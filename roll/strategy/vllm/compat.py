@@ -1,6 +1,6 @@
-"""Where vLLM 0.32 needs help: each difference or workaround is a function that says why.
+"""Workarounds for vLLM 0.32. Each is a function that says why it is needed.
 
-The supported version range itself stands in `roll/strategy/available.py`.
+The supported version range is in `roll/strategy/available.py`.
 """
 
 from __future__ import annotations
@@ -14,34 +14,45 @@ from roll.platform.rendezvous import serve_on_named_address
 
 DEFAULT_CPU_KV_CACHE_BYTES = 64 << 20
 YIELDS_CORES = "ROLL_VLLM_YIELDS_CORES"
-"""Set to 1 in the environment of engines that share their cores with a trainer."""
+"""Environment variable that is 1 in engines that share their cores with a trainer."""
 BUSY_LOOP_S = 0.05
-"""Seconds. With 0.0005 a generation once hung with all processes asleep; probably the writer's
-queue of one still held the last wake-up, and ZeroMQ dropped the next. This gives it time."""
+"""Time that a reader spins before it sleeps, in seconds.
+
+With 0.0005 a generation once hung with all processes asleep. Probably the writer's queue, which
+holds one wake-up, still held the last one, so that ZeroMQ dropped the next. A longer time avoids
+this."""
 
 
 def engine_environment(
     platform: str, cores: Sequence[int], processes: int, have: Mapping[str, str]
 ) -> dict[str, str]:
-    """Variables vLLM reads only from the environment; what the user has set stays, cores aside."""
+    """Return the environment variables, name -> value, that vLLM needs in addition to `have`.
+
+    Args:
+        platform: `cpu` or `cuda`.
+        cores: numbers of the cores of this replica.
+        processes: number of processes in which the model runs.
+        have: environment of this process. A variable that is set there is not returned, so that the
+            user's value stays; except `VLLM_CPU_OMP_THREADS_BIND`, which binds threads to `cores`.
+    """
     wanted = {
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
-        # All processes of a replica are on one machine; by itself vLLM has them meet at the address
-        # by which other machines know it.
+        # All processes of a replica are on one machine. By default they would meet at the address
+        # under which other machines reach it.
         "VLLM_HOST_IP": "127.0.0.1",
     }
     if platform == "cpu":
         # Even in eager mode vLLM compiles its sampler with g++ at the first batch (8-15 s); the
         # compiled code is no faster.
         wanted["TORCHDYNAMO_DISABLE"] = "1"
-        # Idle OpenMP threads sleep instead of spinning on cores that others need. On cores of its
-        # own an engine is up to twice as fast with GOMP_SPINCOUNT=300000, which a user may set;
-        # beside one busy process, threads that spin took 24 ms a step instead of 10.
+        # Idle OpenMP threads sleep instead of spinning on cores that other processes need. An
+        # engine with cores of its own is up to twice as fast with GOMP_SPINCOUNT=300000, which a
+        # user may set. Beside one busy process, spinning made a step take 24 ms instead of 10.
         wanted["OMP_WAIT_POLICY"] = "passive"
         wanted[YIELDS_CORES] = "1"
         if processes == 1:
-            # vLLM counts the threads of the workers it starts, not those of its scheduler.
+            # vLLM sets the number of threads in workers that it starts, not in its scheduler.
             wanted["OMP_NUM_THREADS"] = str(len(cores) or 1)
     wanted = {name: value for name, value in wanted.items() if name not in have}
     if platform == "cpu":
@@ -52,10 +63,10 @@ def engine_environment(
 def yield_cores() -> None:
     """Let vLLM's processes sleep between messages instead of spinning for a second after each.
 
-    vLLM loads this in all of its processes by its own plug-in point (`vllm.general_plugins` in
-    setup.py); it acts only in engines that `engine_environment` marks. Without it, the worker
-    occupies a core while the trainer on the same cores waits for it: vLLM has no setting for the
-    time its readers spin. To be deleted when it gets one.
+    vLLM calls this function in all of its processes, as a plug-in (`vllm.general_plugins` in
+    setup.py). It acts only in engines that `engine_environment` marks with `YIELDS_CORES`. Without
+    it, a worker occupies a core that the trainer needs. vLLM has no setting for the time its
+    readers spin; when it gets one, this function can be deleted.
     """
     if os.environ.get(YIELDS_CORES) != "1":
         return
@@ -67,14 +78,19 @@ def yield_cores() -> None:
 def listen_locally() -> None:
     """Let the stores of vLLM's process groups listen on `VLLM_HOST_IP` only.
 
-    Loaded like `yield_cores`. PyTorch's listen on all interfaces, whatever address they are given.
+    vLLM calls this function as a plug-in, like `yield_cores`. PyTorch's stores listen on all
+    interfaces, whatever address they are given.
     """
     if os.environ.get("VLLM_HOST_IP"):
         serve_on_named_address()
 
 
 def thread_binding(cores: Sequence[int], processes: int) -> str:
-    """An equal share of the cores for each process; by itself vLLM wants one NUMA node for each."""
+    """Give each process an equal share of the cores, as vLLM writes it: `0,1|2,3`.
+
+    With fewer cores than processes every process gets all cores. vLLM's default needs one NUMA node
+    per process.
+    """
     if len(cores) < processes:
         return "|".join([",".join(map(str, cores)) or "0"] * processes)
     share = len(cores) // processes
@@ -86,14 +102,19 @@ def thread_binding(cores: Sequence[int], processes: int) -> str:
 def cpu_arguments(
     kv_cache_gb: float | None, max_model_len: int, *, processes: int
 ) -> dict[str, Any]:
-    """Engine arguments that only CPUs need.
+    """Return the engine arguments that only CPUs need.
 
-    - Without an explicit KV cache size vLLM takes most of the machine's memory, and then also runs
-      a warm-up.
-    - Prompts are not cut into chunks: a chunk of a *seeded* request makes vLLM rewind its random
-      generator, which CPU generators cannot do ("CPU Generator does not use offset"), and that
-      error kills the engine. A prompt must then fit into one batch.
-    - A model of one process computes in the scheduler's (see executor.py).
+    - The size of the KV cache is always given. Otherwise vLLM takes most of the machine's memory
+      and also runs a warm-up.
+    - Prompts are not split into chunks. For a chunk of a *seeded* request vLLM rewinds its random
+      generator, which CPU generators cannot do ("CPU Generator does not use offset"), and this
+      error kills the engine. So a prompt must fit into one batch.
+    - A model of one process computes in the process of the scheduler (see executor.py).
+
+    Args:
+        kv_cache_gb: size of the KV cache in GiB; None: 64 MiB.
+        max_model_len: largest length of prompt plus response, in tokens.
+        processes: number of processes in which the model runs.
     """
     size = DEFAULT_CPU_KV_CACHE_BYTES if kv_cache_gb is None else int(kv_cache_gb * (1 << 30))
     arguments: dict[str, Any] = {
@@ -109,5 +130,5 @@ def cpu_arguments(
 
 
 def keep_deaths_quiet() -> None:
-    """Without vLLM's traceback when its core is gone: EngineDiedError says which process it was."""
+    """Hide vLLM's traceback when its core dies: EngineDiedError names the dead process."""
     logging.getLogger("vllm.v1.engine.async_llm").setLevel(logging.CRITICAL)

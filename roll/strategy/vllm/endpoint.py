@@ -1,4 +1,4 @@
-"""vLLM's own OpenAI-compatible server, over an engine that runs in this process already."""
+"""vLLM's own OpenAI-compatible server, for an engine that this process already owns."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _STOP_S = 5.0
 
 
 class Endpoint:
-    """Serves `/v1/completions`, `/v1/chat/completions` and what else vLLM offers.
+    """Server of `/v1/completions`, `/v1/chat/completions` and vLLM's other routes.
 
-    Its requests share the engine with those of the framework: they wait while weights are replaced,
-    and go on with the new ones.
+    Its requests share the engine with those of the framework. They pause while weights are replaced
+    and continue with the new ones.
     """
 
     def __init__(self, config: EndpointConfig, *, replica: int) -> None:
@@ -26,14 +26,14 @@ class Endpoint:
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self, engine: Any, model: str) -> None:
-        """Returns when requests are taken.
+        """Start the server; return when it accepts requests.
 
         Args:
             engine: vLLM's `AsyncLLM`.
-            model: its model, as the engine was told.
+            model: name or path of the model with which `engine` was made.
 
         Raises:
-            EngineError: the port is taken.
+            EngineError: the port is taken, or the server ended at once.
         """
         import uvicorn
         from vllm.entrypoints.launchers.api_server.app_state import init_app_state
@@ -50,7 +50,7 @@ class Endpoint:
         tasks = await engine.get_supported_tasks()
         app = build_app(arguments, tasks, engine.model_config)
         await init_app_state(engine, app.state, arguments, tasks)
-        # vLLM's lifespan would freeze this process's heap for the garbage collector.
+        # lifespan="off": vLLM's own would freeze this process's heap (`gc.freeze`).
         settings = uvicorn.Config(app, log_level="error", access_log=False, lifespan="off")
         self._server = NoSignalServer(settings)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
@@ -61,7 +61,7 @@ class Endpoint:
             await asyncio.sleep(0.01)
 
     async def close(self) -> None:
-        """Take no more requests; those under way have a moment to end."""
+        """Accept no more requests, and give those under way `_STOP_S` seconds to end."""
         if self._serving is None:
             return
         self._server.should_exit = True

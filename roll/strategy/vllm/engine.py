@@ -1,7 +1,7 @@
 """`VllmEngine`: one replica of vLLM's asynchronous engine, owned by this process.
 
-vLLM runs its scheduler and its model in processes of their own. On CPUs a model of one process runs
-in the scheduler's (see executor.py).
+vLLM runs its scheduler and its model in other processes. On CPUs a model that needs one process
+runs in the scheduler's process (see executor.py).
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from roll.weight_sync.channel import Channel
 R = TypeVar("R")
 _SHUTDOWN_S = 5.0
 _CAUSE_S = 2.0
-"""How long the death of a process may trail the news of it."""
+"""Longest wait for the name of the dead process after vLLM reports its death, in seconds."""
 _ALL_TAGS = frozenset({"weights", "kv_cache"})
-"""What vLLM calls the two kinds of memory that sleep gives back."""
+"""vLLM's names of the two kinds of memory that `sleep` releases."""
 
 
 class VllmEngine:
-    """Implements `InferenceStrategy`."""
+    """Replica of vLLM's asynchronous engine; implements `InferenceStrategy`."""
 
     def __init__(self, config: VllmConfig, setup: EngineSetup) -> None:
         self._config = config
@@ -60,7 +60,7 @@ class VllmEngine:
         self._engine: Any = None
         self._checkpoint: Checkpoint | None = None
         self._processes: dict[psutil.Process, str] = {}
-        """What vLLM started, with its name: a process that is gone cannot be asked."""
+        """Processes that vLLM started -> their names, kept because a dead process has none."""
         self._name = f"vLLM of {setup.spec.name}"
         self._watch = DeathWatch(self._name)
         self._progress = Progress()
@@ -71,20 +71,21 @@ class VllmEngine:
             self._endpoint = Endpoint(config.endpoint, replica=setup.spec.rank)
         self._pushes = Pushes(self._name, self._progress, outsiders=self._endpoint is not None)
         self._asleep: frozenset[str] = frozenset()
-        """Those of `_ALL_TAGS` whose memory is given back."""
+        """The members of `_ALL_TAGS` whose memory is released."""
 
     async def start(self) -> None:
-        """Load the model; returns when the engine can serve.
+        """Load the model; return when the engine can serve.
 
         Raises:
-            EngineMissingError: not installed or not in the supported range; says what to install.
-            ConfigError: `engine_args` names what vLLM does not know.
+            EngineMissingError: vLLM is missing or its version is not supported; the message says
+                what to install.
+            ConfigError: `engine_args` names an argument that vLLM does not know.
             EngineError: vLLM could not start.
         """
         check_engine("vllm")
         check_arguments(self._config.engine_args)
         if self._config.pp > 1 and self._spec.platform == "cpu":
-            # The second stage asserts buffers that only a warm-up makes, which CPUs skip.
+            # The second stage needs buffers that only a warm-up makes, and vLLM skips it on CPUs.
             raise EngineError(
                 f"{self._name}: vLLM runs no pipeline stages without a GPU; set "
                 "actor_infer.strategy.pp to 1 and use tp"
@@ -109,12 +110,12 @@ class VllmEngine:
         self._pushes.open()
 
     async def generate(self, request: GenerateRequest) -> list[Completion]:
-        """`request.n` completions, in sibling order. After `abort` they end with ABORT.
+        """Return `request.n` completions in sibling order; after `abort` they finish with ABORT.
 
         Raises:
-            EngineDiedError: one of the engine's processes is gone.
-            EngineError: the request was refused.
-            IncompleteWeightsError: a push of weights broke off while it ran.
+            EngineDiedError: one of the engine's processes died.
+            EngineError: the engine refused the request.
+            IncompleteWeightsError: a push of weights broke off, earlier or while the request ran.
         """
         completions: list[Completion] = []
         self._progress.begin(request.id, request.n)
@@ -131,16 +132,16 @@ class VllmEngine:
             self._aborted.discard(request.id)
 
     async def abort(self, request_id: str) -> None:
-        """End a running request; unknown ids are fine."""
+        """End a running request; ignore an unknown id."""
         if request_id in self._progress:
             self._aborted.add(request_id)
             await self._ask(self._engine.abort(request_id))
 
     async def heartbeat(self) -> Heartbeat:
-        """A round trip to vLLM's workers, and what was written since the last one.
+        """Make a round trip to vLLM's workers; report the tokens written since the last heartbeat.
 
-        Workers answer between two steps of the model. A push of weights has its own limits of
-        time, and is not waited for.
+        Workers answer between two steps of the model. During a push of weights they are not asked:
+        a push has its own time limits.
         """
         if not self._pushes.under_way:
             counts = await self._ask(self._engine.collective_rpc("roll_prefilled_tokens"))
@@ -156,12 +157,12 @@ class VllmEngine:
     ) -> LoadReport:
         """Replace all weights by those that arrive on `channel`; later tokens carry `version`.
 
-        Running requests pause, and go on with the new weights: their KV cache is computed anew.
+        Running requests pause and then continue with the new weights; their KV cache is recomputed.
 
         Raises:
-            WeightSyncError: the push does not fit, and the old weights stay in use; or it broke
-                off: running requests end with an IncompleteWeightsError, and the engine generates
-                no more until a push has succeeded.
+            WeightSyncError: the push does not fit, and the old weights stay in use; or the push
+                broke off. After that running requests end with an IncompleteWeightsError, and the
+                engine generates nothing until a push has succeeded.
         """
         assert self._checkpoint is not None
         shapes = {name: list(shape) for name, shape in self._checkpoint.shapes.items()}
@@ -177,13 +178,16 @@ class VllmEngine:
     ) -> LoadReport:
         """Replace the LoRA adapter that all requests use; later tokens carry `version`.
 
-        Running requests pause, and go on with the new adapter: their KV cache is computed anew.
+        Running requests pause and then continue with the new adapter; their KV cache is recomputed.
 
         Args:
-            alpha: the adapter adds alpha / rank * B A to each weight.
+            alpha: scale; the adapter adds alpha / rank * B A to each weight.
 
         Raises:
-            WeightSyncError: the push does not fit or broke off; the old adapter stays in use.
+            WeightSyncError: the push does not fit or broke off, and the old adapter stays in use;
+                or a rank failed after it had received the whole adapter. After that running
+                requests end with an IncompleteWeightsError, and the engine generates nothing until
+                a push of an adapter has succeeded.
         """
         rank = self._config.max_lora_rank
         if not rank:
@@ -198,7 +202,7 @@ class VllmEngine:
         )
 
     async def sleep(self) -> None:
-        """Free device memory between rollouts; a no-op on CPUs."""
+        """Release device memory between rollouts; do nothing on CPUs."""
         if self._spec.platform == "cuda" and self._asleep != _ALL_TAGS:
             await self._ask(self._engine.sleep(level=self._config.sleep_level))
             self._asleep = _ALL_TAGS
@@ -206,22 +210,22 @@ class VllmEngine:
                 self._pushes.breaks("weights", "sleep_level 2 has dropped them")
 
     async def wake(self, *, weights_only: bool = False) -> None:
-        """Take the memory back; `weights_only` leaves the KV cache, most of it, where it is."""
+        """Allocate the memory again; with `weights_only` only that of the weights."""
         tags = self._asleep & {"weights"} if weights_only else self._asleep
         if tags:
             await self._ask(self._engine.wake_up(tags=sorted(tags)))
             self._asleep -= tags
 
     async def close(self) -> None:
-        """Stop the engine and every process it started; what still waits for it is told so."""
+        """Stop the engine and its processes; calls that still wait get an EngineDiedError."""
         if self._endpoint is not None:
             await self._endpoint.close()
         self._watch.end()
         engine, self._engine = self._engine, None
         if engine is not None:
             await asyncio.to_thread(engine.shutdown, _SHUTDOWN_S)
-            # It is part of a reference cycle. Collected at the interpreter's end, when its modules
-            # are gone, its destructor would print an error.
+            # The engine is part of a reference cycle. If it is collected only when the interpreter
+            # ends and its modules are gone, its destructor prints an error.
             del engine
             gc.collect()
         for process in self._processes:
@@ -232,13 +236,14 @@ class VllmEngine:
         self._processes = {}
 
     def _build(self) -> None:
-        """Make the engine; blocks for seconds.
+        """Make the engine and store it in `_engine`; this blocks for seconds.
 
-        It is not returned: vLLM keeps an exception whose traceback keeps this call's future alive.
+        The engine is not returned: vLLM keeps an exception whose traceback keeps the future of this
+        call alive, and with it any result.
         """
         cpu = self._spec.platform == "cpu"
         if cpu:
-            # It counts in whole GiB and overrules the size given below.
+            # The variable counts in whole GiB and would override the size given below.
             os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
         os.environ.update(
             engine_environment(
@@ -274,7 +279,12 @@ class VllmEngine:
         return [finished(output) for output in outputs]
 
     async def _ask(self, work: Awaitable[R]) -> R:
-        """The engine's answer, with vLLM's errors turned into ours."""
+        """Wait for an answer of the engine.
+
+        Raises:
+            EngineDiedError: a process of the engine died.
+            EngineError: vLLM refused the call or failed in it.
+        """
         from vllm.exceptions import VLLMServerError, VLLMValidationError
         from vllm.v1.engine.exceptions import EngineDeadError
 

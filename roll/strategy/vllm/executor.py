@@ -1,9 +1,10 @@
-"""Runs the model in the process of vLLM's scheduler, where one process is all that it needs.
+"""vLLM executor that runs a model of one process in the process of vLLM's scheduler.
 
-vLLM takes the class by its name (`distributed_executor_backend`). On CPUs it would by itself start
-a worker process even for a single rank, because only a new process can have its threads bound to
-cores; that costs 0.45 GB, and every step of the model waits for two messages. Here the process is
-kept on its cores as a whole instead, before it has computing threads, which then stay there too.
+vLLM loads the class by its name (`distributed_executor_backend`). On CPUs vLLM itself starts a
+worker process even for one rank, because it can bind threads to cores only in a new process. That
+costs 0.45 GB of memory, and every step of the model waits for two messages. Here the scheduler's
+process is bound to its cores before it has computing threads; threads that it starts later stay on
+these cores too.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from roll.strategy.vllm.compat import listen_locally
 
 CORES = "VLLM_CPU_OMP_THREADS_BIND"
-"""Set by `compat.engine_environment`; for one rank a list like `0,1`."""
+"""Environment variable with the rank's cores, like `0,1`; `compat.engine_environment` sets it."""
 
 
 class InSchedulerExecutor(UniProcExecutor):  # type: ignore[misc] # vLLM is untyped to mypy
-    """One rank on the cores that its environment names."""
+    """Executor of one rank, which binds the process to the cores that the environment names."""
 
     def _init_executor(self) -> None:
         cores = {int(core) for core in os.environ[CORES].split(",")}

@@ -1,4 +1,4 @@
-"""`Pushes`: weights are replaced while no request runs, and requests run on whole weights only."""
+"""`Pushes`: replaces weights while no request runs; lets requests run on complete weights only."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ Part = Literal["weights", "adapter"]
 
 
 class Pushes:
-    """The version of the weights in use, and the gate between requests and pushes.
+    """Version of the weights in use, and gate that keeps requests and pushes apart.
 
     Args:
-        engine: what messages call the engine.
-        running: the requests under way.
-        outsiders: requests may run that are not in `running`.
+        engine: name of the engine in error messages.
+        running: requests under way.
+        outsiders: true if requests may run that are not in `running`, such as the endpoint's.
     """
 
     def __init__(self, engine: str, running: Progress, *, outsiders: bool) -> None:
         self.version = 0
         self._broken: dict[Part, str] = {}
-        """Why a part of the weights cannot be used. A push of that part mends it: ranks that have
-        different adapters keep them through a push of weights."""
+        """Broken part of the weights -> why it cannot be used.
+
+        Only a push of the same part repairs it: a push of weights does not change adapters, so
+        ranks with different adapters keep them."""
         self._name = engine
         self._running = running
         self._outsiders = outsiders
@@ -43,19 +45,24 @@ class Pushes:
         self._open.set()
 
     async def enter(self) -> None:
-        """Returns when a request may start.
+        """Wait until a request may start.
 
         Raises:
-            IncompleteWeightsError: there are no whole weights to run it on.
+            IncompleteWeightsError: the weights are incomplete, so no request can run.
         """
         await self._open.wait()
         self.require_whole_weights()
 
     def breaks(self, part: Part, why: str) -> None:
-        """From now on this part cannot be used, until it is pushed again."""
+        """Mark `part` as broken, so that no request runs until the part is pushed again."""
         self._broken[part] = why
 
     def require_whole_weights(self) -> None:
+        """Raise an error if the weights or the adapter are incomplete.
+
+        Raises:
+            IncompleteWeightsError: one of them is.
+        """
         for part, why in self._broken.items():
             which = "incomplete weights" if part == "weights" else "an incomplete adapter"
             raise IncompleteWeightsError(
@@ -72,13 +79,16 @@ class Pushes:
         part: Part,
         verify: bool,
     ) -> LoadReport:
-        """Let vLLM's workers take a push; running requests then compute their KV cache anew.
+        """Let vLLM's workers receive a push; running requests then recompute their KV cache.
 
         Args:
             engine: vLLM's `AsyncLLM`.
-            method: of the workers; it returns the numbers of a `LoadReport`, or an `error` and
-                whether the weights are still `intact`.
-            part: what the push brings all of, and so mends where it was broken.
+            method: name of the workers' method that receives the push. It returns the numbers of a
+                `LoadReport`, or an `error` and whether the weights are still `intact`.
+            arguments: arguments of `method`.
+            version: version of the weights that the push brings.
+            part: part of the weights that the push replaces completely, and repairs if broken.
+            verify: require a checksum.
 
         Raises:
             WeightSyncError: the push was refused or broke off.
@@ -103,14 +113,15 @@ class Pushes:
             with self._breaking(part):
                 answers = await engine.collective_rpc(method, args=arguments)
             report = self._judge(answers, version, part)
-            with self._breaking(part):  # new weights under an old version, or with an old KV cache
+            with self._breaking(part):  # else new weights could have an old version or KV cache
                 await engine.update_weight_version(str(version))
                 await engine.reset_prefix_cache(reset_running_requests=pause)
             self._broken.pop(part, None)
             self.version = version
         finally:
             if self._broken:
-                # They end with an error; requests from outside stay paused until weights are whole.
+                # These requests end with an error. The endpoint's requests stay paused until the
+                # weights are complete.
                 await engine.abort(list(self._running))
             elif self._paused:
                 await engine.resume_generation()
@@ -119,17 +130,26 @@ class Pushes:
 
     @contextmanager
     def _breaking(self, part: Part) -> Iterator[None]:
-        """Where vLLM fails outside of what its ranks tell of, nobody knows what they have."""
+        """Mark `part` as broken if vLLM itself fails: the weights of its ranks are then unknown.
+
+        Raises:
+            WeightSyncError: vLLM reported a failed call. Other errors pass through.
+        """
         try:
             yield
         except Exception as error:
             self.breaks(part, failure(error))
-            if type(error) is Exception:  # so vLLM tells of it; others say that it is dead
+            if type(error) is Exception:  # a failed call; other types mean that vLLM is dead
                 raise WeightSyncError(f"{self._name}: {error}") from error
             raise
 
     def _judge(self, answers: list[dict[str, Any]], version: int, part: Part) -> LoadReport:
-        """One report out of the ranks' answers."""
+        """Combine the answers of all ranks into one report.
+
+        Raises:
+            WeightSyncError: a rank answered with an error. If the weights of any rank are not
+                intact, `part` is marked as broken.
+        """
         errors = [answer for answer in answers if "error" in answer]
         if errors:
             if not all(answer.get("intact", False) for answer in answers):
@@ -147,6 +167,9 @@ class Pushes:
 
 
 def failure(error: Exception) -> str:
-    """What a worker answers for an error in a push: the type of one that is not ours tells more
-    than its words, and would be lost on the way."""
+    """Return the text with which a worker reports an error in a push.
+
+    For errors other than a WeightSyncError the text begins with the type, which often tells more
+    than the message and would not reach the engine otherwise.
+    """
     return str(error) if isinstance(error, WeightSyncError) else f"{type(error).__name__}: {error}"

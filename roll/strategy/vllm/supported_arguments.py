@@ -1,4 +1,4 @@
-"""Which engine arguments vLLM knows, read from its source: importing vLLM takes seconds."""
+"""The engine arguments that vLLM knows, read from its source: importing vLLM takes seconds."""
 
 from __future__ import annotations
 
@@ -38,15 +38,16 @@ OURS = {
     "disable_log_stats": "",
     "distributed_executor_backend": "",
 }
-"""Arguments that follow from the rest of the config, and the key to set instead, if there is one.
-"""
+"""Arguments that follow from the rest of the config -> the config key to set instead.
+
+An empty string: the argument cannot be set at all."""
 
 
 def known_arguments() -> frozenset[str]:
-    """Field names of the installed `EngineArgs`.
+    """Read the field names of the installed `EngineArgs`.
 
     Raises:
-        EngineMissingError: vLLM is not installed.
+        EngineMissingError: vLLM is not installed, or has no `EngineArgs`.
     """
     for node in parsed_source("vllm", "engine", "arg_utils.py"):
         if isinstance(node, ast.ClassDef) and node.name == "EngineArgs":
@@ -59,10 +60,11 @@ def known_arguments() -> frozenset[str]:
 
 
 def check_arguments(names: Iterable[str]) -> None:
-    """Refuse engine arguments that vLLM does not know, or that are not the user's to set.
+    """Refuse engine arguments that vLLM does not know, or that a user may not set.
 
     Raises:
-        ConfigError: names each of them, and what to write instead.
-        EngineMissingError: vLLM is not installed, so that some cannot be checked.
+        ConfigError: an argument is refused; the message names all of them and what to write
+            instead.
+        EngineMissingError: vLLM is not installed, so some arguments cannot be checked.
     """
     check_engine_args(names, engine="vLLM", ours=OURS, known=known_arguments)

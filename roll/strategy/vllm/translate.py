@@ -1,4 +1,4 @@
-"""Requests in vLLM's words, and its outputs, finished or not, in ours."""
+"""Translation of requests into vLLM's terms, and of its outputs into completions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NOTHING_YET = Completion((), (), (), FinishReason.ABORT)
 
 
 def sampling_params(request: GenerateRequest) -> Any:
-    """vLLM's `SamplingParams`: one final output with all siblings, log-probs as plain lists."""
+    """Make vLLM's `SamplingParams`: one final output with all siblings, flat log-prob lists."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     sampling = request.sampling
@@ -24,7 +24,7 @@ def sampling_params(request: GenerateRequest) -> Any:
         stop=list(sampling.stop),
         ignore_eos=sampling.ignore_eos,
         seed=request.seed,
-        logprobs=0,  # the sampled token's only
+        logprobs=0,  # only those of the sampled token
         flat_logprobs=True,
         detokenize=bool(sampling.stop),
         output_kind=RequestOutputKind.FINAL_ONLY,
@@ -32,7 +32,7 @@ def sampling_params(request: GenerateRequest) -> Any:
 
 
 def finished(output: Any, start: int = 0) -> Completion:
-    """Of a `CompletionOutput` that is final, what comes after its first `start` tokens."""
+    """Return a final `CompletionOutput` as a completion, without its first `start` tokens."""
     spans = [(span.version, span.start) for span in output.weight_versions or ()]
     return _completion(
         output.token_ids, output.logprobs, spans, output.finish_reason or "abort", start
@@ -40,11 +40,11 @@ def finished(output: Any, start: int = 0) -> Completion:
 
 
 def unfinished(processor: Any, request_id: str, starts: Sequence[int]) -> list[Completion]:
-    """Of each sibling of a request under way, what comes after its first `starts[i]` tokens.
+    """Return what each sibling `i` of a running request wrote after its first `starts[i]` tokens.
 
-    Read from the states that vLLM's `OutputProcessor` keeps in this process anyway. Streaming would
-    bring the same tokens through vLLM's public interface, but a message of its own for each piece,
-    and no weight versions before a request's end.
+    The tokens are read from the states that vLLM's `OutputProcessor` keeps in this process anyway.
+    Streaming through vLLM's public interface would give the same tokens, but with one message for
+    each piece, and without weight versions until the request ends.
     """
     pieces = [NOTHING_YET] * len(starts)
     for internal_id in processor.external_req_ids.get(request_id, ()):
@@ -71,10 +71,14 @@ def _completion(
     finish: str,
     start: int,
 ) -> Completion:
-    """
+    """Make a completion of the tokens from number `start` on.
+
     Args:
-        logprobs: `FlatLogprobs`, one entry for each token.
-        spans: versions, each with the first token that it wrote.
+        tokens: all tokens of the response.
+        logprobs: vLLM's `FlatLogprobs`, one entry for each token.
+        spans: (version of the weights, number of the first token written with it), in order.
+        finish: value of a `FinishReason`.
+        start: number of leading tokens to leave out.
     """
     bounds = [*(begin for _, begin in spans), len(tokens)]
     versions: list[int] = []

@@ -1,7 +1,7 @@
-"""LoRA adapters inside vLLM's worker processes: taken from a push, never through a file.
+"""LoRA adapters inside vLLM's worker processes, received from a push and not from a file.
 
-The engine has one adapter, in place from its start and empty until the first push, so that every
-request carries it and none has to be told when it changes.
+The engine has exactly one adapter. It exists from the start, without effect until the first push.
+So every request names the same adapter, and no request must be changed when a push replaces it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PARTS = (".lora_A.weight", ".lora_B.weight")
 
 
 def lora_request() -> Any:
-    """For the engine's one adapter; the path is never read, as the adapter is there already."""
+    """Make vLLM's request for the engine's only adapter; its path is never read."""
     from vllm.lora.request import LoRARequest
 
     return LoRARequest("policy", ADAPTER_ID, "in-memory")
@@ -33,22 +33,25 @@ class Adapter:
     """A LoRA adapter as it was pushed."""
 
     tensors: dict[str, Tensor]
-    """By PEFT's names, on the CPU."""
+    """Tensor's PEFT name -> tensor, on the CPU."""
     rank: int
     alpha: float
 
 
 class AdapterLoader:
-    """Mixed into vLLM's worker; `rank` and `model_runner` are the worker's."""
+    """Part of `RollWorker` that loads adapters; the worker provides `rank` and `model_runner`."""
 
     rank: int
     model_runner: Any
     _roll_adapter: Adapter | None = None
-    """The newest one; None until a push has come."""
+    """The adapter of the newest push; None before the first push."""
 
     def roll_restore_adapter(self, max_rank: int) -> None:
-        """Put the newest adapter back in place, as vLLM drops it when it reloads the model. Before
-        the first push that is one which changes nothing: vLLM's own for warming up is all zeros."""
+        """Install the newest adapter again: vLLM drops it when it reloads the model.
+
+        Before the first push, install vLLM's warm-up adapter, which is all zeros and changes
+        nothing.
+        """
         if self._roll_adapter is None:
             self.model_runner.lora_manager.add_dummy_lora(lora_request(), max_rank)
         else:
@@ -57,16 +60,17 @@ class AdapterLoader:
     def roll_load_adapter(
         self, channel: dict[str, Any], first_index: int, max_rank: int, alpha: float
     ) -> dict[str, Any]:
-        """Replace the adapter by a push.
+        """Replace the adapter by that of a push.
 
         Args:
             channel: `Channel` as a dict.
-            first_index: receiver index of this replica's rank 0.
-            max_rank: largest rank that fits.
-            alpha: the adapter adds alpha / rank * B A to each weight.
+            first_index: receiver index of rank 0 of this replica.
+            max_rank: largest adapter rank that the engine accepts.
+            alpha: scale; the adapter adds alpha / rank * B A to each weight.
 
         Returns:
-            Numbers of a `LoadReport`, or `error`; the old adapter is then in use.
+            The numbers of a `LoadReport`; or, after a failure, `error` (text) and `intact` (whether
+            the old adapter is still in use).
         """
         rank = 0
 
@@ -78,7 +82,7 @@ class AdapterLoader:
         installed = False
         try:
             with receive(Channel(**channel), first_index + self.rank, check=check) as incoming:
-                # The memory of a push may be used again for its next tensors.
+                # Cloned, because the transfer may overwrite the memory with later tensors.
                 tensors = {name: tensor.cpu().clone() for name, tensor in incoming.tensors()}
                 self._roll_adapter = Adapter(tensors, rank, alpha)
                 installed = True
@@ -90,18 +94,18 @@ class AdapterLoader:
                 "receive_s": incoming.receive_s,
                 "load_s": incoming.load_s,
             }
-        except Exception as error:  # noqa: BLE001 - told as a result
+        except Exception as error:  # noqa: BLE001 - reported as a result
             return {"error": failure(error), "intact": not installed}
 
     def _roll_install(self, adapter: Adapter) -> None:
-        """What vLLM's `add_lora` does with the files that it reads."""
+        """Install an adapter as vLLM's `add_lora` does, but from tensors instead of files."""
         from vllm.lora.lora_model import LoRAModel
         from vllm.lora.peft_helper import PEFTHelper
 
         manager = self.model_runner.lora_manager._adapter_manager
         lora = LoRAModel.from_lora_tensors(
             ADAPTER_ID,
-            # vLLM scales B in place.
+            # Cloned, because vLLM scales B in place.
             {name: tensor.clone() for name, tensor in adapter.tensors.items()},
             PEFTHelper(r=adapter.rank, lora_alpha=adapter.alpha, target_modules=[]),
             device="cpu",
@@ -113,11 +117,14 @@ class AdapterLoader:
 
 
 def adapter_rank(manifest: Manifest, max_rank: int) -> int:
-    """The one rank of a push of PEFT's tensors: `<module>.lora_A.weight` `[r, in]` and
-    `<module>.lora_B.weight` `[out, r]`.
+    """Return the rank `r` of a pushed adapter.
+
+    Its tensors must be pairs of `<module>.lora_A.weight` `[r, in]` and `<module>.lora_B.weight`
+    `[out, r]`.
 
     Raises:
-        WeightSyncError: a name is none of these, a half of a pair is missing, or ranks do not fit.
+        WeightSyncError: a tensor has another name, a half of a pair is missing, ranks differ, or
+            the rank is above `max_rank`.
     """
     shapes = {meta.name: meta.shape for meta in manifest.tensors}
     ranks: dict[int, str] = {}
@@ -145,7 +152,11 @@ def adapter_rank(manifest: Manifest, max_rank: int) -> int:
 
 
 def _check_modules(manifest: Manifest, manager: Any) -> None:
-    """Refuse what vLLM would leave out without a word, because its model has no such module."""
+    """Refuse tensors of modules that vLLM's model does not have: vLLM would silently skip them.
+
+    Raises:
+        WeightSyncError: a module is unknown.
+    """
     from vllm.lora.utils import parse_fine_tuned_lora_name
 
     known = set(manager.modules)

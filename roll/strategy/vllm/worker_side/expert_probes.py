@@ -1,14 +1,15 @@
-"""Proves that vLLM's fused experts compute with the weights they were sent.
+"""A check that vLLM's fused experts compute with the weights that they were sent.
 
-vLLM fuses all experts of a layer, and packs, pads or swaps them as the layer's kernel wants them.
-The kernel is therefore request itself: each expert for its answer to a probe, which must be that of
-the three matrices that came in for it. Where a row's `up` answers the probe with almost nothing, a
-small fault in the same row of `gate` goes unseen.
+vLLM fuses all experts of a layer, and packs, pads or swaps their matrices as the layer's kernel
+needs them. The check therefore uses the kernel itself: it computes each expert's output for a probe
+vector, which must equal the output of the three matrices that arrived for the expert. If the
+product of a row of `up` with the probe is almost zero, a small fault in the same row of `gate` goes
+unseen.
 
-Asked are experts without biases or quantization, of which the checkpoint has one tensor per matrix,
-with a gated SiLU or GELU, split over ranks by their rows or whole experts. Not asked are all
-others, those that vLLM places itself or exchanges between replicas of the data, and those whose
-kernel also routes.
+The check covers experts without biases or quantization, with a gated SiLU or GELU, and with one
+checkpoint tensor per matrix; ranks may split the rows of each expert or hold whole experts. It does
+not cover other experts, nor experts that vLLM places itself (expert load balancing) or exchanges
+between data-parallel replicas, nor experts whose kernel also does the routing.
 """
 
 from __future__ import annotations
@@ -33,30 +34,31 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(slots=True)
 class _Expert:
-    """What came in for one of a layer's experts."""
+    """Tensors that have arrived for one expert of a layer."""
 
     layer: Any
     index: int
     gate: Tensor | None = None
-    """The matrix's answer to the probe, `[I]`."""
+    """Product of the gate matrix with the probe, float32 `[I]`."""
     up: Tensor | None = None
+    """Product of the up matrix with the probe, float32 `[I]`."""
     down: Tensor | None = None
-    """The matrix, `[H, I]`, until both others have come."""
+    """The down matrix itself, `[H, I]`, kept until `gate` and `up` have arrived."""
     answer: Tensor | None = None
-    """Of the expert to the probe, `[H]`: this rank's part of the sum."""
+    """The expert's output for the probe, float32 `[H]`: this rank's part of the sum over ranks."""
 
 
 @dataclass(slots=True)
 class ExpertProbes:
-    """Answers of the experts as they come in.
+    """Expected outputs of the experts, computed while their tensors arrive.
 
-    A `down_proj` is kept until its expert's other two have come: in the order of checkpoints that
-    is one matrix at a time.
+    A `down_proj` is kept until the expert's other two matrices have arrived. In the order of
+    checkpoints only one matrix at a time is kept.
     """
 
     model: nn.Module
     _parts: dict[str, tuple[_Expert, str]] = field(init=False)
-    """By the tensor's name: its expert, and which of the three it is."""
+    """Tensor's name -> its expert, and which matrix the tensor is: `gate`, `up` or `down`."""
 
     def __post_init__(self) -> None:
         self._parts = {
@@ -71,12 +73,12 @@ class ExpertProbes:
         }
 
     def add(self, name: str, tensor: Tensor) -> bool:
-        """Take in a tensor, if it belongs to an expert that can be asked; whether it does."""
+        """Add a tensor; return False if it belongs to no expert that can be checked."""
         if name not in self._parts:
             return False
         expert, part = self._parts[name]
         if part == "down":
-            expert.down = tensor.clone()  # its memory may be used again
+            expert.down = tensor.clone()  # the transfer may overwrite its memory
         else:
             setattr(expert, part, tensor.float() @ probe(tensor.shape[1], tensor.device))
         if expert.gate is not None and expert.up is not None and expert.down is not None:
@@ -90,10 +92,10 @@ class ExpertProbes:
 
     @torch.inference_mode()
     def compare(self) -> int:
-        """Ask every expert that has come in whole; the number of tensors compared.
+        """Compare every expert that has arrived completely; return the number of tensors compared.
 
         Raises:
-            WeightSyncError: one answers with other weights than were sent.
+            WeightSyncError: an expert does not compute with the weights that were sent.
         """
         compared = 0
         for path, layer in _layers(self.model):
@@ -120,7 +122,7 @@ class ExpertProbes:
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Layers that can be asked, with what the names of their tensors in checkpoints begin with."""
+    """Yield (prefix of its tensors' checkpoint names, layer) of each layer that can be checked."""
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
     from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
         UnquantizedFusedMoEMethod,
@@ -145,7 +147,7 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _own_experts(layer: Any) -> list[int]:
-    """Of this rank, by their index in the checkpoint."""
+    """Return the checkpoint indices of the experts that this rank holds."""
     return [
         index
         for index in range(layer.global_num_experts)
@@ -154,7 +156,7 @@ def _own_experts(layer: Any) -> list[int]:
 
 
 def _ask(layer: Any, experts: list[int]) -> Tensor:
-    """Their answers to the probe, by the layer's kernel, `[experts, H]`."""
+    """Compute the experts' outputs for the probe by the layer's kernel, float32 `[experts, H]`."""
     device = layer.w13_weight.device
     x_H = torch.zeros(layer.hidden_size, dtype=layer.params_dtype, device=device)
     hidden = layer.moe_config.hidden_dim_unpadded

@@ -1,4 +1,4 @@
-"""Experts on CPUs: what vLLM packs when a model is loaded must be packed again by every push."""
+"""Experts on CPUs: vLLM packs them when it loads a model, and every push must pack them again."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import nn
 
 @contextmanager
 def packing_experts(model: nn.Module) -> Iterator[None]:
-    """Let vLLM's reload pack the experts of each layer again; a no-op on other devices.
+    """Let vLLM's reload pack the experts of each layer again; do nothing on other devices.
 
-    vLLM packs them where it builds a layer's kernel, and builds that once. A reload would
-    therefore put plain weights where the kernel reads packed ones. Inside the block no kernel
-    counts as built; after it, also after an error, each layer has its first kernel again, which
-    reads from the memory that the reload has filled.
+    vLLM packs experts when it builds a layer's kernel, which it does only once. So a reload would
+    put unpacked weights where the kernel reads packed ones. Inside the block no layer has a kernel,
+    so that the reload packs again. After the block, also after an error, each layer has its first
+    kernel again, which reads from the memory that the reload has filled.
     """
     from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 

@@ -1,8 +1,8 @@
-"""What runs inside vLLM's worker processes: loads pushed weights, and dies with its owner.
+"""`WeightLoader`: loads pushed weights inside vLLM's worker processes.
 
-vLLM mixes the class into its worker (`worker_extension_cls`); the engine calls the methods through
-`collective_rpc`. Arguments and results are plain JSON, and failures of any kind are results: an
-exception would lose its type on the way.
+The engine calls the methods through vLLM's `collective_rpc`. Arguments and results are plain JSON.
+Failures of any kind are returned as results, because an exception would lose its type on its way to
+the engine.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ from roll.weight_sync.transfer import Incoming, receive
 
 
 class WeightLoader:
-    """Mixed into vLLM's worker; `rank` and `model_runner` are the worker's."""
+    """Part of `RollWorker` that replaces weights and ends the process with its owner.
+
+    The worker provides `rank` and `model_runner`.
+    """
 
     rank: int
     model_runner: Any
     _roll_held: frozenset[str] = frozenset()
-    """Names of the tensors that earlier pushes brought."""
+    """Names of the tensors received in earlier pushes."""
 
     def roll_load_weights(
         self,
@@ -41,16 +44,17 @@ class WeightLoader:
         expected: dict[str, list[int]],
         optional: list[str],
     ) -> dict[str, Any]:
-        """Replace all weights by a push.
+        """Replace all weights by those of a push.
 
         Args:
             channel: `Channel` as a dict.
-            first_index: receiver index of this replica's rank 0.
-            expected: shape of every tensor of the checkpoint.
-            optional: names that may stay away.
+            first_index: receiver index of rank 0 of this replica.
+            expected: tensor name -> shape, for every tensor of the checkpoint.
+            optional: names of tensors that the push may leave out.
 
         Returns:
-            Numbers of a `LoadReport`, or `error` and whether the weights in use are still `intact`.
+            The numbers of a `LoadReport`; or, after a failure, `error` (text) and `intact` (whether
+            the old weights are still complete and in use).
         """
 
         def check(manifest: Manifest) -> None:
@@ -72,7 +76,7 @@ class WeightLoader:
                 }
             self._roll_held |= {meta.name for meta in manifest.tensors}
             return report
-        except Exception as error:  # noqa: BLE001 - told as a result
+        except Exception as error:  # noqa: BLE001 - reported as a result
             if not intact:
                 self._roll_held = frozenset()
             return {"error": failure(error), "intact": intact}
@@ -80,8 +84,8 @@ class WeightLoader:
     def roll_die_with(self, owner: int) -> None:
         """Kill this process and the engine's core as soon as process `owner` ends.
 
-        vLLM's core does not notice when the process that started it is killed. Where the model
-        runs in the core itself, the parent is the owner, and is gone by then.
+        vLLM's core does not notice when the process that started it is killed. If the model runs
+        in the core itself, the parent of this process is the owner, which has ended already.
         """
         core = os.getppid()
         handle = os.pidfd_open(owner)
@@ -108,7 +112,7 @@ class WeightLoader:
 def _rest(
     incoming: Incoming, memory: EmbeddingMemory, probes: Probes | None
 ) -> Iterator[tuple[str, Tensor]]:
-    """What vLLM has to load: all that was not written into its memory on the way."""
+    """Yield the tensors that vLLM must still load: those not yet written into its memory."""
     for name, tensor in incoming.tensors(into=memory):
         if probes is not None:
             probes.add(name, tensor)

@@ -1,8 +1,8 @@
-"""Embeddings and output heads: where a push writes into vLLM's own memory, and what must follow.
+"""Direct loading of embeddings and output heads into vLLM's own memory.
 
-They are the largest tensors of small models, and vLLM keeps them as they come: rows of the
-vocabulary, padded at the end. A push writes them there directly; through vLLM's reload they would
-exist three times for a moment.
+They are the largest tensors of small models. vLLM keeps them in the layout of the checkpoint: rows
+of the vocabulary, padded at the end. So a push writes them there directly; with vLLM's reload three
+copies of them would exist for a moment. Heads must be repacked afterwards.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from roll.weight_sync.manifest import TensorMeta
 
 
 class EmbeddingMemory:
-    """The memory of a model's embeddings and heads on the CPU, by Hugging Face name.
+    """Memory of a model's embeddings and heads on the CPU; called for a tensor, returns its memory.
 
-    Those of a model that is quantized, or split over ranks, are left to vLLM's reload.
+    Layers that are quantized or split over ranks are left out; vLLM's reload loads these.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -34,15 +34,16 @@ class EmbeddingMemory:
         return rows if fits else None
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether a push wrote this tensor here."""
+        """Tell whether `tensor` lies in this memory, so that it is loaded already."""
         return any(rows.data_ptr() == tensor.data_ptr() for rows in self._rows.values())
 
 
 def repack_heads(model: nn.Module) -> None:
-    """Make every output head compute with the weight it has now.
+    """Make every output head compute with its current weight.
 
-    On CPUs a head's kernel works on a packed copy. vLLM's reload repacks it with the head's weight,
-    but sees nothing to load for a head that is tied to an embedding or was written to directly.
+    On CPUs a head's kernel reads a packed copy of the weight. vLLM's reload makes this copy anew
+    when it loads a head. But it loads nothing for a head that is tied to an embedding or was
+    written to directly.
     """
     for head in {
         id(module): module for _, module in _vocabulary_layers(model, heads=True)
@@ -51,6 +52,7 @@ def repack_heads(model: nn.Module) -> None:
 
 
 def _plain_rows(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield (Hugging Face name, rows without padding) of each layer that can be written to."""
     from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
     for path, layer in _vocabulary_layers(model, heads=False):
@@ -61,7 +63,7 @@ def _plain_rows(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _vocabulary_layers(model: nn.Module, *, heads: bool) -> Iterator[tuple[str, Any]]:
-    """Embeddings and heads under all their names; `heads`: only what serves as a head."""
+    """Yield (path, layer) of embeddings and heads, once per name; with `heads` only of heads."""
     from vllm.model_executor.layers.vocab_parallel_embedding import (
         ParallelLMHead,
         VocabParallelEmbedding,

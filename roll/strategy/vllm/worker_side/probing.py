@@ -1,4 +1,4 @@
-"""Probes: vectors whose products with a matrix tell it from another (Freivalds' check)."""
+"""Probe vectors, whose products with matrices tell different ones apart (Freivalds' check)."""
 
 from __future__ import annotations
 
@@ -11,22 +11,27 @@ from torch import Tensor
 from roll.core.errors import WeightSyncError
 
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}
-"""Of the largest entry; the layer computes in this precision."""
+"""Dtype in which a layer computes -> largest allowed error, relative to the largest entry."""
 
 
 def probe(size: int, device: torch.device) -> Tensor:
-    """The same vector for the same size, everywhere: entries +1 and -1, exact in any dtype."""
+    """Return the probe of a size, float32 `[size]`, with random entries +1 and -1.
+
+    The probe of a size is the same in every process. Its entries are exact in any dtype.
+    """
     generator = torch.Generator().manual_seed(size)
     return (torch.randint(0, 2, (size,), generator=generator) * 2.0 - 1.0).to(device)
 
 
 def compare(what: str, answer: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    """
+    """Compare a layer's answer to a probe with that of the weights that were sent.
+
     Args:
-        dtype: what the answer was computed in.
+        what: name of the layer in the error message.
+        dtype: dtype in which the layer computed the answer.
 
     Raises:
-        WeightSyncError: the answer to a probe is another one than is expected of the sent weights.
+        WeightSyncError: the answers differ by more than rounding explains.
     """
     scale = expected.abs().max().item() if expected.numel() else 0.0
     worst = (answer - expected).abs().max().item() if expected.numel() else 0.0
@@ -39,10 +44,10 @@ def compare(what: str, answer: Tensor, expected: Tensor, dtype: torch.dtype) -> 
 
 @contextmanager
 def asking(path: str) -> Iterator[None]:
-    """Name the layer of which a kernel refuses to answer.
+    """Turn any error of a layer's kernel into one that names the layer.
 
     Raises:
-        WeightSyncError: instead of what its kernel raised.
+        WeightSyncError: the kernel failed.
     """
     try:
         yield

@@ -1,14 +1,14 @@
-"""Proves that a vLLM model computes with the weights it was sent.
+"""A check that a vLLM model computes with the weights that it was sent.
 
-Checksums prove what arrived; they cannot see the model's own copies, which vLLM fuses (q, k and v
-in one matrix) and packs in layouts it does not undo. What can be asked of any layout is the
-product with a vector: a random probe of each matrix, taken as it comes in, must equal the layer's
-own answer to the same probe (Freivalds' check; a wrong element goes unseen with probability zero
-up to rounding). Vectors are compared as they are.
+Checksums cover what arrived. They do not cover the model's own copies, which vLLM fuses (q, k and v
+into one matrix) and packs into layouts that it cannot unpack. But a layer can multiply its matrix
+with a vector in any layout. So each matrix is multiplied with a random probe vector when it
+arrives, and the layer's own product with the same probe must be equal (Freivalds' check; a single
+wrong element always shows, up to rounding). Vectors are compared directly.
 
-Asked are linear layers, embeddings, heads, norms and, by expert_probes.py, fused experts. Not asked
-are tensors of other modules, other parameters than `weight` (biases), and layers whose tensors have
-other names in the checkpoint than in vLLM.
+The check covers linear layers, embeddings, heads, norms and, in expert_probes.py, fused experts. It
+does not cover tensors of other modules, parameters other than `weight` (biases), and layers whose
+tensors have other names in the checkpoint than in vLLM.
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ from roll.strategy.vllm.worker_side.probing import asking, compare, probe
 
 
 class Probes:
-    """Each received tensor's answer to its probe: `[out]` for a matrix, itself for a vector.
+    """Expected answer of each received tensor, by name, collected while tensors arrive.
+
+    The answer of a matrix is its product with its probe, float32 `[out]`; the answer of a vector is
+    the vector itself.
 
     Args:
-        model: vLLM's, which is asked when all have come.
+        model: vLLM's model, whose layers are compared when all tensors have arrived.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -44,13 +47,13 @@ class Probes:
 
 @torch.inference_mode()
 def read_back(model: nn.Module, probes: Probes) -> int:
-    """Compare every layer that can be asked; the number of received tensors compared.
+    """Compare every layer that can be checked; return the number of received tensors compared.
 
-    With tensor parallelism a rank holds a part of most matrices; of embeddings and heads its own
-    rows are compared, of the rest only what is whole.
+    With tensor parallelism a rank holds only a part of most matrices. Of embeddings and heads the
+    rank's own rows are compared; other layers are compared only if the rank holds all of them.
 
     Raises:
-        WeightSyncError: a layer answers with other weights than were sent.
+        WeightSyncError: a layer does not compute with the weights that were sent.
     """
     from vllm.model_executor.layers.linear import LinearBase, RowParallelLinear
     from vllm.model_executor.layers.vocab_parallel_embedding import (
@@ -65,15 +68,15 @@ def read_back(model: nn.Module, probes: Probes) -> int:
                 isinstance(module, RowParallelLinear)
                 and module.input_size_per_partition != module.input_size
             ):
-                continue  # has all rows, but only some columns
+                continue  # holds all rows, but only some columns
             names = _source_names(model, path)
             answer = _ask(path, module, probe(module.input_size, next(module.parameters()).device))
         elif isinstance(module, VocabParallelEmbedding):
             names = [f"{path}.weight"]
             if isinstance(module, ParallelLMHead):
-                if names[0] not in probes.answers:  # tied
+                if names[0] not in probes.answers:  # the head is tied to the embedding
                     names = ["model.embed_tokens.weight"]
-                # By its kernel: it keeps a packed copy beside the weight it shares.
+                # Computed by the head's kernel, which has a packed copy beside the shared weight.
                 answer = _ask(path, module, probe(module.embedding_dim, module.weight.device))
             else:
                 weight: Tensor = module.weight
@@ -86,7 +89,7 @@ def read_back(model: nn.Module, probes: Probes) -> int:
             continue
         expected = torch.cat([probes.answers[name] for name in names]).to(answer.device)
         if isinstance(module, VocabParallelEmbedding):
-            rows = module.shard_indices  # the rank's own; those after them are padding
+            rows = module.shard_indices  # the rank's own rows; the rows after them are padding
             expected = expected[rows.org_vocab_start_index : rows.org_vocab_end_index]
             answer = answer[: rows.num_org_elements]
         if answer.shape != expected.shape:
@@ -97,13 +100,18 @@ def read_back(model: nn.Module, probes: Probes) -> int:
 
 
 def _source_names(model: Any, path: str) -> list[str]:
-    """Names in the checkpoint of what a linear layer of vLLM holds."""
+    """Return the checkpoint names of the tensors that a linear layer of vLLM holds."""
     parent, _, leaf = path.rpartition(".")
     parts = model.packed_modules_mapping.get(leaf, [leaf])
     return [f"{parent}.{part}.weight" for part in parts]
 
 
 def _ask(path: str, module: Any, vector: Tensor) -> Tensor:
+    """Return the product of a layer's weight with `vector`, by its kernel, float32 `[out]`.
+
+    Raises:
+        WeightSyncError: the kernel failed.
+    """
     dtype: torch.dtype = next(module.parameters()).dtype
     with asking(path):
         answer: Tensor = module.quant_method.apply(module, vector.to(dtype)[None], None)

@@ -1,6 +1,6 @@
-"""vLLM's layer-wise reload: it un-packs, loads and re-packs layer by layer.
+"""Reload of weights with vLLM's own layer-wise reload, which unpacks, loads and repacks each layer.
 
-Loading into the packed layers directly fails on CPUs, where they are kept in oneDNN's layout.
+Loading directly into the packed layers fails on CPUs, where they have oneDNN's layout.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ def reload_weights(model_runner: Any, tensors: Iterator[tuple[str, Tensor]]) -> 
     """Load all tensors into the model of vLLM's `model_runner`.
 
     Raises:
-        WeightSyncError: the tensors broke off, or vLLM failed with one of them. The model is then a
-            mixture of old and new weights, and another reload can replace it.
+        WeightSyncError: the tensors broke off, or vLLM failed to load one. The model then has a
+            mixture of old and new weights, which another reload can replace.
     """
     model = model_runner.get_model()
     at = "before the first tensor"
@@ -44,8 +44,11 @@ def reload_weights(model_runner: Any, tensors: Iterator[tuple[str, Tensor]]) -> 
 
 
 def _put_back(model: nn.Module, model_config: Any) -> None:
-    """Give the layers that are not done what they had: they would hang at the next forward pass,
-    and their next reload would take what lies there for the memory that kernels read."""
+    """Restore the old tensors of layers whose reload did not finish.
+
+    Without this the layers would hang in the next forward pass, and the next reload would mistake
+    their temporary tensors for the memory that kernels read.
+    """
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
     from vllm.model_executor.model_loader.reload.layerwise import (
         _place_kernel_tensors,

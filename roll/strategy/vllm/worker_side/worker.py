@@ -1,4 +1,4 @@
-"""What this framework adds to vLLM's worker: its `worker_extension_cls`, of several parts."""
+"""`RollWorker`: the framework's extension of vLLM's worker (`worker_extension_cls`)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from roll.strategy.vllm.worker_side.prefill import PrefillCounter
 
 
 class RollWorker(WeightLoader, AdapterLoader, PrefillCounter):
-    """Mixed into vLLM's worker; `lora_config` is its."""
+    """Base class that vLLM adds to its worker's class, made of several parts.
+
+    The worker provides `lora_config`, None without adapters.
+    """
 
     lora_config: Any
 
     def roll_load_weights(self, *arguments: Any) -> dict[str, Any]:
-        """As `WeightLoader` does it; an adapter stays."""
+        """Replace all weights as `WeightLoader` does, and restore the adapter afterwards."""
         report = super().roll_load_weights(*arguments)
         if self.lora_config is not None:
             self.roll_restore_adapter(self.lora_config.max_lora_rank)
