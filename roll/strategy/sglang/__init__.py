@@ -1,1 +1,1 @@
-"""SGLang, in a process of its own."""
+"""Inference with SGLang, which runs in a process of its own."""

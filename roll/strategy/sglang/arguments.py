@@ -1,4 +1,4 @@
-"""From our configuration to SGLang's engine arguments and environment."""
+"""Translation of the configuration into SGLang's engine arguments and environment."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from roll.config.sections.strategy import SglangConfig
 from roll.strategy.sglang.extension import LOADER
 
 CPU_KV_CACHE_TOKENS = 16384
-"""Without a GPU, unless set; enough for 64 sequences of 256 tokens."""
+"""Default size of the KV cache without a GPU, in tokens: 64 sequences of 256 tokens."""
 _CONTEXT_SLACK = 8
-"""SGLang ends responses two tokens before the context is full, and takes prompts that leave six."""
+"""Tokens added to the context length, because SGLang does not use all of it.
+
+It ends a response two tokens before the context is full, and accepts only prompts that leave six
+tokens free."""
 
 
 def engine_arguments(
@@ -24,11 +27,12 @@ def engine_arguments(
     seed: int,
     cpu: bool,
 ) -> dict[str, Any]:
-    """Keywords of SGLang's `Engine`.
+    """Return the keyword arguments of SGLang's `Engine`.
 
     Args:
-        dtype: of weights and activations, `float32` or `bfloat16`.
-        max_model_len: longest prompt plus response, in tokens.
+        dtype: dtype of weights and activations, `float32` or `bfloat16`.
+        max_model_len: largest length of prompt plus response, in tokens.
+        cpu: true if the engine runs without a GPU.
     """
     arguments: dict[str, Any] = {
         "model_path": model.path,
@@ -48,9 +52,9 @@ def engine_arguments(
         "skip_tokenizer_init": True,
         "skip_server_warmup": True,
         "log_level": "error",
-        # SGLang's fastest samplers take no seeds; this one does.
+        # SGLang's faster samplers do not support seeds; this one does.
         "sampling_backend": "pytorch",
-        # So that log-probs of top-p come from the whole nucleus, however wide it is.
+        # Large, so that log-probs with top-p cover the whole nucleus, however many tokens it has.
         "sampling_mask_max_tokens": 1 << 20,
     }
     arguments |= _cpu_arguments(config, max_model_len) if cpu else {"enable_memory_saver": True}
@@ -64,7 +68,7 @@ def _cpu_arguments(config: SglangConfig, max_model_len: int) -> dict[str, Any]:
         "device": "cpu",
         "attention_backend": "torch_native",
         "grammar_backend": "none",
-        # It launches the next step before the last one is read, which pays on GPUs only.
+        # Overlap launches a step before the last one is read, which is faster on GPUs only.
         "disable_overlap_schedule": True,
         "mem_fraction_static": 0.6,
         "max_total_tokens": config.kv_cache_tokens or max(CPU_KV_CACHE_TOKENS, 2 * max_model_len),
@@ -74,15 +78,18 @@ def _cpu_arguments(config: SglangConfig, max_model_len: int) -> dict[str, Any]:
 def engine_environment(
     platform: str, cores: Sequence[int], tp: int, have: Mapping[str, str], folder: str
 ) -> dict[str, str]:
-    """The environment of SGLang's processes.
+    """Return the environment variables of SGLang's processes.
 
     Args:
-        have: this process's own.
-        folder: for their files, which they leave behind.
+        platform: `cpu` or `cuda`.
+        cores: numbers of the cores of this replica.
+        tp: number of ranks.
+        have: environment of this process.
+        folder: folder for temporary files, which SGLang does not remove.
     """
     wanted = dict(have) | {
         "TMPDIR": folder,
-        # Because of the slack; positions beyond the model's own are never computed.
+        # Needed for `_CONTEXT_SLACK`; positions beyond the model's own limit are never computed.
         "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
     }
     if platform == "cpu":
@@ -92,7 +99,7 @@ def engine_environment(
         wanted.setdefault("OMP_WAIT_POLICY", "passive")
         wanted["OMP_NUM_THREADS"] = str(max(1, len(cores) // tp))
         wanted["SGLANG_USE_CPU_ENGINE"] = "1"
-        # By itself SGLang wants one NUMA node per rank.
+        # SGLang's default needs one NUMA node per rank.
         wanted["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(
             ",".join(map(str, share)) for share in _shares(cores, tp)
         )
@@ -100,7 +107,7 @@ def engine_environment(
 
 
 def _shares(cores: Sequence[int], tp: int) -> list[Sequence[int]]:
-    """The cores of each rank; all of them where there are fewer cores than ranks."""
+    """Split the cores over the ranks; with fewer cores than ranks each rank gets all cores."""
     size = len(cores) // tp
     if size == 0:
         return [cores] * tp

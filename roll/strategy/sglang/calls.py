@@ -1,4 +1,4 @@
-"""`Calls`: methods of the `Replica` at the other end of a socket, many at once."""
+"""`Calls`: calls methods of the `Replica` at the other end of a socket, many at once."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ R = TypeVar("R")
 
 
 class Calls:
-    """The worker's end. One task hands answers to whoever waits for them.
+    """The worker's end of the socket. One task reads the answers and gives each to its caller.
 
     Args:
-        connection: a stream socket; closed with this.
-        name: what errors call the other end.
+        connection: a stream socket; `end` closes it.
+        name: name of the other end in error messages.
     """
 
     def __init__(self, connection: socket.socket, name: str) -> None:
@@ -30,11 +30,11 @@ class Calls:
         self._ended = False
 
     async def begin(self, order: Order) -> None:
-        """Send the order to start; returns when the other end is ready for calls.
+        """Send the order to start; return when the other end is ready for calls.
 
         Raises:
-            EngineError: it could not start.
-            ConnectionError: it ended without a word.
+            EngineError: the engine could not start.
+            ConnectionError: the other process ended without an answer.
         """
         reader, self._writer = await asyncio.open_connection(sock=self._connection)
         self._listening = asyncio.create_task(self._listen(reader))
@@ -48,7 +48,12 @@ class Calls:
         *arguments: P.args,
         **options: P.kwargs,
     ) -> asyncio.Future[R]:
-        """Have `method` run there; its result or its error, ConnectionError if there is nobody."""
+        """Run `method` at the other end.
+
+        Returns:
+            A future of the method's result or error; of a ConnectionError if the other process has
+            ended.
+        """
         waiting: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         if self._ended:
             waiting.set_exception(self._error())
@@ -59,7 +64,7 @@ class Calls:
         return waiting
 
     def end(self) -> None:
-        """Close the socket, by which the other end knows that it is to go."""
+        """Close the socket, which tells the other process to end."""
         self._listening.cancel()
         self._writer.close()
         self._end()
@@ -70,7 +75,7 @@ class Calls:
                 answer: Answer = await read(reader)
                 waiting = self._waiting.pop(answer.id)
                 if waiting.done():
-                    continue  # given up
+                    continue  # the caller has given up
                 if answer.error is not None:
                     waiting.set_exception(answer.error)
                 else:

@@ -1,6 +1,6 @@
-"""`SglangEngine`: one replica of SGLang, in a process of its own (`server.py`).
+"""`SglangEngine`: one replica of SGLang, which runs in another process (`server.py`).
 
-Every method but `start` and `close` is a call of the same method of `Replica`, over there.
+Except for `start` and `close`, every method calls the same method of `Replica` in that process.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from roll.weight_sync.channel import Channel
 R = TypeVar("R")
 _SHUTDOWN_S = 5.0
 _ALL_TAGS = frozenset({"weights", "kv_cache"})
-"""What SGLang calls the two kinds of memory that sleep gives back."""
+"""SGLang's names of the two kinds of memory that `sleep` releases."""
 
 
 class SglangEngine:
-    """Implements `InferenceStrategy`."""
+    """Replica of SGLang in another process; implements `InferenceStrategy`."""
 
     def __init__(self, config: SglangConfig, setup: EngineSetup) -> None:
         self._config = config
@@ -50,21 +50,22 @@ class SglangEngine:
         self._name = f"SGLang of {setup.spec.name}"
         self._watch = DeathWatch(self._name)
         self._processes: list[psutil.Process] = []
-        """Known from the start: children of a process that is gone cannot be found any more."""
+        """The engine's processes, listed at the start: children of a dead process are not found."""
         self._asleep: frozenset[str] = frozenset()
-        """Those of `_ALL_TAGS` whose memory is given back."""
+        """The members of `_ALL_TAGS` whose memory is released."""
         self._open = contextlib.AsyncExitStack()
-        """What `close` undoes: the process, its files and the connection to it."""
+        """What `close` must undo: the process, its files and the connection to it."""
         self._beating = asyncio.Lock()
         self._beat: asyncio.Future[Heartbeat] | None = None
-        """An answer that is under way, or came when nobody waited for it any more."""
+        """Heartbeat that is under way, or whose caller stopped waiting for it; else None."""
 
     async def start(self) -> None:
-        """Load the model; returns when the engine can serve.
+        """Load the model; return when the engine can serve.
 
         Raises:
-            EngineMissingError: not installed or not in the supported range; says what to install.
-            ConfigError: one of `engine_args` is unknown, or not to be set.
+            EngineMissingError: SGLang is missing or its version is not supported; the message says
+                what to install.
+            ConfigError: one of `engine_args` is unknown, or may not be set.
             EngineError: SGLang could not start.
         """
         check_engine("sglang")
@@ -87,12 +88,12 @@ class SglangEngine:
         self._watch.begin(processes)
 
     async def generate(self, request: GenerateRequest) -> list[Completion]:
-        """`request.n` completions, in sibling order. After `abort` they end with ABORT.
+        """Return `request.n` completions in sibling order; after `abort` they finish with ABORT.
 
         Raises:
-            EngineDiedError: one of the engine's processes is gone.
-            EngineError: the request was refused.
-            IncompleteWeightsError: a push of weights broke off while it ran.
+            EngineDiedError: one of the engine's processes died.
+            EngineError: the engine refused the request.
+            IncompleteWeightsError: a push of weights broke off, earlier or while the request ran.
         """
         call = self._calls.call(Replica.generate, request)
         try:
@@ -102,14 +103,14 @@ class SglangEngine:
             raise
 
     async def abort(self, request_id: str) -> None:
-        """End a running request; unknown ids are fine."""
+        """End a running request; ignore an unknown id."""
         await self._ask(self._calls.call(Replica.abort, request_id))
 
     async def heartbeat(self) -> Heartbeat:
-        """A round trip to SGLang's schedulers, and what was written since the last one.
+        """Make a round trip to SGLang's schedulers; report the tokens written since the last one.
 
-        They answer between two steps of the model. A push of weights is not waited for. What a
-        heartbeat would have told that was given up, the next one tells.
+        Schedulers answer between two steps of the model. During a push of weights they are not
+        asked. If a caller gives up waiting, the next call returns the answer that was meant for it.
         """
         async with self._beating:
             if self._beat is None:
@@ -123,12 +124,12 @@ class SglangEngine:
     ) -> LoadReport:
         """Replace all weights by those that arrive on `channel`; later tokens carry `version`.
 
-        Running requests pause, and go on with the new weights: their KV cache is computed anew.
+        Running requests pause and then continue with the new weights; their KV cache is recomputed.
 
         Raises:
-            WeightSyncError: the push does not fit, and the old weights stay in use; or it broke
-                off: running requests end with an IncompleteWeightsError, and the engine generates
-                no more until a push has succeeded.
+            WeightSyncError: the push does not fit, and the old weights stay in use; or the push
+                broke off. After that running requests end with an IncompleteWeightsError, and the
+                engine generates nothing until a push has succeeded.
         """
         call = self._calls.call(
             Replica.load_weights, channel, version, receiver=receiver, verify=verify
@@ -136,20 +137,20 @@ class SglangEngine:
         return await self._ask(call)
 
     async def sleep(self) -> None:
-        """Free device memory between rollouts; a no-op on CPUs."""
+        """Release device memory between rollouts; do nothing on CPUs."""
         if self._spec.platform == "cuda" and self._asleep != _ALL_TAGS:
             await self._ask(self._calls.call(Replica.sleep))
             self._asleep = _ALL_TAGS
 
     async def wake(self, *, weights_only: bool = False) -> None:
-        """Take the memory back; `weights_only` leaves the KV cache, most of it, where it is."""
+        """Allocate the memory again; with `weights_only` only that of the weights."""
         tags = self._asleep & {"weights"} if weights_only else self._asleep
         if tags:
             await self._ask(self._calls.call(Replica.wake, sorted(tags)))
             self._asleep -= tags
 
     async def close(self) -> None:
-        """Stop the engine and every process it started; what still waits for it is told so."""
+        """Stop the engine and its processes; calls that still wait get an EngineDiedError."""
         self._watch.end()
         await self._open.aclose()
 
@@ -182,7 +183,7 @@ class SglangEngine:
         )
 
     def _launch(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
-        """Start the process; it and our end of the connection."""
+        """Start the process of SGLang; return it and the worker's end of the connection."""
         folder = tempfile.mkdtemp(prefix="roll-sglang-")
         self._open.callback(shutil.rmtree, folder, ignore_errors=True)
         environment = engine_environment(
@@ -201,7 +202,7 @@ class SglangEngine:
         return server, ours
 
     def _end(self, server: subprocess.Popen[bytes]) -> None:
-        """Kill the process and all below it: there is nothing that they could save."""
+        """Kill the process and all below it; they hold nothing that must be saved."""
         main = psutil.Process(server.pid)
         below = {*self._processes, *children_of(main)} - {main}
         server.kill()

@@ -1,7 +1,7 @@
-"""What runs inside SGLang's scheduler processes: loads pushed weights, and small hooks.
+"""Code that runs inside SGLang's scheduler processes: a loader of pushed weights, and hooks.
 
-SGLang calls `load_pushed_weights` through its own plug-in point (`custom_weight_loader`). It hands
-no result back, and an exception would end the scheduler: so each rank leaves its answer in a file.
+SGLang calls `load_pushed_weights` as a plug-in (`custom_weight_loader`). It returns no results, and
+an exception would end the scheduler. So each rank writes its answer to a file.
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ _STATE_TARGET = (
 )
 _BATCH_TARGET = "sglang.srt.managers.scheduler.Scheduler.run_batch"
 PREFILLED = "roll_prefilled_tokens"
-"""Key in a scheduler's internal state: tokens that prefill batches have computed so far."""
+"""Key in a scheduler's internal state of the number of tokens prefilled so far."""
 _prefilled_tokens = 0
-"""Of this process's scheduler."""
+"""Number of tokens that the scheduler in this process has prefilled."""
 _held: WeakKeyDictionary[Any, frozenset[str]] = WeakKeyDictionary()
-"""Names of the tensors that earlier pushes brought into a model."""
+"""Model -> names of the tensors that it received in earlier pushes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """What a scheduler is told about a push; travels as JSON in place of a tensor's name."""
+    """A push as it is described to a scheduler; sent as JSON in the place of a tensor's name."""
 
     channel: dict[str, Any]
     """`Channel` as a dict."""
     receiver: int
-    """Index of the replica's rank 0 among the receivers."""
+    """Receiver index of rank 0 of the replica."""
     shapes: Mapping[str, Sequence[int]]
-    """Of every tensor of the checkpoint."""
+    """Tensor's name -> shape, for every tensor of the checkpoint."""
     optional: list[str]
-    """Names that may stay away."""
+    """Names of tensors that the push may leave out."""
 
     def to_json(self, folder: str) -> str:
-        """With the folder where rank i writes `i.json`, an `Answer`."""
+        """Encode the push and the folder into which rank i writes its `Answer`, as `i.json`."""
         return json.dumps({"push": asdict(self), "folder": folder})
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one rank says about a push."""
+    """A rank's report about a push, or its `error`."""
 
     num_tensors: int = 0
     num_bytes: int = 0
@@ -69,14 +69,14 @@ class Answer:
     load_s: float = 0.0
     error: str | None = None
     intact: bool = True
-    """The weights in use are the old ones or the new ones, not a mixture."""
+    """True if the weights in use are all old or all new, not a mixture."""
 
 
 def load_pushed_weights(model: Any, named: list[tuple[str, Tensor]]) -> None:
-    """Replace all weights of `model` by a push; every rank calls it at the same time.
+    """Replace all weights of `model` by those of a push; all ranks call this at the same time.
 
     Args:
-        named: one pair, whose name is what `Push.to_json` gives.
+        named: one (name, tensor) pair, whose name is the JSON text of `Push.to_json`.
     """
     from sglang.srt.runtime_context import get_parallel
 
@@ -114,7 +114,7 @@ def _load(model: Any, push: Push, rank: int) -> Answer:
 
 
 def run_scheduler(*arguments: Any, **options: Any) -> None:
-    """SGLang's scheduler process, with our hooks; the target of the process it starts."""
+    """Run SGLang's scheduler with the hooks of this module; target of its scheduler processes."""
     from sglang.srt.managers.scheduler import run_scheduler_process
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -127,10 +127,10 @@ def run_scheduler(*arguments: Any, **options: Any) -> None:
 
 
 def _add_spans(result: None, accumulator: Any, *, req: Any) -> None:
-    """Let every piece of output say which weights wrote which token; SGLang does so at the end.
+    """Add to every piece of output which version of the weights wrote which token.
 
-    Without it, the tokens of a request that lives through a push could not be told apart before
-    the request has finished.
+    SGLang itself adds the versions only when a request ends. Until then, the tokens from before and
+    after a push could not be told apart.
     """
     from sglang.srt.utils.weight_versions import compute_weight_version_spans
 
@@ -145,22 +145,25 @@ def _add_spans(result: None, accumulator: Any, *, req: Any) -> None:
 
 
 def _count_prefilled(scheduler: Any, batch: Any, *rest: Any, **options: Any) -> None:
-    """Add up what prefill batches compute. SGLang's own counter adds the size of the last one again
-    at each step that follows it."""
+    """Add the size of a prefill batch to the number of prefilled tokens.
+
+    SGLang's own counter adds the size of the last prefill batch again at each later step.
+    """
     global _prefilled_tokens
     if batch.forward_mode.is_extend_without_speculative():
         _prefilled_tokens += batch.extend_num_tokens
 
 
 def _add_prefilled(answer: Any, controller: Any, request: Any) -> None:
-    """Let a scheduler's state say how many tokens it has prefilled."""
+    """Add the number of prefilled tokens to a scheduler's internal state."""
     answer.internal_state[PREFILLED] = _prefilled_tokens
 
 
 def _add_seeds(info: Any, cls: type, batch: Any, vocab_size: int) -> None:
-    """Draw each request's tokens from its own seed; SGLang does so in its deterministic mode only.
+    """Make SGLang sample each request's tokens with the request's own seed.
 
-    That mode also swaps matrix products for slower ones, and exists on GPUs alone.
+    SGLang itself does so only in its deterministic mode, which also uses slower matrix products and
+    exists only on GPUs.
     """
     import torch
 

@@ -1,6 +1,7 @@
-"""Messages between the worker and the process that holds SGLang: pickles with a length before them.
+"""Messages between the worker and the process of SGLang: pickles, each after its length.
 
-Both ends are ours and the socket has no name, so nobody else can send anything to unpickle.
+Unpickling is safe here: the two processes trust each other, and the socket has no name by which
+another process could reach it.
 """
 
 from __future__ import annotations
@@ -18,27 +19,27 @@ _LENGTH = struct.Struct("!Q")
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """How to start: the first message."""
+    """The first message to the process of SGLang: how to start the engine."""
 
     arguments: dict[str, Any]
-    """Of SGLang's `Engine`."""
+    """Keyword arguments of SGLang's `Engine`."""
     tokenizer: str
     trust_remote_code: bool
     max_model_len: int
-    """Longest prompt plus response, in tokens."""
+    """Largest length of prompt plus response, in tokens."""
     shapes: dict[str, tuple[int, ...]]
-    """Of every tensor of the checkpoint, by Hugging Face name."""
+    """Hugging Face name -> shape, for every tensor of the checkpoint."""
     optional: frozenset[str]
-    """Names that a push may leave out."""
+    """Names of tensors that a push may leave out."""
     cpu: bool
-    """No GPU."""
+    """True if the engine runs without a GPU."""
     name: str
-    """Of the worker, for errors."""
+    """Name of the worker, for error messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A method of `Replica` to run, and its arguments."""
+    """A message to run one method of `Replica`; `id` is repeated in the answer."""
 
     id: int
     method: Callable[..., Coroutine[Any, Any, Any]]
@@ -48,7 +49,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of the call `id`; 0 is the start itself."""
+    """The result or the error of the call `id`; id 0 stands for the start of the engine."""
 
     id: int
     value: Any = None
@@ -56,29 +57,33 @@ class Answer:
 
 
 async def read(reader: asyncio.StreamReader) -> Any:
-    """The next message.
+    """Wait for the next message and return it.
 
     Raises:
-        EOFError, ConnectionError: the other side is gone.
+        EOFError, ConnectionError: the other process has ended.
     """
     (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
     return pickle.loads(await reader.readexactly(length))
 
 
 def write(writer: asyncio.StreamWriter, message: object) -> None:
-    """Queue a message; it leaves when the loop gets round to it."""
+    """Queue a message; the event loop sends it later."""
     writer.write(_packed(message))
 
 
 def read_now(connection: socket.socket) -> Any:
-    """The next message, without an event loop; nothing may follow it yet."""
+    """Wait for the next message without an event loop, and return it.
+
+    Raises:
+        EOFError, ConnectionError: the other process has ended.
+    """
     with connection.makefile("rb", buffering=0) as stream:
         (length,) = _LENGTH.unpack(_exactly(stream.read, _LENGTH.size))
         return pickle.loads(_exactly(stream.read, length))
 
 
 def write_now(connection: socket.socket, message: object) -> None:
-    """Send a message, without an event loop."""
+    """Send a message without an event loop."""
     connection.sendall(_packed(message))
 
 
@@ -88,6 +93,11 @@ def _packed(message: object) -> bytes:
 
 
 def _exactly(take: Callable[[int], bytes], size: int) -> bytes:
+    """Read exactly `size` bytes with `take`, which may return fewer at a time.
+
+    Raises:
+        EOFError: the stream ended before.
+    """
     parts = bytearray()
     while len(parts) < size:
         part = take(size - len(parts))

@@ -1,4 +1,4 @@
-"""One push of weights into SGLang's schedulers, as its main process drives it."""
+"""`push_weights`: lets SGLang's schedulers receive a push; runs in SGLang's main process."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from roll.strategy.sglang.extension import LOADER, Answer, Push
 
 
 async def push_weights(manager: Any, push: Push, tp: int) -> list[Answer]:
-    """Run `extension.load_pushed_weights` on every rank; what each says, by rank.
+    """Run `extension.load_pushed_weights` on every rank; return the ranks' answers in rank order.
 
     Args:
-        manager: SGLang's `TokenizerManager`, paused.
+        manager: SGLang's `TokenizerManager`, whose generation is paused.
+        tp: number of ranks.
 
     Raises:
-        EngineError: SGLang refuses.
+        EngineError: SGLang refused the update.
     """
     from sglang.srt.managers.io_struct import (
         BeginWeightUpdateReqInput,
@@ -43,7 +44,7 @@ async def push_weights(manager: Any, push: Push, tp: int) -> list[Answer]:
             _require(await manager.update_weights_from_tensor(update))
         finally:
             _require(await manager.end_weight_update(EndWeightUpdateReqInput()))
-        # SGLang answers when all ranks are through.
+        # SGLang has answered, so all ranks have finished and written their files.
         files = (Path(folder) / f"{rank}.json" for rank in range(tp))
         return [Answer(**json.loads(file.read_text())) for file in files]
 

@@ -1,4 +1,4 @@
-"""`Replica`: SGLang's engine as the worker sees it; lives in SGLang's process (`server.py`)."""
+"""`Replica`: the methods of SGLang's engine that the worker calls, in SGLang's process."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from roll.weight_sync.channel import Channel
 
 
 def build(arguments: Mapping[str, Any]) -> Any:
-    """SGLang's engine, with our code in its schedulers and without its detokenizer."""
+    """Build SGLang's engine, with this framework's code in its schedulers and no detokenizer."""
     from sglang.srt.entrypoints.engine import Engine
 
     class TokenEngine(Engine):  # type: ignore[misc]
-        """Tokens in and out: nothing is turned into text, so no process has to do it."""
+        """Engine with tokens as input and output, which needs no process that decodes text."""
 
         run_scheduler_process_func = staticmethod(run_scheduler)
 
@@ -39,7 +39,10 @@ def build(arguments: Mapping[str, Any]) -> Any:
 
 
 class Replica:
-    """All methods run on SGLang's event loop. What they do is said in `InferenceStrategy`."""
+    """SGLang's engine, in the process of SGLang (`server.py`).
+
+    All methods run on SGLang's event loop. `InferenceStrategy` documents them.
+    """
 
     def __init__(self, engine: Any, order: Order) -> None:
         self._manager = engine.tokenizer_manager
@@ -49,15 +52,15 @@ class Replica:
             order.tokenizer, trust_remote_code=order.trust_remote_code
         )
         self._siblings: dict[str, list[Sibling]] = {}
-        """Of each request under way."""
+        """Id of a request under way -> its siblings."""
         self._aborted: set[str] = set()
         self._progress = Progress()
         self._prefilled_tokens = 0
         self._version = 0
         self._broken: str | None = None
-        """Why the weights cannot be used."""
+        """Why the weights cannot be used; None if they can."""
         self._open = asyncio.Event()
-        """Cleared while weights are replaced: requests wait, so none starts on a mixture."""
+        """Cleared while weights are replaced, so that no request starts on a mixture of weights."""
         self._open.set()
 
     async def generate(self, request: GenerateRequest) -> list[Completion]:
@@ -83,7 +86,10 @@ class Replica:
             self._abort(request_id)
 
     async def heartbeat(self) -> Heartbeat:
-        """A push of weights has its own limits of time, and is not waited for."""
+        """Return what was written since the last heartbeat.
+
+        During a push of weights the schedulers are not asked: a push has its own time limits.
+        """
         if self._open.is_set():
             states = await self._manager.get_internal_state()
             self._prefilled_tokens = max(state[PREFILLED] for state in states)
@@ -99,14 +105,14 @@ class Replica:
 
         self._open.clear()
         try:
-            # Retracted requests give their KV cache up and are prefilled anew when they go on.
+            # "retract": running requests drop their KV cache and are prefilled again afterwards.
             await self._manager.pause_generation(PauseGenerationReqInput(mode="retract"))
             try:
                 return await self._load(channel, version, receiver=receiver, verify=verify)
             except WeightSyncError:
-                raise  # it is known whether the weights are whole
+                raise  # `_load` has recorded whether the weights are complete
             except Exception as error:
-                # SGLang itself has failed on the way; nobody knows what its ranks have loaded.
+                # SGLang itself failed, so it is unknown which weights its ranks have loaded.
                 self._broken = f"{type(error).__name__}: {error}"
                 raise WeightSyncError(f"SGLang of {self._order.name}: {self._broken}") from error
             finally:
@@ -119,7 +125,7 @@ class Replica:
             self._open.set()
 
     async def sleep(self) -> None:
-        """Give the memory of weights and KV cache back; the host keeps a copy of the weights.
+        """Release the memory of weights and KV cache; the host keeps a copy of the weights.
 
         Raises:
             EngineError: requests are under way; SGLang would end itself.
@@ -135,13 +141,14 @@ class Replica:
         await self._manager.release_memory_occupation(release)
 
     async def wake(self, tags: list[str]) -> None:
-        """Take the memory of `tags` back."""
+        """Allocate the memory of `tags` again."""
         from sglang.srt.managers.io_struct import ResumeMemoryOccupationReqInput
 
         await self._manager.resume_memory_occupation(ResumeMemoryOccupationReqInput(tags=tags))
 
     @contextmanager
     def _under_way(self, request: GenerateRequest) -> Iterator[list[Sibling]]:
+        """Register a request as under way for the duration of the block; yield its siblings."""
         self._progress.begin(request.id, request.n)
         siblings = self._siblings[request.id] = [Sibling() for _ in range(request.n)]
         try:
@@ -152,7 +159,7 @@ class Replica:
             self._progress.end(request.id, [sibling.after(0) for sibling in siblings])
 
     async def _write(self, request: GenerateRequest, index: int) -> None:
-        """Fill sibling `index` as its tokens come in."""
+        """Generate sibling `index`: add its tokens as they arrive, and end it at a stop string."""
         from sglang.srt.managers.io_struct import GenerateReqInput
 
         sibling = self._siblings[request.id][index]
@@ -168,7 +175,7 @@ class Replica:
         )
         async for output in self._manager.generate_request(sglang_request):
             if stops and sibling.finish is FinishReason.STOP:
-                continue  # the stop string is found, and SGLang about to end the request
+                continue  # a stop string was found, and SGLang is ending the request
             seen = len(sibling.tokens)
             sibling.extend(output, request.sampling)
             if stops and len(sibling.tokens) > seen:

@@ -1,4 +1,4 @@
-"""From a `GenerateRequest` to SGLang's terms, and from its outputs to completions."""
+"""Translation of requests into SGLang's terms, and of its outputs into completions."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from roll.core.errors import EngineError
 from roll.core.types import Completion, FinishReason, GenerateRequest, SamplingParams
 
 STREAM_INTERVAL = 32
-"""Tokens of a request that arrive together: what a replica that dies can lose of each sibling."""
+"""Number of tokens that SGLang sends at once: the most that a dying replica loses per sibling."""
 STOP_INTERVAL = 4
-"""The same where stop strings are looked for: so many tokens may be written in vain."""
+"""Number of tokens sent at once in requests with stop strings.
+
+So many tokens may be generated in vain after a stop string."""
 
 
 @dataclass(slots=True)
 class Sibling:
-    """One continuation on its way."""
+    """Continuation of a prompt, filled while its tokens arrive."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -26,7 +28,7 @@ class Sibling:
     finish: FinishReason = FinishReason.ABORT
 
     def after(self, start: int) -> Completion:
-        """What was written from token `start` on."""
+        """Return the tokens from number `start` on, as a completion."""
         return Completion(
             tuple(self.tokens[start:]),
             tuple(self.logprobs[start:]),
@@ -35,15 +37,15 @@ class Sibling:
         )
 
     def stop_at(self, length: int) -> None:
-        """A stop string ends with token `length`; what came after is dropped."""
+        """End the continuation with STOP after its first `length` tokens; drop the later ones."""
         del self.tokens[length:], self.logprobs[length:], self.versions[length:]
         self.finish = FinishReason.STOP
 
     def extend(self, output: dict[str, Any], sampling: SamplingParams) -> None:
-        """Take over what an output of SGLang has more than the last one.
+        """Add the tokens that an output of SGLang has beyond those received before.
 
         Raises:
-            EngineError: it is a refusal.
+            EngineError: the output says that SGLang refuses the request.
         """
         meta = output["meta_info"]
         finish = meta["finish_reason"]
@@ -64,19 +66,23 @@ class Sibling:
 
 
 def sibling_id(request_id: str, index: int) -> str:
-    """SGLang's name of one sibling. It aborts by prefix: none may be the beginning of another."""
+    """Return SGLang's id of a sibling; none is a prefix of another, as SGLang aborts by prefix."""
     return f"{len(request_id)}:{request_id}#{index}."
 
 
 def is_cut(sampling: SamplingParams) -> bool:
-    """Whether tokens are drawn from a part of the distribution; log-probs are then of that part."""
+    """Tell whether top-k or top-p cuts the distribution; log-probs are then after the cut."""
     return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1)
 
 
 def generate_input(
     request: GenerateRequest, index: int, *, max_model_len: int, vocab_size: int, eos: int | None
 ) -> dict[str, Any]:
-    """Keywords of SGLang's `GenerateReqInput` for sibling `index`.
+    """Return the keyword arguments of SGLang's `GenerateReqInput` for sibling `index`.
+
+    Args:
+        max_model_len: largest length of prompt plus response, in tokens.
+        eos: token that ends a response; None: no token does.
 
     Raises:
         EngineError: the prompt leaves no room for a response.
@@ -94,7 +100,7 @@ def generate_input(
         "rid": sibling_id(request.id, index),
         "input_ids": list(request.prompt_tokens),
         "return_logprob": True,
-        "return_sampling_mask": cut,  # brings the log-probs of the part that is drawn from
+        "return_sampling_mask": cut,  # adds log-probs of the distribution after the cut
         "stream": True,
         "sampling_params": {
             "temperature": sampling.temperature,

@@ -1,8 +1,8 @@
-"""The process that holds SGLang: `python -m roll.strategy.sglang.server FD`.
+"""Program of the process that runs SGLang: `python -m roll.strategy.sglang.server FD`.
 
-SGLang wants a process to itself: its launcher installs signal handlers, replaces the event loop
-and, when one of its children fails, kills everything from itself downwards. The worker therefore
-keeps it at the other end of a socket. When the worker goes, the socket ends, and so does this.
+SGLang needs a process of its own: its launcher installs signal handlers, replaces the event loop
+and, when a child process fails, kills its own process and all below it. So the worker talks to this
+process over the socket FD. When the worker ends, the socket closes and this process ends too.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ STAND_INS = Path(__file__).parent / "stand_ins"
 
 
 def main(fd: int) -> None:
+    """Start SGLang as the first message says, and serve calls until the worker ends.
+
+    Args:
+        fd: file descriptor of the socket to the worker.
+    """
     connection = socket.socket(fileno=fd)
     order: Order = read_now(connection)
     if order.cpu:
@@ -38,7 +43,7 @@ def main(fd: int) -> None:
 
 
 async def _serve(connection: socket.socket, replica: Replica) -> None:
-    """Answer calls, each in a task of its own, until the worker closes its end or is gone."""
+    """Answer calls, each in a task of its own, until the worker closes its end or dies."""
     reader, writer = await asyncio.open_connection(sock=connection)
     write(writer, Answer(0, os.getpid()))
     tasks: set[asyncio.Task[None]] = set()
@@ -55,14 +60,14 @@ async def _serve(connection: socket.socket, replica: Replica) -> None:
 async def _answer(writer: asyncio.StreamWriter, replica: Replica, call: Call) -> None:
     try:
         value = await call.method(replica, *call.arguments, **call.options)
-    except Exception as error:  # noqa: BLE001 - an engine request: the worker raises it again
+    except Exception as error:  # noqa: BLE001 - sent back: the worker raises it again
         write(writer, Answer(call.id, error=_known(error)))
     else:
         write(writer, Answer(call.id, value))
 
 
 def _known(error: Exception) -> Exception:
-    """An error that the worker can unpickle."""
+    """Turn an error into one that the worker can unpickle."""
     if isinstance(error, RollError):
         return error
     return EngineError(f"{type(error).__name__}: {error}")

@@ -1,7 +1,6 @@
-"""Stop strings, found in tokens.
+"""Search for stop strings in tokens.
 
-SGLang could look for them itself, but only by turning every token of every request into text, in a
-process of its own.
+SGLang itself could search, but only by decoding all tokens of all requests in another process.
 """
 
 from __future__ import annotations
@@ -14,13 +13,18 @@ from transformers import PreTrainedTokenizerBase
 def tokens_to_keep(
     tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], seen: int, stops: Sequence[str]
 ) -> int | None:
-    """How many of `tokens` remain if a response ends with its first stop string; None without one.
+    """Return how many of `tokens` to keep so that the response ends with its first stop string.
 
     Args:
         tokens: the response so far.
-        seen: how many of them were searched before.
+        seen: number of leading tokens that were searched before, without success.
+        stops: the stop strings; at least one.
+
+    Returns:
+        None if there is no stop string.
     """
-    # A token is at least one character, or a quarter of one (UTF-8): none begins before this.
+    # A token has at least one byte, a character at most four (UTF-8). So a stop string that ends in
+    # a new token begins at most `before` tokens earlier.
     before = 4 * max(map(len, stops))
 
     def hit(end: int) -> bool:

@@ -1,4 +1,4 @@
-"""Which engine arguments SGLang knows, read from its source: importing SGLang takes seconds."""
+"""The engine arguments that SGLang knows, read from its source: importing SGLang takes seconds."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ OURS = {
     "enable_memory_saver": "",
     "enable_weights_cpu_backup": "",
 }
-"""Arguments that follow from the rest of the config, and the key to set instead, if there is one.
-"""
+"""Arguments that follow from the rest of the config -> the config key to set instead.
+
+An empty string: the argument cannot be set at all."""
 
 
 def known_arguments() -> frozenset[str]:
-    """Names of the arguments of the installed `ServerArgs`.
+    """Read the names of the arguments of the installed `ServerArgs`.
 
     Raises:
-        EngineMissingError: SGLang is not installed.
+        EngineMissingError: SGLang is not installed, or lists no arguments.
     """
     for node in parsed_source("sglang", "srt", "arg_groups", "field_order.py"):
         if (
@@ -56,5 +57,11 @@ def known_arguments() -> frozenset[str]:
 
 
 def check_arguments(names: Iterable[str]) -> None:
-    """See `check_engine_args`."""
+    """Refuse engine arguments that SGLang does not know, or that a user may not set.
+
+    Raises:
+        ConfigError: an argument is refused; the message names all of them and what to write
+            instead.
+        EngineMissingError: SGLang is not installed, so some arguments cannot be checked.
+    """
     check_engine_args(names, engine="SGLang", ours=OURS, known=known_arguments)

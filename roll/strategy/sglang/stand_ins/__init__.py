@@ -1,5 +1,5 @@
-"""Libraries that SGLang imports and a machine without an accelerator cannot have.
+"""Stand-ins for libraries that SGLang imports but that exist only for machines with a GPU.
 
-This folder goes to the very end of the import path of SGLang's own processes, and only without a
-GPU (`server.py`): a library that is installed is found before its stand-in.
+Without a GPU, `server.py` appends this folder to the import path of SGLang's processes. It comes
+last, so that an installed library is found before its stand-in.
 """

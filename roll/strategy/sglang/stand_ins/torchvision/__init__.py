@@ -1,6 +1,6 @@
-"""Stands in for torchvision on a machine without an accelerator.
+"""Stand-in for torchvision on a machine without a GPU.
 
-The published wheel is linked to CUDA and breaks beside a CPU build of torch; SGLang imports it even
-for models without vision. Names that SGLang and transformers import while they load can be imported
-from here; none of them can be used.
+The published wheel is linked to CUDA and fails with a CPU build of torch, but SGLang imports
+torchvision even for models without vision. The names that SGLang and transformers import when they
+are loaded can be imported from here; none of them can be used.
 """

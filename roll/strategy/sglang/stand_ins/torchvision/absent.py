@@ -1,4 +1,4 @@
-"""What a name of the absent library is: importable, and an error when it is called."""
+"""`absent`: a stand-in for a name of the absent library, which fails only when it is called."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import NoReturn
 
 
 def absent(module: str, name: str) -> Callable[..., NoReturn]:
-    """Stands for `module.name`.
+    """Return a stand-in for `module.name`, which raises a RuntimeError when it is called.
 
     Raises:
-        AttributeError: for names that Python itself looks for.
+        AttributeError: `name` begins with two underscores; Python itself looks for such names.
     """
     if name.startswith("__"):
         raise AttributeError(name)

@@ -1,4 +1,4 @@
-"""Importable names of `torchvision.transforms`; the interpolation modes are looked up by member."""
+"""Importable names of `torchvision.transforms`; importers look up members of the enum."""
 
 from __future__ import annotations
 
