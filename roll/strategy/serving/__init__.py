@@ -1,1 +1,1 @@
-"""Functions that inference engines share."""
+"""Code that the adapters of inference engines share."""

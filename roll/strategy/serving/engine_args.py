@@ -1,4 +1,4 @@
-"""Refuses further arguments of an engine that it does not know, or that follow from the config."""
+"""A check of `engine_args`: refuses arguments that are unknown or that follow from the config."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ def check_engine_args(
     ours: Mapping[str, str],
     known: Callable[[], frozenset[str]],
 ) -> None:
-    """
+    """Refuse engine arguments that the engine does not know or that a user may not set.
+
     Args:
         names: keys of `actor_infer.strategy.engine_args`.
-        engine: what messages call it.
-        ours: arguments that follow from the rest of the config, and the key to set instead, if
-            there is one.
-        known: gives the engine's own list; called only where a name is not in `ours`.
+        engine: name of the engine in error messages.
+        ours: arguments that follow from the rest of the config -> the config key to set instead, or
+            an empty string if there is none.
+        known: returns the names that the engine knows; called only if a name is not in `ours`.
 
     Raises:
-        ConfigError: names each refused one, and what to write instead.
+        ConfigError: an argument is refused; the message names all of them and what to write
+            instead.
     """
     problems = []
     unsure = []
@@ -51,7 +53,13 @@ def check_engine_args(
 
 
 def parsed_source(package: str, *path: str) -> list[ast.stmt]:
-    """The top-level statements of one of the package's files; importing it would take seconds.
+    """Parse one file of a package, without importing it, which would take seconds.
+
+    Args:
+        path: folders and name of the file, from the package's folder on.
+
+    Returns:
+        The top-level statements of the file.
 
     Raises:
         EngineMissingError: the package is not installed.

@@ -1,4 +1,4 @@
-"""The processes that an engine starts below this one, and what is done about their death."""
+"""The processes that an engine starts as children of this one, and the watch over them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ R = TypeVar("R")
 
 
 def new_children(before: set[psutil.Process]) -> dict[psutil.Process, str]:
-    """Processes below this one that were not there before, with a name each."""
+    """Map the processes below this one that are not in `before` to a name for messages."""
     children = children_of(psutil.Process())
     return {child: name for child, name in children.items() if child not in before}
 
 
 def children_of(process: psutil.Process) -> dict[psutil.Process, str]:
-    """Processes below this one, with a name each; Python's own tracker aside, which ends by itself
-    and serves others too."""
+    """Map each process below `process` to a name for messages.
+
+    Python's resource tracker is left out: it ends by itself and serves other processes too.
+    """
     found = {}
     with contextlib.suppress(psutil.NoSuchProcess):
         for child in process.children(recursive=True):
@@ -34,16 +36,17 @@ def children_of(process: psutil.Process) -> dict[psutil.Process, str]:
 
 
 class DeathWatch:
-    """Ends every wait for an engine as soon as one of its processes is gone.
+    """Watch over an engine's processes, which ends every wait for the engine when one of them dies.
 
-    An engine notices a death by itself, but not all of its calls then end: in vLLM the answer to a
-    utility call, such as a push of weights, would be waited for without end.
+    An engine notices a death itself, but does not end all of its calls: a utility call of vLLM,
+    such as a push of weights, would wait for ever.
     """
 
     def __init__(self, engine: str) -> None:
-        """
+        """Watch no process yet.
+
         Args:
-            engine: what messages call it.
+            engine: name of the engine in error messages.
         """
         self._engine = engine
         self._end = asyncio.Event()
@@ -51,7 +54,7 @@ class DeathWatch:
         self._handles: set[int] = set()
 
     def begin(self, processes: Mapping[psutil.Process, str]) -> None:
-        """Watch these, each with a name. To be called on the engine's event loop."""
+        """Watch `processes` (process -> name for messages); call this on the event loop."""
         loop = asyncio.get_running_loop()
         for process, name in processes.items():
             try:
@@ -63,14 +66,14 @@ class DeathWatch:
             loop.add_reader(handle, self._set, f"died: {name} is gone; its own log has the reason")
 
     def end(self) -> None:
-        """Watch no more; whoever still waits gets an EngineDiedError."""
+        """Stop watching; calls that still wait get an EngineDiedError."""
         self._set("was closed")
 
     async def until_dead(self, work: Awaitable[R]) -> R:
-        """What `work` gives.
+        """Wait for `work` and return its result.
 
         Raises:
-            EngineDiedError: a process is gone; `work` is then cancelled.
+            EngineDiedError: a process died, or the watch has ended; `work` is then cancelled.
         """
         call = asyncio.ensure_future(work)
         end = asyncio.ensure_future(self._end.wait())
@@ -85,7 +88,10 @@ class DeathWatch:
             call.cancel()
 
     async def cause(self, *, timeout_s: float) -> EngineDiedError:
-        """For an engine that calls itself dead: what died, if that is known within `timeout_s`."""
+        """Return the error for an engine that reports its own death.
+
+        The error names the dead process if the watch notices its death within `timeout_s` seconds.
+        """
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._end.wait(), timeout_s)
         return self._error()
@@ -94,7 +100,7 @@ class DeathWatch:
         return EngineDiedError(f"{self._engine} {self._reason}")
 
     def _set(self, reason: str) -> None:
-        """The first reason counts: one death brings others."""
+        """End all waits; keep only the first reason, because one death causes others."""
         if not self._end.is_set():
             self._reason = reason
             self._end.set()
@@ -105,6 +111,6 @@ class DeathWatch:
 
 
 def _hear(call: asyncio.Future[R]) -> None:
-    """Nobody waits any more for a call that was given up: its error is not news."""
+    """Read the error of a call that was given up, so that asyncio does not report it."""
     if not call.cancelled():
         call.exception()

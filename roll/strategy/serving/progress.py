@@ -1,4 +1,4 @@
-"""`Progress`: how much of what running requests have written a heartbeat has reported already."""
+"""`Progress`: counts the tokens that requests have written and that heartbeats have reported."""
 
 from __future__ import annotations
 
@@ -8,45 +8,53 @@ from roll.core.errors import EngineError
 from roll.core.types import Completion, Heartbeat, Piece
 
 ReadFrom = Callable[[str, Sequence[int]], Sequence[Completion]]
-"""Of a request and, per sibling, a number of tokens: what each sibling wrote after so many."""
+"""Function of a request's id and a number of tokens per sibling.
+
+It returns what each sibling has written after that many tokens."""
 
 
 class Progress:
-    """The books of one engine: every token is counted once, and reported at most once."""
+    """Token counts of one engine: every token is counted once, and reported at most once."""
 
     def __init__(self) -> None:
         self._written_tokens = 0
         self._reported: dict[str, list[int]] = {}
-        """Of each request under way, tokens per sibling."""
+        """Id of a request under way -> number of reported tokens of each sibling."""
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._reported
 
     def __len__(self) -> int:
-        """Requests under way."""
+        """Return the number of requests under way."""
         return len(self._reported)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._reported)
 
     def begin(self, request_id: str, n: int) -> None:
-        """A request of `n` siblings.
+        """Record that a request of `n` siblings has begun.
 
         Raises:
-            EngineError: one of this id is under way.
+            EngineError: a request with this id is already under way.
         """
         if request_id in self._reported:
             raise EngineError(f"request {request_id!r} is under way already; give each its own id")
         self._reported[request_id] = [0] * n
 
     def end(self, request_id: str, completions: Sequence[Completion] = ()) -> None:
-        """The request is over, with `completions`; with none if it failed."""
+        """Record that a request has ended, with `completions`, or with none if it failed."""
         reported = self._reported.pop(request_id)
         written = sum(len(completion.tokens) for completion in completions)
         self._written_tokens += max(0, written - sum(reported))
 
     def heartbeat(self, version: int, prefilled_tokens: int, read: ReadFrom) -> Heartbeat:
-        """What `read` finds beyond the last heartbeat, which is this one from now on."""
+        """Report the tokens that requests have written since the last heartbeat.
+
+        Args:
+            version: version of the weights in use.
+            prefilled_tokens: number of tokens that the engine has prefilled so far.
+            read: reads the new tokens of a request.
+        """
         progress = {}
         for request_id, reported in self._reported.items():
             pieces = []
