@@ -1,1 +1,1 @@
-"""Backends: what trains, scores and generates, each behind one of three interfaces in `api`."""
+"""Backends for training, scoring and generation, behind the protocols in `interfaces.py`."""

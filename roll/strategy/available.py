@@ -1,4 +1,4 @@
-"""Which backends are installed, in which version, without importing them."""
+"""Check of the installed version of each backend, made without importing the backend."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from roll.core.errors import EngineMissingError
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """What a backend needs."""
+    """The package and the versions that one backend needs."""
 
     distributions: tuple[str, ...]
-    """Names on the package index; any one of them will do."""
+    """Names of the packages on the package index; the backend needs only one of them."""
     supported: SpecifierSet
     install: str
-    """The command that brings it."""
+    """Command that installs the package."""
 
 
 REQUIREMENTS = {
@@ -54,19 +54,24 @@ REQUIREMENTS = {
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """One backend on this machine."""
+    """Result of the check of one backend on this machine."""
 
     kind: str
     installed: str | None
-    """Version, or None."""
+    """Installed version; None if no package of the backend is installed."""
     supported: str
     ok: bool
     advice: str
-    """What to do; empty when all is well."""
+    """Message with the problem and the command that solves it; empty if `ok`."""
 
 
 def status(kind: str, need: Requirement | None = None) -> Status:
-    """What is installed for a backend of this kind; `need` instead of the known requirement."""
+    """Look up which version of a backend is installed and whether that version is supported.
+
+    Args:
+        kind: key of `REQUIREMENTS`.
+        need: requirement to check in place of `REQUIREMENTS[kind]`.
+    """
     need = need or REQUIREMENTS[kind]
     for name in need.distributions:
         try:
@@ -81,10 +86,13 @@ def status(kind: str, need: Requirement | None = None) -> Status:
 
 
 def check_engine(kind: str, need: Requirement | None = None) -> None:
-    """Make sure of a backend before anything is started.
+    """Raise an error unless a supported version of the backend is installed.
+
+    Arguments are those of `status`.
 
     Raises:
-        EngineMissingError: it is not installed or not in the supported version; says what to do.
+        EngineMissingError: the backend is not installed, or its version is not supported. The
+            message names the command that installs a supported version.
     """
     found = status(kind, need)
     if not found.ok:

@@ -1,4 +1,4 @@
-"""What every backend is told of its place in a run, whatever its own settings are."""
+"""Settings that every backend gets, in addition to the settings of its own kind."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSetup:
-    """Of an engine."""
+    """Settings of an inference engine."""
 
     spec: WorkerSpec
-    """Its replica."""
+    """Place of the engine's replica in the cluster."""
     model: ModelConfig
     dtype: str
-    """Of weights and activations, `float32` or `bfloat16`."""
+    """Dtype of weights and activations: `float32` or `bfloat16`."""
     max_model_len: int
-    """Longest prompt plus response, in tokens; an engine's own `max_model_len` goes first."""
+    """Maximum length of prompt plus response, in tokens. If the config of the engine sets
+    `max_model_len`, the engine uses its own value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSetup(Generic[T]):
-    """Of a backend that trains or scores; T is what its forward passes give."""
+    """Settings of a backend that trains or scores. `T` is the type of its forward pass's result."""
 
     spec: WorkerSpec
-    """Its rank; a backend with several joins the process group at `spec.rendezvous` unless one
-    exists."""
+    """Rank of this worker. A backend with several ranks joins the process group at
+    `spec.rendezvous`, unless this process is in a process group already."""
     model: ModelConfig
     head: Head[T]
-    """What the model's last layer is for."""
+    """Loader of the model with a policy, value or score head."""
     max_tokens_per_microbatch: int
-    """Of one forward, and backward, pass, padding included."""
+    """Maximum number of tokens in one forward (and backward) pass, padding included."""
     packing: bool = False
-    """Micro-batches are rows without padding."""
+    """True if the sequences of a micro-batch are joined into one row without padding."""
     optimizer: OptimizerConfig | None = None
-    """None: the model is frozen."""
+    """Settings of the optimizer; None if the model is frozen."""
     total_steps: int | None = None
-    """Optimizer steps of the whole run; needed by decaying schedules."""
+    """Number of optimizer steps of the whole run. Required if the learning rate decays."""

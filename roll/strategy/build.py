@@ -1,4 +1,7 @@
-"""From a role's config to its backend. Each backend is imported only when a config names it."""
+"""Functions that build the backend of a role from the role's config.
+
+A backend is imported only when a config names it.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +36,12 @@ def build_train(
     *,
     total_steps: int | None,
 ) -> TrainStrategy[T]:
-    """The backend that trains; every rank of the cluster builds its own at the same time.
+    """Build the training backend of this rank; every rank of the cluster calls this together.
 
     Args:
-        model: what the role trains; `RunConfig.train_model` says which.
-        head: `PolicyHead`, `ValueHead` of a critic, `ScoreHead` of a reward model.
-        total_steps: optimizer steps of the whole run.
+        model: the model that the role trains, from `RunConfig.train_model`.
+        head: `PolicyHead` for a policy, `ValueHead` for a critic, `ScoreHead` for a reward model.
+        total_steps: number of optimizer steps of the whole run.
     """
     setup = replace(
         _frozen(role, model, spec, head), optimizer=role.optimizer, total_steps=total_steps
@@ -49,7 +52,7 @@ def build_train(
 def build_score(
     role: ScoreRole, model: ModelConfig, spec: WorkerSpec, head: Head[T]
 ) -> ScoreStrategy[T]:
-    """The backend that scores with a frozen model."""
+    """Build the backend that scores with a frozen model."""
     setup = _frozen(role, model, spec, head)
     if isinstance(role.strategy, HfScoreConfig):
         from roll.strategy.hf.score import HfScore
@@ -71,13 +74,13 @@ def _frozen(
 
 
 def _learner(strategy: TrainStrategyConfig, setup: ModelSetup[T]) -> TrainStrategy[T]:
-    """A backend that can train; one without an optimizer only scores."""
+    """Build a backend that can train; without an optimizer in `setup` the backend only scores."""
     match strategy:
         case MegatronConfig():
             from roll.strategy.megatron.train import MegatronStrategy
 
             made = MegatronStrategy(strategy, setup)
-            return cast(TrainStrategy[T], made)  # T is what a PolicyHead gives
+            return cast(TrainStrategy[T], made)  # with a PolicyHead, T is PolicyTerms
         case Fsdp2Config():
             from roll.strategy.fsdp2.train import Fsdp2Strategy
 
@@ -92,7 +95,7 @@ def _learner(strategy: TrainStrategyConfig, setup: ModelSetup[T]) -> TrainStrate
 def build_engine(
     role: InferRole, model: ModelConfig, spec: WorkerSpec, *, max_model_len: int
 ) -> InferenceStrategy:
-    """The engine of one replica; `start` loads the model."""
+    """Build the engine of one replica. The model is loaded later, by the engine's `start`."""
     setup = EngineSetup(
         spec=spec, model=model, dtype=role.dtype or model.dtype, max_model_len=max_model_len
     )

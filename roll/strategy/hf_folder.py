@@ -1,4 +1,4 @@
-"""What a Hugging Face folder holds, read from its headers: names and shapes, no values."""
+"""Names and shapes of the tensors in a Hugging Face checkpoint, read from the file headers."""
 
 from __future__ import annotations
 
@@ -15,25 +15,27 @@ from roll.config.sections.model import ModelConfig
 from roll.core.errors import EngineError
 
 _UNTRAINED = re.compile(
-    r"(^|\.)rotary(_pos)?_emb\.inv_freq$"  # of the config; early Llamas saved it
-    r"|(^|\.)mtp(_layers)?\."  # layers that predict further tokens, as in Qwen3-Next
+    r"(^|\.)rotary(_pos)?_emb\.inv_freq$"  # saved by early Llamas, known from the config
+    r"|(^|\.)mtp(_layers)?\."  # multi-token prediction layers, as in Qwen3-Next
 )
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The tensors a push of weights must bring."""
+    """The tensors that a push of weights must contain."""
 
     shapes: dict[str, tuple[int, ...]]
-    """By Hugging Face name."""
+    """Shape of each tensor of the checkpoint, by Hugging Face name."""
     optional: frozenset[str]
-    """Names that may come or stay away: second names of another tensor (tied), and what no trainer
-    here trains, which stays as the engine loaded it."""
+    """Names that a push may leave out: second names of another tensor (tied weights), and tensors
+    that no training backend trains. The latter keep the values that the engine loaded."""
 
 
 def read_checkpoint(model: ModelConfig) -> Checkpoint:
-    """The tensors of `model.path`, a folder or a name in the local hub cache.
+    """Read the names and shapes of the tensors of the checkpoint at `model.path`.
+
+    `model.path` is a folder, or a model's name in the local Hugging Face hub cache.
 
     Raises:
         EngineError: the checkpoint has no safetensors files.
@@ -48,33 +50,41 @@ def read_checkpoint(model: ModelConfig) -> Checkpoint:
 
 
 def is_untrained(name: str, config: PreTrainedConfig) -> bool:
-    """Whether a tensor of a checkpoint is one that no training backend has.
+    """Return whether a tensor of a checkpoint is missing from the models of all training backends.
+
+    Such tensors are saved rotary frequencies and multi-token prediction layers.
 
     Args:
-        config: of the language model.
+        name: Hugging Face name of the tensor.
+        config: config of the language model.
     """
     if _UNTRAINED.search(name):
         return True
     layer = _LAYER.search(name)
-    # DeepSeek-V3 and GLM-4 MoE count those that predict further tokens on from the last one.
+    # DeepSeek-V3 and GLM-4 MoE number the multi-token prediction layers after the decoder layers.
     further = config.to_dict().get("num_nextn_predict_layers") or 0
     beyond = int(layer[1]) - config.num_hidden_layers if layer else -1
     return 0 <= beyond < further
 
 
 def folder_of(model: ModelConfig) -> Path:
-    """Where the files of `model.path` are, a folder or a name in the local hub cache."""
+    """Return the folder with the files of `model.path`.
+
+    `model.path` is a folder, or a model's name in the local Hugging Face hub cache.
+    """
     folder = Path(model.path)
     if folder.is_dir():
         return folder
     found = cached_file(model.path, "config.json")
-    assert found is not None  # it raises when there is none
+    assert found is not None  # `cached_file` raises if the file is missing
     return Path(found).parent
 
 
 def _files(folder: Path) -> list[Path]:
-    """Those that transformers loads; others, such as a copy in a vendor's own layout, may lie
-    beside them."""
+    """List the safetensors files that transformers loads.
+
+    A folder may hold more files, such as a copy of the weights in a vendor's own layout.
+    """
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
         return [single]

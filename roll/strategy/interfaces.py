@@ -1,7 +1,8 @@
-"""What a backend can do. Three small protocols and no base class: backends share functions.
+"""Protocols of the backends. There is no base class: backends share functions instead.
 
-Training and scoring methods are collective: every rank of a cluster calls them with its own share
-of the batch. Engines are asynchronous: one event loop drives all requests of a replica.
+Training and scoring methods are collective: every rank of a cluster calls them together, each rank
+with its own share of the batch. Engines are asynchronous: one event loop drives all requests of a
+replica.
 """
 
 from __future__ import annotations
@@ -26,21 +27,31 @@ B = TypeVar("B", bound=TrainBatch)
 
 
 class ScoreStrategy(Protocol[T_co]):
-    """Forward passes only. T is what they give: `PolicyTerms`, `ValueTerms` of a critic,
-    `ScoreTerms` of a reward model, `TeacherTerms` of a teacher."""
+    """A model that computes forward passes only.
+
+    `T` is the type of the results: `PolicyTerms` for a policy, `ValueTerms` for a critic,
+    `ScoreTerms` for a reward model, `TeacherTerms` for a teacher.
+    """
 
     @property
     def rank_info(self) -> RankInfo: ...
 
     def score(self, batch: TokenBatch, *, entropy: bool = False) -> T_co:
-        """`[B, T]` on the CPU, without gradients, rows in given order."""
+        """Compute the results of all rows of `batch`, in the order of the rows, without gradients.
+
+        Tensors of the result have shape `[B, T]` and are on the CPU. A teacher's result has no such
+        tensors, but one `TeacherRow` per row.
+
+        Args:
+            entropy: also compute the policy's entropy at each token.
+        """
         ...
 
     def output_head(self) -> OutputHead:
-        """The layer that makes logits of hidden states, whole and on the CPU; collective.
+        """Return the full layer that turns hidden states into logits, on the CPU. Collective.
 
         Raises:
-            ConfigError: the backend cannot tell it.
+            ConfigError: the backend cannot return this layer.
         """
         ...
 
@@ -48,50 +59,63 @@ class ScoreStrategy(Protocol[T_co]):
         """Move parameters and optimizer state off the device; a no-op on CPUs."""
         ...
 
-    def onload(self) -> None: ...
+    def onload(self) -> None:
+        """Move parameters and optimizer state back to the device; a no-op on CPUs."""
+        ...
 
     def close(self) -> None: ...
 
 
 class TrainStrategy(ScoreStrategy[T_co], Protocol[T_co]):
-    """A model that learns."""
+    """A model that can be trained, in addition to scoring."""
 
     def train(self, batch: B, loss: TermsLoss[T_co, B]) -> Metrics:
-        """One optimizer step on the rows of all ranks. `batch.token_weights` must be set."""
+        """Take one optimizer step on the rows of all ranks and return the metrics of this rank.
+
+        `batch.token_weights` must be set.
+        """
         ...
 
     def weight_manifest(self, *, adapter: bool = False) -> Manifest:
-        """Names, shapes and dtypes of the weights, under Hugging Face names, and which rank holds
-        what of them. The same on every rank; not collective.
+        """Return the Hugging Face names, the shapes and the dtypes of the weights.
+
+        The manifest also says which rank sends which part of each tensor. Every rank gets the same
+        manifest. Not collective.
 
         Args:
-            adapter: of the factors of the model's adapter instead, under PEFT's names.
+            adapter: describe only the LoRA factors of the model's adapter, under PEFT's names.
         """
         ...
 
     def frozen_weights(self) -> frozenset[str]:
-        """Names in the manifest whose values never change; not collective."""
+        """Return the names in the manifest whose values never change. Not collective."""
         ...
 
     def export_parts(self, *, adapter: bool = False) -> Iterator[tuple[str, Tensor]]:
-        """What this rank holds of each tensor of the manifest, in its order, one at a time. An
-        adapter is added to the weights, unless it is exported by itself.
+        """Yield this rank's part of each tensor, in the order of the manifest.
 
-        All ranks exhaust it together. Parts may have another floating dtype than the manifest
-        says, and may share memory with the model: use them before the next update.
+        All ranks exhaust the iterator together. Parts may have another floating-point dtype than
+        the manifest says. They may share memory with the model: use them before the next update.
+
+        Args:
+            adapter: yield only the LoRA factors of the model's adapter. If False, the weights are
+                yielded with the adapter added to them.
         """
         ...
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Full tensors as the manifest says, one at a time. All ranks exhaust it together."""
+        """Yield names and full tensors in the order of the manifest.
+
+        All ranks exhaust the iterator together.
+        """
         ...
 
     def save(self, path: Path) -> None:
-        """Model, optimizer, schedule and RNG states into the folder `path`."""
+        """Write the states of model, optimizer, schedule and RNGs to the folder `path`."""
         ...
 
     def load(self, path: Path) -> None:
-        """What `save` wrote, on any number of ranks.
+        """Restore the states that `save` wrote, also if the number of ranks has changed.
 
         Raises:
             CheckpointError: files are missing or belong to another model.
@@ -99,97 +123,117 @@ class TrainStrategy(ScoreStrategy[T_co], Protocol[T_co]):
         ...
 
     def score_base(self, batch: TokenBatch) -> T_co:
-        """As `score`, with the adapter switched off.
+        """Compute the same results as `score`, with the model's adapter switched off.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: the model has no adapter.
         """
         ...
 
     def save_hf(self, path: Path, *, merged: bool = False) -> None:
-        """A folder that `from_pretrained` of the model's class loads, tokenizer included.
+        """Write a folder that `from_pretrained` of the model's class loads, tokenizer included.
 
-        Of a model with an adapter it holds the adapter alone, in PEFT's format, unless `merged`.
+        If the model has an adapter, write the adapter alone, in PEFT's format.
+
+        Args:
+            merged: if the model has an adapter, write the full model with the adapter added to
+                the weights.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What an engine says after new weights."""
+    """Report of an engine after it has loaded new weights."""
 
     version: int
+    """Version of the new weights."""
     num_tensors: int
     num_bytes: int
     checksum: str | None
-    """Of the received tensors, when asked for; equals the sender's `SendReport.checksum`."""
+    """Checksum of the received tensors; None unless verification was requested. Equal to the
+    sender's `SendReport.checksum`."""
     receive_s: float = 0.0
-    """Waited for bytes, and took them in; of the slowest process of the replica."""
+    """Time that the slowest process of the replica waited for bytes and copied them, in seconds."""
     load_s: float = 0.0
-    """Put them where the model computes with them, which engines do in layouts of their own."""
+    """Time spent on writing the weights into the engine's own memory layout, in seconds."""
 
 
 class InferenceStrategy(Protocol):
-    """One engine replica. All methods run on one event loop.
+    """Replica of an inference engine. All methods run on one event loop.
 
-    Every method raises EngineDiedError once one of the engine's processes is gone; calls that are
-    under way then end within seconds.
+    After one of the engine's processes has died, every method raises EngineDiedError, and running
+    calls end within seconds.
     """
 
     async def start(self) -> None:
-        """Load the model; returns when the engine can serve.
+        """Load the model; return when the engine can serve requests.
 
         Raises:
-            EngineMissingError: not installed or not in the supported range; says what to install.
+            EngineMissingError: the engine is not installed, or its version is not supported. The
+                message names what to install.
         """
         ...
 
     async def generate(self, request: GenerateRequest) -> list[Completion]:
-        """`request.n` completions, in sibling order. After `abort` they end with ABORT.
+        """Generate `request.n` completions, in sibling order. After `abort` they end with ABORT.
 
         Raises:
             EngineError: the request was refused.
-            IncompleteWeightsError: a push of weights broke off while it ran, or before it.
+            IncompleteWeightsError: a push of weights failed partway, during the request or before.
         """
         ...
 
     async def abort(self, request_id: str) -> None:
-        """End a running request; unknown ids are fine."""
+        """End a running request. An unknown id is ignored."""
         ...
 
     async def heartbeat(self) -> Heartbeat:
-        """A round trip to the innermost process, and what was written since the last one.
+        """Make a round trip to the process that computes, and report the newly generated tokens.
 
-        It does not return while that process is stopped or stuck: the caller sets the time limit.
-        A call that is given up may lose pieces; later ones show it by where they begin.
+        The report covers the tokens generated since the last heartbeat. The method does not return
+        while that process is stopped or stuck: the caller sets the time limit. If the caller gives
+        up a call, pieces of the report may be lost; the start position of later pieces shows the
+        gap.
         """
         ...
 
     async def load_weights(
         self, channel: Channel, version: int, *, receiver: int, verify: bool
     ) -> LoadReport:
-        """Replace all weights by those that arrive on `channel`; later tokens carry `version`.
+        """Replace all weights by those that arrive on `channel`.
 
-        Requests under way pause and go on with the new weights, their KV cache computed anew.
+        Tokens generated afterwards are marked with `version`. Running requests pause, then continue
+        with the new weights; their KV cache is recomputed.
 
         Args:
-            receiver: index, in this push, of the replica's first process; the others follow.
+            version: version of the new weights.
+            receiver: index of the replica's first process among the receivers of this push. The
+                indices of its other processes follow.
+            verify: compute a checksum of the received tensors.
 
         Raises:
-            WeightSyncError: a name is unknown, missing or duplicate, or a shape differs; checked
-                before the first byte, the old weights stay in use. Or the push broke off: requests
-                under way end with an IncompleteWeightsError, and none is taken until a push has
-                succeeded.
+            WeightSyncError: a name is unknown, missing or duplicate, or a shape differs. This is
+                checked before the first byte is received, so the old weights stay in use. Or the
+                push failed partway: running requests end with an IncompleteWeightsError, and the
+                engine refuses requests until a push has succeeded.
         """
         ...
 
     async def sleep(self) -> None:
-        """Free device memory between rollouts; a no-op on CPUs. Whatever it raises is told to the
-        driver as an EngineError, and so is what `wake` raises."""
+        """Free device memory between rollouts; a no-op on CPUs.
+
+        The driver receives any exception of `sleep` and `wake` as an EngineError.
+        """
         ...
 
     async def wake(self, *, weights_only: bool = False) -> None:
-        """Take the memory back; `weights_only` does for `load_weights`, but not for `generate`."""
+        """Allocate again the device memory that `sleep` freed.
+
+        Args:
+            weights_only: allocate memory for the weights only. This is enough for `load_weights`,
+                but not for `generate`.
+        """
         ...
 
     async def close(self) -> None:
@@ -199,14 +243,16 @@ class InferenceStrategy(Protocol):
 
 @runtime_checkable
 class ServesAdapters(Protocol):
-    """An engine that keeps a LoRA adapter beside its weights."""
+    """An engine that can hold a LoRA adapter separately from the weights of the model."""
 
     async def load_adapter(
         self, channel: Channel, version: int, *, receiver: int, alpha: float, verify: bool
     ) -> LoadReport:
-        """As `InferenceStrategy.load_weights`, of the adapter alone: the weights stay.
+        """Replace the LoRA adapter by the one that arrives on `channel`; keep the model's weights.
+
+        Arguments and errors are those of `InferenceStrategy.load_weights`, except `alpha`.
 
         Args:
-            alpha: the adapter adds alpha / rank * B A to each weight.
+            alpha: LoRA's alpha: the adapter adds `alpha / rank * B @ A` to each adapted weight.
         """
         ...

@@ -1,4 +1,4 @@
-"""The tensors of a Hugging Face model, under the names of its modules and of its checkpoint."""
+"""Names of the tensors of a Hugging Face model, in the model and in its checkpoint."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from roll.models import lora
 from roll.models.checkpoint_tensors import Bundle, Saved, SavedTensor
 
 ShapeOf = Callable[[Tensor], torch.Size]
-"""The whole shape of a tensor of which a rank may hold a part."""
+"""Returns the full shape of a tensor, also if this rank holds only a part of the tensor."""
 Outgoing = tuple[Bundle, list[Tensor]]
-"""Tensors that leave together, and the model's own that they are made of."""
+"""Checkpoint tensors that are exported together, and the model's tensors that they are made
+from."""
 
 
 def distinct(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """The model's tensors, each under its first name only; those of an adapter left out."""
+    """Yield name and value of each tensor of the model, without those of an adapter.
+
+    A tensor with several names (tied weights) is yielded once, under its first name.
+    """
     seen: set[int] = set()
     for own, value in model.state_dict(keep_vars=True).items():
         name = lora.plain_name(own)
@@ -28,20 +32,21 @@ def distinct(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 
 
 def trained(model: PreTrainedModel) -> list[tuple[str, torch.nn.Parameter]]:
-    """Parameters that learn, by their names in `model`: all, or an adapter's own."""
+    """List the trainable parameters with their names in `model`: all of them, or an adapter's."""
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
 def saved(model: PreTrainedModel, shape_of: ShapeOf) -> Saved:
-    """How the model's checkpoint holds its tensors, those of an adapter left out."""
+    """Build the map from the model's tensors, without an adapter's, to those of its checkpoint."""
     return Saved(model, {name: shape_of(value) for name, value in distinct(model)})
 
 
 def of_push(model: PreTrainedModel, saved: Saved | None, shape_of: ShapeOf) -> Iterator[Outgoing]:
-    """What engines get.
+    """Yield the tensors that a push sends to engines, with the tensors they are made from.
 
     Args:
-        saved: of the model; None: the factors of its adapter instead, by PEFT's names.
+        saved: result of the function `saved` for the model. None: yield the LoRA factors of the
+            model's adapter instead, under PEFT's names.
     """
     if saved is None:
         for name, value in trained(model):
@@ -54,7 +59,11 @@ def of_push(model: PreTrainedModel, saved: Saved | None, shape_of: ShapeOf) -> I
 
 
 def frozen(model: PreTrainedModel, saved: Saved) -> frozenset[str]:
-    """Names in the checkpoint of the parameters that training leaves alone, an adapter included."""
+    """Return the checkpoint names of the parameters that training never changes.
+
+    A weight that an adapter adapts is not among them, because it is exported with the adapter added
+    to it.
+    """
     adapted = lora.deltas(model)
     never = {
         name
