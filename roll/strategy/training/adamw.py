@@ -1,4 +1,4 @@
-"""AdamW as the PyTorch backends configure it."""
+"""Settings of AdamW that the PyTorch backends share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from roll.config.sections.training import OptimizerConfig
 
 
 def options(config: OptimizerConfig) -> dict[str, Any]:
-    """Keywords of `torch.optim.AdamW`."""
+    """Return the keyword arguments for `torch.optim.AdamW`."""
     return {
         "lr": config.lr,
         "betas": config.betas,
@@ -22,11 +22,14 @@ def options(config: OptimizerConfig) -> dict[str, Any]:
 
 
 def groups(params: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
-    """Those that decay and those that do not. Decay pulls weights to zero; on norms and biases that
-    only hurts."""
+    """Split parameters into a group with weight decay and a group without.
+
+    Matrices decay. Norms and biases, which have fewer than two axes, do not: pulling them to zero
+    only hurts.
+    """
     found: list[dict[str, Any]] = [
         {"params": [p for p in params if p.dim() >= 2]},
         {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0},
     ]
-    # An adapter has matrices only, and DeepSpeed cannot lay a group of nothing end to end.
+    # An adapter has matrices only, and DeepSpeed cannot flatten an empty group.
     return [group for group in found if group["params"]]

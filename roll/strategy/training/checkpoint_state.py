@@ -1,7 +1,7 @@
-"""What the folders of all training backends have in common.
+"""The part of a checkpoint, and of a Hugging Face folder, that all training backends share.
 
-A checkpoint is one folder: what its backend writes, `rng_<rank>.json`, and last of all `meta.json`,
-which says which model and update it is of.
+A checkpoint is one folder. It holds the files that its backend writes, `rng_<rank>.json` for each
+rank, and `meta.json`, which identifies the model and the update. `meta.json` is written last.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from roll.models import lora
 from roll.strategy.training.random_states import random_states, read_random_states
 
 FORMAT = 2
-"""Of 1, random states and the index of FSDP2's shards were pickles, which can run code."""
+"""Version of the checkpoint format. Format 1 stored random states and the index of FSDP2's shards
+as pickles, which can run code when they are loaded."""
 
 
 def finish(path: Path, identity: dict[str, Any], **progress: Any) -> None:
-    """Write the random states and, when all ranks have written theirs, `meta.json`; collective.
+    """Write the random states of this rank, then, after all ranks have, `meta.json`. Collective.
 
     Args:
-        identity: `model_type`, and the shapes of `tensors`.
-        progress: what the backend's `load` wants to know.
+        identity: description of the model: `model_type`, and `tensors` with the shape of each.
+        progress: further values that the backend's `load` needs.
     """
     _rng_file(path).write_text(json.dumps(random_states()))
     dist.barrier()
@@ -42,8 +43,9 @@ def finish(path: Path, identity: dict[str, Any], **progress: Any) -> None:
 
 
 def begin(path: Path, identity: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """What `finish` wrote: the meta data and this rank's random states, None of a rank that the
-    saving run did not have.
+    """Read what `finish` wrote: the content of `meta.json` and the random states of this rank.
+
+    The random states are None if the run that saved the checkpoint did not have this rank.
 
     Raises:
         CheckpointError: a file is missing or damaged, or belongs to another model.
@@ -58,7 +60,7 @@ def begin(path: Path, identity: dict[str, Any]) -> tuple[dict[str, Any], dict[st
         raise CheckpointError(
             f"no complete checkpoint in {path}: {error.filename} is missing"
         ) from error
-    except CheckpointError:  # which is a ValueError, too
+    except CheckpointError:  # a subclass of ValueError
         raise
     except (ValueError, KeyError) as error:
         raise CheckpointError(
@@ -79,10 +81,11 @@ def save_hf(
     dtype: torch.dtype,
     weights: Iterable[tuple[str, Tensor]],
 ) -> None:
-    """A folder for `from_pretrained`; collective. Rank 0 writes.
+    """Write a folder that `from_pretrained` loads. Collective; rank 0 writes.
 
     Args:
-        weights: whole tensors as in the checkpoint, parameters in `dtype`.
+        dtype: dtype of the parameters, written to the config.
+        weights: names and full tensors as in the Hugging Face checkpoint, parameters in `dtype`.
     """
     is_writer = dist.get_rank() == 0
     kept: dict[str, Tensor] = {}
@@ -91,9 +94,10 @@ def save_hf(
             kept[name] = tensor.cpu()
     if is_writer:
         path.mkdir(parents=True, exist_ok=True)
-        # They have the checkpoint's names already.
+        # The tensors have the names and layout of the checkpoint already.
         model.save_pretrained(path, state_dict=kept, save_original_format=False)
-        # `save_pretrained` notes the dtype of the masters; what it wrote is `dtype`.
+        # `save_pretrained` puts the dtype of the master weights into the config, but the tensors
+        # have `dtype`.
         save_companions(path, model.config, dtype, tokenizer)
     dist.barrier()
 
@@ -105,10 +109,10 @@ def save_adapter(
     tokenizer: PreTrainedTokenizerBase,
     tensors: Iterable[tuple[str, Tensor]],
 ) -> None:
-    """A folder in PEFT's format; collective. Rank 0 writes.
+    """Write the adapter of `model` as a folder in PEFT's format. Collective; rank 0 writes.
 
     Args:
-        tensors: what is trained, whole, by the names in `model`.
+        tensors: names in `model` and full tensors of all trained parameters.
     """
     is_writer = dist.get_rank() == 0
     kept = {name: tensor.cpu() for name, tensor in tensors if is_writer}
@@ -122,10 +126,10 @@ def save_adapter(
 def save_companions(
     path: Path, config: PretrainedConfig, dtype: torch.dtype, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """What stands beside the weights in a Hugging Face folder.
+    """Write the config and the tokenizer to a Hugging Face folder.
 
     Args:
-        dtype: of the weights, which the config is to name.
+        dtype: dtype of the weights, written to the config.
     """
     config = copy.deepcopy(config)
     config.dtype = dtype
@@ -134,13 +138,15 @@ def save_companions(
 
 
 def check_identity(path: Path, found: dict[str, Any], expected: dict[str, Any]) -> None:
-    """
+    """Raise an error unless a checkpoint belongs to this run's model.
+
     Args:
-        found: `model_type` and the shapes of `tensors`, as the checkpoint says.
-        expected: those of the model that is to be loaded.
+        found: content of the checkpoint's `meta.json`: format, `model_type`, shapes of `tensors`.
+        expected: `model_type` and shapes of `tensors` of this run's model.
 
     Raises:
-        CheckpointError: they differ; says in what.
+        CheckpointError: the format is not supported or the models differ. The message names the
+            difference.
     """
 
     def fail(what: str) -> None:

@@ -1,4 +1,4 @@
-"""The forward passes that PyTorch backends share: of a micro-batch, of nothing, of a batch."""
+"""Forward passes of a micro-batch, of an empty micro-batch and of a batch, in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ T = TypeVar("T")
 def run(
     model: TokenModel[T], batch: TokenBatch, needed_BT: Tensor, device: torch.device, entropy: bool
 ) -> ModelOutputs:
-    """What the model's `forward` returns of the needed tokens of one micro-batch, on `device`."""
+    """Run the model's `forward` for the needed tokens of one micro-batch; results are on `device`.
+
+    Args:
+        needed_BT: bool mask of the needed tokens, on the CPU.
+        entropy: also compute the entropy at each needed token.
+    """
     teacher_outputs = batch.teacher_outputs if isinstance(batch, TrainBatch) else None
     outputs: ModelOutputs = model(
         batch.tokens.to(device),
@@ -39,12 +44,18 @@ def run(
 def token_terms(
     model: TokenModel[T], batch: TokenBatch, needed_BT: Tensor, device: torch.device, entropy: bool
 ) -> T:
-    """Terms of the needed tokens of one micro-batch, on `device`; zero at the others."""
+    """Compute the terms of the needed tokens of one micro-batch, on `device`; zero at others.
+
+    Arguments are those of `run`.
+    """
     return model.terms(run(model, batch, needed_BT, device, entropy))
 
 
 def empty_pass(model: TokenModel[T], device: torch.device) -> Tensor:
-    """A pass over nothing, as a loss of zero: a rank without rows left still joins collectives."""
+    """Run a forward pass without needed tokens and return a loss of zero.
+
+    A rank that has fewer micro-batches than others uses such passes to join their collectives.
+    """
     tokens_BT = torch.zeros(1, 2, dtype=torch.long, device=device)
     outputs: ModelOutputs = model(tokens_BT, ForwardRequest(tokens_BT.new_empty(0), [2]))
     return outputs.values.sum()
@@ -59,10 +70,11 @@ def score(
     entropy: bool,
     agree: Callable[[int], int],
 ) -> T:
-    """The terms of all real tokens, or of those that the model speaks of, on the CPU.
+    """Compute the terms of the tokens that `model.needed` selects, on the CPU, without gradients.
 
     Args:
-        agree: the number of passes, given this rank's own; the same on every rank.
+        max_tokens: maximum number of tokens in a micro-batch, padding included.
+        agree: maps this rank's number of passes to the number of passes that every rank runs.
     """
     parts = microbatch.plan(batch.lengths.tolist(), max_tokens, unit=batch.unit, packed=model.packs)
     passes = agree(len(parts))

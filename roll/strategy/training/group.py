@@ -1,4 +1,4 @@
-"""The default process group, which the strategies of a process share."""
+"""Membership in the default process group, which the strategies of a process share."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from roll.core.types import WorkerSpec
 from roll.platform import get_platform
 
 TIMEOUT_S = 1800.0
-"""For one collective, the wait for a slower rank included; dead workers are noticed sooner."""
+"""Time limit of one collective in seconds, including the wait for slower ranks. The death of a
+worker is noticed earlier by other means."""
 
 _LOCK = threading.Lock()
 _inside: weakref.WeakSet[GroupMembership] = weakref.WeakSet()
-"""Those that use the default group which one of them has joined; one that was thrown away without
-`leave` does not keep the others in it."""
+"""Current memberships in a default process group that one of them initialized. References are weak,
+so an object deleted without `leave` does not keep the process in the group."""
 
 
 class GroupMembership:
-    """A strategy's use of the group: the first of a process joins it at `spec.rendezvous`, and it
-    is left by the last one.
+    """Membership of one strategy in the default process group.
 
-    Roles that share a process come and go in any order. A group that was joined elsewhere is
-    used, and not left.
+    The first membership in a process initializes the group at `spec.rendezvous`; the last one to
+    leave destroys the group. Roles that share a process may join and leave in any order. A group
+    that other code initialized is used, but never destroyed.
     """
 
     def __init__(self, spec: WorkerSpec) -> None:
         self._platform = get_platform(spec.platform)
         with _LOCK:
             if not dist.is_initialized():
-                _inside.clear()  # nobody's group is left
+                _inside.clear()  # their group was destroyed
                 self._platform.init_process_group(spec, timeout_s=TIMEOUT_S)
                 _inside.add(self)
             elif _inside:
@@ -39,7 +40,7 @@ class GroupMembership:
         self.device = self._platform.device(spec)
 
     def leave(self) -> None:
-        """Use the group no more; a second call does nothing."""
+        """End this membership and, if it is the last, the group. A second call does nothing."""
         with _LOCK:
             if self in _inside:
                 _inside.remove(self)

@@ -1,4 +1,4 @@
-"""What the last layer of a model is for: log-probs, values or scores."""
+"""Models with the head that a role needs: log-probs of a policy, values or scores."""
 
 from __future__ import annotations
 
@@ -28,7 +28,16 @@ T = TypeVar("T")
 
 
 class PolicyModel(TokenModel[PolicyTerms]):
-    """A causal LM whose forward pass ends in log-probs instead of logits."""
+    """A causal LM whose forward pass returns log-probs of given tokens instead of logits.
+
+    Args:
+        temperature: divides the logits; above zero.
+        chunk_tokens: number of tokens whose logits exist at the same time.
+        compared: settings of the divergence from teachers; None if the policy has no teacher.
+
+    Raises:
+        ConfigError: the temperature is not above zero.
+    """
 
     target_shift = 1
 
@@ -57,7 +66,7 @@ class PolicyModel(TokenModel[PolicyTerms]):
         return last_hidden(self._parts[0], tokens_BT, arguments)
 
     def head(self, states_ND: Tensor, targets_N: Tensor, request: ForwardRequest) -> ModelOutputs:
-        """Log-probs, entropy and the divergence from teachers."""
+        """Compute log-probs, entropy and the divergence from teachers, each float32 `[N]`."""
         head = self._parts[1]
         logprobs_N, entropy_N = logprobs.from_hidden(
             states_ND,
@@ -87,7 +96,7 @@ class PolicyModel(TokenModel[PolicyTerms]):
 
 
 class ClassifierModel(TokenModel[T]):
-    """A Hugging Face classifier with one label, read at single tokens."""
+    """A Hugging Face classifier with one label, whose output is read at individual tokens."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -105,7 +114,7 @@ class ClassifierModel(TokenModel[T]):
 
 
 class ValueModel(ClassifierModel[ValueTerms]):
-    """A token classifier, read as the value of what was written before each token."""
+    """A token classifier whose output is the value of the text before each token."""
 
     target_shift = 1
 
@@ -114,7 +123,7 @@ class ValueModel(ClassifierModel[ValueTerms]):
 
 
 class ScoreModel(ClassifierModel[ScoreTerms]):
-    """A sequence classifier, read as the score of a text up to each token."""
+    """A sequence classifier whose output is the score of the text that ends with each token."""
 
     target_shift = 0
 
@@ -124,12 +133,16 @@ class ScoreModel(ClassifierModel[ScoreTerms]):
 
 @dataclass(frozen=True, slots=True)
 class PolicyHead:
-    """Makes policies: log-probs of `logits / temperature`, `chunk_tokens` of them at once."""
+    """Loader of policies.
+
+    A policy returns log-probs of `logits / temperature`, computed for `chunk_tokens` tokens at a
+    time.
+    """
 
     temperature: float
     chunk_tokens: int
     compared: Comparison | None = None
-    """With teachers, where it has some."""
+    """Settings of the divergence from teachers; None if the policy has no teacher."""
 
     def load(self, model: ModelConfig, dtype: torch.dtype) -> PolicyModel:
         return PolicyModel(
@@ -142,7 +155,7 @@ class PolicyHead:
 
 @dataclass(frozen=True, slots=True)
 class ValueHead:
-    """Makes critics."""
+    """Loader of critics."""
 
     def load(self, model: ModelConfig, dtype: torch.dtype) -> ValueModel:
         return ValueModel(load_value_model(model, dtype=dtype))
@@ -150,15 +163,15 @@ class ValueHead:
 
 @dataclass(frozen=True, slots=True)
 class ScoreHead:
-    """Makes reward models."""
+    """Loader of reward models."""
 
     def load(self, model: ModelConfig, dtype: torch.dtype) -> ScoreModel:
         return ScoreModel(load_score_model(model, dtype=dtype))
 
 
 class Head(Protocol[T]):
-    """What the last layer of a model is for."""
+    """Loader of a model with a given kind of head. `T` is the type of the model's results."""
 
     def load(self, model: ModelConfig, dtype: torch.dtype) -> TokenModel[T]:
-        """The model on the CPU, with parameters of `dtype`."""
+        """Load the model on the CPU, with parameters of `dtype`."""
         ...

@@ -1,4 +1,4 @@
-"""An update's rows, micro-batch by micro-batch: what PyTorch backends do before their optimizer."""
+"""Forward passes and losses of one update, micro-batch by micro-batch, in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def micro_losses(
     device: torch.device,
     max_tokens: int,
 ) -> Iterator[tuple[Tensor, bool]]:
-    """The loss of each micro-batch, and whether it is the last; collective.
+    """Yield the loss of each micro-batch, and whether the micro-batch is the last. Collective.
 
-    Every rank gets as many: one that has no rows left joins with a pass over nothing. The caller
-    runs the backward pass of each before it asks for the next.
+    Every rank yields the same number of losses: a rank without rows left runs empty passes. The
+    caller must run the backward pass of each loss before it takes the next one.
     """
     batch.require("token_weights", made_by="token_weights")
     parts = microbatch.plan(batch.lengths.tolist(), max_tokens, unit=batch.unit, packed=model.packs)

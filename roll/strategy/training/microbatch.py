@@ -1,4 +1,4 @@
-"""Micro-batches by token budget: which rows go through the model together."""
+"""Division of a batch into micro-batches by a token budget."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from roll.data.packing import pack
 B = TypeVar("B", bound=TokenBatch)
 
 PASS_COST = 1 / 32
-"""What one more pass costs, as a share of the token budget."""
+"""Estimated cost of one more pass, as a fraction of the token budget."""
 MIN_PASS_COST_TOKENS = 128
-"""The same in tokens, at least: a pass starts every kernel of the model, however small it is."""
+"""Minimum of that cost, in tokens: even a small pass launches every kernel of the model."""
 
 
 def plan(
     lengths: Sequence[int], max_tokens: int, *, unit: int = 1, packed: bool = False
 ) -> list[list[int]]:
-    """Row indices of each micro-batch, every row once.
+    """Return the row indices of each micro-batch; every row is in exactly one micro-batch.
 
-    A micro-batch holds at most `max_tokens`, its padding included; a longer unit goes alone. The
-    plan depends on its arguments alone.
+    A micro-batch holds at most `max_tokens` tokens, padding included. A unit that is longer gets a
+    micro-batch of its own. The plan depends on the arguments alone.
 
     Args:
-        unit: consecutive rows that are not parted (`Batch.unit`).
-        packed: rows stand behind each other, so there is no padding.
+        lengths: number of tokens of each row.
+        unit: number of consecutive rows that must stay together (`Batch.unit`).
+        packed: the rows of a micro-batch are joined into one, so there is no padding.
     """
     units = [lengths[row : row + unit] for row in range(0, len(lengths), unit)]
     if packed:
@@ -42,12 +43,12 @@ def plan(
 
 
 def _plan_padded(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Longest first.
+    """Plan micro-batches of padded rows, longest rows first.
 
-    Rows of like length go together, so that little padding is computed. Rows times the longest of
-    them is at most `max_tokens`; a longer row goes alone. A micro-batch also ends where the padding
-    that its further rows would need costs more than another pass. Equal lengths keep their order,
-    so the plan depends on nothing but its arguments.
+    Rows of similar length go together, which keeps padding small. The number of rows times the
+    length of the longest row is at most `max_tokens`; a longer row gets a micro-batch of its own. A
+    micro-batch also ends where the padding of further rows would cost more than another pass. Rows
+    of equal length keep their order, so the plan depends on the arguments alone.
     """
     pass_cost = max(max_tokens * PASS_COST, MIN_PASS_COST_TOKENS)
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
@@ -65,9 +66,9 @@ def _plan_padded(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 
 
 def take(batch: B, rows: Sequence[int]) -> B:
-    """These rows, cut to the longest of them; tokens in the padding become 0.
+    """Select rows of a batch and trim them to the longest one; padding tokens become 0.
 
-    Padding may hold any value, but an embedding accepts only token ids.
+    In a batch, padding may hold any value, but the embedding layer accepts only token ids.
     """
     part = batch.select(rows)
     part = part.trim(int(part.lengths.max()))

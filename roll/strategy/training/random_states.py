@@ -1,4 +1,4 @@
-"""The random states of a process, as plain JSON: a checkpoint holds no pickles."""
+"""The random states of a process as plain JSON. Pickles could run code when they are loaded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def random_states() -> dict[str, Any]:
-    """Of PyTorch, Python and NumPy; of the GPU too, where one is used."""
+    """Return the random states of PyTorch, Python, NumPy and, if CUDA is in use, the GPU."""
     version, words, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     states: dict[str, Any] = {
@@ -27,10 +27,10 @@ def random_states() -> dict[str, Any]:
 
 
 def read_random_states(text: str) -> dict[str, Any]:
-    """What `set_random_states` takes, from the JSON of what `random_states` gave.
+    """Convert the JSON text of `random_states` to the argument of `set_random_states`.
 
     Raises:
-        ValueError, KeyError, TypeError: it is something else.
+        ValueError, KeyError, TypeError: the text is something else.
     """
     states = json.loads(text)
     version, words, gauss = states["python"]
@@ -44,7 +44,12 @@ def read_random_states(text: str) -> dict[str, Any]:
 
 
 def set_random_states(states: dict[str, Any] | None) -> None:
-    """None: a rank that the saving run did not have keeps its own."""
+    """Set the random states of this process.
+
+    Args:
+        states: from `read_random_states`. None changes nothing: the run that saved the checkpoint
+            did not have this rank, so the rank keeps its own states.
+    """
     if states is None:
         return
     torch.set_rng_state(states["torch"])

@@ -1,4 +1,4 @@
-"""From unreduced `[B, T]` tensors to one number: the loss and the metrics of an update."""
+"""Reduction of per-token losses and metrics `[B, T]` to the loss and the metrics of an update."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ B = TypeVar("B", bound=TrainBatch)
 
 
 def weighted_sum(values_BT: Tensor, weights_BT: Tensor) -> Tensor:
-    """Sum of value times weight. A weight of zero silences any value, infinities included."""
+    """Sum value times weight. A weight of zero removes any value, infinities and NaN included."""
     return values_BT.masked_fill(weights_BT == 0, 0.0).mul(weights_BT).sum()
 
 
 def max_over_ranks(value: int, device: torch.device) -> int:
-    """The largest `value` of all ranks of the default group; collective."""
+    """Return the largest `value` of all ranks of the default process group. Collective."""
     if dist.get_world_size() == 1:
         return value
     tensor = torch.tensor([value], device=device)
@@ -33,11 +33,15 @@ def max_over_ranks(value: int, device: torch.device) -> int:
 
 
 class LossMetrics:
-    """Collects one update's loss metrics on the device and reads them once, at the end.
+    """Collector of the loss metrics of one update. Values stay on the device until `take`.
 
-    Losses are means over updates: merged over micro-batches and ranks the weights of one update
-    add up to 1 and the totals to its loss. Other metrics are means over trained tokens, or over
-    rows that have some.
+    Losses are means over updates: merged over micro-batches and data parallel ranks, the weights of
+    one update add up to 1, and the totals add up to the loss. Other metrics are means over trained
+    tokens, or over rows that have trained tokens.
+
+    Args:
+        rows_local: number of rows of this rank.
+        dp_size: number of data parallel ranks.
     """
 
     def __init__(self, rows_local: int, dp_size: int) -> None:
@@ -50,7 +54,14 @@ class LossMetrics:
         self._rows: list[Tensor] = []
 
     def add(self, loss: TokenLoss, weights_BT: Tensor, mask_BT: Tensor, total: Tensor) -> None:
-        """One micro-batch: its loss, the weights and mask it was reduced with, and the result."""
+        """Add the metrics of one micro-batch.
+
+        Args:
+            loss: unreduced loss and metrics of the micro-batch.
+            weights_BT: weights of the tokens in the loss.
+            mask_BT: bool mask of the trained tokens.
+            total: reduced loss of the micro-batch.
+        """
         self._loss.setdefault("loss/total", []).append(total.detach())
         for name, part_BT in loss.parts_BT.items():
             part = weighted_sum(part_BT.detach(), weights_BT)
@@ -69,7 +80,7 @@ class LossMetrics:
         self._rows.append(rows_B.sum())
 
     def take(self) -> Metrics:
-        """The metrics of this rank; merging those of all ranks gives the update's."""
+        """Return the metrics of this rank. Merging those of all ranks gives those of the update."""
         if not self._tokens:
             return Metrics({"trained_tokens": Sum(0.0)})
         tokens, rows = torch.stack([*_summed([self._tokens, self._rows])]).tolist()
@@ -98,11 +109,11 @@ def micro_loss(
     metrics: LossMetrics,
     device: torch.device,
 ) -> Tensor:
-    """The loss of a micro-batch, of which `metrics` takes note.
+    """Compute the loss of a micro-batch and add its metrics to `metrics`.
 
     Args:
-        micro: on the CPU.
-        terms_of: the model's terms where a mask `[B, T]` on the CPU is set.
+        micro: micro-batch on the CPU; `token_weights` must be set.
+        terms_of: computes the model's terms of the tokens in a bool mask `[B, T]` on the CPU.
     """
     weights_BT = micro.require("token_weights", made_by="token_weights")
     terms = terms_of(micro.loss_mask | (weights_BT != 0))
@@ -116,6 +127,9 @@ def micro_loss(
 def update_metrics(
     grad_norm: float, lr: float, *, applied: bool, info: RankInfo
 ) -> dict[str, Metric]:
-    """How an update ended; the first data parallel rank counts it if it was skipped."""
+    """Return the metrics of an update's outcome: gradient norm, learning rate, skipped steps.
+
+    Only the first data parallel rank counts a skipped step, as the ranks' counts are summed.
+    """
     skipped = 0.0 if applied or info.dp_rank else 1.0
     return {"grad_norm": Last(grad_norm), "lr": Last(lr), "skipped_steps": Sum(skipped)}

@@ -1,4 +1,4 @@
-"""The learning rate of each optimizer step."""
+"""Schedules of the learning rate."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from roll.config.sections.training import OptimizerConfig
 
 
 def lr_at(step: int, config: OptimizerConfig, total_steps: int | None) -> float:
-    """Learning rate of optimizer step `step`, counted from 0.
+    """Return the learning rate of optimizer step `step`, counted from 0.
 
-    The warm-up grows linearly and reaches the peak at step `warmup_steps`; its first step is not
-    zero. A decay reaches `min_lr_ratio * lr` at the last step, `total_steps - 1`, and stays there.
+    In the warm-up the rate grows linearly, from above zero, and reaches the peak at step
+    `warmup_steps`. A decay reaches `min_lr_ratio * lr` at the last step, `total_steps - 1`, and the
+    rate stays there.
 
     Raises:
-        ValueError: the schedule decays and `total_steps` is not given.
+        ValueError: the schedule decays and `total_steps` is None.
     """
     if step < config.warmup_steps:
         return config.lr * (step + 1) / (config.warmup_steps + 1)
@@ -29,21 +30,24 @@ def lr_at(step: int, config: OptimizerConfig, total_steps: int | None) -> float:
 
 
 class Schedule:
-    """Counts the updates of a run, so that the rate goes on with skipped ones too and ends with
-    the run."""
+    """The learning rate schedule of one run.
+
+    Skipped updates count too, so that the schedule ends with the run.
+    """
 
     def __init__(self, config: OptimizerConfig, total_steps: int | None) -> None:
-        """
+        """Check that the schedule has all it needs.
+
         Raises:
-            ValueError: as `lr_at`.
+            ValueError: the schedule decays and `total_steps` is None.
         """
         self._config = config
         self._total_steps = total_steps
         self.updates = 0
-        """Optimizer steps so far, skipped ones included."""
-        lr_at(config.warmup_steps, config, total_steps)  # a schedule without its end fails here
+        """Number of updates so far, skipped ones included."""
+        lr_at(config.warmup_steps, config, total_steps)  # raises if `total_steps` is missing
 
     def advance(self) -> float:
-        """The rate of the next update, which from now on is done."""
+        """Count one update and return its learning rate."""
         self.updates += 1
         return lr_at(self.updates - 1, self._config, self._total_steps)

@@ -1,4 +1,4 @@
-"""Rows that several ranks share: each computes on an equal slice of every row's tokens."""
+"""Rows shared by several ranks: each rank computes an equal slice of every row's tokens."""
 
 from __future__ import annotations
 
@@ -16,30 +16,34 @@ from roll.models import packing
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One rank's part of rows `[B, T]`: W tokens of each."""
+    """Slice of rows `[B, T]` that one rank computes: W tokens of each row."""
 
     tokens_BW: Tensor
     mine_M: Tensor
-    """Which of the results that are wanted are read from its states."""
+    """Indices, into the N requested tokens, of the M tokens whose hidden states are in this slice,
+    int64."""
     states_M: Tensor
-    """Flat indices of those states."""
+    """Flat indices, into `tokens_BW`, of the hidden states for those M tokens, int64."""
     arguments: dict[str, Any]
-    """Of the model's backbone."""
+    """Keyword arguments of the model's backbone."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceShards:
-    """The ranks that get the same rows.
+    """The ranks that share the same rows.
 
-    The gradients that their backward passes leave are parts, which add up to that of the rows.
+    Each rank's backward pass computes a part of the gradient. The sum of the parts is the gradient
+    of the rows.
     """
 
     group: dist.ProcessGroup
-    """In the order of the slices."""
+    """Ranks that share the rows, in the order of the slices."""
     sequence: dist.ProcessGroup | None
-    """Those that exchange tokens for heads in attention; None: attention sees whole rows."""
+    """Ranks that exchange tokens for heads in attention (Ulysses). None if the attention of each
+    rank sees whole rows."""
     tp: int
-    """Consecutive ranks that share matrices: their slices are joined around those."""
+    """Number of consecutive ranks that share matrices (tensor parallelism). Before those matrices
+    the slices of these ranks are joined; after them the result is cut again."""
 
     def cut(
         self,
@@ -97,8 +101,11 @@ class SequenceShards:
 
 
 class _Join(torch.autograd.Function):
-    """Add up what the ranks have. All go on with the sum in the same way, so the gradient of each
-    is the whole one already."""
+    """Sum of the tensors of all ranks.
+
+    Every rank computes the same from the sum, so the incoming gradient is complete on each rank and
+    needs no reduction.
+    """
 
     @staticmethod
     def forward(ctx: Any, mine: Tensor, group: dist.ProcessGroup) -> Tensor:

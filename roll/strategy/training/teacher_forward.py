@@ -1,4 +1,4 @@
-"""Teachers: models whose forward pass tells what they expect of the next token."""
+"""Teachers: models whose forward pass describes the distribution of the next token."""
 
 from __future__ import annotations
 
@@ -21,14 +21,20 @@ from roll.strategy.training.token_model import ForwardRequest, ModelOutputs, Tok
 
 @dataclass(frozen=True, slots=True)
 class TeacherTerms:
-    """What a teacher's forward pass gives."""
+    """Results of a teacher's forward pass."""
 
     rows: list[TeacherRow] = field(default_factory=list)
-    """One per row, of its trained tokens."""
+    """One entry per row of the batch, for the trained tokens of that row."""
 
 
 class TeacherModel(TokenModel[TeacherTerms]):
-    """A causal LM whose forward pass ends in hidden states, or in its likeliest tokens."""
+    """A causal LM whose forward pass returns hidden states, or the most probable tokens.
+
+    Args:
+        target: what students learn from; without `top_k` the teacher returns hidden states.
+        num_tokens: number of tokens of the tokenizer that teacher and student share.
+        chunk_tokens: number of tokens whose logits exist at the same time.
+    """
 
     target_shift = 1
 
@@ -67,14 +73,14 @@ class TeacherModel(TokenModel[TeacherTerms]):
         return ModelOutputs(logprobs_NK, top_ids=ids_NK)
 
     def spread(self, values_N: Tensor, positions_N: Tensor, shape: torch.Size) -> Tensor:
-        """As they are, `[N, ...]`."""
+        """Return `values_N` `[N, ...]` unchanged: `collect` needs only the requested tokens."""
         return values_N
 
     def terms(self, outputs: ModelOutputs) -> TeacherTerms:
         return TeacherTerms()
 
     def needed(self, batch: TokenBatch) -> Tensor:
-        """The trained tokens."""
+        """Return the mask of the trained tokens, bool `[B, T]`."""
         assert isinstance(batch, TrainBatch)
         return batch.loss_mask
 
@@ -97,10 +103,10 @@ class TeacherModel(TokenModel[TeacherTerms]):
 
 @dataclass(frozen=True, slots=True)
 class TeacherHead:
-    """Makes teachers.
+    """Loader of teachers. The arguments are those of `TeacherModel`.
 
     Args:
-        num_tokens: of the tokenizer that teacher and student share.
+        num_tokens: number of tokens of the tokenizer that teacher and student share.
     """
 
     target: DistillTargetConfig
@@ -113,10 +119,10 @@ class TeacherHead:
 
 
 def output_head(model: nn.Module, whole: Callable[[Tensor], Tensor]) -> OutputHead:
-    """The head of a causal LM, on the CPU; collective where `whole` is.
+    """Copy the full head of a causal LM to the CPU. Collective if `whole` is.
 
     Args:
-        whole: what a rank holds of a parameter -> all of it.
+        whole: returns the full parameter, given this rank's part of it.
     """
     assert isinstance(model, PreTrainedModel)
     head = split_head(model)[1]

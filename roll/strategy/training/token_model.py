@@ -1,4 +1,4 @@
-"""A model that PyTorch backends train or score with: token ids in, numbers per token out."""
+"""Base class of the models that PyTorch backends use: token ids in, numbers per token out."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ class ModelOutputs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ForwardRequest:
-    """What is to be told of rows `[B, T]`."""
+    """Request for the results of some tokens of rows `[B, T]`."""
 
     positions_N: Tensor
-    """Flat indices of the tokens that it is about."""
+    """Flat indices, into the rows, of the N requested tokens, int64."""
     lengths: Sequence[int]
-    """Real tokens of each row."""
+    """Number of tokens of each row, without padding."""
     entropy: bool = False
-    """Also how uncertain the model was of each."""
+    """True to compute also the entropy of the model's distribution at each requested token."""
     teacher_outputs: Sequence[TeacherOutputs] | None = None
-    """What teachers say of these tokens."""
+    """Outputs of teachers for the requested tokens, one entry per teacher."""
 
     def among(self, chosen: Tensor) -> ForwardRequest:
         """Return the request for fewer of the tokens, with the same positions.
@@ -68,35 +68,41 @@ class ForwardRequest:
 
 
 class TokenModel(nn.Module, ABC, Generic[T]):
-    """A backbone and a head whose forward pass ends in a number or two per token.
+    """A backbone with a head whose forward pass returns a few numbers per token.
 
-    Rows are right-padded and attention is causal, so no real token sees padding and no mask is
-    needed. Named parameters are those of the Hugging Face model behind the prefix `model.`.
+    Rows are right-padded and attention is causal, so no real token sees padding, and no attention
+    mask is needed. Parameters have the names of the Hugging Face model, with the prefix `model.`.
+    `T` is the type of the results that `terms` returns.
     """
 
     model: PreTrainedModel
     new_head: nn.Module | None = None
-    """What an adapter does not adapt, and is trained as a whole."""
+    """Head that is trained in full even if the model has an adapter; None without such a head."""
     packs = False
-    """Whether a micro-batch goes through the backbone as one row without padding."""
+    """True if the rows of a micro-batch go through the backbone as one row without padding."""
     shards: SequenceShards | None = None
     """The ranks that share each row; None: it is computed here."""
     last_mlp: LastMlp | None = None
-    """What need not be computed at every token, where the architecture is known to allow it."""
+    """Last feed-forward part, computed only at the needed tokens; None unless the architecture is
+    known to allow this."""
     target_shift: ClassVar[int]
-    """Tokens that the state which is read lies before the one it is reported at."""
+    """Distance, in tokens, between a token and the hidden state that its result is computed from:
+    the result of token t comes from the state at t - `target_shift`."""
 
     def pack_rows(self) -> None:
-        """From now on, and only where the model can.
+        """Join the rows of each micro-batch into one row without padding from now on.
 
         Raises:
-            ConfigError: it cannot.
+            ConfigError: the model's architecture does not support this.
         """
         packing.enable(self.model)
         self.packs = True
 
     def train(self, mode: bool = True) -> Self:
-        """Numbers are those of evaluation mode but for an adapter's dropout."""
+        """Set training mode such that only the dropout of an adapter changes the results.
+
+        Everything else computes the same numbers as in evaluation mode.
+        """
         super().train(mode)
         if mode:
             train_without(self.model)
@@ -118,7 +124,7 @@ class TokenModel(nn.Module, ABC, Generic[T]):
         return outputs.map(spread)
 
     def spread(self, values_N: Tensor, positions_N: Tensor, shape: torch.Size) -> Tensor:
-        """Float32 `[B, T]`, zero at the other tokens."""
+        """Place values of requested tokens into float32 `[B, T]`, zero at all other tokens."""
         # Not a view: FSDP hangs its hooks on the result.
         return values_N.new_zeros(shape).put(positions_N, values_N)
 
@@ -129,11 +135,11 @@ class TokenModel(nn.Module, ABC, Generic[T]):
         lengths: Sequence[int] | None,
         request: ForwardRequest,
     ) -> ModelOutputs:
-        """`hidden` and `head`, of its slice only where ranks share the rows.
+        """Run `hidden` and `head`. If ranks share the rows, this rank runs them on its slice only.
 
         Args:
-            positions_N: where the tokens are in these rows.
-            lengths: of the sequences, if the only row is packed.
+            positions_N: flat indices, into `rows_BT`, of the requested tokens.
+            lengths: lengths of the sequences if `rows_BT` is one packed row, else None.
         """
         targets_N, shards = rows_BT.flatten()[positions_N], self.shards
         if shards is None:
@@ -146,12 +152,12 @@ class TokenModel(nn.Module, ABC, Generic[T]):
         return outputs.map(lambda part_M: shards.join(part_M, own.mine_M, len(positions_N)))
 
     def states(self, rows_BT: Tensor, read_N: Tensor, arguments: Mapping[str, Any]) -> Tensor:
-        """`[N, D]`, on which `head` stands; collective.
+        """Compute the hidden states `[N, D]` that are the input of `head`. Collective.
 
         Args:
-            rows_BT: tokens that are computed here.
-            read_N: flat indices of those whose states they are.
-            arguments: of the model's backbone.
+            rows_BT: token ids that this rank computes.
+            read_N: flat indices, into `rows_BT`, of the states to return.
+            arguments: keyword arguments of the model's backbone.
         """
         if self.last_mlp is not None and (self.shards is None or self.shards.tp == 1):
             arguments = {**arguments, **self.last_mlp.arguments(read_N, rows_BT.numel())}
@@ -159,30 +165,34 @@ class TokenModel(nn.Module, ABC, Generic[T]):
 
     @abstractmethod
     def hidden(self, tokens_BT: Tensor, **arguments: Any) -> Tensor:
-        """Hidden states `[B, T, D]`; with `last_mlp.arguments` right at those tokens alone."""
+        """Compute the hidden states `[B, T, D]` of the backbone.
+
+        If `arguments` contains `last_mlp.arguments`, the states are correct only at the tokens
+        listed there.
+        """
 
     @abstractmethod
     def head(self, states_ND: Tensor, targets_N: Tensor, request: ForwardRequest) -> ModelOutputs:
-        """What `forward` returns, a row for each token that is asked for.
+        """Compute the outputs of the N requested tokens, each tensor `[N, ...]`.
 
         Args:
-            states_ND: hidden states, `target_shift` tokens before each.
-            targets_N: the tokens.
+            states_ND: hidden states, `target_shift` tokens before each requested token.
+            targets_N: ids of the requested tokens.
         """
 
     @abstractmethod
     def terms(self, outputs: ModelOutputs) -> T:
-        """What `forward` returned, by its name."""
+        """Put the outputs of `forward` into a record with named fields."""
 
     def needed(self, batch: TokenBatch) -> Tensor:
-        """Mask `[B, T]` of the tokens that scoring is about."""
+        """Return the bool mask `[B, T]` of the tokens to score: all tokens except padding."""
         return torch.arange(batch.tokens.shape[1]) < batch.lengths[:, None]
 
     def collect(self, batch: TokenBatch, passes: Iterator[tuple[list[int], ModelOutputs]]) -> T:
-        """The terms of the whole batch, on the CPU, rows in order.
+        """Merge the outputs of all micro-batches into the terms of the batch, on the CPU.
 
         Args:
-            passes: rows and what `forward` returned of them, micro-batch by micro-batch.
+            passes: row indices of each micro-batch, and the outputs of `forward` for those rows.
         """
         whole = {"values": torch.zeros(batch.tokens.shape)}
         for rows, found in passes:

@@ -1,7 +1,8 @@
-"""Weights on their way out of a model that ranks share: what they are, who holds what, values.
+"""Export of the weights of a sharded model: manifest, parts of each rank, full tensors.
 
-A tensor of the checkpoint that is a run of elements of one of the model's leaves from where it
-lies. What is made of tensors by other means is gathered, and each rank passes on an equal part.
+A checkpoint tensor that is a contiguous range of one tensor of the model is exported from the ranks
+that hold the elements. Any other checkpoint tensor is converted from gathered full tensors, and
+each rank exports an equal part of the result.
 """
 
 from __future__ import annotations
@@ -17,17 +18,20 @@ from roll.strategy.tensor_names import Outgoing
 from roll.weight_sync.manifest import Manifest, TensorMeta, even_cuts
 
 CutsOf = Callable[[Tensor], tuple[int, ...]]
-"""Where in the flattened whole tensor the ranks' parts begin, and its size at the end."""
+"""Returns the offsets in the flattened full tensor at which the ranks' parts begin, followed by the
+number of elements of the full tensor."""
 PartOf = Callable[[str, Tensor], Tensor]
-"""Of a tensor of the model, which it is given by name, what this rank holds, or all of it; with
-its adapter. May be collective."""
+"""Returns this rank's part of a tensor of the model, or the full tensor, with the adapter added.
+Arguments: name of the tensor in the model, and its value on this rank. May be collective."""
 
 
 def manifest(outgoing: Iterable[Outgoing], dtype: torch.dtype, cuts_of: CutsOf) -> Manifest:
-    """What `local_parts` will yield, whole; reads no values and is not collective.
+    """Describe the tensors that `local_parts` yields, and which part each rank holds.
+
+    Reads no values and is not collective.
 
     Args:
-        dtype: in which parameters leave.
+        dtype: dtype that exported parameters have. Buffers keep their own.
     """
     metas, cuts = [], []
     for bundle, values in outgoing:
@@ -46,7 +50,15 @@ def manifest(outgoing: Iterable[Outgoing], dtype: torch.dtype, cuts_of: CutsOf) 
 def local_parts(
     outgoing: Iterable[Outgoing], saved: Saved | None, local: PartOf, whole: PartOf, cuts_of: CutsOf
 ) -> Iterator[tuple[str, Tensor]]:
-    """This rank's part of each tensor, as `manifest` cuts it."""
+    """Yield the name and this rank's part of each tensor, as `manifest` divides the tensors.
+
+    Args:
+        outgoing: as given to `manifest`.
+        saved: how the checkpoint holds the model; None if `outgoing` holds an adapter's factors.
+        local: returns this rank's part of a tensor.
+        whole: returns the full tensor.
+        cuts_of: as given to `manifest`.
+    """
     rank = dist.get_rank()
     for bundle, values in outgoing:
         if bundle.are_runs:
@@ -59,7 +71,7 @@ def local_parts(
                 part = own[max(begin, 0) :][: ends[rank + 1] - ends[rank]]
                 yield tensor.name, _shaped(part, tensor.shape)
             continue
-        assert saved is not None  # factors are runs
+        assert saved is not None  # factors of an adapter are always contiguous ranges
         tensors = {name: whole(name, v) for name, v in zip(bundle.sources, values, strict=True)}
         for tensor, made in zip(bundle.saved, saved.take_apart(bundle, tensors), strict=True):
             cuts = _even(tensor.shape.numel())
@@ -70,8 +82,11 @@ def local_parts(
 def full_weights(
     outgoing: Iterable[Outgoing], saved: Saved, whole: PartOf, dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
-    """Names and whole tensors as in the checkpoint, parameters in `dtype`; collective where `whole`
-    is. They may share memory with the model: use them before the next update."""
+    """Yield names and full tensors as in the checkpoint, with parameters in `dtype`.
+
+    Collective if `whole` is. The tensors may share memory with the model: use them before the next
+    update.
+    """
     for bundle, values in outgoing:
         tensors = {
             name: whole(name, value).to(_dtype(value, dtype))
@@ -90,10 +105,10 @@ def _even(size: int) -> tuple[int, ...]:
 
 
 def _within(cuts: tuple[int, ...], first: int, size: int) -> tuple[int, ...]:
-    """Cuts of the run of `size` elements that begins at `first`."""
+    """Convert cuts of a tensor to cuts of its range of `size` elements that begins at `first`."""
     return tuple(min(max(cut - first, 0), size) for cut in cuts)
 
 
 def _shaped(part: Tensor, shape: torch.Size) -> Tensor:
-    """A rank that has all of it, as one alone does, sends a tensor of its shape."""
+    """Restore the shape of a part that is the full tensor; other parts stay flat."""
     return part.view(shape) if part.numel() == shape.numel() else part
