@@ -1,1 +1,1 @@
-"""PyTorch FSDP2: training and scoring, sharded over ranks."""
+"""Training and scoring with PyTorch FSDP2, sharded over ranks."""

@@ -1,4 +1,7 @@
-"""A sharded model's weights under Hugging Face names: what they are, who holds what, values."""
+"""Export of the weights of an FSDP2 model under Hugging Face names.
+
+Offers the manifest, the parts of each rank, and the full tensors.
+"""
 
 from __future__ import annotations
 
@@ -21,25 +24,33 @@ from roll.strategy.training import weight_export as outgoing
 from roll.weight_sync.manifest import Manifest, even_cuts
 
 SHAPE_OF = attrgetter("shape")
-"""A DTensor's is that of the whole."""
+"""Returns the full shape of a tensor: a DTensor's `shape` is that of the full tensor."""
 
 
 def manifest(model: PreTrainedModel, saved: Saved | None, dtype: torch.dtype) -> Manifest:
-    """What `local_parts` will yield, whole; reads no values and is not collective.
+    """Describe the tensors that `local_parts` yields, and which part each rank sends.
 
-    A rank holds the rows that FSDP2 gave it. Where there are copies of the model, the first sends;
-    what is not sharded comes from rank 0. What tensor parallel ranks share lies in no runs of rows;
-    it is gathered, and each rank sends an equal part.
+    Reads no values and is not collective. A rank sends the rows that FSDP2 gave it. If there are
+    several copies of the model, only the first copy sends. Rank 0 sends tensors that are not
+    sharded. Tensors cut by tensor parallelism are gathered, as ranks do not hold contiguous rows of
+    them; each rank then sends an equal part.
 
     Args:
-        saved: how the checkpoint holds the model; None: the factors of the adapter instead.
+        saved: how the checkpoint holds the model. None: describe only the LoRA factors of the
+            model's adapter.
+        dtype: dtype that parameters have in the manifest.
     """
     return outgoing.manifest(of_push(model, saved, SHAPE_OF), dtype, _cuts)
 
 
 def local_parts(model: PreTrainedModel, saved: Saved | None) -> Iterator[tuple[str, Tensor]]:
-    """What this rank holds of each tensor, as it lies in the model, adapters added; collective
-    where there are some, or tensor parallel ranks, or tensors that are no rows of the model's.
+    """Yield the name and this rank's part of each tensor, in the model's dtype, adapter added.
+
+    Collective if the model has an adapter or tensor parallel ranks, or if some checkpoint tensor is
+    not a contiguous range of a tensor of the model.
+
+    Args:
+        saved: as for `manifest`.
 
     Raises:
         WeightSyncError: a parameter is sharded along another axis than its rows.
@@ -57,24 +68,27 @@ def local_parts(model: PreTrainedModel, saved: Saved | None) -> Iterator[tuple[s
 def full_weights(
     model: PreTrainedModel, saved: Saved, dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
-    """Names and full tensors as in the Hugging Face checkpoint, one at a time; collective.
+    """Yield names and full tensors as in the Hugging Face checkpoint, one at a time. Collective.
 
-    Parameters come in `dtype`, the one the forward pass computes in. A tensor that goes by two
-    names (tied embeddings) comes once, under its first name, as `save_pretrained` writes it. The
-    tensors may share memory with the model: use them before the next update.
+    Parameters are converted to `dtype`. A tensor with two names (tied embeddings) is yielded once,
+    under its first name, as `save_pretrained` writes it. The tensors may share memory with the
+    model: use them before the next update.
     """
     adapted = lora.deltas(model)
 
     def rounded(name: str, value: Tensor) -> Tensor:
         tensor = _with_adapter(adapted, name, value.detach())
-        # Before it is gathered, which then takes half the memory.
+        # Convert before gathering: in a 16-bit dtype the gathered tensor takes half the memory.
         return whole(tensor.to(dtype) if isinstance(value, torch.nn.Parameter) else tensor)
 
     return outgoing.full_weights(of_push(model, saved, SHAPE_OF), saved, rounded, dtype)
 
 
 def _cuts(value: Tensor) -> tuple[int, ...]:
-    """Ranks of the first copy come first."""
+    """Return the offsets of the ranks' parts in the flattened full tensor, and its size at the end.
+
+    The ranks of the first copy have the lowest numbers, so the parts of all later ranks are empty.
+    """
     world = dist.get_world_size()
     if not isinstance(value, DTensor):
         return (0, *[value.numel()] * world)
@@ -101,7 +115,7 @@ def _local_part(adapted: dict[str, lora.Delta], name: str, value: Tensor) -> Ten
         return tensor.detach() if dist.get_rank() == 0 else tensor.new_empty(0)
     if _is_cut(tensor):
         cuts, rank = _cuts(tensor), dist.get_rank()
-        # A copy, so that the whole tensor goes.
+        # A copy, so that the memory of the full tensor is freed.
         return whole(tensor.detach()).view(-1)[cuts[rank] : cuts[rank + 1]].clone()
     if tensor.placements not in ((Shard(0),), (Replicate(), Shard(0))):
         raise WeightSyncError(
@@ -114,29 +128,32 @@ def _local_part(adapted: dict[str, lora.Delta], name: str, value: Tensor) -> Ten
 
 @torch.no_grad()
 def _local(tensor: DTensor) -> Tensor:
-    """This rank's part as it lies in the model. Under autograd, and by `detach`, DTensor makes new
-    ones, which takes longer than copying a small part."""
+    """Return this rank's part of a tensor, without copying.
+
+    Autograd is off, because under autograd, and in `detach`, DTensor creates new DTensors, which
+    takes longer than copying a small part.
+    """
     return tensor.to_local()
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of it; collective."""
+    """Gather the full tensor. Collective if the tensor is sharded."""
     if not isinstance(tensor, DTensor):
         return tensor
     if _is_cut(tensor):
-        # First over the shards, which lie within the parts of tensor parallel ranks; at once, the
-        # order of the two would be DTensor's choice, of which it warns.
+        # Gather the FSDP shards first, as they subdivide the parts of the tensor parallel ranks.
+        # In one step DTensor would choose the order of the two axes, with a warning.
         *shards, of_tp = tensor.placements
         tensor = tensor.redistribute(placements=[*[Replicate()] * len(shards), of_tp])
     return tensor.full_tensor()
 
 
 def _merged(weight: Tensor, delta: lora.Delta) -> Tensor:
-    """The weight with its adapter, sharded as it was; collective."""
+    """Add the adapter's product to a weight, which stays sharded as before. Collective."""
     a_RI = whole(delta.a_RI.detach())
     b_OR = delta.b_OR.detach()
     if isinstance(weight, DTensor) and isinstance(b_OR, DTensor):
-        # Rows of B lie where the rows of the weight do.
+        # The rows of B are on the same ranks as the rows of the weight.
         local = torch.addmm(weight.to_local(), b_OR.to_local(), a_RI, alpha=delta.scale)
         return DTensor.from_local(
             local,

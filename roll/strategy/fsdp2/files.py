@@ -1,7 +1,8 @@
-"""The files of a checkpoint of shards: tensors, and a JSON index of which lies where.
+"""The files of a sharded checkpoint: files with tensors, and a JSON index of their contents.
 
-`torch.distributed.checkpoint` plans who writes and reads which part. Its own index is a pickle,
-which would run whatever somebody has put into it; so both ends here have another one.
+`torch.distributed.checkpoint` plans which rank writes and reads which part. The index of
+`torch.distributed.checkpoint` is a pickle, which can run code when it is loaded. The reader and the
+writer in this module therefore use a JSON index in its place.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ INDEX = "index.json"
 
 
 class IndexedWriter(FileSystemWriter):
-    """Writes tensors as PyTorch does, and the index as JSON."""
+    """Writer of tensors in PyTorch's format with a JSON index."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._folder = folder
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write the index; one rank calls it, when all have written their parts."""
+        """Write the index. One rank calls this after all ranks have written their parts."""
         places = {result.index: result.storage_data for own in results for result in own}
         tensors = {}
         for name, known in metadata.state_dict_metadata.items():
@@ -64,14 +65,15 @@ class IndexedWriter(FileSystemWriter):
 
 
 class IndexedReader(FileSystemReader):
-    """Reads what `IndexedWriter` wrote: only tensors, so PyTorch unpickles nothing else."""
+    """Reader of the files of `IndexedWriter`. PyTorch unpickles nothing but the tensors in them."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._folder = folder
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """
+        """Read the JSON index.
+
         Raises:
             CheckpointError: the index is missing or damaged.
         """

@@ -1,7 +1,8 @@
-"""Which ranks share what: the meshes and process groups of an FSDP2 layout.
+"""Device meshes and process groups of an FSDP2 layout.
 
-Ranks count through copies, then shards, then tensor parallel ranks. Those that share rows are
-consecutive too: slices of sequence parallelism, and in each of them tensor parallel ranks.
+The axes of the ranks are, from the slowest to the fastest: copies of the model, shards, tensor
+parallel ranks. The ranks that share rows are consecutive too; among them the axes are: slices of
+sequence parallelism, tensor parallel ranks.
 """
 
 from __future__ import annotations
@@ -18,27 +19,29 @@ from roll.core.types import RankInfo, WorkerSpec
 from roll.strategy.training.sequence_shards import SequenceShards
 
 COPIES, SHARD, TP = "copies", "shard", "tp"
-"""Names of the axes of meshes."""
+"""Names of the axes of the meshes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Meshes:
     info: RankInfo
     shard: DeviceMesh
-    """`[shard]`, or `[copies, shard]`: where parameters lie that no tensor parallel ranks share."""
+    """Mesh `[shard]` or `[copies, shard]` of the parameters that tensor parallelism does not cut.
+    All ranks are in this mesh."""
     shard_cut: DeviceMesh
-    """The same of those parameters that they share: the ranks that hold the same part."""
+    """Mesh, with the axes of `shard`, of the parameters that tensor parallelism cuts. The ranks in
+    this mesh share one tensor parallel part."""
     tp: DeviceMesh | None
-    """Ranks that share matrices."""
+    """Mesh `[tp]` of the ranks that share matrices; None without tensor parallelism."""
     shards: SequenceShards | None
     """Ranks that share rows; None where each has its own."""
 
 
 def make(config: Fsdp2Config, spec: WorkerSpec, device: torch.device) -> Meshes:
-    """Cut the ranks of the default process group; collective.
+    """Divide the ranks of the default process group into meshes. Collective.
 
     Raises:
-        ConfigError: their number does not divide.
+        ConfigError: the number of ranks is not divisible by the sizes in the config.
     """
     world, tp, replicas = spec.world_size, config.tp, config.replicas
     sharers = config.ranks_per_part

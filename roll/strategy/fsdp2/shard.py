@@ -1,4 +1,4 @@
-"""A model sharded over the ranks: wrapping, mixed precision, offload policy."""
+"""Sharding of a model over the ranks: wrapping, mixed precision, offload policy."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ def load_sharded(
     meshes: Meshes,
     trainable: bool,
 ) -> TokenModel[T]:
-    """Load the model on every rank and keep only this rank's shard of it.
+    """Load the model on every rank and keep only this rank's shard.
 
-    A trainable model holds float32 masters and computes in `model.dtype`. Gradients are summed
-    over ranks, never averaged: the token weights of the loss already say what mean is meant.
+    A trainable model holds float32 master weights and computes in `model.dtype`. Gradients are
+    summed over ranks, not averaged, because the token weights of the loss already contain the
+    divisor of the mean.
     """
     compute = getattr(torch, model.dtype)
     whole = head.load(model, torch.float32 if trainable else compute)
@@ -62,26 +63,27 @@ def load_sharded(
     plan = {} if meshes.tp is None else tensor_parallel.plan(whole.model, meshes.tp.size())
     for layer in _layers(whole.model):
         if meshes.tp is not None:
-            # Layer by layer, as matrices that are cut lie on the device until they are sharded.
+            # Layer by layer, because matrices that tensor parallelism has cut stay on the device
+            # until FSDP shards the layer.
             tensor_parallel.cut(whole.model, layer, plan, meshes.tp)
             for module in tensor_parallel.uncut(layer):
-                # Small, so they stay gathered until the backward pass.
+                # These modules are small, so they stay gathered until the backward pass.
                 fully(module, mesh=meshes.shard, reshard_after_forward=False)
         again = config.reshard_after_forward
         fully(layer, mesh=meshes.shard_cut, reshard_after_forward=again)
-    # The root (embeddings, last norm, head) is needed again at once by the backward pass. What
-    # teachers say comes in through it, and keeps the dtype that it has.
+    # The backward pass starts with the root (embeddings, last norm, head), so the root stays
+    # gathered. The teachers' outputs are inputs of the root and must keep their dtype.
     as_it_is = replace(mixed, cast_forward_inputs=False)
     fully(whole, mesh=meshes.shard, reshard_after_forward=False, mp_policy=as_it_is)
     for module in whole.modules():
-        if isinstance(module, FSDPModule) and meshes.shard.size() > 1:  # alone, one copies
-            # The factor alone asks for a scaled sum, which only NCCL has; so ask for a plain one.
+        if isinstance(module, FSDPModule) and meshes.shard.size() > 1:  # one rank has no reduction
+            # With the factor alone FSDP uses a scaled sum, which only NCCL has; force a plain sum.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     return whole
 
 
 def _layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The modules that Hugging Face declares as units: the decoder layers."""
+    """List the modules that Hugging Face declares as units: the decoder layers."""
     units = set(model._no_split_modules or ())
     return [module for module in model.modules() if type(module).__name__ in units]

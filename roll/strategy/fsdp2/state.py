@@ -1,7 +1,7 @@
-"""What leaves and enters a sharded model on disk: its checkpoints.
+"""Checkpoints of an FSDP2 model.
 
-One has the shards that every rank writes (torch.distributed.checkpoint), and what
-`strategy/training/checkpoint_state.py` says.
+A checkpoint holds the shards of every rank, written by `torch.distributed.checkpoint`, and the
+files of `strategy/training/checkpoint_state.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def save(path: Path, model: PreTrainedModel, optimizer: Optimizer, updates: int) -> None:
-    """Write the checkpoint; collective. `updates` counts optimizer steps, skipped ones included."""
+    """Write the checkpoint. Collective.
+
+    Args:
+        updates: number of updates so far, skipped ones included.
+    """
     path.mkdir(parents=True, exist_ok=True)
     tensors = _model_tensors(model)
     stepped = any(optimizer.state.values())
@@ -40,13 +44,14 @@ def save(path: Path, model: PreTrainedModel, optimizer: Optimizer, updates: int)
 
 
 def load(path: Path, model: PreTrainedModel, optimizer: Optimizer) -> int:
-    """Read what `save` wrote, on any number of ranks; returns its `updates`. Collective.
+    """Restore what `save` wrote and return its `updates`. Collective.
 
-    A rank that the saving run did not have keeps its random state.
+    The number of ranks may differ from that of the saving run. A rank that the saving run did not
+    have keeps its random states.
 
     Raises:
-        CheckpointError: files are missing or belong to another model, which is found out before
-            anything changes; a damaged shard only in the middle.
+        CheckpointError: files are missing or belong to another model; this is checked before
+            anything changes. Or a shard is damaged; then part of the state may have changed.
     """
     meta, rng = begin(path, _identity(model))
     optimizer.state.clear()

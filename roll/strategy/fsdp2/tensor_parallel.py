@@ -1,9 +1,9 @@
-"""Matrices that ranks share: tensor parallelism (arXiv 1909.08053) by transformers' own tables.
+"""Tensor parallelism (arXiv 1909.08053): ranks share matrices, as transformers' tables say.
 
-Between attention and MLP each rank has a slice of the tokens (sequence parallelism, arXiv
-2205.05198): what goes into those is gathered over the ranks, and their outputs are summed and cut.
-So whatever is not cut (norms, embedding, head) sees each token on one rank, and its gradients add
-up over all ranks as they do without tensor parallelism.
+Outside of attention and MLP each rank has a slice of the tokens (sequence parallelism, arXiv
+2205.05198). The inputs of attention and MLP are gathered over the ranks; the outputs are summed and
+cut again. Hence a module that is not cut (norms, embedding, head) sees each token on one rank only,
+and the sum of its gradients over all ranks is the same as without tensor parallelism.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ from roll.core.errors import ConfigError
 
 _COLUMNS, _ROWS = "colwise", "rowwise"
 _OF_HEADS = "replicated_with_grad_allreduce"
-"""What works on each head by itself: on every rank, on its own heads."""
+"""Kind of a module that treats each head separately. Every rank has a copy of the module and
+applies the copy to its own heads."""
 _TOKENS = 1
-"""Axis of `[B, T, D]`."""
+"""Axis of the tokens in `[B, T, D]`."""
 
 
 def cut(
     model: PreTrainedModel, layer: nn.Module, planned: Mapping[str, str], mesh: DeviceMesh
 ) -> None:
-    """Share out the matrices of a layer of the model over the ranks of `mesh`.
+    """Distribute the matrices of one layer of the model over the ranks of `mesh`.
 
     Args:
-        planned: what `plan` says of the model.
+        planned: result of `plan` for the model.
     """
     (path,) = (name for name, module in model.base_model.named_modules() if module is layer)
     styles: dict[str, ParallelStyle] = {
@@ -47,7 +48,7 @@ def cut(
         for name, kind in planned.items()
         if name.startswith(f"{path}.")
     }
-    # Every rank has loaded the whole model, so nothing has to be sent.
+    # None: every rank has loaded the full model, so no weights have to be sent.
     parallelize_module(model.base_model, mesh, styles, src_data_rank=None)
     for name in _blocks(styles):
         block = model.base_model.get_submodule(name)
@@ -55,11 +56,12 @@ def cut(
 
 
 def plan(model: PreTrainedModel, ranks: int) -> dict[str, str]:
-    """Name of each linear layer that is cut -> `colwise` or `rowwise`.
+    """Map the name of each linear layer to cut to its kind, `colwise` or `rowwise`.
 
     Raises:
-        ConfigError: transformers has no table for the model, the table asks for more than rows and
-            columns of linear layers or leaves some of a block out, or sizes do not divide.
+        ConfigError: transformers has no table for the model; the table contains kinds other than
+            the supported ones, or omits a module of a block; or a size is not divisible by the
+            number of ranks.
     """
     table = _table(model)
     found: dict[str, str] = {}
@@ -81,12 +83,12 @@ def plan(model: PreTrainedModel, ranks: int) -> dict[str, str]:
 
 
 def _blocks(names: Iterable[str]) -> list[str]:
-    """What holds the layers that are cut: attention and MLP of each layer."""
+    """Return the names of the modules that contain cut layers: attention and MLP of each layer."""
     return list(dict.fromkeys(name.rpartition(".")[0] for name in names))
 
 
 def uncut(layer: nn.Module) -> list[nn.Module]:
-    """Modules of a layer whose own parameters `cut` left alone."""
+    """List the modules of a layer whose own parameters `cut` did not change."""
     return [
         module
         for module in layer.modules()
@@ -98,7 +100,10 @@ def uncut(layer: nn.Module) -> list[nn.Module]:
 def _gather(
     mesh: DeviceMesh, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """All tokens of the hidden states; the backward pass sums their gradients and cuts them."""
+    """Gather the hidden states of all tokens before a block.
+
+    The backward pass sums the gradients over the ranks and cuts the sum into slices of tokens.
+    """
 
     def whole(hidden_BWD: Tensor) -> DTensor:
         sliced = DTensor.from_local(hidden_BWD, mesh, [Shard(_TOKENS)], run_check=False)
@@ -111,7 +116,7 @@ def _gather(
 
 def _table(model: PreTrainedModel) -> dict[str, str]:
     config = model.config.get_text_config()
-    # The embedding stays whole.
+    # The embedding is not cut.
     table = {
         name: kind
         for name, kind in (config.base_model_tp_plan or {}).items()
@@ -149,7 +154,14 @@ def _check_linear(
 
 
 def _check_block(model: PreTrainedModel, table: Mapping[str, str], name: str) -> None:
-    """A layer that the table leaves out would see each token on every rank, and learn too much."""
+    """Raise an error if the table omits a module of the block that has parameters.
+
+    Such a module would see each token on every rank, and the sum of its gradients over the ranks
+    would be too large.
+
+    Raises:
+        ConfigError: the table omits a module.
+    """
     for inner, module in model.base_model.get_submodule(name).named_modules():
         path = f"{name}.{inner}" if inner else name
         if list(module.parameters(recurse=False)) and _kind(table, path) is None:

@@ -1,6 +1,8 @@
-"""Training and scoring on PyTorch FSDP2: parameters, gradients and optimizer sharded over ranks.
+"""Training and scoring with PyTorch FSDP2.
 
-Every method is collective: all ranks of the cluster call it, each with its own rows.
+Parameters, gradients and optimizer state are sharded over the ranks. Every method is collective:
+all ranks of the cluster call it together. Ranks that share rows pass the same rows; other ranks
+pass their own.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ B = TypeVar("B", bound=TrainBatch)
 
 
 class Fsdp2Strategy(Generic[T]):
-    """A `TrainStrategy`; without an optimizer a `ScoreStrategy`."""
+    """Implementation of `TrainStrategy`, or, without an optimizer, of `ScoreStrategy` only."""
 
     def __init__(self, config: Fsdp2Config, setup: ModelSetup[T]) -> None:
         self._group = GroupMembership(setup.spec)
@@ -91,7 +93,7 @@ class Fsdp2Strategy(Generic[T]):
             entropy=entropy,
             agree=lambda passes: max_over_ranks(passes, self._device),
         )
-        # Without a backward pass some stay gathered and would miss the next update.
+        # Without a backward pass some parameters stay gathered and would not see the next update.
         for module in self._model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
@@ -107,9 +109,10 @@ class Fsdp2Strategy(Generic[T]):
         return output_head(self._model.model, lambda part: whole(part).to(self._dtype))
 
     def train(self, batch: B, loss: TermsLoss[T, B]) -> Metrics:
-        """One optimizer step on the rows of all ranks; see `Update.apply` for bad gradients.
+        """Take one optimizer step on the rows of all ranks and return the metrics of this rank.
 
-        The metrics are this rank's share: merging those of all ranks gives the update's.
+        Merging the metrics of all data parallel leaders gives those of the update. `Update.apply`
+        says when an update is skipped.
         """
         update, info = self._require_update(), self._rank_info
         metrics = LossMetrics(len(batch), info.dp_size)
@@ -134,7 +137,7 @@ class Fsdp2Strategy(Generic[T]):
         return export.local_parts(self._model.model, self._leaves_as(adapter=adapter))
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """As `export.full_weights`, in `model.dtype`: what the forward pass computes with."""
+        """Yield the tensors of `export.full_weights` in the dtype of forward passes."""
         return export.full_weights(self._model.model, self._saved, self._dtype)
 
     def save(self, path: Path) -> None:
@@ -165,7 +168,7 @@ class Fsdp2Strategy(Generic[T]):
             self._move(self._device)
 
     def close(self) -> None:
-        """Leave the process group, if this strategy joined it."""
+        """End this strategy's membership in the process group."""
         self._group.leave()
 
     def _move(self, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""What follows the backward pass of an FSDP2 update."""
+"""The part of an FSDP2 update after the backward pass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from roll.strategy.training.schedule import Schedule
 
 
 class Update:
-    """Clipping, AdamW and the schedule: everything after the backward pass."""
+    """Gradient clipping, AdamW and the learning rate schedule of one model."""
 
     def __init__(
         self,
@@ -36,12 +36,15 @@ class Update:
         self.optimizer = torch.optim.AdamW(groups, **adamw.options(config))
 
     def apply(self) -> tuple[float, float, bool]:
-        """Clip, step and clear the gradients; returns (grad norm, learning rate, applied).
+        """Clip the gradients, take a step and clear the gradients. Collective.
 
-        A gradient that is not finite leaves weights and optimizer state as they are, and so does
-        one of zero, that of an update in which every sample is masked or every advantage is 0:
-        AdamW would go on in its old direction. The schedule still moves on, so that it ends with
-        the run.
+        The update is skipped, and weights and optimizer state stay unchanged, if the gradient norm
+        is not finite or is zero. The norm is zero if every sample is masked or every advantage is
+        0; AdamW would then continue in its previous direction. The schedule advances in any case,
+        so that it ends with the run.
+
+        Returns:
+            Gradient norm before clipping, learning rate, and False if the update was skipped.
         """
         lr = self.schedule.advance()
         norm = self._norm()
@@ -58,7 +61,7 @@ class Update:
         return grad_norm, lr, applied
 
     def _norm(self) -> Tensor:
-        """Of all gradients together; collective."""
+        """Compute the norm of all gradients together, float32 on the device. Collective."""
         parts: dict[int, list[Tensor]] = {}
         for p in self._params:
             if p.grad is not None:
@@ -72,7 +75,7 @@ class Update:
 
 
 def _copies(grad: DTensor) -> int:
-    """Ranks that hold the same part."""
+    """Return the number of ranks that hold the same part of a gradient."""
     copies = 1
     for axis, placement in enumerate(grad.placements):
         copies *= grad.device_mesh.size(axis) if placement.is_replicate() else 1
@@ -80,7 +83,7 @@ def _copies(grad: DTensor) -> int:
 
 
 def _grouped(params: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Those that lie on the same mesh together: operations on lists of tensors need one."""
+    """Group parameters by mesh, because operations on lists of tensors need a single mesh."""
     groups: dict[DeviceMesh | None, list[nn.Parameter]] = {}
     for p in params:
         groups.setdefault(p.device_mesh if isinstance(p, DTensor) else None, []).append(p)
