@@ -1,1 +1,4 @@
-"""DeepSpeed ZeRO: training and scoring, with states, gradients or parameters shared out."""
+"""Training and scoring with DeepSpeed ZeRO.
+
+ZeRO partitions optimizer states, gradients or parameters over the ranks.
+"""

@@ -1,7 +1,6 @@
-"""Where DeepSpeed 0.19 needs help: each workaround is a function that says why.
+"""Workarounds for DeepSpeed 0.19. Each is a function whose docstring gives the reason.
 
-The supported version range itself stands in `roll/strategy/available.py`. This module is imported
-before `deepspeed` itself.
+The supported versions are in `roll/strategy/available.py`. Import this module before `deepspeed`.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ import torch.distributed as dist
 
 
 def quiet() -> None:
-    """Keep DeepSpeed's log to errors; call it before `deepspeed` is imported.
+    """Limit DeepSpeed's log to errors. Call this before `deepspeed` is imported.
 
-    It sets the level of its logger when it is imported, and warns at once (of a machine without a
-    GPU); a filter on the logger stays.
+    A filter is used because the import of DeepSpeed sets the level of the logger, and logs a
+    warning at once on a machine without a GPU.
     """
     logger = logging.getLogger("DeepSpeed")
     if _errors_only not in logger.filters:
@@ -29,7 +28,7 @@ def quiet() -> None:
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Around DeepSpeed's building of its optimizers, some of which print the memory in use."""
+    """Discard stdout while DeepSpeed builds optimizers, some of which print the memory in use."""
     with redirect_stdout(StringIO()):
         yield
 
@@ -39,10 +38,14 @@ def _errors_only(record: logging.LogRecord) -> bool:
 
 
 def use_accelerator(kind: str) -> None:
-    """Make DeepSpeed compute where this process does, whatever else the machine has.
+    """Make DeepSpeed use this process's kind of device, whatever other devices the machine has.
 
-    Its CPU accelerator compiles a kernel for collectives in shared memory as soon as a process
-    group is taken over, which needs g++ and half a minute; gloo does without.
+    On CPUs a changed accelerator without compiled kernels is set. DeepSpeed's own CPU accelerator
+    compiles a kernel for collectives in shared memory as soon as DeepSpeed takes over a process
+    group. This needs g++ and half a minute; gloo needs no such kernel.
+
+    Args:
+        kind: `cpu` or `cuda`.
     """
     from deepspeed.accelerator import get_accelerator
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
@@ -62,10 +65,10 @@ def use_accelerator(kind: str) -> None:
 
 
 def give_back_linear() -> None:
-    """Undo what ZeRO-3 does to linear layers, all over the process and for good.
+    """Restore `torch.nn.functional.linear`, which ZeRO-3 replaces for the whole process.
 
-    Its own function for them does not keep gathered weights for the backward pass; it says of
-    itself that it stays until somebody puts the old one back.
+    ZeRO-3's function does not keep gathered weights for the backward pass, and DeepSpeed itself
+    never restores the original function.
     """
     from deepspeed.runtime.zero.linear import zero3_linear_wrap
     from deepspeed.runtime.zero.partition_parameters import InsertPostInitMethodToModuleSubClasses
@@ -75,9 +78,10 @@ def give_back_linear() -> None:
 
 
 def forget_left_groups() -> None:
-    """Drop the process groups that DeepSpeed keeps of a default group which was left since.
+    """Drop DeepSpeed's references to process groups of a destroyed default process group.
 
-    It clears them only where it destroys the default group itself; ours is left by whoever joined.
+    DeepSpeed drops them only if DeepSpeed itself destroys the default group. Here `GroupMembership`
+    does.
     """
     from deepspeed.utils import groups
 

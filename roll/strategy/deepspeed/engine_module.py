@@ -1,4 +1,4 @@
-"""The module that DeepSpeed sees: a model whose forward pass ends in one tensor."""
+"""The module that DeepSpeed gets: a model whose forward pass returns a single tensor."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ Run = Callable[[Tensor, ForwardRequest], Tensor]
 
 
 class Root(nn.Module, Generic[T]):
-    """A `TokenModel`, its results stacked.
+    """A `TokenModel` whose outputs are stacked to a single tensor.
 
-    ZeRO-3 compares what modules the ranks have run, and counts one whose output has two tensors
-    twice in the backward pass, if both are used. Whether the entropy is depends on the loss, and on
-    whether the rank had rows left.
+    ZeRO-3 compares the modules that the ranks have run. In the backward pass ZeRO-3 counts a module
+    with two output tensors twice if both tensors are used. The use of the entropy depends on the
+    loss and on whether the rank has rows left, so with two tensors the counts of the ranks could
+    differ.
     """
 
     model: PreTrainedModel
@@ -39,20 +40,25 @@ class Root(nn.Module, Generic[T]):
         return self._whole[0]
 
     def train(self, mode: bool = True) -> Self:
-        """As the `TokenModel` does it, which is no module of this one."""
+        """Set the mode of the `TokenModel` too, which is not a registered submodule."""
         super().train(mode)
         self._whole[0].train(mode)
         return self
 
     def forward(self, tokens_BT: Tensor, request: ForwardRequest) -> Tensor:
-        """The tensors that there are, `[1, ...]` to `[3, ...]`."""
+        """Stack the outputs that are not None: `[1, ...]` to `[3, ...]`."""
         parts = self._whole[0].forward(tokens_BT, request)._asdict()
         self.fields = [name for name, part in parts.items() if part is not None]
         return torch.stack([parts[name] for name in self.fields])
 
 
 class Unstacked(Generic[T]):
-    """Calls a `Root`, or DeepSpeed's engine around it, as the `TokenModel` it was."""
+    """Wrapper that makes a `Root`, or DeepSpeed's engine around a `Root`, look like a `TokenModel`.
+
+    Args:
+        run: the `Root` or the engine.
+        whole: the `TokenModel` in the `Root`.
+    """
 
     def __init__(self, run: Run, root: Root[T]) -> None:
         self._run, self._root = run, root
@@ -68,5 +74,5 @@ class Unstacked(Generic[T]):
 
 
 def as_token_model(run: Run, root: Root[T]) -> TokenModel[T]:
-    """Present the module to `strategy/training/forward.py`, which reads these attributes."""
+    """Wrap `run` for `strategy/training/forward.py`, which uses only attributes of `Unstacked`."""
     return cast(TokenModel[T], Unstacked(run, root))

@@ -1,7 +1,8 @@
-"""Weights under Hugging Face names: what they are, who holds what, values.
+"""Export of the weights of a DeepSpeed model under Hugging Face names.
 
-Every rank answers for an equal run of elements of each parameter, as ZeRO-3 cuts it; below that
-stage every rank has all, and passes on its run.
+Offers the manifest, the parts of each rank, and the full tensors. Every rank exports an equal
+contiguous range of the elements of each parameter, as ZeRO-3 partitions the parameter. In lower
+stages every rank holds the full parameter and exports its range of the elements.
 """
 
 from __future__ import annotations
@@ -23,10 +24,14 @@ from roll.weight_sync.manifest import Manifest, even_cuts
 
 
 def manifest(model: PreTrainedModel, saved: Saved | None, dtype: torch.dtype) -> Manifest:
-    """What `local_parts` will yield, whole; reads no values and is not collective.
+    """Describe the tensors that `local_parts` yields, and which part each rank sends.
+
+    Reads no values and is not collective.
 
     Args:
-        saved: how the checkpoint holds the model; None: the factors of the adapter instead.
+        saved: how the checkpoint holds the model. None: describe only the LoRA factors of the
+            model's adapter.
+        dtype: dtype that parameters have in the manifest.
     """
     return outgoing.manifest(of_push(model, saved, shape_of), dtype, _cuts)
 
@@ -34,8 +39,15 @@ def manifest(model: PreTrainedModel, saved: Saved | None, dtype: torch.dtype) ->
 def local_parts(
     model: PreTrainedModel, saved: Saved | None, device: torch.device
 ) -> Iterator[tuple[str, Tensor]]:
-    """This rank's part of each tensor, as `manifest` cuts it, adapters added; collective where
-    there are some, or tensors that are no runs of elements of the model's."""
+    """Yield the name and this rank's part of each tensor, with the adapter added.
+
+    Collective if the model has an adapter, or if some checkpoint tensor is not a contiguous range
+    of a tensor of the model.
+
+    Args:
+        saved: as for `manifest`.
+        device: device on which full tensors are gathered.
+    """
     adapted = lora.deltas(model)
 
     def local(name: str, value: Tensor) -> Tensor:
@@ -52,10 +64,10 @@ def local_parts(
 def full_weights(
     model: PreTrainedModel, saved: Saved, dtype: torch.dtype, device: torch.device
 ) -> Iterator[tuple[str, Tensor]]:
-    """Names and full tensors as in the Hugging Face checkpoint, one at a time; collective.
+    """Yield names and full tensors as in the Hugging Face checkpoint, one at a time. Collective.
 
-    Parameters come in `dtype`, the one the forward pass computes in. The tensors may share memory
-    with the model: use them before the next update.
+    Parameters are converted to `dtype`. The tensors may share memory with the model: use them
+    before the next update.
     """
     whole_of = partial(_whole_of, lora.deltas(model), device)
     return outgoing.full_weights(of_push(model, saved, shape_of), saved, whole_of, dtype)
@@ -78,12 +90,14 @@ def _whole_of(
 
 
 def plus_adapter(part: Tensor, delta: lora.Delta, first: int) -> Tensor:
-    """A run of the elements of a weight, flat, with its adapter; collective.
+    """Add the adapter to a contiguous range of a weight; return the sum in float32. Collective.
 
-    Added in float32: an adapter is small beside its weight, and is rounded together with it.
+    The sum is float32 because an adapter is small compared with its weight; the two are rounded
+    only together.
 
     Args:
-        first: where in the flattened weight the run begins.
+        part: elements of the weight, flat.
+        first: offset in the flattened weight at which `part` begins.
     """
     a_RI, b_OR = (whole(p, part.device).float() for p in (delta.a_RI, delta.b_OR))
     width, end = a_RI.shape[1], first + part.numel()
@@ -93,7 +107,7 @@ def plus_adapter(part: Tensor, delta: lora.Delta, first: int) -> Tensor:
 
 
 def whole(parameter: Tensor, device: torch.device) -> Tensor:
-    """All of it; collective where ZeRO-3 has cut it, and then on `device`."""
+    """Return the full parameter. If ZeRO-3 has partitioned it: gather on `device`, collective."""
     if not is_cut(parameter):
         return parameter.detach()
     part = padded_part(parameter).to(device)

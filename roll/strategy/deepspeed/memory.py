@@ -1,8 +1,8 @@
-"""Off the device and back, without DeepSpeed's noticing.
+"""Offload of tensors to host memory and back, invisible to DeepSpeed.
 
-DeepSpeed moves the states of some of its optimizers, and of others not. It keeps many views of
-few large buffers; so the memory behind them is given up and taken back, and all views stay as
-they are.
+DeepSpeed can offload the states of some of its optimizers only. DeepSpeed also keeps many views of
+a few large buffers. Hence this module frees and restores the memory behind the buffers, and all
+views stay valid.
 """
 
 from __future__ import annotations
@@ -17,21 +17,25 @@ from roll.strategy.deepspeed.shard_map import is_cut, padded_part
 
 
 class Parking:
-    """Puts what tensors lie in aside, to host memory, and back."""
+    """Store that moves the memory of tensors to the host and back."""
 
     def __init__(self) -> None:
         self._aside: list[tuple[UntypedStorage, UntypedStorage]] = []
 
     def put_aside(self, tensors: Iterable[Tensor]) -> None:
-        """Until `take_back` the tensors, and all views of them, have no values."""
+        """Copy the memory of the tensors to the host and free it.
+
+        Until `take_back` the tensors and all their views have no values.
+        """
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            if storage.size() == 0:  # nothing in it, or put aside with another tensor
+            if storage.size() == 0:  # empty, or freed already with another tensor
                 continue
             self._aside.append((storage, UntypedStorage(storage.size()).copy_(storage)))
             storage.resize_(0)
 
     def take_back(self) -> None:
+        """Allocate the memory again and restore the values."""
         for storage, copy in self._aside:
             storage.resize_(copy.size())
             storage.copy_(copy)
@@ -41,11 +45,13 @@ class Parking:
 def states(
     module: nn.Module, engine: Any | None, optimizer: torch.optim.Optimizer | None
 ) -> Iterator[Tensor]:
-    """A model's parameters, buffers, masters, moments, and buffers of gradients, wherever they lie.
+    """Yield a model's parameters, buffers, master weights, moments and gradient buffers.
+
+    The tensors may be on any device.
 
     Args:
-        engine: DeepSpeed's, if there is one.
-        optimizer: None for a frozen model.
+        engine: DeepSpeed's engine, or None.
+        optimizer: the PyTorch optimizer in the engine; None for a frozen model.
     """
     yield from module.buffers()
     for parameter in module.parameters():
@@ -63,5 +69,5 @@ def states(
     if engine.zero_optimization_stage() == 3:
         yield zero.grad_partitions_flat_buffer
         yield from (b.buffer for b in zero.ipg_buckets.values() if isinstance(b.buffer, Tensor))
-    elif not hasattr(zero, "ipg_buckets"):  # DeepSpeed's optimizer of ZeRO-1 in bfloat16
+    elif not hasattr(zero, "ipg_buckets"):  # DeepSpeed's bfloat16 optimizer of ZeRO-1
         yield from zero.fp32_groups_gradients_flat

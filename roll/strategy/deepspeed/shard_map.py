@@ -1,7 +1,8 @@
-"""What of the float32 masters and AdamW's moments this rank holds, whatever the stage.
+"""Map of the float32 master weights and AdamW moments that this rank holds, for every stage.
 
-DeepSpeed lays the parameters of a group end to end and cuts the row over the ranks; ZeRO-3 cuts
-each parameter. Either way a rank holds one run of elements of a parameter, or none.
+In stages 1 and 2 DeepSpeed concatenates the flattened parameters of a group and partitions the
+result over the ranks. ZeRO-3 partitions each parameter. In both cases a rank holds one contiguous
+range of the elements of a parameter, or none. Without ZeRO every rank holds all elements.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ KINDS = (MASTER, *MOMENTS)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A run of elements of one parameter."""
+    """Contiguous range of the elements of one parameter that this rank holds."""
 
     name: str
-    """Of the parameter, in the Hugging Face model."""
+    """Name of the parameter in the Hugging Face model."""
     first: int
-    """Where it begins, counted through the flattened parameter."""
+    """Offset of the range in the flattened parameter."""
     tensors: dict[str, Tensor]
-    """By kind; flat views of what DeepSpeed and AdamW compute with."""
+    """Master weights and moments by kind (`KINDS`), flat float32 views of the tensors that AdamW
+    updates."""
 
     @property
     def num_elements(self) -> int:
@@ -39,37 +41,37 @@ class Piece:
 
 
 def shape_of(parameter: Any) -> torch.Size:
-    """Its whole shape, also where ZeRO-3 has cut it."""
+    """Return the full shape of a parameter, also if ZeRO-3 has partitioned it."""
     shape: torch.Size = parameter.ds_shape if is_cut(parameter) else parameter.shape
     return shape
 
 
 def is_cut(tensor: Tensor) -> bool:
-    """Whether ZeRO-3 has cut it over the ranks."""
+    """Return whether ZeRO-3 has partitioned the tensor over the ranks."""
     return hasattr(tensor, "ds_tensor")
 
 
 def padded_part(parameter: Any) -> Tensor:
-    """What this rank has of a cut parameter, flat; of the same size on every rank."""
+    """Return this rank's flat part of a partitioned parameter. All parts are padded to one size."""
     part: Tensor = parameter.ds_tensor.data
     return part
 
 
 def own_part(parameter: Any) -> Tensor:
-    """The same without the padding at the end."""
+    """Return this rank's flat part of a partitioned parameter, without the padding at the end."""
     _, count = own_run(parameter)
     return padded_part(parameter)[:count]
 
 
 def own_run(parameter: Any) -> tuple[int, int]:
-    """Where in the flattened parameter that begins, and its length."""
+    """Return offset, in the flattened parameter, and length of the part that `own_part` returns."""
     numel, step = shape_of(parameter).numel(), padded_part(parameter).numel()
     first = min(dist.get_rank() * step, numel)
     return first, min(step, numel - first)
 
 
 def flats(engine: Any, optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """The tensors that AdamW updates on this rank."""
+    """Return the tensors that AdamW updates on this rank."""
     if engine.zero_optimization_stage() == 3:
         found: list[Tensor] = engine.optimizer.fp32_partitioned_groups_flat
         return found
@@ -79,10 +81,11 @@ def flats(engine: Any, optimizer: torch.optim.Optimizer) -> list[Tensor]:
 def pieces(
     engine: Any, optimizer: torch.optim.Optimizer, model: PreTrainedModel
 ) -> Iterator[Piece]:
-    """This rank's of the parameters that learn, in the order of the model.
+    """Yield this rank's pieces of the trained parameters, in the order of the model.
 
     Args:
-        optimizer: that has moments; see `Update.start_moments`.
+        engine: DeepSpeed's engine.
+        optimizer: AdamW with initialized moments; see `Update.start_moments`.
         model: the Hugging Face model in the engine.
     """
     for name, parameter in trained(model):
@@ -97,9 +100,14 @@ def pieces(
 def _run(
     engine: Any, optimizer: torch.optim.Optimizer, parameter: Any
 ) -> tuple[Tensor, int, int, int] | None:
-    """The flat tensor, where in it the run begins, where in the parameter, and its length."""
+    """Find the range of a parameter's elements that this rank holds; None if there is none.
+
+    Returns:
+        The tensor that AdamW updates, the offset of the range in this tensor, its offset in the
+        flattened parameter, and its length.
+    """
     zero = engine.optimizer
-    if zero is optimizer:  # no ZeRO: every rank updates all
+    if zero is optimizer:  # without ZeRO every rank updates all elements
         return parameter, 0, 0, parameter.numel()
     if is_cut(parameter):
         group, start, _ = zero.grad_position[zero.get_param_id(parameter)]
@@ -114,7 +122,7 @@ def _run(
 
 
 def refresh(engine: Any, optimizer: torch.optim.Optimizer, model: PreTrainedModel) -> None:
-    """Let the model compute with the masters as they are now; collective."""
+    """Copy the current master weights into the parameters of the model. Collective."""
     zero = engine.optimizer
     if zero is optimizer:
         return
@@ -133,7 +141,7 @@ def refresh(engine: Any, optimizer: torch.optim.Optimizer, model: PreTrainedMode
 def whole_masters(
     engine: Any, optimizer: torch.optim.Optimizer, model: PreTrainedModel
 ) -> Iterator[tuple[str, Tensor]]:
-    """Float32 masters of what learns, whole on every rank, one at a time; collective."""
+    """Yield names and full float32 master weights of the trained parameters. Collective."""
     held = {piece.name: piece for piece in pieces(engine, optimizer, model)}
     for name, parameter in trained(model):
         shape = shape_of(parameter)
@@ -141,6 +149,6 @@ def whole_masters(
         if name in held:
             piece = held[name]
             whole[piece.first :][: piece.num_elements] = piece.tensors[MASTER]
-        if engine.optimizer is not optimizer:  # else every rank has all of it
+        if engine.optimizer is not optimizer:  # without ZeRO every rank has the full tensor
             dist.all_reduce(whole)
         yield name, whole.view(shape)

@@ -1,8 +1,8 @@
-"""The files of a checkpoint: one for each rank, with its pieces of masters and moments.
+"""The files of a checkpoint: one per rank, with the rank's pieces of master weights and moments.
 
-They are safetensors files, written and read tensor by tensor. The metadata says where in its
-parameter each piece begins; so whoever loads takes from any file what it needs, and the number of
-ranks and the stage may be others.
+The files are in safetensors format and are written and read tensor by tensor. The metadata holds
+the offset of each piece in its parameter. Hence a rank can load the elements it needs from any
+file, and the number of ranks and the ZeRO stage may change between saving and loading.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from roll.core.errors import CheckpointError
 from roll.strategy.deepspeed.shard_map import KINDS, Piece
 
 _ITEM = 4
-"""Bytes of a float32."""
+"""Size of a float32 in bytes."""
 
 
 def write(path: Path, pieces: Iterable[Piece]) -> None:
-    """This rank's file; complete or absent."""
+    """Write the file of this rank. If writing fails, no file with the name `path` appears."""
     held = list(pieces)
     header: dict[str, Any] = {
         "__metadata__": {"first": json.dumps({piece.name: piece.first for piece in held})}
@@ -64,7 +64,10 @@ class _Source:
 
 
 class Shards:
-    """The files of all ranks that wrote a checkpoint, open. A context manager.
+    """Reader of the files of all ranks that wrote a checkpoint; a context manager.
+
+    Args:
+        ranks: number of ranks that wrote the checkpoint.
 
     Raises:
         CheckpointError: a file is missing or damaged.
@@ -84,9 +87,10 @@ class Shards:
         self._open.close()
 
     def check(self, name: str, num_elements: int) -> None:
-        """
+        """Raise an error unless the files together contain all elements of a parameter.
+
         Raises:
-            CheckpointError: the files together do not have all elements of the parameter.
+            CheckpointError: the number of elements in the files is not `num_elements`.
         """
         found = sum(source.count for source in self._sources.get(name, ()))
         if found != num_elements:
@@ -96,7 +100,7 @@ class Shards:
             )
 
     def fill(self, piece: Piece) -> None:
-        """Copy what was saved of these elements into the piece's tensors."""
+        """Fill the tensors of a piece with the saved values of the same elements."""
         end = piece.first + piece.num_elements
         for source in self._sources[piece.name]:
             low, high = max(piece.first, source.first), min(end, source.first + source.count)

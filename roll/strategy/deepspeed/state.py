@@ -1,8 +1,8 @@
-"""What leaves and enters a model on disk: checkpoints that any number of ranks and stage resumes.
+"""Checkpoints of a DeepSpeed model, loadable with any number of ranks and any ZeRO stage.
 
-A checkpoint has a file of each rank (`shards.py`), and what all backends write
-(`strategy/training/checkpoint_state.py`). Nothing is gathered: whoever loads takes its pieces from
-all files.
+A checkpoint holds a file of each rank (`shards.py`) and the files that all backends write
+(`strategy/training/checkpoint_state.py`). No tensor is gathered: each rank reads its pieces from
+the files of all ranks.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from roll.strategy.training.random_states import set_random_states
 
 
 def save(path: Path, engine: Any, model: PreTrainedModel, update: Update) -> None:
-    """Write the checkpoint; collective."""
+    """Write the checkpoint. Collective."""
     path.mkdir(parents=True, exist_ok=True)
-    # Where every rank holds all, the first writes it.
+    # If every rank holds all states, rank 0 writes them.
     writes = update.shared or dist.get_rank() == 0
     write(
         file_of(path, dist.get_rank()),
@@ -37,12 +37,14 @@ def save(path: Path, engine: Any, model: PreTrainedModel, update: Update) -> Non
 
 
 def load(path: Path, engine: Any, model: PreTrainedModel, update: Update) -> None:
-    """Read what `save` wrote, on any number of ranks and with any stage; collective.
+    """Restore what `save` wrote. Collective.
 
-    A rank that the saving run did not have keeps its random state.
+    The number of ranks and the ZeRO stage may differ from those of the saving run. A rank that the
+    saving run did not have keeps its random states.
 
     Raises:
-        CheckpointError: files are missing, damaged or of another model; nothing was changed.
+        CheckpointError: files are missing or damaged, or belong to another model. Nothing has
+            changed then.
     """
     meta, rng = begin(path, _identity(model))
     with Shards(path, meta["world_size"]) as shards, torch.no_grad():

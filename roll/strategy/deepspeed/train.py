@@ -1,6 +1,6 @@
-"""Training and scoring on DeepSpeed ZeRO.
+"""Training and scoring with DeepSpeed ZeRO.
 
-Every method is collective: all ranks of the cluster call it, each with its own rows.
+Every method is collective: all ranks of the cluster call it together, each with its own rows.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ B = TypeVar("B", bound=TrainBatch)
 
 
 class DeepspeedStrategy(Generic[T]):
-    """A `TrainStrategy`; without an optimizer a `ScoreStrategy`."""
+    """Implementation of `TrainStrategy`, or, without an optimizer, of `ScoreStrategy` only."""
 
     def __init__(self, config: DeepspeedConfig, setup: ModelSetup[T]) -> None:
         self._group = GroupMembership(setup.spec)
@@ -97,7 +97,7 @@ class DeepspeedStrategy(Generic[T]):
             agree=lambda passes: max_over_ranks(passes, self._device),
         )
         if self._cut:
-            # Without a backward pass ZeRO-3 keeps gathered what it expects to need again.
+            # Without a backward pass ZeRO-3 keeps parameters gathered for their expected next use.
             self._engine.optimizer.empty_partition_cache()
         return terms
 
@@ -113,9 +113,10 @@ class DeepspeedStrategy(Generic[T]):
         )
 
     def train(self, batch: B, loss: TermsLoss[T, B]) -> Metrics:
-        """One optimizer step on the rows of all ranks; see `Update.apply` for bad gradients.
+        """Take one optimizer step on the rows of all ranks and return the metrics of this rank.
 
-        The metrics are this rank's share: merging those of all ranks gives the update's.
+        Merging the metrics of all ranks gives those of the update. `Update.apply` says when an
+        update is skipped.
         """
         update, info = self._require_update(), self._rank_info
         metrics = LossMetrics(len(batch), info.dp_size)
@@ -124,8 +125,8 @@ class DeepspeedStrategy(Generic[T]):
             self._trained, batch, loss, metrics, device=self._device, max_tokens=self._max_tokens
         ):
             self._engine.set_gradient_accumulation_boundary(last)
-            # DeepSpeed takes the mean over ranks; the weights of the tokens already say what mean
-            # is meant.
+            # DeepSpeed divides by the number of ranks, but the token weights already contain the
+            # divisor of the mean.
             self._engine.backward(total * info.dp_size, scale_wrt_gas=False)
         grad_norm, lr, applied = update.apply()
         return metrics.take() | update_metrics(grad_norm, lr, applied=applied, info=info)
@@ -141,7 +142,7 @@ class DeepspeedStrategy(Generic[T]):
         return export.local_parts(self._model.model, saved, self._device)
 
     def export_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """In `model.dtype`: what the forward pass computes with."""
+        """Yield the tensors of `export.full_weights` in the dtype of forward passes."""
         return export.full_weights(self._model.model, self._saved, self._dtype, self._device)
 
     def save(self, path: Path) -> None:
@@ -169,12 +170,15 @@ class DeepspeedStrategy(Generic[T]):
         self._parking.take_back()
 
     def states(self) -> Iterator[Tensor]:
-        """All that training keeps between updates; of a frozen model its weights."""
+        """Yield all tensors that are kept between updates.
+
+        For a frozen model these are its parameters and buffers.
+        """
         optimizer = None if self._update is None else self._update.optimizer
         return states(self._model, self._engine, optimizer)
 
     def close(self) -> None:
-        """Take DeepSpeed's hooks off, and leave the process group, if this strategy joined it."""
+        """Remove DeepSpeed's hooks and end this strategy's membership in the process group."""
         if self._engine is not None:
             self._engine.destroy()
             self._engine = None
@@ -186,7 +190,8 @@ class DeepspeedStrategy(Generic[T]):
     ) -> None:
         if config.activation_checkpointing:
             self._model.model.gradient_checkpointing_enable({"use_reentrant": False})
-        # DeepSpeed makes its masters of what it has rounded to the dtype that it computes in.
+        # Keep the unrounded values: DeepSpeed makes its master weights from parameters that are
+        # already rounded to the compute dtype.
         masters = {name: p.data for name, p in names.trained(self._model.model)}
         adam = guarded_adamw(self._model, optimizer)
         self._engine = start(

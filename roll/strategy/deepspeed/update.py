@@ -1,4 +1,4 @@
-"""Everything after the backward pass: the step of AdamW or its refusal, and the rates of a run."""
+"""The part of a DeepSpeed update after the backward pass: AdamW, its guard, the schedule."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class GuardedAdamW(torch.optim.AdamW):
-    """AdamW that steps only while `may_step` says so.
+    """AdamW that takes a step only if `may_step` returns True.
 
-    DeepSpeed computes the gradient's norm and steps in one call, group by group; in between it
-    leaves no other place to refuse an update.
+    DeepSpeed computes the gradient norm and takes the steps, group by group, in a single call. The
+    optimizer's `step` is the only place in between at which an update can be refused.
     """
 
     may_step: Callable[[], bool]
+    """Returns whether the current gradients may be applied."""
 
     def step(self, closure: Any = None) -> Any:
         if self.may_step():
@@ -36,12 +37,13 @@ def guarded_adamw(model: nn.Module, config: OptimizerConfig) -> GuardedAdamW:
 
 
 class Update:
-    """Clipping, AdamW and the schedule, around DeepSpeed's step.
+    """Gradient clipping, AdamW and the learning rate schedule, around DeepSpeed's step.
 
     Args:
-        engine: DeepSpeed's, which has `optimizer` by now.
-        shared: whether the optimizer is one of DeepSpeed's, which computes norms; without ZeRO
-            it is AdamW on whole parameters.
+        engine: DeepSpeed's engine, built with `optimizer`.
+        optimizer: AdamW in the engine.
+        shared: True if a ZeRO optimizer of DeepSpeed wraps `optimizer`; that optimizer computes
+            the gradient norm. False without ZeRO: `optimizer` updates full parameters.
     """
 
     def __init__(
@@ -61,8 +63,11 @@ class Update:
         optimizer.may_step = self._may_step
 
     def start_moments(self, flats: list[Tensor]) -> None:
-        """Moments of zero, which AdamW would make itself at its first step, after which it is too
-        late to fill them from a checkpoint."""
+        """Create moments of zero for the tensors that AdamW updates.
+
+        AdamW itself would create them at its first step, which is too late to fill them from a
+        checkpoint.
+        """
         for flat in flats:
             self.optimizer.state[flat] = {
                 "step": torch.zeros((), dtype=torch.float32, device=flat.device),
@@ -71,7 +76,7 @@ class Update:
 
     @property
     def steps(self) -> int:
-        """That AdamW has done, skipped updates not among them."""
+        """Number of steps that AdamW has taken, without skipped updates."""
         return int(next(iter(self.optimizer.state.values()))["step"])
 
     @steps.setter
@@ -80,10 +85,14 @@ class Update:
             state["step"].fill_(steps)
 
     def apply(self) -> tuple[float, float, bool]:
-        """Clip, step and clear the gradients; returns (grad norm, learning rate, applied).
+        """Clip the gradients, take a step and clear the gradients. Collective.
 
-        A gradient that is zero or not finite leaves weights and optimizer state as they are: see
-        `Fsdp2Strategy`. The schedule moves on all the same.
+        The update is skipped, and weights and optimizer state stay unchanged, if the gradient norm
+        is zero or not finite; `roll.strategy.fsdp2.update.Update.apply` says why. The schedule
+        advances in any case.
+
+        Returns:
+            Gradient norm before clipping, learning rate, and False if the update was skipped.
         """
         lr = self.schedule.advance()
         for group in self.optimizer.param_groups:

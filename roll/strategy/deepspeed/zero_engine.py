@@ -1,4 +1,4 @@
-"""DeepSpeed's engine around a model: its settings, and the environment that it insists on."""
+"""Construction of DeepSpeed's engine: settings and environment variables."""
 
 from __future__ import annotations
 
@@ -29,19 +29,21 @@ def start(
     max_grad_norm: float = 0.0,
     device: torch.device,
 ) -> Any:
-    """DeepSpeed's engine; collective. The process group exists already.
+    """Build DeepSpeed's engine. Collective; the default process group must exist.
 
     Args:
-        model: with parameters on the CPU, which become what the stage makes of them.
-        optimizer: of the parameters; it will see what this rank holds of the masters instead.
-            None for a frozen model.
-        max_grad_norm: gradients are scaled down to this global norm; 0 leaves them.
+        model: model with parameters on the CPU. The engine moves the parameters to the device; in
+            stage 3 it partitions them over the ranks.
+        optimizer: optimizer of the model's parameters; None for a frozen model. With ZeRO its
+            parameters are replaced by this rank's part of the float32 master weights.
         compute: dtype of the forward and backward passes.
+        max_grad_norm: gradients are scaled down to this global norm; 0 disables clipping.
+        device: device of this process.
     """
     compat.use_accelerator(device.type)
     compat.forget_left_groups()
-    # DeepSpeed reads the number of its device from the environment, ZeRO-3 again and again; a
-    # process sees only its own device.
+    # DeepSpeed reads the number of its device from the environment, ZeRO-3 even repeatedly. This
+    # process sees only its own device, which has the number 0.
     os.environ["LOCAL_RANK"] = "0"
     told = settings(config, compute, device) | {"gradient_clipping": max_grad_norm}
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
@@ -53,12 +55,12 @@ def start(
 
 
 def settings(config: DeepspeedConfig, compute: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """What DeepSpeed is told."""
+    """Return the config dict for DeepSpeed, without gradient clipping."""
     stage = config.stage
     low = compute == torch.bfloat16
     if stage == 0 and low:
-        # Without ZeRO DeepSpeed adds bfloat16 gradients up in bfloat16. Its ZeRO-1 in bfloat16
-        # keeps whole float32 gradients on every rank, and shares out masters and moments.
+        # Without ZeRO DeepSpeed accumulates bfloat16 gradients in bfloat16. ZeRO-1 accumulates them
+        # in float32, in full on every rank, and partitions only master weights and moments.
         stage = 1
     host = {"device": "cpu", "pin_memory": device.type != "cpu"}
     zero: dict[str, Any] = {
@@ -74,12 +76,12 @@ def settings(config: DeepspeedConfig, compute: torch.dtype, device: torch.device
     if config.offload_parameters:
         zero["offload_param"] = host
     return {
-        # Of no meaning here: micro-batches differ in size, and we say which is the last.
+        # These three have no effect: micro-batches differ in size, and the trainer marks the last.
         "train_batch_size": dist.get_world_size(),
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "zero_optimization": zero,
-        # The optimizer is PyTorch's, so that nothing is compiled; fused, it is as good on a CPU.
+        # PyTorch's AdamW needs no compiled kernel of DeepSpeed; fused, it is as fast on a CPU.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "bf16": {"enabled": low},
@@ -95,9 +97,9 @@ def _cut(
     compute: torch.dtype,
     device: torch.device,
 ) -> None:
-    """Cut parameter by parameter, before the engine moves the whole model to the device."""
-    # The head's weight is read by another module than the one that has it; ZeRO-3 gathers the
-    # parameters of a module when it runs, and those that it was told of.
+    """Partition the parameters one by one; the engine would move the full model to the device."""
+    # ZeRO-3 gathers a module's own and registered parameters when the module runs. The head's
+    # weight has to be registered, because the root module reads it without running the head.
     for parameter in _outputs(model):
         deepspeed.zero.register_external_parameter(model, parameter)
     for parameter in model.parameters():
