@@ -1,1 +1,1 @@
-"""Plain Hugging Face: scoring, and generation without an engine."""
+"""Scoring and generation with plain Hugging Face forward passes."""

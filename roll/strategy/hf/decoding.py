@@ -1,7 +1,8 @@
-"""`Decoding`: one request on its way, a token for each of its siblings at a time.
+"""Decoding of one request, one token per sibling and step.
 
-A request is a batch of its own: its siblings share a prompt and grow in step, so nothing is padded,
-and what a request yields depends on its seed and the weights alone, never on what else runs.
+The siblings of a request share a prompt and form a batch of their own. They always have equal
+length, so nothing is padded. The result depends on the prompt, the sampling settings, the seed and
+the weights alone, never on other requests.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from roll.strategy.hf.sampling import sample_tokens, scaled_logprobs
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weights:
-    """A model as it is between two pushes. A cache belongs to one of these."""
+    """A model's weights between two pushes. A KV cache is valid for one such object only."""
 
     model: PreTrainedModel
     version: int
@@ -28,15 +29,16 @@ class Weights:
 
 @dataclass(slots=True)
 class Sibling:
-    """One continuation in the making."""
+    """Running continuation of a prompt."""
 
     generator: torch.Generator
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
-    """Written last: other threads read as many tokens as there are versions."""
+    """Version of the weights that generated each token. Appended last: other threads read only as
+    many tokens as there are versions."""
     finish: FinishReason = FinishReason.ABORT
-    """ABORT while it goes on: that is what it is if nothing comes after."""
+    """Reason of the end; ABORT while the sibling is running, which is right if it is cut off."""
 
     def add(self, token: int, logprob: float, version: int) -> None:
         self.tokens.append(token)
@@ -44,7 +46,7 @@ class Sibling:
         self.versions.append(version)
 
     def completion(self, start: int = 0) -> Completion:
-        """What comes after the first `start` tokens."""
+        """Return the completion without its first `start` tokens."""
         end = len(self.versions)
         return Completion(
             tuple(self.tokens[start:end]),
@@ -55,13 +57,13 @@ class Sibling:
 
 
 class Decoding:
-    """A request, its siblings, and the cache of those that go on.
+    """A request, its siblings, and the KV cache of the running siblings.
 
-    One thread calls `step`; `end` and `Sibling.completion` are for others too.
+    A single thread calls `step`. Any thread may call `end` and `Sibling.completion`.
 
     Args:
-        limit: most tokens that a sibling may have.
-        eos: tokens that end a response.
+        limit: maximum number of tokens of a response.
+        eos: ids of the tokens that end a response.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class Decoding:
     ) -> None:
         self.request = request
         self.over: Future[list[Completion]] = Future()
-        """Set once, when the request has ended, however it did."""
+        """Completions or error of the request, set once when the request ends."""
         self.siblings = [Sibling(_generator(request.seed, index)) for index in range(request.n)]
         self._tokenizer = tokenizer
         self._limit = limit
@@ -83,15 +85,15 @@ class Decoding:
         self._cache: DynamicCache | None = None
         self._cached_for: Weights | None = None
         self._last_N = torch.empty(0, dtype=torch.long)
-        """Newest token of each live sibling."""
+        """Id of the newest token of each running sibling, int64 `[N]`."""
         self._prefilled = 0
 
     def step(self, weights: Weights) -> int:
-        """One more token for every live sibling; ends the request with its last one.
+        """Generate one token for every running sibling; end the request if none is left running.
 
         Returns:
-            Tokens that were read into the cache before: those of the prompt, and after new weights
-            those that are written too.
+            Number of tokens that this step read into a new KV cache: those of the prompt and, after
+            a change of the weights, those generated before. 0 if the cache was reused.
         """
         self._prefilled = 0
         logits_NV = self._forward(weights)
@@ -110,23 +112,24 @@ class Decoding:
         return self._prefilled
 
     def end(self) -> None:
-        """Give what there is; siblings that were still at work end with ABORT."""
-        with contextlib.suppress(InvalidStateError):  # it has ended already
+        """End the request with the tokens generated so far. Running siblings end with ABORT."""
+        with contextlib.suppress(InvalidStateError):  # the request has ended already
             self.over.set_result([sibling.completion() for sibling in self.siblings])
 
     def fail(self, error: Exception) -> None:
+        """End the request with an error, unless it has ended already."""
         with contextlib.suppress(InvalidStateError):
             self.over.set_exception(error)
 
     def _forward(self, weights: Weights) -> Tensor:
-        """Logits `[N, V]` of the next token of each live sibling."""
+        """Compute the logits `[N, V]` of the next token of each running sibling."""
         model = weights.model
         if self._cache is not None and self._cached_for is weights:
             return _logits(model, self._last_N[:, None], self._cache)
         cache = DynamicCache(config=model.config)
         prompt = list(self.request.prompt_tokens)
         written = [self.siblings[index].tokens for index in self._live]
-        if written[0]:  # with other weights
+        if written[0]:  # these tokens were generated with other weights
             inputs_NT = torch.tensor([prompt + tokens for tokens in written])
             logits_NV = _logits(model, inputs_NT, cache)
         else:
@@ -153,7 +156,7 @@ class Decoding:
         if not sampling.ignore_eos and sibling.tokens[-1] in self._eos:
             return FinishReason.STOP
         if sampling.stop:
-            # A token is at least one character, or part of one: no stop string begins earlier.
+            # A character takes at most four tokens (UTF-8 bytes), so a stop string fits here.
             tail = sibling.tokens[-4 * max(map(len, sampling.stop)) :]
             text = self._tokenizer.decode(tail, skip_special_tokens=True)
             if any(stop in text for stop in sampling.stop):
@@ -162,7 +165,7 @@ class Decoding:
 
 
 def _logits(model: PreTrainedModel, inputs_NT: Tensor, cache: DynamicCache) -> Tensor:
-    """Of the last position, `[N, V]`; `cache` grows by the inputs."""
+    """Compute the logits `[N, V]` of the last position and append the inputs to `cache`."""
     output = model(input_ids=inputs_NT.to(model.device), past_key_values=cache, logits_to_keep=1)
     logits_NV: Tensor = output.logits[:, -1]
     return logits_NV

@@ -1,9 +1,9 @@
-"""`HfEngine`: generation with plain Hugging Face forward passes, exact and always there.
+"""Generation with plain Hugging Face forward passes: exact, and available without other packages.
 
-Requests run side by side: each decoding step of a request is one piece of work, and they take
-turns in one thread, so a request joins, ends or is aborted between two steps, and weights are
-replaced there. Steps of different requests are not batched together: the numbers of a request
-would then depend on its neighbours, and a run could not be repeated bit by bit.
+Requests run concurrently: a single thread computes the decoding steps of all requests in turn.
+Between two steps requests start, end or are aborted, and weights are replaced. Steps of different
+requests are not batched together, because the numbers of a request would then depend on other
+requests, and a run would not be reproducible bit by bit.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ R = TypeVar("R")
 
 
 class HfEngine:
-    """Implements `InferenceStrategy`."""
+    """Implementation of `InferenceStrategy` without an external engine."""
 
     def __init__(self, config: HfEngineConfig, setup: EngineSetup) -> None:
         self._spec = setup.spec
@@ -45,27 +45,27 @@ class HfEngine:
         self._dtype: torch.dtype = getattr(torch, setup.dtype)
         self._max_model_len = setup.max_model_len
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hf-engine")
-        """Everything that touches the model runs here, in order; the event loop stays free."""
+        """Thread for all work on the model, done in order; the event loop is never blocked."""
         self._running: dict[str, Decoding] = {}
         self._progress = Progress()
         self._prefilled_tokens = 0
         self._loading = False
         self._closed = False
         self._broken: str | None = None
-        """Why the weights cannot be used."""
+        """Error of the push that left the weights incomplete; None if the weights are usable."""
         self._held: frozenset[str] = frozenset()
-        """Names of the tensors that earlier pushes brought."""
+        """Names of the tensors that earlier pushes have delivered."""
 
     async def start(self) -> None:
         """Load the model."""
         await self._run(self._load_model)
 
     async def generate(self, request: GenerateRequest) -> list[Completion]:
-        """`request.n` completions, in sibling order. After `abort` they end with ABORT.
+        """Generate `request.n` completions, in sibling order. After `abort` they end with ABORT.
 
         Raises:
             EngineError: the prompt leaves no room for a response.
-            IncompleteWeightsError: a push of weights broke off.
+            IncompleteWeightsError: a push of weights failed partway.
         """
         room = self._max_model_len - len(request.prompt_tokens)
         if room <= 0:
@@ -88,14 +88,14 @@ class HfEngine:
             self._progress.end(request.id, completions)
 
     async def abort(self, request_id: str) -> None:
-        """End a running request; unknown ids are fine."""
+        """End a running request. An unknown id is ignored."""
         if decoding := self._running.get(request_id):
             decoding.end()
 
     async def heartbeat(self) -> Heartbeat:
-        """A turn of the thread that computes, and what was written since the last one.
+        """Wait for a turn of the compute thread; report the tokens generated since the last call.
 
-        A push of weights has its own limits of time, and is not waited for.
+        During a push of weights there is no wait, because a push has time limits of its own.
         """
         if not self._loading:
             await self._run(_nothing)
@@ -104,14 +104,15 @@ class HfEngine:
     async def load_weights(
         self, channel: Channel, version: int, *, receiver: int, verify: bool
     ) -> LoadReport:
-        """Replace all weights by those that arrive on `channel`; later tokens carry `version`.
+        """Replace all weights by those that arrive on `channel`.
 
-        Running requests go on with the new weights: their KV cache is computed anew.
+        Tokens generated afterwards are marked with `version`. Running requests continue with the
+        new weights; their KV cache is recomputed.
 
         Raises:
-            WeightSyncError: the push does not fit, and the old weights stay in use; or it broke
-                off: running requests end with an IncompleteWeightsError, and the engine generates
-                no more until a push has succeeded.
+            WeightSyncError: the push does not match the model, and the old weights stay in use. Or
+                the push failed partway: running requests end with an IncompleteWeightsError, and
+                the engine generates nothing until a push has succeeded.
         """
         self._loading = True
         try:
@@ -125,12 +126,15 @@ class HfEngine:
             await self._run(self._move, "cpu")
 
     async def wake(self, *, weights_only: bool = False) -> None:
-        """Take the memory back. Caches come with each request: weights are all there is."""
+        """Move the weights back to the device.
+
+        `weights_only` changes nothing, as every request allocates a KV cache of its own.
+        """
         if self._spec.platform == "cuda":
             await self._run(self._move, "cuda")
 
     async def close(self) -> None:
-        """End running requests and the thread."""
+        """End all running requests and stop the thread."""
         self._closed = True
         for decoding in self._running.values():
             decoding.end()
@@ -157,7 +161,7 @@ class HfEngine:
 
     @torch.inference_mode()
     def _step(self, decoding: Decoding) -> None:
-        """One token for each sibling; then the others have their turn."""
+        """Run one decoding step of a request, then queue its next step behind other requests."""
         if decoding.over.done():
             return
         try:
@@ -200,7 +204,7 @@ class HfEngine:
             check_shapes(manifest, memory.shapes, optional=memory.optional, held=self._held)
 
         def in_place(meta: TensorMeta) -> Tensor | None:
-            """The model's own memory, which needs no copy in between."""
+            """Return the model's own memory for a tensor, if the push can write into it."""
             nonlocal begun
             begun = True
             return places.place(meta)
@@ -212,7 +216,7 @@ class HfEngine:
                 for name, tensor in incoming.tensors(in_place):
                     places.take(name, tensor)
         except Exception as error:
-            # Of whatever kind: what has come in up to now stays in the model.
+            # Any kind of error: the tensors received so far stay in the model.
             failure = self._push_failure(error)
             if begun:
                 self._broken = str(failure)
@@ -235,11 +239,11 @@ class HfEngine:
 
 
 def _nothing() -> None:
-    """What a heartbeat lets the thread do."""
+    """Do nothing; a heartbeat waits for the compute thread to run this."""
 
 
 def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Tokens that end a response: the tokenizer's and those of the generation config."""
+    """Return the ids of the tokens that end a response, from tokenizer and generation config."""
     ids: set[int] = set()
     for value in (model.generation_config.eos_token_id, tokenizer.eos_token_id):
         if isinstance(value, int):

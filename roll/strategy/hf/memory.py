@@ -1,4 +1,4 @@
-"""Where a Hugging Face model keeps the tensors of its checkpoint."""
+"""Map from the tensors of a checkpoint to the memory of a Hugging Face model."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from roll.weight_sync.manifest import TensorMeta
 
 
 class WeightMemory:
-    """The memory of a model on any device, by the names of its checkpoint."""
+    """Memory of a model on any device, by the names of its checkpoint."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of every tensor of the checkpoint that the model has."""
+        """Shape of each checkpoint tensor that the model contains, by name."""
         return {
             tensor.name: tuple(tensor.shape)
             for bundle in self._saved.bundles
@@ -29,7 +29,7 @@ class WeightMemory:
 
     @cached_property
     def optional(self) -> frozenset[str]:
-        """Those that are a second name of another (tied); they may come or stay away."""
+        """Second names of tensors with several names (tied weights); a push may leave them out."""
         seen: set[int] = set()
         tied = set()
         for name, tensor in self._own.items():
@@ -44,12 +44,15 @@ class WeightMemory:
         )
 
     def places(self) -> Places:
-        """Where to write the tensors of one push; holds until the model moves."""
+        """Look up the memory for the tensors of one push.
+
+        The result is valid until the model moves to another device.
+        """
         return Places(self._saved, self._by_name, self._own)
 
     @property
     def _own(self) -> dict[str, Tensor]:
-        """Looked up each time, as moving a model to another device gives it new tensors."""
+        """Tensors of the model. Not cached, as a move to another device creates new tensors."""
         own: dict[str, Tensor] = self._model.state_dict()
         return own
 
@@ -59,16 +62,17 @@ class WeightMemory:
 
     @cached_property
     def _by_name(self) -> dict[str, tuple[Bundle, SavedTensor]]:
-        """Each tensor of the checkpoint, with its bundle."""
+        """Each checkpoint tensor with its bundle, by name."""
         return {tensor.name: (b, tensor) for b in self._saved.bundles for tensor in b.saved}
 
 
 class Places:
-    """A model's memory during one push: all of the model is looked up once, at its beginning.
+    """A model's memory during one push.
 
     Args:
-        by_name: the tensors of the checkpoint.
-        own: the model's tensors, contiguous.
+        saved: how the checkpoint holds the model's tensors.
+        by_name: the checkpoint tensors with their bundles, by name.
+        own: the model's tensors, contiguous, looked up once at the beginning of the push.
     """
 
     def __init__(
@@ -81,11 +85,15 @@ class Places:
         self._by_name = by_name
         self._own = own
         self._elements: tuple[Bundle, dict[str, Tensor]] | None = None
-        """Of the last bundle that has no runs: those of one come one after the other, and those of
-        all would take more memory than the model."""
+        """Last bundle whose checkpoint tensors are not contiguous ranges, and its element indices
+        (`Saved.elements`). The tensors of one bundle arrive one after the other, so one entry
+        suffices; the indices of all bundles would take more memory than the model."""
 
     def place(self, meta: TensorMeta) -> Tensor | None:
-        """The memory that a push can write a tensor into; None: `take` has to be given it."""
+        """Return the model's memory for a tensor if a push can write directly into the memory.
+
+        Otherwise return None: the tensor then has to be passed to `take`.
+        """
         bundle, tensor = self._by_name[meta.name]
         if not bundle.are_runs:
             return None
@@ -94,7 +102,7 @@ class Places:
         return place if fits else None
 
     def take(self, name: str, value: Tensor) -> None:
-        """Write a tensor that has come; one that lies in its place already stays."""
+        """Write a received tensor into the model, unless the push has written it there directly."""
         bundle, tensor = self._by_name[name]
         if not bundle.are_runs:
             put_back(bundle, self._elements_of(bundle)[name], value, self._own)
@@ -111,7 +119,7 @@ class Places:
 
     def _elements_of(self, bundle: Bundle) -> dict[str, Tensor]:
         if self._elements is None or self._elements[0] is not bundle:
-            self._elements = None  # before the next are made
+            self._elements = None  # frees the old indices before new ones are made
             shapes = {source: self._own[source].shape for source in bundle.sources}
             self._elements = bundle, self._saved.elements(bundle, shapes)
         return self._elements[1]

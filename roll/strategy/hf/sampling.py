@@ -1,4 +1,4 @@
-"""From logits to sampled tokens and the log-probs of the distribution they came from."""
+"""Sampling of tokens from logits, and log-probs of the distribution they are sampled from."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from roll.core.types import SamplingParams
 
 
 def scaled_logprobs(logits_NV: Tensor, sampling: SamplingParams) -> Tensor:
-    """Float32 `[N, V]`, natural log; tokens that `top_k` or `top_p` cut off have -inf.
+    """Compute the log-probs of the sampling distribution, float32 `[N, V]`, natural logarithm.
 
-    Greedy sampling (temperature 0) has no distribution of its own; it reports the model's.
+    Tokens removed by `top_k` or `top_p` have -inf. For greedy sampling (temperature 0) the
+    log-probs are those at temperature 1.
     """
     logits_NV = logits_NV.float()
     if sampling.temperature > 0:
@@ -29,7 +30,13 @@ def scaled_logprobs(logits_NV: Tensor, sampling: SamplingParams) -> Tensor:
 def sample_tokens(
     logprobs_NV: Tensor, generators: Sequence[torch.Generator], *, greedy: bool
 ) -> Tensor:
-    """Int64 `[N]` on the CPU; row i draws from generator i, so rows do not affect each other."""
+    """Sample one token id per row, int64 `[N]` on the CPU.
+
+    Row i draws from generator i, so the rows do not affect each other.
+
+    Args:
+        greedy: take the most probable token in place of drawing.
+    """
     if greedy:
         return logprobs_NV.argmax(-1).cpu()
     probs_NV = logprobs_NV.exp().cpu()
@@ -41,7 +48,11 @@ def sample_tokens(
 
 
 def _nucleus(logits_NV: Tensor, top_p: float) -> Tensor:
-    """Keep the likeliest tokens up to a total probability of `top_p`, and always the first."""
+    """Set logits outside of the nucleus to -inf.
+
+    The nucleus is the smallest set of most probable tokens whose total probability is at least
+    `top_p`. The most probable token is always in the nucleus.
+    """
     sorted_NV, order_NV = logits_NV.sort(descending=True)
     before_NV = sorted_NV.softmax(-1).cumsum(-1) - sorted_NV.softmax(-1)
     cut_NV = torch.zeros_like(logits_NV, dtype=torch.bool)

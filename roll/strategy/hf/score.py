@@ -1,4 +1,4 @@
-"""Scoring by plain Hugging Face forward passes: what every other backend is tested against."""
+"""Scoring with plain Hugging Face forward passes, the reference for tests of other backends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class HfScore(Generic[T]):
-    """A `ScoreStrategy`; every rank holds the whole model and scores its own rows."""
+    """Implementation of `ScoreStrategy`; each rank holds the full model and scores its own rows."""
 
     def __init__(self, config: HfScoreConfig, setup: ModelSetup[T]) -> None:
         self._device = get_platform(setup.spec.platform).device(setup.spec)
@@ -58,4 +58,4 @@ class HfScore(Generic[T]):
         self._model.to(self._device)
 
     def close(self) -> None:
-        """Nothing to stop: no process group, no threads."""
+        """Do nothing: this backend has no process group and no threads."""
