@@ -1,1 +1,1 @@
-"""Megatron-Core: training and scoring with tensor, pipeline and expert parallelism."""
+"""Training and scoring with Megatron-Core: tensor, pipeline and expert parallelism."""

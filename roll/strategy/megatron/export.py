@@ -1,4 +1,7 @@
-"""Weights under Hugging Face names, gathered bucket by bucket over all ranks."""
+"""Export of the weights of a Megatron-Core model under Hugging Face names.
+
+Tensors are gathered over all ranks, bucket by bucket.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,19 @@ from roll.strategy.megatron.model import MegatronModel
 from roll.weight_sync.manifest import Manifest
 
 BUCKET_BYTES = 256 << 20
-"""Of whole tensors that exist beside the model at once."""
+"""Size of a bucket in bytes: full tensors that exist besides the model at the same time."""
 
 
 def full_weights(
     model: MegatronModel, *, adapter: bool = False, wanted: bool = True
 ) -> Iterator[tuple[str, Tensor]]:
-    """Names and whole tensors in the order of the manifest, an adapter added; collective.
+    """Yield names and full tensors in the order of the manifest, with the adapter added.
+
+    Collective: all ranks exhaust the iterator together.
 
     Args:
-        adapter: the factors of the adapter instead.
-        wanted: whether this rank gets them; if not, it only takes part.
+        adapter: yield only the LoRA factors of the adapter.
+        wanted: False if this rank only takes part in the collectives and gets no tensors.
     """
     trained = model.trained
     return export(
@@ -41,25 +46,33 @@ def full_weights(
 
 
 def manifest(model: MegatronModel, *, adapter: bool) -> Manifest:
-    """What `parts` will yield, whole."""
+    """Return the manifest of the tensors that `parts` yields.
+
+    Args:
+        adapter: describe only the LoRA factors of the adapter.
+    """
     if not adapter:
         return model.manifest
-    assert model.trained is not None  # only of a policy that trains one is it asked for
+    assert model.trained is not None  # `adapter` is set only if the model trains an adapter
     return model.trained.manifest
 
 
 def frozen(model: MegatronModel) -> frozenset[str]:
-    """Names of what never changes: all that an adapter leaves as it is."""
+    """Return the names in the manifest whose values never change.
+
+    These are the weights without an adapter, if the model trains an adapter; otherwise none.
+    """
     if model.trained is None:
         return frozenset()
     return frozenset(m.name for m in model.manifest.tensors) - model.trained.adapted
 
 
 def parts(model: MegatronModel, *, adapter: bool) -> Iterator[tuple[str, Tensor]]:
-    """This rank's part of each tensor, as the manifest cuts it; collective.
+    """Yield the name and this rank's part of each tensor, as the manifest divides it. Collective.
 
-    Ranks hold no runs of Hugging Face tensors (a tensor parallel rank has some heads of q, k and
-    v), so every tensor is gathered, and each rank passes an equal part of it on.
+    Ranks do not hold contiguous ranges of Hugging Face tensors: a tensor parallel rank has some
+    heads of q, k and v in one tensor. So every tensor is gathered, and each rank yields an equal
+    part.
     """
     rank, announced = dist.get_rank(), manifest(model, adapter=adapter)
     for position, (name, tensor) in enumerate(full_weights(model, adapter=adapter)):

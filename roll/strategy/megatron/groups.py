@@ -1,4 +1,4 @@
-"""Megatron-Core's process groups, which belong to the process and not to a model."""
+"""Megatron-Core's process groups. They are global to the process, not part of a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roll.core.types import RankInfo, WorkerSpec
 from roll.strategy.training.group import TIMEOUT_S
 
 _cut: ParallelSizes | None = None
-"""How the ranks of this process are cut at present."""
+"""Sizes of the current groups; None if there are no groups."""
 
 
 def sizes_of(config: MegatronConfig) -> ParallelSizes:
@@ -31,15 +31,16 @@ def sizes_of(config: MegatronConfig) -> ParallelSizes:
 
 
 def join(sizes: ParallelSizes, spec: WorkerSpec) -> bool:
-    """Cut the ranks of the default process group; collective.
+    """Divide the ranks of the default process group into Megatron-Core's groups. Collective.
 
-    Models of one layout share the groups.
+    If the process has groups of the same sizes already, they are shared.
 
     Returns:
-        Whether they were cut now, so that the caller has to `leave`.
+        True if this call created the groups; the caller must then call `leave` at the end.
 
     Raises:
-        ConfigError: the ranks do not divide, or a model of another layout is in this process.
+        ConfigError: the number of ranks is not divisible by the sizes, this process has groups of
+            other sizes, or the machine has a GPU although the platform is `cpu`.
     """
     global _cut
     if _cut is not None:
@@ -65,7 +66,7 @@ def join(sizes: ParallelSizes, spec: WorkerSpec) -> bool:
 
 
 def leave() -> None:
-    """Dissolve the groups that `join` cut."""
+    """Destroy the groups that `join` created."""
     global _cut
     from mcore_adapter.modeling.model import leave_parallel
 
@@ -74,8 +75,11 @@ def leave() -> None:
 
 
 def rank_info() -> RankInfo:
-    """Tensor parallel ranks and stages of one model get the same rows; the results of the first
-    tensor parallel rank of the last stage count."""
+    """Return this rank's place in the data parallel layout.
+
+    All tensor parallel ranks and pipeline stages of one copy of the model get the same rows. Their
+    leader is the first tensor parallel rank of the last stage.
+    """
     from megatron.core import parallel_state
 
     return RankInfo(
@@ -90,6 +94,7 @@ def rank_info() -> RankInfo:
 
 
 def tensor_parallel() -> dist.ProcessGroup:
+    """Return the group of the ranks that share this rank's matrices."""
     from megatron.core import parallel_state
 
     group: dist.ProcessGroup = parallel_state.get_tensor_model_parallel_group()
@@ -97,7 +102,7 @@ def tensor_parallel() -> dist.ProcessGroup:
 
 
 def from_last_stage(tensor: Tensor) -> Tensor:
-    """The last stage's, on every stage; collective."""
+    """Broadcast a tensor, in place, from the last pipeline stage to all stages. Collective."""
     from megatron.core import parallel_state
 
     if parallel_state.get_pipeline_model_parallel_world_size() > 1:

@@ -1,4 +1,4 @@
-"""Off the device and back: parameters, gradients and optimizer state."""
+"""Offload of parameters, gradients and optimizer state to host memory, and the way back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _CPU = torch.device("cpu")
 
 
 def offload(model: MegatronModel, update: Update | None) -> None:
-    """To host memory; gradients, which the next update makes anew, are dropped."""
+    """Move parameters and optimizer state to host memory.
+
+    Gradients are dropped, as the next update computes new ones.
+    """
     if update is not None:
         update.optimizer.offload_to_cpu()
         for buffer in _buffers(model):
@@ -24,6 +27,7 @@ def offload(model: MegatronModel, update: Update | None) -> None:
 
 
 def onload(model: MegatronModel, update: Update | None, device: torch.device) -> None:
+    """Move parameters and optimizer state back to `device`."""
     _move(model, update, device)
     if update is not None:
         for buffer in _buffers(model):
@@ -32,16 +36,22 @@ def onload(model: MegatronModel, update: Update | None, device: torch.device) ->
 
 
 def _buffers(model: MegatronModel) -> list[Any]:
-    """Of gradients; with a distributed optimizer of parameters too."""
+    """List the model's gradient buffers.
+
+    With a distributed optimizer they contain the trained parameters too.
+    """
     return [b for chunk in model.chunks for b in chunk.buffers + chunk.expert_parallel_buffers]
 
 
 def _move(model: MegatronModel, update: Update | None, device: torch.device) -> None:
-    """What is in no buffer; in place, because wrapper and optimizer know the objects."""
+    """Move the tensors that are in no buffer to `device`.
+
+    The tensor objects stay the same, because wrapper and optimizer hold references to them.
+    """
     for chunk in model.chunks:
         inner = unwrapped(chunk)
         in_buffer = update is not None and chunk.ddp_config.use_distributed_optimizer
-        # Frozen parameters, those beside an adapter, are in no buffer in any case.
+        # Frozen parameters (of a model with an adapter) are never in a buffer.
         lying = (p for p in inner.parameters() if not (in_buffer and p.requires_grad))
         for tensor in (*inner.buffers(), *lying):
             tensor.data = tensor.data.to(device)

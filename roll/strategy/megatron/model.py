@@ -1,4 +1,4 @@
-"""A model on Megatron-Core: this rank's part of it, and which Hugging Face tensors it makes."""
+"""Loading of a model on Megatron-Core: this rank's part, and the manifest of its weights."""
 
 from __future__ import annotations
 
@@ -35,47 +35,48 @@ from roll.weight_sync.manifest import Manifest, TensorMeta, even_cuts
 @dataclass(frozen=True)
 class MegatronModel:
     chunks: Sequence[Any]
-    """Modules of this rank; of a model that learns in Megatron-Core's data parallel wrapper."""
+    """Modules of this rank, one per virtual pipeline stage. If the model is trained, each is in
+    Megatron-Core's data parallel wrapper."""
     table: ModelTable
     sizes: ParallelSizes
     manifest: Manifest
     vocab: int
     sequence_parallel: bool
     trained: Trained | None = None
-    """The adapter, of a model that trains one."""
+    """Adapter that is trained; None if the model trains no adapter."""
 
     @property
     def learns(self) -> ModelTable:
-        """What checkpoints hold: the model, or the adapter alone."""
+        """Table of the tensors in a checkpoint: the adapter's if there is one, else the model's."""
         return self.table if self.trained is None else self.trained.adapter.table
 
 
 @dataclass(frozen=True)
 class Trained:
-    """An adapter that is trained."""
+    """An adapter that the model trains."""
 
     adapter: Adapter
     metas: Mapping[str, ShapeAndDtype]
-    """Of the factors, by PEFT's names."""
+    """Shape and dtype of each factor, by PEFT's names."""
     manifest: Manifest
-    """Of the same."""
+    """Manifest of the factors, each divided equally among all ranks."""
     base: str
-    """Name of the model, to tell adapters apart by."""
+    """Last component of `model.path`; identifies the model that the adapter belongs to."""
 
     @property
     def adapted(self) -> frozenset[str]:
-        """Hugging Face names of the weights that it changes."""
+        """Hugging Face names of the weights that the adapter changes."""
         return frozenset(f"{base_name(name)}.weight" for name in self.metas)
 
 
 def load_model(
     config: MegatronConfig, sizes: ParallelSizes, model: ModelConfig, *, trainable: bool
 ) -> MegatronModel:
-    """Build this rank's part and fill it from the checkpoint; collective.
+    """Build this rank's part of the model and load its weights from the checkpoint. Collective.
 
     Raises:
-        ConfigError: the checkpoint's family has no table, something does not divide, or tensors
-            are missing; says which.
+        ConfigError: the model family has no table, a size is not divisible, or tensors are missing.
+            The message names them. Or the adapter's targets are invalid.
     """
     dtype: torch.dtype = getattr(torch, model.dtype)
     folder = folder_of(model)
@@ -115,10 +116,10 @@ def load_model(
 def _add_adapter(
     model: ModelConfig, bare: Sequence[Any], table: ModelTable, sizes: ParallelSizes
 ) -> Trained | None:
-    """Freeze the model and give it factors, if it is to have some.
+    """Freeze the model and add an adapter, if the config has one; else return None.
 
     Raises:
-        ConfigError: a target is the head, is unknown, or cannot have factors.
+        ConfigError: a target is the head, is unknown, or cannot have an adapter.
     """
     lora = model.lora
     if lora is None:
@@ -136,17 +137,20 @@ def _add_adapter(
 
 
 def base_name(factor: str) -> str:
-    """The module that a factor belongs to, by PEFT's name of the factor."""
+    """Return the name of the module that a factor belongs to, given PEFT's name of the factor."""
     return factor.removeprefix("base_model.model.").rpartition(".lora_")[0]
 
 
 def _manifest(chunks: Sequence[Any], table: ModelTable, sizes: ParallelSizes) -> Manifest:
-    """Of what `mcore_adapter.gather.export` yields of the model, in its order."""
+    """Describe the tensors that `mcore_adapter.gather.export` yields, in its order. Collective."""
     return _cut_evenly(exported(chunks, table, sizes))
 
 
 def _cut_evenly(found: Mapping[str, ShapeAndDtype]) -> Manifest:
-    """Each rank, which sees every tensor whole for a moment, sends an equal part of it."""
+    """Build a manifest in which every rank sends an equal part of each tensor.
+
+    This is possible because each rank gathers every full tensor in turn.
+    """
     metas = tuple(
         TensorMeta(name, meta.shape, str(meta.dtype).removeprefix("torch."))
         for name, meta in found.items()
@@ -156,7 +160,10 @@ def _cut_evenly(found: Mapping[str, ShapeAndDtype]) -> Manifest:
 
 
 def identity(model: MegatronModel) -> dict[str, object]:
-    """What tells one model, or adapter, from another, whatever its layout."""
+    """Return a description of the model or its adapter, independent of the layout, as plain JSON.
+
+    A checkpoint fits a run if the two have equal descriptions.
+    """
     trained = model.trained
     manifest = model.manifest if trained is None else trained.manifest
     shapes = {meta.name: list(meta.shape) for meta in manifest.tensors}

@@ -1,4 +1,7 @@
-"""A batch through the pipeline: micro-batches by token budget, the same number on every rank."""
+"""Passes of a batch through the pipeline.
+
+Micro-batches have a token budget. Their number is the same on every rank.
+"""
 
 from __future__ import annotations
 
@@ -20,29 +23,31 @@ B = TypeVar("B", bound=TokenBatch)
 R = TypeVar("R")
 
 _EMPTY = (1, 2)
-"""Rows and tokens of a micro-batch of nothing."""
+"""Rows, and tokens per row, of a micro-batch without data."""
 
 
 @dataclass(frozen=True)
 class Micro(Generic[B]):
-    """One pass of the pipeline."""
+    """Micro-batch of a single pass through the pipeline."""
 
     rows: Sequence[int]
-    """Of the rank's batch."""
+    """Indices of the rows in the rank's batch."""
     batch: B | None
-    """Those rows; None of a pass that only keeps other ranks company."""
+    """The rows; None if this rank has no rows for the pass and only takes part in collectives."""
     tokens_BT: Tensor
-    """Their tokens, with more padding where ranks must agree on a shape."""
+    """Token ids of the rows, int64 `[B, T]`. Extra rows and columns of padding are added if ranks
+    must agree on a shape."""
 
 
 def micro_batches(
     batch: B, max_tokens: int, model: MegatronModel, device: torch.device
 ) -> list[Micro[B]]:
-    """Collective: every rank has as many.
+    """Divide a batch into micro-batches, the same number on every rank. Collective.
 
-    Ranks that exchange tokens of experts agree on the shape of each. With virtual stages all have
-    one shape: Megatron-Core announces shapes to the stages before and after in one go, which with
-    two stages are one rank, and mixes them up.
+    With expert parallelism, ranks send tokens to the experts of other ranks, so all ranks use the
+    same shape for each micro-batch. With virtual stages all micro-batches have one shape:
+    Megatron-Core sends shapes to the previous and the next stage at the same time; with two stages
+    both are the same rank, and Megatron-Core mixes the shapes up.
     """
     sizes = model.sizes
     lengths = batch.lengths.tolist()
@@ -51,7 +56,7 @@ def micro_batches(
     parts = microbatch.plan(lengths, max_tokens, unit=batch.unit)
     passes = max_over_ranks(len(parts), device)
     if sizes.vpp > 1:
-        passes += -passes % sizes.pp  # the chunks of a stage take turns in groups of pp
+        passes += -passes % sizes.pp  # the schedule needs a multiple of pp
     batches = [microbatch.take(batch, rows) for rows in parts]
     shapes = [_shape(each.tokens, model) for each in batches]
     shapes += [_shape(torch.empty(_EMPTY), model)] * (passes - len(parts))
@@ -82,14 +87,17 @@ def run(
     *,
     forward_only: bool,
 ) -> list[tuple[Micro[B], R]]:
-    """All passes, and the backward passes unless `forward_only`; collective.
+    """Run the forward pass and, unless `forward_only`, the backward pass of all micro-batches.
+
+    Collective.
 
     Args:
-        reduce: of the last stage's logits `[B, T, S]` of a micro-batch: its loss, which are
-            added, and what to keep.
+        reduce: computes the loss and a result to keep, from the last stage's logits `[B, T, S]`
+            of a micro-batch; S is the part of the vocabulary on this tensor parallel rank. The
+            losses of all micro-batches are added.
 
     Returns:
-        What was kept of each micro-batch; nothing but on the last stage.
+        Each micro-batch that has rows, with its result. Empty on all stages but the last.
     """
 
     def loss(logits_BTS: Tensor, micro: Micro[B]) -> tuple[Tensor, tuple[Micro[B], R] | None]:
@@ -105,7 +113,7 @@ def run(
         micros,
         _forward,
         loss,
-        micro_batch_size=rows,  # of meaning only where all micro-batches have one shape
+        micro_batch_size=rows,  # used only if all micro-batches have one shape
         longest=width,
         forward_only=forward_only,
     )
@@ -120,6 +128,10 @@ def _forward(chunk: nn.Module, micro: Micro[B]) -> Tensor:
 
 
 def _shape(tokens_BT: Tensor, model: MegatronModel) -> tuple[int, int]:
-    """Sequence parallel ranks have equal parts of each row."""
+    """Return rows and tokens per row, padded for sequence parallelism.
+
+    With sequence parallelism the number of tokens is a multiple of the tensor parallel size,
+    because the ranks have equal parts of each row.
+    """
     rows, width = tokens_BT.shape
     return rows, width + (-width % model.sizes.tp if model.sequence_parallel else 0)

@@ -1,7 +1,8 @@
-"""What leaves and enters a model on disk: checkpoints of any layout, Hugging Face folders.
+"""Checkpoints and Hugging Face folders of a Megatron-Core model.
 
-A checkpoint has a folder `model`, `mcore_adapter.checkpoint`'s, in which every rank writes what it
-holds and which any layout resumes, and what `strategy/training/checkpoint_state.py` says.
+A checkpoint holds the folder `model` of `mcore_adapter.checkpoint` and the files of
+`strategy/training/checkpoint_state.py`. Every rank writes its own part to `model`. A run with any
+other layout can load the checkpoint.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from roll.strategy.training.random_states import set_random_states
 
 
 def save(path: Path, model: MegatronModel, update: Update) -> None:
-    """Write the checkpoint; collective.
+    """Write the checkpoint. Collective.
 
     Raises:
-        CheckpointError: on all ranks, if one could not write.
+        CheckpointError: a rank could not write. All ranks raise the error.
     """
     path.mkdir(parents=True, exist_ok=True)
     try:
@@ -41,12 +42,14 @@ def save(path: Path, model: MegatronModel, update: Update) -> None:
 
 
 def load(path: Path, model: MegatronModel, update: Update) -> None:
-    """Read what `save` wrote, under any layout; no rank waits for another but at the end.
+    """Restore what `save` wrote. The ranks wait for each other only at the end.
 
-    A rank that the saving run did not have keeps its random state.
+    The layout may differ from that of the saving run. A rank that the saving run did not have keeps
+    its random states.
 
     Raises:
-        CheckpointError: files are missing, damaged or of another model; nothing was changed.
+        CheckpointError: files are missing or damaged, or belong to another model. Nothing has
+            changed then.
     """
     meta, rng = begin(path, identity(model))
     try:
@@ -60,7 +63,7 @@ def load(path: Path, model: MegatronModel, update: Update) -> None:
 
 
 def save_hf(path: Path, model: MegatronModel, model_config: ModelConfig) -> None:
-    """A folder for `from_pretrained`; collective. Rank 0 writes."""
+    """Write a folder that `from_pretrained` loads. Collective; rank 0 writes."""
     is_writer = dist.get_rank() == 0
     weights = full_weights(model, wanted=is_writer)
     if is_writer:
@@ -77,8 +80,10 @@ def save_hf(path: Path, model: MegatronModel, model_config: ModelConfig) -> None
 def save_adapter(
     path: Path, model: MegatronModel, trained: Trained, model_config: ModelConfig
 ) -> None:
-    """A folder in PEFT's format, in the dtype that the model computes in; collective. Rank 0
-    writes."""
+    """Write the adapter as a folder in PEFT's format. Collective; rank 0 writes.
+
+    The factors have the dtype in which the model computes.
+    """
     is_writer = dist.get_rank() == 0
     factors = full_weights(model, adapter=True, wanted=is_writer)
     if is_writer:

@@ -1,7 +1,7 @@
-"""Training and scoring on Megatron-Core.
+"""Training and scoring with Megatron-Core.
 
-Every method is collective: all ranks of the cluster call it, those of one data parallel group with
-the same rows.
+Every method is collective: all ranks of the cluster call it together. Ranks with the same data
+parallel rank pass the same rows.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ B = TypeVar("B", bound=TrainBatch)
 
 
 class MegatronStrategy:
-    """A `TrainStrategy` of policies; without an optimizer a `ScoreStrategy`.
+    """Implementation of `TrainStrategy` for policies, or, without an optimizer, of `ScoreStrategy`.
 
     Raises:
-        ConfigError: layout, model and ranks do not fit each other, or the head is not a policy's.
+        ConfigError: layout, model and number of ranks do not match, or the head is not a
+            `PolicyHead`.
     """
 
     def __init__(self, config: MegatronConfig, setup: ModelSetup[Any]) -> None:
@@ -93,16 +94,21 @@ class MegatronStrategy:
             return self.score(batch)
 
     def output_head(self) -> OutputHead:
+        """Raise an error: this backend does not return hidden states.
+
+        Raises:
+            ConfigError: always.
+        """
         raise ConfigError(
             "kind: megatron tells no hidden states; a teacher of distributions needs kind: hf, "
             "fsdp2 or deepspeed"
         )
 
     def train(self, batch: B, loss: TermsLoss[PolicyTerms, B]) -> Metrics:
-        """One optimizer step on the rows of all ranks; see `Update.apply` for bad gradients.
+        """Take one optimizer step on the rows of all ranks and return the metrics of this rank.
 
-        The metrics are this rank's share: merging those of all data parallel leaders gives the
-        update's.
+        Merging the metrics of all data parallel leaders gives those of the update. `Update.apply`
+        says when an update is skipped.
         """
         update = self._require_update()
         batch.require("token_weights", made_by="token_weights")
@@ -113,14 +119,15 @@ class MegatronStrategy:
         def reduce(logits_BTS: Tensor, micro: B) -> tuple[Tensor, None]:
             terms_of = partial(self._terms, logits_BTS, micro, entropy=True)
             total = micro_loss(micro, terms_of, loss, metrics, self._device)
-            # Megatron-Core takes the mean over data parallel ranks; the weights of the tokens
-            # already say what mean is meant.
+            # Megatron-Core divides by the number of data parallel ranks, but the token weights
+            # already contain the divisor of the mean.
             return total * info.dp_size, None
 
         for chunk in self._model.chunks:
             chunk.train()
         if self._model.trained is not None and self._model.trained.adapter.lora.dropout:
-            # Tensor parallel ranks drop the same; and a run that is resumed what it would have.
+            # The seed depends on the update: tensor parallel ranks drop the same elements, and a
+            # resumed run drops the same elements as an uninterrupted run.
             seed_dropout(self._seed, update.schedule.updates)
         run(self._model, micros, reduce, forward_only=False)
         grad_norm, lr, applied = update.apply()
@@ -160,7 +167,7 @@ class MegatronStrategy:
             memory.onload(self._model, self._update, self._device)
 
     def close(self) -> None:
-        """Leave the process groups that this strategy joined."""
+        """Destroy Megatron-Core's groups if this strategy created them; leave the default group."""
         if self._owns_cut:
             groups.leave()
             self._owns_cut = False
@@ -169,7 +176,13 @@ class MegatronStrategy:
     def _terms(
         self, logits_BTS: Tensor, micro: TokenBatch, needed_BT: Tensor, *, entropy: bool
     ) -> PolicyTerms:
-        """Of the needed tokens of a micro-batch on the CPU; zero at the others."""
+        """Compute the terms of the needed tokens of a micro-batch; zero at the others.
+
+        Args:
+            logits_BTS: logits on the device, with this rank's part of the vocabulary.
+            micro: micro-batch on the CPU.
+            needed_BT: bool mask of the needed tokens, on the CPU.
+        """
         positions_N = logprobs.positions(needed_BT).to(self._device)
         tokens_N = micro.tokens.to(self._device).flatten()[positions_N]
         logprobs_N, entropy_N = token_logprobs(

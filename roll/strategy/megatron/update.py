@@ -1,4 +1,4 @@
-"""Everything after the backward pass: Megatron-Core's optimizer, and the rates of a run."""
+"""The part of a Megatron-Core update after the backward pass: optimizer and schedule."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from roll.strategy.training.schedule import Schedule
 
 
 class Update:
-    """AdamW over float32 masters, which are not rounded to the dtype that the model computes in."""
+    """AdamW on float32 master weights, and the learning rate schedule.
+
+    The master weights are loaded from the checkpoint, not converted from the model's weights, which
+    are rounded to the dtype of forward passes.
+    """
 
     def __init__(
         self,
@@ -35,10 +39,13 @@ class Update:
         load_masters(folder, model.chunks, self.optimizer, model.table, model.sizes)
 
     def apply(self) -> tuple[float, float, bool]:
-        """Clip and step; returns (grad norm, learning rate, applied). Collective.
+        """Clip the gradients, take a step and clear the gradients. Collective.
 
-        A gradient that is zero or not finite leaves weights and optimizer state as they are. The
-        schedule moves on all the same.
+        The update is skipped, and weights and optimizer state stay unchanged, if the gradient norm
+        is zero or not finite. The schedule advances in any case.
+
+        Returns:
+            Gradient norm before clipping, learning rate, and False if the update was skipped.
         """
         lr = self.schedule.advance()
         done = step(self.optimizer, self._chunks, lr=lr)
