@@ -80,7 +80,10 @@ class LossMetrics:
         self._rows.append(rows_B.sum())
 
     def take(self) -> Metrics:
-        """Return the metrics of this rank. Merging those of all ranks gives those of the update."""
+        """Return the metrics of this rank.
+
+        Merging the metrics of all data parallel leaders gives those of the update.
+        """
         if not self._tokens:
             return Metrics({"trained_tokens": Sum(0.0)})
         tokens, rows = torch.stack([*_summed([self._tokens, self._rows])]).tolist()
