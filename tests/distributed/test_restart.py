@@ -83,7 +83,7 @@ def test_a_rank_whose_restart_fails_stays_lost_until_the_next_try(
     assert cluster.call(Echo.ping) == "actor_infer:x[0]"
 
 
-def test_a_restart_that_is_over_before_the_process_is_there_says_so(manager: ResourceManager) -> None:
+def test_a_restart_without_time_for_the_process_says_so(manager: ResourceManager) -> None:
     cluster = manager.start(Echo, INFER)
     with pytest.raises(WaitTimeoutError, match=r"actor_infer:x\[0\]"):
         cluster.restart(0, 0.05)
