@@ -246,9 +246,9 @@ class World:
 
     async def _rejoin(self, replica: Replica) -> None:
         async with self.trainer:  # it has the weights
-            replica.renewed()
+            replica.reset_for_new_engine()
             await self._push([replica.index])
-            replica.mend()
+            replica.mark_weights_complete()
             self.fleet.join([replica.index])
 
     def _check(self, groups: Sequence[Group], step: int) -> StepWork:

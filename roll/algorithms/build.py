@@ -75,7 +75,7 @@ def build_loss(config: AlgorithmConfig) -> SumLoss:
     """The sum of the config's loss terms."""
     terms = []
     for term in config.loss:
-        options = term.model_dump(exclude={"kind", "coef", *term.of_the_forward_pass})
+        options = term.model_dump(exclude={"kind", "coef", *term.forward_pass_fields})
         terms.append((term.coef, LOSSES[term.kind](**options)))
     return SumLoss(tuple(terms))
 

@@ -16,9 +16,9 @@ from roll.config.checks.common import raise_if_any
 from roll.config.checks.offline import (
     distill_problems,
     dpo_problems,
+    labelled_source_problems,
     offline_problems,
-    pairs_only,
-    scores_only,
+    reward_model_backend_problems,
 )
 from roll.config.offline_base import OfflineConfig, PreferenceConfig
 from roll.config.run import RoleConfig
@@ -132,5 +132,11 @@ class RewardModelConfig(PreferenceConfig):
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
-        raise_if_any([*offline_problems(self), *pairs_only(self), *scores_only(self)])
+        raise_if_any(
+            [
+                *offline_problems(self),
+                *labelled_source_problems(self),
+                *reward_model_backend_problems(self),
+            ]
+        )
         return self

@@ -46,7 +46,7 @@ async def in_own_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwar
     return await future
 
 
-def all_at_once(calls: Sequence[Callable[[], object]]) -> None:
+def run_in_parallel(calls: Sequence[Callable[[], object]]) -> None:
     """Make all calls at the same time, each in its own thread, and return when all have ended.
 
     A single call runs in the thread of the caller.

@@ -18,13 +18,13 @@ class OutputHead:
     divisor: float
     _moved: dict[torch.device, OutputHead] = field(default_factory=dict, repr=False, compare=False)
 
-    def stay_home(self) -> None:
+    def drop_copies(self) -> None:
         """Drop the copies that `on` has made, to free device memory."""
         self._moved.clear()
 
     def on(self, device: torch.device) -> OutputHead:
         """Return a copy of this head on `device`. The copy is kept for later calls, until
-        `stay_home`."""
+        `drop_copies`."""
         if device not in self._moved:
             bias_V = None if self.bias_V is None else self.bias_V.to(device)
             self._moved[device] = OutputHead(self.weight_VD.to(device), bias_V, self.divisor)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-from roll.core.own_thread import all_at_once
+from roll.core.own_thread import run_in_parallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Colocation:
 
         there = sorted((self.loaded | self.holding_weights) - keep)
         leaving = [part for part in there if self.residents[part].devices & devices]
-        all_at_once([partial(leave, part) for part in leaving])
+        run_in_parallel([partial(leave, part) for part in leaving])
 
     def _enter(self, parts: list[str]) -> None:
         def enter(part: str) -> None:
@@ -144,7 +144,7 @@ class Colocation:
         self._move_in([part for part in parts if part not in there], enter)
 
     def _move_in(self, parts: list[str], enter: Callable[[str], None]) -> None:
-        all_at_once([partial(enter, part) for part in parts if self.residents[part].exists()])
+        run_in_parallel([partial(enter, part) for part in parts if self.residents[part].exists()])
 
 
 def part_name(role: str, number: int) -> str:

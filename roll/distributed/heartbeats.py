@@ -26,9 +26,9 @@ from typing import Any, Protocol
 
 import ray
 
-from roll.distributed.on_ray.looks import RayLooks
+from roll.distributed.on_ray.looks import RayInspector
 from roll.distributed.on_ray.members import Daemon, Member
-from roll.platform.processes import Look, look_at
+from roll.platform.processes import ProcessState, process_state
 
 LOGGER = logging.getLogger(__name__)
 BEATS_PER_S = 100
@@ -60,7 +60,7 @@ class GivesUp(Protocol):
 
 
 class Looks(Protocol):
-    """The part of `RayLooks` that `Heartbeats` uses; the methods are described there."""
+    """The part of `RayInspector` that `Heartbeats` uses; the methods are described there."""
 
     def is_here(self, member: Member) -> bool: ...
 
@@ -101,7 +101,7 @@ class Heartbeats:
     watchdog: GivesUp
     daemons: Sequence[Daemon]
     limits: BeatLimits
-    looks: Looks = field(default_factory=RayLooks)
+    looks: Looks = field(default_factory=RayInspector)
     _pulses: dict[Member, _Pulse] = field(default_factory=dict, init=False)
     _daemon_stops: dict[Daemon, float] = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
@@ -137,7 +137,7 @@ class Heartbeats:
         """Report each process of Ray that has ended, or has been stopped for `stopped_s`."""
         now_s = time.monotonic()
         for daemon in self.daemons:
-            look = look_at(daemon.pid)
+            look = process_state(daemon.pid)
             if look is None:
                 self._lose(daemon, f"{daemon.name} (pid {daemon.pid}) died")
             elif not look.stopped:
@@ -164,7 +164,7 @@ class Heartbeats:
         if now_s - pulse.heard_s > self.limits.silent_s:
             if self.looks.is_here(member):
                 assert member.info is not None
-                self._see(member, pulse, look_at(member.info.pid))
+                self._see(member, pulse, process_state(member.info.pid))
             elif pulse.looking is None:
                 if pulse.unseen_since_s is None:
                     pulse.unseen_since_s = now_s
@@ -206,7 +206,7 @@ class Heartbeats:
         elif now_s - pulse.stopped_since_s >= self.limits.stopped_s:
             self._lose(member, f"{', '.join(stopped)} of {member.name} is stopped (SIGSTOP)")
 
-    def _see(self, member: Member, pulse: _Pulse, look: Look | None) -> None:
+    def _see(self, member: Member, pulse: _Pulse, look: ProcessState | None) -> None:
         """Process the result of an inspection; report the actor if it is stopped or hangs."""
         now_s = time.monotonic()
         pulse.unseen_since_s = None

@@ -94,7 +94,7 @@ class LocalLauncher:
 
 
 @dataclass(eq=False)
-class _Seat(Generic[W]):
+class _LocalRank(Generic[W]):
     """The worker of one rank and its running calls."""
 
     worker: W
@@ -200,7 +200,7 @@ class LocalCluster(Cluster[W], Generic[W]):
             if not self._seats[rank].replaced:
                 self._end(self._seats[rank], rank)
 
-    def _end(self, seat: _Seat[W], rank: int) -> None:
+    def _end(self, seat: _LocalRank[W], rank: int) -> None:
         leaving = seat.leave()
         if self._loop:
             try:
@@ -226,9 +226,9 @@ class LocalCluster(Cluster[W], Generic[W]):
             if self._calls:
                 self._calls.put(None)
 
-    def _seat(self, rank: int) -> _Seat[W]:
+    def _seat(self, rank: int) -> _LocalRank[W]:
         make = self._build[rank]
-        return _Seat(self._loop.submit(_on_loop(make)).result() if self._loop else make())
+        return _LocalRank(self._loop.submit(_on_loop(make)).result() if self._loop else make())
 
     def _start_on(self, ranks: Sequence[int], method: str, calls: Sequence[Call]) -> Answers:
         futures = [self._run(rank, method, call) for rank, call in zip(ranks, calls, strict=True)]

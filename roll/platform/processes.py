@@ -24,7 +24,7 @@ def descendants(pid: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class ProcessState:
     """State of a process, as the operating system reports it. The process itself need not
     answer."""
 
@@ -36,7 +36,7 @@ class Look:
     """CPU time that the process has used so far in all its threads, in seconds."""
 
 
-def look_at(pid: int) -> Look | None:
+def process_state(pid: int) -> ProcessState | None:
     """Return the state of a process; None if the process has ended, even if it is still a
     zombie."""
     stat = _stat(pid)
@@ -46,12 +46,12 @@ def look_at(pid: int) -> Look | None:
     if fields[0] in "ZX":
         return None
     ticks = int(fields[11]) + int(fields[12])
-    return Look(name, fields[0] == "T", ticks / os.sysconf("SC_CLK_TCK"))
+    return ProcessState(name, fields[0] == "T", ticks / os.sysconf("SC_CLK_TCK"))
 
 
 def stopped_below(pid: int) -> list[str]:
     """Return id and name of each descendant of `pid` that a signal has stopped."""
-    looks = {child: look_at(child) for child in descendants(pid)}
+    looks = {child: process_state(child) for child in descendants(pid)}
     return [
         f"process {child} ({look.name})" for child, look in looks.items() if look and look.stopped
     ]

@@ -110,9 +110,9 @@ class InferenceService:
         async with self._trainer_lock.awaited():
             if self._shares(index):
                 await in_own_thread(self._start_on_shared, index)
-            replica.renewed()
+            replica.reset_for_new_engine()
             await in_own_thread(self._bring_weights, index, self.fleet.version)
-            replica.mend()
+            replica.mark_weights_complete()
             self.fleet.join([index])
 
     async def _retire(self, replica: Replica) -> None:

@@ -41,7 +41,9 @@ def saved(model: PreTrainedModel, shape_of: ShapeOf) -> Saved:
     return Saved(model, {name: shape_of(value) for name, value in distinct(model)})
 
 
-def of_push(model: PreTrainedModel, saved: Saved | None, shape_of: ShapeOf) -> Iterator[Outgoing]:
+def push_tensors(
+    model: PreTrainedModel, saved: Saved | None, shape_of: ShapeOf
+) -> Iterator[Outgoing]:
     """Yield the tensors that a push sends to engines, with the tensors they are made from.
 
     Args:

@@ -71,7 +71,7 @@ def used_bytes(bucket: Bucket) -> int:
     return bucket[-1].offset + bucket[-1].num_bytes
 
 
-def stretches(bucket: Bucket) -> list[tuple[int, int, int]]:
+def sender_runs(bucket: Bucket) -> list[tuple[int, int, int]]:
     """Split a bucket into runs of one sender: (sender, first byte, end) of each.
 
     A run includes the alignment gaps between its pieces; `end` is the byte after the last one.
@@ -103,7 +103,7 @@ def module_of(name: str) -> str:
     return ".".join(parent if alone else outer)
 
 
-def may_stay_away(manifest: Manifest, frozen: Set[str]) -> frozenset[str]:
+def unsent_frozen_tensors(manifest: Manifest, frozen: Set[str]) -> frozenset[str]:
     """Return those `frozen` tensors that need not be sent: in their module, no tensor changes.
 
     A frozen tensor in a module with changing tensors is sent: engines load the tensors they fuse

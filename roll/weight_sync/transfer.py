@@ -21,7 +21,7 @@ from roll.weight_sync.transports.broadcast import BroadcastReceiver, BroadcastSe
 from roll.weight_sync.transports.files import FilesReceiver, FilesSender
 from roll.weight_sync.transports.host_receive import HostReceiver
 from roll.weight_sync.transports.host_send import HostHelper, HostLeader
-from roll.weight_sync.unpack import Buckets, Into, nowhere, unpack
+from roll.weight_sync.unpack import Buckets, TargetMemory, no_target_memory, unpack
 
 
 class SenderEnd(Protocol):
@@ -182,7 +182,7 @@ class Incoming:
         """Seconds the consumer has spent up to now: before, between and after the tensors."""
         return time.perf_counter() - self._begun - self.receive_s
 
-    def tensors(self, into: Into = nowhere) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self, into: TargetMemory = no_target_memory) -> Iterator[tuple[str, Tensor]]:
         """Yield (name, tensor) in the order of the manifest. Call this once and exhaust it.
 
         A tensor for which `into` returns memory lies there, complete when it is yielded. The

@@ -15,7 +15,7 @@ from roll.weight_sync.manifest import Manifest, TensorMeta
 from roll.weight_sync.push_plan import Bucket, Piece
 from roll.weight_sync.receive_buffer import ReceiveBuffer, empty_tensor
 
-Into = Callable[[TensorMeta], Tensor | None]
+TargetMemory = Callable[[TensorMeta], Tensor | None]
 """Function that returns the receiver's own memory for a tensor, or None if there is none.
 
 The memory is contiguous and of the tensor's shape and dtype."""
@@ -33,8 +33,8 @@ class Buckets(Protocol):
         ...
 
 
-def nowhere(meta: TensorMeta) -> Tensor | None:
-    """Return None: an `Into` of a receiver that has no memory of its own for any tensor."""
+def no_target_memory(meta: TensorMeta) -> Tensor | None:
+    """Return None: an `TargetMemory` of a receiver that has no memory of its own for any tensor."""
     return None
 
 
@@ -42,7 +42,7 @@ def unpack(
     manifest: Manifest,
     buckets: Sequence[Bucket],
     source: Buckets,
-    into: Into,
+    into: TargetMemory,
     checksum: Checksum | None,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, tensor) for all tensors in the order of the manifest.
@@ -55,7 +55,7 @@ def unpack(
         WeightSyncError: memory that `into` returns does not fit its tensor, or the transfer broke
             off.
     """
-    reading = _Reading(source)
+    reading = _BucketReader(source)
     pieces = _by_tensor(buckets)
     for position, meta in enumerate(manifest.tensors):
         own = pieces.get(position, [])
@@ -84,7 +84,7 @@ def unpack(
     reading.end()
 
 
-class _Reading:
+class _BucketReader:
     """The bucket that is read, and the bucket before it while one of its tensors is in use.
 
     A consumer's loop holds a tensor until it gets the next one. So a bucket is given back one

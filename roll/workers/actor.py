@@ -18,7 +18,7 @@ from roll.strategy.build import build_train
 from roll.strategy.training.heads import PolicyHead
 from roll.weight_sync.abort import PushAborts
 from roll.weight_sync.channel import Channel
-from roll.weight_sync.push_plan import may_stay_away
+from roll.weight_sync.push_plan import unsent_frozen_tensors
 from roll.weight_sync.transfer import SendReport, send
 from roll.weight_sync.transport_choice import Endpoint, Route, new_channel
 from roll.workers.model import TrainWorker
@@ -104,7 +104,7 @@ class ActorWorker(TrainWorker[PolicyTerms]):
         manifest = self.strategy.weight_manifest(adapter=adapter)
         parts = self.strategy.export_parts(adapter=adapter)
         if not everything and not adapter:
-            away = may_stay_away(manifest, self.strategy.frozen_weights())
+            away = unsent_frozen_tensors(manifest, self.strategy.frozen_weights())
             manifest = manifest.without(away)
             parts = ((name, part) for name, part in parts if name not in away)
         abort = self.aborts.of(channel)

@@ -34,7 +34,7 @@ class TeacherHeads:
     def offload(self) -> None:
         """Drop the copies of the heads on devices."""
         for head in self._heads.values():
-            head.stay_home()
+            head.drop_copies()
 
     def resolve(self, batch: B) -> B:
         """Return the batch with its `teacher_outputs` fetched: a `TeacherRow`, with the head of its

@@ -137,7 +137,10 @@ def test_clients_that_are_killed_as_they_connect_disturb_nobody(
     server: ForkServer, tmp_path: Path
 ) -> None:
     name = server.python.split()[-1]
-    with socket.socket(socket.AF_UNIX) as silent, socket.socket(socket.AF_UNIX) as torn:
+    with (
+        socket.socket(socket.AF_UNIX) as silent,
+        socket.socket(socket.AF_UNIX) as torn,
+    ):
         silent.connect(f"\0{name}")
         torn.connect(f"\0{name}")
         torn.sendall(fork_client.LENGTH.pack(1000) + b"{")

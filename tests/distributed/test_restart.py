@@ -13,7 +13,7 @@ from roll.core.errors import DataError, WaitTimeoutError, WorkerLostError
 from roll.distributed.cluster import Cluster, Placement
 from roll.distributed.local import LocalLauncher
 from roll.distributed.on_ray.resources import ResourceManager
-from roll.platform.processes import look_at
+from roll.platform.processes import process_state
 from tests.distributed.small_workers import Echo, Halting, Picky
 
 INFER = Placement(Role.ACTOR_INFER, pool="pair", label="x", replaceable=True)
@@ -101,7 +101,7 @@ def test_nothing_is_left_of_one_that_was_stopped_while_it_was_built(
     stop.touch()
     with pytest.raises(WorkerLostError, match=r"actor_infer:x\[0\].*stopped \(SIGSTOP\)"):
         cluster.restart(0)
-    assert look_at(int(stop.read_text())) is None
+    assert process_state(int(stop.read_text())) is None
     stop.unlink()
     cluster.restart(0)
     assert cluster.on([0]).call(Echo.ping) == "actor_infer:x[0]"

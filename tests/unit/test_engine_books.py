@@ -19,7 +19,11 @@ from roll.core.errors import ConfigError, EngineError, WeightSyncError
 from roll.core.types import Completion, FinishReason
 from roll.strategy.serving.progress import Progress
 from roll.strategy.vllm.arguments import engine_arguments
-from roll.strategy.vllm.supported_arguments import OURS, check_arguments, known_arguments
+from roll.strategy.vllm.supported_arguments import (
+    RESERVED_ARGUMENTS,
+    check_arguments,
+    known_arguments,
+)
 from roll.strategy.vllm.worker_side.adapter import adapter_rank
 from roll.weight_sync.manifest import Manifest, TensorMeta
 from tests.runs import write_task
@@ -162,8 +166,8 @@ def test_every_argument_that_is_set_exists_in_vllm_and_is_not_the_users() -> Non
         tp=2, kv_cache_gb=1.0, max_lora_rank=8, speculation=NgramSpeculationConfig()
     ).keys() - {"max_loras"}
     assert every <= known_arguments()
-    assert every <= OURS.keys()
-    assert OURS.keys() <= known_arguments()
+    assert every <= RESERVED_ARGUMENTS.keys()
+    assert RESERVED_ARGUMENTS.keys() <= known_arguments()
 
 
 def test_engine_arguments_that_cannot_be_given_are_refused_with_what_to_write() -> None:

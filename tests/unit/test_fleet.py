@@ -31,7 +31,7 @@ from roll.core.types import (
 )
 from roll.rollout.fleet.fleet import MAX_MOVES, Fleet
 from roll.rollout.fleet.health import Health
-from roll.rollout.fleet.partial_completions import kept, remaining_request
+from roll.rollout.fleet.partial_completions import continuable_part, remaining_request
 from roll.rollout.fleet.replica import Replica, State
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class Writer:
     reported: dict[str, list[int]] = field(default_factory=dict)
     dead: bool = False
     frozen: bool = False
-    torn: bool = False
+    weights_incomplete: bool = False
     written: int = 0
     turn: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(0)
 
@@ -86,10 +86,10 @@ class Writer:
             del self.running[request.id]
 
     def load(self, version: int) -> None:
-        self.version, self.torn = version, False
+        self.version, self.weights_incomplete = version, False
 
     def _require_whole_weights(self) -> None:
-        if self.torn:
+        if self.weights_incomplete:
             raise IncompleteWeightsError("the engine has incomplete weights")
 
     def _ended(self, request: GenerateRequest, i: int, tokens: list[int]) -> bool:
@@ -383,10 +383,13 @@ def test_a_sibling_goes_on_with_other_random_numbers_and_what_it_lacks() -> None
 def test_a_stop_string_cannot_hide_in_the_seam() -> None:
     tokens = tuple(range(20))
     written = Completion(tokens, (0.0,) * 20, (0,) * 20, FinishReason.ABORT)
-    assert kept(written, replace(SAMPLING, stop=("ab", "c"))).tokens == tokens[:12]
+    assert continuable_part(written, replace(SAMPLING, stop=("ab", "c"))).tokens == tokens[:12]
     ended = replace(written, finish=FinishReason.STOP)
-    assert kept(ended, replace(SAMPLING, stop=("ab",))) == ended
-    assert kept(written, replace(SAMPLING, max_new_tokens=20)).finish is FinishReason.LENGTH
+    assert continuable_part(ended, replace(SAMPLING, stop=("ab",))) == ended
+    assert (
+        continuable_part(written, replace(SAMPLING, max_new_tokens=20)).finish
+        is FinishReason.LENGTH
+    )
 
 
 LIMITS = HealthConfig(heartbeat_s=0.002, timeout_s=0.05, restart_timeout_s=5, slow_factor=0)
@@ -405,8 +408,8 @@ def watched(
 
     async def rejoin(replica: Replica) -> None:
         await asyncio.sleep(trainer_s)
-        replica.renewed()
-        replica.mend()
+        replica.reset_for_new_engine()
+        replica.mark_weights_complete()
         fleet.join([replica.index])
 
     return Health(fleet, limits, restart or renew, rejoin, retire)
@@ -465,8 +468,8 @@ def test_a_replica_that_is_lost_too_often_ends_the_run_when_it_is_the_last() -> 
 
     async def renew(replica: Replica) -> None:
         replica.engine = Writer(dead=True)
-        replica.renewed()
-        replica.mend()
+        replica.reset_for_new_engine()
+        replica.mark_weights_complete()
         fleet.join([replica.index])
 
     health = watched(fleet, renew, LIMITS.model_copy(update={"max_restarts": 2}))
@@ -570,8 +573,8 @@ def test_a_replica_that_is_lost_as_it_comes_back_is_revived_once() -> None:
         replica.engine = Writer(version=fleet.version)
 
     async def rejoin(replica: Replica) -> None:
-        replica.renewed()
-        replica.mend()
+        replica.reset_for_new_engine()
+        replica.mark_weights_complete()
         fleet.join([0])
         if len(restarts) == 1:  # as by an engine that dies under a push
             replica.lose("it died at its first request")
@@ -699,8 +702,8 @@ def test_whatever_fails_every_sibling_ends_once_and_whole(
 
     def renew(replica: Replica) -> None:
         replica.engine = Writer(version=version)
-        replica.renewed()
-        replica.mend()
+        replica.reset_for_new_engine()
+        replica.mark_weights_complete()
         fleet.join([replica.index])
 
     async def push(indices: Sequence[int]) -> None:
@@ -710,7 +713,7 @@ def test_whatever_fails_every_sibling_ends_once_and_whole(
             writer = fleet.replicas[index].engine
             assert isinstance(writer, Writer)
             writer.load(version)
-            writer.torn = breaks
+            writer.weights_incomplete = breaks
         if breaks:
             await turns(chance.randrange(20))
             assert isinstance(writer, Writer)
@@ -773,8 +776,8 @@ def test_the_last_loss_of_a_request_that_moves_for_ever_is_named() -> None:
     fleet = fleet_of(AlwaysDies())
 
     def come_back(replica: Replica) -> None:
-        replica.renewed()
-        replica.mend()
+        replica.reset_for_new_engine()
+        replica.mark_weights_complete()
         fleet.join([0])
 
     def soon(replica: Replica, reason: str) -> None:

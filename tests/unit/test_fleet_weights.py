@@ -32,7 +32,7 @@ def test_when_a_receiver_dies_in_a_push_all_requests_of_the_others_end_well(
         if 3 in indices:
             engines[3].dead = True
             for index in indices:  # they notice first, and end their requests
-                engines[index].torn = True
+                engines[index].weights_incomplete = True
             await turns(15)
             raise EngineError("the push broke")
         for index in indices:
@@ -97,7 +97,7 @@ def test_a_replica_with_torn_weights_does_not_serve_because_its_devices_come_bac
 
 
 def test_torn_weights_that_no_push_explains_are_an_error() -> None:
-    engine = Writer(torn=True)
+    engine = Writer(weights_incomplete=True)
     with pytest.raises(IncompleteWeightsError):
         finish(answer(fleet_of(engine), request()))
 
@@ -108,15 +108,15 @@ def test_a_new_engine_serves_only_once_it_has_the_weights_of_the_trainer() -> No
     async def run() -> Any:
         fleet.on_lost = lambda replica, reason: None
         replica = fleet.replicas[0]
-        replica.tear()
+        replica.mark_weights_incomplete()
         replica.lose("dead")
         replica.engine = Writer(version=1)
-        replica.renewed()
+        replica.reset_for_new_engine()
         fleet.join([0])
         running = asyncio.create_task(answer(fleet, request()))
         await turns(10)
         assert not replica.requests
-        replica.mend()
+        replica.mark_weights_complete()
         return await running
 
     assert counts_up(finish(run()), 2)

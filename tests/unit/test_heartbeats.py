@@ -15,8 +15,8 @@ from benchmarks.simulation.clock import run_virtually
 from roll.config.sections.rollout import HealthConfig
 from roll.core.errors import EngineError, WaitTimeoutError
 from roll.core.types import Completion, FinishReason, Heartbeat, Piece
-from roll.rollout.fleet.pace import Pace, Work
-from roll.rollout.fleet.partial_completions import HeardTokens
+from roll.rollout.fleet.pace import FleetSpeeds, Work
+from roll.rollout.fleet.partial_completions import KnownTokens
 from roll.rollout.fleet.replica import Replica
 from tests.unit.test_fleet import (
     Writer,
@@ -43,7 +43,7 @@ def piece(start: int, end: int, finish: FinishReason = FinishReason.ABORT) -> Pi
 def test_whatever_heartbeats_are_lost_or_told_twice_the_beginning_is_known_without_a_gap(
     stretches: list[tuple[int, bool, bool]], finish: FinishReason
 ) -> None:
-    heard, start, known, complete = HeardTokens(), 0, 0, True
+    heard, start, known, complete = KnownTokens(), 0, 0, True
     for number, (length, lost, again) in enumerate(stretches):
         last = number == len(stretches) - 1
         news = piece(start, start + length, finish if last else FinishReason.ABORT)
@@ -62,7 +62,7 @@ def test_whatever_heartbeats_are_lost_or_told_twice_the_beginning_is_known_witho
 
 
 def test_of_a_piece_that_is_known_in_part_the_rest_is_taken() -> None:
-    heard = HeardTokens()
+    heard = KnownTokens()
     for news in (piece(0, 4), piece(2, 7), piece(1, 3)):
         heard.add(news)
     assert heard.so_far().tokens == tuple(range(7))
@@ -242,7 +242,7 @@ def test_prefill_and_new_weights_count_as_progress_of_a_request() -> None:
 
 
 def test_what_is_usual_is_learned_from_who_writes_and_from_who_reads() -> None:
-    pace = Pace()
+    pace = FleetSpeeds()
     writes = Work(written_tokens=400, prefilled_tokens=0, busy_s=10, sequence_s=40)
     reads = Work(written_tokens=0, prefilled_tokens=9000, busy_s=10, sequence_s=40)
     for index in range(3):
@@ -263,7 +263,7 @@ def test_what_is_usual_is_learned_from_who_writes_and_from_who_reads() -> None:
 
 
 def test_two_replicas_are_too_few_to_say_what_is_usual() -> None:
-    pace = Pace()
+    pace = FleetSpeeds()
     for index in range(2):
         pace.note(index, Work(400, 0, 10, 40), pace.usual(0, 0))
     assert not pace.usual(0, 0).known

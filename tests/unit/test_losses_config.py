@@ -33,7 +33,7 @@ def test_every_term_of_the_registry_has_a_config_and_the_other_way_round() -> No
 @pytest.mark.parametrize("choice", CHOICES, ids=kind)
 def test_config_and_maths_have_the_same_options_and_defaults(choice: type[LossChoice]) -> None:
     config = choice.model_validate({"coef": 0.5})
-    options = config.model_dump(exclude={"kind", "coef", *config.of_the_forward_pass})
+    options = config.model_dump(exclude={"kind", "coef", *config.forward_pass_fields})
     term = LOSSES[kind(choice)](**options)
     assert term == LOSSES[kind(choice)]()
     assert is_dataclass(term)

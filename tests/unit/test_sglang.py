@@ -22,14 +22,14 @@ from roll.strategy.available import status
 from roll.strategy.serving.engine_args import check_engine_args
 from roll.strategy.sglang.arguments import engine_arguments, engine_environment
 from roll.strategy.sglang.calls import Calls
-from roll.strategy.sglang.messages import Answer, Call, Order, read_now, write_now
+from roll.strategy.sglang.messages import Answer, Call, StartMessage, read_now, write_now
 from roll.strategy.sglang.replica import Replica
 from roll.strategy.sglang.requests import Sibling, generate_input, sibling_id
 from roll.strategy.sglang.stops import tokens_to_keep
-from roll.strategy.sglang.supported_arguments import OURS, known_arguments
+from roll.strategy.sglang.supported_arguments import RESERVED_ARGUMENTS, known_arguments
 from tests.tiny import ALPHABET, char_tokenizer
 
-ORDER = Order({"tp_size": 1}, "model", False, 64, {}, frozenset(), True, "actor_infer[0]")
+ORDER = StartMessage({"tp_size": 1}, "model", False, 64, {}, frozenset(), True, "actor_infer[0]")
 PLAIN = SamplingParams(temperature=1.0, max_new_tokens=8)
 CUT = SamplingParams(temperature=1.0, max_new_tokens=8, top_p=0.9)
 
@@ -154,14 +154,14 @@ def test_further_arguments_reach_sglang_and_all_of_ours_are_the_frameworks_to_se
     found = arguments(engine_args={"schedule_policy": "fcfs"})
     assert found["schedule_policy"] == "fcfs"
     on_cpus = {"device", "attention_backend", "grammar_backend", "disable_overlap_schedule"}
-    assert found.keys() - {"schedule_policy"} - on_cpus <= OURS.keys()
+    assert found.keys() - {"schedule_policy"} - on_cpus <= RESERVED_ARGUMENTS.keys()
 
 
 def test_arguments_that_sglang_lacks_or_that_are_not_to_be_set_are_refused_by_name() -> None:
     known = frozenset({"schedule_policy", "tp_size", "log_level"})
 
     def check(*names: str) -> None:
-        check_engine_args(names, engine="SGLang", ours=OURS, known=lambda: known)
+        check_engine_args(names, engine="SGLang", ours=RESERVED_ARGUMENTS, known=lambda: known)
 
     check("schedule_policy")
     with pytest.raises(ConfigError, match="no such argument; did you mean 'schedule_policy'"):
@@ -174,7 +174,7 @@ def test_arguments_that_sglang_lacks_or_that_are_not_to_be_set_are_refused_by_na
 
 @pytest.mark.skipif(not status("sglang").ok, reason=status("sglang").advice)
 def test_the_arguments_of_the_installed_sglang_are_read_from_its_source() -> None:
-    assert known_arguments() >= OURS.keys() | {"schedule_policy", "attention_backend"}
+    assert known_arguments() >= RESERVED_ARGUMENTS.keys() | {"schedule_policy", "attention_backend"}
 
 
 def test_each_rank_without_a_gpu_has_its_share_of_the_cores() -> None:

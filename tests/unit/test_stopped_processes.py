@@ -17,7 +17,7 @@ from roll.config.sections.roles import Role
 from roll.distributed.heartbeats import BeatLimits, Heartbeats
 from roll.distributed.on_ray.host import HostInfo
 from roll.distributed.on_ray.members import Daemon, Member
-from roll.platform.processes import Look, descendants, look_at, stopped_below
+from roll.platform.processes import ProcessState, descendants, process_state, stopped_below
 
 LIMITS = BeatLimits(pause_s=0.05, silent_s=0.1, stopped_s=0.2)
 SLEEPS = "import time; print('up', flush=True); time.sleep(600)"
@@ -99,16 +99,16 @@ def test_a_process_that_is_let_go_on_in_time_is_not_lost(sleeper: subprocess.Pop
 def test_a_look_tells_stopped_from_sleeping_and_computing(
     sleeper: subprocess.Popen[str], computing: subprocess.Popen[str]
 ) -> None:
-    first, busy = look_at(sleeper.pid), look_at(computing.pid)
+    first, busy = process_state(sleeper.pid), process_state(computing.pid)
     assert first is not None
     assert not first.stopped
     assert busy is not None
     deadline = time.monotonic() + 20
-    while (later := look_at(computing.pid)) is None or later.cpu_s <= busy.cpu_s:
+    while (later := process_state(computing.pid)) is None or later.cpu_s <= busy.cpu_s:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     sleeper.send_signal(signal.SIGSTOP)
-    while not (seen := look_at(sleeper.pid)) or not seen.stopped:
+    while not (seen := process_state(sleeper.pid)) or not seen.stopped:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -128,7 +128,7 @@ class Nodes:
     """Actors that answer no heartbeat, and the machines they are on; a reference is
     ("beat" or "look", rank, number)."""
 
-    def __init__(self, looks: dict[str, Callable[[], Look | None] | None]) -> None:
+    def __init__(self, looks: dict[str, Callable[[], ProcessState | None] | None]) -> None:
         self._answers = looks
         """By node; None: it never answers."""
         self.members = [
@@ -162,7 +162,7 @@ class Nodes:
         assert answer is not None
         return answer()
 
-    def _of(self, ref: Any) -> Callable[[], Look | None] | None:
+    def _of(self, ref: Any) -> Callable[[], ProcessState | None] | None:
         node = self.members[ref[1]].info
         assert node is not None
         return self._answers[node.node]
@@ -175,8 +175,8 @@ def silent(nodes: Nodes, told: Told, limits: BeatLimits) -> Heartbeats:
     return beats
 
 
-def stopped() -> Look:
-    return Look("it", True, 1.0)
+def stopped() -> ProcessState:
+    return ProcessState("it", True, 1.0)
 
 
 def test_nodes_that_tell_nothing_do_not_keep_a_stop_elsewhere_from_being_noticed() -> None:
@@ -193,8 +193,8 @@ def test_nodes_that_tell_nothing_do_not_keep_a_stop_elsewhere_from_being_noticed
 def test_a_silent_one_is_lost_with_a_node_that_tells_nothing_of_it() -> None:
     computed = iter(range(10**6))
 
-    def busy() -> Look:
-        return Look("it", False, float(next(computed)))
+    def busy() -> ProcessState:
+        return ProcessState("it", False, float(next(computed)))
 
     told, nodes = Told(), Nodes({"a": busy, "b": None, "c": busy})
     limits = BeatLimits(pause_s=0.05, silent_s=0.1, stopped_s=0.2, hung_s=0.5)

@@ -87,5 +87,8 @@ def test_weights_do_not_mend_an_adapter_nor_the_other_way_round() -> None:
     assert not usable_after(("adapter", torn), ("weights", whole))
     assert not usable_after(("weights", torn), ("adapter", whole))
     assert usable_after(
-        ("adapter", torn), ("weights", torn), ("adapter", whole), ("weights", whole)
+        ("adapter", torn),
+        ("weights", torn),
+        ("adapter", whole),
+        ("weights", whole),
     )

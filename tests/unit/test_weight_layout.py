@@ -15,9 +15,9 @@ from roll.weight_sync.push_plan import (
     Piece,
     largest,
     layout,
-    may_stay_away,
     module_of,
-    stretches,
+    sender_runs,
+    unsent_frozen_tensors,
     used_bytes,
 )
 
@@ -99,7 +99,7 @@ def test_stretches_are_the_bucket_in_runs_of_one_sender(
     manifest: Manifest, bucket_bytes: int
 ) -> None:
     for bucket in layout(manifest, bucket_bytes):
-        runs = stretches(bucket)
+        runs = sender_runs(bucket)
         assert all(a[0] != b[0] and a[2] <= b[1] for a, b in pairwise(runs))
         for piece in bucket:
             assert any(
@@ -156,7 +156,7 @@ def test_a_frozen_tensor_stays_away_unless_something_of_its_module_moves() -> No
     ]
     manifest = Manifest(tuple(TensorMeta(name, (2,), "float32") for name in names))
     frozen = {names[0], names[1], names[3]}
-    assert may_stay_away(manifest, frozen) == {names[0], names[3]}
+    assert unsent_frozen_tensors(manifest, frozen) == {names[0], names[3]}
 
 
 @given(rows=st.integers(0, 50), width=st.integers(1, 5), parts=st.integers(1, 8))

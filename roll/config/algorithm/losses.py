@@ -21,7 +21,7 @@ class LossChoice(Choice):
     """True if the gradient of a token depends on the losses of all tokens of its sample."""
     reads_advantages: ClassVar[bool] = True
     """True if the term uses the advantages of the samples."""
-    of_the_forward_pass: ClassVar[frozenset[str]] = frozenset()
+    forward_pass_fields: ClassVar[frozenset[str]] = frozenset()
     """Names of the fields that say what the model's forward pass computes, not what the term does
     with the result."""
 
@@ -306,7 +306,7 @@ class DistillTermConfig(DistillTargetConfig, LossChoice):
     kind: Literal["distill"] = "distill"
     reads_advantages: ClassVar[bool] = False
     needs: ClassVar[frozenset[Need]] = frozenset({Need.TEACHER})
-    of_the_forward_pass: ClassVar[frozenset[str]] = frozenset(DistillTargetConfig.model_fields)
+    forward_pass_fields: ClassVar[frozenset[str]] = frozenset(DistillTargetConfig.model_fields)
     coef: float = Field(default=1.0, gt=0)
     """Factor of the divergence, which is in nats."""
     divergence: DivergenceConfig = ReverseKlConfig()

@@ -10,7 +10,7 @@ from roll.config.run import RunConfig
 from roll.config.sections.strategy import Fsdp2Config, LoraRank, VllmConfig
 
 
-def cut_adapters(config: RunConfig) -> Iterator[str]:
+def sharded_adapter_problems(config: RunConfig) -> Iterator[str]:
     """Yield a problem for each trained adapter whose matrices would be cut by tensor
     parallelism."""
     for name, role in config.trained.items():
@@ -22,7 +22,7 @@ def cut_adapters(config: RunConfig) -> Iterator[str]:
             )
 
 
-def nothing_served(config: RunConfig) -> Iterator[str]:
+def serving_without_engine_problems(config: RunConfig) -> Iterator[str]:
     """Yield a problem if a pipeline without engines is told how to serve an adapter."""
     if config.train_model.serves_adapter:
         yield f"model.lora.serve: pipeline {config.pipeline} has no engine to push to; drop it"
@@ -45,7 +45,7 @@ def serving_problems(config: RlvrBase) -> Iterator[str]:
     if own is not None and own.serves_adapter:
         yield "critic.model.lora.serve: no engine is pushed a critic; drop it"
     if lora is not None and lora.serve == "adapter":
-        yield from _engine_of_adapters(lora.rank, engine)
+        yield from _adapter_engine_problems(lora.rank, engine)
     elif isinstance(engine, VllmConfig) and engine.max_lora_rank:
         yield (
             "actor_infer.strategy.max_lora_rank: no adapter is pushed, so it would take memory for "
@@ -53,7 +53,7 @@ def serving_problems(config: RlvrBase) -> Iterator[str]:
         )
 
 
-def _engine_of_adapters(rank: int, engine: object) -> Iterator[str]:
+def _adapter_engine_problems(rank: int, engine: object) -> Iterator[str]:
     if not isinstance(engine, VllmConfig):
         yield (
             "model.lora.serve: only vllm takes an adapter as it is; set it to merged, or "

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from roll.config.checks.adapter import cut_adapters
+from roll.config.checks.adapter import sharded_adapter_problems
 from roll.config.errors import nearest
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.placement import parse_devices
@@ -37,7 +37,7 @@ def run_problems(config: RunConfig) -> Iterator[str]:
     yield from _schedule(config)
     yield from _checkpoint(config)
     yield from _frozen(config)
-    yield from cut_adapters(config)
+    yield from sharded_adapter_problems(config)
 
 
 def raise_if_any(problems: Iterable[str]) -> None:
@@ -78,7 +78,7 @@ def _layouts(config: RunConfig) -> Iterator[str]:
                 (strategy.ulysses * strategy.tp, "ulysses * tp"),
                 (strategy.replicas * strategy.tp, "replicas * tp"),
             ]
-            yield from _undivided(config, name, sizes)
+            yield from _indivisible_size_problems(config, name, sizes)
         if not isinstance(strategy, MegatronConfig):
             continue
         if name == Role.CRITIC:
@@ -89,7 +89,7 @@ def _layouts(config: RunConfig) -> Iterator[str]:
         if role.packing:
             yield f"{name}.packing: megatron pads its micro-batches; leave it out, or use fsdp2"
         expert_tp = strategy.tp if strategy.etp is None else strategy.etp
-        yield from _undivided(
+        yield from _indivisible_size_problems(
             config,
             name,
             [
@@ -99,7 +99,9 @@ def _layouts(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _undivided(config: RunConfig, name: str, sizes: list[tuple[int, str]]) -> Iterator[str]:
+def _indivisible_size_problems(
+    config: RunConfig, name: str, sizes: list[tuple[int, str]]
+) -> Iterator[str]:
     """Yield a problem for the first size that does not divide the number of the role's devices."""
     devices = config.num_devices(name)
     for size, what in sizes:

@@ -14,7 +14,7 @@ from roll.config.run import RunConfig
 
 WITHOUT_RATIO = ("pg", "dro")
 """Policy terms that do not compare the policy with an older one."""
-UPDATES = 4
+SUGGESTED_UPDATES = 4
 """Number of updates per step that a notice suggests, if it divides the samples."""
 
 
@@ -88,7 +88,7 @@ def _samples_per_update(config: RlvrConfig) -> int | None:
     ranks, as near as possible to a quarter of the samples; None if there is no such size."""
     samples, ranks = config.samples_per_step, config.num_parts("actor_train")
     parts = [n for n in range(2, samples + 1) if samples % n == 0 and samples // n % ranks == 0]
-    best = min(parts, key=lambda n: abs(n - UPDATES), default=None)
+    best = min(parts, key=lambda n: abs(n - SUGGESTED_UPDATES), default=None)
     return None if best is None else samples // best
 
 

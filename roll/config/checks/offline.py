@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from roll.config.algorithm.preferences import PreferenceLossConfig
-from roll.config.checks.adapter import nothing_served
+from roll.config.checks.adapter import serving_without_engine_problems
 from roll.config.checks.common import nearest_numbers, run_problems
 from roll.config.checks.teacher import teacher_output_problems, teacher_problems
 from roll.config.offline_base import OfflineConfig, PreferenceConfig
@@ -19,7 +19,7 @@ from roll.config.sections.training import LearnerRole, ScoreRole, TeacherRole
 def offline_problems(config: OfflineConfig) -> Iterator[str]:
     """Yield the problems that all of these pipelines can have."""
     yield from run_problems(config)
-    yield from nothing_served(config)
+    yield from serving_without_engine_problems(config)
     if config.epochs is None and "max_steps" not in config.model_fields_set:
         yield "epochs: set epochs or max_steps; nothing else ends the run"
     if any(pool not in config.pools for pool in config.role_pools.values()):
@@ -35,7 +35,7 @@ def offline_problems(config: OfflineConfig) -> Iterator[str]:
             )
 
 
-def pairs_only(config: PreferenceConfig) -> Iterator[str]:
+def labelled_source_problems(config: PreferenceConfig) -> Iterator[str]:
     """Yield sources of labelled responses, for a loss that compares two responses."""
     sources = {f"data.sources.{i}": source for i, source in enumerate(config.data.sources)}
     sources |= {f"validation.sets.{name}": s for name, s in config.validation.sets.items()}
@@ -47,7 +47,7 @@ def pairs_only(config: PreferenceConfig) -> Iterator[str]:
             )
 
 
-def scores_only(config: OfflineConfig) -> Iterator[str]:
+def reward_model_backend_problems(config: OfflineConfig) -> Iterator[str]:
     """Yield a problem if the backend cannot train a reward model."""
     if config.actor_train.strategy.kind == "megatron":
         yield (
@@ -96,7 +96,7 @@ def dpo_problems(
         if source.columns.margin is not None:
             yield f"data.sources.{i}.columns.margin: no loss of `dpo` has margins; drop it"
     if loss.paired:
-        yield from pairs_only(config)
+        yield from labelled_source_problems(config)
     elif config.data.rows_per_step < 2:
         yield (
             f"data.rows_per_step: loss.kind {loss.kind} compares responses with other prompts of "

@@ -30,7 +30,7 @@ from pydantic import ValidationError
 
 from roll.config.errors import ConfigError, nearest
 from roll.config.loading.explain import describe
-from roll.config.loading.layers import Layer, Origins, lay, lay_preset, place_roles
+from roll.config.loading.layers import Layer, Origins, apply_layer, give_pools_to_roles, lay_preset
 from roll.config.loading.overrides import COMMAND_LINE, Change, in_order, parse_override, set_key
 from roll.config.pipelines import PIPELINES
 from roll.config.run import RunConfig
@@ -98,11 +98,11 @@ def compose(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Origi
             else:
                 replaced.append(preset)
         if layer is not None:
-            data = lay(data, layer, origins)
+            data = apply_layer(data, layer, origins)
     for change in changes:
         set_key(data, change, origins)
     for preset in replaced:
-        place_roles(data, preset, origins)
+        give_pools_to_roles(data, preset, origins)
     _drop_nulls(data)
     try:
         resolved = OmegaConf.to_container(OmegaConf.create(data), resolve=True)

@@ -69,13 +69,13 @@ class Origins:
         return str(self._main)
 
 
-def lay(data: dict[str, Any], layer: Layer, origins: Origins) -> dict[str, Any]:
+def apply_layer(data: dict[str, Any], layer: Layer, origins: Origins) -> dict[str, Any]:
     """Return `data` with a layer over it, and record the places of the layer's keys in
     `origins`."""
-    return lay_at("", data, layer.content, layer.places, origins)
+    return merge_at("", data, layer.content, layer.places, origins)
 
 
-def lay_at(
+def merge_at(
     at: str,
     base: Mapping[str, Any],
     over: Mapping[str, Any],
@@ -92,7 +92,7 @@ def lay_at(
         old = merged.get(key)
         if isinstance(old, dict) and isinstance(value, dict):
             origins.name(path, places)
-            merged[key] = lay_at(path, old, value, places, origins)
+            merged[key] = merge_at(path, old, value, places, origins)
         else:
             origins.replace(path, places)
             merged[key] = value
@@ -116,10 +116,10 @@ def lay_preset(data: dict[str, Any], preset: Layer, origins: Origins) -> dict[st
             known.pop(key, None)
             origins.forget(f"{section}.{key}")
         data = data | {section: known}
-    return lay(data, Layer(content, preset.places), origins)
+    return apply_layer(data, Layer(content, preset.places), origins)
 
 
-def place_roles(data: dict[str, Any], replaced: Layer, origins: Origins) -> None:
+def give_pools_to_roles(data: dict[str, Any], replaced: Layer, origins: Origins) -> None:
     """Give the roles that files changed the pool that a replaced preset gave them, if they have
     none. The problem to report is then that the roles are not needed any more, not that they have
     no pool."""

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from roll.config.errors import ConfigError
-from roll.config.loading.layers import ALTERNATIVES, Layer, Origins, lay_at
+from roll.config.loading.layers import ALTERNATIVES, Layer, Origins, merge_at
 
 COMMAND_LINE = "command line"
 
@@ -88,7 +88,7 @@ def set_key(data: dict[str, Any], change: Change, origins: Origins) -> None:
     *around, last = change.keys
     for depth, key in enumerate(around):
         if depth == 2:
-            _turn_reward(node, change, origins)
+            _switch_reward_kind(node, change, origins)
         index = _index(node, change, depth)
         if isinstance(node, dict) and not isinstance(node.get(key), dict | list):
             node[key] = {}
@@ -96,7 +96,7 @@ def set_key(data: dict[str, Any], change: Change, origins: Origins) -> None:
             origins.replace(made, {made: COMMAND_LINE})
         node = node[index]
     if len(around) == 2:
-        _turn_reward(node, change, origins)
+        _switch_reward_kind(node, change, origins)
     index = _index(node, change, len(around))
     key, value = ".".join(change.keys), change.value
     places = Layer.of_value(key, value, COMMAND_LINE).places
@@ -105,13 +105,13 @@ def set_key(data: dict[str, Any], change: Change, origins: Origins) -> None:
         origins.replace(".".join(around), {".".join(around): COMMAND_LINE})
     if isinstance(node, dict) and isinstance(value, dict) and isinstance(node.get(last), dict):
         origins.name(key, places)
-        node[last] = lay_at(key, node[last], value, places, origins)
+        node[last] = merge_at(key, node[last], value, places, origins)
     else:
         origins.replace(key, places)
         node[index] = value
 
 
-def _turn_reward(reward: Any, change: Change, origins: Origins) -> None:
+def _switch_reward_kind(reward: Any, change: Change, origins: Origins) -> None:
     """Empty a reward that a file sets and that this override changes to another alternative. If the
     command line sets two alternatives, both stay, and validation refuses them."""
     chosen, name = change.reward_choice, ".".join(change.keys[:2])

@@ -71,7 +71,7 @@ class ActorSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class WorkerRecipe:
     """Class, placement and arguments of the workers of one cluster."""
 
     worker_cls: Callable[..., Any]
@@ -88,7 +88,7 @@ class RayActor:
     """
 
     def __init__(
-        self, recipe: Recipe, rank: int, own: tuple[JobDevice, ...], settings: ActorSettings
+        self, recipe: WorkerRecipe, rank: int, own: tuple[JobDevice, ...], settings: ActorSettings
     ) -> None:
         place = recipe.placement
         self.member = Member(place.role, place.label, rank, place.replaceable)

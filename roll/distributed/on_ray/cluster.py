@@ -20,7 +20,7 @@ from roll.distributed.on_ray.actor import (
     ActorSettings,
     JobDevice,
     RayActor,
-    Recipe,
+    WorkerRecipe,
     cores_of,
 )
 from roll.distributed.on_ray.answers import RayAnswers
@@ -41,7 +41,7 @@ class RayCluster(Cluster[W], Generic[W]):
 
     def __init__(
         self,
-        recipe: Recipe,
+        recipe: WorkerRecipe,
         slots: Sequence[tuple[JobDevice, ...]],
         settings: ActorSettings,
         watchdog: Watchdog,

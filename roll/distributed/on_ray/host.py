@@ -47,7 +47,7 @@ class HostInfo:
     """Ray's id of its node."""
 
 
-class _Room:
+class _HostBase:
     """Common part of `SyncHost` and `AsyncHost`."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class _Room:
         return method
 
 
-class SyncHost(_Room):
+class SyncHost(_HostBase):
     """A host that runs one call at a time, in one thread."""
 
     def about(self) -> HostInfo:
@@ -107,7 +107,7 @@ class SyncHost(_Room):
         threading.Event().wait()
 
 
-class AsyncHost(_Room):
+class AsyncHost(_HostBase):
     """A host that runs all calls on one event loop. The worker is built on the loop, too, so its
     constructor may start tasks."""
 

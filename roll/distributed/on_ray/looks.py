@@ -1,4 +1,4 @@
-"""`RayLooks`: inspection of processes on all nodes, by tasks of Ray."""
+"""`RayInspector`: inspection of processes on all nodes, by tasks of Ray."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roll.distributed.on_ray.members import Member
-from roll.platform.processes import look_at
+from roll.platform.processes import process_state
 
 
-class RayLooks:
+class RayInspector:
     """Inspection of processes by tasks of Ray. Apart from `ready`, which has a time limit, no
     method waits for a node: a node may answer late or never."""
 
@@ -23,10 +23,10 @@ class RayLooks:
 
     def look(self, member: Member) -> Any:
         """Start a task that inspects the actor's process on its node. Return the reference to the
-        result: a `Look`, or None if the process has ended."""
+        result: a `ProcessState`, or None if the process has ended."""
         assert member.info is not None, "only actors that have answered are looked at"
         there = NodeAffinitySchedulingStrategy(member.info.node, soft=False)
-        task = ray.remote(num_cpus=0)(look_at).options(scheduling_strategy=there)
+        task = ray.remote(num_cpus=0)(process_state).options(scheduling_strategy=there)
         return task.remote(member.info.pid)
 
     def ready(self, refs: Sequence[Any], timeout_s: float) -> Collection[Any]:

@@ -20,7 +20,7 @@ from roll.core.types import WorkerSpec
 from roll.distributed.cluster import P, Placement, W
 from roll.distributed.device_layout import DeviceLayout, address_to_join, plan_layout
 from roll.distributed.on_ray import start as ray_start
-from roll.distributed.on_ray.actor import ActorSettings, JobDevice, Recipe
+from roll.distributed.on_ray.actor import ActorSettings, JobDevice, WorkerRecipe
 from roll.distributed.on_ray.cluster import RayCluster
 from roll.distributed.on_ray.environment import prepare_ray
 from roll.distributed.on_ray.nodes import Node, claim_devices, usable_nodes, wait_for_nodes
@@ -138,7 +138,7 @@ class ResourceManager:
         **kwargs: P.kwargs,
     ) -> RayCluster[W]:
         """Start a cluster; see `Launcher.start`."""
-        recipe = Recipe(worker_cls, placement, args, kwargs)
+        recipe = WorkerRecipe(worker_cls, placement, args, kwargs)
         slots = self.slots(placement.pool, placement.per_worker)
         if placement.workers is not None:
             slots = [slots[i % len(slots)] for i in range(placement.workers)]

@@ -14,7 +14,7 @@ import ray
 from ray._private import parameter, services
 
 from roll.distributed.on_ray.members import Daemon
-from roll.platform.processes import look_at
+from roll.platform.processes import process_state
 
 LOGGER = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
@@ -60,7 +60,7 @@ def end() -> None:
     """End the Ray that `start` started. If one of its processes has ended or is stopped, kill all
     of them first, because waiting for their answers could take for ever."""
     started = daemons()
-    looks = [look_at(daemon.pid) for daemon in started]
+    looks = [process_state(daemon.pid) for daemon in started]
     if any(look is None or look.stopped for look in looks):
         kill(started)
     shut_down(started, SHUTDOWN_TIMEOUT_S)
@@ -80,7 +80,7 @@ def shut_down(started: list[Daemon], timeout_s: float) -> None:
 def kill(started: list[Daemon]) -> None:
     """Kill those of the given processes of Ray that still exist."""
     for daemon in started:
-        if look_at(daemon.pid) is not None:
+        if process_state(daemon.pid) is not None:
             with suppress(ProcessLookupError):
                 os.kill(daemon.pid, signal.SIGKILL)
 

@@ -108,7 +108,7 @@ def can_fork() -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _ForkRequest:
     """Request of a client: the process that the fork is to become."""
 
     argv: list[str]
@@ -136,7 +136,7 @@ class _Server:
     forks: dict[int, _Fork] = field(default_factory=dict)
     """Forks by file descriptor: each is listed under `ended` and under that of `client`."""
 
-    def serve(self) -> _Wanted:
+    def serve(self) -> _ForkRequest:
         """Make a fork for every client. The method never returns in the server; in each fork, it
         returns the request of the client."""
         poll = select.poll()
@@ -150,7 +150,7 @@ class _Server:
             elif (wanted := self._accept(poll)) is not None:
                 return wanted
 
-    def _accept(self, poll: select.poll) -> _Wanted | None:
+    def _accept(self, poll: select.poll) -> _ForkRequest | None:
         """Make a fork for one client. Return the request in the fork, None in the server."""
         client, _ = self.listener.accept()
         client.settimeout(REQUEST_TIMEOUT_S)
@@ -213,7 +213,7 @@ class _Server:
         os.close(fork.ended)
 
 
-def _receive(client: socket.socket, streams: list[int]) -> _Wanted:
+def _receive(client: socket.socket, streams: list[int]) -> _ForkRequest:
     """Read and return the request of a client.
 
     Args:
@@ -237,10 +237,10 @@ def _receive(client: socket.socket, streams: list[int]) -> _Wanted:
             raise ConnectionResetError("the client has gone")
         text += piece
     found = json.loads(text)
-    return _Wanted(found["argv"], found["env"], found["cwd"], found["oom"])
+    return _ForkRequest(found["argv"], found["env"], found["cwd"], found["oom"])
 
 
-def _become(wanted: _Wanted) -> None:
+def _become(wanted: _ForkRequest) -> None:
     """Turn this fork into the requested Python process, with the modules already imported."""
     os.setpgid(0, 0)  # Ray kills the rest of a worker's process group at its end
     replace_environment(wanted.env)

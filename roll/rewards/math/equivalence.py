@@ -57,7 +57,7 @@ _PROSE = re.compile(r"(?<![\\A-Za-z])(?!sqrt|sin|cos|tan|log|exp)[A-Za-z]{3,}")
 _LETTER = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")
 
 
-class _Atoms:
+class _Symbols:
     """Symbols that replace indivisible pieces of text; equal pieces get the same symbol."""
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ def _same_expression(truth: str, answer: str, scale: Fraction) -> bool:
     import math_verify
     import sympy
 
-    atoms = _Atoms()
+    atoms = _Symbols()
     texts, words = [], []
     for text in (truth, answer):
         texts.append(atoms.put(text))
@@ -171,18 +171,18 @@ def _same_expression(truth: str, answer: str, scale: Fraction) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _BucketReader:
     """Possible reading of a text: an expression without a unit, or with a unit at its end."""
 
     text: str
     unit: Unit | None
 
 
-def _readings(text: str) -> list[_Reading]:
+def _readings(text: str) -> list[_BucketReader]:
     return [
-        _Reading(text, None),
+        _BucketReader(text, None),
         *(
-            _Reading(before, unit)
+            _BucketReader(before, unit)
             for before, unit in unit_splits(text)
             if not _PROSE.search(before)
             and (not _LETTER.search(before) or text[len(before)] == " ")

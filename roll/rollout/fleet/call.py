@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from roll.core.errors import EngineError
 from roll.core.types import Completion, FinishReason, GenerateRequest, Piece
 from roll.rollout.fleet.engine_protocol import Engine
-from roll.rollout.fleet.partial_completions import HeardTokens
+from roll.rollout.fleet.partial_completions import KnownTokens
 
 ABORT_AGAIN_S = 1.0
 """Pause between two aborts of a request that has not ended, in seconds."""
@@ -35,7 +35,7 @@ class Call:
     """Result for the caller that waits: the completions, or the error of the request."""
     task: asyncio.Task[list[Completion]]
     """Call of the engine for this request."""
-    heard: list[HeardTokens] = field(default_factory=list)
+    heard: list[KnownTokens] = field(default_factory=list)
     """Tokens known from heartbeats, one entry per sibling; empty before the first heartbeat."""
     ended: int = 0
     """Number of siblings that have ended and whose places on the replica are free again."""
@@ -43,7 +43,7 @@ class Call:
     def hear(self, news: Sequence[Piece]) -> int:
         """Add one piece for each sibling; return how many siblings have ended by these pieces."""
         if not self.heard:
-            self.heard = [HeardTokens() for _ in range(self.request.n)]
+            self.heard = [KnownTokens() for _ in range(self.request.n)]
         for sibling, piece in zip(self.heard, news, strict=True):
             sibling.add(piece)
         return sum(piece.written.finish is not FinishReason.ABORT for piece in news)
@@ -51,7 +51,7 @@ class Call:
     def fail(self, reason: str) -> None:
         """Make `outcome` fail with `ReplicaLostError`, unless it is set already."""
         if not self.outcome.done():
-            heard = self.heard or [HeardTokens() for _ in range(self.request.n)]
+            heard = self.heard or [KnownTokens() for _ in range(self.request.n)]
             written = tuple(sibling.so_far() for sibling in heard)
             self.outcome.set_exception(ReplicaLostError(reason, written))
 

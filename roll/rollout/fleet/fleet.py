@@ -26,13 +26,18 @@ from roll.core.metrics import Metrics, Sum
 from roll.core.types import Completion, FinishReason, GenerateRequest
 from roll.rollout.async_utils import all_or_first_error
 from roll.rollout.fleet.call import ReplicaLostError
-from roll.rollout.fleet.partial_completions import NOTHING, joined, kept, remaining_request
+from roll.rollout.fleet.partial_completions import (
+    NOTHING,
+    continuable_part,
+    joined,
+    remaining_request,
+)
 from roll.rollout.fleet.replica import Replica, State
 from roll.rollout.fleet.routing import LeastLoaded, Loads, RoutingPolicy
 
 logger = logging.getLogger(__name__)
 
-WAVES = 4
+WEIGHT_UPDATE_PARTS = 4
 """Number of parts in which the busy replicas get new weights, one part after another. More parts
 would not reduce the pause in generation, because each replica pauses once in any case. They would
 make the trainer wait longer, and more tokens would come from old weights."""
@@ -167,7 +172,7 @@ class Fleet:
         ended = written.finish is not FinishReason.ABORT
         same = all(version == self.version for version in written.versions)
         if ended or same or self.continue_in_flight:
-            return kept(written, request.sampling)
+            return continuable_part(written, request.sampling)
         return NOTHING
 
     async def update_weights(
@@ -175,8 +180,8 @@ class Fleet:
     ) -> None:
         """Bring new weights to every replica that is not lost.
 
-        Replicas without requests get the weights first, all at once. The others follow in `WAVES`
-        parts, one after another, while the remaining replicas continue to generate.
+        Replicas without requests get the weights first, all at once. The others follow in
+        `WEIGHT_UPDATE_PARTS` parts, one after another, while the other replicas go on.
 
         Args:
             version: version of the new weights.
@@ -189,7 +194,10 @@ class Fleet:
         self.version = version
         idle = [replica.index for replica in self.replicas if not replica.requests]
         busy = [replica.index for replica in self.replicas if replica.requests]
-        for indices in [idle, *(busy[wave::WAVES] for wave in range(WAVES))]:
+        for indices in [
+            idle,
+            *(busy[wave::WEIGHT_UPDATE_PARTS] for wave in range(WEIGHT_UPDATE_PARTS)),
+        ]:
             await self._update(indices, push)
 
     async def _update(
@@ -231,11 +239,11 @@ class Fleet:
             yield
         except Exception:
             for replica in replicas:
-                replica.tear()
+                replica.mark_weights_incomplete()
             raise
         else:
             for replica in replicas:
-                replica.mend()
+                replica.mark_weights_complete()
         finally:
             for replica in replicas:
                 replica.loading = False

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from roll.config.sections.rollout import HealthConfig
 from roll.core.errors import EngineError
 from roll.rollout.fleet.fleet import Fleet
-from roll.rollout.fleet.pace import Pace, Usual, Work
+from roll.rollout.fleet.pace import FleetSpeeds, Usual, Work
 from roll.rollout.fleet.replica import Replica
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Health:
     restart that is only abandoned would continue and collide with the next restart."""
     rejoin: Callable[[Replica], Awaitable[None]]
     """Function that brings the current weights to a restarted replica and puts it back into service
-    (`renewed`, `mend`, `Fleet.join`). The function must limit its own time."""
+    (`reset_for_new_engine`, `mark_weights_complete`, `Fleet.join`). It must limit its own time."""
     retire: Callable[[Replica], Awaitable[None]] | None = None
     """Function that frees the resources of a replica that is given up, mainly its devices."""
     _restarts: dict[int, int] = field(default_factory=dict, init=False)
@@ -70,7 +70,7 @@ class Health:
     _reviving: dict[int, str] = field(default_factory=dict, init=False)
     """Reason of the latest loss of each replica that is being restarted, by its index."""
     _given_up: set[int] = field(default_factory=set, init=False)
-    _pace: Pace = field(default_factory=Pace, init=False)
+    _pace: FleetSpeeds = field(default_factory=FleetSpeeds, init=False)
     _measured: dict[int, _Measured] = field(default_factory=dict, init=False)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 

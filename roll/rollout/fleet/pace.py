@@ -1,4 +1,4 @@
-"""`Pace`: comparison of a replica's speed with the usual speed in the fleet, as pure arithmetic.
+"""`FleetSpeeds`: a replica's speed compared with the usual one of the fleet, as pure arithmetic.
 
 The result is a share: the time in which a usual replica would have done the same work, divided by
 the time that the replica had. Two kinds of work count: writing tokens, and prefill. Prefill reads
@@ -82,7 +82,7 @@ class Usual:
 
 
 @dataclass
-class Pace:
+class FleetSpeeds:
     """Latest speeds of the replicas of a fleet, in tokens per second, by replica index."""
 
     _each: dict[int, float] = field(default_factory=dict, init=False)

@@ -23,7 +23,7 @@ def joined(first: Completion, then: Completion) -> Completion:
     )
 
 
-class HeardTokens:
+class KnownTokens:
     """Tokens of one sibling that are known from heartbeats: its beginning, without a gap.
 
     A heartbeat that timed out has lost its pieces. All pieces after such a gap are dropped, also
@@ -61,7 +61,7 @@ class HeardTokens:
         )
 
 
-def kept(written: Completion, sampling: SamplingParams) -> Completion:
+def continuable_part(written: Completion, sampling: SamplingParams) -> Completion:
     """Return the part of a completion from which another replica may continue.
 
     A finished completion is returned as it is. One with `max_new_tokens` tokens ends with LENGTH.

@@ -28,7 +28,7 @@ class State(StrEnum):
     """State of a replica."""
 
     SERVING = "serving"
-    """The replica takes requests, unless it is `torn`."""
+    """The replica takes requests, unless it is `weights_incomplete`."""
     AWAY = "away"
     """The replica takes no requests for now: its devices are lent, it hands over its requests, or
     its engine is new."""
@@ -51,7 +51,7 @@ class Replica:
     abort_timeout_s: float = 30.0
     """Time in which an aborted request must end, in seconds."""
     state: State = field(default=State.SERVING, init=False)
-    torn: bool = field(default=False, init=False)
+    weights_incomplete: bool = field(default=False, init=False)
     """True if the engine does not have the trainer's weights, because a push failed or the engine
     is new. The replica then takes no requests until a push has succeeded."""
     in_flight_tokens: int = field(default=0, init=False)
@@ -93,7 +93,7 @@ class Replica:
 
     @property
     def serving(self) -> bool:
-        return self.state is State.SERVING and not self.torn
+        return self.state is State.SERVING and not self.weights_incomplete
 
     @property
     def loading(self) -> bool:
@@ -145,16 +145,16 @@ class Replica:
         self._count_time()
         self._changed(self)
 
-    def tear(self) -> None:
+    def mark_weights_incomplete(self) -> None:
         """Mark the weights as incomplete after a failed push: new tokens have no valid version."""
-        self.torn = True
+        self.weights_incomplete = True
         self._count_time()
         self._changed(self)
 
-    def mend(self) -> None:
+    def mark_weights_complete(self) -> None:
         """Mark the weights as complete after a successful push."""
-        if self.torn:
-            self.torn = False
+        if self.weights_incomplete:
+            self.weights_incomplete = False
             self._count_time()
             self._changed(self)
 
@@ -257,14 +257,14 @@ class Replica:
             call.fail(reason)
         self._on_lost(self, reason)
 
-    def renewed(self) -> None:
+    def reset_for_new_engine(self) -> None:
         """Reset the replica after a new engine has replaced the lost one.
 
-        The new engine has weights from a file. Call `mend` once it has the trainer's weights, and
-        `enter` once it may use its devices.
+        The new engine has weights from a file. Call `mark_weights_complete` once it has those of
+        the trainer, and `enter` once it may use its devices.
         """
         self.vitals = Vitals()
-        self.torn = True
+        self.weights_incomplete = True
         self.state = State.AWAY
 
     async def hand_over(self) -> None:
@@ -286,8 +286,11 @@ class Replica:
         if isinstance(error, EngineDiedError | WorkerLostError):
             self.lose(str(error))
             call.fail(str(error))
-        elif isinstance(error, IncompleteWeightsError) and (self.loading or self.torn):
-            self.tear()  # the request fails before the push itself reports its end
+        elif isinstance(error, IncompleteWeightsError) and (
+            self.loading or self.weights_incomplete
+        ):
+            # The request fails before the push itself reports its end.
+            self.mark_weights_incomplete()
             call.fail(str(error))
         elif call.outcome.done():
             return

@@ -64,7 +64,7 @@ def use_accelerator(kind: str) -> None:
         set_accelerator(CUDA_Accelerator())
 
 
-def give_back_linear() -> None:
+def restore_linear() -> None:
     """Restore `torch.nn.functional.linear`, which ZeRO-3 replaces for the whole process.
 
     ZeRO-3's function does not keep gathered weights for the backward pass, and DeepSpeed itself
@@ -77,7 +77,7 @@ def give_back_linear() -> None:
         torch.nn.functional.linear = InsertPostInitMethodToModuleSubClasses.linear_bk
 
 
-def forget_left_groups() -> None:
+def drop_stale_groups() -> None:
     """Drop DeepSpeed's references to process groups of a destroyed default process group.
 
     DeepSpeed drops them only if DeepSpeed itself destroys the default group. Here `GroupMembership`

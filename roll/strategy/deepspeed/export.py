@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 
 from roll.models import lora
 from roll.models.checkpoint_tensors import Saved
-from roll.strategy.deepspeed.shard_map import is_cut, own_part, padded_part, shape_of
-from roll.strategy.tensor_names import of_push
+from roll.strategy.deepspeed.shard_map import is_partitioned, own_part, padded_part, shape_of
+from roll.strategy.tensor_names import push_tensors
 from roll.strategy.training import weight_export as outgoing
 from roll.weight_sync.manifest import Manifest, even_cuts
 
@@ -33,7 +33,7 @@ def manifest(model: PreTrainedModel, saved: Saved | None, dtype: torch.dtype) ->
             model's adapter.
         dtype: dtype that parameters have in the manifest.
     """
-    return outgoing.manifest(of_push(model, saved, shape_of), dtype, _cuts)
+    return outgoing.manifest(push_tensors(model, saved, shape_of), dtype, _cuts)
 
 
 def local_parts(
@@ -53,11 +53,15 @@ def local_parts(
     def local(name: str, value: Tensor) -> Tensor:
         rank, cuts = dist.get_rank(), _cuts(value)
         first, end = cuts[rank], cuts[rank + 1]
-        part = own_part(value) if is_cut(value) else value.detach().reshape(-1)[first:end]
+        part = own_part(value) if is_partitioned(value) else value.detach().reshape(-1)[first:end]
         return plus_adapter(part, adapted[name], first) if name in adapted else part
 
     return outgoing.local_parts(
-        of_push(model, saved, shape_of), saved, local, partial(_whole_of, adapted, device), _cuts
+        push_tensors(model, saved, shape_of),
+        saved,
+        local,
+        partial(_whole_of, adapted, device),
+        _cuts,
     )
 
 
@@ -70,7 +74,7 @@ def full_weights(
     before the next update.
     """
     whole_of = partial(_whole_of, lora.deltas(model), device)
-    return outgoing.full_weights(of_push(model, saved, shape_of), saved, whole_of, dtype)
+    return outgoing.full_weights(push_tensors(model, saved, shape_of), saved, whole_of, dtype)
 
 
 def _cuts(value: Tensor) -> tuple[int, ...]:
@@ -108,7 +112,7 @@ def plus_adapter(part: Tensor, delta: lora.Delta, first: int) -> Tensor:
 
 def whole(parameter: Tensor, device: torch.device) -> Tensor:
     """Return the full parameter. If ZeRO-3 has partitioned it: gather on `device`, collective."""
-    if not is_cut(parameter):
+    if not is_partitioned(parameter):
         return parameter.detach()
     part = padded_part(parameter).to(device)
     all_parts = part.new_empty(part.numel() * dist.get_world_size())

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, UntypedStorage, nn
 
-from roll.strategy.deepspeed.shard_map import is_cut, padded_part
+from roll.strategy.deepspeed.shard_map import is_partitioned, padded_part
 
 
 class Parking:
@@ -56,7 +56,7 @@ def states(
     yield from module.buffers()
     for parameter in module.parameters():
         yield parameter.detach()
-        if is_cut(parameter):
+        if is_partitioned(parameter):
             yield padded_part(parameter)
     if engine is None or optimizer is None:
         return

@@ -42,11 +42,11 @@ class Piece:
 
 def shape_of(parameter: Any) -> torch.Size:
     """Return the full shape of a parameter, also if ZeRO-3 has partitioned it."""
-    shape: torch.Size = parameter.ds_shape if is_cut(parameter) else parameter.shape
+    shape: torch.Size = parameter.ds_shape if is_partitioned(parameter) else parameter.shape
     return shape
 
 
-def is_cut(tensor: Tensor) -> bool:
+def is_partitioned(tensor: Tensor) -> bool:
     """Return whether ZeRO-3 has partitioned the tensor over the ranks."""
     return hasattr(tensor, "ds_tensor")
 
@@ -109,7 +109,7 @@ def _run(
     zero = engine.optimizer
     if zero is optimizer:  # without ZeRO every rank updates all elements
         return parameter, 0, 0, parameter.numel()
-    if is_cut(parameter):
+    if is_partitioned(parameter):
         group, start, _ = zero.grad_position[zero.get_param_id(parameter)]
         first, count = own_run(parameter)
         return (zero.fp32_partitioned_groups_flat[group], start, first, count) if count else None

@@ -27,7 +27,7 @@ from roll.models.load import load_tokenizer
 from roll.strategy import tensor_names as names
 from roll.strategy.backend_setup import ModelSetup
 from roll.strategy.deepspeed import export, state
-from roll.strategy.deepspeed.compat import give_back_linear
+from roll.strategy.deepspeed.compat import restore_linear
 from roll.strategy.deepspeed.engine_module import Root, as_token_model
 from roll.strategy.deepspeed.memory import Parking, states
 from roll.strategy.deepspeed.shard_map import MASTER, flats, pieces, shape_of, whole_masters
@@ -182,7 +182,7 @@ class DeepspeedStrategy(Generic[T]):
         if self._engine is not None:
             self._engine.destroy()
             self._engine = None
-            give_back_linear()
+            restore_linear()
         self._group.leave()
 
     def _start_training(

@@ -41,7 +41,7 @@ def start(
         device: device of this process.
     """
     compat.use_accelerator(device.type)
-    compat.forget_left_groups()
+    compat.drop_stale_groups()
     # DeepSpeed reads the number of its device from the environment, ZeRO-3 even repeatedly. This
     # process sees only its own device, which has the number 0.
     os.environ["LOCAL_RANK"] = "0"

@@ -19,7 +19,7 @@ from roll.core.errors import WeightSyncError
 from roll.models import lora
 from roll.models.checkpoint_tensors import Saved
 from roll.strategy.fsdp2.mesh import TP
-from roll.strategy.tensor_names import of_push
+from roll.strategy.tensor_names import push_tensors
 from roll.strategy.training import weight_export as outgoing
 from roll.weight_sync.manifest import Manifest, even_cuts
 
@@ -40,7 +40,7 @@ def manifest(model: PreTrainedModel, saved: Saved | None, dtype: torch.dtype) ->
             model's adapter.
         dtype: dtype that parameters have in the manifest.
     """
-    return outgoing.manifest(of_push(model, saved, SHAPE_OF), dtype, _cuts)
+    return outgoing.manifest(push_tensors(model, saved, SHAPE_OF), dtype, _cuts)
 
 
 def local_parts(model: PreTrainedModel, saved: Saved | None) -> Iterator[tuple[str, Tensor]]:
@@ -57,7 +57,7 @@ def local_parts(model: PreTrainedModel, saved: Saved | None) -> Iterator[tuple[s
     """
     adapted = lora.deltas(model)
     return outgoing.local_parts(
-        of_push(model, saved, SHAPE_OF),
+        push_tensors(model, saved, SHAPE_OF),
         saved,
         partial(_local_part, adapted),
         partial(_whole_part, adapted),
@@ -81,7 +81,7 @@ def full_weights(
         # Convert before gathering: in a 16-bit dtype the gathered tensor takes half the memory.
         return whole(tensor.to(dtype) if isinstance(value, torch.nn.Parameter) else tensor)
 
-    return outgoing.full_weights(of_push(model, saved, SHAPE_OF), saved, rounded, dtype)
+    return outgoing.full_weights(push_tensors(model, saved, SHAPE_OF), saved, rounded, dtype)
 
 
 def _cuts(value: Tensor) -> tuple[int, ...]:

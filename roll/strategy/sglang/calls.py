@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from roll.strategy.sglang.messages import Answer, Call, Order, read, write
+from roll.strategy.sglang.messages import Answer, Call, StartMessage, read, write
 from roll.strategy.sglang.replica import Replica
 
 P = ParamSpec("P")
@@ -29,7 +29,7 @@ class Calls:
         self._next_id = 1
         self._ended = False
 
-    async def begin(self, order: Order) -> None:
+    async def begin(self, order: StartMessage) -> None:
         """Send the order to start; return when the other end is ready for calls.
 
         Raises:

@@ -27,7 +27,7 @@ from roll.strategy.interfaces import LoadReport
 from roll.strategy.serving.processes import DeathWatch, children_of
 from roll.strategy.sglang.arguments import engine_arguments, engine_environment
 from roll.strategy.sglang.calls import Calls
-from roll.strategy.sglang.messages import Order
+from roll.strategy.sglang.messages import StartMessage
 from roll.strategy.sglang.replica import Replica
 from roll.strategy.sglang.supported_arguments import check_arguments
 from roll.weight_sync.channel import Channel
@@ -160,7 +160,7 @@ class SglangEngine:
         except ConnectionError as error:
             raise await self._watch.cause(timeout_s=_SHUTDOWN_S) from error
 
-    def _order(self) -> Order:
+    def _order(self) -> StartMessage:
         checkpoint = read_checkpoint(self._model)
         cpu = self._spec.platform == "cpu"
         arguments = engine_arguments(
@@ -171,7 +171,7 @@ class SglangEngine:
             seed=self._spec.seed,
             cpu=cpu,
         )
-        return Order(
+        return StartMessage(
             arguments=arguments,
             tokenizer=self._model.tokenizer or self._model.path,
             trust_remote_code=self._model.trust_remote_code,

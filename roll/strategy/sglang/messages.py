@@ -18,7 +18,7 @@ _LENGTH = struct.Struct("!Q")
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class StartMessage:
     """The first message to the process of SGLang: how to start the engine."""
 
     arguments: dict[str, Any]

@@ -15,7 +15,7 @@ from roll.core.types import Completion, FinishReason, GenerateRequest, Heartbeat
 from roll.strategy.interfaces import LoadReport
 from roll.strategy.serving.progress import Progress
 from roll.strategy.sglang.extension import PREFILLED, Push, run_scheduler
-from roll.strategy.sglang.messages import Order
+from roll.strategy.sglang.messages import StartMessage
 from roll.strategy.sglang.pushes import push_weights
 from roll.strategy.sglang.requests import Sibling, generate_input, sibling_id
 from roll.strategy.sglang.stops import tokens_to_keep
@@ -44,7 +44,7 @@ class Replica:
     All methods run on SGLang's event loop. `InferenceStrategy` documents them.
     """
 
-    def __init__(self, engine: Any, order: Order) -> None:
+    def __init__(self, engine: Any, order: StartMessage) -> None:
         self._manager = engine.tokenizer_manager
         self._order = order
         self._tp: int = order.arguments["tp_size"]

@@ -54,7 +54,7 @@ class Sibling:
         have, tokens = len(self.tokens), output["output_ids"]
         if len(tokens) > have:
             self.tokens += tokens[have:]
-            if is_cut(sampling):
+            if is_partitioned(sampling):
                 self.logprobs += meta["output_token_sampling_logprobs"][have:]
             else:
                 self.logprobs += [entry[0] for entry in meta["output_token_logprobs"][have:]]
@@ -70,7 +70,7 @@ def sibling_id(request_id: str, index: int) -> str:
     return f"{len(request_id)}:{request_id}#{index}."
 
 
-def is_cut(sampling: SamplingParams) -> bool:
+def is_partitioned(sampling: SamplingParams) -> bool:
     """Tell whether top-k or top-p cuts the distribution; log-probs are then after the cut."""
     return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1)
 
@@ -94,7 +94,7 @@ def generate_input(
             f"request {request.id!r} has {len(request.prompt_tokens)} prompt tokens; the engine "
             f"takes fewer than {max_model_len}"
         )
-    cut = is_cut(sampling)
+    cut = is_partitioned(sampling)
     seed = secrets.randbits(62) if request.seed is None else request.seed + index
     return {
         "rid": sibling_id(request.id, index),

@@ -14,7 +14,15 @@ import sys
 from pathlib import Path
 
 from roll.core.errors import EngineError, RollError
-from roll.strategy.sglang.messages import Answer, Call, Order, read, read_now, write, write_now
+from roll.strategy.sglang.messages import (
+    Answer,
+    Call,
+    StartMessage,
+    read,
+    read_now,
+    write,
+    write_now,
+)
 from roll.strategy.sglang.replica import Replica, build
 
 STAND_INS = Path(__file__).parent / "stand_ins"
@@ -27,7 +35,7 @@ def main(fd: int) -> None:
         fd: file descriptor of the socket to the worker.
     """
     connection = socket.socket(fileno=fd)
-    order: Order = read_now(connection)
+    order: StartMessage = read_now(connection)
     if order.cpu:
         sys.path.append(str(STAND_INS))
     try:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from roll.core.errors import EngineMissingError
 from roll.strategy.serving.engine_args import check_engine_args, parsed_source
 
-OURS = {
+RESERVED_ARGUMENTS = {
     "model_path": "model.path",
     "tokenizer_path": "model.tokenizer",
     "trust_remote_code": "model.trust_remote_code",
@@ -64,4 +64,4 @@ def check_arguments(names: Iterable[str]) -> None:
             instead.
         EngineMissingError: SGLang is not installed, so some arguments cannot be checked.
     """
-    check_engine_args(names, engine="SGLang", ours=OURS, known=known_arguments)
+    check_engine_args(names, engine="SGLang", ours=RESERVED_ARGUMENTS, known=known_arguments)

@@ -29,7 +29,7 @@ from roll.weight_sync.channel import Channel
 from roll.weight_sync.checksum import Checksum
 from roll.weight_sync.manifest import Manifest
 from roll.weight_sync.names import receiver_name, sender_name
-from roll.weight_sync.push_plan import Bucket, Piece, largest, layout, stretches
+from roll.weight_sync.push_plan import Bucket, Piece, largest, layout, sender_runs
 from roll.weight_sync.receive_buffer import DeviceBuffer, PrivateBuffer, ReceiveBuffer
 from roll.weight_sync.transports.board_handshake import ReceiverNotes, SenderNotes
 from roll.weight_sync.transports.store_board import (
@@ -172,7 +172,7 @@ class _Group:
         There is one broadcast per run of bytes that one sender holds.
         """
         works = []
-        for sender, first, end in stretches(bucket):
+        for sender, first, end in sender_runs(bucket):
             options = BroadcastOptions()
             options.rootRank = sender
             options.asyncOp = True
@@ -199,7 +199,7 @@ class _Group:
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, longest_s)
             if time.monotonic() > look_s:
-                self._board.heed_stop()
+                self._board.raise_if_stopped()
                 look_s = time.monotonic() + SLICE_S
 
     def wait_all(self) -> None:
@@ -241,7 +241,7 @@ def _join(channel: Channel, board: StoreBoard, rank: int, size: int) -> Any:
         try:
             return made.result(SLICE_S)
         except TimeoutError:
-            board.heed_stop()
+            board.raise_if_stopped()
         except RuntimeError as error:
             raise WeightSyncError(
                 f"weight transfer: rank {rank} of {size} could not join the broadcast within "

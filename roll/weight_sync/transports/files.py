@@ -28,7 +28,7 @@ from roll.weight_sync.channel import Channel
 from roll.weight_sync.checksum import Checksum
 from roll.weight_sync.manifest import Manifest
 from roll.weight_sync.names import receiver_name, sender_name
-from roll.weight_sync.push_plan import Bucket, Piece, largest, layout, stretches
+from roll.weight_sync.push_plan import Bucket, Piece, largest, layout, sender_runs
 from roll.weight_sync.receive_buffer import PrivateBuffer, ReceiveBuffer
 from roll.weight_sync.transports.board_handshake import ReceiverNotes, SenderNotes
 
@@ -88,7 +88,7 @@ class FilesSender:
         return self._memory
 
     def publish(self, index: int, bucket: Bucket) -> None:
-        own = [run for run in stretches(bucket) if run[0] == self._sender]
+        own = [run for run in sender_runs(bucket) if run[0] == self._sender]
         parts = [self._memory[first:end].numpy() for _, first, end in own]
         _write(_bucket_file(self._folder, index, self._sender), parts)
 
@@ -149,7 +149,7 @@ class FilesReceiver:
         self._receive_buffer.recycle()
         raw: Any = self._receive_buffer.memory.numpy()  # numpy's stubs do not declare it a buffer
         memory = memoryview(raw)
-        runs = stretches(self._plan[index])
+        runs = sender_runs(self._plan[index])
         for sender in sorted({run[0] for run in runs}):
             file = _bucket_file(self._folder, index, sender)
             self._board.wait(file, sender_name(sender))

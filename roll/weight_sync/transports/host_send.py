@@ -212,7 +212,7 @@ def read_offer(link: Link) -> tuple[dict[str, Any], list[int]]:
         WeightSyncError: the message says stop, or does not come.
     """
     message, fds = link.get("handshake", max_fds=1)
-    _heed_stop(message)
+    _raise_if_stopped(message)
     return message, fds
 
 
@@ -223,11 +223,11 @@ def next_message(link: Link, key: str) -> Any:
         WeightSyncError: the message says stop, or does not come.
     """
     message, _ = link.get(f"next message ({key})")
-    _heed_stop(message)
+    _raise_if_stopped(message)
     return message[key]
 
 
-def _heed_stop(message: dict[str, Any]) -> None:
+def _raise_if_stopped(message: dict[str, Any]) -> None:
     if "stop" in message:
         raise WeightSyncError(f"the sender stopped the transfer: {message['stop']}")
 

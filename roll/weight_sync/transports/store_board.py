@@ -44,7 +44,7 @@ class StoreBoard:
         deadline = time.monotonic() + self._timeout_s
         pause_s, longest_s = PAUSE_S
         while not self._has([key]):
-            self.heed_stop()
+            self.raise_if_stopped()
             if time.monotonic() > deadline:
                 raise WeightSyncError(
                     f"weight transfer: waited {self._timeout_s:g} s for {peer} ({key}); it may "
@@ -65,7 +65,7 @@ class StoreBoard:
         with contextlib.suppress(WeightSyncError):
             self.stop(reason)
 
-    def heed_stop(self) -> None:
+    def raise_if_stopped(self) -> None:
         """Raise an error if the transfer was stopped.
 
         Raises:
