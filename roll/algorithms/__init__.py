@@ -1,6 +1,6 @@
-"""Advantages, losses and their aggregation: tensors in, tensors out.
+"""Advantage estimators, losses and their aggregation: functions from tensors to tensors.
 
-Importing the package imports every built-in, so the registries are full whoever asks first.
+Importing this package imports every built-in, so the registries are complete for every caller.
 """
 
 from roll.algorithms.advantages.distill import Distill

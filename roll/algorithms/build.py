@@ -1,4 +1,4 @@
-"""From `algorithm:` in the config to one loss and one advantage estimator."""
+"""Functions that build the loss and the advantage estimator from `algorithm:` in the config."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from roll.core.batches import RolloutBatch
 
 @dataclass(frozen=True)
 class SumLoss:
-    """A sum of terms, each with its coefficient: `((1.0, PpoClip()), (0.001, KlToReference()))`.
+    """Sum of loss terms, each with its coefficient: `((1.0, PpoClip()), (0.001, KlToReference()))`.
 
-    `importance_weights`, where the batch has them, multiply the terms that ask for it: they correct
-    the policy gradient for samples of an engine that is not quite the policy. A penalty such as the
-    KL keeps its strength.
+    If the batch has `importance_weights`, they multiply the terms with `importance_weighted` set.
+    These weights correct the policy gradient where the engine's distribution differs slightly from
+    the policy's. A penalty such as the KL is not weighted.
 
     Raises:
-        ValueError: no terms, or two that report the same part.
+        ValueError: there are no terms, or two terms report the same part.
     """
 
     terms: tuple[tuple[float, LossTerm], ...]
@@ -43,15 +43,21 @@ class SumLoss:
             )
 
     def prepare(self, batch: RolloutBatch) -> RolloutBatch:
-        """What its terms need from the whole update; on the driver, once per update, after
-        advantages and old log-probs and before the split over ranks."""
+        """Return the batch with what the terms need to compute from the whole update.
+
+        Call this once per update, on the driver: after advantages and old log-probs are set, and
+        before the batch is split over ranks.
+        """
         for _, term in self.terms:
             if isinstance(term, PreparedTerm):
                 batch = term.prepare(batch)
         return batch
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
-        """The parts, coefficient included, add up to the loss; parts and metrics are detached."""
+        """Compute the summed loss per token, its parts and its metrics.
+
+        The parts include their coefficients and add up to the loss. Parts and metrics are detached.
+        """
         shares_BT: dict[str, Tensor] = {}
         metrics_BT, maxima_BT = _observed(terms, batch)
         masked = _masked(terms, batch.loss_mask)
@@ -72,7 +78,7 @@ class SumLoss:
 
 
 def build_loss(config: AlgorithmConfig) -> SumLoss:
-    """The sum of the config's loss terms."""
+    """Build the sum of the loss terms that the config lists."""
     terms = []
     for term in config.loss:
         options = term.model_dump(exclude={"kind", "coef", *term.forward_pass_fields})
@@ -81,19 +87,21 @@ def build_loss(config: AlgorithmConfig) -> SumLoss:
 
 
 def build_value_loss(config: ValueLossConfig) -> TermsLoss[ValueTerms, RolloutBatch]:
-    """The critic's loss."""
+    """Build the loss of the critic."""
     return ClippedValueLoss(**config.model_dump())
 
 
 def build_advantage(config: AlgorithmConfig) -> AdvantageEstimator:
-    """The config's advantage estimator; give it the batch of a whole step."""
+    """Build the configured advantage estimator; it must be called with a whole step's batch."""
     options = config.advantage.model_dump(exclude={"kind"})
     return ADVANTAGES[config.advantage.kind](**options)
 
 
 def _masked(terms: PolicyTerms, mask_BT: Tensor) -> PolicyTerms:
-    """Zero, and cut off from the gradient, outside the mask. Weights of zero are not enough there:
-    zero times the gradient of a NaN is NaN."""
+    """Set the terms to zero outside the mask, so that no gradient flows there.
+
+    Token weights of zero would not be enough: zero times the gradient of a NaN is NaN.
+    """
     entropy_BT = terms.entropy_BT
     divergence_BT = terms.divergence_BT
     return PolicyTerms(
@@ -106,11 +114,11 @@ def _masked(terms: PolicyTerms, mask_BT: Tensor) -> PolicyTerms:
 def _observed(
     terms: PolicyTerms, batch: RolloutBatch
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What is worth a curve whether or not it is trained on: means and maxima.
+    """Return metrics that are reported whether or not the loss uses them: means and maxima.
 
-    `kl/ref` is k3 with every estimator in the loss, so that curves of different runs compare.
-    Without `old_logprobs` this forward pass is the first with the weights that generated, so it
-    also shows the mismatch with the engine.
+    `kl/ref` always uses the estimator k3, whatever estimator the loss uses, so that curves of
+    different runs can be compared. Without `old_logprobs` this forward pass is the first one with
+    the weights that generated the samples, so its mismatch with the engine is reported as well.
     """
     seen_BT: dict[str, Tensor] = {}
     maxima_BT: dict[str, Tensor] = {}

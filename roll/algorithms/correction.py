@@ -1,18 +1,18 @@
-"""Correction for tokens that an engine drew and a trainer learns from: weights and rejection.
+"""Correction of the mismatch between engine and trainer: importance weights and rejection.
 
-With L = log p_trainer - log p_engine of a token, one ratio belongs to a token, a turn, a sequence
-or, as a geometric mean, to a sequence:
+The engine samples the tokens, and the trainer, whose log-probs differ slightly, learns from them.
+With L = log p_trainer - log p_engine of a token, a ratio is computed at one of four levels:
 
     token exp(L)    turn exp(sum over the turn)    sequence exp(sum)    geometric exp(mean)
 
 A turn is a maximal run of True in a row of `loss_mask`. All sums are over the loss mask, in
 float64, and clamped to +-20 before exp.
 
-Weights multiply the policy's loss terms and leave `loss_mask` alone: a token of weight 0 still
-counts in the means, as IcePop and TIS have it. Rejection shrinks `loss_mask`: the token is no
-longer trained, by any term, and the token weights, which are computed from the mask afterwards,
-make the mean over what is left a mean again. So the steps of a run are: old log-probs, advantages
-(a rejected token stays part of its episode), `correct`, token weights.
+Importance weights multiply the policy's loss terms and do not change `loss_mask`: a token of weight
+0 still counts in the means, as in IcePop and TIS. Rejection removes tokens from `loss_mask`: no
+loss term trains a rejected token. Token weights are computed from the mask afterwards, so means are
+taken over the remaining tokens. The order within a step is therefore: old log-probs, advantages (a
+rejected token stays part of its episode), `correct`, token weights.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from roll.core.metrics import Metrics
 
 
 def correct(batch: RolloutBatch, config: CorrectionConfig) -> tuple[RolloutBatch, Metrics]:
-    """Sets `importance_weights`, where weights are configured, and shrinks `loss_mask`.
+    """Return the batch with `importance_weights`, if configured, and a smaller `loss_mask`.
 
-    Pure, on the driver, over all rows of a step. All ratios are taken before any rejection, so the
-    order of the rules does not matter.
+    A pure function for the driver; `batch` must hold all rows of a step. All ratios are computed
+    before any rejection, so the order of the rejection rules does not matter.
 
     Raises:
         ValueError: `old_logprobs` or `rollout_logprobs` are not set.
@@ -60,8 +60,10 @@ def correct(batch: RolloutBatch, config: CorrectionConfig) -> tuple[RolloutBatch
 
 
 def use_engine_logprobs(batch: RolloutBatch) -> RolloutBatch:
-    """The engine's log-probs as the old ones (`old_logprobs: rollout`): no forward pass of the
-    trainer's, and the loss's ratio, trainer over engine, carries the correction.
+    """Return the batch with the engine's log-probs as `old_logprobs` (`old_logprobs: rollout`).
+
+    The trainer then needs no forward pass for old log-probs. The ratio in the loss becomes trainer
+    over engine, which contains the correction.
 
     Raises:
         ValueError: `rollout_logprobs` are not set.
@@ -71,12 +73,14 @@ def use_engine_logprobs(batch: RolloutBatch) -> RolloutBatch:
 
 
 def ratios(gap_BT: Tensor, mask_BT: Tensor, level: RatioLevel) -> Tensor:
-    """`[B, T]`, the ratio of the token, turn or sample that a token belongs to; 1 outside the mask.
+    """Return for each token the ratio of its token, turn or sequence, float64 `[B, T]`.
+
+    The result is 1 outside the mask.
 
     Args:
         gap_BT: float64, log p_trainer - log p_engine; zero outside the mask.
         mask_BT: bool, the trained tokens.
-        level: what one ratio belongs to.
+        level: unit that a ratio is computed for.
     """
     match level:
         case "token":
@@ -94,8 +98,11 @@ def ratios(gap_BT: Tensor, mask_BT: Tensor, level: RatioLevel) -> Tensor:
 def importance_weights(
     gap_BT: Tensor, mask_BT: Tensor, config: WeightConfig
 ) -> tuple[Tensor, Tensor]:
-    """`[B, T]` float64, bounded as configured, 0 outside the mask; and, bool, where the ratio was
-    outside the bounds."""
+    """Return the bounded importance weights, and where the ratio was outside the bounds.
+
+    Returns:
+        Weights, float64 `[B, T]`, 0 outside the mask; and bool `[B, T]`.
+    """
     ratio_BT = ratios(gap_BT, mask_BT, config.level)
     outside_BT = _outside(ratio_BT, config.lower, config.upper)
     match config.mode:
@@ -107,7 +114,7 @@ def importance_weights(
 
 
 def rejected(gap_BT: Tensor, mask_BT: Tensor, rules: Sequence[RejectConfig]) -> Tensor:
-    """Bool `[B, T]`: the trained tokens that at least one rule takes out."""
+    """Return the trained tokens that at least one rule rejects, bool `[B, T]`."""
     found_BT = torch.zeros_like(mask_BT)
     for rule in rules:
         found_BT = found_BT | _outside(ratios(gap_BT, mask_BT, rule.level), rule.lower, rule.upper)
@@ -124,11 +131,14 @@ def _outside(ratio_BT: Tensor, lower: float | None, upper: float | None) -> Tens
 
 
 def _turn_sums(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """On each token the sum over its turn; what the tokens between turns get is of no meaning."""
+    """Return for each trained token the sum of the values over its turn, `[B, T]`.
+
+    Values at tokens outside the turns are meaningless.
+    """
     rows, length = mask_BT.shape
     before_BT = torch.nn.functional.pad(mask_BT[:, :-1], [1, 0], value=False)
     turn_BT = (mask_BT & ~before_BT).cumsum(1)
-    # A row has at most `length` turns, and turn 0 is what precedes the first one.
+    # A row has at most `length` turns; number 0 stands for the tokens before the first turn.
     index_N = (
         turn_BT + torch.arange(rows, device=turn_BT.device)[:, None] * (length + 1)
     ).flatten()

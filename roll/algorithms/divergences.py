@@ -1,7 +1,8 @@
 """Divergences of two distributions over the same tokens; see `roll.config.algorithm.divergences`.
 
-All take log-probs `[..., V]` of the teacher and of the student, and give nats `[...]`: 0 where the
-two are equal, never less (but for rounding), and finite for finite log-probs.
+A divergence is computed from log-probs `[..., V]` of the teacher and of the student. The result
+`[...]` is in nats: 0 where the two are equal, never negative (apart from rounding), and finite for
+finite log-probs.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from roll.config.algorithm.divergences import (
 
 
 def divergence(config: DivergenceConfig, teacher_V: Tensor, student_V: Tensor) -> Tensor:
-    """The configured one."""
+    """Return the configured divergence of teacher and student, in nats, `[...]`."""
     match config:
         case ForwardKlConfig():
             return kl(teacher_V, student_V)
@@ -45,18 +46,21 @@ def divergence(config: DivergenceConfig, teacher_V: Tensor, student_V: Tensor) -
 
 
 def kl(log_a_V: Tensor, log_b_V: Tensor) -> Tensor:
-    """KL(a || b)."""
+    """Return KL(a || b), in nats, `[...]`."""
     return (log_a_V.exp() * (log_a_V - log_b_V)).sum(-1)
 
 
 def mixture(log_a_V: Tensor, log_b_V: Tensor, share: float) -> Tensor:
-    """log(share * a + (1 - share) * b)."""
+    """Return log(share * a + (1 - share) * b), `[..., V]`."""
     return torch.logaddexp(log_a_V + math.log(share), log_b_V + math.log1p(-share))
 
 
 def _gap_on_head(teacher_V: Tensor, student_V: Tensor, head_mass: float) -> Tensor:
-    """Share of the sum of |p - q| that lies on the fewest tokens with `head_mass` of p; a half
-    where there is no gap."""
+    """Return the share of sum |p - q| that lies on the head of p, `[...]`; 0.5 where p equals q.
+
+    p is the teacher's distribution and q the student's. The head of p is the smallest set of tokens
+    whose probabilities under p add up to at least `head_mass`.
+    """
     p_V, order_V = teacher_V.exp().sort(-1, descending=True)
     gap_V = (p_V - student_V.exp().gather(-1, order_V)).abs()
     on_head = gap_V.masked_fill(p_V.cumsum(-1) - p_V >= head_mass, 0.0).sum(-1)

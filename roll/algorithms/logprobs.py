@@ -1,7 +1,8 @@
-"""Token log-probs and entropy, in chunks of tokens, so that full `[B, T, V]` logits never exist.
+"""Log-probs and entropy of tokens, computed in chunks: full `[B, T, V]` logits never exist.
 
-This file alone knows that the logits at position t - 1 describe token t: everything outside is
-aligned to tokens. N counts the tokens that are asked for, D is the hidden size, V the vocabulary.
+The logits at position t - 1 describe token t. Only this module handles that shift by one; all other
+code uses tensors whose position t describes token t. Axis letters: N needed tokens, D hidden size,
+V vocabulary.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from roll.algorithms.loss_interface import PolicyTerms
 
 
 def positions(needed_BT: Tensor) -> Tensor:
-    """Flat indices of the needed tokens, ascending, `[N]` int64; position 0 has no log-prob.
+    """Return flat indices of the needed tokens, ascending, int64 `[N]`, without position 0.
 
-    Take them on the host and move them: on an accelerator, counting them would wait for it.
+    Position 0 has no log-prob. Call this on the host and move the result to the accelerator: on the
+    accelerator, counting the tokens would block until the device has finished its queue.
     """
     flat = needed_BT.clone()
     flat[:, 0] = False
@@ -36,13 +38,14 @@ def from_hidden(
     chunk_tokens: int,
     entropy: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probs of the tokens `targets_N`, and entropy, from the states before them.
+    """Compute log-probs of the tokens `targets_N`, and entropy, from the hidden states before them.
 
-    At most `chunk_tokens * V` float32 logits exist at once, in the backward pass too, where they
-    are computed again. Both results are float32 `[N]`; the softmax is float32 for any input.
+    At most `chunk_tokens * V` float32 logits exist at once. The backward pass computes the logits
+    again, with the same limit. Both results are float32 `[N]`; the softmax is computed in float32
+    for any input dtype. The entropy is None unless `entropy` is True.
 
     Args:
-        temperature: divides the logits, as the engine's sampling does; above zero.
+        temperature: number above zero that divides the logits, as in the engine's sampling.
     """
     logprobs_N, entropy_N = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden_ND, weight_VD, bias_V, targets_N, temperature, chunk_tokens, entropy
@@ -53,7 +56,10 @@ def from_hidden(
 def from_logits(
     logits_BTV: Tensor, tokens_BT: Tensor, *, temperature: float, entropy: bool = False
 ) -> PolicyTerms:
-    """The same from whole logits; every position but 0 is filled. For tests and small models."""
+    """Compute log-probs and entropy from whole logits; for tests and small models.
+
+    Results are `[B, T]`; every position except 0 is filled.
+    """
     logits = logits_BTV[:, :-1].float() / temperature
     logp = logits.log_softmax(-1)
     chosen = logp.gather(-1, tokens_BT[:, 1:, None]).squeeze(-1)
@@ -66,7 +72,11 @@ def from_logits(
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """Saves the hidden states and one float32 per token; the backward pass redoes the logits."""
+    """Autograd function that computes the logits of a chunk again in the backward pass.
+
+    Saved between the passes are the hidden states and two float32 numbers per token: the log-sum-
+    exp of the logits and the entropy.
+    """
 
     @staticmethod
     def forward(
@@ -90,12 +100,12 @@ class _ChunkedLogprobs(torch.autograd.Function):
             lse_N[part] = lse
             logprobs_N[part] = logits.gather(-1, targets_N[part, None]).squeeze(-1) - lse
             if entropy:
-                # Not lse - E[logits]: that loses a small entropy to cancellation.
+                # lse - E[logits] would lose a small entropy to cancellation.
                 logp = logits.sub_(lse[:, None])
                 entropy_N[part] = -logp.exp().mul_(logp).sum(-1)
         ctx.save_for_backward(hidden_ND, weight_VD, bias_V, targets_N, lse_N, entropy_N)
         ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
-        # An entropy that is only looked at costs nothing in the backward pass.
+        # The gradient of an entropy that is only reported stays None and costs nothing.
         ctx.set_materialize_grads(False)
         return logprobs_N, entropy_N
 
@@ -107,8 +117,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
         if grad_logprobs_N is None:
             grad_logprobs_N = torch.zeros_like(lse_N)
         grad_hidden_ND = torch.empty_like(hidden_ND)
-        # Sums over many chunks lose bits in bfloat16, so they are kept in float32.
-        # An adapter leaves the head frozen.
+        # Sums over many chunks would lose bits in bfloat16, so they are kept in float32.
+        # A frozen head, as with an adapter, needs no gradient.
         learns = ctx.needs_input_grad[1]
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if learns else None
         grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)

@@ -1,7 +1,8 @@
-"""What passes between a forward pass and a loss.
+"""Data types and protocols between a forward pass, a loss and an advantage estimator.
 
-Axis letters: B samples, T tokens. Losses return unreduced `[B, T]` tensors; reduction is one sum
-with `RolloutBatch.token_weights`, so no split over micro-batches, ranks or packing changes it.
+Axis letters: B samples, T tokens. Losses return unreduced `[B, T]` tensors. The reduction is one
+sum weighted by `RolloutBatch.token_weights`, so the result does not depend on the split over
+micro-batches, ranks or packed rows.
 """
 
 from __future__ import annotations
@@ -16,27 +17,27 @@ from roll.core.batches import RolloutBatch, TrainBatch
 
 @dataclass(frozen=True, slots=True)
 class PolicyTerms:
-    """What a forward pass gives. Position t describes token t; position 0 is 0."""
+    """Results of a policy's forward pass. Position t describes token t; position 0 is 0."""
 
     logprobs_BT: Tensor
     """Natural log of the probability of token t given the tokens before it."""
     entropy_BT: Tensor | None = None
     """Entropy, in nats, of the distribution that token t was drawn from."""
     divergence_BT: Tensor | None = None
-    """Of that distribution from the teacher's, in nats; where there are teachers."""
+    """Divergence of that distribution from the teacher's, in nats; None without teachers."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValueTerms:
-    """What a critic's forward pass gives."""
+    """Results of a critic's forward pass."""
 
     values_BT: Tensor
-    """Expected return before token t is written, given the tokens before it; 0 at position 0."""
+    """Expected return from token t on, given the tokens before it; 0 at position 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreTerms:
-    """What a reward model's forward pass gives."""
+    """Results of a reward model's forward pass."""
 
     scores_BT: Tensor
     """Score of the text up to and including token t; 0 at position 0."""
@@ -44,18 +45,19 @@ class ScoreTerms:
 
 @dataclass(frozen=True, slots=True)
 class TokenLoss:
-    """A loss before its reduction."""
+    """Loss per token, before its reduction to one number."""
 
     loss_BT: Tensor
-    """Unreduced; masked by its weights, not here."""
+    """Loss of each token; the token weights, applied later, mask it."""
     parts_BT: dict[str, Tensor] = field(default_factory=dict)
-    """Named shares of the loss, reduced with the same weights (`loss/policy`)."""
+    """Summands of the loss by name, reduced with the same weights; `policy` is `loss/policy` in the
+    metrics."""
     metrics_BT: dict[str, Tensor] = field(default_factory=dict)
-    """Reported as means over trained tokens (`clip_fraction`); detached."""
+    """Metrics that are reported as means over trained tokens (`clip_fraction`); detached."""
     maxima_BT: dict[str, Tensor] = field(default_factory=dict)
-    """Reported as the largest value of any trained token; detached."""
+    """Metrics that are reported as the maximum over trained tokens; detached."""
     metrics_B: dict[str, Tensor] = field(default_factory=dict)
-    """Reported as means over rows that have trained tokens (`accuracy`); detached."""
+    """Metrics that are reported as means over rows with trained tokens (`accuracy`); detached."""
 
 
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -63,27 +65,27 @@ B_contra = TypeVar("B_contra", bound=TrainBatch, contravariant=True)
 
 
 class TermsLoss(Protocol[T_contra, B_contra]):
-    """A per-token loss of one forward pass."""
+    """Function from the results of one forward pass and its batch to a loss per token."""
 
     def __call__(self, terms: T_contra, batch: B_contra) -> TokenLoss: ...
 
 
 Loss = TermsLoss[PolicyTerms, RolloutBatch]
-"""Of a policy."""
+"""Loss of a policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What an advantage estimator finds."""
+    """Result of an advantage estimator."""
 
     advantages_BT: Tensor
-    """Float32; zero outside the loss mask."""
+    """Advantages, float32 `[B, T]`, zero outside the loss mask."""
     returns_BT: Tensor | None = None
-    """Float32; what the critic is trained towards, zero outside the loss mask. Estimators without
-    a critic have none."""
+    """Targets of the critic, float32 `[B, T]`, zero outside the loss mask; None for estimators
+    without a critic."""
 
     def inside(self, mask_BT: Tensor) -> Estimate:
-        """Of fewer tokens: zero outside of `mask_BT`."""
+        """Return the estimate with zeros outside `mask_BT`."""
         returns_BT = self.returns_BT
         return Estimate(
             self.advantages_BT.masked_fill(~mask_BT, 0),
@@ -92,6 +94,6 @@ class Estimate:
 
 
 class AdvantageEstimator(Protocol):
-    """Rewards to advantages; sees the whole step's batch."""
+    """Function from rewards to advantages; it must be called with the batch of a whole step."""
 
     def __call__(self, batch: RolloutBatch) -> Estimate: ...

@@ -1,4 +1,4 @@
-"""Numbers that do not take part, set to zero whatever they are, NaN included."""
+"""Masking that sets masked-out numbers to zero, NaN included."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _BITS = {
 
 
 def only(values: Tensor, mask: Tensor) -> Tensor:
-    """`values` where `mask` is True, 0 elsewhere; a new tensor without a gradient.
+    """Return `values` where `mask` is True and 0 elsewhere, as a new tensor without a gradient.
 
-    A bitwise "and" with all ones or all zeros: `torch.where` and `masked_fill` branch at every
-    number, which in float32 costs two to three times as much, and ten times where a mask changes
-    often.
+    The implementation is a bitwise "and" with all ones or all zeros. `torch.where` and
+    `masked_fill` branch at every number, which in float32 takes two to three times as long, and ten
+    times as long if the mask changes often.
 
     Args:
-        values: any float dtype of 16 bits or more.
-        mask: bool, of their shape.
+        values: numbers of any float dtype of 16 bits or more.
+        mask: bool, in the shape of `values`.
     """
     bits = _BITS[values.dtype]
     kept = mask.to(bits).neg_()

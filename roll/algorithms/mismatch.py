@@ -1,8 +1,9 @@
-"""How far the trainer's log-probs are from those that the engine reported for the same tokens.
+"""Metrics of the difference between the trainer's and the engine's log-probs of the same tokens.
 
-With equal weights on both sides this is numerical noise (1e-6 in float32); anything larger is a
-bug or a sampling option that the trainer does not know (`top_p`, `top_k`). Tokens of older weights
-(`rollout.max_staleness`) add how far the policy has moved since it wrote them, which is no fault.
+If both sides have equal weights, the difference is numerical noise (1e-6 in float32). A larger one
+indicates a bug or a sampling option that the trainer does not know (`top_p`, `top_k`). For tokens
+that older weights generated (`rollout.max_staleness`), the difference includes how far the policy
+has moved since then, which is expected.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from roll.core.batches import RolloutBatch
 from roll.core.metrics import Max, Mean, Metrics
 
 FACTOR_LIMIT = 20.0
-"""Of |difference| before exp, so that one token cannot make the mean infinite."""
+"""Largest |difference| of log-probs before exp, so that one token cannot make a mean infinite."""
 
 
 def token_mismatch(trainer: Tensor, engine: Tensor) -> dict[str, Tensor]:
-    """Per token, of any shape; each is to be averaged, and the first also has a maximum.
+    """Return mismatch metrics per token, in the shape of the arguments; the caller averages them.
 
-    `mismatch/logprob_abs_mean` is in nats, `mismatch/kl` is k3 of KL(engine || trainer),
-    `mismatch/probability_factor` is exp |difference|.
+    `mismatch/logprob_abs_mean` is |difference| in nats, of which the maximum is reported too;
+    `mismatch/kl` is the estimate k3 of KL(engine || trainer); `mismatch/probability_factor` is
+    exp |difference|.
     """
     gap = (trainer - engine).abs()
     return {
@@ -33,8 +35,11 @@ def token_mismatch(trainer: Tensor, engine: Tensor) -> dict[str, Tensor]:
 
 
 def teacher_metrics(batch: RolloutBatch) -> Metrics:
-    """`kl/teacher`, nats per token: the mean of log engine - log teacher over the loss mask, which
-    estimates KL(policy || teacher); empty without a teacher."""
+    """Return `kl/teacher`, an estimate of KL(policy || teacher) in nats per token.
+
+    The estimate is the mean of log p_engine - log p_teacher over the loss mask. The result is empty
+    without log-probs of a teacher or of the engine.
+    """
     if batch.teacher_logprobs is None or batch.rollout_logprobs is None:
         return Metrics()
     gap_BT = (batch.rollout_logprobs - batch.teacher_logprobs).double()
@@ -44,9 +49,9 @@ def teacher_metrics(batch: RolloutBatch) -> Metrics:
 
 
 def mismatch_metrics(batch: RolloutBatch) -> Metrics:
-    """Over the tokens of `loss_mask`; empty without engine log-probs or without tokens.
+    """Return the means of `token_mismatch` over the loss mask, and `mismatch/logprob_abs_max`.
 
-    The means of `token_mismatch`, and `mismatch/logprob_abs_max`.
+    The result is empty without log-probs of the engine or without trained tokens.
 
     Raises:
         ValueError: the trainer's log-probs are not set.
@@ -67,20 +72,22 @@ def mismatch_metrics(batch: RolloutBatch) -> Metrics:
 def correction_metrics(
     gap_BT: Tensor, engine_BT: Tensor, mask_BT: Tensor, kept_BT: Tensor
 ) -> Metrics:
-    """What a correction found, over the trained tokens; empty without any.
+    """Return metrics of a correction over the trained tokens; empty without trained tokens.
 
-    `correction/kl_engine_trainer` and `correction/kl_trainer_engine` are k3 of the divergence each
-    way, their `_k1` the plain estimates; the second pair weights the engine's tokens by the ratio.
+    `correction/kl_engine_trainer` and `correction/kl_trainer_engine` are k3 estimates of the two
+    directions of the KL; the names with `_k1` are the k1 estimates. For the direction
+    trainer-engine, the engine's tokens are weighted by their ratios.
     `correction/log_perplexity_gap` is the mean over samples of the trainer's log-perplexity minus
-    the engine's, `_abs` that of its size. `correction/rejected_tokens` and `_sequences` are
-    fractions, `correction/ratio_max` is the largest of a token, and
-    `correction/effective_sample_size` is that of the tokens' plain ratios.
+    the engine's, and `correction/log_perplexity_gap_abs` the mean of its absolute value.
+    `correction/rejected_tokens` and `correction/rejected_sequences` are fractions.
+    `correction/ratio_max` is the largest ratio of a token, and `correction/effective_sample_size`
+    is computed from the token ratios without bounds.
 
     Args:
         gap_BT: float64, log p_trainer - log p_engine; zero outside the mask.
         engine_BT: float64, log p_engine.
-        mask_BT: the trained tokens before rejection.
-        kept_BT: those after.
+        mask_BT: bool, the trained tokens before rejection.
+        kept_BT: bool, the trained tokens after rejection.
     """
     count = int(mask_BT.sum())
     if count == 0:
@@ -103,8 +110,15 @@ def correction_metrics(
 
 
 def weight_metrics(weights_N: Tensor, bounded_N: Tensor) -> Metrics:
-    """Of the importance weights in use, one per trained token; empty without any: their mean,
-    `correction/weight_effective_sample_size`, and the fraction that met a bound."""
+    """Return metrics of the importance weights in use; empty without weights.
+
+    The metrics are the mean weight (`correction/weight`), the fraction of ratios outside the bounds
+    (`correction/bounded_weights`) and `correction/weight_effective_sample_size`.
+
+    Args:
+        weights_N: one weight per trained token.
+        bounded_N: bool, whether the ratio of the token was outside the bounds.
+    """
     count = weights_N.numel()
     if count == 0:
         return Metrics()
@@ -119,8 +133,10 @@ def weight_metrics(weights_N: Tensor, bounded_N: Tensor) -> Metrics:
 
 
 def effective_sample_size(weights_N: Tensor) -> float:
-    """(sum w)**2 / (n * sum w**2): 1 where all weights are equal, 1 / n where one has it all, 0
-    where all are 0."""
+    """Return (sum w)**2 / (n * sum w**2), a share of the n samples.
+
+    The result is 1 if all weights are equal, 1 / n if only one is not 0, and 0 if all are 0.
+    """
     squares = weights_N.square().sum().item()
     return weights_N.sum().item() ** 2 / (weights_N.numel() * squares) if squares else 0.0
 
@@ -128,7 +144,7 @@ def effective_sample_size(weights_N: Tensor) -> float:
 def _sequence_metrics(
     gap_BT: Tensor, engine_BT: Tensor, mask_BT: Tensor, kept_BT: Tensor
 ) -> Metrics:
-    """Means over the samples with trained tokens."""
+    """Return log-perplexities and rejected sequences as means over samples with trained tokens."""
     tokens_B = mask_BT.sum(1)
     trained_B = tokens_B > 0
     count = int(trained_B.sum())

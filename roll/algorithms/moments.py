@@ -1,6 +1,6 @@
-"""Mean and spread of many numbers, and numbers on the scale of their own spread.
+"""Mean and standard deviation of many numbers, and standardization with them.
 
-Of a step's tokens, of its samples, or of a stream that is never stored.
+The numbers are a step's tokens, its samples, or a stream that is never stored.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from roll.algorithms.masking import only
 from roll.core.errors import CheckpointError
 
 NO_SPREAD = 1e-10
-"""A standard deviation below this share of the mean is the rounding of equal float32 numbers."""
+"""Share of the mean below which a standard deviation is only rounding of equal float32 numbers."""
 PART = 2**18
-"""Numbers that are taken to float64 at a time, so that they stay in the cache: fetching the memory
-for a whole step's from the system costs more than the arithmetic."""
+"""Number of elements that are converted to float64 at a time, so that they stay in the cache.
+Allocating the memory for all elements of a step takes longer than the arithmetic."""
 CANCELLED = 1e-4
-"""Squared distances from the mean that are less than this share of the squares are summed by
-themselves: the difference of two sums would keep fewer than eleven of sixteen digits."""
+"""Share of the sum of squares below which the sum of squared distances from the mean is computed
+directly. The difference of two sums would keep fewer than eleven of sixteen digits there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Of all numbers seen; float64, so that a billion of them lose nothing."""
+    """Moments of all numbers seen, in float64, so that a billion numbers lose no precision."""
 
     count: int = 0
     mean: float = 0.0
@@ -37,17 +37,17 @@ class Moments:
 
     @property
     def std(self) -> float:
-        """Unbiased (n - 1); 0 for fewer than two numbers."""
+        """Unbiased standard deviation (n - 1); 0 for fewer than two numbers."""
         return math.sqrt(self.squares / max(self.count - 1, 1))
 
     @property
     def spread(self) -> bool:
-        """Whether any two numbers differ by more than rounding."""
+        """True if the numbers differ by more than rounding."""
         return self.std > NO_SPREAD * abs(self.mean)
 
     @classmethod
     def of(cls, values: Tensor, mask: Tensor | None = None) -> Self:
-        """Of a tensor of any shape, or of those of its numbers where `mask` is True."""
+        """Compute the moments of a tensor of any shape, or of its numbers where `mask` is True."""
         found = cls()
         for part, chosen in _parts(values, mask):
             count = part.numel() if chosen is None else int(chosen.sum())
@@ -62,8 +62,10 @@ class Moments:
         return found
 
     def merge(self, other: Self) -> Self:
-        """The moments of both streams together (Chan, Golub and LeVeque 1979). No large sum is
-        subtracted from another."""
+        """Return the moments of both streams together (Chan, Golub and LeVeque 1979).
+
+        The formula subtracts no large sum from another, so it loses no precision.
+        """
         count = self.count + other.count
         if count == 0:
             return self
@@ -76,15 +78,15 @@ class Moments:
         )
 
     def state(self) -> dict[str, float]:
-        """Plain JSON; floats survive it bit for bit."""
+        """Return the moments as plain JSON, which preserves floats bit for bit."""
         return asdict(self)
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> Self:
-        """From `state`.
+        """Build the moments from the result of `state`.
 
         Raises:
-            CheckpointError: it is the state of something else.
+            CheckpointError: the keys are not those of moments.
         """
         if state.keys() != {"count", "mean", "squares"}:
             raise CheckpointError(f"not the state of running moments: keys {sorted(state)}")
@@ -99,20 +101,20 @@ def standardized(
     center: bool = True,
     moments: Moments | None = None,
 ) -> Tensor:
-    """(value - mean) / (std + eps), std unbiased (n - 1); computed in float64.
+    """Return (value - mean) / (std + eps) with the unbiased std (n - 1), computed in float64.
 
-    Where there is no spread (equal numbers, a single one) nothing is divided, so that centred
+    Without spread (equal numbers, or a single number) the numbers are not divided, so centred
     numbers become 0.
 
     Args:
-        values: any shape and float dtype.
-        mask: bool; which numbers take part. All by default.
-        eps: added to the standard deviation.
-        center: False subtracts nothing, before or after.
-        moments: of these very numbers, where they are known already.
+        values: numbers of any shape and float dtype.
+        mask: bool, True at the numbers to standardize; all numbers by default.
+        eps: number that is added to the standard deviation.
+        center: if False, the mean is not subtracted.
+        moments: moments of exactly these numbers, if they are known already.
 
     Returns:
-        Shape and dtype of `values`, zero outside the mask.
+        Tensor in the shape and dtype of `values`, zero outside the mask.
     """
     moments = Moments.of(values, mask) if moments is None else moments
     shift = moments.mean if center else 0.0
@@ -126,7 +128,7 @@ def standardized(
 
 
 def _parts(values: Tensor, mask: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """`PART` numbers at a time, and which of them take part; None where all do."""
+    """Yield `PART` numbers at a time with their part of the mask, or with None if all count."""
     flat, chosen = values.flatten(), None if mask is None else mask.flatten()
     for start in range(0, len(flat), PART):
         part = slice(start, start + PART)

@@ -1,7 +1,8 @@
-"""Names in the config to maths: each registry is keyed by the `kind` of its config class.
+"""Registries of advantage estimators, loss terms and KL estimators, by their names in the config.
 
-A config field of the same name becomes a keyword argument of the registered thing, so a new
-advantage or loss is one config class and one registered dataclass.
+The name of an advantage estimator or a loss term is the `kind` of its config class. The fields of
+the config class become keyword arguments of the registered class, so a new advantage or loss is one
+config class and one registered dataclass.
 """
 
 from __future__ import annotations
@@ -17,26 +18,29 @@ from roll.core.registry import Registry
 
 
 class LossTerm(Loss, Protocol):
-    """One summand of a loss; its coefficient belongs to `SumLoss`."""
+    """Summand of a loss, without its coefficient, which `SumLoss` holds."""
 
     @property
     def part(self) -> str:
-        """Name of its share of the loss: `loss/<part>` in the metrics."""
+        """Name of the term's part of the loss: `loss/<part>` in the metrics."""
         ...
 
     @property
     def importance_weighted(self) -> bool:
-        """Whether `RolloutBatch.importance_weights` multiply its loss: True for what estimates the
-        policy gradient from samples of the engine, False for penalties and imitation."""
+        """True if `RolloutBatch.importance_weights` multiply the loss of the term.
+
+        This is so for terms that estimate the policy gradient from samples of the engine, and not
+        for penalties and imitation.
+        """
         ...
 
 
 @runtime_checkable
 class PreparedTerm(LossTerm, Protocol):
-    """A term that must see the whole update before it is split over ranks and micro-batches."""
+    """Loss term that needs a whole update's batch, not yet split over ranks and micro-batches."""
 
     def prepare(self, batch: RolloutBatch) -> RolloutBatch:
-        """The update's batch with what the term needs; run once, on the driver."""
+        """Return the whole batch with what the term needs; runs on the driver, once per update."""
         ...
 
 

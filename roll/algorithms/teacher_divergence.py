@@ -1,7 +1,8 @@
-"""A student's distributions against its teacher's, in chunks of tokens.
+"""Divergence of a student's distributions from its teachers', computed in chunks of tokens.
 
-Neither model's logits ever exist for more than `chunk_tokens` tokens, in the backward pass too,
-where both are computed again. N counts the tokens that are asked for, M those of one teacher.
+The logits of both models never exist for more than `chunk_tokens` tokens. The backward pass
+computes them again, with the same limit. Axis letters: N needed tokens, M needed tokens of one
+teacher, D hidden size, V vocabulary, K likeliest tokens.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from roll.core.teacher_outputs import OutputHead, TeacherRow
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How a student is compared with its teachers."""
+    """Settings of the comparison between a student and its teachers."""
 
     divergence: DivergenceConfig
     student_temperature: float
     teacher_temperature: float
-    """Of whole distributions; a teacher that tells its likeliest tokens has divided already."""
+    """Divisor of the teacher's logits where the teacher sends hidden states. A teacher that sends
+    log-probs of its likeliest tokens has applied the divisor already."""
     num_tokens: int
-    """Of the tokenizer that both share. A model may have more logits, which mean nothing."""
+    """Number of tokens of the tokenizer that student and teacher share. Logits of a model beyond
+    this number are meaningless."""
 
 
 def comparison(config: DistillTargetConfig, num_tokens: int) -> Comparison:
@@ -40,19 +43,19 @@ def comparison(config: DistillTargetConfig, num_tokens: int) -> Comparison:
 
 @dataclass(frozen=True, slots=True)
 class TeacherOutputs:
-    """What one teacher says of some of the tokens that are asked for."""
+    """Outputs of one teacher for some of the N needed tokens."""
 
     index_M: Tensor
-    """Int64; which of the N tokens."""
+    """Numbers of these tokens among the N needed tokens, int64, ascending."""
     outputs: tuple[Tensor, ...]
-    """As that of `TeacherRow`."""
+    """Hidden states `[M, D]`; or ids `[M, K]` and log-probs `[M, K + 1]`, see `TeacherRow`."""
     head: OutputHead | None
 
     def among(self, chosen: Tensor) -> TeacherOutputs:
-        """The same of fewer tokens.
+        """Return the outputs for a subset of the N tokens, numbered within that subset.
 
         Args:
-            chosen: int64, ascending; which of the N tokens there are.
+            chosen: numbers of the tokens of the subset among the N tokens, int64, ascending.
         """
         there_M = torch.isin(self.index_M, chosen)
         outputs = tuple(each[there_M] for each in self.outputs)
@@ -62,11 +65,13 @@ class TeacherOutputs:
 def outputs_by_teacher(
     rows: Sequence[TeacherRow], needed_BT: Tensor, device: torch.device
 ) -> tuple[TeacherOutputs, ...]:
-    """One per teacher, on `device`, of the tokens that are needed and that it spoke of.
+    """Collect each teacher's outputs for the needed tokens, on `device`; one item per teacher.
+
+    Tokens without outputs of a teacher are left out.
 
     Args:
-        rows: one per row.
-        needed_BT: the tokens that are asked for; `logprobs.positions` counts them the same way.
+        rows: outputs of the teacher of each row, in the order of the rows.
+        needed_BT: bool, the needed tokens; `logprobs.positions` numbers them in the same way.
     """
     found: dict[str, list[tuple[Tensor, TeacherRow, Tensor]]] = {}
     before = 0
@@ -104,11 +109,13 @@ def divergences(
     divisor: float,
     chunk_tokens: int,
 ) -> Tensor:
-    """Float32 `[N]`; zero where no teacher outputs anything.
+    """Compute the divergence of each needed token, float32 `[N]`; zero without teacher outputs.
 
     Args:
-        hidden_ND: the student's states before the tokens that are asked for.
-        weight_VD, bias_V: of its head, whose results `divisor` divides.
+        hidden_ND: the student's hidden states before the needed tokens.
+        weight_VD, bias_V: parameters of the student's head.
+        divisor: divisor of the student's logits.
+        chunk_tokens: largest number of tokens whose logits exist at the same time.
     """
     out_N = hidden_ND.new_zeros(len(hidden_ND), dtype=torch.float32)
     for teacher in teacher_outputs:
@@ -127,14 +134,17 @@ def divergences(
 
 
 def top_logprobs(logprobs_NV: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Ids `[N, K]` of the likeliest tokens, and log-probs `[N, K + 1]` with that of all others."""
+    """Return ids `[N, K]` of the likeliest tokens, and log-probs `[N, K + 1]`.
+
+    The last log-prob is that of all other tokens together.
+    """
     ids_NK = logprobs_NV.topk(k, -1).indices
     return ids_NK, coarse(logprobs_NV, ids_NK)
 
 
 def coarse(logprobs_NV: Tensor, ids_NK: Tensor) -> Tensor:
-    """Log-probs of `ids_NK`, and behind them that of all other tokens together, `[N, K + 1]`."""
-    # Not 1 - sum: what is left is often smaller than the rounding of that sum.
+    """Return the log-probs of `ids_NK`, then that of all other tokens together, `[N, K + 1]`."""
+    # The rest is often smaller than the rounding of the sum, so 1 - sum would lose it.
     rest_N1 = logprobs_NV.scatter(-1, ids_NK, -torch.inf).logsumexp(-1, keepdim=True)
     return torch.cat([logprobs_NV.gather(-1, ids_NK), rest_N1], -1)
 
@@ -142,7 +152,7 @@ def coarse(logprobs_NV: Tensor, ids_NK: Tensor) -> Tensor:
 def _compare(
     logits_NV: Tensor, outputs: tuple[Tensor, ...], head: OutputHead | None, how: Comparison
 ) -> Tensor:
-    """Divergence `[N]` of a chunk."""
+    """Return the divergence of each token of a chunk, `[N]`, in nats."""
     student_NV = logprobs_of(logits_NV, how.student_temperature, how.num_tokens)
     if head is None:
         ids_NK, teacher_NK = outputs
@@ -153,12 +163,15 @@ def _compare(
 
 
 def logprobs_of(logits_NV: Tensor, divisor: float, num_tokens: int) -> Tensor:
-    """Of the tokens that mean something, float32."""
+    """Return float32 log-probs of the first `num_tokens` tokens, from logits over `divisor`."""
     return (logits_NV[:, :num_tokens].float() / divisor).log_softmax(-1)
 
 
 class _ChunkedDivergence(torch.autograd.Function):
-    """Saves hidden states, the student's and what the teacher outputs, and nothing per token."""
+    """Autograd function that computes the logits of a chunk again in the backward pass.
+
+    Saved between the passes are only the student's hidden states and the teacher's outputs.
+    """
 
     @staticmethod
     def forward(
@@ -187,8 +200,8 @@ class _ChunkedDivergence(torch.autograd.Function):
         hidden_MD, weight_VD, bias_V = ctx.saved_tensors
         (outputs, head, how), (divisor, chunk_tokens) = ctx.taught, ctx.chunk
         grad_hidden_MD = torch.empty_like(hidden_MD)
-        # Sums over many chunks lose bits in bfloat16, so they are kept in float32.
-        # An adapter leaves the head frozen.
+        # Sums over many chunks would lose bits in bfloat16, so they are kept in float32.
+        # A frozen head, as with an adapter, needs no gradient.
         learns = ctx.needs_input_grad[1]
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if learns else None
         grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=torch.float32)

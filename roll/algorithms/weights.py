@@ -1,7 +1,7 @@
-"""Loss aggregation as one weight per token: the loss is `sum(loss_BT * weights_BT)`, always.
+"""Loss aggregation as one weight per token: the loss is always `sum(loss_BT * weights_BT)`.
 
-Computed once, from all rows of one optimizer step over all ranks. No split over micro-batches,
-ranks or packing can then change the result, because a sum does not care how it is split.
+The weights are computed once, from all rows of one optimizer step over all ranks. A sum does not
+depend on how it is split, so micro-batches, ranks and packing do not change the result.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from roll.config.algorithm import Aggregation
 
 
 def token_weights(mask_BT: Tensor, mode: Aggregation, *, max_tokens: int | None = None) -> Tensor:
-    """Weights that turn a plain sum over the update's tokens into the mean that `mode` names.
+    """Return the weights that make a sum over the update's tokens the aggregation `mode`.
 
-    A row without trained tokens is no sequence: it has no loss, and it does not lower the mean of
-    the others. Without any trained token all weights are zero.
+    A row without trained tokens does not count as a sequence: it has no loss and does not lower the
+    mean of the others. Without any trained token all weights are zero.
 
     Args:
         mask_BT: bool, True where a token is trained; ALL rows of one optimizer step.
@@ -24,12 +24,12 @@ def token_weights(mask_BT: Tensor, mode: Aggregation, *, max_tokens: int | None 
         max_tokens: divisor of `constant`, in tokens.
 
     Returns:
-        Float32 `[B, T]`, zero outside the mask. They add up to 1 for the two means.
+        Float32 `[B, T]`, zero outside the mask. The weights of the two means add up to 1.
 
     Raises:
-        ValueError: `constant` without a positive `max_tokens`.
+        ValueError: `mode` is `constant` and `max_tokens` is not positive.
     """
-    # Counts in float64: float32 stops counting at 2**24 tokens.
+    # Float64, because float32 cannot count beyond 2**24 tokens.
     trained_BT = mask_BT.to(torch.float64)
     tokens_B1 = trained_BT.sum(1, keepdim=True)
     num_sequences = (tokens_B1 > 0).sum().clamp(min=1)

@@ -1,1 +1,1 @@
-"""Rewards to advantages, one file per family."""
+"""Advantage estimators, one file per family of methods."""

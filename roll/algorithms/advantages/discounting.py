@@ -1,4 +1,4 @@
-"""Geometric discounting along tokens or steps, without a loop over them."""
+"""Geometric discounting over tokens or steps, without a loop over single tokens or steps."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 BLOCK = 64
-"""Steps; a power of 2. Six passes over all numbers, and one through the blocks: 10 passes, which
-1024 steps would need without blocks, take a fifth to a quarter longer."""
+"""Number of steps in a block; a power of 2. The sums take six passes over all numbers and one pass
+from block to block. Without blocks, 1024 steps would need 10 passes over all numbers, which take a
+fifth to a quarter longer."""
 
 
 def discounts(mask_BT: Tensor, gamma: float) -> Tensor:
-    """gamma ** (trained tokens that follow), float64 `[B, T]`, zero outside the mask.
+    """Return gamma ** (number of trained tokens that follow), float64 `[B, T]`, 0 outside the mask.
 
-    Only trained tokens count as steps: what an environment writes between two turns of the policy
-    does not make the first turn less responsible for the reward.
+    Only trained tokens count as steps. Text that an environment writes between two turns of the
+    policy does not make the first turn less responsible for the reward.
     """
     trained_BT = mask_BT.double()
     up_to_BT = trained_BT.cumsum(1)
@@ -26,15 +27,16 @@ def discounts(mask_BT: Tensor, gamma: float) -> Tensor:
 
 
 def discounted_sums(values_BT: Tensor, decay_B: Tensor) -> Tensor:
-    """y_t = sum over j >= t of decay ** (j - t) * values_j, that is y_t = values_t + decay y_{t+1}.
+    """Return discounted sums y_t = sum over j >= t of decay ** (j - t) * values_j.
 
-    Sums over the next n steps make those over the next 2n: the sum from t, plus decay ** n times
-    the sum from t + n; up to blocks of `BLOCK` steps, which are then walked through from the last
-    to the first. All powers are at most 1, so no value costs its neighbours precision.
+    This is the recurrence y_t = values_t + decay * y_{t+1}. The sum over 2n steps from t is the sum
+    over n steps from t plus decay ** n times the sum over n steps from t + n. Doubling in this way
+    gives sums over `BLOCK` steps; a loop over the blocks, from the last to the first, completes
+    them. All powers of decay are at most 1, so large factors never reduce the precision.
 
     Args:
-        values_BT: finite; computed in float64.
-        decay_B: `[B]`, or `[1]` for all rows; within [0, 1], where 0 ** 0 is 1.
+        values_BT: finite numbers; converted to float64.
+        decay_B: factor of each row `[B]`, or of all rows `[1]`; within [0, 1], where 0 ** 0 is 1.
 
     Returns:
         Float64 `[B, T]`.

@@ -1,8 +1,9 @@
-"""A teacher's judgement of every token as its advantage (on-policy distillation).
+"""Advantages from a teacher's log-probs of the sampled tokens (on-policy distillation).
 
 The mean of teacher_logprob - policy_logprob over the policy's own tokens is the negative reverse
-KL to the teacher (arXiv 2306.13649, https://thinkingmachines.ai/blog/on-policy-distillation), so a
-policy gradient with it pulls the policy towards the teacher, token by token and without discount.
+KL to the teacher (arXiv 2306.13649, https://thinkingmachines.ai/blog/on-policy-distillation). With
+this difference as advantage, a policy gradient moves the policy towards the teacher, token by token
+and without discount.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from roll.core.batches import RolloutBatch
 @ADVANTAGES.register("distill")
 @dataclass(frozen=True, kw_only=True)
 class Distill:
-    """coef * (teacher_logprob - policy_logprob) + mix * GRPO's advantage.
+    """Advantage coef * (teacher_logprob - policy_logprob) + mix * (advantage of GRPO).
 
-    The policy's log-probs are the trainer's where they are known before the update, else the
-    engine's. With several teachers each row holds the log-probs of its own.
+    The policy's log-probs are the trainer's `old_logprobs` if they are set, otherwise the engine's.
+    With several teachers, each row holds the log-probs of its own teacher.
     """
 
     coef: float = 1.0
@@ -32,10 +33,11 @@ class Distill:
     eps: float = 1e-6
 
     def __call__(self, batch: RolloutBatch) -> Estimate:
-        """Float32 `[B, T]`, zero outside the loss mask; `batch` is the whole step.
+        """Compute advantages, float32 `[B, T]`, zero outside the loss mask, from a whole step.
 
         Raises:
-            ValueError: log-probs of the teacher or the policy are missing, or rewards for `mix`.
+            ValueError: log-probs of the teacher or the policy are missing, or `mix` is not 0 and
+                rewards are missing.
         """
         teacher_BT = batch.require("teacher_logprobs", made_by="add_teacher_logprobs")
         gap_BT = teacher_BT.double() - _policy_logprobs(batch).double()

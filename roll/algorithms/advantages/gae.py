@@ -15,17 +15,17 @@ from roll.algorithms.registries import ADVANTAGES
 from roll.core.batches import RolloutBatch
 
 POSITIONS = 2**18
-"""As many rows at a time as have about so many positions. Rows do not concern each other; what is
-computed from a few of them stays in the cache, and temporaries of a whole step are so large that
-fetching their memory from the system costs several times what the arithmetic does. Rows of about
-equal length go together: the padding behind them costs nothing."""
+"""Number of positions (rows times length) that are processed at a time. Intermediate results of
+a few rows, which are independent of other rows, stay in the cache. Intermediate results of a whole
+step are so large that allocating their memory takes several times as long as the arithmetic. Rows
+of about equal length are processed together, so that their padding costs nothing."""
 
 
 def length_adaptive_lambda(tokens_B: Tensor, alpha: float) -> Tensor:
-    """1 - 1 / (alpha * tokens), at least 0, float64 `[B]` (VAPO, arXiv 2504.05118).
+    """Return 1 - 1 / (alpha * tokens), at least 0, float64 `[B]` (VAPO, arXiv 2504.05118).
 
-    The sum of the weights of GAE's terms, 1 / (1 - lambda), is then alpha * tokens: long responses
-    are credited over a longer range.
+    The weights of the terms in GAE add up to 1 / (1 - lambda), which is then alpha * tokens. A
+    token of a longer response is thus credited for rewards further away.
     """
     return (1 - 1 / (alpha * tokens_B.double().clamp(min=1))).clamp(min=0)
 
@@ -33,12 +33,12 @@ def length_adaptive_lambda(tokens_B: Tensor, alpha: float) -> Tensor:
 @ADVANTAGES.register("gae")
 @dataclass(frozen=True, kw_only=True)
 class Gae:
-    """sum over j >= t of (gamma * lambda) ** (j - t) * (reward_j + gamma * value_{j+1} - value_j).
+    """Sum over j >= t of (gamma * lambda)**(j - t) * (reward_j + gamma * value_{j+1} - value_j).
 
-    Trained tokens are the steps; no other value or reward is read. A sample's reward is paid on its
-    last trained token, token rewards on theirs, and nothing follows the last one. The critic's
-    target is its own advantage plus value; `critic_lambda` decouples that advantage from the
-    policy's (VC-PPO, arXiv 2503.01491).
+    The steps are the trained tokens; values and rewards of other tokens are not read. The reward of
+    a sample belongs to its last trained token, and each token reward to its token. The value after
+    the last trained token is 0. The critic's target is advantage plus value. With `critic_lambda`,
+    the advantage in this target has a lambda of its own (VC-PPO, arXiv 2503.01491).
     """
 
     gamma: float = 1.0
@@ -54,7 +54,7 @@ class Gae:
             )
 
     def __call__(self, batch: RolloutBatch) -> Estimate:
-        """Float32 `[B, T]`, both zero outside the loss mask.
+        """Compute advantages and returns, both float32 `[B, T]` and zero outside the loss mask.
 
         Raises:
             ValueError: the batch has no rewards or no values.
@@ -79,7 +79,7 @@ class Gae:
     def _estimate(
         self, tokens: TrainedTokens, values_BT: Tensor, rewards_B: Tensor, paid_BT: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Advantages and returns of some rows, float32 `[B, T]`."""
+        """Compute advantages and returns of some rows, both float32 `[B, T]`."""
         values_BL = tokens.pack(values_BT)
         deltas_BL = -values_BL if paid_BT is None else tokens.pack(paid_BT).sub_(values_BL)
         deltas_BL[:, :-1].add_(values_BL[:, 1:], alpha=self.gamma)
@@ -101,7 +101,10 @@ class Gae:
 
 
 def _alike(lengths_B: Tensor) -> Iterator[tuple[Tensor, int]]:
-    """Rows of about equal length, and the longest of them: `POSITIONS` at a time."""
+    """Yield groups of rows of similar length: row numbers, and the length of the longest row.
+
+    The longest rows come first. A group has at most `POSITIONS` positions, but at least one row.
+    """
     order_B, start = lengths_B.argsort(descending=True), 0
     while start < len(order_B):
         width = max(int(lengths_B[order_B[start]]), 1)

@@ -1,6 +1,7 @@
-"""Several rewards, each normalised within its group by itself (GDPO, arXiv 2601.05242).
+"""Advantages from several rewards, each normalised on its own in a group (GDPO, arXiv 2601.05242).
 
-Normalising their sum instead lets the reward with the widest spread drown the others.
+If the sum of the rewards were normalised instead, the reward with the largest spread would dominate
+the others.
 """
 
 from __future__ import annotations
@@ -20,18 +21,19 @@ from roll.core.batches import RolloutBatch
 def gdpo_advantages(
     rewards_BR: Tensor, group_ids_B: Tensor, weights_BR: Tensor, *, eps: float
 ) -> Tensor:
-    """standardized over the step(sum over r of weight_r * (reward_r - group mean) / (group std +
-    eps)), float64 `[B]`.
+    """Return the weighted sum of normalised rewards, standardized over the step, float64 `[B]`.
+
+    The sum over rewards r is: sum of weight_r * (reward_r - group mean) / (group std + eps).
 
     Args:
         rewards_BR: one column per reward; its scale cancels, its sign does not.
-        group_ids_B: any integers.
-        weights_BR: what each reward counts after its normalisation; 0 where it does not apply.
-        eps: added to every standard deviation.
+        group_ids_B: any integers; samples of one prompt share an id.
+        weights_BR: factor of each reward after its normalisation; 0 where it does not apply.
+        eps: number that is added to every standard deviation.
     """
     rows, rewards = rewards_BR.shape
     _, group_B = torch.unique(group_ids_B, return_inverse=True)
-    # A group per pair of prompt and reward, so that one call normalises all of them.
+    # One group per pair of prompt and reward, so that one call normalises all rewards.
     pairs_BR = group_B[:, None] * rewards + torch.arange(rewards, device=group_B.device)
     apart_BR = group_advantages(
         rewards_BR.reshape(-1), pairs_BR.reshape(-1), std="group", eps=eps
@@ -42,13 +44,16 @@ def gdpo_advantages(
 @ADVANTAGES.register("gdpo")
 @dataclass(frozen=True, kw_only=True)
 class Gdpo:
-    """The same advantage on every trained token of a sample; sees `named_rewards`, not their sum.
-    The `weight` of a reward multiplies it after its normalisation, which would undo it before."""
+    """GDPO advantage from `named_rewards`, the same on every trained token of a sample.
+
+    The `weight` of a reward multiplies the normalised reward; a factor before the normalisation
+    would have no effect.
+    """
 
     eps: float = 1e-6
 
     def __call__(self, batch: RolloutBatch) -> Estimate:
-        """Float32 `[B, T]`, zero outside the loss mask; `batch` is the whole step.
+        """Compute advantages, float32 `[B, T]`, zero outside the loss mask, from a whole step.
 
         Raises:
             ValueError: the batch has no `named_rewards`, or has token rewards.

@@ -1,4 +1,4 @@
-"""Advantages measured against the siblings of one prompt: GRPO, Dr.GRPO and RLOO."""
+"""Advantages relative to the other samples of the same prompt: GRPO, Dr.GRPO and RLOO."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ def group_advantages(
     eps: float,
     baseline: BaselineKind = "mean",
 ) -> Tensor:
-    """(reward - baseline of its group) / (std + eps), float64 `[B]`.
+    """Return (reward - baseline of its group) / (std + eps), float64 `[B]`.
 
-    Standard deviations are unbiased (n - 1) and always take in the sample itself: of the group's
-    rewards, or of all rewards of the step (`batch`); `none` divides by nothing (Dr.GRPO,
-    arXiv 2503.20783). A group of one has nothing to be compared with: its advantage is 0.
+    Standard deviations are unbiased (n - 1) and always include the sample itself. `std` selects the
+    rewards of the group (`group`), all rewards of the step (`batch`), or no division (`none`;
+    Dr.GRPO, arXiv 2503.20783). A sample that is alone in its group has advantage 0.
 
     Args:
         rewards_B: any float dtype; computed in float64, so that equal rewards give exactly 0.
-        group_ids_B: any integers; siblings need not be neighbours.
-        std: what the centred reward is divided by.
-        eps: added to the standard deviation.
-        baseline: the group's mean with the sample itself, or the mean of the others, which is
-            n / (n - 1) times as far away.
+        group_ids_B: any integers; samples of one prompt share an id and need not be adjacent.
+        std: rewards whose standard deviation divides the centred reward.
+        eps: number that is added to the standard deviation.
+        baseline: mean of the group including the sample (`mean`), or of the other samples
+            (`leave_one_out`), from which a reward differs n / (n - 1) times as much.
     """
     rewards_B = rewards_B.double()
     siblings = Siblings.of(group_ids_B)
     centred_B = rewards_B - siblings.mean(rewards_B)
     if baseline == "leave_one_out":
-        # The mean alone leaves the sample out. In a spread without it, the only success of a group
-        # would see equal peers, not be divided at all and count less than any other.
+        # Only the mean leaves the sample out, not the standard deviation. Otherwise the only
+        # success of a group would have peers without spread, not be divided, and so count less.
         centred_B = centred_B * siblings.size_B / (siblings.size_B - 1).clamp(min=1)
     match std:
         case "group":
@@ -59,15 +59,18 @@ def group_advantages(
 @ADVANTAGES.register("grpo")
 @dataclass(frozen=True, kw_only=True)
 class Grpo:
-    """The same advantage on every trained token of a sample (GRPO, arXiv 2402.03300); with
-    `std="none"` it is Dr.GRPO's (arXiv 2503.20783). Token rewards count as part of the reward."""
+    """GRPO advantage (arXiv 2402.03300), the same on every trained token of a sample.
+
+    With `std="none"` it is the advantage of Dr.GRPO (arXiv 2503.20783). Token rewards are added to
+    the reward of the sample.
+    """
 
     baseline: BaselineKind = "mean"
     std: StdKind = "group"
     eps: float = 1e-6
 
     def __call__(self, batch: RolloutBatch) -> Estimate:
-        """Float32 `[B, T]`, zero outside the loss mask; `batch` is the whole step.
+        """Compute advantages, float32 `[B, T]`, zero outside the loss mask, from a whole step.
 
         Raises:
             ValueError: the batch has no rewards.
@@ -85,10 +88,12 @@ class Grpo:
 @ADVANTAGES.register("rloo")
 @dataclass(frozen=True, kw_only=True)
 class Rloo:
-    """reward - mean reward of the OTHER samples of its prompt (RLOO, arXiv 2402.14740)."""
+    """Advantage reward - mean reward of the prompt's OTHER samples (RLOO, arXiv 2402.14740)."""
 
     def __call__(self, batch: RolloutBatch) -> Estimate:
-        """Float32 `[B, T]`, zero outside the loss mask; a group of one has advantage 0.
+        """Compute advantages, float32 `[B, T]`, zero outside the loss mask, from a whole step.
+
+        A sample that is alone in its group has advantage 0.
 
         Raises:
             ValueError: the batch has no rewards.

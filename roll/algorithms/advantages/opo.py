@@ -1,4 +1,7 @@
-"""The length-weighted baseline, which has the least variance on-policy (OPO, arXiv 2505.23585)."""
+"""Advantages with a length-weighted baseline, which has the least variance on-policy (OPO).
+
+See arXiv 2505.23585.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ from roll.core.batches import RolloutBatch
 
 
 def opo_advantages(rewards_B: Tensor, tokens_B: Tensor, group_ids_B: Tensor) -> Tensor:
-    """reward - sum(tokens * reward) / sum(tokens) over its group, float64 `[B]`.
+    """Return reward - sum(tokens * reward) / sum(tokens), sums over the group, float64 `[B]`.
 
     Args:
         rewards_B: any float dtype.
-        tokens_B: trained tokens of each sample; a group without any has advantages that no token
-            carries.
-        group_ids_B: any integers.
+        tokens_B: number of trained tokens of each sample. In a group without trained tokens the
+            result has no effect, because no token carries it.
+        group_ids_B: any integers; samples of one prompt share an id.
     """
     siblings = Siblings.of(group_ids_B)
     weighted_B = siblings.sum(tokens_B * rewards_B.double())
@@ -30,10 +33,10 @@ def opo_advantages(rewards_B: Tensor, tokens_B: Tensor, group_ids_B: Tensor) -> 
 @ADVANTAGES.register("opo")
 @dataclass(frozen=True, kw_only=True)
 class Opo:
-    """The same advantage on every trained token of a sample; a group of one has advantage 0."""
+    """OPO advantage, the same on every trained token of a sample; 0 for a group of one."""
 
     def __call__(self, batch: RolloutBatch) -> Estimate:
-        """Float32 `[B, T]`, zero outside the loss mask; `batch` is the whole step.
+        """Compute advantages, float32 `[B, T]`, zero outside the loss mask, from a whole step.
 
         Raises:
             ValueError: the batch has no rewards.

@@ -1,4 +1,4 @@
-"""Advantages for the chance that one of k samples succeeds (pass@k training, arXiv 2508.10751)."""
+"""Advantages for the probability that one of k samples succeeds (pass@k, arXiv 2508.10751)."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ from roll.core.batches import RolloutBatch
 
 
 def pass_k_advantages(success_B: Tensor, group_ids_B: Tensor, *, k: int) -> Tensor:
-    """Mean over all k-subsets of a group that hold the sample of the subset's advantage, `[B]`.
+    """Return for each sample the mean advantage of the k-subsets of its group that contain it.
 
-    A subset earns 1 if any of its samples succeeds, and its advantage is (reward - mean) / std over
-    all k-subsets of the group. With n samples, of which s succeed and w = n - s do not, and with
-    f = C(w, k) / C(n, k), the chance that a subset fails, the paper's equations become
+    The reward of a subset is 1 if any of its samples succeeds and 0 otherwise. The advantage of a
+    subset is (reward - mean) / std over all k-subsets of the group. Let s of the n samples succeed
+    and w = n - s fail, and let f = C(w, k) / C(n, k), the probability that a subset fails. The
+    paper's equations then become
 
         success  sqrt(f / (1 - f))
         failure  -(s / w) sqrt(f / (1 - f))
 
-    They add up to 0, and k = 1 is GRPO with the biased standard deviation. Where all subsets earn
-    the same there is nothing to compare: all 0. So it is where a group is smaller than k.
+    The advantages of a group add up to 0. For k = 1 they are those of GRPO with the biased standard
+    deviation. If all subsets of a group have the same reward, or the group has fewer than k
+    samples, its advantages are 0.
 
     Args:
-        success_B: bool.
-        group_ids_B: any integers.
-        k: at least 1.
+        success_B: bool, True for a sample that succeeds.
+        group_ids_B: any integers; samples of one prompt share an id.
+        k: number of samples in a subset, at least 1.
 
     Returns:
         Float64 `[B]`.
@@ -39,7 +41,7 @@ def pass_k_advantages(success_B: Tensor, group_ids_B: Tensor, *, k: int) -> Tens
     wins_B = siblings.sum(success_B)
     losses_B = siblings.size_B - wins_B
     drawn_k = torch.arange(k, device=wins_B.device)
-    # C(w, k) / C(n, k) factor by factor: the chance that the next draw fails as well.
+    # C(w, k) / C(n, k), factor by factor: each is the probability that one more draw fails.
     chances_Bk = (losses_B[:, None] - drawn_k).clamp(min=0) / (
         siblings.size_B[:, None] - drawn_k
     ).clamp(min=1)
@@ -52,14 +54,16 @@ def pass_k_advantages(success_B: Tensor, group_ids_B: Tensor, *, k: int) -> Tens
 @ADVANTAGES.register("pass_k")
 @dataclass(frozen=True, kw_only=True)
 class PassK:
-    """The same advantage on every trained token of a sample. A total reward (token rewards
-    included) above `threshold` is a success."""
+    """Pass@k advantage, the same on every trained token of a sample.
+
+    A sample succeeds if its total reward (token rewards included) is above `threshold`.
+    """
 
     k: int
     threshold: float = 0.5
 
     def __call__(self, batch: RolloutBatch) -> Estimate:
-        """Float32 `[B, T]`, zero outside the loss mask; `batch` is the whole step.
+        """Compute advantages, float32 `[B, T]`, zero outside the loss mask, from a whole step.
 
         Raises:
             ValueError: the batch has no rewards.

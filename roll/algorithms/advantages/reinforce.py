@@ -1,4 +1,4 @@
-"""What follows a token as its advantage (REINFORCE), minus an optional baseline."""
+"""Advantages as discounted rewards that follow a token, minus an optional baseline (REINFORCE)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ from roll.core.batches import RolloutBatch
 @ADVANTAGES.register("reinforce")
 @dataclass(frozen=True, kw_only=True)
 class Reinforce:
-    """(reward - baseline) * discount. The baseline goes off before the discount, so all tokens of a
-    sample share its sign. Token rewards, if any, are added from their token backwards."""
+    """Advantage (reward - baseline) * discount, plus the discounted token rewards if there are any.
+
+    The baseline is subtracted before the discount, so (reward - baseline) * discount has the same
+    sign on all tokens of a sample. A token reward counts for its own token and for the trained
+    tokens before it.
+    """
 
     baseline: Literal["none", "batch"] = "none"
     gamma: float = 1.0
 
     def __call__(self, batch: RolloutBatch) -> Estimate:
-        """Float32 `[B, T]`, zero outside the loss mask; `batch` is the whole step.
+        """Compute advantages, float32 `[B, T]`, zero outside the loss mask, from a whole step.
 
         Raises:
             ValueError: the batch has no rewards.

@@ -1,4 +1,4 @@
-"""REINFORCE with one normalisation over all tokens of the step (REINFORCE++, arXiv 2501.03262)."""
+"""REINFORCE with a normalisation over all tokens of a step (REINFORCE++, arXiv 2501.03262)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from roll.core.batches import RolloutBatch
 @ADVANTAGES.register("reinforce_pp")
 @dataclass(frozen=True, kw_only=True)
 class ReinforcePp:
-    """(return - mean) / (std + eps), with return_t the discounted rewards from token t on, and mean
-    and std over the returns of all trained tokens of the step.
+    """Advantage (return - mean) / (std + eps), with mean and std over the trained tokens of a step.
 
-    With `baseline="group"` the mean reward of its group goes off each reward first. That is the
-    mean of `rewards` alone; token rewards stay as they are.
+    The return of token t is the discounted sum of the rewards from token t on. With
+    `baseline="group"`, the mean reward of the group is subtracted from each reward first. This mean
+    is that of `rewards` only; token rewards do not change.
     """
 
     baseline: Literal["none", "group"] = "none"
@@ -28,7 +28,7 @@ class ReinforcePp:
     eps: float = 1e-6
 
     def __call__(self, batch: RolloutBatch) -> Estimate:
-        """Float32 `[B, T]`, zero outside the loss mask; `batch` is the whole step.
+        """Compute advantages, float32 `[B, T]`, zero outside the loss mask, from a whole step.
 
         Raises:
             ValueError: the batch has no rewards.

@@ -1,4 +1,4 @@
-"""The reward of a greedy response to the same prompt as the baseline (ReMax, arXiv 2310.10505)."""
+"""Advantages with the reward of a greedy response as baseline (ReMax, arXiv 2310.10505)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from roll.core.batches import RolloutBatch
 @ADVANTAGES.register("remax")
 @dataclass(frozen=True, kw_only=True)
 class Remax:
-    """reward - reward of the greedy response, plus the token rewards from each token on."""
+    """Advantage reward - reward of the greedy response, plus token rewards from the token on."""
 
     def __call__(self, batch: RolloutBatch) -> Estimate:
-        """Float32 `[B, T]`, zero outside the loss mask.
+        """Compute advantages, float32 `[B, T]`, zero outside the loss mask.
 
         Raises:
             ValueError: the batch has no rewards or no `baseline_rewards`.

@@ -1,4 +1,4 @@
-"""What a sample earned: once per sample (`rewards`), and per token on top (`token_rewards`)."""
+"""Sums of a sample's rewards: one per sample (`rewards`), and one per token (`token_rewards`)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from roll.core.batches import RolloutBatch
 
 
 def total_rewards(batch: RolloutBatch) -> Tensor:
-    """A sample's reward plus all its trained tokens' rewards, float64 `[B]`.
+    """Return each sample's reward plus the rewards of its trained tokens, float64 `[B]`.
 
-    For estimators that know one number per sample.
+    This is for estimators that use one reward per sample.
 
     Raises:
         ValueError: the batch has no rewards.
@@ -25,15 +25,16 @@ def total_rewards(batch: RolloutBatch) -> Tensor:
 
 
 def rewards_to_go(outcome_B: Tensor, batch: RolloutBatch, *, gamma: float) -> Tensor:
-    """What each trained token leads to, float64 `[B, T]`, zero outside the loss mask:
+    """Return the discounted sum of the rewards from each trained token on, float64 `[B, T]`:
 
-        sum over trained j >= t of gamma ** (trained tokens from t to j) * reward_j
+        sum over trained tokens j >= t of gamma ** (trained tokens after t, up to j) * reward_j
 
-    where reward_j is `token_rewards`, plus `outcome_B` on the last trained token.
+    reward_j is the token reward of j, plus `outcome_B` if j is the last trained token of the row.
+    The result is zero outside the loss mask.
 
     Args:
-        outcome_B: the samples' rewards, after a baseline if there is one.
-        batch: for its loss mask and token rewards.
+        outcome_B: rewards of the samples, minus the baseline if there is one.
+        batch: batch whose loss mask and token rewards are used.
         gamma: discount per trained token.
     """
     returns_BT = outcome_B[:, None].double() * discounts(batch.loss_mask, gamma)

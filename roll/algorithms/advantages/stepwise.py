@@ -1,7 +1,7 @@
 """Advantages per step of an episode, for agents that are trained on one sample per step.
 
-Axis letters: S steps, E episodes. Rows may be in any order. Not in the registry: the agentic
-pipeline calls these with what it knows about its episodes.
+Axis letters: S steps, E episodes. Rows may be in any order. These functions are not in the registry
+of advantage estimators, because their arguments describe episodes, which a batch does not.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from roll.algorithms.advantages.group import group_advantages
 def step_returns(
     rewards_S: Tensor, episodes_S: Tensor, positions_S: Tensor, *, gamma: float
 ) -> Tensor:
-    """sum over the later steps of the episode and the step itself of gamma ** distance * reward,
-    float64 `[S]`.
+    """Return the discounted sum of the rewards from each step to its episode's end, float64 `[S]`.
+
+    A reward is multiplied by gamma ** distance, where distance is 0 for the step itself.
 
     Args:
-        rewards_S: of each step; at least one.
+        rewards_S: reward of each step; at least one step.
         episodes_S: integers; steps of one episode share an id.
-        positions_S: integers; the order of the steps within an episode. The distance of two steps
-            counts the episode's rows between them, whatever their positions.
+        positions_S: integers that give the order of the steps within an episode. Only the order
+            matters: consecutive steps have distance 1, whatever their positions.
         gamma: discount per step.
 
     Raises:
@@ -60,24 +61,27 @@ def gigpo_advantages(
     std: Literal["group", "none"] = "group",
     eps: float = 1e-6,
 ) -> Tensor:
-    """Episode advantage + step_coef * step advantage, float64 `[S]` (GiGPO, arXiv 2505.10978).
+    """Return episode advantage + step_coef * step advantage, `[S]` (GiGPO, arXiv 2505.10978).
 
         episode  (reward - mean) / (std + eps) over the EPISODES of the group: a long episode does
                  not count more often than a short one
         step     (return - mean) / (std + eps) over the steps of the same group that began in the
-                 same state; 0 where no other step did
+                 same state; 0 if no other step began there
 
-    Equal anchors of different groups are different states: the task is part of the state.
+    Equal anchors in different groups denote different states, because the task is part of a state.
 
     Args:
         episode_rewards_E: total reward of each episode.
-        groups_E: integers; episodes that began in the same task share an id.
+        groups_E: integers; episodes of the same task share an id.
         returns_S: discounted return from each step on, see `step_returns`.
-        episodes_S: int64 index into axis E.
-        anchors_S: integers; steps that began in the same state share an id.
-        step_coef: weight of the step advantage.
-        std: whether both are divided by their standard deviation.
-        eps: added to the standard deviation.
+        episodes_S: index of each step's episode on axis E, int64.
+        anchors_S: integers; steps of a group that began in the same state share an id.
+        step_coef: factor of the step advantage.
+        std: `group` divides both advantages by their standard deviation, `none` does not.
+        eps: number that is added to the standard deviations.
+
+    Returns:
+        Float64 `[S]`.
     """
     episode_E = group_advantages(episode_rewards_E, groups_E, std=std, eps=eps)
     states_S2 = torch.stack([groups_E[episodes_S], anchors_S], dim=1)

@@ -1,7 +1,7 @@
-"""Trained tokens side by side, for estimators that walk from one token to the next.
+"""Packing of trained tokens side by side, for estimators that go from one token to the next.
 
-Only trained tokens are steps: what an environment writes between two turns of the policy is part
-of the state, not an action. Whatever stands at the other positions, NaN included, is never read.
+Only trained tokens are steps: text that an environment writes between two turns of the policy is
+part of the state, not an action. Values at other positions, NaN included, are never used.
 """
 
 from __future__ import annotations
@@ -17,30 +17,31 @@ from roll.algorithms.masking import only
 
 @dataclass(frozen=True, slots=True)
 class TrainedTokens:
-    """Moves `[B, T]` to `[B, L]`, where nothing stands between a row's trained tokens, and back.
+    """Conversion between `[B, T]` and `[B, L]`, where trained tokens have no gaps between them.
 
-    With several turns in a row each row moves to the left, and L is the most trained tokens of any
-    row. Where no row has a gap, which is every batch of single answers, all tokens stay where they
-    are and L is T: moving them would take longer than what is computed from them.
+    If a row has several turns, the trained tokens of each row move to the left, and L is the
+    largest number of trained tokens in a row. If no row has a gap, as in a batch of single answers,
+    all tokens keep their positions and L is T: moving them would take longer than the computation.
 
-    Example: mask [[0, 1, 0, 1], [0, 1, 0, 0]]: [[5, 6, 7, 8], [1, 2, 3, 4]] packs to
-        [[6, 8], [2, 0]], and that unpacks to [[0, 6, 0, 8], [0, 2, 0, 0]]
+    Example: with mask [[0, 1, 0, 1], [0, 1, 0, 0]], [[5, 6, 7, 8], [1, 2, 3, 4]] packs to
+        [[6, 8], [2, 0]], which unpacks to [[0, 6, 0, 8], [0, 2, 0, 0]]
     """
 
     mask_BT: Tensor
-    """Bool; True where a token is trained."""
+    """Loss mask, bool; True where a token is trained."""
     count_B: Tensor
-    """Int64; trained tokens of each row."""
+    """Number of trained tokens of each row, int64."""
     last_B: Tensor
-    """Int64; where in L each row's last trained token stands; of no meaning in a row without."""
+    """Position on axis L of each row's last trained token, int64; meaningless for a row without
+    trained tokens."""
     slot_BT: Tensor | None
-    """Int64; 1 for a row's first trained token, 2 for its second, 0 for what is not trained: a
-    slot that is written but never read by `pack`, and that holds 0 in `unpack`. None where all
-    tokens stay where they are."""
+    """Slot of each token, int64: 1 for the first trained token of a row, 2 for the second, 0 for a
+    token that is not trained. `pack` writes slot 0 but drops it; in `unpack` it holds 0. None if
+    all tokens keep their positions."""
 
     @classmethod
     def of(cls, mask_BT: Tensor) -> TrainedTokens:
-        """`mask_BT`: bool, True where a token is trained."""
+        """Build the conversion from a loss mask, bool `[B, T]`, True where a token is trained."""
         count_B, first_B = mask_BT.sum(1), torch.zeros_like(mask_BT[:, 0], dtype=torch.int64)
         row_S, before_S = (mask_BT[:, 1:] > mask_BT[:, :-1]).nonzero(as_tuple=True)
         first_B[row_S] = before_S + 1
@@ -50,7 +51,7 @@ class TrainedTokens:
         return cls(mask_BT, count_B, first_B + count_B - 1, None)
 
     def some(self, rows_R: Tensor, width: int) -> TrainedTokens:
-        """Those of some rows, which are at most `width` long."""
+        """Return the conversion for the rows `rows_R`, which are at most `width` tokens long."""
         return TrainedTokens(
             self.mask_BT[:, :width].index_select(0, rows_R),
             self.count_B[rows_R],
@@ -59,7 +60,7 @@ class TrainedTokens:
         )
 
     def pack(self, values_BT: Tensor) -> Tensor:
-        """Float64 `[B, L]`, zero where no trained token stands."""
+        """Pack values `[B, T]` into float64 `[B, L]`, zero at positions without a trained token."""
         if self.slot_BT is None:
             return only(values_BT, self.mask_BT).double()
         rows, width = len(values_BT), int(self.count_B.max())
@@ -67,12 +68,12 @@ class TrainedTokens:
         return slots_BL.scatter_(1, self.slot_BT, values_BT.double())[:, 1:]
 
     def add_at_last(self, values_BL: Tensor, amounts_B: Tensor) -> None:
-        """In place: `amounts_B` more on each row's last trained token, nothing on a row without."""
+        """Add `amounts_B` to each row's last trained token, in place; skip rows without one."""
         rows_R = self.count_B.nonzero(as_tuple=True)[0]
         values_BL[rows_R, self.last_B[rows_R]] += amounts_B[rows_R].to(values_BL.dtype)
 
     def unpack(self, values_BL: Tensor) -> Tensor:
-        """`[B, T]`, zero outside the mask."""
+        """Move packed values `[B, L]` back to `[B, T]`, zero outside the mask."""
         if self.slot_BT is None:
             return only(values_BL, self.mask_BT)
         return pad(values_BL, [1, 0]).gather(1, self.slot_BT)

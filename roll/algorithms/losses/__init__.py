@@ -1,1 +1,1 @@
-"""Per-token loss terms, one file per idea."""
+"""Losses and loss terms per token, one file per method."""

@@ -1,4 +1,7 @@
-"""Learning from a teacher's whole distributions; see `roll.config.algorithm.divergences`."""
+"""Losses from the divergence between policy and teacher.
+
+See `roll.config.algorithm.divergences` for the divergences.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from roll.core.batches import RolloutBatch, TrainBatch
 
 @dataclass(frozen=True, slots=True)
 class DistillLoss:
-    """coef * divergence + sft_coef * -log p, of each trained token."""
+    """Loss coef * divergence - sft_coef * log p of each trained token."""
 
     coef: float
     sft_coef: float
@@ -29,7 +32,7 @@ class DistillLoss:
         return TokenLoss(
             loss_BT=sum(rest, start=first),
             parts_BT={name: share_BT.detach() for name, share_BT in shares_BT.items()},
-            # Without coefficients, so that curves compare; and what validation reports.
+            # Without coefficients, so that curves can be compared; validation reports these two.
             metrics_BT={"divergence": divergence_BT.detach(), "nll": nll_BT.detach()},
         )
 
@@ -37,13 +40,19 @@ class DistillLoss:
 @LOSSES.register("distill")
 @dataclass(frozen=True, kw_only=True)
 class DistillTerm:
-    """The divergence as a term beside the policy's."""
+    """Divergence from the teacher as a loss term beside that of the policy."""
 
     part: ClassVar[str] = "distill"
     importance_weighted: ClassVar[bool] = False
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
-        """Metrics: `distill/divergence`, in nats."""
+        """Compute the loss; needs `terms.divergence_BT`.
+
+        Metrics: `distill/divergence`, in nats.
+
+        Raises:
+            ValueError: the forward pass computed no divergence.
+        """
         divergence_BT = _divergence(terms)
         return TokenLoss(
             loss_BT=divergence_BT, metrics_BT={"distill/divergence": divergence_BT.detach()}

@@ -13,17 +13,19 @@ from roll.core.batches import RolloutBatch
 @LOSSES.register("entropy")
 @dataclass(frozen=True, kw_only=True)
 class EntropyBonus:
-    """Minus the policy's entropy, so that a positive coefficient rewards exploration. No ratio and
-    no advantage enter: nothing special holds at ratio 1."""
+    """Negative entropy of the policy, so that a positive coefficient rewards exploration.
+
+    The term uses neither the ratio nor the advantage.
+    """
 
     part: ClassVar[str] = "entropy"
     importance_weighted: ClassVar[bool] = False
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
-        """Needs `terms.entropy_BT`.
+        """Compute the loss; needs `terms.entropy_BT`.
 
         Raises:
-            ValueError: the forward pass did not compute it.
+            ValueError: the forward pass did not compute the entropy.
         """
         if terms.entropy_BT is None:
             raise ValueError("the entropy bonus got no entropy from the forward pass")

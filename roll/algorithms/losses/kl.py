@@ -15,9 +15,9 @@ from roll.core.batches import RolloutBatch
 class KlToReference:
     """KL(policy || reference) per token by one of the estimators of `roll.algorithms.kl`.
 
-    Where the policy is the reference (step 0) the loss is 0, and so is the gradient of k2, k3 and
-    k3_k2grad. The metric `kl/ref` comes from `SumLoss`, which reports it whenever a reference was
-    scored.
+    While the policy equals the reference (step 0), the loss is 0, and so is the gradient of k2, k3
+    and k3_k2grad. `SumLoss` reports the metric `kl/ref` for any loss, if the batch has
+    `ref_logprobs`.
     """
 
     estimator: str = "k3"
@@ -26,6 +26,6 @@ class KlToReference:
     importance_weighted: ClassVar[bool] = False
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
-        """Needs `ref_logprobs`."""
+        """Compute the loss; needs `ref_logprobs`."""
         ref_BT = batch.require("ref_logprobs", made_by="add_ref_logprobs")
         return TokenLoss(loss_BT=KL_ESTIMATORS[self.estimator](terms.logprobs_BT, ref_BT))

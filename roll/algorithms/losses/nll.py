@@ -1,4 +1,4 @@
-"""Imitation of the good samples, as a term beside the policy's."""
+"""Imitation of the good samples, as a loss term beside that of the policy."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ from roll.core.batches import RolloutBatch
 @LOSSES.register("nll")
 @dataclass(frozen=True, kw_only=True)
 class PositiveNll:
-    """-log p on the tokens of rows whose mean advantage is above zero, 0 elsewhere (the
-    positive-example LM loss of VAPO, arXiv 2504.05118).
+    """Loss -log p on tokens of rows with a mean advantage above zero (good samples), 0 elsewhere.
 
-    The mean is the configured aggregation over all samples, where the paper divides by the tokens
-    of the good ones alone: multiply `coef` by the share of good samples to compare. The ratio does
-    not enter, so nothing special holds at ratio 1: the gradient is -1 per log-prob of a good token.
+    This is the positive-example LM loss of VAPO (arXiv 2504.05118). The configured aggregation runs
+    over all samples, while the paper divides by the tokens of the good samples only. Therefore
+    `coef` times the share of good samples corresponds to the paper's coefficient. The term does not
+    use the ratio; its gradient with respect to the log-prob of a token in a good sample is -1.
     """
 
     part: ClassVar[str] = "nll"
     importance_weighted: ClassVar[bool] = False
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
-        """Needs `advantages`. Metrics: `nll/positive_fraction`, of tokens."""
+        """Compute the loss; needs `advantages`.
+
+        Metrics: `nll/positive_fraction`, the share of trained tokens in good samples.
+        """
         advantages_BT = batch.require("advantages", made_by="add_advantages")
         positive_B1 = row_sums(advantages_BT, batch.loss_mask) > 0
         positive_BT = positive_B1.expand_as(advantages_BT)

@@ -1,8 +1,8 @@
 """Losses of pairs and of labelled responses; see `roll.config.algorithm.preferences`.
 
-A loss of a whole response, or of a pair, is written to each of its trained tokens. With weights
-that add up to the same for every row (`Aggregation.SEQUENCE_MEAN`) the sum over the update is then
-the mean over pairs. Letters: B rows, T tokens, P pairs.
+The loss of a whole response, or of a pair, is assigned to each of its trained tokens. With token
+weights whose sum is the same for every row (`Aggregation.SEQUENCE_MEAN`), the weighted sum over the
+update is then the mean over pairs. Axis letters: B rows, T tokens, P pairs.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from roll.core.batches import LabelledBatch, PreferenceBatch
 
 
 def response_sums(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Sum over the trained tokens of each row, `[B]`."""
+    """Return the sum over the trained tokens of each row, `[B]`."""
     return values_BT.masked_fill(~mask_BT, 0.0).sum(1)
 
 
 def spread(values_P: Tensor, mask_BT: Tensor) -> Tensor:
-    """A value of each pair, or of each row, at all tokens of its rows, `[B, T]`."""
+    """Copy the value of each pair, or of each row, to all tokens of its rows, `[B, T]`."""
     values_B = values_P.repeat_interleave(len(mask_BT) // len(values_P))
     return values_B[:, None].expand(mask_BT.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class PairedLoss:
-    """Any of the losses that compare the two responses of a pair."""
+    """Loss that compares the two responses of a pair; `config` selects the formula."""
 
     config: PairLoss
 
@@ -58,7 +58,7 @@ class PairedLoss:
         loss_BT = spread(loss_P, mask_BT)
         parts_BT = {"preference": loss_BT.detach()}
         if config.sft_coef:
-            # A pair has two rows, and only one of them is to be imitated.
+            # The factor 2 is there because only one of the two rows of a pair is imitated.
             chosen_B1 = (torch.arange(len(mask_BT), device=mask_BT.device) % 2 == 0)[:, None]
             nll_BT = -2 * config.sft_coef * terms.logprobs_BT.masked_fill(~chosen_B1, 0.0)
             loss_BT = loss_BT + nll_BT
@@ -71,12 +71,13 @@ class PairedLoss:
 
 
 def pair_loss(config: PairLoss, chosen_P: Tensor, rejected_P: Tensor) -> Tensor:
-    """The loss of each pair, `[P]`.
+    """Compute the loss of each pair, `[P]`.
 
     Args:
-        chosen_P: log-prob of the chosen response, sum or mean over its tokens, less that of the
-            reference where the loss has one.
-        rejected_P: the same of the rejected one.
+        config: formula of the loss and its parameters.
+        chosen_P: log-prob of the chosen response, summed or averaged over its tokens, minus the
+            log-prob under the reference model if the loss uses one.
+        rejected_P: the same quantity for the rejected response.
     """
     beta, difference_P = config.beta, chosen_P - rejected_P
     match config:
@@ -97,15 +98,15 @@ def pair_loss(config: PairLoss, chosen_P: Tensor, rejected_P: Tensor) -> Tensor:
 
 
 def _log_odds(logprobs_P: Tensor) -> Tensor:
-    """log(P / (1 - P)); exact where P is small, finite where it is 1."""
+    """Return log(P / (1 - P)) from log P; precise for small P, and finite for P = 1."""
     below_P = logprobs_P.clamp(max=-1e-7)
     return below_P - torch.log(-torch.expm1(below_P))
 
 
 def _pair_metrics(rewards_B: Tensor, loss_P: Tensor) -> dict[str, Tensor]:
-    """Of both rows of each pair alike, so that a mean over rows is one over pairs."""
+    """Return metrics `[B]`, equal in both rows of a pair, so a mean over rows is one over pairs."""
     chosen_P, rejected_P = rewards_B[::2], rewards_B[1::2]
-    # Of two equal rewards half are right: a policy that has not moved yet is no worse than a coin.
+    # Equal rewards count as half right, so that an untrained policy has the accuracy 0.5.
     right_P = (chosen_P > rejected_P).float() + 0.5 * (chosen_P == rejected_P).float()
     named_P = {
         "preference_loss": loss_P,
@@ -119,7 +120,7 @@ def _pair_metrics(rewards_B: Tensor, loss_P: Tensor) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class LabelledLoss:
-    """KTO (arXiv 2402.01306)."""
+    """Loss of KTO (arXiv 2402.01306) on single responses that are labelled good or bad."""
 
     config: KtoConfig
 

@@ -1,4 +1,4 @@
-"""Bradley-Terry: the better of two responses gets the higher score."""
+"""Bradley-Terry loss, which trains a reward model to score the better of two responses higher."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from roll.core.batches import PreferenceBatch
 
 @dataclass(frozen=True, slots=True)
 class BradleyTerryLoss:
-    """-log s(score chosen - score rejected - margin) + center_coef * (sum of the two)^2.
+    """Loss -log sigmoid(score chosen - score rejected - margin) + center_coef * (sum of scores)^2.
 
-    The loss mask is True at one token of each row, the one whose score counts.
+    The loss mask is True at exactly one token of each row, whose score is the score of the row.
     """
 
     center_coef: float = 0.0

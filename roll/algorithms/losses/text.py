@@ -1,4 +1,4 @@
-"""Imitation: the negative log-likelihood of given tokens."""
+"""Imitation loss: the negative log-likelihood of given tokens."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from roll.core.batches import TrainBatch
 
 @dataclass(frozen=True, slots=True)
 class TextLoss:
-    """-log p of each trained token."""
+    """Loss -log p of each trained token."""
 
     def __call__(self, terms: PolicyTerms, batch: TrainBatch) -> TokenLoss:
         loss_BT = -terms.logprobs_BT.masked_fill(~batch.loss_mask, 0.0)
-        # The same for every aggregation, so that curves compare; and what validation reports.
+        # `nll` is a mean over tokens for any aggregation, so that curves can be compared;
+        # validation reports it.
         return TokenLoss(loss_BT=loss_BT, metrics_BT={"nll": loss_BT.detach()})

@@ -1,4 +1,4 @@
-"""The critic's loss: squared error to the returns, with a bound on the step from the old values."""
+"""Loss of the critic: squared error to the returns, with a bound on the change of the values."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from roll.core.batches import RolloutBatch
 
 @dataclass(frozen=True, kw_only=True)
 class ClippedValueLoss:
-    """0.5 * max((v - R)**2, (clip(v, old - clip, old + clip) - R)**2) per token (the value loss of
-    PPO's code; arXiv 2005.12729 asks whether the clip helps). Without `clip` 0.5 * (v - R)**2.
+    """Loss 0.5 * max((v - R)**2, (clip(v, old - clip, old + clip) - R)**2) per token.
 
-    In the first update of a step v is old: nothing is clipped, and the gradient is v - R.
+    This is the value loss of PPO's code; arXiv 2005.12729 examines whether the clip helps. If
+    `clip` is None, the loss is 0.5 * (v - R)**2. In the first update of a step, v equals the old
+    value: nothing is clipped, and the gradient is v - R.
     """
 
     clip: float | None = 0.2
 
     def __call__(self, terms: ValueTerms, batch: RolloutBatch) -> TokenLoss:
-        """Needs `returns`, and with `clip` the old `values`.
+        """Compute the loss; needs `returns`, and with `clip` also the old `values`.
 
-        Metrics: `value/clip_fraction`, tokens whose gradient the clip cuts off; and what
-        `explained_variance` takes: `value/mean`, `value/error`, `value/squared_error`,
-        `value/return`, `value/squared_return`.
+        Metrics: `value/clip_fraction`, the share of tokens whose gradient is zero because of the
+        clip; `value/mean`; and those that `explained_variance` needs: `value/error`,
+        `value/squared_error`, `value/return`, `value/squared_return`.
         """
         values_BT = terms.values_BT
         returns_BT = batch.require("returns", made_by="add_advantages")
@@ -50,17 +51,17 @@ class ClippedValueLoss:
 
 
 def explained_variance(means: Mapping[str, float]) -> float:
-    """1 - Var(v - R) / Var(R) from the means that `ClippedValueLoss` reports, over any number of
-    micro-batches and ranks: 1 is a perfect critic, 0 one that knows the mean alone.
+    """Return 1 - Var(v - R) / Var(R), from the means that `ClippedValueLoss` reports.
 
-    Where all returns are equal there is nothing to explain: 0.
+    The means may cover any number of micro-batches and ranks. The result is 1 for a perfect critic,
+    0 for a critic that knows only the mean of the returns, and 0 if all returns are equal.
 
     Raises:
         KeyError: a mean is missing.
     """
     returns = means["value/squared_return"] - means["value/return"] ** 2
     error = means["value/squared_error"] - means["value/error"] ** 2
-    # Equal returns leave the rounding errors of float32 sums behind, not an exact zero.
+    # For equal returns the variance is a rounding error of float32 sums, not an exact zero.
     if returns <= 1e-6 * means["value/squared_return"]:
         return 0.0
     return 1.0 - error / returns

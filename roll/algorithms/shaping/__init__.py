@@ -1,1 +1,1 @@
-"""Rewards, samples and advantages reshaped around the estimator; one file per idea."""
+"""Shaping of rewards, samples and advantages around the estimator; one file per method."""

@@ -1,5 +1,7 @@
-"""Advantages on a common scale, and within bounds. Returns are not touched: a critic must predict
-what is really paid."""
+"""Advantage shaping: whitening and clipping.
+
+Returns do not change, because a critic must predict the actual rewards.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,12 @@ from roll.core.metrics import Last, Mean, Metrics
 @ADVANTAGE_SHAPINGS.register("whiten")
 @dataclass(frozen=True, kw_only=True)
 class WhitenAdvantage:
-    """(advantage - mean) / (std + eps) over the trained tokens of the step, std unbiased.
+    """Whitening (advantage - mean) / (std + eps) over the step's trained tokens, std unbiased.
 
-    Without `mean` nothing is subtracted, before or after. Where there is no spread (equal
-    advantages, a single token) nothing is divided: with `mean` such advantages become 0.
+    If `mean` is False, the mean is not subtracted. Without spread (equal advantages, or a single
+    token) the advantages are not divided; with `mean` they then become 0.
 
-    Metrics: `mean` and `std` before.
+    Metrics: `mean` and `std` of the advantages before whitening.
     """
 
     mean: bool = True
@@ -39,9 +41,9 @@ class WhitenAdvantage:
 @ADVANTAGE_SHAPINGS.register("clip")
 @dataclass(frozen=True, kw_only=True)
 class ClipAdvantage:
-    """min(max(advantage, -limit), limit).
+    """Clipping of advantages to [-limit, limit].
 
-    Metrics: `clipped_fraction` of the trained tokens.
+    Metrics: `clipped_fraction`, the share of trained tokens whose advantage is clipped.
     """
 
     limit: float

@@ -1,4 +1,4 @@
-"""From `algorithm:` in the config to everything that reshapes a step's batch on the driver."""
+"""Shaping of a step's batch on the driver, built from `algorithm:` in the config."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Shaping:
-    """What happens to a step's batch around its advantages; `add_advantages` does all of it.
+    """Shaping of a step's batch, before and after its advantages are computed.
 
-    Parts are applied in the order of their mappings and report under their names. Only running
-    moments and an adaptive KL coefficient change from step to step; `state` has both.
+    `add_advantages` applies all of it. Parts are applied in the order of their mappings, and their
+    metrics contain their names. Only running moments and an adaptive KL coefficient change from
+    step to step; `state` returns both.
     """
 
     reward_parts: Mapping[str, RewardShaping] = field(default_factory=dict)
@@ -51,12 +52,12 @@ class Shaping:
     def add_advantages(
         self, batch: RolloutBatch, estimator: AdvantageEstimator
     ) -> tuple[RolloutBatch, Metrics]:
-        """From a step's batch, as it was assembled and scored, to what is trained on. Once a step.
+        """Return the batch to train on from a step's scored batch, and metrics. Call once per step.
 
-        1 shaped rewards; 2 advantages and returns from them; 3 masks and weights of samples, judged
-        by the rewards as they were paid; 4 shaped advantages of the tokens that are left. A masked
-        sample keeps its place among its siblings: only its own loss is gone. One without a reward
-        has no place: all of this happens as if it were not there.
+        The order is: 1. shape the rewards; 2. compute advantages and returns from them; 3. compute
+        masks and weights of samples from the unshaped rewards; 4. shape the advantages of the
+        remaining tokens. A masked sample still counts in the statistics of its group and only loses
+        its own loss. A sample without a reward does not count in any statistic.
         """
         if batch.has_reward is None:
             return self._add_advantages(batch, estimator)
@@ -88,10 +89,10 @@ class Shaping:
         return shaped, metrics | seen | also_seen | last_seen
 
     def rewards(self, batch: RolloutBatch) -> tuple[RolloutBatch, Metrics]:
-        """New `rewards`, `baseline_rewards` and `token_rewards`.
+        """Return the batch with shaped `rewards`, `baseline_rewards` and `token_rewards`.
 
-        The rewards by name stay what their functions paid: bounds, moments and penalties are about
-        the total, which then is no longer their weighted sum.
+        `named_rewards` do not change: bounds, moments and penalties apply to the total reward,
+        which is then no longer the weighted sum of the named rewards.
         """
         metrics = Metrics()
         if self.kl is not None:
@@ -118,7 +119,10 @@ class Shaping:
         return shaped, metrics | {"shaping/reward/mean": mean}
 
     def masks(self, batch: RolloutBatch) -> tuple[RolloutBatch, Metrics]:
-        """A smaller `loss_mask`. Token weights come later, so that their means stay means."""
+        """Return the batch with a smaller `loss_mask`.
+
+        Token weights must be computed afterwards, so that means are over the remaining tokens.
+        """
         if not self.mask_parts:
             return batch, Metrics()
         keep_B = torch.ones(len(batch), dtype=torch.bool, device=batch.loss_mask.device)
@@ -131,7 +135,7 @@ class Shaping:
         return replace(batch, loss_mask=batch.loss_mask & keep_B[:, None]), Metrics(seen)
 
     def weights(self, batch: RolloutBatch) -> tuple[RolloutBatch, Metrics]:
-        """The product of all sample weights as `sample_weights`."""
+        """Return the batch with the product of all sample weights as `sample_weights`."""
         if not self.weight_parts:
             return batch, Metrics()
         weights_B = torch.ones(len(batch), dtype=torch.float64, device=batch.loss_mask.device)
@@ -146,7 +150,7 @@ class Shaping:
         return replace(batch, sample_weights=weights_B.float()), metrics
 
     def advantages(self, batch: RolloutBatch) -> tuple[RolloutBatch, Metrics]:
-        """New `advantages`, never `returns`."""
+        """Return the batch with shaped `advantages`; `returns` do not change."""
         if not self.advantage_parts:
             return batch, Metrics()
         advantages_BT = batch.require("advantages", made_by="add_advantages")
@@ -157,14 +161,14 @@ class Shaping:
         return replace(batch, advantages=advantages_BT), metrics
 
     def state(self) -> dict[str, dict[str, float]]:
-        """For the checkpoint: plain JSON by part; empty where nothing is remembered."""
+        """Return the state for the checkpoint, plain JSON by part; empty if no part has a state."""
         return {name: state for name, part in self._stateful.items() if (state := part.state())}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken.
+        """Restore the result of `state`.
 
         Raises:
-            CheckpointError: it belongs to another list of shapings.
+            CheckpointError: the state belongs to another list of shapings.
         """
         expected = self.state().keys()
         if state.keys() != expected:
@@ -191,8 +195,11 @@ def _without_advantages(batch: RolloutBatch) -> RolloutBatch:
 
 
 def _among(batch: RolloutBatch, found: RolloutBatch, rows: Tensor) -> RolloutBatch:
-    """`batch` with what was found for its `rows`; zeros (weights of 1) for the others, which have
-    no trained tokens."""
+    """Return `batch` with the tensors of `found` written to its rows `rows`.
+
+    The other rows, which have no trained tokens, keep their values; in tensors that `batch` does
+    not have they get zeros (ones in `sample_weights`).
+    """
     changed: dict[str, Any] = {}
     for spec in fields(batch):
         new = getattr(found, spec.name)
@@ -210,10 +217,12 @@ def _among(batch: RolloutBatch, found: RolloutBatch, rows: Tensor) -> RolloutBat
 
 
 def build_shaping(config: AlgorithmConfig, *, max_new_tokens: int) -> Shaping:
-    """All shaping of a run, in its first state.
+    """Build all shaping of a run, in its initial state.
 
     Args:
-        max_new_tokens: of the run's sampling; what an overlong penalty takes as its limit.
+        config: section `algorithm` of the config.
+        max_new_tokens: limit of new tokens in the run's sampling; default limit of an overlong
+            penalty.
     """
     rewards: list[RewardShapingConfig] = []
     for choice in config.reward_shaping:
@@ -232,7 +241,7 @@ def build_shaping(config: AlgorithmConfig, *, max_new_tokens: int) -> Shaping:
 
 
 def _build(registry: Registry[Callable[..., T]], configs: Sequence[Choice]) -> dict[str, T]:
-    """Parts by `kind`; the second one of a kind is `<kind>_2`."""
+    """Build the parts, by `kind`; the second part of a kind is named `<kind>_2`."""
     parts: dict[str, T] = {}
     seen: Counter[str] = Counter()
     for config in configs:

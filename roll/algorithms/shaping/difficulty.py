@@ -1,6 +1,6 @@
-"""How hard a prompt is for the policy, by the mean reward of its samples: mask and weight.
+"""Mask and weight by the difficulty of a prompt, measured by the mean reward of its samples.
 
-Both judge rewards as they were paid: shaped ones may be centred in every group.
+Both use the unshaped rewards, because shaped rewards may be centred in every group.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from roll.algorithms.siblings import Siblings
 from roll.core.batches import RolloutBatch
 
 ROUNDING = 1e-6
-"""Of a mean of float32 rewards, as a share: a mean of 0.1 may come out as 0.10000000149."""
+"""Relative tolerance of a mean of float32 rewards: a mean of 0.1 may be 0.10000000149."""
 
 
 @MASKS.register("difficulty")
 @dataclass(frozen=True, kw_only=True)
 class DifficultyMask:
-    """Only groups with low <= mean reward <= high are trained on; bounds count as inside."""
+    """Mask that keeps groups with low <= mean reward <= high, both bounds included."""
 
     low: float = 0.1
     high: float = 0.95
@@ -35,7 +35,7 @@ class DifficultyMask:
 @SAMPLE_WEIGHTS.register("difficulty")
 @dataclass(frozen=True, kw_only=True)
 class DifficultyWeight:
-    """min + (max - min) * difficulty, with difficulty = 1 - mean reward of the group in [0, 1]."""
+    """Weight min + (max - min) * (1 - m), m being the group's mean reward clamped to [0, 1]."""
 
     min: float = 0.5
     max: float = 1.5

@@ -1,7 +1,8 @@
-"""What the parts of shaping have in common; each registry is keyed by the `kind` of its config.
+"""Interfaces and registries of the parts of shaping.
 
-All of them see the batch of a whole step, as it was assembled: `batch.rewards` is what the reward
-functions paid and `batch.loss_mask` all that the policy wrote, whatever other parts make of them.
+The key of a part in its registry is the `kind` of its config class. Every part gets the batch of a
+whole step as it was assembled: `batch.rewards` are the unshaped rewards, and `batch.loss_mask`
+marks all tokens that the policy generated, even if other parts have changed rewards or mask.
 """
 
 from __future__ import annotations
@@ -19,55 +20,57 @@ from roll.core.registry import Registry
 
 @dataclass(frozen=True, slots=True)
 class Rewards:
-    """The total rewards of a step on their way through the list of shapings."""
+    """Total rewards of a step, which each part of reward shaping takes and returns."""
 
     total_B: Tensor
-    """Float64."""
+    """Total reward of each sample, float64."""
     baseline_B: Tensor | None = None
-    """Float64; rewards of greedy responses to the same prompts. They are compared with the totals,
-    so what does not depend on the response itself happens to both."""
+    """Rewards of greedy responses to the same prompts, float64. They are compared with the totals,
+    so every change that does not depend on the response itself applies to both."""
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Rewards:
-        """The same change to both."""
+        """Apply `change` to the totals and, if set, to the baseline."""
         baseline_B = None if self.baseline_B is None else change(self.baseline_B)
         return Rewards(change(self.total_B), baseline_B)
 
 
 class RewardShaping(Protocol):
-    """A change of the rewards; `rewards` is what the shapings before it have made of them."""
+    """Function that changes rewards; `rewards` are the results of the shapings before it."""
 
     def __call__(self, rewards: Rewards, batch: RolloutBatch) -> tuple[Rewards, Metrics]: ...
 
 
 class SampleMask(Protocol):
-    """Which samples are trained on: bool `[B]`."""
+    """Function that selects the samples to train on, as bool `[B]`."""
 
     def __call__(self, batch: RolloutBatch) -> Tensor: ...
 
 
 class SampleWeight(Protocol):
-    """How much samples count, compared with each other: float64 `[B]`, above zero."""
+    """Function that computes relative weights of the samples, float64 `[B]`, above zero."""
 
     def __call__(self, batch: RolloutBatch) -> Tensor: ...
 
 
 class AdvantageShaping(Protocol):
-    """A change of float32 advantages `[B, T]`; it reads those inside the mask alone, and gives zero
-    outside of it."""
+    """Function that changes advantages, float32 `[B, T]`.
+
+    It uses only advantages inside the mask, and the result is zero outside.
+    """
 
     def __call__(self, advantages_BT: Tensor, mask_BT: Tensor) -> tuple[Tensor, Metrics]: ...
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A part that remembers something between steps; it belongs into the checkpoint."""
+    """Part with a state that is kept between steps and saved in the checkpoint."""
 
     def state(self) -> dict[str, float]:
-        """Plain JSON; empty where the options leave nothing to remember."""
+        """Return the state as plain JSON; empty if the options need no state."""
         ...
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken."""
+        """Restore the result of `state`."""
         ...
 
 

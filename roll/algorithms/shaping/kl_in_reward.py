@@ -1,4 +1,4 @@
-"""Divergence from the reference as a price per token, with a fixed or an adaptive coefficient."""
+"""KL penalty in the token rewards, with a fixed or an adaptive coefficient."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from roll.core.errors import CheckpointError
 from roll.core.metrics import Last, Metrics
 
 ERROR_LIMIT = 0.2
-"""Of the relative error of the divergence in the adaptive controller."""
+"""Bound on the relative error of the KL in the adaptive controller."""
 
 
 def policy_kl(batch: RolloutBatch, estimator: str) -> Tensor:
-    """Estimated KL(policy || reference) of every trained token, nats, float64 `[B, T]`; zero
-    outside the mask, whatever the log-probs hold there.
+    """Estimate KL(policy || reference) of every trained token, in nats, float64 `[B, T]`.
 
-    The policy's log-probs are the trainer's own where they were computed, else the engine's.
+    The result is zero outside the mask, even if log-probs there are NaN. The policy's log-probs are
+    the trainer's `old_logprobs` if they are set, otherwise the engine's.
 
     Raises:
-        ValueError: the batch has no reference log-probs, or none of the policy.
+        ValueError: log-probs of the reference or of the policy are missing.
     """
     ref_BT = batch.require("ref_logprobs", made_by="add_ref_logprobs")
     own_BT = batch.old_logprobs
@@ -38,24 +38,31 @@ def policy_kl(batch: RolloutBatch, estimator: str) -> Tensor:
 
 
 def sample_mean(values_BT: Tensor, mask_BT: Tensor) -> float:
-    """Mean over samples of the mean over their trained tokens; 0 without any. Zero outside."""
+    """Return the mean over samples of the mean over their trained tokens; 0 without such tokens.
+
+    Args:
+        values_BT: values that are zero outside the mask.
+        mask_BT: bool, the trained tokens.
+    """
     tokens_B = mask_BT.sum(1)
     means_B = values_BT.sum(1) / tokens_B.clamp(min=1)
     return (means_B.sum() / (tokens_B > 0).sum().clamp(min=1)).item()
 
 
 def next_coef(coef: float, *, kl: float, target: float, samples: int, horizon: int) -> float:
-    """coef * (1 + clip(kl / target - 1, -0.2, 0.2) * samples / horizon): the proportional
-    controller of Ziegler et al. (arXiv 1909.08593, section 2.2)."""
+    """Return coef * (1 + clip(kl / target - 1, -0.2, 0.2) * samples / horizon).
+
+    This is the proportional controller of Ziegler et al. (arXiv 1909.08593, section 2.2).
+    """
     error = min(max(kl / target - 1, -ERROR_LIMIT), ERROR_LIMIT)
     return coef * (1 + error * samples / horizon)
 
 
 @dataclass(kw_only=True)
 class KlInReward:
-    """token_rewards - coef * KL; see `KlInRewardConfig`.
+    """KL penalty in the rewards: token_rewards - coef * KL; see `KlInRewardConfig`.
 
-    Metrics: `kl/in_reward`, nats per token, which is what the controller holds at its target;
+    Metrics: `kl/in_reward`, the KL in nats per token that the controller keeps near its target;
     `kl/coef`, the coefficient of this step.
     """
 
@@ -69,7 +76,10 @@ class KlInReward:
         self.current_coef = self.coef
 
     def __call__(self, batch: RolloutBatch) -> tuple[Tensor, Metrics]:
-        """The new `token_rewards`, float32 `[B, T]`; call it once a step, with the whole of it."""
+        """Return the new `token_rewards`, float32 `[B, T]`, and metrics.
+
+        Call once per step, with the whole batch: each call adapts the coefficient.
+        """
         kl_BT = policy_kl(batch, self.estimator)
         kl = sample_mean(kl_BT, batch.loss_mask)
         paid_BT = -self.current_coef * kl_BT
@@ -87,7 +97,7 @@ class KlInReward:
         return paid_BT.to(torch.float32), metrics
 
     def state(self) -> dict[str, float]:
-        """The adaptive coefficient; a fixed one is in the config."""
+        """Return the adaptive coefficient; empty if the coefficient is fixed."""
         return {} if self.target is None else {"coef": self.current_coef}
 
     def load(self, state: Mapping[str, Any]) -> None:

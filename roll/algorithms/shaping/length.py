@@ -1,4 +1,4 @@
-"""Shorter responses preferred: as a reward among siblings, or as a weight in the loss."""
+"""Preference for short responses, as a reward within the group or as a weight in the loss."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from roll.core.metrics import Mean, Metrics
 
 
 def response_tokens(batch: RolloutBatch) -> Tensor:
-    """Tokens that the policy wrote, float64 `[B]`; neither prompt nor padding nor environment."""
+    """Return the number of tokens that the policy generated, float64 `[B]`.
+
+    Tokens of the prompt, of the environment and of padding do not count.
+    """
     return batch.loss_mask.sum(1).double()
 
 
 def relative_length(lengths_B: Tensor, shortest_B: Tensor, longest_B: Tensor) -> Tensor:
-    """(length - shortest) / (longest - shortest), within [0, 1]; 0.5 where all are equal."""
+    """Return (length - shortest) / (longest - shortest), in [0, 1]; 0.5 where all are equal."""
     range_B = longest_B - shortest_B
     share_B = (lengths_B - shortest_B) / range_B.clamp(min=1)
     return torch.where(range_B > 0, share_B, 0.5)
@@ -28,15 +31,18 @@ def relative_length(lengths_B: Tensor, shortest_B: Tensor, longest_B: Tensor) ->
 @REWARD_SHAPINGS.register("length_penalty")
 @dataclass(frozen=True, kw_only=True)
 class LengthPenalty:
-    """reward + coef * x, among the siblings of a prompt (Kimi k1.5, arXiv 2501.12599, 2.3.3):
+    """Length reward within the group of a prompt (Kimi k1.5, arXiv 2501.12599, section 2.3.3).
 
-        x = 0.5 - (length - shortest) / (longest - shortest)    of a sample that passes
-        min(0, x)                                               of one that does not
+    With x = 0.5 - (length - shortest) / (longest - shortest), the reward changes by
 
-    0 for all where the siblings are equally long. Whether a sample passes is judged by the reward
-    as it was paid, before any shaping. The greedy baseline, whose length is not known, stays.
+        coef * x            if the sample passes
+        coef * min(0, x)    if it does not
 
-    Metrics: `mean` of what is added.
+    All changes are 0 if the samples of the group have equal lengths. A sample passes if its
+    unshaped reward is at least `pass_score`. The greedy baseline does not change, because its
+    length is not known.
+
+    Metrics: `mean` of the changes.
     """
 
     coef: float = 1.0
@@ -55,9 +61,9 @@ class LengthPenalty:
 @SAMPLE_WEIGHTS.register("length")
 @dataclass(frozen=True, kw_only=True)
 class LengthWeight:
-    """max - (max - min) * (length - shortest) / (longest - shortest), over the step's samples.
+    """Weight max - (max - min) * (length - shortest) / (longest - shortest) over a step's samples.
 
-    A response without tokens has no loss to weigh, and does not make the others long.
+    A response without tokens has no loss, and does not count as the shortest.
     """
 
     min: float = 0.5
@@ -67,6 +73,6 @@ class LengthWeight:
         lengths_B = response_tokens(batch)
         longest = lengths_B.amax()
         shortest = torch.where(lengths_B > 0, lengths_B, longest).amin()
-        # An empty response would lie below the shortest; its weight weighs nothing.
+        # An empty response is below `shortest`. Its weight has no effect, but must be in range.
         share_B = relative_length(lengths_B.clamp(min=shortest), shortest, longest)
         return self.max - (self.max - self.min) * share_B

@@ -1,4 +1,4 @@
-"""Rewards minus a mean over a standard deviation, each taken over a level of its own."""
+"""Normalisation of rewards with a mean and a standard deviation, each over its own level."""
 
 from __future__ import annotations
 
@@ -21,10 +21,15 @@ Level = Literal["none", "group", "batch", "running"]
 def normalized(
     values_B: Tensor, mean_B: Tensor, std_B: Tensor, center_B: Tensor, *, eps: float
 ) -> Tensor:
-    """(value - mean) / (std + eps), float64 `[B]`; undivided where there is no spread.
+    """Return (value - mean) / (std + eps), float64 `[B]`; not divided where there is no spread.
 
     Args:
-        center_B: the mean that `std_B` was taken around; tells rounding from spread.
+        values_B: values to normalise.
+        mean_B: mean that is subtracted.
+        std_B: standard deviation that divides.
+        center_B: mean from which `std_B` was computed; a `std_B` that is tiny compared with it is
+            treated as rounding.
+        eps: number that is added to the standard deviation.
     """
     divisor_B = torch.where(std_B > NO_SPREAD * center_B.abs(), std_B + eps, 1.0)
     return (values_B - mean_B) / divisor_B
@@ -33,17 +38,18 @@ def normalized(
 @REWARD_SHAPINGS.register("normalize")
 @dataclass(kw_only=True)
 class NormalizeReward:
-    """(reward - mean) / (std + eps), with the mean and the std of these levels:
+    """Normalised reward (reward - mean) / (std + eps), with the mean and the std of these levels:
 
-        none     0 and 1
-        group    the siblings of the prompt
+        none     mean 0 (no subtraction) or no division
+        group    the samples of the same prompt
         batch    all samples of the step
-        running  all samples of all steps, this one included; one for all tags
+        running  all samples of all steps, this step included; all tags together
 
-    Standard deviations are unbiased and around the mean of their own level, whatever is subtracted.
-    The greedy baseline goes through the same subtraction and division, but into no moment.
+    Standard deviations are unbiased and refer to the mean of their own level, even if another mean
+    is subtracted. The greedy baseline is normalised in the same way, but does not count in means
+    and standard deviations.
 
-    Metrics, for `running`: `running_mean`, `running_std`.
+    Metrics, for `running` only: `running_mean`, `running_std`.
     """
 
     mean: Level
@@ -52,7 +58,7 @@ class NormalizeReward:
     moments: Moments = field(default=Moments(), init=False)
 
     def __call__(self, rewards: Rewards, batch: RolloutBatch) -> tuple[Rewards, Metrics]:
-        """Call it once a step: running moments count every call."""
+        """Normalise the rewards; call once per step, because running moments count every call."""
         values_B = rewards.total_B
         metrics = Metrics()
         if "running" in (self.mean, self.std):
@@ -71,7 +77,7 @@ class NormalizeReward:
         return shaped, metrics
 
     def state(self) -> dict[str, float]:
-        """The running moments; empty where nothing is remembered."""
+        """Return the running moments; empty if neither level is `running`."""
         return self.moments.state() if "running" in (self.mean, self.std) else {}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -80,7 +86,7 @@ class NormalizeReward:
     def _moments(
         self, level: Level, values_B: Tensor, group_ids_B: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of the level that each sample belongs to."""
+        """Return mean and standard deviation of the level for each sample, both float64 `[B]`."""
         match level:
             case "none":
                 return torch.zeros_like(values_B), torch.ones_like(values_B)

@@ -1,4 +1,4 @@
-"""Responses near or at the length limit: a soft penalty, or no training (arXiv 2503.14476)."""
+"""Soft penalty and mask for responses near or at the length limit (arXiv 2503.14476)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from roll.core.metrics import Mean, Metrics
 @REWARD_SHAPINGS.register("overlong_penalty")
 @dataclass(frozen=True, kw_only=True)
 class OverlongPenalty:
-    """reward + penalty * R, with the soft overlong punishment of DAPO (eq. 13):
+    """Penalty that changes a reward by penalty * R, the soft overlong punishment of DAPO (eq. 13).
 
-        R = 0                                                     length <= max - buffer
-        R = ((max_tokens - buffer_tokens) - length) / buffer_tokens    in between
-        R = -1                                                    length >= max
+        R = 0                                                   length <= max - buffer
+        R = ((max - buffer) - length) / buffer                  in between
+        R = -1                                                  length >= max
 
-    The greedy baseline, whose length is not known, stays.
+    max and buffer stand for `max_tokens` and `buffer_tokens`. The greedy baseline does not change,
+    because its length is not known.
 
-    Metrics: `mean` of what is added, `penalized_fraction` of the samples.
+    Metrics: `mean` of the changes; `penalized_fraction`, the share of samples with R below 0.
     """
 
     max_tokens: int
@@ -46,9 +47,11 @@ class OverlongPenalty:
 @MASKS.register("overlong")
 @dataclass(frozen=True, kw_only=True)
 class OverlongMask:
-    """Only complete responses are trained on: what a truncated one is worth is not known (overlong
-    filtering of DAPO)."""
+    """Mask that keeps only complete responses (overlong filtering of DAPO).
+
+    The true reward of a truncated response is not known.
+    """
 
     def __call__(self, batch: RolloutBatch) -> Tensor:
-        """Needs `truncated`."""
+        """Return which samples are complete, bool `[B]`; needs `truncated`."""
         return ~batch.require("truncated", made_by="assemble")

@@ -1,4 +1,4 @@
-"""Changes of a reward that look at nothing but this reward: bounds, factor and shift."""
+"""Changes of a reward that depend on this reward only: bounds, factor and shift."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from roll.core.metrics import Mean, Metrics
 @REWARD_SHAPINGS.register("clip")
 @dataclass(frozen=True, kw_only=True)
 class ClipReward:
-    """min(max(reward, low), high); also of the greedy baseline.
+    """Clipping of rewards to [low, high]; also applies to the greedy baseline.
 
-    Metrics: `clipped_fraction` of the samples.
+    Metrics: `clipped_fraction`, the share of samples whose reward is clipped.
     """
 
     low: float | None = None
@@ -29,7 +29,7 @@ class ClipReward:
 @REWARD_SHAPINGS.register("scale")
 @dataclass(frozen=True, kw_only=True)
 class ScaleReward:
-    """factor * reward + shift; also of the greedy baseline. No metrics."""
+    """Scaled reward factor * reward + shift; also applies to the greedy baseline. No metrics."""
 
     factor: float = 1.0
     shift: float = 0.0

@@ -1,4 +1,4 @@
-"""Weights per sample inside the weights per token."""
+"""Combination of sample weights with token weights."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from torch import Tensor
 
 
 def weigh_samples(weights_BT: Tensor, sample_weights_B: Tensor) -> Tensor:
-    """Token weights times sample weights, rescaled so that they add up to what they did before.
+    """Return token weights times sample weights, rescaled to the sum of the token weights.
 
-    Only the ratios of sample weights matter, then: the weights of a mean still add up to 1, and the
-    learning rate means what it means without them.
+    Only the ratios of sample weights matter: the weights of a mean still add up to 1, and the
+    learning rate has the same effect as without sample weights.
 
     Args:
-        weights_BT: from `token_weights`; ALL rows of one optimizer step.
-        sample_weights_B: at least 0; any scale.
+        weights_BT: result of `token_weights` for ALL rows of one optimizer step.
+        sample_weights_B: numbers of at least 0, on any scale.
 
     Returns:
-        Float32 `[B, T]`; zero everywhere where no token has a weight.
+        Float32 `[B, T]`; all zero if all products are zero.
     """
     plain_BT = weights_BT.double()
     weighed_BT = plain_BT * sample_weights_B.double()[:, None]

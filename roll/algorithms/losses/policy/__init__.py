@@ -1,1 +1,1 @@
-"""Policy losses, one file per paper, and what they share."""
+"""Policy losses, one file per paper, and their shared helper functions."""

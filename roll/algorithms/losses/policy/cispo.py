@@ -1,4 +1,4 @@
-"""Clipped importance weights instead of clipped updates (CISPO, MiniMax-M1)."""
+"""CISPO (MiniMax-M1): clipped importance weights instead of clipped updates."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from roll.core.batches import RolloutBatch
 @LOSSES.register("cispo")
 @dataclass(frozen=True, kw_only=True)
 class Cispo:
-    """The gradient of -sg(clip(ratio, 1 - clip_low, 1 + clip_high)) * A * log p per token
-    (arXiv 2506.13585): a clip makes a token count less, and never silences it.
+    """Loss with the gradient of -sg(clip(ratio, 1 - clip_low, 1 + clip_high)) * A * log p.
 
-    The value is -clip(ratio) * A, not times log p, so that at ratio 1 the loss is -A; its gradient
-    there is -A per log-prob.
+    sg stops the gradient (arXiv 2506.13585). A clipped token counts less, but keeps a gradient. The
+    value is -clip(ratio) * A, without the factor log p. At ratio 1 the loss is therefore -A, and
+    its gradient with respect to the log-prob is -A.
     """
 
     clip_low: float | None = None
@@ -28,9 +28,10 @@ class Cispo:
     importance_weighted: ClassVar[bool] = True
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
-        """Needs `advantages`. Without `old_logprobs` the ratio is 1.
+        """Compute the loss; needs `advantages`. Without `old_logprobs` the ratio is 1.
 
-        Metrics: `ratio/mean`, `approx_kl`, and `clip_fraction`, tokens whose weight is clipped.
+        Metrics: `ratio/mean`, `approx_kl`, and `clip_fraction`, the share of tokens whose weight is
+        clipped.
         """
         advantages_BT = batch.require("advantages", made_by="add_advantages")
         log_ratio_BT = log_ratio(terms, batch)

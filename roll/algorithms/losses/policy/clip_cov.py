@@ -1,4 +1,4 @@
-"""Clip-Cov: PPO without the gradient of a few tokens of high covariance."""
+"""Clip-Cov: PPO without the gradient of a few tokens with a high covariance."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from roll.core.batches import RolloutBatch
 @LOSSES.register("clip_cov")
 @dataclass(frozen=True, kw_only=True)
 class ClipCov:
-    """The clipped surrogate, and 0 on the chosen tokens: `fraction` of the update's trained tokens,
-    at least one, drawn from those whose covariance of log-prob and advantage is between `cov_low`
-    and `cov_high` (arXiv 2505.22617).
+    """Clipped surrogate of PPO, but 0 on the chosen tokens (arXiv 2505.22617).
 
-    Tokens are chosen once per update, from `old_logprobs` (see `covariance`). At ratio 1 the loss
-    is -A and its gradient -A per log-prob on all tokens but the chosen ones.
+    The chosen tokens are `fraction` of the update's trained tokens, at least one, drawn from the
+    tokens whose covariance of log-prob and advantage lies between `cov_low` and `cov_high`. The
+    choice is made once per update, from `old_logprobs` (see `covariance`). At ratio 1, the loss of
+    all other tokens is -A, and its gradient with respect to the log-prob is -A.
     """
 
     clip_low: float = 0.2
@@ -38,16 +38,20 @@ class ClipCov:
     importance_weighted: ClassVar[bool] = True
 
     def prepare(self, batch: RolloutBatch) -> RolloutBatch:
-        """Sets `chosen_tokens`; needs `old_logprobs` and `advantages` of the whole update."""
+        """Return the batch with `chosen_tokens`.
+
+        This needs `old_logprobs` and `advantages` of the whole update.
+        """
         covariance_BT = covariance(batch)
         candidates_BT = (covariance_BT > self.cov_low) & (covariance_BT < self.cov_high)
         count = share_of_tokens(self.fraction, batch.loss_mask)
         return replace(batch, chosen_tokens=draw(candidates_BT, count, batch))
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
-        """Needs `advantages` and `chosen_tokens`.
+        """Compute the loss; needs `advantages` and `chosen_tokens`.
 
-        Metrics: `ratio/mean`, `approx_kl`; `clip_fraction` of the ratio's clip; `cov_fraction`.
+        Metrics: `ratio/mean`, `approx_kl`; `clip_fraction`, the share of tokens whose gradient is
+        zero because of the ratio's clip; `cov_fraction`, the share of chosen tokens.
         """
         advantages_BT = batch.require("advantages", made_by="add_advantages")
         chosen_BT = batch.require("chosen_tokens", made_by="SumLoss.prepare")

@@ -1,8 +1,9 @@
-"""Which tokens of an update drive the entropy down most, and a reproducible draw among tokens.
+"""Choice of the tokens that reduce the entropy most, and a reproducible draw among tokens.
 
-The covariance is taken over all trained tokens of an update, so it is computed once, on the
-driver, before the update is split (`SumLoss.prepare`), and from `old_logprobs`: a micro-batch sees
-other means, and the log-probs of a later update are not known yet.
+The covariance of log-prob and advantage needs means over all trained tokens of an update. It is
+therefore computed once, on the driver, before the update is split (`SumLoss.prepare`): a
+micro-batch would have other means. It uses `old_logprobs`, because the log-probs during the update
+are not known yet.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from roll.core.batches import RolloutBatch
 
 
 def covariance(batch: RolloutBatch) -> Tensor:
-    """(log p - mean log p) * (A - mean A) per token, means over all trained tokens
-    (arXiv 2505.22617, equation 10); float64 `[B, T]`, -inf outside the loss mask.
+    """Return (log p - mean log p) * (A - mean A) per token (arXiv 2505.22617, equation 10).
+
+    The means are over all trained tokens. The result is float64 `[B, T]`, -inf outside the loss
+    mask.
 
     Raises:
         ValueError: `old_logprobs` or `advantages` are not set.
@@ -28,12 +31,12 @@ def covariance(batch: RolloutBatch) -> Tensor:
 
 
 def share_of_tokens(fraction: float, mask_BT: Tensor) -> int:
-    """`fraction` of the trained tokens, rounded down, and at least one."""
+    """Return `fraction` times the number of trained tokens, rounded down, and at least 1."""
     return max(1, int(fraction * int(mask_BT.sum())))
 
 
 def largest(values_BT: Tensor, count: int) -> Tensor:
-    """Bool `[B, T]`: the `count` largest finite values, or all of them where there are fewer."""
+    """Mark the `count` largest finite values (all, if there are fewer), bool `[B, T]`."""
     flat = values_BT.flatten()
     chosen = torch.zeros_like(flat, dtype=torch.bool)
     chosen[flat.topk(min(count, len(flat))).indices] = True
@@ -41,12 +44,13 @@ def largest(values_BT: Tensor, count: int) -> Tensor:
 
 
 def draw(candidates_BT: Tensor, count: int, batch: RolloutBatch) -> Tensor:
-    """Bool `[B, T]`: `count` of the candidates, or all of them where there are fewer.
+    """Draw `count` of the candidates (all, if there are fewer), as bool `[B, T]`.
 
-    Each token has a lot that depends on the tokens of its row and its position in it alone; the
-    lowest lots win. So the draw needs no random state, and neither row order nor padding change it.
+    Each token gets a pseudo-random number that depends only on the tokens of its row and on its
+    position; the lowest numbers win. The draw thus needs no random state and does not depend on the
+    order of the rows or on padding.
     """
-    # Float64 holds every integer below 2**53, and topk of the negative lots finds the lowest.
+    # Float64 holds every integer below 2**53. The largest negated numbers are the lowest numbers.
     lots_BT = _lots(batch.tokens, batch.lengths).bitwise_and(2**53 - 1).double()
     return largest((-lots_BT).masked_fill(~candidates_BT, -torch.inf), count)
 
@@ -57,7 +61,7 @@ def _centred(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def _lots(tokens_BT: Tensor, lengths_B: Tensor) -> Tensor:
-    """Int64 `[B, T]`, uniform over all integers from zero."""
+    """Return a pseudo-random number per token, int64 `[B, T]`, uniform over [0, 2**63)."""
     positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
     words_BT = _mix(_mix(tokens_BT) + positions_T)
     rows_B1 = words_BT.masked_fill(positions_T >= lengths_B[:, None], 0).sum(1, keepdim=True)
@@ -65,7 +69,7 @@ def _lots(tokens_BT: Tensor, lengths_B: Tensor) -> Tensor:
 
 
 def _mix(values: Tensor) -> Tensor:
-    """The finalizer of splitmix64 on int64, which wraps around; the result is not negative."""
+    """Apply the finalizer of splitmix64 to int64, with wrap-around; the result is not negative."""
     values = values + -7046029254386353131  # 2**64 / golden ratio, as a signed integer
     values = (values ^ _shift(values, 30)) * -4658895280553007687
     values = (values ^ _shift(values, 27)) * -7723592293110705685
@@ -73,5 +77,5 @@ def _mix(values: Tensor) -> Tensor:
 
 
 def _shift(values: Tensor, bits: int) -> Tensor:
-    """A logical shift to the right: torch's own copies the sign."""
+    """Shift right and fill with zero bits; the shift of torch would copy the sign bit."""
     return (values >> bits).bitwise_and(2 ** (64 - bits) - 1)

@@ -1,4 +1,4 @@
-"""Direct reward optimisation: squared log-ratio to the frozen reference model."""
+"""DRO (direct reward optimisation): squared log-ratio to the frozen reference model."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from roll.core.batches import RolloutBatch
 @LOSSES.register("dro")
 @dataclass(frozen=True, kw_only=True)
 class Dro:
-    """The gradient of -A * log p + tau / 2 * (log(p / p_ref))**2 per response (arXiv 2405.19107),
-    where A is the reward minus a baseline.
+    """Loss with the gradient of -A * log p + tau / 2 * (log(p / p_ref))**2 (arXiv 2405.19107).
 
-    This is 1 / (2 * tau) * (A - tau * log(p / p_ref))**2 without its constant. Each of a row's
-    tokens carries an equal share of the square of the response's log-ratio, so `sequence_sum`
-    aggregation is the paper's sum; `level: token` takes the square token by token. Where the policy
-    is the reference (step 0) the loss is -A and its gradient -A per log-prob, whatever tau is.
+    A is the reward minus a baseline. The formula equals 1 / (2 * tau) * (A - tau * log(p /
+    p_ref))**2 up to a constant. The log-ratio is that of the whole response, and each trained token
+    of a row carries an equal share of its square, so `sequence_sum` aggregation is the paper's sum.
+    `level: token` squares the log-ratio of each token instead. While the policy equals the
+    reference (step 0), the loss is -A and its gradient with respect to the log-prob is -A, for any
+    tau.
     """
 
     tau: float = 1.0
@@ -31,7 +32,10 @@ class Dro:
     importance_weighted: ClassVar[bool] = True
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
-        """Needs `advantages` and `ref_logprobs`. The ratio to the old policy is only reported."""
+        """Compute the loss; needs `advantages` and `ref_logprobs`.
+
+        Metrics: `ratio/mean` and `approx_kl` of the old policy, which the loss does not use.
+        """
         advantages_BT = batch.require("advantages", made_by="add_advantages")
         gap_BT = terms.logprobs_BT - batch.require("ref_logprobs", made_by="add_ref_logprobs")
         square_BT = squared_log_ratio(gap_BT, batch.loss_mask, self.level)

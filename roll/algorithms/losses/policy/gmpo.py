@@ -1,4 +1,4 @@
-"""Geometric-mean policy optimization: token-level clips inside a ratio of the response."""
+"""GMPO (geometric-mean policy optimization): a ratio per response, with clips per token."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from roll.core.batches import RolloutBatch
 @LOSSES.register("gmpo")
 @dataclass(frozen=True, kw_only=True)
 class Gmpo:
-    """-g * A (arXiv 2507.20673), where g = exp(mean of c) over a row's trained tokens and
+    """Loss -g * A (arXiv 2507.20673), where g = exp(mean of c) over a row's trained tokens and
 
         c = min(log ratio, clip_high)    where A >= 0
         c = max(log ratio, -clip_low)    where A < 0
 
-    Every token of a row carries the row's g, so `sequence_mean` aggregation is the paper's mean
-    over responses. The bounds are of the log-ratio: 0.4 clips the ratio to (0.67, 1.49).
-    At ratio 1 the loss is -A and its gradient -A per log-prob (with one advantage per row).
+    Every token of a row has the same g, so `sequence_mean` aggregation is the paper's mean over
+    responses. The bounds apply to the log-ratio: 0.4 clips the ratio to (0.67, 1.49). At ratio 1
+    the loss is -A, and its gradient with respect to the log-prob is -A (with one advantage per
+    row).
     """
 
     clip_low: float = 0.4
@@ -33,9 +34,10 @@ class Gmpo:
     importance_weighted: ClassVar[bool] = True
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
-        """Needs `advantages`. Without `old_logprobs` the ratio is 1.
+        """Compute the loss; needs `advantages`. Without `old_logprobs` the ratio is 1.
 
-        Metrics: `ratio/mean` of g; `clip_fraction`, tokens whose own gradient the clip cuts off.
+        Metrics: `ratio/mean`, the mean of g; `approx_kl`; `clip_fraction`, the share of tokens
+        whose log-ratio is clipped, so that their log-prob gets no gradient.
         """
         advantages_BT = batch.require("advantages", made_by="add_advantages")
         log_ratio_BT = log_ratio(terms, batch)

@@ -1,4 +1,4 @@
-"""Group sequence policy optimization: one importance ratio per response."""
+"""GSPO (group sequence policy optimization): one importance ratio per response."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ from roll.core.batches import RolloutBatch
 @LOSSES.register("gspo")
 @dataclass(frozen=True, kw_only=True)
 class Gspo:
-    """-min(s * A, clip(s, 1 - clip_low, 1 + clip_high) * A) (arXiv 2507.18071), where s is the
-    geometric mean of the ratios of a row's trained tokens, exp(mean log ratio).
+    """Loss -min(s * A, clip(s, 1 - clip_low, 1 + clip_high) * A) (arXiv 2507.18071).
 
-    Every token of a row carries the row's loss, so `sequence_mean` aggregation is the paper's mean
-    over responses. With `token_level` the ratio is sg(s) * p / sg(p) (GSPO-token): the same value,
-    and each token's gradient is scaled by its own advantage instead of the row's mean.
-    At ratio 1 the loss is -A and its gradient -A per log-prob; without `token_level` the gradient
-    is that of the row's mean advantage, the same wherever A is one number per row.
+    s is the geometric mean of the ratios of a row's trained tokens, exp(mean log ratio). Every
+    token of a row has the same s, so `sequence_mean` aggregation is the paper's mean over
+    responses. With `token_level`, the ratio is sg(s) * p / sg(p), where sg stops the gradient
+    (GSPO-token). The value is the same, but the gradient of each token is scaled by its own
+    advantage instead of the row's mean advantage.
+
+    At ratio 1 the loss is -A, and its gradient with respect to the log-prob is -A. Without
+    `token_level`, A in this gradient is the mean advantage of the row, which makes no difference if
+    all tokens of a row have the same advantage.
     """
 
     clip_low: float = 3e-4
@@ -39,9 +42,10 @@ class Gspo:
     importance_weighted: ClassVar[bool] = True
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
-        """Needs `advantages`. Without `old_logprobs` the ratio is 1.
+        """Compute the loss; needs `advantages`. Without `old_logprobs` the ratio is 1.
 
-        Metrics: `ratio/mean` of s; `clip_fraction`, tokens of clipped rows; `approx_kl` per token.
+        Metrics: `ratio/mean`, the mean of s; `clip_fraction`, the share of tokens in clipped rows;
+        `approx_kl`, per token.
         """
         advantages_BT = batch.require("advantages", made_by="add_advantages")
         log_ratio_BT = log_ratio(terms, batch)

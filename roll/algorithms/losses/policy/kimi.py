@@ -1,4 +1,4 @@
-"""Policy mirror descent as in Kimi k1.5: squared log-ratio to the policy that generated."""
+"""Policy mirror descent as in Kimi k1.5: squared log-ratio to the policy that sampled."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from roll.core.batches import RolloutBatch
 @LOSSES.register("kimi")
 @dataclass(frozen=True, kw_only=True)
 class Kimi:
-    """The gradient of -A * log p + tau / 2 * (log(p / p_old))**2 per response (arXiv 2501.12599),
-    where A is the reward minus the group's mean.
+    """Loss with the gradient of -A * log p + tau / 2 * (log(p / p_old))**2 (arXiv 2501.12599).
 
-    The log-ratio is of the whole response; each of a row's tokens carries an equal share of the
-    square, so `sequence_sum` aggregation is the paper's sum. `level: token` takes the square token
-    by token. The value of the first term is -A, not times log p: at ratio 1 the loss is -A and its
-    gradient -A per log-prob, whatever tau is.
+    A is the reward minus the group's mean. The log-ratio is that of the whole response, and each
+    trained token of a row carries an equal share of its square, so `sequence_sum` aggregation is
+    the paper's sum. `level: token` squares the log-ratio of each token instead. The value of the
+    first term is -A, without the factor log p. At ratio 1 the loss is therefore -A, and its
+    gradient with respect to the log-prob is -A, for any tau.
     """
 
     tau: float = 0.1
@@ -31,7 +31,10 @@ class Kimi:
     importance_weighted: ClassVar[bool] = True
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
-        """Needs `advantages`. Without `old_logprobs` the square is 0."""
+        """Compute the loss; needs `advantages`. Without `old_logprobs` the square is 0.
+
+        Metrics: `ratio/mean` and `approx_kl`.
+        """
         advantages_BT = batch.require("advantages", made_by="add_advantages")
         log_ratio_BT = log_ratio(terms, batch)
         square_BT = squared_log_ratio(log_ratio_BT, batch.loss_mask, self.level)

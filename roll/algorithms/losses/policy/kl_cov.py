@@ -1,4 +1,4 @@
-"""KL-Cov: the plain surrogate, with a penalty on the tokens of highest covariance."""
+"""KL-Cov: surrogate without clip, with a penalty on the tokens with the highest covariance."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from roll.core.batches import RolloutBatch
 @LOSSES.register("kl_cov")
 @dataclass(frozen=True, kw_only=True)
 class KlCov:
-    """-ratio * A per token, plus penalty * |log ratio| on the chosen tokens: the `fraction` of the
-    update's trained tokens, at least one, with the highest covariance of log-prob and advantage
-    (arXiv 2505.22617).
+    """Loss -ratio * A, plus penalty * |log ratio| on the chosen tokens (arXiv 2505.22617).
 
-    |log ratio| is how the authors' code writes the paper's KL(old || new) of a token. Tokens are
-    chosen once per update, from `old_logprobs` (see `covariance`). At ratio 1 the loss is -A and
-    its gradient -A per log-prob.
+    The chosen tokens are the `fraction` of the update's trained tokens, at least one, with the
+    highest covariance of log-prob and advantage. The choice is made once per update, from
+    `old_logprobs` (see `covariance`). |log ratio| stands for the paper's KL(old || new) of a token,
+    as in the authors' code. At ratio 1 the loss is -A, and its gradient with respect to the
+    log-prob is -A.
     """
 
     fraction: float = 2e-4
@@ -31,14 +31,17 @@ class KlCov:
     importance_weighted: ClassVar[bool] = True
 
     def prepare(self, batch: RolloutBatch) -> RolloutBatch:
-        """Sets `chosen_tokens`; needs `old_logprobs` and `advantages` of the whole update."""
+        """Return the batch with `chosen_tokens`.
+
+        This needs `old_logprobs` and `advantages` of the whole update.
+        """
         count = share_of_tokens(self.fraction, batch.loss_mask)
         return replace(batch, chosen_tokens=largest(covariance(batch), count))
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
-        """Needs `advantages` and `chosen_tokens`.
+        """Compute the loss; needs `advantages` and `chosen_tokens`.
 
-        Metrics: `ratio/mean`, `approx_kl`, `cov_fraction`.
+        Metrics: `ratio/mean`, `approx_kl`, and `cov_fraction`, the share of chosen tokens.
         """
         advantages_BT = batch.require("advantages", made_by="add_advantages")
         chosen_BT = batch.require("chosen_tokens", made_by="SumLoss.prepare")

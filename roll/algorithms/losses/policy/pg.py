@@ -14,17 +14,20 @@ from roll.core.batches import RolloutBatch
 @LOSSES.register("pg")
 @dataclass(frozen=True, kw_only=True)
 class PolicyGradient:
-    """The gradient of -A * log p per token (Williams 1992), without ratio and without clip.
+    """Loss with the gradient of -A * log p per token (Williams 1992), without ratio or clip.
 
-    The value is -A at any ratio, not -A * log p, whose size says nothing about the policy; the
-    gradient is -A per log-prob.
+    The value is -A at any ratio, because the size of -A * log p says nothing about the policy. The
+    gradient with respect to the log-prob is -A.
     """
 
     part: ClassVar[str] = "policy"
     importance_weighted: ClassVar[bool] = True
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
-        """Needs `advantages`. The ratio is reported but not used."""
+        """Compute the loss; needs `advantages`.
+
+        Metrics: `ratio/mean` and `approx_kl` of the old policy, which the loss does not use.
+        """
         advantages_BT = batch.require("advantages", made_by="add_advantages")
         log_ratio_BT = log_ratio(terms, batch)
         return TokenLoss(

@@ -1,4 +1,4 @@
-"""Clipped policy-gradient surrogate (PPO), with clip-higher and dual clip."""
+"""Clipped surrogate of PPO, with the options clip-higher and dual clip."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from roll.core.batches import RolloutBatch
 @LOSSES.register("ppo_clip")
 @dataclass(frozen=True, kw_only=True)
 class PpoClip:
-    """-min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A) per token (arXiv 1707.06347).
+    """Loss -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A) (arXiv 1707.06347).
 
-    `clip_high > clip_low` is DAPO's clip-higher (arXiv 2503.14476). `dual_clip` = c bounds the loss
-    of tokens with a negative advantage by -c * A, however large the ratio (arXiv 1912.09729).
-    At ratio 1 the loss is -A and its gradient -A per log-prob, whatever the bounds.
+    `clip_high > clip_low` is DAPO's clip-higher (arXiv 2503.14476). `dual_clip` = c limits the loss
+    of a token with a negative advantage to -c * A, for any ratio (arXiv 1912.09729). At ratio 1 the
+    loss is -A, and its gradient with respect to the log-prob is -A, for any bounds.
     """
 
     clip_low: float = 0.2
@@ -36,10 +36,11 @@ class PpoClip:
     importance_weighted: ClassVar[bool] = True
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
-        """Needs `advantages`. Without `old_logprobs` the policy is its own past: ratio 1.
+        """Compute the loss; needs `advantages`. Without `old_logprobs` the ratio is 1.
 
-        Metrics: `ratio/mean`; `clip_fraction`, tokens whose gradient the clip cuts off;
-        `approx_kl`, k3 of KL(old || new); `dual_clip_fraction` where dual clip is on.
+        Metrics: `ratio/mean`; `clip_fraction`, the share of tokens whose gradient is zero because
+        of the clip; `approx_kl`, the estimate k3 of KL(old || new); `dual_clip_fraction`, the share
+        of tokens at the bound of the dual clip, if it is on.
         """
         advantages_BT = batch.require("advantages", made_by="add_advantages")
         log_ratio_BT = log_ratio(terms, batch)
@@ -49,7 +50,7 @@ class PpoClip:
         )
         metrics_BT = ratio_metrics(log_ratio_BT, ratio_BT) | {"clip_fraction": cut_BT}
         if self.dual_clip is not None:
-            # Where A >= 0 the bound is infinite, so that one `minimum` serves both signs.
+            # The bound is infinite where A >= 0, so that one `minimum` is right for both signs.
             bound_BT = (-self.dual_clip * advantages_BT).masked_fill(advantages_BT >= 0, torch.inf)
             metrics_BT["dual_clip_fraction"] = (loss_BT > bound_BT).to(ratio_BT.dtype)
             loss_BT = torch.minimum(loss_BT, bound_BT)

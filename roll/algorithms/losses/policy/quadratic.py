@@ -1,4 +1,4 @@
-"""The squared log-ratio, of a token or of a whole response, spread over the tokens."""
+"""Squared log-ratio of a token or of a whole response, spread over the tokens."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ Level = Literal["token", "sequence"]
 
 
 def squared_log_ratio(log_ratio_BT: Tensor, mask_BT: Tensor, level: Level) -> Tensor:
-    """`[B, T]`. Per token: its square. Per sequence: the square of the row's sum, an equal share on
-    each trained token, so that the shares of a row add up to it.
+    """Return the squared log-ratio as a value per token, `[B, T]`.
 
-    Not clamped: a square cannot overflow, and a clamp would end the pull back just where the
-    policy has gone furthest.
+    With `level="token"`, each token gets the square of its own log-ratio. With `level="sequence"`,
+    the log-ratios of a row are summed and squared, and each trained token gets an equal share, so
+    that the shares of a row add up to the square.
+
+    The result is not clamped. A square of a log-ratio does not overflow, and a clamp would remove
+    the gradient where the policy has moved furthest.
     """
     if level == "token":
         return log_ratio_BT.square()

@@ -1,7 +1,7 @@
-"""What policy terms share: log-ratios, statistics of a row, and the metrics that all report.
+"""Helper functions of the policy losses: log-ratios, sums and means of a row, common metrics.
 
-A row is a whole sample in every micro-batch, so its sums and means, taken over the loss mask,
-depend on no split.
+Every micro-batch holds whole samples as rows, so the sums and means of a row over the loss mask do
+not depend on how the batch is split.
 """
 
 from __future__ import annotations
@@ -14,34 +14,47 @@ from roll.algorithms.loss_interface import PolicyTerms
 from roll.core.batches import RolloutBatch
 
 LOG_RATIO_LIMIT = 20.0
-"""Of a log-ratio before exp, so that no ratio overflows; beyond it the gradient is zero."""
+"""Largest |log-ratio| before exp, so that no ratio overflows; beyond it the gradient is zero."""
 
 
 def log_ratio(terms: PolicyTerms, batch: RolloutBatch) -> Tensor:
-    """`[B, T]`, log(new / old). Without `old_logprobs` the policy is its own past: 0, with the
-    gradient of the log-prob."""
+    """Return log(new / old), `[B, T]`.
+
+    Without `old_logprobs`, the current policy is also the old one: the value is 0, with the
+    gradient of the log-prob.
+    """
     old_BT = batch.old_logprobs
     return terms.logprobs_BT - (terms.logprobs_BT.detach() if old_BT is None else old_BT)
 
 
 def bounded_exp(log_values: Tensor) -> Tensor:
-    """exp of the argument, which is clamped to +-20."""
+    """Return exp of the argument after clamping it to +-20."""
     return log_values.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
 def unit(logprobs_BT: Tensor) -> Tensor:
-    """Exactly 1, with the gradient of the log-prob: `w * unit(logprobs)` has the gradient of
-    `w * logprobs` and the value `w`, so that loss curves of all terms can be compared."""
+    """Return exactly 1, with the gradient of the log-prob, `[B, T]`.
+
+    `w * unit(logprobs)` has the gradient of `w * logprobs` and the value `w`, so that loss curves
+    of different terms can be compared.
+    """
     return (logprobs_BT - logprobs_BT.detach()).exp()
 
 
 def row_sums(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """`[B, 1]`, over the masked tokens; added up in float64, in the dtype of the values."""
+    """Return the sum of each row over the tokens where the mask is True, `[B, 1]`.
+
+    The sum is computed in float64 and returned in the dtype of the values.
+    """
     return values_BT.double().masked_fill(~mask_BT, 0.0).sum(1, keepdim=True).to(values_BT.dtype)
 
 
 def row_means(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """`[B, 1]`, over the masked tokens; 0 for a row without any."""
+    """Return the mean of each row over the tokens where the mask is True, `[B, 1]`.
+
+    The mean is computed in float64 and returned in the dtype of the values. It is 0 for a row
+    without such tokens.
+    """
     sums_B1 = values_BT.double().masked_fill(~mask_BT, 0.0).sum(1, keepdim=True)
     return (sums_B1 / mask_BT.sum(1, keepdim=True).clamp(min=1)).to(values_BT.dtype)
 
@@ -49,8 +62,12 @@ def row_means(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
 def clipped_surrogate(
     ratio_BT: Tensor, advantages_BT: Tensor, *, clip_low: float, clip_high: float
 ) -> tuple[Tensor, Tensor]:
-    """-min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A), and where the clip cuts off
-    the gradient (as 0 and 1, detached)."""
+    """Compute the loss -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A).
+
+    Returns:
+        The loss `[B, T]`; and 1 where the clip makes the gradient zero, 0 elsewhere, `[B, T]`,
+        detached.
+    """
     plain_BT = -ratio_BT * advantages_BT
     clipped_BT = -ratio_BT.clamp(1 - clip_low, 1 + clip_high) * advantages_BT
     cut_BT = (clipped_BT > plain_BT).to(ratio_BT.dtype)
@@ -58,8 +75,11 @@ def clipped_surrogate(
 
 
 def ratio_metrics(log_ratio_BT: Tensor, ratio_BT: Tensor) -> dict[str, Tensor]:
-    """`ratio/mean`, of the ratio that the term uses, and `approx_kl`, k3 of KL(old || new) per
-    token; 1 and 0 in the first update of a step. Detached."""
+    """Return the metrics `ratio/mean` and `approx_kl` per token, detached.
+
+    `ratio/mean` is the ratio that the loss term uses, 1 in the first update of a step. `approx_kl`
+    is the estimate k3 of KL(old || new), 0 in the first update of a step.
+    """
     gap_BT = log_ratio_BT.detach()
     return {
         "ratio/mean": ratio_BT.detach(),

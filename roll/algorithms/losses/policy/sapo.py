@@ -1,4 +1,4 @@
-"""Soft adaptive policy optimization: a smooth gate in the place of a clip."""
+"""SAPO (soft adaptive policy optimization): a smooth gate instead of a clip."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from roll.core.batches import RolloutBatch
 @LOSSES.register("sapo")
 @dataclass(frozen=True, kw_only=True)
 class Sapo:
-    """-f(ratio) * A per token with f(x) = sigmoid(tau * (x - 1)) * 4 / tau (arXiv 2511.20347);
-    tau is `tau_pos` where A > 0 and `tau_neg` elsewhere.
+    """Loss -f(ratio) * A, where f(x) = sigmoid(tau * (x - 1)) * 4 / tau (arXiv 2511.20347).
 
-    f has slope 1 at ratio 1 and flattens on both sides, the faster the larger tau is. At ratio 1
-    the gradient is -A per log-prob; the value is -A * 2 / tau, as in the paper, and not -A.
+    tau is `tau_pos` where A > 0 and `tau_neg` elsewhere. f has slope 1 at ratio 1 and becomes flat
+    on both sides; a larger tau makes it flat faster. At ratio 1 the gradient with respect to the
+    log-prob is -A; the value is -A * 2 / tau, as in the paper, and not -A.
     """
 
     tau_pos: float = 1.0
@@ -30,10 +30,10 @@ class Sapo:
     importance_weighted: ClassVar[bool] = True
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
-        """Needs `advantages`. Without `old_logprobs` the ratio is 1.
+        """Compute the loss; needs `advantages`. Without `old_logprobs` the ratio is 1.
 
         Metrics: `ratio/mean`, `approx_kl`, and `sapo/gate`, the slope of f: 1 at ratio 1, near 0
-        where the gate holds a token back.
+        for tokens that the gate suppresses.
         """
         advantages_BT = batch.require("advantages", made_by="add_advantages")
         log_ratio_BT = log_ratio(terms, batch)

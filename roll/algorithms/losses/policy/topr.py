@@ -1,4 +1,4 @@
-"""Tapered off-policy REINFORCE: no ratio for good responses, a truncated one for bad ones."""
+"""TOPR (tapered off-policy REINFORCE): a truncated ratio for bad responses, none for good ones."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from roll.core.batches import RolloutBatch
 @LOSSES.register("topr")
 @dataclass(frozen=True, kw_only=True)
 class Topr:
-    """The gradient of -sg(w) * A * log p per token (arXiv 2503.14286), where
+    """Loss with the gradient of -sg(w) * A * log p per token (arXiv 2503.14286), where
 
         w = positive_weight                     where A >= 0
         w = negative_weight * min(s, 1)         where A < 0
 
-    and s is the ratio of the whole response, exp(sum of log ratios over a row's trained tokens).
-    A response that the policy has already left pulls no further, so the loss cannot run away.
+    sg stops the gradient. s is the ratio of the whole response, exp(sum of log ratios over a row's
+    trained tokens). A bad response that has become unlikely under the policy gets a small weight
+    and is not pushed down further, so the loss cannot diverge.
 
-    The value is -w * A, not times log p, so that at ratio 1 the loss is -A and its gradient -A per
-    log-prob (with both weights 1).
+    The value is -w * A, without the factor log p. At ratio 1 the loss is therefore -A, and its
+    gradient with respect to the log-prob is -A (with both weights 1).
     """
 
     positive_weight: float = 1.0
@@ -41,10 +42,10 @@ class Topr:
     importance_weighted: ClassVar[bool] = True
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
-        """Needs `advantages`. Without `old_logprobs` the ratio is 1.
+        """Compute the loss; needs `advantages`. Without `old_logprobs` the ratio is 1.
 
-        Metrics: `ratio/mean`, of min(s, 1); `approx_kl` per token; `clip_fraction`, tokens of bad
-        responses whose s is truncated.
+        Metrics: `ratio/mean`, the mean of min(s, 1); `approx_kl`, per token; `clip_fraction`, the
+        share of tokens in bad responses whose s is truncated.
         """
         advantages_BT = batch.require("advantages", made_by="add_advantages")
         log_ratio_BT = log_ratio(terms, batch)
