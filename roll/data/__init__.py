@@ -1,1 +1,1 @@
-"""Where prompts come from: sources, templates, datasets, the order of drawing, balancing."""
+"""Training data: sources, chat templates, datasets, the order of drawing rows, batches, packing."""

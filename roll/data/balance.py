@@ -1,4 +1,4 @@
-"""An order of rows whose equal consecutive parts hold about equally many tokens."""
+"""Order of rows whose equal consecutive parts hold about equally many tokens."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 MAX_SWAPS_PER_PART = 8
-"""Far more than it takes; a bound, so that a step never waits for it."""
+"""Limit of swaps per part, far above what is needed; it only bounds the time in the worst case."""
 
 
 def balanced_order(lengths: Sequence[int], parts: int) -> list[int]:
-    """Row numbers, ordered so that `parts` equal consecutive slices balance the sum of lengths.
+    """Return row numbers whose `parts` equal consecutive slices have similar sums of lengths.
 
-    Rows are dealt in rounds of `parts`, longest first; in each round the longest row goes to the
-    lightest part. The totals of two parts then differ by at most max(lengths) - min(lengths). After
-    that the heaviest part swaps rows with the lightest as long as that brings both closer.
-    The result depends on the lengths alone. Within a part rows keep their order.
+    Rows are assigned in rounds of `parts`, longest first; in each round the longest row goes to the
+    part with the smallest sum. The sums of two parts then differ by at most max(lengths) -
+    min(lengths). After that, the parts with the largest and the smallest sum swap two rows, as long
+    as this brings their sums closer. The result depends on the lengths only. The rows of a part
+    keep their order.
 
     Example: balanced_order([9, 1, 5, 5], 2) == [0, 1, 2, 3]; both halves hold 10 tokens.
 
     Raises:
-        ValueError: the rows do not divide into `parts`.
+        ValueError: the number of rows is not divisible by `parts`, or `parts` is below 1.
     """
     if parts < 1 or len(lengths) % parts:
         raise ValueError(f"{len(lengths)} rows do not divide into {parts} equal parts")
@@ -47,7 +48,11 @@ def balanced_order(lengths: Sequence[int], parts: int) -> list[int]:
 def _best_swap(
     lengths: Sequence[int], heavy: Sequence[int], light: Sequence[int], gap: int
 ) -> tuple[int, int, int] | None:
-    """Positions of the two rows whose swap moves closest to half of `gap`, and what it moves."""
+    """Return positions in `heavy` and `light` of the best swap, and the tokens that the swap moves.
+
+    The best swap moves a number of tokens closest to half of `gap`. The result is None if no swap
+    brings the two parts closer.
+    """
     by_length = sorted(range(len(light)), key=lambda j: lengths[light[j]])
     known = [lengths[light[j]] for j in by_length]
     best: tuple[int, int, int] | None = None

@@ -1,4 +1,4 @@
-"""Examples -> batches."""
+"""Functions that build batches from examples."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from roll.data.examples import Example
 
 
 def text_batch(examples: Sequence[Example]) -> TrainBatch:
-    """One row each."""
+    """Build a batch with one row per example."""
     tokens, lengths, mask = _rows([example.sequences[0] for example in examples])
     return TrainBatch(tokens=tokens, lengths=lengths, loss_mask=mask)
 
 
 def pair_batch(examples: Sequence[Example]) -> PreferenceBatch:
-    """Two rows each: the chosen one, then the rejected one."""
+    """Build a batch with two rows per example: the chosen response, then the rejected one."""
     tokens, lengths, mask = _rows([each for example in examples for each in example.sequences])
     margins = [example.margin or 0.0 for example in examples for _ in example.sequences]
     return PreferenceBatch(
@@ -29,14 +29,20 @@ def pair_batch(examples: Sequence[Example]) -> PreferenceBatch:
 
 
 def scored_pair_batch(examples: Sequence[Example]) -> PreferenceBatch:
-    """As `pair_batch`, with the last token of each row as the one that its score is read at."""
+    """Build a batch as `pair_batch` does, for a reward model.
+
+    The loss mask is True only at the last token of each row, where its score is read.
+    """
     batch = pair_batch(examples)
     last_BT = torch.arange(batch.tokens.shape[1]) == batch.lengths[:, None] - 1
     return replace(batch, loss_mask=last_BT)
 
 
 def labelled_batch(examples: Sequence[Example]) -> LabelledBatch:
-    """One row for each response, wanted or not; a pair has one of each."""
+    """Build a batch with one row per response, labelled wanted or unwanted.
+
+    A pair gives two rows: the chosen response is wanted, the rejected one is not.
+    """
     tokens, lengths, mask = _rows([each for example in examples for each in example.sequences])
     wanted = [
         label
@@ -56,6 +62,6 @@ def _rows(sequences: Sequence[TokenSequence]) -> tuple[Tensor, Tensor, Tensor]:
     for row, sequence in enumerate(sequences):
         tokens_BT[row, : len(sequence)] = torch.tensor(sequence.tokens)
         for start, stop in sequence.trained:
-            # Nothing comes before the first token, so there is no distribution to learn it from.
+            # No model output predicts the first token, so it cannot be trained.
             mask_BT[row, max(start, 1) : stop] = True
     return tokens_BT, lengths, mask_BT

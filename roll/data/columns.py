@@ -1,4 +1,4 @@
-"""Rows as they lie in a file -> `PromptRow`s with known fields; every complaint names the place."""
+"""Conversion of rows of a file to `PromptRow`s with known fields; errors name file and row."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from roll.core.types import Message
 
 @dataclass(frozen=True, slots=True)
 class RawRow:
-    """One row as it was read.
+    """Row of a file, as it was read.
 
     Example: RawRow(place="data/train.jsonl:17", values={"prompt": "1+1", "answer": "2"})
     """
 
     place: str
-    """File and line (or row), for messages."""
+    """File and line (or row) for error messages."""
     values: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class PromptRow:
-    """One row with its columns mapped; exactly one of `prompt` and `messages` is set."""
+    """Row with its columns mapped to fields; exactly one of `prompt` and `messages` is set."""
 
     place: str
     prompt: str | None
     messages: tuple[Message, ...] | None
     answer: str
-    """Empty where the source has no answer column."""
+    """Reference answer; empty if the source has no answer column."""
     tag: str
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """All columns that are not mapped."""
+    """Values of all columns that are not mapped, by column name."""
 
 
 def map_row(row: RawRow, source: SourceConfig) -> PromptRow:
-    """Pick the configured columns of one row.
+    """Convert a row by the configured columns of its source.
 
     Raises:
         DataError: a column is missing or holds the wrong type.
@@ -69,7 +69,7 @@ def require_columns(found: Iterable[str], source: FileConfig, place: str) -> Non
     """Check that every configured column exists.
 
     Raises:
-        DataError: naming the missing column and the nearest existing one.
+        DataError: a column is missing; the message names the nearest existing one.
     """
     have = list(found)
     for name in source.columns_used:
@@ -81,10 +81,10 @@ def require_columns(found: Iterable[str], source: FileConfig, place: str) -> Non
 
 
 def text_of(values: Mapping[str, Any], name: str, place: str) -> str:
-    """A column of text.
+    """Return the text in column `name`.
 
     Raises:
-        DataError: it is none, or empty.
+        DataError: the value is not text, or it is blank.
     """
     value = values[name]
     if not isinstance(value, str):
@@ -107,10 +107,10 @@ def _answer(values: Mapping[str, Any], name: str, place: str) -> str:
 
 
 def messages_of(value: Any, where: str) -> tuple[Message, ...]:
-    """A list of messages, or its JSON text.
+    """Convert a list of messages, or its JSON text, to `Message`s.
 
     Raises:
-        DataError: it is none.
+        DataError: the value is no such list, or a message has keys other than role and content.
     """
     if isinstance(value, str):
         try:
@@ -142,7 +142,7 @@ _MESSAGE = ("role", "content")
 
 
 def show(value: Any) -> str:
-    """A value as an error tells it."""
+    """Return the type and the shortened value, for an error message."""
     text = repr(value)
     short = text if len(text) <= 60 else text[:57] + "..."
     return "nothing (null)" if value is None else f"{type(value).__name__} {short}"

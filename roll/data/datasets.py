@@ -1,4 +1,4 @@
-"""Rows by source, and prompts: tokenized, with a report of what was left out and a fingerprint."""
+"""Datasets by source, with reports and a fingerprint; and the loading of tokenized prompts."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ log = logging.getLogger(__name__)
 
 
 class Item(Protocol):
-    """A row that is ready to be used."""
+    """Row of a dataset, a prompt or an example."""
 
     @property
     def id(self) -> str:
-        """`<source>:<row>`, stable across runs."""
+        """Identity of the row, `<source>:<row>`, stable across runs."""
         ...
 
     @property
     def source(self) -> str:
-        """Name of the data source it is from."""
+        """Name of the data source that the row is from."""
         ...
 
 
@@ -40,33 +40,34 @@ Row = TypeVar("Row", bound=Item)
 
 @dataclass(frozen=True, slots=True)
 class SourceReport:
-    """What became of one source's rows.
+    """Counts of the rows of one source that were kept, left out or changed.
 
     Example: SourceReport(name="gsm8k", kept=990, rows=1000, too_long=10, longest_tokens=1830)
     """
 
     name: str
     kept: int
+    """Number of rows in the dataset."""
     rows: int
-    """All that were read."""
+    """Number of rows that were read."""
     too_long: int
-    """Rows left out, or cut, because of their length."""
+    """Number of rows that were left out or cut because of their length."""
     longest_tokens: int
-    """Tokens of the longest row, also of those left out."""
+    """Tokens of the longest row, rows that were left out included."""
     altered: int = 0
-    """Rows with an answer of which the chat template leaves out a part."""
+    """Number of rows with an answer of which the chat template drops a part."""
     unknown: int = 0
-    """Rows with text that the tokenizer does not know."""
+    """Number of rows with text that the tokenizer does not know."""
     remarks: tuple[str, ...] = ()
-    """What somebody should know of the rows, for people: how many were left out, and why."""
+    """Sentences for the log: how many rows were left out or changed, and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source(Generic[Row]):
-    """The rows of one source, in file order."""
+    """Rows of one source, in file order."""
 
     name: str
-    """File stem or dataset name; unique in a dataset."""
+    """File stem or name of the hub dataset; unique within a `Dataset`."""
     weight: float
     items: tuple[Row, ...]
 
@@ -78,7 +79,7 @@ class Dataset(Generic[Row]):
     sources: tuple[Source[Row], ...]
     report: tuple[SourceReport, ...]
     fingerprint: str
-    """Hash of what the rows say; differs when any of them does."""
+    """Hash of the content of all rows."""
 
     def __len__(self) -> int:
         return sum(len(source.items) for source in self.sources)
@@ -94,12 +95,12 @@ def load_prompts(
     data: DataConfig,
     tokenizer: PromptTokenizer,
 ) -> Dataset[Prompt]:
-    """Read, render and tokenize.
+    """Read the prompts of all sources, render them with the chat template and tokenize them.
 
     Args:
-        sources: training sources, or validation sets by name (the name then begins the ids).
+        sources: training sources, or validation sets by name; row ids then begin with this name.
         data: template settings and the limit of prompt tokens.
-        tokenizer: of the model that will read the prompts.
+        tokenizer: tokenizer of the model that gets the prompts.
 
     Raises:
         DataError: a source cannot be read, or most of its prompts are too long.
@@ -124,7 +125,7 @@ def source_prompts(
     data: DataConfig,
     tokenizer: PromptTokenizer,
 ) -> tuple[Source[Prompt], SourceReport]:
-    """Of one source; see `load_prompts`."""
+    """Load the prompts of one source; see `load_prompts` for arguments and errors."""
     rows = read_source(source, map_row)
     texts = render_prompts(rows, tokenizer, data, source.system)
     tokens = tokenize_prompts(texts, tokenizer, data)
@@ -169,7 +170,7 @@ def source_prompts(
 
 
 def log_report(report: SourceReport, what: str) -> None:
-    """Say what became of a source's rows, as a warning where there is something to remark."""
+    """Log how many rows of a source were kept; as a warning if the report has remarks."""
     if report.remarks:
         told = "; ".join(report.remarks)
         log.warning("source %s: %d of %d %s; %s", report.name, report.kept, report.rows, what, told)
@@ -194,7 +195,11 @@ S = TypeVar("S", bound=FileConfig)
 
 
 def named_sources(sources: Sequence[S] | Mapping[str, S]) -> dict[str, S]:
-    """Sources by file stem (the last part of a hub name); a second one of a stem gets a number."""
+    """Return sources by name: the file stem, or the last part of a hub name.
+
+    If several sources have the same stem, the second is named `<stem>-2`, and so on. A mapping
+    keeps its names.
+    """
     if isinstance(sources, Mapping):
         return dict(sources)
     named: dict[str, S] = {}
@@ -209,10 +214,10 @@ def named_sources(sources: Sequence[S] | Mapping[str, S]) -> dict[str, S]:
 
 
 def fingerprint(sources: Sequence[Source[Row]], identity: Callable[[Row], list[Any]]) -> str:
-    """Of everything in the rows that a run depends on.
+    """Return a hash of the content of all rows, 32 hexadecimal digits.
 
     Args:
-        identity: a row as plain JSON.
+        identity: function that returns everything a run depends on in a row, as plain JSON.
     """
     digest = hashlib.sha256()
     for source in sources:

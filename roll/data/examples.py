@@ -1,4 +1,4 @@
-"""Sources of texts and preferences -> tokenized examples, with a count of what was left out."""
+"""Loading of texts and preferences as tokenized examples, with counts of rows left out."""
 
 from __future__ import annotations
 
@@ -40,25 +40,30 @@ from roll.data.sources import read_source
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A row that is ready to be trained on."""
+    """Tokenized row that a model can be trained on."""
 
     id: str
-    """`<source>:<row>`, stable across runs."""
+    """Identity of the row, `<source>:<row>`, stable across runs."""
     sequences: tuple[TokenSequence, ...]
-    """One; of a pair the chosen one, then the rejected one."""
+    """One sequence; or two for a pair, the chosen one and then the rejected one."""
     margin: float | None = None
+    """Lead of the chosen response over the rejected one; None if the source has no margins."""
     label: bool | None = None
+    """True if a single response is wanted, False if it is not; None for pairs and texts."""
     tag: str = "default"
-    """Routes it to its teacher."""
+    """Tag that selects the teacher of the example."""
 
     @property
     def source(self) -> str:
-        """Name of the data source it is from."""
+        """Name of the data source that the example is from."""
         return self.id.rpartition(":")[0]
 
 
 def mismatched(examples: Sequence[Example], max_tokens: int) -> list[Example]:
-    """Each prompt with the response to the one before it, cut to `max_tokens`."""
+    """Combine each prompt with the response to the previous prompt, cut to `max_tokens` tokens.
+
+    The first prompt gets the response to the last one. Each sequence gives one example.
+    """
     made: list[Example] = []
     for example, before in zip(examples, [examples[-1], *examples[:-1]], strict=True):
         for j, own in enumerate(example.sequences):
@@ -75,7 +80,7 @@ def mismatched(examples: Sequence[Example], max_tokens: int) -> list[Example]:
 
 @dataclass
 class _Losses:
-    """Rows that were left out or cut, by reason."""
+    """Counts of rows that were left out, cut or changed, by reason; with each first place."""
 
     counts: dict[str, int] = field(default_factory=dict)
     first: dict[str, str] = field(default_factory=dict)
@@ -94,14 +99,14 @@ def load_texts(
     data: TextDataConfig,
     tokenizer: Any,
 ) -> Dataset[Example]:
-    """Texts to imitate.
+    """Load texts to imitate.
 
     Args:
         sources: training sources, or validation sets by name.
 
     Raises:
-        DataError: a source cannot be read, nothing of it is left, or `data.too_long` is `refuse`
-            and a sequence is.
+        DataError: a source cannot be read, none of its rows is left, or `data.too_long` is `refuse`
+            and a sequence is too long.
     """
     return _dataset(sources, texts_of(data, tokenizer))
 
@@ -111,7 +116,10 @@ def load_preferences(
     data: RowsConfig,
     tokenizer: Any,
 ) -> Dataset[Example]:
-    """Pairs, or single responses with a label; arguments and errors as of `load_texts`."""
+    """Load pairs, or single responses with a label.
+
+    Arguments and errors are those of `load_texts`.
+    """
     return _dataset(sources, preferences_of(data, tokenizer))
 
 
@@ -119,13 +127,13 @@ S = TypeVar("S", bound=FileConfig)
 
 
 def texts_of(data: TextDataConfig, tokenizer: Any) -> Reading[TextSource]:
-    """What makes examples of texts to imitate."""
+    """Return a reader of texts to imitate."""
     last_turn_only = data.train_on == "last_assistant"
     return Reading(map_text, data, tokenizer, last_turn_only=last_turn_only)
 
 
 def preferences_of(data: RowsConfig, tokenizer: Any) -> Reading[PreferenceSource]:
-    """What makes examples of pairs, or of single responses with a label."""
+    """Return a reader of pairs, or of single responses with a label."""
     return Reading(map_preference, data, tokenizer, last_turn_only=False)
 
 
@@ -140,7 +148,7 @@ def _dataset(configured: Sequence[S] | Mapping[str, S], reading: Reading[S]) -> 
 
 
 class Reading(Generic[S]):
-    """From a source to tokenized examples."""
+    """Reader that turns the rows of a source into tokenized examples."""
 
     def __init__(
         self,
@@ -150,9 +158,16 @@ class Reading(Generic[S]):
         *,
         last_turn_only: bool,
     ) -> None:
-        """
+        """Check the chat template.
+
+        Args:
+            map_one: function that converts a row by the columns of its source.
+            data: template settings, the limit of tokens, and the rule for longer rows.
+            tokenizer: tokenizer of the model that is trained.
+            last_turn_only: True if only the last turn of the assistant is trained.
+
         Raises:
-            DataError: the tokenizer lacks the chat template that is asked for, or it renders no
+            DataError: a chat template is configured, but the tokenizer has none or it renders no
                 answers.
         """
         self._map_one = map_one
@@ -163,10 +178,10 @@ class Reading(Generic[S]):
         self._mark = end_mark(tokenizer, data) if data.chat_template else None
 
     def source(self, name: str, source: S) -> tuple[Source[Example], SourceReport]:
-        """The examples of one source.
+        """Read the examples of one source, and report on its rows.
 
         Raises:
-            DataError: as `load_texts`.
+            DataError: see `load_texts`.
         """
         rows = read_source(source, self._map_one)
         losses = _Losses()
@@ -250,7 +265,11 @@ def _all_equal(row: DialogueRow) -> bool:
 def _fitted(
     sequences: tuple[TokenSequence, ...], data: RowsConfig, place: str, losses: _Losses
 ) -> tuple[TokenSequence, ...] | None:
-    """The sequences, cut where the config says so; None where the row is left out."""
+    """Cut the sequences of a row to `data.max_tokens` as configured; None if the row is left out.
+
+    Raises:
+        DataError: a sequence is too long and `data.too_long` is `refuse`.
+    """
     limit, longest = data.max_tokens, max(map(len, sequences))
     if longest <= limit:
         return sequences
@@ -264,7 +283,7 @@ def _fitted(
     if data.too_long == "cut_start":
         surplus = longest - limit
         if all(surplus < sequence.num_before for sequence in sequences):
-            # As much of each: what a pair has in common stays in common.
+            # Both sequences of a pair lose equally many tokens, so they still share their prompt.
             cut = [sequence.without_start(surplus) for sequence in sequences]
     elif data.too_long == "cut_end":
         cut = [sequence.without_end(limit) for sequence in sequences]

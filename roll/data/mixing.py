@@ -1,8 +1,8 @@
-"""The order in which rows are drawn: several sources by weight, endless, and resumable.
+"""Endless, resumable order of drawing rows from several sources by weight.
 
-The position is a few counts per source. Which source comes next follows from the counts (the one
-furthest behind its share), and which row of it follows from the seed and the count (a new
-permutation each epoch), so nothing random is stored and a restored sampler goes on exactly.
+The state of the sampler is a few counts per source. The counts determine the next source (the one
+furthest behind its share). The seed and the count of a source determine its next row, with a new
+permutation in each epoch. No random state is stored, and a restored sampler continues exactly.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ Row = TypeVar("Row", bound=Item)
 
 
 class Sampler(Iterator[Row], Generic[Row]):
-    """Endless rows. Of those that were settled, and of those settled and under way together,
-    each source is at any time fewer than `len(sources)` off its share: a row that came to
-    nothing is replaced by one of the same source."""
+    """Endless iterator over rows, which keeps each source close to its share.
+
+    A drawn row is under way until the caller settles it (it was used), replaces it (it was useless)
+    or puts it back. A replaced row is followed by another row of the same source. Therefore each
+    source is always fewer than `len(sources)` rows off its share, both among the settled rows and
+    among settled rows and rows under way together.
+    """
 
     def __init__(self, dataset: Dataset[Row], *, seed: int, shuffle: bool = True) -> None:
         self._sources = dataset.sources
@@ -40,9 +44,10 @@ class Sampler(Iterator[Row], Generic[Row]):
         self._under_way = [0] * len(dataset.sources)
         self._drawn = [0] * len(dataset.sources)
         self._returned: list[list[Row]] = [[] for _ in dataset.sources]
-        """The last one is offered first."""
+        """Rows that were put back, by source; the last one is drawn first."""
         self._owed: list[int] = []
-        """Sources of rows that came to nothing and have no successor yet, first come first."""
+        """Sources of rows that were replaced or put back, and for which no other row was drawn
+        yet; the first entry is drawn first."""
         self._orders: dict[int, tuple[int, list[int]]] = {}
 
     def __next__(self) -> Row:
@@ -60,22 +65,22 @@ class Sampler(Iterator[Row], Generic[Row]):
         return source.items[self._order(index, epoch)[position]]
 
     def settle(self, item: Row) -> None:
-        """It was used: it counts for its source's share."""
+        """Mark a drawn row as used, so that it counts for the share of its source."""
         self._under_way[self._numbers[item.source]] -= 1
         self._settled[self._numbers[item.source]] += 1
 
     def replace(self, item: Row) -> None:
-        """It came to nothing: it is its source's turn again."""
+        """Mark a drawn row as useless; another row of its source is drawn instead."""
         self._under_way[self._numbers[item.source]] -= 1
         self._owed.append(self._numbers[item.source])
 
     def put_back(self, item: Row) -> None:
-        """It was not used: it is its source's turn again, and this one comes first."""
+        """Take back a drawn row that was not used; it is the next row of its source."""
         self.replace(item)
         self._returned[self._numbers[item.source]].append(item)
 
     def schedule(self, count: int) -> list[str]:
-        """The sources of the next `count` rows to be settled."""
+        """Return the names of the sources of the next `count` rows to be settled."""
         turns, names = list(self._settled), []
         for _ in range(count):
             index = self._most_behind(turns)
@@ -84,8 +89,10 @@ class Sampler(Iterator[Row], Generic[Row]):
         return names
 
     def state(self) -> dict[str, Any]:
-        """The position, as plain JSON. What is under way must be settled, replaced or put back in
-        the sampler that takes it up, too."""
+        """Return the position as plain JSON.
+
+        Rows that are under way must be settled, replaced or put back in the restored sampler.
+        """
         return {
             "identity": dict(self._identity),
             "settled": list(self._settled),
@@ -96,16 +103,16 @@ class Sampler(Iterator[Row], Generic[Row]):
         }
 
     def restore(self, state: Mapping[str, Any], find: Callable[[str], Row]) -> None:
-        """Go on where `state` was taken.
+        """Restore the result of `state`.
 
         Args:
-            find: row of an id.
+            find: function that returns the row with a given id.
 
         Raises:
-            CheckpointError: the state is not one of a sampler, or belongs to other data, weights,
-                another seed or another order.
+            CheckpointError: the state is not that of a sampler, or belongs to other data, other
+                weights, another seed or another value of `shuffle`.
         """
-        # Earlier versions kept no account of what is owed.
+        # States of earlier versions have no key "owed".
         if state.keys() | {"owed"} != self.state().keys():
             raise CheckpointError(f"not the state of a sampler: keys {sorted(state)}")
         theirs = state["identity"]
@@ -122,7 +129,7 @@ class Sampler(Iterator[Row], Generic[Row]):
         self._owed = list(state.get("owed", []))
 
     def _most_behind(self, turns: Sequence[int]) -> int:
-        """The source with the largest gap between its share and its turns; the first of equals."""
+        """Return the index of the source furthest behind its share; the first one of equals."""
         total = sum(self._shares)
         drawn = sum(turns) + 1
         gaps = [
@@ -151,8 +158,8 @@ _WORDS = {
 
 
 def _integer_shares(sources: tuple[Source[Any], ...]) -> list[int]:
-    """Weights as integers in the same proportion, so that the schedule has no rounding."""
-    # The text of a float is what the user wrote: 0.1 means one tenth.
+    """Return integers in the proportion of the weights, so that the schedule has no rounding."""
+    # The text of a float is what the user wrote, so 0.1 is exactly one tenth.
     weights = [Fraction(repr(source.weight)) for source in sources]
     scale = lcm(*(weight.denominator for weight in weights))
     return [int(weight * scale) for weight in weights]

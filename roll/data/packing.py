@@ -1,4 +1,4 @@
-"""Which sequences share a row: bins of a token budget, as few as can be."""
+"""Packing of sequences into as few rows with a token budget (bins) as possible."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Sequence
 
 
 def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Positions in `lengths`, in bins of at most `capacity` tokens; every position once.
+    """Assign each position in `lengths` to one bin of at most `capacity` tokens; return the bins.
 
-    Best fit, longest first: each sequence goes to the bin that it fills most. Where that takes more
-    bins than the tokens alone would need, first fit is tried too, and the better of both is taken,
-    so there are never more bins than first fit decreasing needs. Equal lengths keep their order, so
-    the result depends on the arguments alone.
+    The algorithm is best fit, longest first: each sequence goes to the bin with the least
+    sufficient room. If the result has more bins than the total number of tokens requires, first fit
+    is tried as well, and the result with fewer bins is returned. So there are never more bins than
+    with first fit decreasing. Equal lengths keep their order, so the result depends only on the
+    arguments.
 
     Raises:
-        ValueError: a sequence is longer than `capacity`, or not positive.
+        ValueError: a length is above `capacity`, or not positive.
     """
     for row, length in enumerate(lengths):
         if not 0 < length <= capacity:
@@ -32,7 +33,7 @@ def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 def _best_fit(lengths: Sequence[int], order: Sequence[int], capacity: int) -> list[list[int]]:
     bins: list[list[int]] = []
-    # Open bins by the room that is left, tightest first; both lists move together.
+    # Free room of the open bins, ascending, and the number of the bin at the same index.
     rooms: list[int] = []
     owners: list[int] = []
     for row in order:
@@ -52,7 +53,10 @@ def _best_fit(lengths: Sequence[int], order: Sequence[int], capacity: int) -> li
 
 
 def _first_fit(lengths: Sequence[int], order: Sequence[int], capacity: int) -> list[list[int]]:
-    """The first bin with enough room, found by halving: a tree holds the largest room below it."""
+    """Put each sequence into the first bin with enough room.
+
+    A binary tree, whose nodes hold the largest room below them, finds this bin by bisection.
+    """
     leaves = 1
     while leaves < len(lengths):
         leaves *= 2

@@ -1,7 +1,7 @@
-"""One reader per file format: a path -> raw rows, each with the place it came from.
+"""Readers of raw rows, one per file format; each row holds the place that it came from.
 
-Every reader is a generator, so that a quick check can look at the first row alone. `datasets` and
-`pyarrow` are imported by the reader that needs them: `roll check` must stay light.
+Every reader is a generator, so that a quick check can read only the first row. `datasets` and
+`pyarrow` are imported inside the reader that needs them, so that `roll check` starts fast.
 """
 
 from __future__ import annotations
@@ -18,11 +18,16 @@ from roll.core.errors import DataError
 from roll.data.columns import RawRow
 
 CSV_FIELD_LIMIT = 2**31 - 1
-"""Characters of one CSV field; the module's own limit of 128 KiB is below a long document."""
+"""Largest number of characters in a CSV field; the default of `csv`, 131072, is too low for long
+documents."""
 
 
 def read_jsonl(path: Path) -> Iterator[RawRow]:
-    """One JSON object per line; blank lines are passed over."""
+    """Yield one row per line, each a JSON object; blank lines are skipped.
+
+    Raises:
+        DataError: a line is not UTF-8 or not a JSON object.
+    """
     number = 0
     with path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
@@ -38,7 +43,11 @@ def read_jsonl(path: Path) -> Iterator[RawRow]:
 
 
 def read_json(path: Path) -> Iterator[RawRow]:
-    """One JSON list of objects."""
+    """Yield the rows of a file that holds one JSON list of objects.
+
+    Raises:
+        DataError: the file is not UTF-8 or not such a list.
+    """
     try:
         text = path.read_text(encoding="utf-8-sig")
         rows = json.loads(text)
@@ -58,7 +67,12 @@ def read_json(path: Path) -> Iterator[RawRow]:
 
 
 def read_csv(path: Path) -> Iterator[RawRow]:
-    """Comma-separated values with a header line; every value is text."""
+    """Yield the rows of a file of comma-separated values with a header line; every value is text.
+
+    Raises:
+        DataError: the file is not UTF-8 or not valid CSV, or a row has not as many values as the
+            header.
+    """
     csv.field_size_limit(CSV_FIELD_LIMIT)
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
@@ -77,7 +91,11 @@ def read_csv(path: Path) -> Iterator[RawRow]:
 
 
 def read_parquet(path: Path) -> Iterator[RawRow]:
-    """A Parquet file, batch by batch."""
+    """Yield the rows of a Parquet file, which is read batch by batch.
+
+    Raises:
+        DataError: the file is not a readable Parquet file.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -93,7 +111,11 @@ def read_parquet(path: Path) -> Iterator[RawRow]:
 
 
 def parquet_columns(path: Path) -> tuple[list[str], int]:
-    """Names of the columns and the number of rows, from the footer alone."""
+    """Return the names of the columns and the number of rows; only the file's footer is read.
+
+    Raises:
+        DataError: the file is not a readable Parquet file.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -105,7 +127,13 @@ def parquet_columns(path: Path) -> tuple[list[str], int]:
 
 
 def read_disk(path: Path, split: str) -> Iterator[RawRow]:
-    """A folder written by `datasets.save_to_disk`: one dataset, or a dict of splits."""
+    """Yield the rows of a folder written by `datasets.save_to_disk`.
+
+    The folder holds one dataset, or a dict of splits, of which `split` is read.
+
+    Raises:
+        DataError: the folder was not written so, or it has no such split.
+    """
     import datasets
 
     try:
@@ -126,7 +154,11 @@ def read_disk(path: Path, split: str) -> Iterator[RawRow]:
 
 
 def read_hub(source: FileConfig) -> Iterator[RawRow]:
-    """A dataset of the Hugging Face hub, downloaded or from the local cache."""
+    """Yield the rows of a Hugging Face hub dataset, downloaded or from the local cache.
+
+    Raises:
+        DataError: the dataset cannot be loaded.
+    """
     import datasets
 
     name = source.path + (f" ({source.subset})" if source.subset else "")

@@ -1,7 +1,7 @@
-"""A source -> its rows, or one message that names the file, the line and what to do.
+"""Reading and checking of sources; an error names the file, the line and what to do.
 
-`check_source` looks at as little as possible (existence, first row, columns) and imports neither
-torch nor datasets, so that `roll check` answers at once; `read_source` reads everything.
+`read_source` reads all rows. `check_source` looks only at existence, first row and columns, and
+imports neither torch nor datasets, so that `roll check` answers at once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ENDINGS = {
 
 
 def map_any(row: RawRow, source: FileConfig) -> PromptRow | DialogueRow:
-    """The row as its kind of source has it."""
+    """Convert a row by the columns and the kind of its source: prompts, texts or preferences."""
     match source:
         case SourceConfig():
             return map_row(row, source)
@@ -44,15 +44,15 @@ def map_any(row: RawRow, source: FileConfig) -> PromptRow | DialogueRow:
 
 
 def read_source(source: S, map_one: Callable[[RawRow, S], R]) -> list[R]:
-    """All rows of a source (the first `limit`), in file order.
+    """Read all rows of a source, or the first `source.limit`, in file order.
 
     Args:
-        source: what to read.
-        map_one: what makes a row of the columns.
+        source: the source to read.
+        map_one: function that converts a raw row by the columns of its source.
 
     Raises:
         NotMadeYetError: the file does not exist, and `made_by` names the command that makes it.
-        DataError: anything else that is wrong with the file, a row or a column.
+        DataError: anything else is wrong with the file, a row or a column.
     """
     rows = [map_one(row, source) for row in _limited(source)]
     if not rows:
@@ -61,9 +61,13 @@ def read_source(source: S, map_one: Callable[[RawRow, S], R]) -> list[R]:
 
 
 def check_source(source: FileConfig) -> None:
-    """Look whether a source can be read: it exists and its first row has the columns.
+    """Check that a source exists and that its first row has the configured columns.
 
-    Hub datasets are only checked by the form of their name. Raises like `read_source`.
+    For a hub dataset, only the form of its name is checked. For a folder of `save_to_disk`, only
+    its files are checked.
+
+    Raises:
+        NotMadeYetError, DataError: see `read_source`.
     """
     form = resolve_format(source)
     path = _local(source)
@@ -85,10 +89,10 @@ def check_source(source: FileConfig) -> None:
 
 
 def resolve_format(source: FileConfig) -> str:
-    """The format of a source, `auto` resolved; also checks that what is local exists.
+    """Return the format of a source, with `auto` resolved; check that a local path exists.
 
     Raises:
-        NotMadeYetError, DataError: as `read_source`.
+        NotMadeYetError, DataError: see `read_source`.
     """
     path = _local(source)
     form: str = source.format
@@ -128,7 +132,10 @@ def _local(source: FileConfig) -> Path:
 
 
 def _names_hub(source: FileConfig) -> bool:
-    """`org/name` without a known ending; `made_by` says that it is a local file to come."""
+    """Return True if the path may name a hub dataset: `org/name` without a known file ending.
+
+    A source with `made_by` is a local file, even if the file does not exist yet.
+    """
     is_name = "/" in source.path and may_be_on_hub(source.path)
     return is_name and Path(source.path).suffix.lower() not in ENDINGS and source.made_by is None
 
@@ -146,7 +153,11 @@ def _missing(source: FileConfig, path: Path) -> DataError:
 
 
 def _check_disk(path: Path, split: str) -> None:
-    """Judge a `save_to_disk` folder by the files it always has."""
+    """Check a `save_to_disk` folder by the files that every such folder has.
+
+    Raises:
+        DataError: these files or the split are missing.
+    """
     if (path / "dataset_dict.json").exists():
         if not (path / split).is_dir():
             have = sorted(p.name for p in path.iterdir() if p.is_dir())

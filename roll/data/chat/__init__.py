@@ -1,1 +1,1 @@
-"""Conversations and chat templates: from messages to tokens, and which tokens are trained."""
+"""Conversion of conversations to tokens with chat templates, and choice of the trained tokens."""

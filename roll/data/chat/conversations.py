@@ -1,4 +1,4 @@
-"""Turn rows of texts and of preferences into `Conversation`s; each error names the place."""
+"""Conversion of rows of texts and preferences to `Conversation`s; errors name file and row."""
 
 from __future__ import annotations
 
@@ -16,33 +16,35 @@ from roll.data.columns import RawRow, messages_of, require_columns, show, text_o
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What was said before, and what is to be learned.
+    """Messages that are context only, and messages that contain what is trained.
 
     Example: Conversation((Message("user", "1+1="),), (Message("assistant", "2"),))
     """
 
     before: tuple[Message, ...]
-    """Never trained."""
+    """Messages that are never trained."""
     after: tuple[Message, ...]
-    """Of which the assistant's turns are trained."""
+    """Messages whose assistant turns are trained."""
 
 
 @dataclass(frozen=True, slots=True)
 class DialogueRow:
-    """One row of texts or preferences."""
+    """Row of a source of texts or preferences."""
 
     place: str
+    """File and row, for error messages."""
     conversations: tuple[Conversation, ...]
-    """One; of a pair the chosen one, then the rejected one."""
+    """One conversation; or two for a pair, the chosen one and then the rejected one."""
     margin: float | None = None
+    """Lead of the chosen response over the rejected one; None if the source has no margins."""
     label: bool | None = None
-    """Whether a single response is wanted."""
+    """True if a single response is wanted, False if it is not; None for pairs and texts."""
     tag: str = "default"
-    """Routes the row to its teacher."""
+    """Tag that selects the teacher of the row."""
 
 
 def map_text(row: RawRow, source: TextSource) -> DialogueRow:
-    """Pick the configured columns of a text to imitate.
+    """Convert a row by the columns of a source of texts to imitate.
 
     Raises:
         DataError: a column is missing or holds the wrong type.
@@ -74,7 +76,7 @@ def _tag(values: Mapping[str, Any], source: TextSource, place: str) -> str:
 
 
 def map_preference(row: RawRow, source: PreferenceSource) -> DialogueRow:
-    """Pick the configured columns of a preference.
+    """Convert a row by the columns of a source of preferences.
 
     Raises:
         DataError: a column is missing or holds the wrong type.
@@ -104,7 +106,11 @@ def map_preference(row: RawRow, source: PreferenceSource) -> DialogueRow:
 def _said(
     values: Mapping[str, Any], name: str | None, place: str, *, role: str
 ) -> tuple[Message, ...]:
-    """Text, said by `role`, or messages. A response may be empty: it is left out later, counted."""
+    """Return column `name` as messages: a text becomes one message of `role`.
+
+    Without a column the result is empty. A response may be empty; its row is left out and counted
+    later.
+    """
     if name is None:
         return ()
     value = values[name]
@@ -121,7 +127,7 @@ def _said(
 
 
 def _is_conversation(text: str) -> bool:
-    """Whether it is the JSON of messages; other text may begin with a bracket, too."""
+    """Return True if the text is a JSON list of messages; other texts may begin with `[` too."""
     if not text.lstrip().startswith("["):
         return False
     try:
@@ -134,7 +140,7 @@ def _is_conversation(text: str) -> bool:
 
 
 def _shared_turns(chosen: tuple[Message, ...], rejected: tuple[Message, ...]) -> int:
-    """Turns that both begin with; each keeps at least one of its own."""
+    """Count the equal turns at the start of both; at least one turn of each is not counted."""
     longest = min(len(chosen), len(rejected)) - 1
     return next((i for i in range(longest) if chosen[i] != rejected[i]), longest)
 

@@ -1,4 +1,4 @@
-"""What a chat template puts behind an answer."""
+"""End mark: the text that a chat template puts after an answer."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from roll.data.chat.templates import PromptTokenizer, apply_template
 
 
 def end_mark(tokenizer: PromptTokenizer, template: TemplateConfig) -> str:
-    """What the chat template puts behind an answer; empty or white space if it marks no end.
+    """Return the text that the chat template puts after an answer.
 
-    Two answers that differ in their last character are rendered: what both have behind it is the
-    mark. The content of a row could not tell, since templates may rewrite it.
+    The result is empty or white space if the template does not mark the end. The mark is found by
+    rendering two answers that differ only at their end: the mark is the text that follows in both.
+    The text of a row would not do, because templates may rewrite it.
 
     Raises:
-        DataError: the template refuses any conversation, or does not render answers.
+        DataError: the template fails on a conversation of one question and one answer, with and
+            without a system message; or it does not render answers.
     """
     first, second = _answers_rendered(tokenizer, template)
     if first == second:
@@ -29,13 +31,19 @@ def end_mark(tokenizer: PromptTokenizer, template: TemplateConfig) -> str:
 
 
 def common_start(a: str, b: str) -> int:
-    """Characters that both begin with."""
+    """Return the length of the longest common start of both texts, in characters."""
     same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False))
     return sum(1 for _ in same)
 
 
 def _answers_rendered(tokenizer: PromptTokenizer, template: TemplateConfig) -> tuple[str, str]:
-    """A conversation that ends with one answer, and with another."""
+    """Render one conversation with two different answers.
+
+    The conversation has a system message if the template fails without one.
+
+    Raises:
+        DataError: the template fails in both cases.
+    """
     question = Message(role="user", content="Which number?")
     refused: DataError | None = None
     for before in ((question,), (Message(role="system", content="Be brief."), question)):

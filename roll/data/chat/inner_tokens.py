@@ -1,4 +1,4 @@
-"""Tokens of texts, and of texts that stand behind others."""
+"""Tokenization of texts, alone or as the continuation of another text."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from roll.data.chat.templates import PromptTokenizer
 
 
 def inner_tokens(text: str, tokenizer: PromptTokenizer) -> list[int]:
-    """The tokens of a text that stands behind another one.
+    """Return the tokens of a text that follows another text.
 
-    Some tokenizers begin every text with a token that its continuation does not have (the "▁" of
-    SentencePiece), so the text is tokenized behind an anchor, which is then taken away. An anchor
-    will do if no token straddles the border, and if it is of another kind than the text's first
-    character: letters go behind the end of a line, the rest behind a letter.
+    Some tokenizers begin every text with a token that the middle of a text does not have (the "▁"
+    of SentencePiece). The text is therefore tokenized behind an anchor, whose tokens are then
+    removed. An anchor is suitable if no token crosses the border and if the anchor is of another
+    kind than the first character of the text: a text that begins with a letter or digit gets a line
+    end or a symbol as anchor, other texts get a letter or digit first.
     """
     plain = ids_of([(text, False)], tokenizer)[0]
     found = plain
@@ -24,13 +25,18 @@ def inner_tokens(text: str, tokenizer: PromptTokenizer) -> list[int]:
         after = both[len(before) :]
         if _text(both, tokenizer) == _text(before, tokenizer) + text:
             return after
-        # A tokenizer that changes texts on the way: there is nothing to compare with.
+        # The tokenizer changes texts, so decoding cannot confirm the tokens: keep the first ones.
         found = after if found is plain else found
     return found
 
 
 def ids_of(texts: Sequence[tuple[str, bool]], tokenizer: PromptTokenizer) -> list[list[int]]:
-    """Tokens of each text, with the tokenizer's special ones where it says so."""
+    """Tokenize each text, with special tokens of the tokenizer if requested.
+
+    Args:
+        texts: pairs of a text and True if the tokenizer adds its special tokens.
+        tokenizer: tokenizer to use.
+    """
     ids: list[list[int]] = [[] for _ in texts]
     for special in (False, True):
         chosen = [i for i, (text, begins) in enumerate(texts) if begins == special]

@@ -1,4 +1,4 @@
-"""Rows -> text -> tokens, through the tokenizer's chat template or as they are."""
+"""Conversion of prompt rows to text, by chat template or unchanged, and of text to tokens."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from roll.data.columns import PromptRow
 
 
 class PromptTokenizer(Protocol):
-    """What is used of a Hugging Face tokenizer."""
+    """Part of the interface of a Hugging Face tokenizer that this package uses."""
 
     @property
     def chat_template(self) -> Any: ...
 
     @property
     def is_fast(self) -> bool:
-        """Whether it tells which characters a token stands for."""
+        """True if the tokenizer can return the characters that each token stands for."""
         ...
 
     @property
@@ -41,15 +41,15 @@ class PromptTokenizer(Protocol):
 
 @dataclass(frozen=True)
 class DatedTokenizer:
-    """A tokenizer whose chat template believes in a moment of its own.
+    """Tokenizer whose chat template gets a fixed time as the current time.
 
-    Templates that name the day ask `strftime_now` for it. A run renders its rows anew each time it
-    is started, and they must be the same rows tomorrow.
+    Templates that contain the date call `strftime_now`. A run renders its rows again at each start,
+    and the rows of a resumed run must not change with the date.
     """
 
     tokenizer: Any
     moment: datetime
-    """What the template takes for now."""
+    """Current time as seen by the template."""
 
     @property
     def chat_template(self) -> Any:
@@ -74,7 +74,7 @@ class DatedTokenizer:
 
     def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> Any:
         if "strftime_now" in str(self.chat_template):
-            # Only where it is asked for: not every tokenizer takes what it does not know.
+            # Only if the template uses it, because some tokenizers reject unknown arguments.
             kwargs = {"strftime_now": self.moment.strftime} | kwargs
         return self.tokenizer.apply_chat_template(conversation, **kwargs)
 
@@ -91,11 +91,11 @@ class DatedTokenizer:
 def render_prompts(
     rows: Sequence[PromptRow], tokenizer: PromptTokenizer, data: DataConfig, system: str | None
 ) -> list[str]:
-    """The text of each prompt, ready to be tokenized.
+    """Return the text of each prompt, ready to be tokenized.
 
     Raises:
-        DataError: the tokenizer has no chat template, a template refuses a row, or a source of
-            messages (or with a system message) is to be taken as plain text.
+        DataError: the tokenizer has no chat template, or the template fails on a row; or
+            `chat_template` is False, but the rows have messages or the source has a system message.
     """
     if data.chat_template:
         if not tokenizer.chat_template:
@@ -117,10 +117,10 @@ def render_prompts(
 def tokenize_prompts(
     texts: Sequence[str], tokenizer: PromptTokenizer, data: DataConfig
 ) -> list[tuple[int, ...]]:
-    """Tokens of each text.
+    """Return the tokens of each text.
 
-    A rendered template already holds its special tokens; plain text gets those that the tokenizer
-    puts around any input (a beginning-of-sequence token where the model expects one).
+    A rendered template already contains its special tokens. Plain text gets the special tokens that
+    the tokenizer adds to any input (a beginning-of-sequence token, if the model expects one).
     """
     if not texts:
         return []
@@ -129,7 +129,11 @@ def tokenize_prompts(
 
 
 def conversation_of(row: PromptRow, system: str | None) -> tuple[Message, ...]:
-    """The messages of a row, the system message of its source first."""
+    """Return the messages of a row, after the system message of its source if there is one.
+
+    Raises:
+        DataError: both the row and its source have a system message.
+    """
     turns = row.messages or (Message(role="user", content=row.prompt or ""),)
     if system is not None:
         if turns[0].role == "system":
@@ -149,14 +153,14 @@ def apply_template(
     *,
     asks: bool,
 ) -> str:
-    """The text of a conversation.
+    """Render a conversation to text with the chat template.
 
     Args:
-        place: of its row, for the message.
-        asks: the text ends where the assistant is to write.
+        place: file and row of the conversation, for the error message.
+        asks: if True, the text ends where the assistant must begin to write.
 
     Raises:
-        DataError: the template refuses it.
+        DataError: the template fails on the conversation.
     """
     from jinja2 import TemplateError
 

@@ -1,7 +1,7 @@
-"""Dialogues -> tokens, and which of them are trained.
+"""Conversion of conversations to tokens, with the ranges of the tokens that are trained.
 
-What stands before a trained turn is exactly what the model would be asked to continue: no token
-straddles the border between them, as none does when a model writes.
+The tokens before a trained turn are exactly the prompt that the model would get to write this turn.
+No token crosses the border between prompt and turn, as in generation.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from roll.data.chat.templates import PromptTokenizer, apply_template
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text that is trained, or not, as a whole."""
+    """Part of a text that is trained as a whole, or not at all."""
 
     text: str
     trained: bool
     ends: bool = False
-    """An end-of-sequence token follows, which the text does not hold."""
+    """True if an end-of-sequence token, which is not in the text, must follow."""
     begins: bool = False
-    """Plain text that a tokenizer begins with its special tokens."""
+    """True for plain text to which the tokenizer adds its special tokens."""
     altered: bool = False
-    """The chat template leaves out a part of what the row says here, or puts it another way."""
+    """True if the chat template dropped or changed a part of the row's text here."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
-    """Tokens, and the half-open ranges of those that are trained, ascending.
+    """Tokens, and the half-open ranges of the trained tokens, ascending.
 
     Example: TokenSequence((5, 6, 7, 1), ((2, 4),)) trains the last two of four tokens.
     """
@@ -48,22 +48,22 @@ class TokenSequence:
 
     @property
     def num_before(self) -> int:
-        """Tokens before the first trained one."""
+        """Number of tokens before the first trained token."""
         return self.trained[0][0]
 
     def without_start(self, count: int) -> TokenSequence:
-        """Without the first `count` tokens, none of which is trained."""
+        """Return the sequence without its first `count` tokens, none of which may be trained."""
         moved = tuple((start - count, stop - count) for start, stop in self.trained)
         return TokenSequence(self.tokens[count:], moved)
 
     def without_end(self, length: int) -> TokenSequence:
-        """The first `length` tokens."""
+        """Return the first `length` tokens as a sequence."""
         kept = tuple((a, min(b, length)) for a, b in self.trained if a < length)
         return TokenSequence(self.tokens[:length], kept)
 
 
 class NothingToLearnError(DataError):
-    """A conversation in which nothing is trained; its row is left out and counted."""
+    """Error for a conversation without trained text; its row is left out and counted."""
 
 
 def pieces(
@@ -76,14 +76,19 @@ def pieces(
     last_turn_only: bool = False,
     mark: str | None = None,
 ) -> list[Piece]:
-    """The text of a conversation, in order, up to the end of its last trained turn.
+    """Split the text of a conversation into pieces, up to the end of its last trained turn.
 
     Args:
-        mark: `end_mark` of the template; left out: it is asked.
+        system: system message of the source; None if there is none.
+        place: file and row, for error messages.
+        last_turn_only: if True, only the last turn of the assistant is trained.
+        mark: `end_mark` of the template; computed if left out.
 
     Raises:
-        NothingToLearnError: no turn of the assistant, or an empty one.
-        DataError: the template refuses it, or does not render turns one after the other.
+        NothingToLearnError: there is no answer to train, or an answer is empty or dropped by the
+            template.
+        DataError: the template fails on the conversation, or does not render each turn as the
+            unchanged continuation of its prompt; or the conversation needs a chat template.
     """
     turns = [turn for turn in conversation.after if turn.role == "assistant"]
     if not turns:
@@ -112,10 +117,10 @@ def pieces(
 def tokenized(
     conversations: Sequence[Sequence[Piece]], tokenizer: PromptTokenizer, eos_token: int | None
 ) -> list[TokenSequence]:
-    """The tokens of each conversation.
+    """Tokenize each conversation.
 
     Raises:
-        DataError: a piece needs an end-of-sequence token, and there is none.
+        DataError: a piece needs an end-of-sequence token, but `eos_token` is None.
     """
     whole = iter(
         ids_of(
@@ -161,7 +166,7 @@ def _rendered(
 ) -> Iterator[Piece]:
     messages = [*before, *after]
     turns = [i for i in range(len(before), len(messages)) if messages[i].role == "assistant"]
-    # Nothing asks for a turn that comes first, so no model would be asked to write it.
+    # A first message has no prompt, so a model would never have to write it.
     turns = [turn for turn in turns if turn]
     if not turns:
         raise NothingToLearnError("an answer that nothing asks for")
@@ -194,7 +199,7 @@ def _rendered(
         yield Piece(
             answer,
             trained=True,
-            # A template that marks no end of a turn would teach a model never to stop.
+            # Without a mark, the end-of-sequence token is what teaches the model to stop.
             ends=not mark,
             altered=not _holds(prompt, answer, said),
         )
@@ -202,8 +207,16 @@ def _rendered(
 
 
 def _holds(prompt: str, answer: str, said: str) -> bool:
-    """Whether all that was said is in the answer, or begins at the end of its prompt; templates may
-    do with white space as they like."""
+    """Return True if the rendered text contains everything that the row says in this turn.
+
+    The start of the turn may also be at the end of the prompt. White space is ignored, because
+    templates may change it.
+
+    Args:
+        prompt: rendered text before the turn.
+        answer: rendered text of the turn.
+        said: text of the turn in the row.
+    """
     wanted, found = _squeezed(said), _squeezed(answer)
     if wanted in found:
         return True
@@ -215,7 +228,7 @@ def _holds(prompt: str, answer: str, said: str) -> bool:
 
 
 OPENING = 64
-"""Characters of an answer that a prompt may hold already, such as `<think>`."""
+"""Bound on the characters of an answer that a prompt may already contain, such as `<think>`."""
 
 
 def _squeezed(text: str) -> str:
@@ -239,7 +252,7 @@ def _plain(conversation: Conversation, system: str | None, place: str) -> list[P
             "columns of text"
         )
     text = "".join(message.content for message in conversation.before)
-    # Also where the text is empty: what begins every sequence begins this one.
+    # Also if the text is empty, so that the sequence gets its beginning-of-sequence token.
     return [
         Piece(text, trained=False, begins=True),
         Piece(conversation.after[0].content, trained=True, ends=True),
@@ -247,10 +260,12 @@ def _plain(conversation: Conversation, system: str | None, place: str) -> list[P
 
 
 def check_template(tokenizer: Any, template: TemplateConfig) -> int | None:
-    """The end-of-sequence token, if there is one.
+    """Check that the tokenizer has a chat template if one is needed; return its end-of-sequence id.
+
+    The result is None if the tokenizer has no end-of-sequence token.
 
     Raises:
-        DataError: the tokenizer lacks the chat template that is asked for.
+        DataError: `template.chat_template` is True, but the tokenizer has no chat template.
     """
     if template.chat_template and not tokenizer.chat_template:
         raise DataError(

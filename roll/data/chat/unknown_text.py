@@ -1,4 +1,4 @@
-"""Text that a tokenizer does not know: the model reads something else in its place, or nothing."""
+"""Search for text that a tokenizer does not know and replaces by an unknown token or drops."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from dataclasses import dataclass, field
 from roll.data.chat.templates import PromptTokenizer
 
 SHOWN = 5
+"""Largest number of examples in a message."""
 
 
 @dataclass
 class UnknownText:
-    """What the rows of a source hold that the tokenizer does not know."""
+    """Record of the text in the rows of a source that the tokenizer does not know."""
 
     instead: str | None
-    """What the model reads in its place; None: nothing."""
+    """Text that the model reads instead; None if it reads nothing."""
     rows: int = 0
+    """Number of rows with such text."""
     first: str = ""
-    """Place of the first such row."""
+    """File and row of the first row with such text."""
     examples: list[str] = field(default_factory=list)
 
     def note(self, pieces: Sequence[str], place: str) -> None:
-        """Count a row."""
+        """Record the unknown pieces of a row; nothing happens if there are none."""
         if not pieces:
             return
         self.rows += 1
@@ -33,7 +35,7 @@ class UnknownText:
                 self.examples.append(piece)
 
     def told(self, of: int) -> str:
-        """For people: how many of so many rows, and which."""
+        """Return a sentence for the log about the affected rows among `of` rows."""
         read = "nothing" if self.instead is None else repr(self.instead)
         shown = ", ".join(map(repr, self.examples))
         return (
@@ -45,10 +47,12 @@ class UnknownText:
 def unknown_pieces(
     texts: Sequence[str], tokens: Sequence[Sequence[int]], tokenizer: PromptTokenizer
 ) -> list[list[str]]:
-    """What each text holds that is lost in its tokens: characters or words, in order.
+    """Return the characters or words of each text that its tokens do not represent, in order.
 
     Args:
-        tokens: of each text, as the tokenizer gave them.
+        texts: texts that were tokenized.
+        tokens: tokens of each text, as the tokenizer returned them.
+        tokenizer: tokenizer that returned the tokens.
     """
     unk, lost = tokenizer.unk_token_id, _lost_characters(texts, tokenizer)
     found: list[list[str]] = [[] for _ in texts]
@@ -60,7 +64,7 @@ def unknown_pieces(
     if not suspects:
         return found
     if unk is None or not tokenizer.is_fast:
-        # No token stands for what is lost.
+        # No token marks the lost text, so only lost characters can be reported.
         added = _added(tokenizer)
         for i in suspects:
             found[i] = [c for c in added.sub(" ", texts[i]) if c in lost]
@@ -75,7 +79,7 @@ def unknown_pieces(
 
 
 def _added(tokenizer: PromptTokenizer) -> re.Pattern[str]:
-    """What finds added tokens, which are known whatever they are spelled with."""
+    """Return a pattern of the added tokens, which are known even if their characters are not."""
     longest_first = sorted(tokenizer.get_added_vocab(), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
@@ -83,7 +87,7 @@ def _added(tokenizer: PromptTokenizer) -> re.Pattern[str]:
 def _of_text(
     text: str, ids: Sequence[int], spans: Sequence[tuple[int, int]], tokenizer: PromptTokenizer
 ) -> list[str]:
-    """Spans of unknown tokens, and what lies in no span."""
+    """Return the words in spans of unknown tokens and the words in no span, in order."""
     pieces, done = [], 0
     for token, (start, stop) in zip(ids, spans, strict=True):
         if start > done:
@@ -95,7 +99,7 @@ def _of_text(
 
 
 def _lost_characters(texts: Sequence[str], tokenizer: PromptTokenizer) -> set[str]:
-    """Characters that become the unknown token, or no token at all, where they stand alone."""
+    """Return the characters that, tokenized alone, give the unknown token or no token."""
     characters = sorted(c for c in set().union(*texts) if not c.isspace())
     if not characters:
         return set()
