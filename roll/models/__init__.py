@@ -1,1 +1,1 @@
-"""Hugging Face models and tokenizers, and the head that turns hidden states into logits."""
+"""Hugging Face models and tokenizers: loading, adapters, packed rows and names of saved tensors."""

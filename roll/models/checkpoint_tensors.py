@@ -1,9 +1,9 @@
-"""A model's tensors as its checkpoint holds them.
+"""Conversion between the tensors of a model in memory and those of its checkpoint.
 
-transformers may keep a model otherwise than its files do: all experts of a layer in one tensor, or
-parts of the model under other names. The way back is the model's own, the one that
-`save_pretrained` takes. It is asked once, with tensors that have no values but tell where they come
-from, so that weights can then leave part by part without being gathered.
+transformers may store a model in memory otherwise than in files: all experts of a layer in one
+tensor, or parts of the model under other names. The conversion to the names and shapes of the files
+is that of `save_pretrained`. It runs once on tensors without values, which record their origin.
+After that, the weights can be converted in parts, without gathering the whole model.
 """
 
 from __future__ import annotations
@@ -21,34 +21,36 @@ from transformers.core_model_loading import revert_weight_conversion
 
 @dataclass(frozen=True, slots=True)
 class SavedTensor:
-    """A tensor of the checkpoint."""
+    """Tensor of the checkpoint."""
 
     name: str
     shape: torch.Size
     first: int | None
-    """Where it begins in the flattened tensor of the model that it is a run of elements of; None:
-    it is no such run."""
+    """Index of its first element in the flattened source, if this tensor is a contiguous run of
+    elements of a single tensor of the model; None otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """Tensors of the model, and those of the checkpoint that are made of them and no others."""
+    """Tensors of the model, and the tensors of the checkpoint that are made of exactly these."""
 
     sources: tuple[str, ...]
-    """Names in the model."""
+    """Names of the tensors in the model."""
     saved: tuple[SavedTensor, ...]
+    """Tensors of the checkpoint, in memory order if they are runs of the source."""
 
     @property
     def are_runs(self) -> bool:
-        """Whether each saved tensor is a run of elements of the only source."""
+        """True if each saved tensor is a contiguous run of elements of the only source."""
         return all(tensor.first is not None for tensor in self.saved)
 
 
 class Saved:
-    """How the checkpoint of a model holds its tensors.
+    """Relation between the tensors of a model and the tensors of its checkpoint.
 
     Args:
-        shapes: of the model's tensors, by name.
+        model: model whose own conversion is used.
+        shapes: shapes of the model's tensors, by name.
     """
 
     def __init__(self, model: PreTrainedModel, shapes: Mapping[str, torch.Size]) -> None:
@@ -67,19 +69,21 @@ class Saved:
         self.bundles = _in_order(_joined(found), list(shapes))
 
     def convert(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Whole tensors of the model, as the checkpoint holds them.
+        """Convert whole tensors of the model to tensors of the checkpoint, by name.
 
         Args:
-            tensors: all sources of one bundle, or of several.
+            tensors: all sources of one or more bundles.
         """
         converted: dict[str, Tensor] = revert_weight_conversion(self._model, dict(tensors))
         return converted
 
     def take_apart(self, bundle: Bundle, tensors: Mapping[str, Tensor]) -> Iterator[Tensor]:
-        """The saved tensors of a bundle, in its order.
+        """Yield the saved tensors of a bundle, in the order of the bundle.
+
+        The yielded tensors may share memory with the sources.
 
         Args:
-            tensors: its sources, whole. What is yielded may share memory with them.
+            tensors: whole sources of the bundle, by name.
         """
         if bundle.are_runs:
             (source,) = (tensors[name].reshape(-1) for name in bundle.sources)
@@ -92,16 +96,16 @@ class Saved:
             yield converted.pop(saved.name)
 
     def elements(self, bundle: Bundle, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-        """Which elements of the model each saved tensor of a bundle is made of, for `put_back`.
+        """Return the numbers of the elements that each saved tensor is made of, for `put_back`.
 
-        Costs 8 bytes and a conversion for each element of the bundle, not of one saved tensor.
+        This needs 8 bytes and a conversion for each element of the whole bundle.
 
         Args:
-            shapes: of the bundle's sources, by name.
+            shapes: shapes of the bundle's sources, by name.
 
         Returns:
-            int64, by name and in the saved tensor's shape: the sources' elements are numbered one
-            source after the other.
+            Int64 tensors in the shapes of the saved tensors, by name. The elements of the sources
+            are numbered from 0, one source after the other.
         """
         begin = 0
         numbers = {}
@@ -113,11 +117,13 @@ class Saved:
 
 
 def put_back(bundle: Bundle, wanted: Tensor, value: Tensor, own: Mapping[str, Tensor]) -> None:
-    """Write a tensor of the checkpoint where the model holds its elements.
+    """Copy a tensor of the checkpoint into the tensors of the model.
 
     Args:
-        wanted: the tensor's `elements`.
-        own: the model's tensors, contiguous.
+        bundle: bundle of the tensor.
+        wanted: numbers of the tensor's elements, from `Saved.elements`.
+        value: the tensor of the checkpoint.
+        own: the model's tensors by name, contiguous.
     """
     wanted = wanted.reshape(-1)
     begin = 0
@@ -130,7 +136,7 @@ def put_back(bundle: Bundle, wanted: Tensor, value: Tensor, own: Mapping[str, Te
 
 
 class _Traced(Tensor):
-    """Has no values, but knows what it was made of."""
+    """Tensor without values that records the names of the tensors it was made of."""
 
     origins: frozenset[str]
 
@@ -143,8 +149,9 @@ class _Traced(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (Tensor.contiguous, Tensor.clone):
-            return args[0]  # the same elements: without values, a copy is what it is a copy of
-        func = Tensor.reshape if func is Tensor.view else func  # it may be none for want of a copy
+            return args[0]  # without values, a copy equals the original
+        # `view` may fail without the copy that was skipped above.
+        func = Tensor.reshape if func is Tensor.view else func
         result = super().__torch_function__(func, types, args, kwargs or {})
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, cls)]
         if made:
@@ -158,7 +165,7 @@ class _Traced(Tensor):
 def _joined(
     found: Mapping[frozenset[str], Iterable[SavedTensor]],
 ) -> list[tuple[frozenset[str], list[SavedTensor]]]:
-    """The same with those put together that have a source in common."""
+    """Merge groups of saved tensors that have a source in common."""
     joined: list[tuple[frozenset[str], list[SavedTensor]]] = []
     for sources, saved in found.items():
         apart = [each for each in joined if not each[0] & sources]
@@ -171,7 +178,7 @@ def _joined(
 def _in_order(
     bundles: Iterable[tuple[frozenset[str], list[SavedTensor]]], names: list[str]
 ) -> tuple[Bundle, ...]:
-    """Bundles in the order of the model, runs in that of memory."""
+    """Return bundles in the order of the model's tensors, and their runs in memory order."""
     place = {name: i for i, name in enumerate(names)}
     ordered = [
         Bundle(

@@ -1,7 +1,8 @@
-"""A training mode in which nothing but an adapter's dropout depends on chance.
+"""Training mode without randomness, apart from the dropout of an adapter.
 
-Some models add noise to their routers in training mode, or draw experts, and dropout may be named
-anywhere in a nested config. The ratio of two passes over the same tokens must be 1.
+In training mode, some models add noise to their routers or draw experts at random, and a nested
+config may set dropout under any name. But without an update between them, two passes over the same
+tokens must give the probability ratio 1.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from roll.models import lora
 
 
 def train_without(model: nn.Module) -> None:
-    """Put the model in evaluation mode, but for what training needs: layers whose activations are
-    computed again in the backward pass, which are so in training mode alone, and adapters."""
+    """Put the model in evaluation mode, except for the modules that need training mode.
+
+    These are layers with gradient checkpointing, which has no effect in evaluation mode, and the
+    dropout of adapters.
+    """
     model.eval()
     for module in model.modules():
         if module.__dict__.get("gradient_checkpointing", False):

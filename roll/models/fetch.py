@@ -1,4 +1,4 @@
-"""Models of the hub, brought to this machine before anybody waits for workers that load them."""
+"""Download of hub models to this machine before workers start to load them."""
 
 from __future__ import annotations
 
@@ -15,20 +15,24 @@ from roll.core.errors import ConfigError
 
 LOGGER = logging.getLogger(__name__)
 _FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py"]
-"""Weights, what describes them, tokenizers and model code; not weights in other formats."""
+"""Patterns of the files to download: safetensors weights, configs, tokenizers and model code."""
 
 
 def fetch(
     models: Iterable[ModelConfig], *, download: Callable[..., Any] = snapshot_download
 ) -> None:
-    """Download what is not on this machine; folders are left alone.
+    """Download models and tokenizers that are not on this machine; existing paths are skipped.
 
-    It takes as long as it takes: the hub's client has limits of its own, on each read that brings
-    nothing (`HF_HUB_DOWNLOAD_TIMEOUT`). Nodes that share no cache with this one download by
-    themselves, as they load.
+    The whole download has no time limit. The hub's client limits each read that receives no data
+    (`HF_HUB_DOWNLOAD_TIMEOUT`). Nodes that do not share this machine's cache download the files
+    when they load the model.
+
+    Args:
+        models: models whose files are needed.
+        download: function of the hub's client, replaceable for tests.
 
     Raises:
-        ConfigError: the hub cannot be reached, or has no such model.
+        ConfigError: the hub cannot be reached, or it has no such model.
     """
     paths = dict.fromkeys(
         path for model in models for path in (model.path, model.tokenizer) if path is not None

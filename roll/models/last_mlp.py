@@ -1,7 +1,7 @@
-"""The feed-forward part of a model's last layer, computed only at the tokens that are read.
+"""Feed-forward part (MLP) of a model's last layer, computed only at the tokens that are read.
 
-Nothing after it looks at other tokens, so what it gives them is of no use: the prompt's in a
-policy, all but the last in a reward model.
+Nothing after this part uses other tokens, so its results at tokens that nobody reads are useless:
+those of the prompt in a policy, and all but the last token in a reward model.
 """
 
 from __future__ import annotations
@@ -27,30 +27,33 @@ KNOWN = frozenset(
         "smollm3",
     }
 )
-"""Types of models whose last layer comes last, once, and ends in a feed-forward part that takes
-each token by itself."""
+"""Model types whose last layer is applied last, and only once, and ends in a feed-forward part that
+processes each token independently."""
 _WORTHWHILE = 0.75
-"""Of the tokens, at most so many are computed by themselves; moving more costs what it saves."""
+"""Largest share of read tokens for which selecting them is faster than computing all tokens."""
 _ARGUMENT = "last_mlp_reads"
 
 
 class LastMlp:
-    """Hooks on the last feed-forward part of one model."""
+    """Hooks that make a model compute its last feed-forward part only at selected tokens."""
 
     def __init__(self, layer: nn.Module, mlp: nn.Module) -> None:
         self._read_N: Tensor | None = None
         self._shape = torch.Size()
-        # The layer's arguments, as those are what it is computed again with in a backward pass.
+        # The hook is on the layer, because gradient checkpointing computes the layer again with the
+        # layer's arguments.
         layer.register_forward_pre_hook(self._take, with_kwargs=True)
         mlp.register_forward_pre_hook(self._select)
         mlp.register_forward_hook(self._spread)
 
     def arguments(self, read_N: Tensor, tokens: int) -> dict[str, Tensor]:
-        """Of a forward pass of the model in which no other tokens' states are read.
+        """Return arguments for a forward pass of the model of which only some states are read.
+
+        The result is empty, so that all tokens are computed, if no tokens or too many are read.
 
         Args:
-            read_N: flat indices of those that are.
-            tokens: that the pass takes.
+            read_N: flat indices of the tokens whose hidden states are read, int64.
+            tokens: number of tokens in the forward pass.
         """
         return {_ARGUMENT: read_N} if 0 < len(read_N) <= _WORTHWHILE * tokens else {}
 
@@ -75,7 +78,7 @@ class LastMlp:
 
 
 def find(model: PreTrainedModel) -> LastMlp | None:
-    """That of `model`, if its architecture is known to allow it."""
+    """Install the hooks on `model`; return None if its architecture is not known to allow them."""
     if model.config.get_text_config().model_type not in KNOWN:
         return None
     layer = model.get_decoder().layers[-1]

@@ -1,4 +1,4 @@
-"""Tokenizers and causal language models from a folder or the hub, with errors a user can act on."""
+"""Loading of tokenizers, language models and classifiers from a folder or the hub."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from roll.core.errors import ConfigError
 from roll.core.hub import may_be_on_hub
 
 _LOADING = threading.Lock()
-"""transformers changes global state while it loads; two loads in one process (an engine and a
-trainer in `LocalCluster`) then find tied weights missing."""
+"""Lock that all loads of this process take. transformers changes global state while it loads; two
+loads at once (an engine and a trainer in `LocalCluster`) would report tied weights as missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The last layer of a language model: `logits = (linear(hidden) + bias) / divisor`."""
+    """Last layer of a language model: `logits = (hidden @ weight^T + bias) / divisor`."""
 
     module: nn.Module
     divisor: float
@@ -51,10 +51,10 @@ class Head:
 
 
 def load_tokenizer(model: ModelConfig, *, fetch: bool = True) -> PreTrainedTokenizerBase:
-    """The tokenizer of `model`.
+    """Load the tokenizer of `model`.
 
     Args:
-        fetch: ask the hub for what is not on this machine.
+        fetch: if True, files that are not on this machine are downloaded from the hub.
 
     Raises:
         ConfigError: the folder does not exist or holds no tokenizer, or the hub cannot be reached.
@@ -70,12 +70,12 @@ def load_tokenizer(model: ModelConfig, *, fetch: bool = True) -> PreTrainedToken
 
 
 def load_config(model: ModelConfig) -> PreTrainedConfig:
-    """The model's own configuration.
+    """Load the Hugging Face configuration of `model`, with all dropout set to 0.
 
-    Dropout is off, because the probability ratio of two passes must not depend on chance.
+    Dropout is off, because the probability ratio of two passes must not be random.
 
     Raises:
-        ConfigError: as `load_causal_lm`.
+        ConfigError: the folder does not exist or is no checkpoint, or the hub cannot be reached.
     """
     _check_folder(model.path, model)
     try:
@@ -87,7 +87,7 @@ def load_config(model: ModelConfig) -> PreTrainedConfig:
 
 
 def _without_dropout(config: PreTrainedConfig) -> None:
-    """Also in the configs of its parts."""
+    """Set dropout to 0 in `config` and in the configs nested in it."""
     for name, value in vars(config).items():
         if isinstance(value, PreTrainedConfig):
             _without_dropout(value)
@@ -96,10 +96,11 @@ def _without_dropout(config: PreTrainedConfig) -> None:
 
 
 def load_causal_lm(model: ModelConfig, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
-    """The model on the CPU, in evaluation mode and without dropout.
+    """Load a causal language model on the CPU, in evaluation mode and without dropout.
 
     Args:
-        dtype: of the parameters; left out: `model.dtype`. Training loads float32 masters.
+        model: model to load.
+        dtype: dtype of the parameters; default: `model.dtype`. Training loads float32 parameters.
 
     Raises:
         ConfigError: the folder does not exist, is no checkpoint or lacks tensors, or the hub
@@ -112,22 +113,22 @@ def load_causal_lm(model: ModelConfig, *, dtype: torch.dtype | None = None) -> P
 
 
 def load_value_model(model: ModelConfig, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
-    """A token classifier with one label, on the CPU: what a critic is.
+    """Load a critic: a token classifier with one label, on the CPU.
 
-    The head is the checkpoint's, where it is such a classifier. On any other checkpoint of a
-    language model it is new, and zero, so that the first values are 0 instead of noise.
+    If the checkpoint is a token classifier, its head is used. For any other checkpoint of a
+    language model the head is new and set to zero, so that the first values are 0 instead of noise.
 
     Raises:
-        ConfigError: as `load_causal_lm`; or the architecture has no token classifier, or the
-            checkpoint's has several labels.
+        ConfigError: see `load_causal_lm`; or the architecture has no token classifier, or the
+            checkpoint's classifier has several labels.
     """
     return _load_classifier(model, dtype, AutoModelForTokenClassification, "Token", "a critic")
 
 
 def load_score_model(model: ModelConfig, *, dtype: torch.dtype | None = None) -> PreTrainedModel:
-    """A sequence classifier with one label, on the CPU: what a reward model is.
+    """Load a reward model: a sequence classifier with one label, on the CPU.
 
-    Head and errors are as those of `load_value_model`.
+    The head and the errors are as in `load_value_model`.
     """
     factory = AutoModelForSequenceClassification
     return _load_classifier(model, dtype, factory, "Sequence", "a reward model")
@@ -156,10 +157,10 @@ def _load_classifier(
 
 
 def split_value_head(model: PreTrainedModel) -> tuple[nn.Module, nn.Module]:
-    """Backbone (token ids to hidden states) and head (hidden states to one number).
+    """Split a classifier into backbone (token ids to hidden states) and head (states to a number).
 
     Raises:
-        ConfigError: the classifier keeps its head under a name that is not known here.
+        ConfigError: the head of the classifier is neither called `score` nor `classifier`.
     """
     for name in ("score", "classifier"):
         head = model._modules.get(name)
@@ -172,7 +173,7 @@ def split_value_head(model: PreTrainedModel) -> tuple[nn.Module, nn.Module]:
 def _load(
     factory: Any, model: ModelConfig, config: PreTrainedConfig, dtype: torch.dtype | None
 ) -> tuple[PreTrainedModel, list[str]]:
-    """The model in evaluation mode, and the tensors that its checkpoint lacks."""
+    """Load a model in evaluation mode; return it with the names of tensors its checkpoint lacks."""
     try:
         with _LOADING:
             loaded, info = factory.from_pretrained(
@@ -204,10 +205,11 @@ def _incomplete(model: ModelConfig, missing: list[str]) -> str:
 
 
 def split_head(model: PreTrainedModel) -> tuple[nn.Module, Head]:
-    """Backbone (token ids to hidden states) and head (hidden states to logits) of a causal LM.
+    """Split a causal LM into backbone (token ids to hidden states) and head (states to logits).
 
     Raises:
-        ConfigError: the model bends its logits in a way the chunked log-probs do not know.
+        ConfigError: the model has no separate output head, or transforms its logits in a way that
+            the chunked log-probs do not support, such as a soft cap.
     """
     backbone = model.base_model
     module = model.get_output_embeddings()

@@ -1,7 +1,8 @@
-"""LoRA adapters (arXiv 2106.09685) in a Hugging Face model: put in, switched off, told apart.
+"""LoRA adapters (arXiv 2106.09685) in a Hugging Face model: insertion, switching off and saving.
 
-The layers are PEFT's, put into the model in place, so the model stays what it is: its own tensors
-keep their names but for `base_layer` in them, which `plain_name` takes out.
+The layers are those of PEFT, inserted into the model in place. The type of the model does not
+change, and its own tensors keep their names, apart from an added `base_layer`, which `plain_name`
+removes.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ ADAPTER = "default"
 _BASE = ".base_layer"
 _FACTORS = {f"lora_A.{ADAPTER}": "lora_A", f"lora_B.{ADAPTER}": "lora_B"}
 HEADS = ("score", "classifier", "lm_head")
-"""Never adapted."""
+"""Names of layers that never get an adapter."""
 _SEED = 20
-"""Every rank draws the same factors, whatever it drew before."""
+"""Seed of the initial factors, so that every rank draws the same ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What an adapter adds to a weight: `scale * B @ A`."""
+    """Change of a weight by an adapter: `scale * B @ A`, R rank, I inputs, O outputs."""
 
     a_RI: nn.Parameter
     b_OR: nn.Parameter
@@ -40,19 +41,26 @@ class Delta:
 
 
 def seed_dropout(lora: LoraConfig, seed: int, rank: int) -> None:
-    """Let ranks, and runs of other seeds, drop other elements; a resumed run goes on drawing."""
+    """Seed dropout, so that ranks and runs with different seeds drop different elements.
+
+    Without dropout nothing happens. A resumed run restores its random state from the checkpoint
+    afterwards, and so continues with the numbers of the interrupted run.
+    """
     if lora.dropout:
         torch.manual_seed(seed + 2**32 * rank)
 
 
 def put_in(model: PreTrainedModel, lora: LoraConfig, *, also: nn.Module | None = None) -> None:
-    """Give the model an adapter that changes nothing yet, and freeze the rest.
+    """Insert an adapter that does not change the model's output yet, and freeze the rest.
 
     Args:
-        also: a new head, which is trained and saved as a whole.
+        model: model that gets the adapter, in place.
+        lora: settings of the adapter.
+        also: new head that is trained and saved as a whole; None if there is none.
 
     Raises:
-        ConfigError: `lora.targets` names no linear layer of the model.
+        ConfigError: an entry of `lora.targets` is not the name of a linear layer, or PEFT would
+            adapt experts or a router.
     """
     from peft import LoraConfig as PeftConfig
     from peft import inject_adapter_in_model
@@ -100,7 +108,7 @@ def has_adapter(model: PreTrainedModel) -> bool:
 
 @contextmanager
 def switched_off(model: PreTrainedModel) -> Iterator[None]:
-    """The model as it was before it had an adapter."""
+    """Switch the adapter off within the context, so that the model computes as without it."""
     layers = [layer for _, layer in _layers(model)]
     for layer in layers:
         layer._disable_adapters = True
@@ -112,7 +120,10 @@ def switched_off(model: PreTrainedModel) -> Iterator[None]:
 
 
 def identity(model: PreTrainedModel) -> dict[str, Any]:
-    """What a checkpoint of an adapter must know besides its tensors; nothing without one."""
+    """Return base model and scales of the adapter; its checkpoint needs them besides the tensors.
+
+    The result is empty if the model has no adapter.
+    """
     scales = {name: layer.scaling[ADAPTER] for name, layer in _layers(model)}
     if not scales:
         return {}
@@ -120,14 +131,14 @@ def identity(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def plain_name(name: str) -> str | None:
-    """Name of a tensor in the checkpoint that the model was made of; None of an adapter's own."""
+    """Return a tensor's name in the base model's checkpoint; None for tensors of the adapter."""
     if any(factor in name for factor in _FACTORS):
         return None
     return name.replace(_BASE, "")
 
 
 def deltas(model: PreTrainedModel) -> dict[str, Delta]:
-    """Name of each adapted weight -> what is added to it."""
+    """Return the adapter's change of each adapted weight, by the name of the weight."""
     return {
         f"{name}.weight": Delta(
             layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight, layer.scaling[ADAPTER]
@@ -139,10 +150,13 @@ def deltas(model: PreTrainedModel) -> dict[str, Delta]:
 def save(
     path: Path, tensors: Mapping[str, Tensor], lora: LoraConfig, model: PreTrainedModel, base: str
 ) -> None:
-    """A folder that `peft.PeftModel.from_pretrained` loads.
+    """Save the adapter to a folder that `peft.PeftModel.from_pretrained` can load.
 
     Args:
-        tensors: what is trained, by the names in `model`.
+        path: folder, which is created if needed.
+        tensors: trained tensors, by their names in `model`.
+        lora: settings of the adapter.
+        model: model that has the adapter.
         base: path of the model that the adapter belongs to.
     """
     path.mkdir(parents=True, exist_ok=True)
@@ -169,20 +183,20 @@ def save(
 
 
 def peft_name(name: str) -> str:
-    """Name in PEFT's files of a tensor that is trained with an adapter."""
+    """Return the name in PEFT's files of a trained tensor."""
     for ours, theirs in _FACTORS.items():
         name = name.replace(ours, theirs)
     return f"base_model.model.{name}"
 
 
 def dropouts(model: nn.Module) -> Iterator[nn.Module]:
-    """What drops elements of the adapter's inputs in training."""
+    """Yield the modules that drop elements of the adapter's inputs in training."""
     for _, layer in _layers(model):
         yield layer.lora_dropout
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Adapted layers, by the names they have in the checkpoint."""
+    """Yield the adapted layers with their names in the checkpoint of the base model."""
     for name, module in model.named_modules():
         if hasattr(module, "lora_A") and hasattr(module, "base_layer"):
             yield name, module

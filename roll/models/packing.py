@@ -1,4 +1,4 @@
-"""Several sequences in one row: no padding, and attention stays inside each sequence."""
+"""Packed rows: several sequences in one row without padding, and attention within each sequence."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from transformers import AttentionInterface, PreTrainedModel
 from roll.core.errors import ConfigError
 
 ATTENTION = "roll_packed"
-"""Name of the attention of packed rows that needs no kernel of its own."""
+"""Name under which transformers finds `packed_attention`."""
 _KERNELS = ("flash_attention_2",)
-"""Those of transformers that know where a sequence ends."""
+"""Attention implementations of transformers that support packed rows themselves."""
 _ATTENDING = frozenset({"full_attention", "sliding_attention"})
+"""Kinds of layers that mix the tokens of a row by attention only."""
 
 
 def enable(model: PreTrainedModel) -> None:
-    """Let `model` take packed rows; others give what they gave before.
+    """Make `model` accept packed rows; results for other rows do not change.
 
     Raises:
-        ConfigError: a layer of the model looks across the borders of sequences in another way
-            than attention, or its attention cannot be replaced.
+        ConfigError: a layer of the model mixes the tokens of a row in another way than attention,
+            or the attention of the model cannot be replaced.
     """
     check(model, "packing")
     if model.config.get_text_config()._attn_implementation not in _KERNELS:
@@ -33,12 +34,14 @@ def enable(model: PreTrainedModel) -> None:
 
 
 def check(model: PreTrainedModel, key: str) -> None:
-    """
+    """Check that only attention mixes the tokens of a row, and that attention can be replaced.
+
     Args:
-        key: that asks for rows which only attention may look along.
+        model: model to check.
+        key: config key that needs this, for the error message.
 
     Raises:
-        ConfigError: another layer does, or the model's attention cannot be replaced.
+        ConfigError: another layer mixes the tokens of a row, or attention cannot be replaced.
     """
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ()) - _ATTENDING
@@ -53,7 +56,7 @@ def check(model: PreTrainedModel, key: str) -> None:
 
 
 def arguments(lengths: Sequence[int], device: torch.device) -> dict[str, Any]:
-    """What a model needs to know of a row `[1, N]` that holds sequences of these lengths."""
+    """Return the model's arguments for a row `[1, N]` that holds sequences of these lengths."""
     ends = torch.tensor(lengths).cumsum(0)
     borders = torch.cat([ends.new_zeros(1), ends]).to(device, torch.int32)
     positions = torch.cat([torch.arange(length) for length in lengths])
@@ -78,30 +81,35 @@ def packed_attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention of `[B, heads, T, head_dim]`, sequence by sequence.
+    """Compute causal attention of `[B, heads, T, head_dim]`, separately for each sequence.
 
-    No score is computed that is masked away: neighbours of equal length go in one call.
+    No scores between different sequences are computed. Adjacent sequences of equal length are
+    processed in one call.
 
     Args:
-        query: with a multiple of the heads that key and value have.
-        kwargs: `row_lengths`, of the sequences in each row.
+        query: queries, whose number of heads is a multiple of that of key and value.
+        kwargs: `row_lengths`, the lengths of the sequences in each row.
+
+    Returns:
+        Attention output `[B, T, heads, head_dim]`; and None in place of attention weights.
 
     Raises:
-        ConfigError: the model's attention has more to it, or hands on no arguments.
+        ConfigError: the model's attention has a mask, sinks or a soft cap, or does not pass on the
+            model's arguments.
     """
-    del dropout  # there is none: see `roll.models.load.load_config`
+    del dropout  # always 0, see `roll.models.load.load_config`
     if attention_mask is not None or kwargs.get("s_aux") is not None or kwargs.get("softcap"):
         raise ConfigError(
             f"{type(module).__name__} has a mask, sinks or a soft cap of its own, so rows can "
             "neither be packed nor shared; leave out `packing`, `ulysses` and `tp` (packing alone "
             "also goes with model.attention: flash_attention_2)"
         )
-    groups = query.shape[1] // key.shape[1]  # not the module's: a rank may have some heads only
+    groups = query.shape[1] // key.shape[1]  # from the shapes: a rank may hold only some heads
     if groups > 1 and not _shares_heads(query, sliding_window):
         key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
     lengths = handed_on(module, kwargs, "row_lengths")
     runs = [(length, len(list(same))) for length, same in groupby(lengths)]
-    if len(runs) == 1:  # splitting would copy in the backward pass
+    if len(runs) == 1:  # split and cat would copy in the backward pass
         (length, _) = runs[0]
         return _of_equals(query, key, value, length, scaling, sliding_window), None
     tokens = [length * count for length, count in runs]
@@ -114,10 +122,10 @@ def packed_attention(
 
 
 def handed_on(module: nn.Module, kwargs: dict[str, Any], name: str) -> Any:
-    """An argument of the model that its attention has to pass on to the attention function.
+    """Return an argument of the model that the attention module must pass on to this function.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: the attention module does not pass on the argument.
     """
     if name not in kwargs:
         raise ConfigError(
@@ -129,39 +137,45 @@ def handed_on(module: nn.Module, kwargs: dict[str, Any], name: str) -> Any:
 
 
 def _shares_heads(query: Tensor, window: int | None) -> bool:
-    """Whether the kernel takes fewer heads of keys than of queries; others would do without it."""
+    """Return True if the attention kernel itself can handle fewer key heads than query heads.
+
+    On other devices or with a window, this option would make torch choose a slower kernel.
+    """
     return query.device.type == "cpu" and window is None
 
 
 def _of_equals(
     query: Tensor, key: Tensor, value: Tensor, length: int, scale: float | None, window: int | None
 ) -> Tensor:
-    """`[B, T, heads, head_dim]`, of rows that hold sequences of this length."""
+    """Compute attention `[B, T, heads, head_dim]` of rows whose sequences all have this length."""
     q, k, v = (_parted(each, length) for each in (query, key, value))
     return _joined(_causal(q, k, v, scale, window), query.shape[0])
 
 
 def _parted(rows_BHTD: Tensor, length: int) -> Tensor:
-    """Sequences of this length as rows: `[B * T / length, heads, length, head_dim]`."""
+    """Make each sequence a row: `[B * T / length, heads, length, head_dim]`."""
     return rows_BHTD.unflatten(2, (-1, length)).transpose(1, 2).flatten(0, 1)
 
 
 def _joined(parts_NHLD: Tensor, rows: int) -> Tensor:
-    """What `_parted` took apart: `[rows, T, heads, head_dim]`, contiguous."""
+    """Reverse `_parted` and swap axes: `[rows, T, heads, head_dim]`, contiguous."""
     return parts_NHLD.transpose(1, 2).contiguous().unflatten(0, (rows, -1)).flatten(1, 2)
 
 
 def _causal(
     query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
 ) -> Tensor:
-    """Each token sees itself and those before it, of which `window` counts the nearest."""
+    """Compute attention of each token to itself and to earlier tokens.
+
+    With `window`, a token sees at most `window` tokens, itself included.
+    """
     length = query.shape[2]
     if window is None or window >= length:
         shares = query.shape[1] != key.shape[1]
         return scaled_dot_product_attention(
             query, key, value, scale=scale, is_causal=True, enable_gqa=shares
         )
-    # Block by block: a mask of the whole would grow with the square of the length.
+    # Block by block, because a mask of all tokens would grow with the square of the length.
     parts = []
     for start in range(0, length, window):
         end, first = min(start + window, length), max(0, start - window + 1)

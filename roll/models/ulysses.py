@@ -1,7 +1,8 @@
-"""Attention of rows that several ranks share: DeepSpeed-Ulysses (arXiv 2309.14509).
+"""Sequence parallel attention of DeepSpeed-Ulysses (arXiv 2309.14509).
 
-Each rank has a slice of every row's tokens. Around the attention function, that slice of all heads
-is exchanged for all tokens of some heads, and back; nothing else of a model looks along a row.
+Each rank holds a slice of the tokens of every row. Before attention, the ranks exchange data: a
+rank that has some tokens of all heads gets all tokens of some heads. After attention, they exchange
+the results back. No other part of a model mixes the tokens of a row.
 """
 
 from __future__ import annotations
@@ -17,23 +18,24 @@ from roll.core.errors import ConfigError
 from roll.models import packing
 
 ATTENTION = "roll_ulysses"
-"""Name of the attention of slices of rows, packed or not."""
+"""Name under which transformers finds `attention`."""
 _HEADS, _TOKENS = 1, 2
-"""Axes of what goes into attention, `[B, heads, T, head_dim]`."""
+"""Axes of the inputs of attention, `[B, heads, T, head_dim]`."""
 _OF_WHOLE_ROWS = ("dynamic", "longrope")
-"""Rotary embeddings that depend on how long a row is."""
+"""Types of rotary embeddings that depend on the length of the whole row."""
 
 
 def enable(model: PreTrainedModel, ranks: int, *, tp: int = 1) -> None:
-    """Let `model` take slices of rows.
+    """Make `model` accept slices of rows, packed or not.
 
     Args:
-        ranks: that exchange tokens for heads.
-        tp: ranks that have a part of the heads each already.
+        model: model to change, in place.
+        ranks: number of ranks that share a row and exchange tokens for heads.
+        tp: number of tensor parallel ranks, over which the heads are split already.
 
     Raises:
-        ConfigError: a layer looks along the rows in another way than attention, its attention
-            cannot be replaced, or its heads cannot be shared out.
+        ConfigError: a layer mixes the tokens of a row in another way than attention, the attention
+            of the model is not supported, or the heads cannot be divided among the ranks.
     """
     key = "ulysses" if ranks > 1 else "tp"
     packing.check(model, key)
@@ -62,18 +64,22 @@ def attention(
     attention_mask: Tensor | None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention of this rank's slice, `[B, heads, T / ranks, head_dim]`.
+    """Compute causal attention for this rank's slice of inputs `[B, heads, T / ranks, head_dim]`.
 
     Args:
-        kwargs: as of `packing.packed_attention`, of whole rows; and `sequence_group`, the ranks
-            that have the slices of a row, in order, or None where rows are whole.
+        kwargs: arguments of `packing.packed_attention`, for whole rows; and `sequence_group`, the
+            ranks that hold the slices of a row, in order, or None if this rank has whole rows.
+
+    Returns:
+        Attention output `[B, T / ranks, heads, head_dim]`; and None in place of attention weights.
     """
     sequence_group: dist.ProcessGroup | None = packing.handed_on(module, kwargs, "sequence_group")
     if sequence_group is None:
         return packing.packed_attention(module, query, key, value, attention_mask, **kwargs)
     repeats = sequence_group.size() // key.shape[_HEADS]
     if repeats > 1:
-        # Query heads of one rank have one key head in common, so none is needed elsewhere.
+        # There are fewer key heads than ranks. The query heads of a rank share one key head, so
+        # each rank gets a copy of its key head.
         key, value = (each.repeat_interleave(repeats, dim=_HEADS) for each in (key, value))
     query, key, value = (
         _Exchange.apply(each, sequence_group, _HEADS, _TOKENS) for each in (query, key, value)
@@ -83,7 +89,7 @@ def attention(
 
 
 class _Exchange(torch.autograd.Function):
-    """Give each rank a part along one axis, and join what comes along another; collective."""
+    """Collective exchange: send each rank a part along `cut`, join received parts along `join`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, cut: int, join: int) -> Tensor:
@@ -103,7 +109,7 @@ def _exchanged(x: Tensor, group: dist.ProcessGroup, cut: int, join: int) -> Tens
 
 
 def _unshared_heads(config: Any, ranks: int, tp: int) -> str:
-    """What is wrong with the numbers of heads; empty if nothing is."""
+    """Return why the ranks cannot divide the heads, for the error message; empty if they can."""
     of_each = f" on each of {tp} tensor parallel ranks" if tp > 1 else ""
     heads = config.num_attention_heads
     key_heads = (getattr(config, "num_key_value_heads", None) or heads) // tp
