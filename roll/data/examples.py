@@ -79,7 +79,7 @@ def mismatched(examples: Sequence[Example], max_tokens: int) -> list[Example]:
 
 
 @dataclass
-class _Losses:
+class _DroppedRows:
     """Counts of rows that were left out, cut or changed, by reason; with each first place."""
 
     counts: dict[str, int] = field(default_factory=dict)
@@ -126,18 +126,20 @@ def load_preferences(
 S = TypeVar("S", bound=FileConfig)
 
 
-def texts_of(data: TextDataConfig, tokenizer: Any) -> Reading[TextSource]:
+def texts_of(data: TextDataConfig, tokenizer: Any) -> ExampleReader[TextSource]:
     """Return a reader of texts to imitate."""
     last_turn_only = data.train_on == "last_assistant"
-    return Reading(map_text, data, tokenizer, last_turn_only=last_turn_only)
+    return ExampleReader(map_text, data, tokenizer, last_turn_only=last_turn_only)
 
 
-def preferences_of(data: RowsConfig, tokenizer: Any) -> Reading[PreferenceSource]:
+def preferences_of(data: RowsConfig, tokenizer: Any) -> ExampleReader[PreferenceSource]:
     """Return a reader of pairs, or of single responses with a label."""
-    return Reading(map_preference, data, tokenizer, last_turn_only=False)
+    return ExampleReader(map_preference, data, tokenizer, last_turn_only=False)
 
 
-def _dataset(configured: Sequence[S] | Mapping[str, S], reading: Reading[S]) -> Dataset[Example]:
+def _dataset(
+    configured: Sequence[S] | Mapping[str, S], reading: ExampleReader[S]
+) -> Dataset[Example]:
     sources, reports = [], []
     for name, source in named_sources(configured).items():
         made, report = reading.source(name, source)
@@ -147,7 +149,7 @@ def _dataset(configured: Sequence[S] | Mapping[str, S], reading: Reading[S]) -> 
     return Dataset(tuple(sources), tuple(reports), fingerprint(sources, _identity))
 
 
-class Reading(Generic[S]):
+class ExampleReader(Generic[S]):
     """Reader that turns the rows of a source into tokenized examples."""
 
     def __init__(
@@ -184,7 +186,7 @@ class Reading(Generic[S]):
             DataError: see `load_texts`.
         """
         rows = read_source(source, self._map_one)
-        losses = _Losses()
+        losses = _DroppedRows()
         texts: list[list[Piece]] = []
         kept: list[tuple[int, DialogueRow]] = []
         for number, row in enumerate(rows):
@@ -263,7 +265,7 @@ def _all_equal(row: DialogueRow) -> bool:
 
 
 def _fitted(
-    sequences: tuple[TokenSequence, ...], data: RowsConfig, place: str, losses: _Losses
+    sequences: tuple[TokenSequence, ...], data: RowsConfig, place: str, losses: _DroppedRows
 ) -> tuple[TokenSequence, ...] | None:
     """Cut the sequences of a row to `data.max_tokens` as configured; None if the row is left out.
 

@@ -45,14 +45,14 @@ class Sampler(Iterator[Row], Generic[Row]):
         self._drawn = [0] * len(dataset.sources)
         self._returned: list[list[Row]] = [[] for _ in dataset.sources]
         """Rows that were put back, by source; the last one is drawn first."""
-        self._owed: list[int] = []
+        self._due_sources: list[int] = []
         """Sources of rows that were replaced or put back, and for which no other row was drawn
         yet; the first entry is drawn first."""
         self._orders: dict[int, tuple[int, list[int]]] = {}
 
     def __next__(self) -> Row:
-        if self._owed:
-            index = self._owed.pop(0)
+        if self._due_sources:
+            index = self._due_sources.pop(0)
         else:
             turns = [a + b for a, b in zip(self._settled, self._under_way, strict=True)]
             index = self._most_behind(turns)
@@ -72,7 +72,7 @@ class Sampler(Iterator[Row], Generic[Row]):
     def replace(self, item: Row) -> None:
         """Mark a drawn row as useless; another row of its source is drawn instead."""
         self._under_way[self._numbers[item.source]] -= 1
-        self._owed.append(self._numbers[item.source])
+        self._due_sources.append(self._numbers[item.source])
 
     def put_back(self, item: Row) -> None:
         """Take back a drawn row that was not used; it is the next row of its source."""
@@ -99,7 +99,7 @@ class Sampler(Iterator[Row], Generic[Row]):
             "under_way": list(self._under_way),
             "drawn": list(self._drawn),
             "returned": [[item.id for item in items] for items in self._returned],
-            "owed": list(self._owed),
+            "owed": list(self._due_sources),
         }
 
     def restore(self, state: Mapping[str, Any], find: Callable[[str], Row]) -> None:
@@ -126,7 +126,7 @@ class Sampler(Iterator[Row], Generic[Row]):
         self._under_way = list(state["under_way"])
         self._drawn = list(state["drawn"])
         self._returned = [[find(name) for name in names] for names in state["returned"]]
-        self._owed = list(state.get("owed", []))
+        self._due_sources = list(state.get("owed", []))
 
     def _most_behind(self, turns: Sequence[int]) -> int:
         """Return the index of the source furthest behind its share; the first one of equals."""

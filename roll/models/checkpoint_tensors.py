@@ -45,7 +45,7 @@ class Bundle:
         return all(tensor.first is not None for tensor in self.saved)
 
 
-class Saved:
+class CheckpointLayout:
     """Relation between the tensors of a model and the tensors of its checkpoint.
 
     Args:
@@ -66,7 +66,7 @@ class Saved:
             first = int(tensor.storage_offset()) if is_run else None
             saved = SavedTensor(name, torch.Size(tensor.shape), first)
             found.setdefault(tensor.origins, []).append(saved)
-        self.bundles = _in_order(_joined(found), list(shapes))
+        self.bundles = _in_order(_rows_to_sequences(found), list(shapes))
 
     def convert(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Convert whole tensors of the model to tensors of the checkpoint, by name.
@@ -77,7 +77,7 @@ class Saved:
         converted: dict[str, Tensor] = revert_weight_conversion(self._model, dict(tensors))
         return converted
 
-    def take_apart(self, bundle: Bundle, tensors: Mapping[str, Tensor]) -> Iterator[Tensor]:
+    def to_checkpoint(self, bundle: Bundle, tensors: Mapping[str, Tensor]) -> Iterator[Tensor]:
         """Yield the saved tensors of a bundle, in the order of the bundle.
 
         The yielded tensors may share memory with the sources.
@@ -96,7 +96,7 @@ class Saved:
             yield converted.pop(saved.name)
 
     def elements(self, bundle: Bundle, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-        """Return the numbers of the elements that each saved tensor is made of, for `put_back`.
+        """Return the numbers of the elements that make each saved tensor, for `copy_into_model`.
 
         This needs 8 bytes and a conversion for each element of the whole bundle.
 
@@ -116,12 +116,14 @@ class Saved:
         return self.convert(numbers)
 
 
-def put_back(bundle: Bundle, wanted: Tensor, value: Tensor, own: Mapping[str, Tensor]) -> None:
+def copy_into_model(
+    bundle: Bundle, wanted: Tensor, value: Tensor, own: Mapping[str, Tensor]
+) -> None:
     """Copy a tensor of the checkpoint into the tensors of the model.
 
     Args:
         bundle: bundle of the tensor.
-        wanted: numbers of the tensor's elements, from `Saved.elements`.
+        wanted: numbers of the tensor's elements, from `CheckpointLayout.elements`.
         value: the tensor of the checkpoint.
         own: the model's tensors by name, contiguous.
     """
@@ -162,7 +164,7 @@ class _Traced(Tensor):
         return result
 
 
-def _joined(
+def _rows_to_sequences(
     found: Mapping[frozenset[str], Iterable[SavedTensor]],
 ) -> list[tuple[frozenset[str], list[SavedTensor]]]:
     """Merge groups of saved tensors that have a source in common."""

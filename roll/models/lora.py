@@ -50,7 +50,9 @@ def seed_dropout(lora: LoraConfig, seed: int, rank: int) -> None:
         torch.manual_seed(seed + 2**32 * rank)
 
 
-def put_in(model: PreTrainedModel, lora: LoraConfig, *, also: nn.Module | None = None) -> None:
+def insert_adapter(
+    model: PreTrainedModel, lora: LoraConfig, *, also: nn.Module | None = None
+) -> None:
     """Insert an adapter that does not change the model's output yet, and freeze the rest.
 
     Args:
@@ -107,7 +109,7 @@ def has_adapter(model: PreTrainedModel) -> bool:
 
 
 @contextmanager
-def switched_off(model: PreTrainedModel) -> Iterator[None]:
+def adapter_disabled(model: PreTrainedModel) -> Iterator[None]:
     """Switch the adapter off within the context, so that the model computes as without it."""
     layers = [layer for _, layer in _layers(model)]
     for layer in layers:

@@ -107,21 +107,21 @@ def packed_attention(
     groups = query.shape[1] // key.shape[1]  # from the shapes: a rank may hold only some heads
     if groups > 1 and not _shares_heads(query, sliding_window):
         key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
-    lengths = handed_on(module, kwargs, "row_lengths")
+    lengths = required_argument(module, kwargs, "row_lengths")
     runs = [(length, len(list(same))) for length, same in groupby(lengths)]
     if len(runs) == 1:  # split and cat would copy in the backward pass
         (length, _) = runs[0]
-        return _of_equals(query, key, value, length, scaling, sliding_window), None
+        return _attend_equal_lengths(query, key, value, length, scaling, sliding_window), None
     tokens = [length * count for length, count in runs]
     split = (each.split(tokens, dim=2) for each in (query, key, value))
     parts = [
-        _of_equals(q, k, v, length, scaling, sliding_window)
+        _attend_equal_lengths(q, k, v, length, scaling, sliding_window)
         for (length, _), q, k, v in zip(runs, *split, strict=True)
     ]
     return torch.cat(parts, dim=1), None
 
 
-def handed_on(module: nn.Module, kwargs: dict[str, Any], name: str) -> Any:
+def required_argument(module: nn.Module, kwargs: dict[str, Any], name: str) -> Any:
     """Return an argument of the model that the attention module must pass on to this function.
 
     Raises:
@@ -144,21 +144,21 @@ def _shares_heads(query: Tensor, window: int | None) -> bool:
     return query.device.type == "cpu" and window is None
 
 
-def _of_equals(
+def _attend_equal_lengths(
     query: Tensor, key: Tensor, value: Tensor, length: int, scale: float | None, window: int | None
 ) -> Tensor:
     """Compute attention `[B, T, heads, head_dim]` of rows whose sequences all have this length."""
-    q, k, v = (_parted(each, length) for each in (query, key, value))
-    return _joined(_causal(q, k, v, scale, window), query.shape[0])
+    q, k, v = (_sequences_to_rows(each, length) for each in (query, key, value))
+    return _rows_to_sequences(_causal(q, k, v, scale, window), query.shape[0])
 
 
-def _parted(rows_BHTD: Tensor, length: int) -> Tensor:
+def _sequences_to_rows(rows_BHTD: Tensor, length: int) -> Tensor:
     """Make each sequence a row: `[B * T / length, heads, length, head_dim]`."""
     return rows_BHTD.unflatten(2, (-1, length)).transpose(1, 2).flatten(0, 1)
 
 
-def _joined(parts_NHLD: Tensor, rows: int) -> Tensor:
-    """Reverse `_parted` and swap axes: `[rows, T, heads, head_dim]`, contiguous."""
+def _rows_to_sequences(parts_NHLD: Tensor, rows: int) -> Tensor:
+    """Reverse `_sequences_to_rows` and swap axes: `[rows, T, heads, head_dim]`, contiguous."""
     return parts_NHLD.transpose(1, 2).contiguous().unflatten(0, (rows, -1)).flatten(1, 2)
 
 

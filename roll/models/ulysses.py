@@ -73,7 +73,9 @@ def attention(
     Returns:
         Attention output `[B, T / ranks, heads, head_dim]`; and None in place of attention weights.
     """
-    sequence_group: dist.ProcessGroup | None = packing.handed_on(module, kwargs, "sequence_group")
+    sequence_group: dist.ProcessGroup | None = packing.required_argument(
+        module, kwargs, "sequence_group"
+    )
     if sequence_group is None:
         return packing.packed_attention(module, query, key, value, attention_mask, **kwargs)
     repeats = sequence_group.size() // key.shape[_HEADS]

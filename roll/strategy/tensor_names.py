@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from roll.models import lora
-from roll.models.checkpoint_tensors import Bundle, Saved, SavedTensor
+from roll.models.checkpoint_tensors import Bundle, CheckpointLayout, SavedTensor
 
 ShapeOf = Callable[[Tensor], torch.Size]
 """Returns the full shape of a tensor, also if this rank holds only a part of the tensor."""
@@ -36,13 +36,13 @@ def trained(model: PreTrainedModel) -> list[tuple[str, torch.nn.Parameter]]:
     return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 
 
-def saved(model: PreTrainedModel, shape_of: ShapeOf) -> Saved:
+def saved(model: PreTrainedModel, shape_of: ShapeOf) -> CheckpointLayout:
     """Build the map from the model's tensors, without an adapter's, to those of its checkpoint."""
-    return Saved(model, {name: shape_of(value) for name, value in distinct(model)})
+    return CheckpointLayout(model, {name: shape_of(value) for name, value in distinct(model)})
 
 
 def push_tensors(
-    model: PreTrainedModel, saved: Saved | None, shape_of: ShapeOf
+    model: PreTrainedModel, saved: CheckpointLayout | None, shape_of: ShapeOf
 ) -> Iterator[Outgoing]:
     """Yield the tensors that a push sends to engines, with the tensors they are made from.
 
@@ -60,7 +60,7 @@ def push_tensors(
         yield bundle, [own[name] for name in bundle.sources]
 
 
-def frozen(model: PreTrainedModel, saved: Saved) -> frozenset[str]:
+def frozen(model: PreTrainedModel, saved: CheckpointLayout) -> frozenset[str]:
     """Return the checkpoint names of the parameters that training never changes.
 
     A weight that an adapter adapts is not among them, because it is exported with the adapter added

@@ -51,7 +51,7 @@ def test_the_families_that_draw_would_not_by_themselves(name: str) -> None:
 
 def test_an_adapter_still_drops_and_layers_are_still_computed_again(tmp_path: Path) -> None:
     model = load(tmp_path, "llama")
-    lora.put_in(model.model, LoraConfig(rank=2, dropout=0.5))
+    lora.insert_adapter(model.model, LoraConfig(rank=2, dropout=0.5))
     for _, parameter in model.named_parameters():
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter)

@@ -25,7 +25,7 @@ from transformers.core_model_loading import (
 from roll.config.sections.model import LoraConfig
 from roll.core.errors import ConfigError
 from roll.models import lora
-from roll.models.checkpoint_tensors import Saved, put_back
+from roll.models.checkpoint_tensors import CheckpointLayout, copy_into_model
 from roll.strategy import tensor_names as names
 from roll.strategy.hf.memory import WeightMemory
 from roll.weight_sync.manifest import meta_of
@@ -41,7 +41,7 @@ def loaded(folder: Path) -> PreTrainedModel:
     return model
 
 
-def own_tensors(model: PreTrainedModel) -> tuple[Saved, dict[str, torch.Tensor]]:
+def own_tensors(model: PreTrainedModel) -> tuple[CheckpointLayout, dict[str, torch.Tensor]]:
     own = {name: value.detach() for name, value in names.distinct(model)}
     return names.saved(model, lambda value: value.shape), own
 
@@ -55,7 +55,7 @@ def test_what_leaves_is_what_save_pretrained_writes(tmp_path: Path, name: str) -
         found = {
             tensor.name: value
             for bundle in saved.bundles
-            for tensor, value in zip(bundle.saved, saved.take_apart(bundle, own), strict=True)
+            for tensor, value in zip(bundle.saved, saved.to_checkpoint(bundle, own), strict=True)
         }
         assert found.keys() == files.keys()
         for key, value in files.items():
@@ -89,7 +89,7 @@ def test_experts_leave_from_where_they_lie() -> None:
     saved, own = own_tensors(make("qwen3_moe"))
     assert all(bundle.are_runs for bundle in saved.bundles)
     bundle = next(b for b in saved.bundles if b.sources[0].endswith("experts.gate_up_proj"))
-    parts = list(saved.take_apart(bundle, own))
+    parts = list(saved.to_checkpoint(bundle, own))
     storage = own[bundle.sources[0]].untyped_storage().data_ptr()
     assert all(part.untyped_storage().data_ptr() == storage for part in parts)
     assert [t.first for t in bundle.saved] == sorted(t.first or 0 for t in bundle.saved)
@@ -110,7 +110,7 @@ def test_what_is_transposed_or_joined_on_the_way_leaves_and_enters_too() -> None
     found = {
         tensor.name: value
         for bundle in saved.bundles
-        for tensor, value in zip(bundle.saved, saved.take_apart(bundle, own), strict=True)
+        for tensor, value in zip(bundle.saved, saved.to_checkpoint(bundle, own), strict=True)
     }
     assert "model.layers.0.mlp.gate_up.weight" in found
     assert found.keys() == expected.keys()
@@ -119,7 +119,7 @@ def test_what_is_transposed_or_joined_on_the_way_leaves_and_enters_too() -> None
     for bundle in others:
         elements = saved.elements(bundle, {name: own[name].shape for name in bundle.sources})
         for tensor in bundle.saved:
-            put_back(bundle, elements[tensor.name], found[tensor.name], empty)
+            copy_into_model(bundle, elements[tensor.name], found[tensor.name], empty)
         assert all(torch.equal(empty[name], own[name]) for name in bundle.sources)
 
 
@@ -166,9 +166,9 @@ def test_a_push_asks_a_model_once_for_its_tensors_and_a_bundle_once_for_its_elem
 
 def test_an_adapter_of_experts_is_refused_and_one_of_attention_leaves_whole() -> None:
     with pytest.raises(ConfigError, match=r"name linear layers, such as \[q_proj"):
-        lora.put_in(make("qwen3_moe"), LoraConfig(rank=2))
+        lora.insert_adapter(make("qwen3_moe"), LoraConfig(rank=2))
     model = make("qwen3_moe")
-    lora.put_in(model, LoraConfig(rank=2, targets=("q_proj", "v_proj")))
+    lora.insert_adapter(model, LoraConfig(rank=2, targets=("q_proj", "v_proj")))
     adapted = lora.deltas(model)
     assert adapted.keys() <= dict(names.distinct(model)).keys()
     factors = {id(p) for delta in adapted.values() for p in (delta.a_RI, delta.b_OR)}

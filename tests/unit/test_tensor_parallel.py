@@ -39,7 +39,7 @@ def llama(**sizes: Any) -> PreTrainedModel:
 
 def adapted() -> PreTrainedModel:
     model = llama()
-    lora.put_in(model, LoraConfig(rank=2))
+    lora.insert_adapter(model, LoraConfig(rank=2))
     return model
 
 

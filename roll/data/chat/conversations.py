@@ -56,9 +56,9 @@ def map_text(row: RawRow, source: TextSource) -> DialogueRow:
         where = f"{row.place}: column {columns.messages!r}"
         conversation = Conversation((), messages_of(values[columns.messages], where))
     else:
-        before = _said(values, columns.prompt, row.place, role="user")
+        before = _messages_of_column(values, columns.prompt, row.place, role="user")
         conversation = Conversation(
-            before, _said(values, columns.completion, row.place, role="assistant")
+            before, _messages_of_column(values, columns.completion, row.place, role="assistant")
         )
     return DialogueRow(row.place, (conversation,), tag=_tag(values, source, row.place))
 
@@ -83,17 +83,17 @@ def map_preference(row: RawRow, source: PreferenceSource) -> DialogueRow:
     """
     columns, values = source.columns, row.values
     require_columns(values, source, row.place)
-    before = _said(values, columns.prompt, row.place, role="user")
+    before = _messages_of_column(values, columns.prompt, row.place, role="user")
     if columns.label is not None:
-        response = _said(values, columns.completion, row.place, role="assistant")
+        response = _messages_of_column(values, columns.completion, row.place, role="assistant")
         label = values[columns.label]
         if label not in (True, False):  # 0 and 1 are equal to these
             raise DataError(
                 f"{row.place}: column {columns.label!r} must be true or false, found {show(label)}"
             )
         return DialogueRow(row.place, (Conversation(before, response),), label=bool(label))
-    chosen = _said(values, columns.chosen, row.place, role="assistant")
-    rejected = _said(values, columns.rejected, row.place, role="assistant")
+    chosen = _messages_of_column(values, columns.chosen, row.place, role="assistant")
+    rejected = _messages_of_column(values, columns.rejected, row.place, role="assistant")
     if columns.prompt is None:
         shared = _shared_turns(chosen, rejected)
         before, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
@@ -103,7 +103,7 @@ def map_preference(row: RawRow, source: PreferenceSource) -> DialogueRow:
     )
 
 
-def _said(
+def _messages_of_column(
     values: Mapping[str, Any], name: str | None, place: str, *, role: str
 ) -> tuple[Message, ...]:
     """Return column `name` as messages: a text becomes one message of `role`.

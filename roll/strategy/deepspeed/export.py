@@ -16,14 +16,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from roll.models import lora
-from roll.models.checkpoint_tensors import Saved
+from roll.models.checkpoint_tensors import CheckpointLayout
 from roll.strategy.deepspeed.shard_map import is_partitioned, own_part, padded_part, shape_of
 from roll.strategy.tensor_names import push_tensors
 from roll.strategy.training import weight_export as outgoing
 from roll.weight_sync.manifest import Manifest, even_cuts
 
 
-def manifest(model: PreTrainedModel, saved: Saved | None, dtype: torch.dtype) -> Manifest:
+def manifest(
+    model: PreTrainedModel, saved: CheckpointLayout | None, dtype: torch.dtype
+) -> Manifest:
     """Describe the tensors that `local_parts` yields, and which part each rank sends.
 
     Reads no values and is not collective.
@@ -37,7 +39,7 @@ def manifest(model: PreTrainedModel, saved: Saved | None, dtype: torch.dtype) ->
 
 
 def local_parts(
-    model: PreTrainedModel, saved: Saved | None, device: torch.device
+    model: PreTrainedModel, saved: CheckpointLayout | None, device: torch.device
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the name and this rank's part of each tensor, with the adapter added.
 
@@ -66,7 +68,7 @@ def local_parts(
 
 
 def full_weights(
-    model: PreTrainedModel, saved: Saved, dtype: torch.dtype, device: torch.device
+    model: PreTrainedModel, saved: CheckpointLayout, dtype: torch.dtype, device: torch.device
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield names and full tensors as in the Hugging Face checkpoint, one at a time. Collective.
 

@@ -22,7 +22,7 @@ from roll.core.metrics import Metrics
 from roll.core.teacher_outputs import OutputHead
 from roll.core.types import RankInfo
 from roll.models import lora
-from roll.models.checkpoint_tensors import Saved
+from roll.models.checkpoint_tensors import CheckpointLayout
 from roll.models.load import load_tokenizer
 from roll.strategy import tensor_names as names
 from roll.strategy.backend_setup import ModelSetup
@@ -66,7 +66,7 @@ class DeepspeedStrategy(Generic[T]):
         )
         whole.requires_grad_(setup.optimizer is not None)
         if setup.optimizer is not None and setup.model.lora is not None:
-            lora.put_in(whole.model, setup.model.lora, also=whole.new_head)
+            lora.insert_adapter(whole.model, setup.model.lora, also=whole.new_head)
             lora.seed_dropout(setup.model.lora, setup.spec.seed, setup.spec.rank)
         if setup.packing:
             whole.pack_rows()
@@ -104,7 +104,7 @@ class DeepspeedStrategy(Generic[T]):
     def score_base(self, batch: TokenBatch) -> T:
         if self._model_config.lora is None:
             raise ConfigError("this model has no adapter: its base is itself; add model.lora")
-        with lora.switched_off(self._model.model):
+        with lora.adapter_disabled(self._model.model):
             return self.score(batch)
 
     def output_head(self) -> OutputHead:
@@ -216,10 +216,10 @@ class DeepspeedStrategy(Generic[T]):
                 piece.tensors[MASTER].copy_(whole[piece.first :][: piece.num_elements])
 
     @cached_property
-    def _saved(self) -> Saved:
+    def _saved(self) -> CheckpointLayout:
         return names.saved(self._model.model, shape_of)
 
-    def _leaves_as(self, *, adapter: bool) -> Saved | None:
+    def _leaves_as(self, *, adapter: bool) -> CheckpointLayout | None:
         return None if adapter else self._saved
 
     def _require_update(self) -> Update:

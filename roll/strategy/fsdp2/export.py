@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from roll.core.errors import WeightSyncError
 from roll.models import lora
-from roll.models.checkpoint_tensors import Saved
+from roll.models.checkpoint_tensors import CheckpointLayout
 from roll.strategy.fsdp2.mesh import TP
 from roll.strategy.tensor_names import push_tensors
 from roll.strategy.training import weight_export as outgoing
@@ -27,7 +27,9 @@ SHAPE_OF = attrgetter("shape")
 """Returns the full shape of a tensor: a DTensor's `shape` is that of the full tensor."""
 
 
-def manifest(model: PreTrainedModel, saved: Saved | None, dtype: torch.dtype) -> Manifest:
+def manifest(
+    model: PreTrainedModel, saved: CheckpointLayout | None, dtype: torch.dtype
+) -> Manifest:
     """Describe the tensors that `local_parts` yields, and which part each rank sends.
 
     Reads no values and is not collective. A rank sends the rows that FSDP2 gave it. If there are
@@ -43,7 +45,9 @@ def manifest(model: PreTrainedModel, saved: Saved | None, dtype: torch.dtype) ->
     return outgoing.manifest(push_tensors(model, saved, SHAPE_OF), dtype, _cuts)
 
 
-def local_parts(model: PreTrainedModel, saved: Saved | None) -> Iterator[tuple[str, Tensor]]:
+def local_parts(
+    model: PreTrainedModel, saved: CheckpointLayout | None
+) -> Iterator[tuple[str, Tensor]]:
     """Yield the name and this rank's part of each tensor, in the model's dtype, adapter added.
 
     Collective if the model has an adapter or tensor parallel ranks, or if some checkpoint tensor is
@@ -66,7 +70,7 @@ def local_parts(model: PreTrainedModel, saved: Saved | None) -> Iterator[tuple[s
 
 
 def full_weights(
-    model: PreTrainedModel, saved: Saved, dtype: torch.dtype
+    model: PreTrainedModel, saved: CheckpointLayout, dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield names and full tensors as in the Hugging Face checkpoint, one at a time. Collective.
 

@@ -49,7 +49,7 @@ def load_sharded(
         whole.model.gradient_checkpointing_enable({"use_reentrant": False})
     whole.requires_grad_(trainable)
     if trainable and model.lora is not None:
-        lora.put_in(whole.model, model.lora, also=whole.new_head)
+        lora.insert_adapter(whole.model, model.lora, also=whole.new_head)
     mixed = MixedPrecisionPolicy(
         param_dtype=compute if compute != torch.float32 and trainable else None,
         reduce_dtype=getattr(torch, config.reduce_dtype),

@@ -24,7 +24,7 @@ from roll.core.metrics import Metrics
 from roll.core.teacher_outputs import OutputHead
 from roll.core.types import RankInfo
 from roll.models import lora, ulysses
-from roll.models.checkpoint_tensors import Saved
+from roll.models.checkpoint_tensors import CheckpointLayout
 from roll.models.load import load_tokenizer
 from roll.strategy import tensor_names as names
 from roll.strategy.backend_setup import ModelSetup
@@ -102,7 +102,7 @@ class Fsdp2Strategy(Generic[T]):
     def score_base(self, batch: TokenBatch) -> T:
         if self._model_config.lora is None:
             raise ConfigError("this model has no adapter: its base is itself; add model.lora")
-        with lora.switched_off(self._model.model):
+        with lora.adapter_disabled(self._model.model):
             return self.score(batch)
 
     def output_head(self) -> OutputHead:
@@ -180,10 +180,10 @@ class Fsdp2Strategy(Generic[T]):
                 values[name] = value.to(device)
 
     @cached_property
-    def _saved(self) -> Saved:
+    def _saved(self) -> CheckpointLayout:
         return names.saved(self._model.model, export.SHAPE_OF)
 
-    def _leaves_as(self, *, adapter: bool) -> Saved | None:
+    def _leaves_as(self, *, adapter: bool) -> CheckpointLayout | None:
         return None if adapter else self._saved
 
     def _require_update(self) -> Update:

@@ -8,7 +8,7 @@ from functools import cached_property
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from roll.models.checkpoint_tensors import Bundle, Saved, SavedTensor, put_back
+from roll.models.checkpoint_tensors import Bundle, CheckpointLayout, SavedTensor, copy_into_model
 from roll.weight_sync.manifest import TensorMeta
 
 
@@ -57,8 +57,8 @@ class WeightMemory:
         return own
 
     @cached_property
-    def _saved(self) -> Saved:
-        return Saved(self._model, {name: t.shape for name, t in self._own.items()})
+    def _saved(self) -> CheckpointLayout:
+        return CheckpointLayout(self._model, {name: t.shape for name, t in self._own.items()})
 
     @cached_property
     def _by_name(self) -> dict[str, tuple[Bundle, SavedTensor]]:
@@ -77,7 +77,7 @@ class Places:
 
     def __init__(
         self,
-        saved: Saved,
+        saved: CheckpointLayout,
         by_name: Mapping[str, tuple[Bundle, SavedTensor]],
         own: Mapping[str, Tensor],
     ) -> None:
@@ -86,7 +86,7 @@ class Places:
         self._own = own
         self._elements: tuple[Bundle, dict[str, Tensor]] | None = None
         """Last bundle whose checkpoint tensors are not contiguous ranges, and its element indices
-        (`Saved.elements`). The tensors of one bundle arrive one after the other, so one entry
+        (`CheckpointLayout.elements`). Tensors of one bundle arrive in sequence, so one entry
         suffices; the indices of all bundles would take more memory than the model."""
 
     def place(self, meta: TensorMeta) -> Tensor | None:
@@ -105,7 +105,7 @@ class Places:
         """Write a received tensor into the model, unless the push has written it there directly."""
         bundle, tensor = self._by_name[name]
         if not bundle.are_runs:
-            put_back(bundle, self._elements_of(bundle)[name], value, self._own)
+            copy_into_model(bundle, self._elements_of(bundle)[name], value, self._own)
             return
         place = self._run(bundle, tensor)
         if place.data_ptr() != value.data_ptr():

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from roll.models.checkpoint_tensors import Saved
+from roll.models.checkpoint_tensors import CheckpointLayout
 from roll.strategy.tensor_names import Outgoing
 from roll.weight_sync.manifest import Manifest, TensorMeta, even_cuts
 
@@ -48,7 +48,11 @@ def manifest(outgoing: Iterable[Outgoing], dtype: torch.dtype, cuts_of: CutsOf) 
 
 
 def local_parts(
-    outgoing: Iterable[Outgoing], saved: Saved | None, local: PartOf, whole: PartOf, cuts_of: CutsOf
+    outgoing: Iterable[Outgoing],
+    saved: CheckpointLayout | None,
+    local: PartOf,
+    whole: PartOf,
+    cuts_of: CutsOf,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the name and this rank's part of each tensor, as `manifest` divides the tensors.
 
@@ -73,14 +77,14 @@ def local_parts(
             continue
         assert saved is not None  # factors of an adapter are always contiguous ranges
         tensors = {name: whole(name, v) for name, v in zip(bundle.sources, values, strict=True)}
-        for tensor, made in zip(bundle.saved, saved.take_apart(bundle, tensors), strict=True):
+        for tensor, made in zip(bundle.saved, saved.to_checkpoint(bundle, tensors), strict=True):
             cuts = _even(tensor.shape.numel())
             part = made.reshape(-1)[cuts[rank] : cuts[rank + 1]]
             yield tensor.name, _shaped(part, tensor.shape)
 
 
 def full_weights(
-    outgoing: Iterable[Outgoing], saved: Saved, whole: PartOf, dtype: torch.dtype
+    outgoing: Iterable[Outgoing], saved: CheckpointLayout, whole: PartOf, dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield names and full tensors as in the checkpoint, with parameters in `dtype`.
 
@@ -92,7 +96,7 @@ def full_weights(
             name: whole(name, value).to(_dtype(value, dtype))
             for name, value in zip(bundle.sources, values, strict=True)
         }
-        for tensor, made in zip(bundle.saved, saved.take_apart(bundle, tensors), strict=True):
+        for tensor, made in zip(bundle.saved, saved.to_checkpoint(bundle, tensors), strict=True):
             yield tensor.name, made
 
 
