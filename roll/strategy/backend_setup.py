@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from roll.config.sections.model import ModelConfig
+from roll.config.sections.model import LoraConfig, ModelConfig
 from roll.config.sections.training import OptimizerConfig
+from roll.core.errors import ConfigError
 from roll.core.types import WorkerSpec
 from roll.strategy.training.heads import Head
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,3 +47,25 @@ class ModelSetup(Generic[T]):
     """Settings of the optimizer; None if the model is frozen."""
     total_steps: int | None = None
     """Number of optimizer steps of the whole run. Required if the learning rate decays."""
+
+
+def require_trainable(update: U | None) -> U:
+    """Return a backend's update, its optimizer with all that belongs to it.
+
+    Raises:
+        ConfigError: None, so the model is frozen.
+    """
+    if update is None:
+        raise ConfigError("this model is frozen: it was built without an optimizer")
+    return update
+
+
+def require_adapter(model: ModelConfig) -> LoraConfig:
+    """Return the settings of a model's adapter.
+
+    Raises:
+        ConfigError: the model has no adapter.
+    """
+    if model.lora is None:
+        raise ConfigError("this model has no adapter: its base is itself; add model.lora")
+    return model.lora

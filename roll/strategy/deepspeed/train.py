@@ -17,15 +17,13 @@ from roll.algorithms.loss_interface import TermsLoss
 from roll.config.sections.strategy import DeepspeedConfig
 from roll.config.sections.training import OptimizerConfig
 from roll.core.batches import TokenBatch, TrainBatch
-from roll.core.errors import ConfigError
 from roll.core.metrics import Metrics
 from roll.core.teacher_outputs import OutputHead
 from roll.core.types import RankInfo
 from roll.models import lora
 from roll.models.checkpoint_tensors import CheckpointLayout
-from roll.models.load import load_tokenizer
 from roll.strategy import tensor_names as names
-from roll.strategy.backend_setup import ModelSetup
+from roll.strategy.backend_setup import ModelSetup, require_adapter, require_trainable
 from roll.strategy.deepspeed import export, state
 from roll.strategy.deepspeed.compat import restore_linear
 from roll.strategy.deepspeed.engine_module import Root, as_token_model
@@ -34,7 +32,7 @@ from roll.strategy.deepspeed.shard_map import MASTER, flats, pieces, shape_of, w
 from roll.strategy.deepspeed.update import Update, guarded_adamw
 from roll.strategy.deepspeed.zero_engine import start
 from roll.strategy.training import forward
-from roll.strategy.training.checkpoint_state import save_adapter, save_hf
+from roll.strategy.training.checkpoint_state import save_trained
 from roll.strategy.training.group import GroupMembership
 from roll.strategy.training.losses import micro_losses
 from roll.strategy.training.reduce import LossMetrics, max_over_ranks, update_metrics
@@ -102,8 +100,7 @@ class DeepspeedStrategy(Generic[T]):
         return terms
 
     def score_base(self, batch: TokenBatch) -> T:
-        if self._model_config.lora is None:
-            raise ConfigError("this model has no adapter: its base is itself; add model.lora")
+        require_adapter(self._model_config)
         with lora.adapter_disabled(self._model.model):
             return self.score(batch)
 
@@ -118,7 +115,7 @@ class DeepspeedStrategy(Generic[T]):
         Merging the metrics of all ranks gives those of the update. `Update.apply` says when an
         update is skipped.
         """
-        update, info = self._require_update(), self._rank_info
+        update, info = require_trainable(self._update), self._rank_info
         metrics = LossMetrics(len(batch), info.dp_size)
         self._engine.train()
         for total, last in micro_losses(
@@ -146,20 +143,23 @@ class DeepspeedStrategy(Generic[T]):
         return export.full_weights(self._model.model, self._saved, self._dtype, self._device)
 
     def save(self, path: Path) -> None:
-        state.save(path, self._engine, self._model.model, self._require_update())
+        state.save(path, self._engine, self._model.model, require_trainable(self._update))
 
     def load(self, path: Path) -> None:
-        state.load(path, self._engine, self._model.model, self._require_update())
+        state.load(path, self._engine, self._model.model, require_trainable(self._update))
 
     def save_hf(self, path: Path, *, merged: bool = False) -> None:
-        tokenizer = load_tokenizer(self._model_config)
-        config = self._model_config
-        if config.lora is not None and not merged:
-            model, optimizer = self._model.model, self._require_update().optimizer
-            tensors = whole_masters(self._engine, optimizer, model)
-            save_adapter(path, model, config, tokenizer, tensors)
-            return
-        save_hf(path, self._model.model, tokenizer, self._dtype, self.export_weights())
+        model = self._model.model
+        save_trained(
+            path,
+            model,
+            self._model_config,
+            merged=merged,
+            factors=lambda: whole_masters(
+                self._engine, require_trainable(self._update).optimizer, model
+            ),
+            weights=self.export_weights,
+        )
 
     def offload(self) -> None:
         if self._device.type != "cpu":
@@ -221,8 +221,3 @@ class DeepspeedStrategy(Generic[T]):
 
     def _leaves_as(self, *, adapter: bool) -> CheckpointLayout | None:
         return None if adapter else self._saved
-
-    def _require_update(self) -> Update:
-        if self._update is None:
-            raise ConfigError("this model is frozen: it was built without an optimizer")
-        return self._update

@@ -19,21 +19,19 @@ from torch.distributed.fsdp import FSDPModule
 from roll.algorithms.loss_interface import TermsLoss
 from roll.config.sections.strategy import Fsdp2Config
 from roll.core.batches import TokenBatch, TrainBatch
-from roll.core.errors import ConfigError
 from roll.core.metrics import Metrics
 from roll.core.teacher_outputs import OutputHead
 from roll.core.types import RankInfo
 from roll.models import lora, ulysses
 from roll.models.checkpoint_tensors import CheckpointLayout
-from roll.models.load import load_tokenizer
 from roll.strategy import tensor_names as names
-from roll.strategy.backend_setup import ModelSetup
+from roll.strategy.backend_setup import ModelSetup, require_adapter, require_trainable
 from roll.strategy.fsdp2 import export, mesh, state
 from roll.strategy.fsdp2.export import whole
 from roll.strategy.fsdp2.shard import load_sharded
 from roll.strategy.fsdp2.update import Update
 from roll.strategy.training import forward
-from roll.strategy.training.checkpoint_state import save_adapter, save_hf
+from roll.strategy.training.checkpoint_state import save_trained
 from roll.strategy.training.group import GroupMembership
 from roll.strategy.training.losses import micro_losses
 from roll.strategy.training.reduce import LossMetrics, max_over_ranks, update_metrics
@@ -100,8 +98,7 @@ class Fsdp2Strategy(Generic[T]):
         return terms
 
     def score_base(self, batch: TokenBatch) -> T:
-        if self._model_config.lora is None:
-            raise ConfigError("this model has no adapter: its base is itself; add model.lora")
+        require_adapter(self._model_config)
         with lora.adapter_disabled(self._model.model):
             return self.score(batch)
 
@@ -114,7 +111,7 @@ class Fsdp2Strategy(Generic[T]):
         Merging the metrics of all data parallel leaders gives those of the update. `Update.apply`
         says when an update is skipped.
         """
-        update, info = self._require_update(), self._rank_info
+        update, info = require_trainable(self._update), self._rank_info
         metrics = LossMetrics(len(batch), info.dp_size)
         self._model.train()
         root = _root(self._model)
@@ -141,22 +138,23 @@ class Fsdp2Strategy(Generic[T]):
         return export.full_weights(self._model.model, self._saved, self._dtype)
 
     def save(self, path: Path) -> None:
-        update = self._require_update()
+        update = require_trainable(self._update)
         state.save(path, self._model.model, update.optimizer, update.schedule.updates)
 
     def load(self, path: Path) -> None:
-        update = self._require_update()
+        update = require_trainable(self._update)
         update.schedule.updates = state.load(path, self._model.model, update.optimizer)
 
     def save_hf(self, path: Path, *, merged: bool = False) -> None:
-        tokenizer = load_tokenizer(self._model_config)
-        config = self._model_config
-        if config.lora is not None and not merged:
-            model = self._model.model
-            tensors = ((name, whole(p.detach())) for name, p in names.trained(model))
-            save_adapter(path, model, config, tokenizer, tensors)
-            return
-        save_hf(path, self._model.model, tokenizer, self._dtype, self.export_weights())
+        model = self._model.model
+        save_trained(
+            path,
+            model,
+            self._model_config,
+            merged=merged,
+            factors=lambda: ((name, whole(p.detach())) for name, p in names.trained(model)),
+            weights=self.export_weights,
+        )
 
     def offload(self) -> None:
         if self._moves:
@@ -185,11 +183,6 @@ class Fsdp2Strategy(Generic[T]):
 
     def _leaves_as(self, *, adapter: bool) -> CheckpointLayout | None:
         return None if adapter else self._saved
-
-    def _require_update(self) -> Update:
-        if self._update is None:
-            raise ConfigError("this model is frozen: it was built without an optimizer")
-        return self._update
 
 
 def _root(model: TokenModel[T]) -> FSDPModule:

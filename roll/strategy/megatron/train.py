@@ -24,7 +24,7 @@ from roll.core.errors import ConfigError
 from roll.core.metrics import Metrics
 from roll.core.teacher_outputs import OutputHead
 from roll.core.types import RankInfo
-from roll.strategy.backend_setup import ModelSetup
+from roll.strategy.backend_setup import ModelSetup, require_adapter, require_trainable
 from roll.strategy.megatron import export, groups, memory, state
 from roll.strategy.megatron.model import load_model
 from roll.strategy.megatron.passes import micro_batches, run
@@ -87,9 +87,9 @@ class MegatronStrategy:
         return PolicyTerms(logprobs_BT=out[0], entropy_BT=out[1] if entropy else None)
 
     def score_base(self, batch: TokenBatch) -> PolicyTerms:
+        require_adapter(self._model_config)
         trained = self._model.trained
-        if trained is None:
-            raise ConfigError("this model has no adapter: its base is itself; add model.lora")
+        assert trained is not None  # every model with adapter settings has one
         with trained.adapter.off():
             return self.score(batch)
 
@@ -110,7 +110,7 @@ class MegatronStrategy:
         Merging the metrics of all data parallel leaders gives those of the update. `Update.apply`
         says when an update is skipped.
         """
-        update = self._require_update()
+        update = require_trainable(self._update)
         batch.require("token_weights", made_by="token_weights")
         info = self._rank_info
         metrics = LossMetrics(len(batch), info.dp_size)
@@ -146,10 +146,10 @@ class MegatronStrategy:
         return export.full_weights(self._model)
 
     def save(self, path: Path) -> None:
-        state.save(path, self._model, self._require_update())
+        state.save(path, self._model, require_trainable(self._update))
 
     def load(self, path: Path) -> None:
-        state.load(path, self._model, self._require_update())
+        state.load(path, self._model, require_trainable(self._update))
 
     def save_hf(self, path: Path, *, merged: bool = False) -> None:
         trained = self._model.trained
@@ -199,11 +199,6 @@ class MegatronStrategy:
             logprobs_BT=empty_BT.put(positions_N, logprobs_N),
             entropy_BT=empty_BT.put(positions_N, entropy_N) if entropy else None,
         )
-
-    def _require_update(self) -> Update:
-        if self._update is None:
-            raise ConfigError("this model is frozen: it was built without an optimizer")
-        return self._update
 
 
 def _policy_head(head: object) -> PolicyHead:

@@ -25,6 +25,7 @@ from roll.strategy.backend_setup import EngineSetup
 from roll.strategy.hf_folder import read_checkpoint
 from roll.strategy.interfaces import LoadReport
 from roll.strategy.serving.processes import DeathWatch, children_of
+from roll.strategy.serving.sleep import SleepState
 from roll.strategy.sglang.arguments import engine_arguments, engine_environment
 from roll.strategy.sglang.calls import Calls
 from roll.strategy.sglang.messages import StartMessage
@@ -34,8 +35,6 @@ from roll.weight_sync.channel import Channel
 
 R = TypeVar("R")
 _SHUTDOWN_S = 5.0
-_ALL_TAGS = frozenset({"weights", "kv_cache"})
-"""SGLang's names of the two kinds of memory that `sleep` releases."""
 
 
 class SglangEngine:
@@ -51,8 +50,7 @@ class SglangEngine:
         self._watch = DeathWatch(self._name)
         self._processes: list[psutil.Process] = []
         """The engine's processes, listed at the start: children of a dead process are not found."""
-        self._asleep: frozenset[str] = frozenset()
-        """The members of `_ALL_TAGS` whose memory is released."""
+        self._sleep = SleepState(setup.spec.platform)
         self._open = contextlib.AsyncExitStack()
         """What `close` must undo: the process, its files and the connection to it."""
         self._beating = asyncio.Lock()
@@ -137,17 +135,15 @@ class SglangEngine:
         return await self._ask(call)
 
     async def sleep(self) -> None:
-        """Release device memory between rollouts; do nothing on CPUs."""
-        if self._spec.platform == "cuda" and self._asleep != _ALL_TAGS:
-            await self._ask(self._calls.call(Replica.sleep))
-            self._asleep = _ALL_TAGS
+        """Free device memory between rollouts; on CPUs do nothing."""
+        await self._sleep.sleep(lambda: self._ask(self._calls.call(Replica.sleep)))
 
     async def wake(self, *, weights_only: bool = False) -> None:
-        """Allocate the memory again; with `weights_only` only that of the weights."""
-        tags = self._asleep & {"weights"} if weights_only else self._asleep
-        if tags:
-            await self._ask(self._calls.call(Replica.wake, sorted(tags)))
-            self._asleep -= tags
+        """Take the memory back; with `weights_only` without the KV cache, which is most of it."""
+        await self._sleep.wake(
+            lambda tags: self._ask(self._calls.call(Replica.wake, list(tags))),
+            weights_only=weights_only,
+        )
 
     async def close(self) -> None:
         """Stop the engine and its processes; calls that still wait get an EngineDiedError."""

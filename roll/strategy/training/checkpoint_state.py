@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from roll.config.sections.model import ModelConfig
 from roll.core.errors import CheckpointError
 from roll.models import lora
+from roll.models.load import load_tokenizer
 from roll.strategy.training.random_states import random_states, read_random_states
 
 FORMAT = 2
@@ -72,6 +73,29 @@ def begin(path: Path, identity: dict[str, Any]) -> tuple[dict[str, Any], dict[st
         return meta, read_random_states(rng.read_text())
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{rng} is damaged: {type(error).__name__}: {error}") from error
+
+
+def save_trained(
+    path: Path,
+    model: PreTrainedModel,
+    config: ModelConfig,
+    *,
+    merged: bool,
+    factors: Callable[[], Iterable[tuple[str, Tensor]]],
+    weights: Callable[[], Iterable[tuple[str, Tensor]]],
+) -> None:
+    """Write the trained adapter in PEFT's format, or the whole model. Collective; rank 0 writes.
+
+    Args:
+        merged: write the whole model even if an adapter was trained, with its products added.
+        factors: function that yields all trained parameters, with their names in `model`.
+        weights: function that yields full tensors as in the Hugging Face checkpoint.
+    """
+    tokenizer = load_tokenizer(config)
+    if config.lora is not None and not merged:
+        save_adapter(path, model, config, tokenizer, factors())
+    else:
+        save_hf(path, model, tokenizer, getattr(torch, config.dtype), weights())
 
 
 def save_hf(

@@ -26,6 +26,7 @@ from roll.strategy.hf_folder import Checkpoint, read_checkpoint
 from roll.strategy.interfaces import LoadReport
 from roll.strategy.serving.processes import DeathWatch, new_children
 from roll.strategy.serving.progress import Progress
+from roll.strategy.serving.sleep import SleepState
 from roll.strategy.vllm.arguments import engine_arguments
 from roll.strategy.vllm.compat import engine_environment, keep_deaths_quiet
 from roll.strategy.vllm.endpoint import Endpoint
@@ -44,8 +45,6 @@ R = TypeVar("R")
 _SHUTDOWN_S = 5.0
 _CAUSE_S = 2.0
 """Longest wait for the name of the dead process after vLLM reports its death, in seconds."""
-_ALL_TAGS = frozenset({"weights", "kv_cache"})
-"""vLLM's names of the two kinds of memory that `sleep` releases."""
 
 
 class VllmEngine:
@@ -70,8 +69,7 @@ class VllmEngine:
         if config.endpoint is not None:
             self._endpoint = Endpoint(config.endpoint, replica=setup.spec.rank)
         self._pushes = Pushes(self._name, self._progress, outsiders=self._endpoint is not None)
-        self._asleep: frozenset[str] = frozenset()
-        """The members of `_ALL_TAGS` whose memory is released."""
+        self._sleep = SleepState(setup.spec.platform)
 
     async def start(self) -> None:
         """Load the model; return when the engine can serve.
@@ -202,19 +200,17 @@ class VllmEngine:
         )
 
     async def sleep(self) -> None:
-        """Release device memory between rollouts; do nothing on CPUs."""
-        if self._spec.platform == "cuda" and self._asleep != _ALL_TAGS:
-            await self._ask(self._engine.sleep(level=self._config.sleep_level))
-            self._asleep = _ALL_TAGS
-            if self._config.sleep_level > 1:
-                self._pushes.breaks("weights", "sleep_level 2 has dropped them")
+        """Free device memory between rollouts; on CPUs do nothing."""
+        level = self._config.sleep_level
+        slept = await self._sleep.sleep(lambda: self._ask(self._engine.sleep(level=level)))
+        if slept and level > 1:
+            self._pushes.breaks("weights", "sleep_level 2 has dropped them")
 
     async def wake(self, *, weights_only: bool = False) -> None:
-        """Allocate the memory again; with `weights_only` only that of the weights."""
-        tags = self._asleep & {"weights"} if weights_only else self._asleep
-        if tags:
-            await self._ask(self._engine.wake_up(tags=sorted(tags)))
-            self._asleep -= tags
+        """Take the memory back; with `weights_only` without the KV cache, which is most of it."""
+        await self._sleep.wake(
+            lambda tags: self._ask(self._engine.wake_up(tags=tags)), weights_only=weights_only
+        )
 
     async def close(self) -> None:
         """Stop the engine and its processes; calls that still wait get an EngineDiedError."""

@@ -1,0 +1,45 @@
+"""Memory that an engine gives back between rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+ALL_TAGS = frozenset({"weights", "kv_cache"})
+"""Names that vLLM and SGLang have for the two kinds of memory."""
+
+
+@dataclass
+class SleepState:
+    """Which memory of an engine is given back, and the steps to give it back and to take it."""
+
+    platform: str
+    """`cpu` or `cuda`; on `cpu` no memory is given back."""
+    asleep: frozenset[str] = field(default=frozenset(), init=False)
+    """Tags of the memory that is given back."""
+
+    async def sleep(self, give_back: Callable[[], Awaitable[object]]) -> bool:
+        """Give all memory back unless that is done already; return True if it was done now.
+
+        Args:
+            give_back: call of the engine that gives all memory back.
+        """
+        if self.platform != "cuda" or self.asleep == ALL_TAGS:
+            return False
+        await give_back()
+        self.asleep = ALL_TAGS
+        return True
+
+    async def wake(
+        self, take: Callable[[Sequence[str]], Awaitable[object]], *, weights_only: bool
+    ) -> None:
+        """Take memory back.
+
+        Args:
+            take: call of the engine that takes back the memory of some tags.
+            weights_only: leave the KV cache, which is most of the memory, given back.
+        """
+        tags = self.asleep & {"weights"} if weights_only else self.asleep
+        if tags:
+            await take(sorted(tags))
+            self.asleep -= tags
