@@ -21,8 +21,8 @@ def assemble(
 
     A row holds the prompt, then the response, then padding with 0. `group_ids` are positions in
     `groups`; they are unique in this batch only. A row has no trained tokens where the response is
-    empty, or where the sample or its greedy baseline has no reward because a reward function
-    failed. In the second case `has_reward` is False for the row.
+    empty, or where a reward of the sample or of its greedy baseline failed; `has_reward` is then
+    False.
 
     Args:
         groups: groups to train on, with at least one sample.

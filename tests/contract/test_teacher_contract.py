@@ -57,7 +57,7 @@ def test_loss_and_gradient_are_those_of_whole_logits(
         ours, theirs = coarse(ours, ids), coarse(theirs, ids)
     apart_BT = divergence(target.divergence, theirs, ours) * batch.loss_mask
     nll_BT = -logits.log_softmax(-1).gather(-1, batch.tokens[..., None]).squeeze(-1)
-    weights_BT = batch.require("token_weights", made_by="lesson_batch")
+    weights_BT = batch.require("token_weights", made_by="taught_batch")
     loss = ((apart_BT + SFT_COEF * nll_BT) * weights_BT).sum()
     loss.backward()
 

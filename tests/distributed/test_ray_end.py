@@ -15,7 +15,7 @@ import ray
 from roll.distributed.on_ray import start as ray_start
 from roll.distributed.on_ray.environment import prepare_ray
 from roll.distributed.on_ray.token import own_token
-from roll.platform.processes import look_at
+from roll.platform.processes import process_state
 
 class Actor:
     def answer(self):
@@ -33,7 +33,7 @@ with own_token():
         ray_start.end()
     else:
         ray_start.shut_down(daemons, 2.0)
-left = [look_at(daemon.pid) for daemon in daemons]
+left = [process_state(daemon.pid) for daemon in daemons]
 sys.exit(0 if not any(left) else f"{left} are left")
 """
 

@@ -104,7 +104,7 @@ def test_files_and_functions_stay_small() -> None:
 
 def test_the_environment_is_written_in_few_places() -> None:
     allowed = re.compile(
-        r"(roll/(distributed/actor_env|strategy/\w+/engine)|.*mcore_adapter/platform)\.py"
+        r"(roll/(distributed/on_ray/environment|strategy/\w+/(zero_)?engine)|.*mcore_adapter/platform)\.py"
     )
     pattern = re.compile(r"os\.(environ\[[^]]+\]\s*=|environ\.(setdefault|update|pop)|putenv)")
     found = [

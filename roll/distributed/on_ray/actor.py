@@ -184,7 +184,7 @@ class RayActor:
         """
         self.kill()
         # Not done in the actor itself: if it is stopped, it cannot end its processes.
-        node = self._node()
+        node = self.member.info.node if self.member.info is not None else self._planned_node()
         if node == ray.get_runtime_context().get_node_id():
             return end_marked(self._mark, END_TIMEOUT_S)
         if not _lives(node):  # a task for a lost node would only wait for its time limit
@@ -196,10 +196,11 @@ class RayActor:
         except ray.exceptions.RayError:  # time limit, or the node was lost meanwhile
             return not _lives(node)
 
-    def _node(self) -> str:
-        """Return Ray's ID of the node with the actor's devices, also before the actor arrives."""
-        nodes = placement_group_table(self._own.group)["bundles_to_node_id"]
-        return str(nodes[self._own.bundle])
+    def _planned_node(self) -> str:
+        """Return Ray's ID of the node with the actor's devices, which is known before the actor
+        arrives; empty if Ray does not know it any more."""
+        nodes = placement_group_table(self._own.group).get("bundles_to_node_id", {})
+        return str(nodes.get(self._own.bundle, ""))
 
 
 def _lives(node: str) -> bool:

@@ -57,7 +57,7 @@ class Unstacked(Generic[T]):
 
     Args:
         run: the `Root` or the engine.
-        whole: the `TokenModel` in the `Root`.
+        root: the `Root`, which names the outputs of its last forward pass.
     """
 
     def __init__(self, run: Run, root: Root[T]) -> None:

@@ -189,7 +189,7 @@ def read(target: Path, name: str, sequences_per_example: int) -> Dataset:
     Args:
         target: file that `prepare` wrote.
         name: name of the dataset, see `digest`.
-        sequences_each: number of sequences of an example.
+        sequences_per_example: number of sequences of an example.
 
     Raises:
         DataError: the file is damaged.
