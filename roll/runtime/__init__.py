@@ -1,1 +1,1 @@
-"""The running system of an RLVR run: clusters, inference service, reward router, weight pusher."""
+"""Running system of an RLVR run: clusters, inference service, reward router, weight pusher."""

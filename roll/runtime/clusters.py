@@ -1,4 +1,4 @@
-"""The clusters that compute with a model, and whose turn it is on the devices they share."""
+"""Start of the clusters that compute with a model, in an order that suits shared devices."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from roll.workers.reference import ReferenceWorker
 
 @dataclass(frozen=True)
 class ModelClusters:
-    """The clusters that compute with a model."""
+    """Clusters of a run that compute with a model."""
 
     inference: InferenceService
     reward_models: dict[str, RewardCluster]
-    """Reward models by the reward's name."""
+    """Name of the reward -> its reward model."""
     actor: Cluster[ActorWorker]
     reference: Cluster[ReferenceWorker] | None
     critic: Cluster[CriticWorker] | None
@@ -50,14 +50,17 @@ def start_model_clusters(
     platform: str,
     tokenizer: PreTrainedTokenizerBase,
 ) -> ModelClusters:
-    """Start what computes with a model; where they share GPUs, one after the other.
+    """Start every cluster that computes with a model; one after another where they share GPUs.
 
-    Engines go first: vLLM wants its share of a GPU that nobody else is on.
+    The engines start first, because vLLM needs a GPU without other users when it takes its share of
+    the memory.
 
     Args:
-        loop: of everything that generates.
+        loop: event loop of the fleet, on which all generation runs.
+        platform: `cpu` or `cuda`.
     """
-    # Without GPUs sharing costs no memory; but what generates while others train would slow them.
+    # On CPUs memory is not scarce. Roles still take turns if generation runs ahead of training:
+    # engines that generate during training would slow it down.
     sharing = DeviceSharing(
         config,
         taking_turns=platform == "cuda" or config.rollout.max_staleness > 0,
@@ -100,10 +103,16 @@ def start_model_clusters(
 
 
 def wait_for_engines(loading: Pending[None], limit_s: float) -> None:
-    """
+    """Wait until all engines have started.
+
+    Args:
+        loading: pending result of `InferWorker.start` on all ranks.
+        limit_s: time limit in seconds.
+
     Raises:
-        WaitTimeoutError: an engine that lives did not come up; says what it may be at.
-        WorkerError: one failed or died.
+        WaitTimeoutError: an engine that is alive did not start in time; the message lists possible
+            reasons.
+        WorkerError: an engine failed or died.
     """
     try:
         loading.result(limit_s)
@@ -116,7 +125,8 @@ def wait_for_engines(loading: Pending[None], limit_s: float) -> None:
 
 
 def _replica_devices(config: RlvrConfig) -> list[frozenset[int]]:
-    """Each engine takes consecutive devices of its pool."""
+    """Return the devices of each engine: consecutive devices of the engines' pool, in the order of
+    the ranks."""
     role = config.actor_infer
     devices, size = parse_devices(config.pools[role.pool]), role.devices_per_worker
     return [frozenset(devices[i : i + size]) for i in range(0, len(devices), size)]

@@ -1,4 +1,4 @@
-"""Which roles share devices, and the clusters that take turns on them."""
+"""Device sharing: decides whether roles take turns on devices, and adds their clusters."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ M = TypeVar("M", bound=ScoreWorker[Any])
 
 
 class DeviceSharing:
-    """The devices of each role, and whose turn it is.
+    """Devices of each role, and the `Colocation` in which roles take turns on them.
 
     Args:
-        taking_turns: whether roles that share devices may not be on them at the same time.
-        guests: devices of reward models, which work while engines do.
+        taking_turns: True if roles that share devices must not be on them at the same time.
+        guests: devices of the reward models, which work while engines generate.
     """
 
     def __init__(
@@ -33,12 +33,14 @@ class DeviceSharing:
         }
         together = dict(self.devices)
         if guests:
-            # They come and go with the engines, and may be beside them.
+            # Reward models move on and off together with the engines, and may be on the same
+            # devices at the same time. So devices that only these two share need no turns.
             together[Role.ACTOR_INFER] |= guests
         self.colocation = Colocation(enabled=taking_turns and _any_shared(together))
 
     def share(self, role: str, cluster: Cluster[M]) -> Cluster[M]:
-        """The cluster, which from now on leaves its devices when it is another's turn."""
+        """Add a cluster that has just started, and return it. From now on the cluster moves off its
+        devices when another role needs them."""
         self.colocation.add(
             role,
             Resident(

@@ -1,9 +1,10 @@
-"""`InferenceService`: a run's replicas, on an event loop of their own, and their upkeep.
+"""`InferenceService`: the replicas of a run on their own event loop, and the repair of lost ones.
 
-The driver's thread trains and pushes; the loop's thread generates. A replica that is lost is
-revived from the loop, with help of a thread; the push that this takes waits until the trainer is
-free (`trainer_busy`), because weights in the middle of a step are of no version. Where others may
-be on the replica's devices, its start waits for the same turn.
+The driver's main thread trains and pushes weights; the event loop's thread generates. A lost
+replica is restarted from the event loop, with blocking calls in extra threads. The replica then
+needs a push of weights. This push waits until the trainer is free (`trainer_busy`), because in the
+middle of a training step the weights belong to no version. If other roles may be on the replica's
+devices, the start of the new engine waits for the trainer too.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ from roll.workers.infer import InferWorker
 T = TypeVar("T")
 
 MIN_START_S = 1.0
-"""Least time for a new engine to load its model, however long its process took to start."""
+"""Shortest time limit for a new engine to load its model, in seconds. It applies if the start of
+the process has used up the time limit of the restart."""
 
 
 @dataclass(eq=False)
 class InferenceService:
-    """Everything that generates, for the driver's thread."""
+    """All replicas of a run, as the driver's main thread sees them."""
 
     replicas: Replicas
     colocation: Colocation
@@ -50,35 +52,42 @@ class InferenceService:
 
     @property
     def fleet(self) -> Fleet:
-        """The fleet of all replicas."""
+        """Fleet of all replicas; its methods must run on the event loop, through `run`."""
         return self.replicas.fleet
 
     def start(self) -> None:
-        """Begin to listen for heartbeats."""
+        """Start to ask the replicas for heartbeats, and to restart those that are lost."""
         self.run(self._start())
 
     def close(self) -> None:
-        """Stop listening; nobody is revived any more."""
+        """Stop asking for heartbeats; lost replicas are not restarted any more."""
         self.run(self._health.close())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` on the fleet's loop and wait for it."""
+        """Run a coroutine on the fleet's event loop, wait, and return its result."""
         return self.replicas.run(work)
 
     @contextmanager
     def trainer_busy(self) -> Iterator[None]:
-        """Keep revived replicas from asking for weights, and from moving others off the devices,
-        inside the block."""
+        """Make restarted replicas wait inside the block: they get no weights, and move no other
+        role off the devices."""
         with self._trainer_lock.held():
             yield
 
     def take_devices(self) -> None:
-        """Have the replicas on their devices until somebody else is."""
+        """Move the replicas onto their devices. They stay there until another role needs the
+        devices."""
         with self._trainer_lock.held(), self.colocation.use(Role.ACTOR_INFER):
             return
 
     def update_weights(self, version: int, *, verify: bool) -> None:
-        """Weights of `version` to all replicas; inside `trainer_busy`."""
+        """Push the trainer's weights to all replicas that are not lost. Call this method inside
+        `trainer_busy`.
+
+        Args:
+            version: version of these weights, which later tokens carry.
+            verify: check the received weights by their checksum.
+        """
 
         async def push(indices: Sequence[int]) -> None:
             await in_own_thread(self._push, version, indices, verify)
@@ -86,11 +95,14 @@ class InferenceService:
         self.run(self.fleet.update_weights(version, push))
 
     def memory_gb(self) -> list[float]:
-        """Resident memory of each replica that lives, GiB, its children included."""
+        """Return the resident memory of each living replica with its child processes, in GiB.
+
+        The list is empty if no replica is alive, or if one dies during the call.
+        """
         living = [replica.index for replica in self.fleet.replicas if not replica.gone]
         try:
             return self.infer.on(living).call_each(Worker.memory_gb) if living else []
-        except WorkerLostError:  # just now; the next record has the others'
+        except WorkerLostError:  # died during the call; the next step reports the others again
             return []
 
     async def _start(self) -> None:
@@ -100,7 +112,7 @@ class InferenceService:
         self.pusher.push(version, indices, verify=verify)
 
     async def _restart(self, replica: Replica) -> None:
-        if self._shares(replica.index):  # its start waits for its turn, in `_rejoin`
+        if self._shares(replica.index):  # `_rejoin` starts the new engine, when devices are free
             await in_own_thread(self.infer.end, replica.index)
         else:
             await in_own_thread(self._start_anew, replica.index)
@@ -129,7 +141,7 @@ class InferenceService:
             pending = self.infer.on([index]).submit(InferWorker.start)
             pending.result(max(MIN_START_S, deadline - time.monotonic()))
         except BaseException:
-            self.infer.end(index)  # what it has on its devices
+            self.infer.end(index)  # frees the memory that the engine holds on its devices
             raise
 
     def _start_on_shared(self, index: int) -> None:
@@ -148,6 +160,8 @@ class InferenceService:
             self._bring_back()
 
     def _bring_back(self) -> None:
-        """Whoever made room, also for a revival that failed: nobody else would."""
+        """Move the other replicas back onto the devices that they left for a restart or for the
+        push after it. This is also done after a failure, because nothing else would move them
+        back."""
         with self.colocation.use(Role.ACTOR_INFER):
             return

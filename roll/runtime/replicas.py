@@ -1,4 +1,4 @@
-"""The workers of `actor_infer` as replicas: behind one fleet, and as residents of their devices."""
+"""Workers of `actor_infer` as replicas of a fleet, and as residents of shared devices."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ClusterEngine:
-    """One worker of `actor_infer` as a replica's engine."""
+    """Engine of one replica: passes each call to one worker of `actor_infer`."""
 
     cluster: Cluster[InferWorker]
     rank: int
@@ -45,7 +45,7 @@ class ClusterEngine:
 
 
 def build_fleet(config: RlvrConfig, infer: Cluster[InferWorker]) -> Fleet:
-    """All replicas of the cluster, routed as configured."""
+    """Return a fleet with one replica per rank of `infer`, with the configured routing."""
     rollout = config.rollout
     return Fleet(
         [
@@ -65,19 +65,20 @@ def build_fleet(config: RlvrConfig, infer: Cluster[InferWorker]) -> Fleet:
 
 @dataclass(frozen=True)
 class Replicas:
-    """All replicas of a run, for the driver's thread: who comes on its devices and who leaves.
+    """All replicas of a run, and their moves onto and off their devices.
 
-    A replica that makes room hands its requests over; one that comes back takes new ones.
+    The driver's threads call these methods. A replica that moves off its devices hands its running
+    requests over to other replicas. After it has moved back, it takes new requests.
     """
 
     infer: Cluster[InferWorker]
     loop: LoopThread
     fleet: Fleet
-    """Lives on `loop`."""
+    """Fleet of the replicas; its methods must run on `loop`."""
     limits: HealthConfig
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` on the fleet's loop and wait for it."""
+        """Run a coroutine on the fleet's event loop, wait, and return its result."""
         return self.loop.run(work)
 
     def residents(self, devices: Sequence[frozenset[int]]) -> list[Resident]:
@@ -116,14 +117,17 @@ class Replicas:
             with self._losing(index):
                 if self._answers(index):
                     self.run(self.fleet.leave([index]))
-                if self._exists(index):  # it may have been lost as it handed its requests over
+                if self._exists(index):  # it may have been lost while it handed its requests over
                     self._call(index, InferWorker.sleep)
-        if not self._exists(index):  # also where it was lost in between, or before
+        if not self._exists(index):  # lost before this call or during it
             self.infer.end(index)
 
     def _answers(self, index: int) -> bool:
-        """Whether it lives. One that hangs is lost here: nobody hears of it while it is away, and a
-        move of an engine may take long."""
+        """Ask the replica for a heartbeat, and return whether it is alive.
+
+        Without an answer in time the replica counts as lost. The check is needed here, because
+        replicas off their devices are not asked for heartbeats, and a move has a long time limit.
+        """
         self.run(self._listen(index))
         return self._exists(index)
 
@@ -132,15 +136,16 @@ class Replicas:
 
     @contextmanager
     def _losing(self, index: int) -> Iterator[None]:
-        """A replica that dies, breaks or hangs inside the block is lost, with its devices free; the
-        run goes on with the others."""
+        """Turn a failure inside the block (the replica dies, raises EngineError or hangs) into the
+        loss of this replica. Its process is ended, so that its devices are free, and the run goes
+        on with the other replicas."""
         try:
             yield
         except (WorkerLostError, EngineError, WaitTimeoutError) as error:
             self.run(self._lose(index, f"while it moved on or off its devices: {error}"))
             try:
                 self.infer.end(index)
-            except WaitTimeoutError as lingering:  # whoever needs its devices tries again
+            except WaitTimeoutError as lingering:  # the next role that needs the devices retries
                 logger.error("inference replica %d keeps its devices: %s", index, lingering)
 
     async def _lose(self, index: int, reason: str) -> None:
@@ -153,7 +158,8 @@ class Replicas:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> None:
-        """Longer than a new engine takes, nobody waits for an old one."""
+        """Run a worker's method and wait for it, at most `restart_timeout_s`: in that time a new
+        engine could be started instead."""
         pending = self.infer.on([index]).submit(method, *args, **kwargs)
         pending.result(self.limits.restart_timeout_s)
 

@@ -1,4 +1,4 @@
-"""Samples to their rewards: routed by tag, weighted, added up."""
+"""`RewardRouter`: sends samples to the rewards of their tags, and adds up the weighted scores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from roll.workers.reward import RewardWorker
 
 @dataclass(frozen=True, slots=True)
 class RewardCluster:
-    """A reward and the workers that compute it."""
+    """Reward with the workers that compute it."""
 
     config: RewardConfig
     cluster: Cluster[RewardWorker]
@@ -30,11 +30,13 @@ class RewardCluster:
 
 @dataclass
 class RewardRouter:
-    """Sends each sample to the rewards of its tag; groups go to a reward's workers in turn."""
+    """Router of samples to the rewards of their tags. The workers of one reward take calls in turn
+    (round-robin)."""
 
     rewards: Mapping[str, RewardCluster]
     _lanes: dict[tuple[str, Purpose], Iterator[BatchedCalls[Sample, Scored]]] = field(init=False)
-    """Of each reward and purpose: its workers, each behind one lane, again and again."""
+    """Name of the reward and purpose -> endless round-robin iterator over the reward's workers.
+    Each worker is behind a `BatchedCalls`, which joins calls that come at almost the same time."""
 
     def __post_init__(self) -> None:
         self._lanes = {
@@ -46,11 +48,12 @@ class RewardRouter:
     def begin_step(
         self, samples_by_tag: Mapping[str, float], purpose: Purpose = Purpose.TRAINING
     ) -> None:
-        """New failure budgets, of one purpose alone.
+        """Open new error budgets for one purpose; those of the other purpose stay as they are.
 
         Args:
-            samples_by_tag: how many samples of each tag will come, about. A reward's budget is of
-                those that are routed to it, and each of its workers sees a share of them.
+            samples_by_tag: tag -> expected number of samples. The budget of a reward depends on the
+                samples that are routed to it, and each of its workers gets an equal part.
+            purpose: training or validation.
         """
         pending = []
         for hosted in self.rewards.values():
@@ -63,12 +66,14 @@ class RewardRouter:
     async def score(
         self, samples: list[Sample], purpose: Purpose = Purpose.TRAINING
     ) -> list[ScoredSample]:
-        """The weighted total of every sample, in order; what the scheduler calls for each group.
+        """Return the scored samples, in order; each has the weighted sum of its rewards' scores.
 
-        A sample on which a reward failed has no total, unless `on_error` names a score.
+        This method is called once per finished request, with its samples. A sample on which a
+        reward failed has no reward, unless the setting `on_error` of that reward names a score.
 
         Raises:
-            RewardError: a reward failed more often than its budget allows.
+            RewardError: a reward failed more often than its error budget allows.
+            DataError: there are rewards, but none takes the tag of a sample.
         """
         names = [
             name
@@ -105,7 +110,8 @@ class RewardRouter:
         )
 
     def take_rates(self, purpose: Purpose = Purpose.TRAINING) -> Metrics:
-        """`reward/<name>/error_rate` and `/timeout_rate` since the last call."""
+        """Return `reward/<name>/error_rate` and `reward/<name>/timeout_rate` of the samples scored
+        for `purpose` since the last call."""
         taken = [
             Metrics.concat(hosted.cluster.call_each(RewardWorker.take_metrics, purpose))
             for hosted in self.rewards.values()

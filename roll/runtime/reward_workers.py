@@ -1,4 +1,4 @@
-"""Start the workers of rewards: functions and classes, and reward models, which share devices."""
+"""Start of the reward workers: functions and classes, and reward models, which share devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roll.workers.reward_classes import reward_worker_class
 
 
 def start_functions(config: RlvrConfig, launcher: Launcher) -> dict[str, RewardCluster]:
-    """Start the rewards that are functions or classes."""
+    """Start the rewards that are functions or classes; return them by name."""
     return {
         name: _start(config, launcher, name, reward)
         for name, reward in config.rewards.items()
@@ -27,10 +27,11 @@ def start_functions(config: RlvrConfig, launcher: Launcher) -> dict[str, RewardC
 def start_reward_models(
     config: RlvrConfig, launcher: Launcher, colocation: Colocation
 ) -> dict[str, RewardCluster]:
-    """Start the reward models, one after the other; the engines must be on no device meanwhile.
+    """Start the reward models, one after another; return them by name. Meanwhile the engines must
+    be off their devices.
 
-    A reward model judges while engines generate: on its devices it comes and goes with them, and a
-    role that trains there has it moved off.
+    A reward model scores while engines generate. So it moves onto and off its devices together with
+    the engines, and a role that trains on these devices moves it off.
     """
     reward_models = {}
     for name, reward in config.rewards.items():
@@ -43,7 +44,7 @@ def start_reward_models(
 
 
 def resident(reward_model: RewardCluster, devices: frozenset[int]) -> Resident:
-    """A reward model as a resident of its devices."""
+    """Return the reward model as a resident of its devices."""
     from roll.workers.model_reward import ModelReward
 
     cluster = reward_model.cluster
@@ -51,18 +52,18 @@ def resident(reward_model: RewardCluster, devices: frozenset[int]) -> Resident:
         devices,
         onload=partial(cluster.call, ModelReward.onload),
         offload=partial(cluster.call, ModelReward.offload),
-        # A push writes nothing to it.
+        # The reward model moves together with the engines, but a push sends it no weights.
         onload_weights=_nothing,
     )
 
 
 def pool_of(config: RlvrConfig, reward: RewardConfig) -> str:
-    """The pool that a reward's workers live on."""
+    """Return the name of the device pool for a reward's workers; by default that of the engines."""
     return reward.pool or config.actor_infer.pool
 
 
 def reward_model_devices(config: RlvrConfig) -> frozenset[int]:
-    """Devices of all reward models."""
+    """Return the devices of all reward models together."""
     pools = [pool_of(config, reward) for reward in config.rewards.values() if reward.model]
     return frozenset(device for pool in pools for device in parse_devices(config.pools[pool]))
 
@@ -83,4 +84,4 @@ def _start(
 
 
 def _nothing() -> None:
-    """Bring nothing."""
+    """Do nothing: the `onload_weights` of a reward model."""

@@ -1,4 +1,4 @@
-"""The data of a run, read and checked by the driver before anything expensive is started."""
+"""Data of a run, which the driver reads and checks before anything expensive is started."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Row = TypeVar("Row", bound=Item)
 
 
 class Taker(Protocol):
-    """Somebody who takes rows of some tags."""
+    """Reward or teacher that takes rows with certain tags."""
 
     @property
     def tags(self) -> tuple[str, ...]: ...
@@ -30,22 +30,22 @@ class Taker(Protocol):
 
 @dataclass(frozen=True)
 class RunData(Generic[Row]):
-    """Rows to train on and to validate on."""
+    """Tokenizer of a run, and its rows for training and for validation."""
 
     tokenizer: PreTrainedTokenizerBase
     train: Dataset[Row]
     held_out: Dataset[Row]
     rendered_at: datetime
-    """What chat templates took for now."""
+    """Date and time that chat templates treated as the present."""
 
 
 def load_data(config: RlvrConfig) -> RunData[Prompt]:
-    """Read and tokenize everything.
+    """Read and tokenize all prompts for training and validation, and check their tags.
 
     Raises:
-        CheckpointError: the checkpoint to go on from, whose day templates are told, is not of this
-            version.
-        ConfigError: no tokenizer.
+        CheckpointError: the checkpoint to resume from, which holds the date for chat templates, is
+            not in the format of this version.
+        ConfigError: the tokenizer cannot be loaded.
         DataError: a source cannot be read, or a prompt has a tag that no reward or teacher takes.
     """
     tokenizer, moment = load_tokenizer(config.train_model), rendering_moment(config)
@@ -61,7 +61,8 @@ def load_data(config: RlvrConfig) -> RunData[Prompt]:
 
 
 def tag_shares(dataset: Dataset[Prompt]) -> dict[str, float]:
-    """Tag -> share of the prompts that are drawn, by the weights of the sources; sums to 1."""
+    """Return tag -> expected share of the drawn prompts with this tag. The shares follow from the
+    weights of the sources, and sum to 1."""
     total = sum(source.weight for source in dataset.sources)
     shares: dict[str, float] = {}
     for source in dataset.sources:
@@ -72,18 +73,22 @@ def tag_shares(dataset: Dataset[Prompt]) -> dict[str, float]:
 
 
 def samples_by_tag(shares: Mapping[str, float], samples: int) -> dict[str, float]:
-    """Expected samples of each tag among `samples`."""
+    """Return tag -> expected number of samples with this tag, out of `samples` in total."""
     return {tag: share * samples for tag, share in shares.items()}
 
 
 def check_tags(dataset: Dataset[Any], takes: str, takers: Iterable[Taker]) -> None:
-    """Tags that come from a column are known only when the data are.
+    """Raise DataError unless every row has a tag that one of `takers` takes.
+
+    This is checked on the data and not on the config, because tags may come from a column.
 
     Args:
-        takes: what a taker of tags is called.
+        dataset: rows to check.
+        takes: word for a taker in the error message, `reward` or `teacher`.
+        takers: rewards or teachers, each with its tags.
 
     Raises:
-        DataError: a row has a tag that nobody takes.
+        DataError: a row has a tag that none of `takers` takes.
     """
     taken = {tag for taker in takers for tag in taker.tags}
     for item in dataset.items:

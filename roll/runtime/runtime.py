@@ -1,4 +1,4 @@
-"""The runtime of an RLVR run: clusters, data, rewards and schedulers, built from the config."""
+"""Runtime of an RLVR run: clusters, data, rewards and scheduler, built from the config."""
 
 from __future__ import annotations
 
@@ -39,14 +39,15 @@ from roll.workers.reference import ReferenceWorker
 
 @dataclass(frozen=True)
 class Runtime:
-    """Who takes part, and what they work with."""
+    """All parts of an RLVR run that work together, started and connected."""
 
     actor: Cluster[ActorWorker]
     inference: InferenceService
     reference: Cluster[ReferenceWorker] | None
     critic: Cluster[CriticWorker] | None
     teachers: Mapping[str, Cluster[Any]]
-    """Of `ReferenceWorker`s, or of `TeacherWorker`s where they tell whole distributions."""
+    """Name of the teacher -> its cluster: of `TeacherWorker`s if students learn from whole
+    distributions, otherwise of `ReferenceWorker`s."""
     reward_router: RewardRouter
     prompts: Sampler[Prompt]
     scheduler: GenerateScheduler
@@ -54,30 +55,30 @@ class Runtime:
     colocation: Colocation
     find_prompt: Callable[[str], Prompt]
     tag_shares: Mapping[str, float]
-    """Tag -> share of the training prompts."""
+    """Tag -> expected share of the drawn training prompts."""
     read: Callable[[Sequence[int]], str]
-    """Tokens -> what they stand for, special ones too."""
+    """Function that decodes token ids to text, special tokens included."""
 
     def state(self) -> dict[str, Any]:
-        """Position in the data and what is being generated, as plain JSON."""
+        """Return the position in the data and the groups of the scheduler, as plain JSON."""
 
-        async def on_loop() -> dict[str, Any]:  # where groups end at any time
+        async def on_loop() -> dict[str, Any]:  # on the loop, no group can end between the two
             return {"position": self.prompts.state(), "scheduler": self.scheduler.state()}
 
         return self.inference.run(on_loop())
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state` gave."""
+        """Restore what `state` returned in an earlier session."""
         self.prompts.restore(state["position"], self.find_prompt)
         self.scheduler.restore(state["scheduler"], self.find_prompt)
 
     def close(self) -> None:
-        """End what generates."""
+        """Stop the scheduler and the inference service."""
         self.inference.run(self.scheduler.close())
         self.inference.close()
 
     def memory_gb(self) -> float:
-        """Resident memory, GiB, of the worker that has the most, its children included."""
+        """Return the largest resident memory of one worker with its child processes, in GiB."""
         clusters: list[Cluster[Any] | None] = [self.actor, self.reference, self.critic]
         clusters.extend(self.teachers.values())
         sizes = [cluster.call_each(Worker.memory_gb) for cluster in clusters if cluster is not None]
@@ -92,10 +93,15 @@ def start_runtime(
     *,
     platform: str,
 ) -> Runtime:
-    """Start everybody."""
-    filters = build_filters(config.rollout.filters)  # first: the user may have to mend one
+    """Start all clusters of the run, and build its scheduler, validator and reward router.
+
+    Args:
+        loop: event loop of the fleet, on which all generation runs.
+        platform: `cpu` or `cuda`.
+    """
+    filters = build_filters(config.rollout.filters)  # first, so that a user's error shows at once
     tokenizer, dataset, held_out = data.tokenizer, data.train, data.held_out
-    functions = start_functions(config, launcher)  # their faults show before a model is loaded
+    functions = start_functions(config, launcher)  # so their errors show before a model is loaded
     models = start_model_clusters(config, launcher, loop, platform, tokenizer)
     hosted = functions | models.reward_models
     reward_router = RewardRouter({name: hosted[name] for name in config.rewards})
@@ -164,7 +170,12 @@ def _single_turn(
     purpose: Purpose = Purpose.TRAINING,
     **options: Any,
 ) -> SingleTurn:
-    """`options`: what training asks for and validation does not."""
+    """Return the generation and scoring of single-turn groups, with the given settings.
+
+    Args:
+        samples: number of samples per prompt.
+        options: further arguments of `SingleTurn`, which only training uses.
+    """
     return SingleTurn(
         fleet=fleet,
         decode=decode,
@@ -179,8 +190,12 @@ def _single_turn(
 
 
 def make_decode(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], str]:
-    """Return what makes text of a response: special tokens left out, but for the marks of thoughts
-    (Magistral, gpt-oss and others hold them as such), without which they would read as answers."""
+    """Return a function that decodes the tokens of a response.
+
+    Special tokens are left out, except the marks around thoughts, which are special tokens in some
+    families (Magistral, gpt-oss and others). Without these marks a thought would look like a part
+    of the answer.
+    """
     special = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)) | {
         added.content: token
         for token, added in tokenizer.added_tokens_decoder.items()

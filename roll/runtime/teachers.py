@@ -1,4 +1,4 @@
-"""Several teachers, each for the rows of its tags."""
+"""Teachers of a run: each answers for the rows with its tags."""
 
 from __future__ import annotations
 
@@ -29,7 +29,14 @@ A = TypeVar("A")
 
 
 def by_teacher(tags: Sequence[str], teachers: Mapping[str, TeacherRole]) -> dict[str, list[int]]:
-    """Teacher -> its rows. Every tag has a teacher: `check_tags` saw to that."""
+    """Return name of the teacher -> indices of its rows.
+
+    Every tag must have a teacher; `check_tags` has checked this before.
+
+    Args:
+        tags: tag of each row.
+        teachers: name -> teacher.
+    """
     teacher_of = {tag: name for name, role in teachers.items() for tag in role.tags}
     rows: dict[str, list[int]] = {}
     for row, tag in enumerate(tags):
@@ -43,12 +50,14 @@ def ask_teachers(
     ranks: Mapping[str, int],
     ask: Callable[[str, B], Sequence[A]],
 ) -> list[A]:
-    """The answer of its teacher to each row, in order.
+    """Return one answer per row, in the order of the rows; each comes from the row's teacher.
 
     Args:
-        rows_of: each teacher's, which are all rows together.
-        ranks: of each teacher; its rows are filled up with copies until they divide.
-        ask: name of a teacher and rows -> an answer to each.
+        batch: all rows.
+        rows_of: name of the teacher -> indices of its rows; every row has one teacher.
+        ranks: name of the teacher -> number of its data-parallel ranks. The rows of a teacher are
+            filled up with copies of its last row until they divide evenly over the ranks.
+        ask: function that takes the name of a teacher and rows, and returns one answer per row.
     """
     answers: dict[int, A] = {}
     for name, rows in rows_of.items():
@@ -66,22 +75,29 @@ def start_teacher(
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
 ) -> Cluster[TeacherWorker]:
-    """A teacher of whole distributions."""
+    """Start the cluster of a teacher from whose whole distributions students learn."""
     place = Placement(Role.TEACHER, pool=role.pool, seed=seed, label=name)
     return launcher.start(TeacherWorker, place, role, target, num_tokens(tokenizer))
 
 
 @dataclass(frozen=True, slots=True)
 class Teachers:
-    """All teachers of a run."""
+    """All teachers of a run, with their clusters."""
 
     roles: Mapping[str, TeacherRole]
     clusters: Mapping[str, Cluster[Any]]
-    """Of `TeacherWorker`s, or of `ReferenceWorker`s where log-probs are all that is asked."""
+    """Name of the teacher -> its cluster: of `TeacherWorker`s for `outputs` and `introduce`, of
+    `ReferenceWorker`s for `logprobs`."""
     colocation: Colocation
 
     def logprobs(self, batch: RolloutBatch, tags: Sequence[str]) -> Tensor:
-        """Of each token that was written, float32 `[B, T]`."""
+        """Return the log-probs of the response tokens under the teacher of each row, float32 `[B,
+        T]`.
+
+        Args:
+            batch: rows of all teachers.
+            tags: tag of each row.
+        """
 
         def ask(cluster: Cluster[Any], rows: RolloutBatch) -> list[Tensor]:
             scored = cluster.call(ReferenceWorker.add_ref_logprobs, rows)
@@ -90,7 +106,13 @@ class Teachers:
         return torch.stack(self._ask(batch, tags, ask))
 
     def outputs(self, batch: TrainBatch, tags: Sequence[str]) -> list[Any]:
-        """A parcel for each row, with what is said of its trained tokens."""
+        """Return the teacher's output for each row: a `RemoteValue` of a `TeacherRow`, which covers
+        the trained tokens.
+
+        Args:
+            batch: rows of all teachers.
+            tags: tag of each row.
+        """
 
         def ask(cluster: Cluster[Any], rows: TrainBatch) -> list[Any]:
             teacher_outputs = cluster.call(TeacherWorker.add_teacher_outputs, rows).teacher_outputs
@@ -100,7 +122,8 @@ class Teachers:
         return self._ask(batch, tags, ask)
 
     def introduce(self, students: Cluster[Any]) -> None:
-        """Hand the teachers' heads to the students."""
+        """Send the output head of every teacher to all workers of the students. The head turns
+        the hidden states in the teacher's outputs into logits."""
         heads = {}
         for name, cluster in self.clusters.items():
             with self.colocation.use(f"teachers.{name}"):
@@ -124,13 +147,15 @@ def check_others(
     target: DistillTargetConfig | None,
     key: str,
 ) -> None:
-    """Whether models that look at the trained one's tokens, teachers and rewards, know them.
+    """Raise ConfigError unless teachers and reward models know the tokens of the trained model.
 
     Args:
-        target: what teachers tell, and `key` of it in the config; None where they tell log-probs.
+        tokenizer: tokenizer of the trained model.
+        target: settings of what the teachers send; None if they send only log-probs.
+        key: key of `target` in the config, for error messages.
 
     Raises:
-        ConfigError: one does not.
+        ConfigError: a teacher or a reward model has other tokens, or fails `check_distill_target`.
     """
     teachers, rewards = (
         {key: model for key, model in config.models.items() if key.startswith(kind)}
@@ -147,13 +172,17 @@ def check_distill_target(
     tokenizer: PreTrainedTokenizerBase,
     models: Mapping[str, ModelConfig],
 ) -> None:
-    """
+    """Raise ConfigError unless `top_k` and the models' vocabularies fit the tokenizer.
+
     Args:
-        key: of `target` in the config.
+        target: settings of what the teachers send.
+        key: key of `target` in the config, for error messages.
+        tokenizer: tokenizer that student and teachers share.
         models: key in the config -> student or teacher.
 
     Raises:
-        ConfigError: there are fewer tokens than the target tells, or than a model must know.
+        ConfigError: `top_k` is not smaller than the number of tokens, or a model has fewer logits
+            than the tokenizer has tokens.
     """
     count = num_tokens(tokenizer)
     if target.top_k is not None and target.top_k >= count:
@@ -170,18 +199,22 @@ def check_distill_target(
 
 
 def num_tokens(tokenizer: PreTrainedTokenizerBase) -> int:
-    """One more than the largest id that stands for something."""
+    """Return the largest token id in the tokenizer's vocabulary, plus one."""
     return 1 + max(int(number) for number in tokenizer.get_vocab().values())
 
 
 def require_same_tokens(policy: ModelConfig, others: Mapping[str, ModelConfig]) -> None:
-    """What another model says of tokens means something only where its ids are the student's.
+    """Raise ConfigError unless every other model has the same tokens under the same ids.
+
+    Other models (teachers, reward models) read the token ids of the trained model, so each id must
+    stand for the same token there.
 
     Args:
+        policy: the trained model.
         others: key in the config -> model.
 
     Raises:
-        ConfigError: names the first id that stands for something else.
+        ConfigError: an id stands for another token; the message names the first such id.
     """
     if not others:
         return

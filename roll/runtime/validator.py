@@ -1,4 +1,4 @@
-"""Held-out evaluation by the training's own engines and rewards."""
+"""`Validator`: evaluates held-out prompts with the engines and rewards of training."""
 
 from __future__ import annotations
 
@@ -20,20 +20,24 @@ from roll.runtime.reward_router import RewardRouter
 
 @dataclass(frozen=True)
 class Validator:
-    """Generates and scores every held-out prompt."""
+    """Evaluation that generates and scores samples for every held-out prompt."""
 
     config: ValidationConfig
     sets: Mapping[str, tuple[Prompt, ...]]
     single_turn: SingleTurn
     reward_router: RewardRouter
     extract: Callable[[Sample], str | None]
-    """Sample to a normalised answer, for the majority vote."""
+    """Function that returns the normalised answer of a sample for the majority vote; None if the
+    sample has no answer."""
     max_in_flight: int
+    """Largest number of prompts that are generated and scored at the same time."""
 
     async def run(self, step: int) -> dict[str, float]:
-        """`val/<set>/mean@k`, `pass@k`, `maj@k` of the current weights."""
+        """Return the scores `val/<set>/mean@k`, `val/<set>/pass@k` and `val/<set>/maj@k` of the
+        current weights, and those failure rates `val/reward/<name>/...` that are not 0."""
         tags = Counter(prompt.tag for prompts in self.sets.values() for prompt in prompts)
-        # A budget of its own: with generation ahead, training groups are being scored meanwhile.
+        # Validation has its own error budget, because training groups may be scored meanwhile if
+        # generation runs ahead of training.
         expected = {tag: n * self.config.samples_per_prompt for tag, n in tags.items()}
         self.reward_router.begin_step(expected, Purpose.VALIDATION)
         room = asyncio.Semaphore(self.max_in_flight)
@@ -55,10 +59,13 @@ class Validator:
 
 
 def answer_key(sample: Sample, *, math_tags: Collection[str]) -> str | None:
-    """What the majority vote compares: the response, or in mathematics its final answer.
+    """Return the text that the majority vote compares: the final answer of a mathematics sample
+    (the whole response if it has no final answer), otherwise the response. Return None if that
+    text is empty.
 
     Args:
-        math_tags: what the built-in `math` reward scores; only there is a final answer defined.
+        math_tags: tags that the built-in `math` reward scores. Only samples with these tags have
+            final answers.
     """
     text = sample.response_text.strip()
     if sample.tag not in math_tags:

@@ -1,4 +1,4 @@
-"""`WeightPusher`: brings the trainer's weights to all engines, or to some."""
+"""`WeightPusher`: sends the trainer's weights to all engines, or to some of them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from roll.workers.infer import InferWorker
 logger = logging.getLogger(__name__)
 
 SYNC_TIMEOUT_S = 600.0
-"""For each wait of one side of a weight push on the other."""
+"""Time limit of each wait of one side of a weight push for the other side, in seconds."""
 GIVE_UP_S = 30.0
-"""For both sides to leave a push that has failed."""
+"""Time that each side of a weight push has to end a push that has failed, in seconds."""
 
 
 @dataclass
 class WeightPusher:
-    """Pushes from `actor_train` to `actor_infer`, one after the other, never two at once.
+    """Sender of weights from `actor_train` to `actor_infer`; only one push may run at a time.
 
-    Tensors that never change (frozen parameters) travel once to each engine: in the first push, and
-    in the first after `forget`.
+    Tensors that never change (frozen parameters) are sent to each engine only once: in its first
+    push, and in the first push after `forget`.
     """
 
     actor: Cluster[ActorWorker]
@@ -40,19 +40,22 @@ class WeightPusher:
     """`cpu` or `cuda`."""
     config: WeightSyncConfig
     _served: set[int] = field(default_factory=set)
-    """Replicas that have received all tensors, and hold those that never change."""
+    """Ranks of the replicas that hold all tensors that never change."""
 
     def push(self, version: int, ranks: Sequence[int], *, verify: bool) -> None:
-        """Replace the weights of these replicas; returns when they all use them.
+        """Replace the weights of some replicas; return when all of them use the new weights.
 
-        The trainer reads its weights once, however many receive them.
+        The trainer reads its weights once, whatever the number of replicas.
 
         Args:
-            version: what the tokens that follow carry.
-            verify: prove by checksums, and by asking the models, that they hold what was sent.
+            version: version of these weights, which later tokens carry.
+            ranks: ranks of the replicas.
+            verify: check by checksums that the engines received what was sent. vLLM also checks by
+                probes that its model computes with these weights.
 
         Raises:
-            WeightSyncError: an engine refused, died, or holds something else than was sent.
+            WeightSyncError: an engine refused the weights, died, or holds other weights than were
+                sent; or the sender returned no checksum although `verify` is True.
             WorkerLostError: a replica died.
         """
         engines = self.infer.on(ranks)
@@ -68,7 +71,7 @@ class WeightPusher:
             timeout_s=SYNC_TIMEOUT_S,
         )
         everything = not self._served.issuperset(ranks)
-        self._served.difference_update(ranks)  # until this push has succeeded
+        self._served.difference_update(ranks)  # added again when this push has succeeded
         loading = engines.submit(
             InferWorker.load_weights,
             channel,
@@ -91,8 +94,8 @@ class WeightPusher:
     def _give_up(
         self, channel: Channel, reason: str, sending: Pending[Any], loading: Pending[Any]
     ) -> None:
-        """End the push on all sides: whoever waits in it for one that is gone would do so until
-        its limit, and answer nothing else."""
+        """End a failed push in the trainer and in all engines. Otherwise a worker that waits for
+        one that is gone would wait until its time limit, and answer no other call until then."""
         if not (sending.settle(0) and loading.settle(0)):
             self.actor.beside(ActorWorker.give_up_push, channel, reason).settle(GIVE_UP_S)
         for side, who in ((sending, "trainer"), (loading, "engines")):
@@ -105,7 +108,7 @@ class WeightPusher:
                 )
 
     def forget(self, rank: int) -> None:
-        """This replica was restarted: it holds none of the trainer's weights."""
+        """Note that a replica was restarted, so that it holds none of the trainer's weights."""
         self._served.discard(rank)
 
     def _route(self, senders: list[Endpoint], receivers: list[Endpoint]) -> Route:
