@@ -1,1 +1,1 @@
-"""Pipelines: one file reads like the algorithm box of a paper."""
+"""Pipelines, one file for each: the file reads like the algorithm box of a paper."""

@@ -1,4 +1,4 @@
-"""`Pipeline`: the half that all pipelines share: resume, the step loop, validation, checkpoints."""
+"""`Pipeline`: base class of all pipelines, with resume, step loop, validation and checkpoints."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ C = TypeVar("C", bound=RunConfig)
 
 
 class Pipeline(ABC, Generic[C]):
-    """One run. Subclasses say what a step is; this class repeats it and keeps its books.
+    """Base class of a run. A subclass defines what a step does; this class repeats the step, and
+    writes metrics, checkpoints and the summary.
 
-    Steps are numbered from 0; record `step` describes the step that begins with `step` updates
-    done, and carries the validation of the policy it begins with.
+    Steps are numbered from 0. Step k begins after k steps have been done. The record of step k in
+    the metrics holds the metrics of this step, and the validation scores of the policy at its
+    beginning.
     """
 
     def __init__(
@@ -43,8 +45,11 @@ class Pipeline(ABC, Generic[C]):
     ) -> None:
         """
         Args:
-            config: as `prepare` gave it, with `data`.
-            loop: of everything that generates.
+            config: first result of `prepare`.
+            launcher: starts the clusters.
+            loop: event loop on which all generation runs.
+            platform: `cpu` or `cuda`.
+            data: second result of `prepare`.
         """
         self.written = config
         self.config = absolute_paths(config)
@@ -62,52 +67,67 @@ class Pipeline(ABC, Generic[C]):
     @classmethod
     @abstractmethod
     def prepare(cls, config: C) -> tuple[C, Any]:
-        """What can fail before anything is started: the run's data, and the config as it is once
-        they are known."""
+        """Load and check the data of the run, so that errors show before anything is started.
+
+        Returns:
+            The config, with the settings that depend on the data filled in; and the data.
+        """
 
     @abstractmethod
     def open(self) -> None:
-        """Start clusters."""
+        """Start the clusters of the run."""
 
     @abstractmethod
     def close(self) -> None:
-        """End what `open` started on the driver; the launcher ends the clusters."""
+        """Stop what `open` started in the driver's process; the launcher ends the clusters."""
 
     @abstractmethod
     def restore(self, checkpoint: Path | None, state: RunState | None) -> None:
-        """Take up a checkpoint (or begin without one); afterwards the engines hold its weights."""
+        """Restore a checkpoint; without one, prepare for the first step. Afterwards the engines, if
+        there are any, hold the weights of the policy."""
 
     @abstractmethod
     def step(self, step: int) -> Metrics:
-        """One step: everything between two sets of weights."""
+        """Do one step, from the current weights of the policy to the next ones; return its
+        metrics."""
 
     @abstractmethod
     def validate(self, step: int) -> dict[str, float]:
-        """Scores of the policy after `step` steps; empty when none is due."""
+        """Return validation scores of the policy after `step` steps; empty if none are due."""
 
     @abstractmethod
     def learners(self) -> dict[Role, Cluster[Any]]:
-        """The clusters whose models learn; that of `actor_train` is what the run is for."""
+        """Return role -> cluster for every cluster that trains a model. The model of `actor_train`
+        is the result of the run."""
 
     @abstractmethod
     def exclusive_devices(self, role: Role) -> AbstractContextManager[None]:
-        """The devices of a role, for it alone where others want them too."""
+        """Move a role onto its devices for the time of the block; roles that share these devices
+        are moved off."""
 
     def load(self, checkpoint: Path) -> None:
-        """What `save` wrote."""
+        """Load the state of all training clusters from a folder that `save` wrote."""
         for role, cluster in self.learners().items():
             with self.exclusive_devices(role):
                 cluster.call(TrainWorker.load, checkpoint / role)
 
     def save(self, folder: Path) -> None:
-        """What the learners must remember, into `folder`."""
+        """Write the state of all training clusters into `folder`, one subfolder per role.
+
+        Raises:
+            CheckpointError: a file is not visible on the driver after a worker has written it.
+        """
         for role, cluster in self.learners().items():
             with self.exclusive_devices(role):
                 cluster.call(TrainWorker.save, folder / role)
             require_written(folder / role / "meta.json")
 
     def export(self, step: int) -> None:
-        """The final weights, those after `step` steps, for others to use."""
+        """Write the model after `step` steps into `<output_dir>/hf`, in the format of Hugging Face.
+
+        Raises:
+            CheckpointError: a file is not visible on the driver after a worker has written it.
+        """
         learner = self.learners()[Role.ACTOR_TRAIN]
 
         def write(path: Path) -> None:
@@ -120,12 +140,12 @@ class Pipeline(ABC, Generic[C]):
 
     @abstractmethod
     def sampler_state(self) -> dict[str, Any]:
-        """Position in the data, as plain JSON."""
+        """Return the position in the data, and other state of the driver, as plain JSON."""
 
     def run(self) -> dict[str, Any]:
-        """From the newest checkpoint to the last step; returns the summary.
+        """Run from the checkpoint that `resume` selects to the last step; return the summary.
 
-        The launcher is not closed here: who opened it closes it, also after an error.
+        This method never closes the launcher. The caller must close it, also after an error.
         """
         done = finished_summary(self.config)
         if done is not None:
@@ -224,18 +244,23 @@ class Pipeline(ABC, Generic[C]):
         )
 
     def _write_config(self) -> None:
-        """Only when the run goes on: one that is refused leaves the earlier file as it is."""
+        """Write the resolved config to `config.yaml` in the output folder.
+
+        Call this only after the restore has succeeded, so that a session that is refused leaves the
+        file of an earlier session as it is.
+        """
         resolved = json.loads(self.written.model_dump_json())
         aside = self.output_dir / "config.yaml.tmp"
         aside.write_text(yaml.safe_dump(resolved, sort_keys=False), encoding="utf-8")
         aside.replace(self.output_dir / "config.yaml")
 
     def _wall_s(self) -> float:
-        """Of all sessions up to now."""
+        """Return the time spent on this run over all sessions up to now, in seconds."""
         return self._earlier_s + time.perf_counter() - self._begun
 
     def _note_end(self, status: str, error: BaseException) -> None:
-        """Say in summary.json how the run ended; one that was refused says nothing."""
+        """Write to summary.json how the run ended. If the session failed before training could
+        begin, a summary of an earlier session stays as it is."""
         if not self._under_way and read_summary(self.output_dir) is not None:
             return
         first_line = (str(error).splitlines() or [""])[0]

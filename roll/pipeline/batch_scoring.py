@@ -1,4 +1,7 @@
-"""What models other than the one that wrote them think of a step's samples; without gradients."""
+"""Forward passes without gradients over the samples of a step: log-probs, values, teacher outputs.
+
+Each function returns the batch with further fields, and leaves the given batch as it is.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,16 @@ from roll.workers.reference import ReferenceWorker
 
 
 def add_logprobs(batch: RolloutBatch, config: RlvrConfig, runtime: Runtime) -> RolloutBatch:
-    """The reference's and, where updates need them, the policy's own before the first."""
+    """Add `ref_logprobs` if there is a reference, and `old_logprobs` if the updates need them.
+
+    `old_logprobs` are those of the policy before the first update of the step. For a policy with an
+    adapter, the reference may be the model without the adapter.
+    """
     if runtime.reference is not None:
         with runtime.colocation.use(Role.REFERENCE):
             scored = runtime.reference.call(ReferenceWorker.add_ref_logprobs, batch)
         batch = replace(batch, ref_logprobs=scored.ref_logprobs)
-    elif Need.REFERENCE in config.algorithm.needs:  # of an adapter: its base
+    elif Need.REFERENCE in config.algorithm.needs:  # the reference is the base of the adapter
         with runtime.colocation.use(Role.ACTOR_TRAIN):
             scored = runtime.actor.call(ActorWorker.add_base_logprobs, batch)
         batch = replace(batch, ref_logprobs=scored.ref_logprobs)
@@ -37,15 +44,19 @@ def add_logprobs(batch: RolloutBatch, config: RlvrConfig, runtime: Runtime) -> R
 def add_values(
     batch: RolloutBatch, critic: Cluster[CriticWorker], colocation: Colocation
 ) -> RolloutBatch:
-    """What the critic expected of each token's state."""
+    """Add `values`: the critic's value of the state of each token."""
     with colocation.use(Role.CRITIC):
         scored = critic.call(CriticWorker.add_values, replace(batch, teacher_outputs=None))
     return replace(batch, values=scored.values)
 
 
 def add_teacher_outputs(batch: RolloutBatch, config: RlvrConfig, runtime: Runtime) -> RolloutBatch:
-    """What the teacher of each row's tag, where there are some, expects of its tokens: log-probs of
-    those that were written, or whole distributions, which never pass through here."""
+    """Add what the teacher of each row's tag computes, if the run has teachers.
+
+    If the algorithm learns from whole distributions, these are `teacher_outputs`: only addresses of
+    values that stay in the object stores of the workers' nodes. Otherwise these are
+    `teacher_logprobs`, the log-probs of the response tokens.
+    """
     if not config.teachers:
         return batch
     teachers = Teachers(config.teachers, runtime.teachers, runtime.colocation)

@@ -1,4 +1,4 @@
-"""Distillation on texts at hand: expect of every token what a teacher expects of it."""
+"""Distillation on given texts: train a student to predict each token as its teacher does."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ Student = LearnerWorker[PolicyTerms, TrainBatch]
 
 
 class DistillPipeline(OfflinePipeline[DistillationConfig, TrainBatch, Student]):
-    """Minimise a divergence of the student's distribution of each token from its teacher's."""
+    """Pipeline that minimises a divergence between the student's and the teacher's distribution of
+    each token."""
 
     @classmethod
     def prepare(cls, config: DistillationConfig) -> tuple[DistillationConfig, RunData[Example]]:
@@ -63,7 +64,8 @@ class DistillPipeline(OfflinePipeline[DistillationConfig, TrainBatch, Student]):
             self.teachers.introduce(self.learner)
 
     def make_batch(self, examples: Sequence[Example]) -> TrainBatch:
-        """Rows, each with what its teacher says of it; which never passes through here."""
+        """Return the rows with `teacher_outputs`: for each row the address of its teacher's output.
+        The outputs themselves never pass through the driver."""
         batch = text_batch(examples)
         with self.timers.timed("teach"):
             teacher_outputs = self.teachers.outputs(batch, [example.tag for example in examples])

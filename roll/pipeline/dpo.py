@@ -1,4 +1,7 @@
-"""Direct preference optimization: make the better of two responses the more likely one."""
+"""Direct preference optimization: make good responses more likely than bad ones.
+
+A row is a pair of responses to one prompt; for KTO it is a single response with a label.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,8 @@ P = TypeVar("P", PreferenceBatch, LabelledBatch)
 
 
 class DpoPipeline(OfflinePipeline[DpoConfig, Preferences, PreferenceWorker]):
-    """Minimise a loss of how much more likely than for the reference each response is."""
+    """Pipeline that minimises a preference loss. Most of these losses depend on the log ratio
+    between policy and reference of each response; some need no reference."""
 
     aggregation = Aggregation.SEQUENCE_MEAN
     reference: Cluster[ReferenceWorker] | None = None
@@ -55,7 +59,8 @@ class DpoPipeline(OfflinePipeline[DpoConfig, Preferences, PreferenceWorker]):
         return self.add_reference(pair_batch(examples), examples)
 
     def add_reference(self, batch: P, examples: Sequence[Example]) -> P:
-        """What the reference, where there is one, thinks of each response."""
+        """Add `ref_sums`, the summed log-probs of each response under the reference, if the loss
+        needs them. With `reference_logprobs: once`, the sums are kept and used again."""
         if not self.config.loss.needs_reference:
             return batch
         known = self.known_sums
@@ -80,8 +85,11 @@ class DpoPipeline(OfflinePipeline[DpoConfig, Preferences, PreferenceWorker]):
         return replace(batch, ref_sums=scored.ref_sums[: len(batch)])
 
     def divergence(self, examples: Sequence[Example]) -> torch.Tensor:
-        """Mean log ratio of policy and reference on responses to other prompts, at least 0: an
-        estimate of their divergence that no gradient flows through (arXiv 2402.01306)."""
+        """Estimate the divergence of the policy from the reference (KTO, arXiv 2402.01306).
+
+        The estimate is the mean log ratio of policy and reference on responses to other prompts,
+        but at least 0; a float scalar through which no gradient flows.
+        """
         rows = self.score_reference(
             labelled_batch(mismatched(examples, self.config.data.max_tokens))
         )

@@ -1,4 +1,4 @@
-"""What pipelines on rows at hand share: draw, train, look at held-out rows, checkpoint."""
+"""`OfflinePipeline`: base class of the pipelines that train on given rows and generate nothing."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ T = TypeVar("T")
 L = TypeVar("L", bound=LearnerWorker[Any, Any])
 
 REPORTED = {"nll": "loss", "preference_loss": "loss"}
-"""A metric of the loss -> its name in a validation."""
+"""Name of a loss's metric -> its name in the validation scores; other metrics keep their names."""
 
 
 def load_offline(config: OfflineConfig) -> RunData[Example]:
-    """Read and tokenize everything.
+    """Read and tokenize all rows for training and validation.
 
     Raises:
-        ConfigError: no tokenizer.
-        CheckpointError: the checkpoint to go on from, whose day templates are told, is not of this
-            version.
-        DataError: a source cannot be read, or nothing of it is left.
+        ConfigError: the tokenizer cannot be loaded.
+        CheckpointError: the checkpoint to resume from, which holds the date for chat templates, is
+            not in the format of this version.
+        DataError: a source cannot be read, or none of its rows can be used.
     """
     tokenizer, moment = load_tokenizer(config.train_model), rendering_moment(config)
     dated = DatedTokenizer(tokenizer, moment)
@@ -65,12 +65,13 @@ def load_offline(config: OfflineConfig) -> RunData[Example]:
 
 
 class OfflinePipeline(Pipeline[C], Generic[C, B, L]):
-    """A run on rows at hand. Subclasses say what a batch is, and what learns from it."""
+    """Run that trains on given rows. A subclass makes the batches, and starts the cluster that
+    learns from them (in `open`, with `start_learner`)."""
 
     data: RunData[Example]
     learner: Cluster[L]
     aggregation: Aggregation
-    """How the losses of tokens become one number."""
+    """Rule that combines the losses of all tokens of an update into one number."""
 
     @classmethod
     def prepare(cls, config: C) -> tuple[C, RunData[Example]]:
@@ -79,10 +80,16 @@ class OfflinePipeline(Pipeline[C], Generic[C, B, L]):
 
     @abstractmethod
     def make_batch(self, examples: Sequence[Example]) -> B:
-        """Everything that the loss needs to know of these rows."""
+        """Return the rows as a batch, with all fields that the loss needs."""
 
     def start_learner(self, worker: type[L], head: Head[T], loss: TermsLoss[T, Any]) -> None:
-        """Build `learner`, the cluster of `actor_train`."""
+        """Start the cluster of `actor_train` as `learner`; set up `rows` and `sharing`.
+
+        Args:
+            worker: class of the workers.
+            head: output of the model's forward pass, which the loss reads.
+            loss: loss to minimise.
+        """
         config, role = self.config, self.config.actor_train
         self.rows = Sampler(self.data.train, seed=config.seed, shuffle=config.data.shuffle)
         self.sharing = DeviceSharing(config, taking_turns=self.platform == "cuda")
@@ -114,7 +121,7 @@ class OfflinePipeline(Pipeline[C], Generic[C, B, L]):
         }
 
     def draw(self) -> list[Example]:
-        """The rows of the next step."""
+        """Return the rows of the next step."""
         drawn = []
         for _ in range(self.config.data.rows_per_step):
             drawn.append(next(self.rows))
@@ -132,7 +139,7 @@ class OfflinePipeline(Pipeline[C], Generic[C, B, L]):
         return {**scores, **self.timers.take().values_by_name()}
 
     def evaluate(self, examples: Sequence[Example]) -> Metrics:
-        """The loss's metrics over all of `examples`."""
+        """Return the metrics of the loss over all `examples`, without training."""
         parts = []
         for some in _chunks(examples, self.config.data.rows_per_step):
             batch = filled(self.make_batch(some), self.learner.dp_size)
@@ -157,11 +164,12 @@ class OfflinePipeline(Pipeline[C], Generic[C, B, L]):
         return self.rows.state()
 
     def close(self) -> None:
-        """Nothing but clusters was started."""
+        """Do nothing: `open` starts only clusters, which the launcher ends."""
 
 
 def filled(batch: B, ranks: int) -> B:
-    """The batch, filled up with units that count for nothing until it divides over the ranks."""
+    """Return the batch, filled up until its units (pairs, or single rows) divide evenly over the
+    ranks. The added units are copies of the last one with an empty loss mask."""
     missing = -(len(batch) // batch.unit) % ranks
     if not missing:
         return batch
@@ -172,7 +180,8 @@ def filled(batch: B, ranks: int) -> B:
 
 
 def _chunks(examples: Sequence[Example], size: int) -> Iterator[Sequence[Example]]:
-    """Of `size`; a single one that is left over joins the last, as some losses compare rows."""
+    """Yield the examples in chunks of `size`; the last chunk may be smaller. A last chunk of a
+    single example is joined to the one before, because some losses compare rows."""
     starts = list(range(0, len(examples), size))
     if len(starts) > 1 and len(examples) - starts[-1] == 1:
         starts.pop()

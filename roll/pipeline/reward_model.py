@@ -1,4 +1,4 @@
-"""Reward models: score the better of two responses higher."""
+"""Training of reward models: the better of two responses shall get the higher score."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ ScoreLearner = LearnerWorker[ScoreTerms, PreferenceBatch]
 
 
 class RewardModelPipeline(OfflinePipeline[RewardModelConfig, PreferenceBatch, ScoreLearner]):
-    """Minimise -log s(score chosen - score rejected - margin)."""
+    """Pipeline that minimises -log s(score chosen - score rejected - margin); s is the logistic
+    function."""
 
     aggregation = Aggregation.SEQUENCE_MEAN
 

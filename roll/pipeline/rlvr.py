@@ -33,12 +33,13 @@ from roll.workers.critic import CriticWorker
 
 
 class RlvrPipeline(Pipeline[RlvrConfig]):
-    """One file, one algorithm box: collect, score, weigh, train, sync."""
+    """Pipeline for reinforcement learning. One step collects samples, scores them, computes
+    advantages, trains, and pushes the new weights to the engines."""
 
     data: RunData[Prompt]
     runtime: Runtime
     version = 0
-    """Of the weights that the engines have."""
+    """Version of the weights that the engines have: the number of steps done."""
 
     @classmethod
     def prepare(cls, config: RlvrConfig) -> tuple[RlvrConfig, RunData[Prompt]]:
@@ -66,7 +67,7 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         return metrics | self.runtime.reward_router.take_rates() | memory
 
     def learn(self, batch: RolloutBatch, step: int) -> Metrics:
-        """From a step's samples to the next weights, in the engines too."""
+        """Train on the samples of a step, and push the new weights to the engines."""
         config, runtime = self.config, self.runtime
         with self.timers.timed("logprob"):
             batch = add_teacher_outputs(add_logprobs(batch, config, runtime), config, runtime)
@@ -87,7 +88,8 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         return metrics
 
     def train(self, batch: RolloutBatch, step: int) -> Metrics:
-        """All optimizer steps on the samples of a step; while a critic warms up, only its own."""
+        """Do all optimizer steps on the samples of a step: first those of the critic, if there is
+        one, then those of the policy. During `critic.warmup_steps` only the critic trains."""
         critic, metrics, tokens = self.config.critic, Metrics(), 0
         with self.timers.timed("train"):
             if critic is not None:
@@ -117,7 +119,8 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         return Metrics.concat(parts)
 
     def train_critic(self, batch: RolloutBatch) -> Metrics:
-        """Every token's value counts the same, whatever the policy's aggregation."""
+        """Do the critic's optimizer steps. The value of every token counts the same, whatever the
+        aggregation of the policy's loss."""
         critic = self.learners()[Role.CRITIC]
         with self.runtime.colocation.use(Role.CRITIC):
             parts = [
@@ -135,7 +138,7 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         return metrics.prefixed("critic") | {"critic/value/explained_variance": Last(explained)}
 
     def sync_weights(self, version: int, *, verify: bool) -> None:
-        """Trained weights to every engine; tokens from now on carry `version`."""
+        """Push the trained weights to all engines; later tokens carry `version`."""
         with (
             self.runtime.colocation.push(Role.ACTOR_TRAIN, Role.ACTOR_INFER),
             self.timers.timed("weight_sync"),
@@ -156,7 +159,7 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
             self.runtime.restore(state.sampler)
             self.shaping.load(state.sampler.get("shaping", {}))
             self.load(checkpoint)
-        # Also at the very start: a sync that cannot work should fail before the first rollout.
+        # Without a checkpoint too: a push that cannot work should fail before the first rollout.
         verify = self.config.track.verify_weights != "never"
         with self.runtime.inference.trainer_busy():
             self.sync_weights(state.step if state else 0, verify=verify)

@@ -19,7 +19,7 @@ TextLearner = LearnerWorker[PolicyTerms, TrainBatch]
 
 
 class SftPipeline(OfflinePipeline[SftConfig, TrainBatch, TextLearner]):
-    """Minimise -log p(response | what came before)."""
+    """Pipeline that minimises -log p(token | tokens before it) over the tokens of responses."""
 
     def open(self) -> None:
         self.aggregation = Aggregation(self.config.aggregation)

@@ -1,4 +1,4 @@
-"""Steps that pipelines share: updates, rollout dumps. All they need are arguments."""
+"""Functions that pipelines share: batches of one optimizer step, and files of sample texts."""
 
 from __future__ import annotations
 
@@ -33,15 +33,20 @@ def updates(
     aggregation_tokens: int | None = None,
     prepare: Callable[[RolloutBatch], RolloutBatch] | None = None,
 ) -> Iterator[RolloutBatch]:
-    """The batches of all passes over a step's samples, one per optimizer step.
+    """Yield one batch for each optimizer step on the samples of a step.
 
-    Each carries the token weights of its own rows, taken over all ranks, and its rows are ordered
-    so that the ranks' equal shares hold about equally many tokens.
+    Each batch holds `token_weights`, computed from all rows of the batch. The rows are ordered so
+    that the ranks get equally many rows and about equally many tokens.
 
     Args:
-        epochs: passes.
-        num_updates: of one pass.
-        prepare: what the loss does to the whole of an update before it is split.
+        batch: all samples of the step.
+        epochs: number of passes over the samples.
+        num_updates: number of optimizer steps in one pass.
+        ranks: number of data-parallel ranks.
+        aggregation: rule that combines the losses of all tokens into one number.
+        aggregation_tokens: `max_tokens` of the aggregation.
+        prepare: function that the loss applies to the whole batch of an update, before the batch is
+            split into micro-batches.
     """
     for update in [*batch.split(num_updates)] * epochs:
         if prepare is not None:
@@ -53,8 +58,8 @@ def updates(
 
 
 def balanced(batch: B, ranks: int) -> B:
-    """The same rows, ordered so that the ranks' equal shares hold about equally many tokens; units
-    (pairs) stay together."""
+    """Return the rows in an order in which consecutive equal parts, one per rank, hold about
+    equally many tokens. The rows of a unit (a pair) stay together."""
     unit = batch.unit
     lengths = batch.lengths.view(-1, unit).sum(1).tolist()
     order = balanced_order(lengths, ranks)
@@ -62,8 +67,12 @@ def balanced(batch: B, ranks: int) -> B:
 
 
 def advantage_metrics(update: RolloutBatch) -> Metrics:
-    """What the loss of an on-policy update must be: minus `advantage/mean`, which is weighted as
-    the loss is. And the sum of the weights, which is 1 where the aggregation is a mean."""
+    """Return metrics of the advantages and token weights of one update.
+
+    `advantage/mean` is weighted as the loss is; the loss of an on-policy update must be minus this
+    number. `advantage/abs_mean` is an unweighted mean over trained tokens. `token_weights/sum` is 1
+    if the aggregation is a mean.
+    """
     weights_BT = update.require("token_weights", made_by="updates").double()
     advantages_BT = update.require("advantages", made_by="add_advantages").double()
     trained = advantages_BT[update.loss_mask]
@@ -79,11 +88,16 @@ def advantage_metrics(update: RolloutBatch) -> Metrics:
 def dump_rollouts(
     path: Path, groups: Sequence[Group], *, limit: int, read: Callable[[Sequence[int]], str]
 ) -> None:
-    """The first `limit` samples as JSONL, for people.
+    """Write the first `limit` samples as JSONL, for people to read. If the file cannot be written,
+    log a warning.
 
     Args:
-        read: tokens as the text that they stand for. A prompt is written as the model reads it,
-            which is not its text where the tokenizer does not know all of that.
+        path: file to write; its folder is created.
+        groups: groups of samples.
+        limit: largest number of samples to write.
+        read: function that decodes token ids to text. The prompt is decoded from its tokens, so
+            that the file shows what the model reads. This differs from the prompt's text if the
+            tokenizer does not know all of its characters.
     """
     rows = []
     for scored in [scored for group in groups for scored in group.samples][:limit]:
@@ -110,7 +124,7 @@ def dump_rollouts(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    except OSError as error:  # they are for people to read: a full disk need not end the run
+    except OSError as error:  # the file is only for people: a full disk must not end the run
         logger.warning("%s could not be written (%s); the run goes on", path, error.strerror)
         with suppress(OSError):
             path.unlink()
