@@ -93,12 +93,8 @@ def start_runtime(
     *,
     platform: str,
 ) -> Runtime:
-    """Start all clusters of the run, and build its scheduler, validator and reward router.
-
-    Args:
-        loop: event loop of the fleet, on which all generation runs.
-        platform: `cpu` or `cuda`.
-    """
+    """Start all clusters of the run, and build its scheduler, validator and reward router. All
+    generation will run on `loop`."""
     filters = build_filters(config.rollout.filters)  # first, so that a user's error shows at once
     tokenizer, dataset, held_out = data.tokenizer, data.train, data.held_out
     functions = start_functions(config, launcher)  # so their errors show before a model is loaded
