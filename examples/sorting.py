@@ -1,15 +1,20 @@
 """Make the models and data of the sorting examples, in seconds and without a network.
 
 The task is to sort five digits. The model (Qwen3 architecture, 0.5 M parameters, one token per
-character) knows nothing at first. Held-out problems use sets of digits that occur in no training
-problem, in no order.
+character) starts with random weights. The digits of a held-out problem do not occur together in any
+training problem, in any order.
 
     python examples/sorting.py quickstart [--out outputs/quickstart] [--seed 0]
 
-`sft` makes a model that knows nothing and demonstrations for it; `distill` trains such a model, by
-an SFT run, to be the teacher of a smaller one; `quickstart` trains such a model, by an SFT run, on
-a teacher that sorts up or down at random, and makes problems for RL; `dpo` and `reward_model`
-take that model and make pairs of which the better one is sorted upwards.
+The tasks make:
+
+* `sft`: a model with random weights, and demonstrations for it.
+* `distill`: a teacher, which an SFT run trains to sort, a smaller student with random weights, and
+  texts for it.
+* `quickstart`: a model that an SFT run trains on demonstrations that sort up or down at random, and
+  problems for RL.
+* `dpo` and `reward_model`: the model of `quickstart`, and pairs of responses; the better response
+  of a pair is sorted upwards.
 """
 
 from __future__ import annotations
@@ -45,7 +50,7 @@ HERE = Path(__file__).parent
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per character, with a chat template."""
+    """Return a tokenizer with one token per digit, special tokens and a chat template."""
     vocab = {piece: i for i, piece in enumerate([*SPECIAL, *"0123456789"])}
     backend = Tokenizer(models.WordLevel(vocab, unk_token="<pad>"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
@@ -61,7 +66,11 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def write_model(folder: Path, *, hidden: int = 128) -> None:
-    """One that knows nothing."""
+    """Write a model with random weights, and its tokenizer, in the format of Hugging Face.
+
+    Args:
+        hidden: width of the hidden states.
+    """
     tokenizer = make_tokenizer()
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -79,7 +88,8 @@ def write_model(folder: Path, *, hidden: int = 128) -> None:
         dtype="float32",
     )
     tokenizer.save_pretrained(folder)
-    # The head is the embedding, and engines look for it under that name.
+    # The output head is tied to the embedding. Engines expect these weights under the name of the
+    # embedding alone.
     weights = Qwen3ForCausalLM(config).state_dict()
     del weights["lm_head.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -88,9 +98,10 @@ def write_model(folder: Path, *, hidden: int = 128) -> None:
 
 
 def split_sets(rng: random.Random) -> tuple[list[str], list[str]]:
-    """All sets of five digits, in two parts that share none: to train on, and held out."""
+    """Split all sets of five digits (a digit may repeat) at random into a part for training and a
+    held-out part."""
     sets = ["".join(s) for s in itertools.combinations_with_replacement("0123456789", DIGITS)]
-    sets = [s for s in sets if len(set(s)) > 1]  # up and down must differ
+    sets = [s for s in sets if len(set(s)) > 1]  # sorted upwards and downwards must differ
     rng.shuffle(sets)
     return sets[HELD_OUT:], sets[:HELD_OUT]
 
@@ -115,7 +126,11 @@ def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 def write_both(
     out: Path, seed: int, row: Callable[[str], dict[str, Any]], *, count: int = TRAIN_PROBLEMS
 ) -> None:
-    """`train.jsonl` and `held_out.jsonl`; every problem becomes a row."""
+    """Write `train.jsonl`, with `count` rows, and `held_out.jsonl`.
+
+    Args:
+        row: function that makes a row of a problem, which is a string of five digits.
+    """
     rng = random.Random(seed)
     train, held_out = split_sets(rng)
     problems = [shuffled(rng.choice(train), rng) for _ in range(count)]
@@ -128,7 +143,7 @@ def make_sft(out: Path, seed: int) -> None:
         out, seed, lambda p: {"prompt": p, "completion": upwards(p)}, count=WARM_START_ROWS // 2
     )
     torch.manual_seed(seed)
-    write_model(out / "model")  # last: its presence means complete
+    write_model(out / "model")  # last, because an existing model means that all files exist
 
 
 def make_quickstart(out: Path, seed: int) -> None:
@@ -137,13 +152,14 @@ def make_quickstart(out: Path, seed: int) -> None:
 
 
 def make_pairs(out: Path, seed: int) -> None:
-    """Of preferences; the model is the quickstart's."""
+    """Make pairs of responses for preference training, and the model of the quickstart."""
     write_both(out, seed, lambda p: {"prompt": p, "chosen": upwards(p), "rejected": downwards(p)})
     warm_start(out, seed)
 
 
 def make_distill(out: Path, seed: int) -> None:
-    """A teacher that sorts, and a student of half its width that knows nothing."""
+    """Make a teacher that has learned to sort, a student of half its width with random weights, and
+    rows for the student."""
     make_sft(out / "lessons", seed)
     train(
         out / "lessons",
@@ -155,11 +171,12 @@ def make_distill(out: Path, seed: int) -> None:
     write_both(out, seed, lambda p: {"prompt": p, "answer": upwards(p), "completion": upwards(p)})
     torch.manual_seed(seed)
     write_model(out / "making", hidden=64)
-    (out / "making").rename(out / "model")  # last: its presence means complete
+    (out / "making").rename(out / "model")  # last: an existing model means that all files exist
 
 
 def warm_start(out: Path, seed: int) -> None:
-    """A run of its own, in `<out>/warm_start`, makes `<out>/model`."""
+    """Make `<out>/model` by an SFT run in `<out>/warm_start`. Its demonstrations sort upwards or
+    downwards at random."""
     warm = out / "warm_start"
     torch.manual_seed(seed)
     write_model(warm / "model")
@@ -173,7 +190,7 @@ def warm_start(out: Path, seed: int) -> None:
     )
     train(warm, "warm_start.yaml", seed)
     shutil.copytree(warm / "run" / "hf", out / "making")
-    (out / "making").rename(out / "model")  # last: its presence means complete
+    (out / "making").rename(out / "model")  # last: an existing model means that all files exist
 
 
 def train(folder: Path, name: str, seed: int, *overrides: str) -> None:
@@ -210,7 +227,7 @@ def main() -> None:
     except KeyboardInterrupt:
         raise SystemExit("stopped; the same command begins anew") from None
     except subprocess.CalledProcessError as error:
-        raise SystemExit(error.returncode) from None  # the run has said why
+        raise SystemExit(error.returncode) from None  # the run has already printed its error
     print(f"{out}: a model and its data, made in {time.perf_counter() - start:.0f} s")
 
 

@@ -1,6 +1,7 @@
 """Run distillation: the same as `roll run DIR/NAME.yaml [key=value ...]`.
 
-On texts at hand, or, with `pipeline: rlvr` and a `distill` loss term, on the student's own samples.
+The student learns from given texts; or, with `pipeline: rlvr` and a `distill` loss term, from its
+own samples.
 
 python examples/start_distill_pipeline.py --config_path DIR --config_name NAME [key=value ...]
 """
