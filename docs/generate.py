@@ -1,8 +1,8 @@
-"""Write docs/algorithms.md from the config classes and presets, so that it cannot drift.
+"""Generator of docs/algorithms.md: makes the file from the config classes and the presets.
 
     python docs/generate.py
 
-A test compares the file with what this makes.
+A test fails if the file differs from what this script would write.
 """
 
 from __future__ import annotations
@@ -71,31 +71,56 @@ model, `ppo` or `vapo` with long responses and the memory for a critic.
 SECTIONS: tuple[tuple[str, str, Any], ...] = (
     (
         "`algorithm.advantage`",
-        "From rewards to one number per token; exactly one.",
+        "Estimator that turns rewards into one advantage per token; choose exactly one.",
         AdvantageConfig,
     ),
     (
         "`algorithm.loss`",
-        "A list of terms that are added up, each with its `coef`.",
+        "List of loss terms; each is multiplied by its `coef`, and all are added up.",
         LossTermConfig,
     ),
     (
         "`divergence`",
-        "Of a `distill` term, and of `pipeline: distill`. In nats per token; with `top_k` of the "
-        "teacher's likeliest tokens and of all others together.",
+        "Divergence between teacher and student, for a `distill` loss term and for `pipeline: "
+        "distill`, in nats per token. With `top_k`, the teacher's likeliest tokens are compared "
+        "one by one, and all other tokens together count as one.",
         DivergenceConfig,
     ),
-    ("`algorithm.aggregation`", "How the losses of tokens become one number.", Aggregation),
-    ("`algorithm.reward_shaping`", "A list, applied in order.", RewardShapingConfig),
+    (
+        "`algorithm.aggregation`",
+        "Rule that combines the losses of all tokens into one number.",
+        Aggregation,
+    ),
+    (
+        "`algorithm.reward_shaping`",
+        "List of changes to the rewards, applied in order.",
+        RewardShapingConfig,
+    ),
     ("`algorithm.kl_in_reward`", "At most one.", KlInRewardConfig),
-    ("`algorithm.masks`", "A list; a sample must pass all of them.", MaskConfig),
-    ("`algorithm.sample_weights`", "A list; several multiply.", SampleWeightConfig),
-    ("`algorithm.advantage_shaping`", "A list, applied in order.", AdvantageShapingConfig),
+    ("`algorithm.masks`", "List of masks; a sample must pass all of them.", MaskConfig),
+    (
+        "`algorithm.sample_weights`",
+        "List of weights of a sample; several are multiplied.",
+        SampleWeightConfig,
+    ),
+    (
+        "`algorithm.advantage_shaping`",
+        "List of changes to the advantages, applied in order.",
+        AdvantageShapingConfig,
+    ),
     ("`algorithm.correction`", "At most one.", CorrectionConfig),
-    ("`algorithm.correction.weight`", "", WeightConfig),
-    ("`algorithm.correction.reject`", "A list.", RejectConfig),
-    ("`rollout.filters`", "A list; the first that objects rejects a group.", FilterConfig),
-    ("`critic.loss`", "Of the `critic` role, which `gae` needs.", ValueLossConfig),
+    ("`algorithm.correction.weight`", "At most one.", WeightConfig),
+    (
+        "`algorithm.correction.reject`",
+        "List of rules that take tokens, turns or samples out of the loss.",
+        RejectConfig,
+    ),
+    (
+        "`rollout.filters`",
+        "List of filters, applied in order; the first that objects rejects the group.",
+        FilterConfig,
+    ),
+    ("`critic.loss`", "Loss of the `critic` role, which `gae` needs.", ValueLossConfig),
 )
 
 NEEDS = {
@@ -110,7 +135,7 @@ NEEDS = {
 
 
 def text() -> str:
-    """The whole document."""
+    """Return the whole document, in Markdown."""
     parts = [INTRO, *_presets()]
     for title, remark, choice in SECTIONS:
         parts.append(f"## {title}\n")
@@ -193,7 +218,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _one_line(text: str) -> str:
-    # A bar would end the cell of a table.
+    # A bar would end the table cell, so `||` (as in KL(p || q)) becomes "to", and `|` is escaped.
     return " ".join(text.split()).replace("||", "to").replace("|", "\\|")
 
 
