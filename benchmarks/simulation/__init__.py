@@ -1,1 +1,1 @@
-"""Virtual time and scripted engines: the real rollout code at any scale, on one core."""
+"""Simulation for the rollout code: runs the real code with scripted engines in virtual time."""

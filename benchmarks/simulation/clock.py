@@ -1,9 +1,9 @@
-"""An asyncio event loop whose time is virtual: where others sleep, it jumps to what comes next.
+"""Asyncio event loop in virtual time: instead of sleeping, the clock jumps to the next event.
 
-Everything that waits by `loop.time()`, `call_at` or `asyncio.sleep` runs in it unchanged, as fast
-as the CPU allows, and in the same order every time. What happens in the simulated world comes from
-the selector, as news from outside do, and its CPU time is kept apart from that of the code which
-hears of it.
+Code that waits by `loop.time()`, `call_at` or `asyncio.sleep` runs unchanged, as fast as the CPU
+allows, and in the same order every time. The events of the simulated world run in the loop's
+selector, where a real loop would receive news from outside. So their CPU time can be measured
+separately from that of the tested code.
 """
 
 from __future__ import annotations
@@ -22,24 +22,28 @@ T = TypeVar("T")
 
 
 class StuckError(RuntimeError):
-    """Tasks wait, but nothing is ready or will ever happen: none of them can go on."""
+    """Deadlock: tasks wait, but no event or timer is planned that could wake any of them."""
 
 
 @dataclass(order=True, slots=True)
 class Event:
-    """Something that is going to happen in the world."""
+    """Planned event of the simulated world."""
 
     when_s: float
+    """Time of the event, in virtual seconds."""
     number: int
-    """Of equal moments the first one planned comes first."""
+    """Number in the order of planning. Of two events at the same time, the one with the smaller
+    number comes first."""
     action: Callable[[], None] | None = field(compare=False)
+    """Function that the event runs; None if the event is cancelled."""
 
     def cancel(self) -> None:
         self.action = None
 
 
 class _World(selectors.SelectSelector):
-    """Waits for no file: it lets things happen, or the time pass that it is asked to wait for."""
+    """Selector that waits for no files. Instead of waiting, it runs the planned events that are
+    due, or moves the clock on by the time that it should wait."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +72,8 @@ class _World(selectors.SelectSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Starts at time 0. Threads and sockets have no place in it: it never waits for them."""
+    """Event loop in virtual time, which begins at 0. It never waits for threads or sockets, so code
+    that depends on them does not work in it."""
 
     def __init__(self) -> None:
         self._world = _World()
@@ -76,19 +81,25 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     @property
     def meter(self) -> Meter:
-        """CPU time of the world's events, and of whoever else enters it."""
+        """Meter of the CPU time of the world's events, and of all other code that enters it."""
         return self._world.meter
 
     def hear(self) -> None:
-        """To be called by an event of which the code learns: until then the world goes on alone."""
+        """Let tasks run after the current event. Call this in an event that makes a task ready;
+        without this call, the next event follows at once."""
         self._world.heard = True
 
     def time(self) -> float:
-        """Virtual seconds since the loop was made."""
+        """Return the virtual seconds since the loop was made."""
         return self._world.now_s
 
     def happen(self, when_s: float, action: Callable[[], None]) -> Event:
-        """Let something happen in the world at this moment; at once if it has passed."""
+        """Plan an event of the world.
+
+        Args:
+            when_s: virtual time of the event; a time in the past means at once.
+            action: function that the event runs.
+        """
         self._world.planned += 1
         event = Event(when_s, self._world.planned, action)
         heapq.heappush(self._world.events, event)
@@ -96,14 +107,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def virtual_loop() -> VirtualLoop:
-    """The running one."""
+    """Return the running event loop, which must be a `VirtualLoop`."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop), "the world is simulated inside run_virtually only"
     return loop
 
 
 def run_virtually(main: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run` in virtual time.
+    """Run a coroutine to its end in virtual time, as `asyncio.run` does in real time.
 
     Raises:
         StuckError: `main` waits for something that cannot happen any more.

@@ -1,12 +1,16 @@
-"""A scripted engine: decodes many sequences at a pace that depends on how many there are.
+"""Scripted engine: decodes many sequences at a pace that depends on their number.
 
-All running sequences write at the same pace, so one number, the tokens that a sequence running from
-the start would have written, says where each of them stands. A sequence ends when that number
-reaches its own end: the engine plans one event, the next end, whatever the number of tokens.
-What stops all sequences for a while is a debt, paid before the next token: seconds for new weights,
-and tokens to prefill, which are the prompts of requests and, after new weights, all that runs.
-Each token's value is the length of its response, so a request that is continued on another replica
-ends where it would have ended here.
+All running sequences write at the same pace. So one number, called work, gives the position of all
+of them: the number of tokens that a sequence running from the start would have written. A sequence
+ends when the work reaches its own end. The engine plans only one event, the next end, whatever the
+number of tokens.
+
+Two things stop all sequences for a while. They are kept as a debt, which is paid before the next
+token: the seconds that new weights take, and the tokens to prefill. The latter are the prompts of
+new requests and, after new weights, prompts and responses of all running requests.
+
+The value of each token is the length of its response. So a request that is continued on another
+replica ends where it would have ended here.
 """
 
 from __future__ import annotations
@@ -22,36 +26,40 @@ from roll.core.errors import EngineDiedError
 from roll.core.types import Completion, FinishReason, GenerateRequest, Heartbeat, Piece
 
 PROMPT_TOKENS = 16
-"""Of every prompt. What a request's prompt has beyond that was written before, elsewhere."""
+"""Length of every prompt, in tokens. Further tokens in the prompt of a request were written on
+another replica before."""
 SLACK_TOKENS = 1e-6
-"""An end this close has come: the clock is rounded."""
+"""Tolerance for rounding, in tokens: an end that is at most this far away has been reached."""
 
 NO_NEWS = {finish: Completion((), (), (), finish) for finish in FinishReason}
 
 
 @dataclass(frozen=True, slots=True)
 class EngineModel:
-    """Speeds and times of one replica. A token stands for 16 real ones: the default is a model
-    that decodes 64 tokens a second in each of up to 64 sequences."""
+    """Speeds and times of one replica. One scripted token stands for 16 real tokens: the defaults
+    are those of a model that decodes 64 real tokens per second in each of up to 64 sequences."""
 
     capacity: int = 64
-    """Sequences decoded at once."""
+    """Largest number of sequences that are decoded at the same time."""
     knee: int = 64
-    """Up to here a sequence's pace does not depend on the others; beyond, they share."""
+    """Number of sequences up to which all decode at full pace. Beyond it, they share the throughput
+    of the replica."""
     tokens_per_s: float = 4.0
-    """Of one sequence, up to the knee."""
+    """Full pace of one sequence, in scripted tokens per second."""
     prefill_tokens_per_s: float = 1000.0
+    """Speed of prefill of the replica, in scripted tokens per second."""
     pause_s: float = 0.5
-    """New weights stop the engine for this long, before it computes the KV cache again."""
+    """Time for which new weights stop the engine, in seconds, without the prefill after it."""
     restart_s: float = 60.0
+    """Time that a restart takes, in seconds."""
 
     @property
     def max_tokens_per_s(self) -> float:
-        """Of a replica whose batch is at the knee or beyond."""
+        """Largest throughput of a replica, in scripted tokens per second."""
         return self.tokens_per_s * min(self.knee, self.capacity)
 
     def pace(self, batch: int) -> float:
-        """Tokens per second of each of `batch` sequences."""
+        """Return the tokens per second of each sequence when `batch` sequences are decoded."""
         return self.tokens_per_s * min(1.0, self.knee / batch)
 
 
@@ -60,15 +68,16 @@ class _Sequence:
     request: _Running
     sibling: int
     length: int
-    """Tokens of the whole response."""
+    """Length of the whole response, in tokens."""
     left: int
-    """Tokens that this engine is to write."""
+    """Number of tokens that this engine must write."""
     finish: FinishReason
     begin_work: float = -1.0
-    """Where the engine's work stood when it got a slot; negative before."""
+    """Work of the engine when this sequence got a slot; negative before."""
     end_work: float = -1.0
+    """Work of the engine at which this sequence ends; negative before it has a slot."""
     reported: int = 0
-    """Tokens that a heartbeat has told of."""
+    """Number of tokens that heartbeats have reported."""
 
     def __lt__(self, other: _Sequence) -> bool:
         return self.end_work < other.end_work
@@ -85,19 +94,21 @@ class _Running:
 
 
 class ScriptedEngine:
-    """One replica. Methods are those of an engine; `crash`, `hang` and `slow_by` are fate's."""
+    """Scripted engine of one replica. It has the methods of an engine, and `crash`, `hang`,
+    `slow_by` and `restart`, which the simulation calls."""
 
     def __init__(self, index: int, model: EngineModel, lengths: Lengths) -> None:
         self.index = index
         self.model = model
         self.version = 0
         self.busy_slot_s = 0.0
-        """Sequences times seconds, prefill and pauses included."""
+        """Sum over time of the number of sequences in slots, in sequences times seconds; includes
+        prefill and pauses."""
         self.written_tokens = 0.0
         self.prefilled_tokens = 0.0
         self._before_restart = 0.0, 0.0
         self.requests = 0
-        """That it was ever asked for."""
+        """Number of requests that the engine has received."""
         self.alive = True
         self.hangs = False
         self._slow = 1.0
@@ -111,21 +122,22 @@ class ScriptedEngine:
         self._work = 0.0
         self._since_s = self._loop.time()
         self._pause_s = 0.0
-        """Left of the time that new weights take."""
+        """Rest of the pause for new weights, in seconds."""
         self._unread = 0.0
-        """Tokens to prefill."""
+        """Number of tokens that are still to prefill."""
         self._next_end: Event | None = None
         self._switches: list[tuple[float, int]] = [(0.0, 0)]
 
     @property
     def batch(self) -> int:
-        """Sequences that are being decoded."""
+        """Number of sequences that are being decoded."""
         return self._batch
 
-    # What an engine does.
+    # Methods of an engine.
 
     async def generate(self, request: GenerateRequest) -> list[Completion]:
-        """Siblings whose tokens all say how long the response is."""
+        """Return the siblings when all have ended; the value of each token is the length of its
+        response."""
         self._require_alive()
         with self._meter:
             answer: asyncio.Future[list[Completion]] = self._loop.create_future()
@@ -137,7 +149,7 @@ class ScriptedEngine:
         return await answer
 
     async def abort(self, request_id: str) -> None:
-        """End a request; what it has written comes back."""
+        """End a request; its `generate` call returns what was written so far."""
         await self._answering()
         with self._meter:
             request = self._requests.get(request_id)
@@ -151,7 +163,7 @@ class ScriptedEngine:
             self._plan()
 
     async def heartbeat(self) -> Heartbeat:
-        """Everything written since the last one."""
+        """Return the tokens written since the last heartbeat."""
         await self._answering()
         with self._meter:
             self._advance()
@@ -161,7 +173,8 @@ class ScriptedEngine:
         return Heartbeat(self.version, written, prefilled, progress)
 
     async def load_weights(self, version: int) -> None:
-        """Stop, switch and go on; the KV cache of what runs is then computed again."""
+        """Pause, switch to the weights of `version`, and go on. The KV cache of all running
+        requests is then computed again."""
         await self._answering()
         with self._meter:
             self._advance()
@@ -172,37 +185,39 @@ class ScriptedEngine:
                 if request.done[sequence.sibling] is None
             )
             self._pause_s += self.model.pause_s
-            self._unread = float(context)  # what was read of prompts so far is dropped too
+            self._unread = float(context)  # replaces earlier prefill: that KV cache is lost too
             self._switches.append((self._work, version))
             self.version = version
         await asyncio.sleep(self.model.pause_s)
 
     def settle(self) -> None:
-        """Bring the books up to now."""
+        """Bring the counters up to the present."""
         self._advance()
 
-    # What happens to it.
+    # Methods that the simulation calls.
 
     def crash(self) -> None:
-        """Die: all requests fail at once, later ones too, until `restart`."""
+        """Die: all running requests, and all later calls until `restart`, fail with
+        EngineDiedError."""
         self._advance()
         self.alive, self.hangs = False, False
         self._forget(EngineDiedError(f"scripted engine {self.index} crashed"))
 
     def hang(self) -> None:
-        """Stop answering anything, without an error."""
+        """Stop answering any call, without an error."""
         self._advance()
         self.hangs = True
         self._plan_nothing()
 
     def slow_by(self, factor: float) -> None:
-        """Prefill and decode this many times slower from now on, new engines in its place too."""
+        """Make prefill and decoding slower by `factor` from now on, also after a restart."""
         self._advance()
         self._slow = factor
         self._plan()
 
     async def restart(self) -> None:
-        """Kill what is left and start anew, without requests and with the first weights."""
+        """Kill the engine if it is alive, and start a new one, without requests and with weights of
+        version 0."""
         if self.alive:
             self.crash()
         await asyncio.sleep(self.model.restart_s)
@@ -212,7 +227,7 @@ class ScriptedEngine:
         self._before_restart = self.written_tokens, self.prefilled_tokens
         self.version, self.alive = 0, True
 
-    # How it keeps its books.
+    # Internal bookkeeping.
 
     @property
     def _prefill_tokens_per_s(self) -> float:
@@ -223,7 +238,7 @@ class ScriptedEngine:
             raise EngineDiedError(f"scripted engine {self.index} is dead")
 
     async def _answering(self) -> None:
-        """Raise where it is dead; wait for ever where it hangs."""
+        """Raise EngineDiedError if the engine is dead; wait forever if it hangs."""
         self._require_alive()
         if self.hangs:
             await self._loop.create_future()
@@ -247,7 +262,7 @@ class ScriptedEngine:
             self._waiting.append(sequence)
 
     def _fill(self) -> None:
-        """Give free slots to who has waited longest."""
+        """Give free slots to the sequences that have waited longest."""
         while self._waiting and self._batch < self.model.capacity:
             sequence = self._waiting.popleft()
             if sequence.request.done[sequence.sibling] is None:
@@ -257,7 +272,7 @@ class ScriptedEngine:
                 self._batch += 1
 
     def _advance(self) -> None:
-        """Bring the work up to now."""
+        """Bring the work, and all counters, up to the present."""
         now_s = self._loop.time()
         passed_s, self._since_s = now_s - self._since_s, now_s
         if self.hangs or not self.alive:
@@ -275,7 +290,8 @@ class ScriptedEngine:
             self.written_tokens += self._batch * work
 
     def _plan(self) -> None:
-        """Plan the next end. One that comes too early does no harm, it looks again."""
+        """Plan an event for the next end of a sequence. An event that comes too early does no harm,
+        because it plans the next one again."""
         while self._ends and self._is_over(self._ends[0]):
             heapq.heappop(self._ends)
         if not self._ends or self.hangs:
@@ -332,7 +348,8 @@ class ScriptedEngine:
         return tuple(pieces)
 
     def _piece(self, sequence: _Sequence, begin: int, end: int, finish: FinishReason) -> Completion:
-        """Tokens `begin` to `end` of what this engine wrote."""
+        """Return the tokens from `begin` up to (not including) `end` of those that this engine
+        wrote for the sequence, each with the version of its weights."""
         versions: tuple[int, ...] = ()
         upper = end
         for switched_at, version in reversed(self._switches):

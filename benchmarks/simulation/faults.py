@@ -1,4 +1,4 @@
-"""What goes wrong: engines that crash, engines that hang, engines that are slow."""
+"""Faults of the simulated engines: crashes, hangs and slowness."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from benchmarks.simulation.lengths import uniform
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """How often, for each replica. Without arguments nothing goes wrong."""
+    """Frequencies of random faults of each replica. By default there are no faults."""
 
     mean_between_s: float = math.inf
-    """Between two failures of one replica; memoryless."""
+    """Mean time between two failures of one replica, in virtual seconds; the times are drawn from
+    an exponential distribution."""
     hang_share: float = 0.5
-    """Of the failures; the others are crashes."""
+    """Share of the failures that are hangs; the others are crashes."""
     slow_share: float = 0.0
-    """Of the replicas that are slow from the beginning."""
+    """Share of the replicas that are slow from the beginning."""
     slow_factor: float = 4.0
-    """How much slower."""
+    """Factor by which these replicas are slower."""
     seed: int = 0
 
     def unleash(self, engines: Sequence[ScriptedEngine]) -> FaultLog:
-        """Let it begin."""
+        """Start to cause faults in the engines; return a log that counts them."""
         log = FaultLog()
         for engine in engines:
             if uniform(self._key(engine, 0, 2)) < self.slow_share:
@@ -59,17 +60,18 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class Sickness:
-    """One fault of one replica."""
+    """Single fault of one replica."""
 
     kind: Literal["crash", "hang", "slow"]
     slow_factor: float = 1.0
-    """How much slower, of a slow one."""
+    """Factor by which the replica becomes slower; for `slow` only."""
     replica: int = 0
+    """Index of the replica."""
     at_s: float = 0.0
-    """When it begins."""
+    """Time at which the fault begins, in virtual seconds."""
 
     def unleash(self, engines: Sequence[ScriptedEngine]) -> None:
-        """Let it happen, once."""
+        """Plan the fault, which happens once."""
         engine = engines[self.replica]
         strike: dict[str, Callable[[], None]] = {
             "crash": engine.crash,
@@ -81,7 +83,7 @@ class Sickness:
 
 @dataclass(slots=True)
 class FaultLog:
-    """What went wrong."""
+    """Counts of the faults that happened."""
 
     crashes: int = 0
     hangs: int = 0

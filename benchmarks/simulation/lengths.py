@@ -1,4 +1,4 @@
-"""How long responses are: distributions drawn by number, so that a retry has the length it had."""
+"""Distributions of response lengths, drawn by a key, so that a retry gets the same length."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ _MASK = (1 << 64) - 1
 
 
 def uniform(key: int) -> float:
-    """A number in (0, 1) that depends on nothing but `key` (SplitMix64, Steele et al. 2014)."""
+    """Return a pseudo-random number in (0, 1) that depends only on `key` (SplitMix64, Steele et al.
+    2014)."""
     state = (key * 0x9E3779B97F4A7C15 + 0x9E3779B97F4A7C15) & _MASK
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -20,16 +21,17 @@ def uniform(key: int) -> float:
 
 
 class Lengths(Protocol):
-    """A distribution of response lengths, in tokens."""
+    """Distribution of response lengths, in tokens."""
 
     def draw(self, key: int) -> float:
-        """The length of one response, before rounding; equal keys give equal lengths."""
+        """Return the length of one response, before rounding; equal keys give equal lengths."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
-    """exp(normal): what reasoning models write is close to it, with sigma about 1."""
+    """Log-normal distribution, exp(normal). The response lengths of reasoning models are close to
+    it, with sigma about 1."""
 
     median: float
     sigma: float = 1.0
@@ -40,7 +42,8 @@ class LogNormal:
 
 @dataclass(frozen=True, slots=True)
 class Pareto:
-    """Heavy tail: P(length > x) falls as x ** -alpha; below 2 the variance is infinite."""
+    """Pareto distribution, with a heavy tail: P(length > x) falls as x ** -alpha. For alpha of at
+    most 2 the variance is infinite."""
 
     median: float
     alpha: float = 1.5
@@ -51,7 +54,7 @@ class Pareto:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """All alike."""
+    """Distribution in which all responses have the same length."""
 
     median: float
 

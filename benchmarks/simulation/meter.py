@@ -1,4 +1,4 @@
-"""What the scripted engines themselves cost, so that the rest of the process is the scheduler."""
+"""CPU time of the scripted engines; the rest of the process's CPU time is that of the scheduler."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import Any
 
 
 class Meter:
-    """Adds up the CPU seconds between entering and leaving; not to be entered twice at once."""
+    """Meter that adds up the CPU seconds spent inside `with meter:`. The blocks must not be
+    nested."""
 
     def __init__(self) -> None:
         self.spent_s = 0.0
         self.collector_s = 0.0
-        """Of Python's garbage collector outside of the meter, while `watch_collector` lasts."""
+        """CPU seconds of Python's garbage collector outside the meter's blocks, counted inside
+        `watch_collector`."""
         self._since_s = 0.0
         self._inside = False
         self._collecting_since_s = 0.0

@@ -1,4 +1,4 @@
-"""How soon anybody could be done who knows all lengths: a lower bound, so nothing can beat it."""
+"""Lower bound of the time of a run, which even a scheduler that knows all lengths cannot beat."""
 
 from __future__ import annotations
 
@@ -10,36 +10,39 @@ from benchmarks.simulation.engine import PROMPT_TOKENS, EngineModel
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What one step trained on."""
+    """Amount of generation that one step trained on."""
 
     tokens: int
-    """Of all responses."""
+    """Number of tokens of all responses."""
     longest: int
-    """Tokens of the longest response."""
+    """Number of tokens of the longest response."""
     prompts: int
 
 
 @dataclass(frozen=True, slots=True)
 class Oracle:
-    """A fleet in which nothing fails and a trainer that takes `train_s` for each step."""
+    """Ideal fleet, in which nothing fails, with a trainer that takes `train_s` for each step."""
 
     replicas: int
     model: EngineModel
     train_s: float
     staleness: int
-    """A step trains on nothing that was begun on weights more than this many steps older."""
+    """Largest age of the weights on which a response was begun, in steps before the step that
+    trains on it."""
 
     def begins_s(self, work: Sequence[StepWork]) -> list[float]:
-        """The earliest moment at which each step's training can begin, in seconds from the start.
+        """Return the earliest time at which the training of each step can begin, in seconds from
+        the start.
 
-        Nothing of step s can be begun before the weights s - staleness are there. From then on the
-        longest response needs its time at full pace; and all the work of that step and those after
-        it, prefill and pauses for new weights included, needs its time at full throughput. What
-        the oracle gains by order, by placement or by luck is contained in these three.
+        Three bounds hold, whatever the order and placement of requests. No response of step s can
+        be begun before the weights of version s - staleness are there. From then on, the longest
+        response of the step needs its time at full pace. And from the release of each earlier step
+        on, all work of the steps from that one to s, with prefill and pauses for new weights, needs
+        its time at full throughput.
         """
         begins: list[float] = []
         released: list[float] = []
-        """From when on each step's responses may be begun."""
+        """Time from which on the responses of each step may be begun, in seconds."""
         for step, own in enumerate(work):
             newest = step - self.staleness - 1
             released.append(self._published_s(begins[newest]) if newest >= 0 else 0.0)
@@ -56,13 +59,13 @@ class Oracle:
         return begins
 
     def makespan_s(self, work: Sequence[StepWork]) -> float:
-        """Until the weights of the last step are published."""
+        """Return the time until the engines have the weights of the last step, in seconds."""
         return self._published_s(self.begins_s(work)[-1])
 
     def _published_s(self, begin_s: float) -> float:
         return begin_s + self.train_s + self.model.pause_s
 
     def _throughput_s(self, work: StepWork) -> float:
-        """Seconds of the whole fleet."""
+        """Return the seconds that the whole fleet needs for this work at full throughput."""
         prefill_s = work.prompts * PROMPT_TOKENS / self.model.prefill_tokens_per_s
         return (work.tokens / self.model.max_tokens_per_s + prefill_s) / self.replicas

@@ -16,7 +16,7 @@ COLUMNS = (
 
 
 def cells(row: Row) -> list[str]:
-    """One line of the table, in the order of `COLUMNS`."""
+    """Return the cells of one line of the table, in the order of `COLUMNS`."""
     outcome = row.outcome
     return [
         f"{outcome.scenario.replicas}",
@@ -37,7 +37,7 @@ def cells(row: Row) -> list[str]:
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """For the terminal."""
+    """Return the table for the terminal."""
     found = Table(title="rollout in virtual time")
     for name in COLUMNS:
         found.add_column(name, justify="right")
@@ -47,15 +47,15 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The same for the docs."""
+    """Return the table for the documentation, in Markdown."""
     lines = [f"| {' | '.join(COLUMNS)} |", "|" + "---:|" * len(COLUMNS)]
     lines += [f"| {' | '.join(cells(row))} |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
 def draw(rows: Sequence[Row], target: Path) -> None:
-    """Sequences under way over time (the first and the last run of the first fleet), throughput by
-    staleness, and how old the tokens are."""
+    """Draw three plots into one picture: the share of decoding slots over time (first and last run
+    of the first fleet), the throughput by staleness, and the age of the tokens."""
     import matplotlib
 
     matplotlib.use("Agg")

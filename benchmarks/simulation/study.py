@@ -1,4 +1,4 @@
-"""Synchronous and asynchronous runs of one fleet, next to what an oracle would make of them."""
+"""Synchronous and asynchronous runs of one fleet, compared with the bound of the oracle."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ CALIBRATION_STEPS = 3
 
 @dataclass(frozen=True)
 class Row:
-    """One run and what it is compared with."""
+    """Run, with the numbers that it is compared with."""
 
     outcome: Outcome
     synchronous_step_s: float
-    """Of the same fleet and trainer."""
+    """Time of a synchronous step of the same fleet and trainer, in virtual seconds."""
 
     @property
     def speedup(self) -> float:
-        """Throughput, relative to synchronous steps."""
+        """Throughput of the run, relative to synchronous steps."""
         return self.synchronous_step_s / self.outcome.step_s
 
     @property
     def of_oracle(self) -> float:
-        """Utilisation, relative to the oracle's on the same work: the ratio of the times."""
+        """Time of the oracle for the same work, divided by the time of the run; at most 1."""
         scenario = self.outcome.scenario
         oracle = Oracle(scenario.replicas, scenario.model, scenario.train_s, scenario.staleness)
         return oracle.makespan_s(self.outcome.work) / self.outcome.makespan_s
 
     @property
     def staleness_shares(self) -> dict[int, float]:
-        """Of the tokens trained on."""
+        """Staleness in steps -> share of the trained tokens."""
         total = sum(self.outcome.staleness.values())
         return {steps: count / total for steps, count in self.outcome.staleness.items()}
 
     @property
     def mean_staleness(self) -> float:
-        """In steps, over tokens."""
+        """Mean staleness of the trained tokens, in steps."""
         return sum(steps * share for steps, share in self.staleness_shares.items())
 
 
 def calibrated(scenario: Scenario, generation_share: float) -> Scenario:
-    """With a trainer so fast that generation takes this share of a synchronous step, when nothing
-    goes wrong."""
+    """Return the scenario with another `train_s`, chosen so that generation takes this share of a
+    synchronous step without failures."""
     alone = replace(scenario, staleness=0, train_s=0.0, steps=CALIBRATION_STEPS)
     outcome = simulate(replace(alone, faults=replace(alone.faults, mean_between_s=float("inf"))))
     generation_s = outcome.step_s - scenario.model.pause_s
@@ -54,7 +54,14 @@ def calibrated(scenario: Scenario, generation_share: float) -> Scenario:
 
 
 def study(scenario: Scenario, staleness: Sequence[int], generation_share: float) -> Iterator[Row]:
-    """A synchronous run, and one for each of `staleness` above 0, in ascending order."""
+    """Yield the results of a synchronous run, and of a run with each `staleness` above 0, in
+    ascending order.
+
+    Args:
+        scenario: fleet and workload; its `staleness` and `train_s` are replaced.
+        staleness: numbers of steps that generation may be ahead of training.
+        generation_share: share of generation in a synchronous step, which sets `train_s`.
+    """
     scenario = calibrated(scenario, generation_share)
     synchronous = simulate(replace(scenario, staleness=0))
     for steps in sorted({0, *staleness}):

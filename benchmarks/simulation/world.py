@@ -1,5 +1,7 @@
-"""One simulated run: the real scheduler, buffer, fleet and health between scripted engines and a
-scripted trainer. Nothing of `roll.rollout` is replaced or copied."""
+"""Simulated run: real scheduler, buffer, fleet and health checks; scripted engines and trainer.
+
+No part of `roll.rollout` is replaced or copied.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,14 @@ from roll.rollout.single_turn import SingleTurn
 from roll.rollout.types import Group, ScoredSample
 
 PUSH_TIMEOUT_S = 600.0
-"""As in the pipeline: a replica that begins to hang during a push is given up after it."""
+"""Time limit of a push of weights, in virtual seconds, as in the pipeline. A replica that begins to
+hang during a push is given up after this time."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is simulated. Lengths in tokens of the scripted engine, times in virtual seconds."""
+    """Settings of a simulated run. Lengths are in tokens of the scripted engines, times in virtual
+    seconds."""
 
     replicas: int
     lengths: Lengths
@@ -49,56 +53,58 @@ class Scenario:
     max_new_tokens: int = 1024
     separate_siblings: bool = True
     queue: int = 0
-    """Sequences that a replica is sent beyond those it decodes."""
+    """Number of sequences that may wait on a replica, beyond those that it decodes."""
     max_in_flight: int = 1_000_000
-    """Groups."""
+    """Largest number of groups that are generated at the same time."""
     model: EngineModel = field(default_factory=EngineModel)
     faults: Faults = field(default_factory=Faults)
     sickness: Sickness | None = None
     limits: HealthConfig = field(default_factory=HealthConfig)
     sample_s: float = 5.0
-    """Between two looks at how many sequences are being decoded."""
+    """Time between two records of the number of decoding sequences."""
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One training step, in virtual seconds from the start."""
+    """Record of one training step; times are in virtual seconds from the start of the run."""
 
     begin_s: float
-    """When its groups were there."""
+    """Time at which all groups of the step were collected and training began."""
     end_s: float
-    """When its weights had reached all engines."""
+    """Time at which the new weights had reached all engines."""
     work: StepWork
     in_flight: int
-    """Groups that ran or waited when it began, its own left out."""
+    """Number of groups of later steps that ran or waited when training began."""
     resident_mb: float
-    """Of the process, when it began."""
+    """Resident memory of this process when training began, in MiB."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to."""
+    """Results of a simulated run."""
 
     scenario: Scenario
     steps: list[StepRecord]
     staleness: dict[int, int]
-    """Tokens trained on, by the number of steps between their weights and the trained ones."""
+    """Staleness -> number of trained tokens. Staleness is the number of steps between the weights
+    that wrote a token and the weights that are trained on it."""
     busy_slots: float
-    """Share of all places for a sequence that were taken, over the run."""
+    """Mean share of the engines' slots that held a sequence, over the run."""
     written_share: float
-    """Tokens written, over the most that the engines could have written."""
+    """Number of tokens written, divided by the number that the engines could have written."""
     requests: int
-    """That engines were asked for."""
+    """Number of requests that the engines received."""
     scheduler_cpu_s: float
-    """CPU time of the process without what the scripted engines and the trainer took."""
+    """CPU time of this process without that of the scripted engines and of the checks, in
+    seconds."""
     collector_cpu_s: float
-    """Of it, what Python's garbage collector took."""
+    """Part of `scheduler_cpu_s` that Python's garbage collector took, in seconds."""
     decoding: list[tuple[float, int]]
-    """Moment, and sequences being decoded."""
+    """Pairs of a time, in virtual seconds, and the number of decoding sequences."""
     faults: FaultLog
     losses: list[tuple[float, int]]
-    """Moment, and replica that was given up."""
+    """Pairs of a time, in virtual seconds, and the index of a replica that was lost then."""
     moved_requests: int
 
     @property
@@ -111,17 +117,17 @@ class Outcome:
 
     @property
     def step_s(self) -> float:
-        """Mean, filling and emptying of the pipeline included."""
+        """Mean time per step, in virtual seconds, from the start of the run to its end."""
         return self.makespan_s / len(self.steps)
 
     @property
     def scheduler_us(self) -> float:
-        """CPU microseconds for each request."""
+        """CPU time of the scheduler per request, in microseconds."""
         return 1e6 * self.scheduler_cpu_s / self.requests
 
     @property
     def collector_us(self) -> float:
-        """Of it, microseconds of garbage collection."""
+        """Part of `scheduler_us` that Python's garbage collector took."""
         return 1e6 * self.collector_cpu_s / self.requests
 
     @property
@@ -130,7 +136,8 @@ class Outcome:
 
 
 class World:
-    """Everything in a scenario, wired as the pipeline does it. Needs a running virtual loop."""
+    """All parts of a simulated run, connected as in the pipeline. It must be made inside a running
+    `VirtualLoop`."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -170,11 +177,11 @@ class World:
         self.losses: list[tuple[float, int]] = []
 
     async def run(self) -> Outcome:
-        """All steps."""
+        """Run all steps; return the results."""
         scenario = self.scenario
         self.health.start()
         told = self.fleet.on_lost
-        assert told is not None  # the health checks have just begun to listen
+        assert told is not None  # set by `health.start`
         self.fleet.on_lost = partial(self._lost, told)
         if scenario.sickness is not None:
             scenario.sickness.unleash(self.engines)
@@ -245,14 +252,19 @@ class World:
             await self.engines[replica.index].restart()
 
     async def _rejoin(self, replica: Replica) -> None:
-        async with self.trainer:  # it has the weights
+        async with self.trainer:  # the push must wait until the trainer is free
             replica.reset_for_new_engine()
             await self._push([replica.index])
             replica.mark_weights_complete()
             self.fleet.join([replica.index])
 
     def _check(self, groups: Sequence[Group], step: int) -> StepWork:
-        """Every sample whole, written once, and no token older than allowed; what it all was."""
+        """Check that every sample is complete, was written once, and has no token that is older
+        than allowed. Return the amount of work.
+
+        Raises:
+            AssertionError: a check failed.
+        """
         scenario, lengths = self.scenario, []
         if len(groups) != scenario.prompts_per_step:
             raise AssertionError(f"step {step} got {len(groups)} groups")
@@ -280,10 +292,10 @@ class World:
 
 
 def simulate(scenario: Scenario) -> Outcome:
-    """The run, from the start to its last push of weights.
+    """Simulate a run, from the start to its last push of weights; return the results.
 
     Raises:
-        AssertionError: a sample was lost, torn or too old.
+        AssertionError: a sample is missing, incomplete or too old.
     """
 
     async def live() -> Outcome:
@@ -297,7 +309,7 @@ async def _score(samples: list[Sample]) -> list[ScoredSample]:
 
 
 def _dataset(scenario: Scenario) -> Dataset[Prompt]:
-    """Two sources, one of which is drawn three times as often."""
+    """Return a dataset of two sources, one of which is drawn three times as often."""
     count = scenario.prompts_per_step
     tokens = (0,) * PROMPT_TOKENS
     sources = [
