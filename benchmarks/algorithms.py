@@ -1,8 +1,8 @@
-"""The pure functions, side by side in one run with the same functions of verl 0.9.1.
+"""Benchmark of the pure functions of algorithms and data against those of verl 0.9.1.
 
-verl is installed, without its dependencies, into a folder of its own and imported from there; both
-sides get the same tensors, must agree, and are timed in turns. Medians. Memory is kept when it is
-freed, as in the driver of a run, for both.
+verl is installed, without its dependencies, into a separate folder and imported from there. Both
+sides get the same tensors and must agree. They are timed in turns, and medians are printed. Freed
+memory stays with the process, as in the driver of a run, for both sides.
 
     python benchmarks/algorithms.py [--repeats 30]
 """
@@ -37,7 +37,8 @@ ROWS, WIDTH, GROUP = 512, 1024, 8
 
 
 def import_verl() -> Any:
-    """verl's functions; the folder comes last on the path, so that both sides share one torch."""
+    """Install verl if it is missing, and return its module of algorithms. Its folder comes last on
+    the import path, so that both sides use the same torch."""
     folder = ROOT / "outputs" / "verl-0.9.1"
     if not (folder / "verl").is_dir():
         install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
@@ -70,7 +71,7 @@ def make_batch() -> RolloutBatch:
 
 
 def in_turns(ours: Callable[[], object], theirs: Callable[[], object], repeats: int) -> list[float]:
-    """Median milliseconds of each."""
+    """Time both functions in turns; return the median of each, in milliseconds."""
     times: tuple[list[float], list[float]] = ([], [])
     for _ in range(repeats + 2):
         for work, taken in zip((ours, theirs), times, strict=True):
@@ -81,7 +82,7 @@ def in_turns(ours: Callable[[], object], theirs: Callable[[], object], repeats: 
 
 
 def token_level(batch: RolloutBatch) -> Tensor:
-    """The reward on the last token, as verl wants it."""
+    """Return float32 `[B, T]` with the reward on the last token of each row, as verl expects it."""
     rewards_BT = torch.zeros(batch.tokens.shape)
     assert batch.rewards is not None
     rewards_BT[torch.arange(len(batch)), batch.lengths - 1] = batch.rewards
@@ -89,7 +90,12 @@ def token_level(batch: RolloutBatch) -> Tensor:
 
 
 def gae(batch: RolloutBatch, verl: Any, repeats: int) -> tuple[list[float], float]:
-    """Advantages and returns; ours is the whole call that the driver of a run makes."""
+    """Compare GAE: advantages and returns. Our side is the whole call that the driver of a run
+    makes.
+
+    Returns:
+        The times of both sides in milliseconds, and the distance of their results.
+    """
     estimator = Gae(gamma=1.0, policy_lambda=0.95)
     shaping = Shaping(advantage_parts={"whiten": WhitenAdvantage()})
     rewards_BT, mask_BT = token_level(batch), batch.loss_mask.float()
@@ -124,7 +130,12 @@ def grpo(batch: RolloutBatch, verl: Any, repeats: int) -> tuple[list[float], flo
 
 
 def ppo_loss(batch: RolloutBatch, verl: Any, repeats: int) -> tuple[list[float], float]:
-    """Forward and backward, with the metrics that each side reports."""
+    """Compare the forward and backward pass of the PPO loss, with the metrics that each side
+    reports.
+
+    Returns:
+        The times of both sides in milliseconds, and the distance of their gradients.
+    """
     loss, mask_BT = PpoClip(dual_clip=3.0), batch.loss_mask.float()
     weights_BT = batch.token_weights
     assert batch.old_logprobs is not None
@@ -155,12 +166,17 @@ def ppo_loss(batch: RolloutBatch, verl: Any, repeats: int) -> tuple[list[float],
 
 
 def distance(a: Tensor, b: Tensor) -> float:
-    """Largest difference, relative to the largest value."""
+    """Return the largest absolute difference, divided by the largest absolute value of `b`."""
     return float((a - b).abs().max() / b.abs().max())
 
 
 def balance(repeats: int) -> tuple[list[float], list[float]]:
-    """4096 lengths over 64 ranks: milliseconds, and the largest rank over the mean."""
+    """Compare the balancing of 4096 rows over 64 ranks.
+
+    Returns:
+        For both sides, the time in milliseconds, and by how much the tokens of the largest rank
+        exceed the mean, relative to the mean.
+    """
     from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 
     lengths = lognormal(4096)

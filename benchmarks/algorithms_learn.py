@@ -1,7 +1,7 @@
-"""Whether every preset learns: the quickstart's task, a fixed number of steps, three seeds each.
+"""Benchmark of learning with every preset: the quickstart's task, a fixed number of steps.
 
-Writes one table and one picture for the docs, and fails where a preset lifts the held-out accuracy
-of a seed by less than 0.3.
+Each preset runs with three seeds. The script writes a table and a picture for the documentation. It
+fails if a preset raises the held-out accuracy with any seed by less than 0.3.
 
     python benchmarks/algorithms_learn.py [--presets grpo,ppo] [--seeds 3] [--steps 12]
 """
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # to be run by its path, too
+sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script also runs by its path
 
 from benchmarks.learning import ROOT, Job, curve, draw, make_tasks, run_all
 
@@ -30,12 +30,12 @@ OTHER_SETTINGS: Mapping[str, tuple[dict[str, Any], str]] = {
         "critic lr 1e-3 and 2 warm-up steps instead of 50: the whole run has fewer",
     ),
 }
-"""What a preset needs on this task beside its paper's settings, and why."""
+"""Preset -> settings for this task that differ from those of its paper, and the reason as text."""
 
 
 def job(preset: str, seed: int, steps: int, folder: Path) -> Job:
-    """The quickstart, with the preset in the place of its algorithm."""
-    # Two updates a step, so that ratios and clips take part.
+    """Return a run of the quickstart with the preset as its algorithm."""
+    # With two updates per step, ratios differ from 1 and clipping has an effect.
     train = {
         "pool": "all",
         "strategy": {"kind": "fsdp2"},
@@ -51,7 +51,7 @@ def job(preset: str, seed: int, steps: int, folder: Path) -> Job:
 
 
 def table(jobs: list[Job]) -> tuple[str, bool]:
-    """Markdown, one row per preset; and whether all of them learned."""
+    """Return a table in Markdown, with one row per preset, and whether all presets learned."""
     rows = [
         "| preset | start | end, each seed | least lift | other settings |",
         "|---|---|---|---|---|",

@@ -1,4 +1,4 @@
-"""Twenty training steps from the same checkpoint and data, on every backend and layout.
+"""Comparison of all training backends and layouts: twenty steps from one checkpoint and data.
 
 The reference is a plain PyTorch loop over a Hugging Face model: whole rows, whole logits, autograd
 and AdamW. Everything is float32 on the CPU. Prints one table in Markdown; the exit code is 0 if all
@@ -38,7 +38,7 @@ from roll.strategy.training.heads import PolicyHead
 
 TOLERANCE = 1e-4
 ROWS, LONGEST, VOCAB = 8, 20, 67  # an odd vocabulary: it is padded under tensor parallelism
-BUDGET = 64  # padded tokens of a micro-batch: several a step, of different shapes
+BUDGET = 64  # padded tokens of a micro-batch, so that a step has several, of different shapes
 TEMPERATURE = 0.8
 OPTIMIZER = OptimizerConfig(
     lr=1e-3, weight_decay=0.1, warmup_steps=3, schedule="cosine", max_grad_norm=0.5
@@ -47,7 +47,7 @@ OPTIMIZER = OptimizerConfig(
 
 @dataclass(frozen=True)
 class Layout:
-    """One line of the table."""
+    """Backend with a number of ranks and settings; one line of the table."""
 
     name: str
     ranks: int
@@ -71,7 +71,7 @@ HUGGING_FACE = (
         "zero3 recompute x2", 2, stage=3, whole_below_elements=64, activation_checkpointing=True
     ),
 )
-"""Backends that hold the Hugging Face model itself."""
+"""Layouts of the backends that train the model class of Hugging Face itself."""
 
 
 def megatron(name: str, ranks: int, **sizes: Any) -> Layout:
@@ -115,7 +115,8 @@ LAYOUTS = {"dense": DENSE, "tied": DENSE, "moe": SPARSE}
 
 
 class WeightedLikelihood:
-    """Log-likelihood weighted by advantages above zero, and an entropy bonus."""
+    """Loss for the comparison: log-likelihood weighted by advantages, all above zero, and an
+    entropy bonus."""
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
         advantages_BT = batch.require("advantages", made_by="batches")
@@ -136,7 +137,7 @@ def save_model(folder: Path, kind: str) -> None:
         "max_position_embeddings": 64,
         "initializer_range": 0.1,
         "tie_word_embeddings": kind == "tied",
-        # A padding token would get no gradient in Hugging Face.
+        # Hugging Face would compute no gradient for the embedding of a padding token.
         "pad_token_id": None,
         "bos_token_id": None,
         "eos_token_id": 1,
@@ -156,7 +157,7 @@ def save_model(folder: Path, kind: str) -> None:
 
 
 def batches(steps: int) -> Iterator[RolloutBatch]:
-    """Random rows of different lengths, new ones each step."""
+    """Yield one batch per step, with random rows of different lengths."""
     g = torch.Generator().manual_seed(1)
     for _ in range(steps):
         lengths = torch.randint(6, LONGEST + 1, (ROWS,), generator=g)
@@ -178,7 +179,8 @@ def batches(steps: int) -> Iterator[RolloutBatch]:
 
 
 def plain_steps(folder: Path, steps: int) -> list[tuple[float, float]]:
-    """(loss, gradient norm) of each step, by nothing but PyTorch and Hugging Face."""
+    """Train with a plain loop of PyTorch on a model of Hugging Face; return (loss, gradient norm)
+    of each step."""
     from roll.strategy.training.schedule import lr_at
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -221,7 +223,8 @@ def _plain_loss(model: Any, batch: RolloutBatch, row: int, length: int) -> Tenso
 
 
 def rank_main(rank: int, ranks: int, port: int, folder: Path, steps: int, kind: str) -> None:
-    """All layouts of one number of ranks, one after the other."""
+    """Run all layouts with this number of ranks, one after another, as one rank; write the metrics
+    to a file. Each rank is a process with this function as its main function."""
     torch.set_num_threads(1)
     spec = WorkerSpec(
         role=Role.ACTOR_TRAIN,
@@ -245,14 +248,15 @@ def rank_main(rank: int, ranks: int, port: int, folder: Path, steps: int, kind: 
 def _strategy_steps(
     layout: Layout, spec: WorkerSpec, folder: Path, steps: int
 ) -> list[Metrics] | None:
-    """This rank's share of the metrics of each step, if it counts."""
+    """Train with one layout; return this rank's part of the metrics of each step. Return None if
+    the rank is no data-parallel leader, so that its metrics must not be counted."""
     fields = {
         "pool": "all",
         "strategy": layout.strategy,
         "optimizer": OPTIMIZER.model_dump(),
         "max_tokens_per_microbatch": BUDGET,
     }
-    role = TrainRole.model_validate_json(json.dumps(fields))  # as a run file is read
+    role = TrainRole.model_validate_json(json.dumps(fields))  # with the validation of a run file
     head = PolicyHead(TEMPERATURE, 16)
     model = ModelConfig(path=str(folder), dtype="float32")
     strategy = build_train(role, model, spec, head, total_steps=steps)
@@ -266,7 +270,7 @@ def _strategy_steps(
 
 
 def all_steps(folder: Path, kind: str, steps: int) -> dict[str, list[tuple[float, float]]]:
-    """(loss, gradient norm) of each step, by layout."""
+    """Run all layouts; return layout -> (loss, gradient norm) of each step."""
     found: dict[str, list[tuple[float, float]]] = {}
     for ranks in sorted({layout.ranks for layout in LAYOUTS[kind]}):
         spawn(rank_main, (ranks, free_port(), folder, steps, kind), nprocs=ranks)
@@ -285,7 +289,8 @@ def relative(found: list[float], want: list[float]) -> float:
 
 
 def table(kind: str, folder: Path, steps: int) -> tuple[list[str], bool]:
-    """Lines of Markdown, and whether all agree."""
+    """Return the lines of the table in Markdown, and whether all layouts agree with the
+    reference."""
     save_model(folder, kind)
     want = plain_steps(folder, steps)
     losses, norms = [step[0] for step in want], [step[1] for step in want]

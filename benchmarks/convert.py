@@ -1,13 +1,19 @@
-"""How fast and how small is conversion? `python benchmarks/convert.py [--folder DIR] [--rounds N]`
+"""Benchmark of the time and memory of checkpoint conversion.
 
-A random llama of about 1 B parameters in bf16 becomes TP 2 x PP 2 and Hugging Face files again, by
-the command line as a user runs it: start of the interpreter and flush to the disk included. In each
-round the same bytes are copied by `cp`, and by `cp` with a flush of what it wrote, because `cp`
-alone leaves that to the kernel. The source is in the page cache, and so that all find the kernel's
-memory alike, a copy of the source is made and removed before each: a virtual machine may have to
-ask its host for pages that it has not used lately, and then `cp` itself takes three times as long.
-For the same reason the fastest round counts: what varies is only ever the machine. Then the same
-with twice the layers of half the width: memory must not grow with them.
+    python benchmarks/convert.py [--folder DIR] [--rounds N]
+
+A random llama of about 1 B parameters in bf16 is converted to TP 2 x PP 2 and back to Hugging Face
+files, by the command line that users run. The times include the start of the interpreter and the
+flush to the disk. In each round the same bytes are also copied by `cp`, once without and once with
+a flush, because `cp` alone leaves the flush to the kernel.
+
+The source is in the page cache. A copy of the source is made and removed before each measurement,
+so that all of them find the kernel's memory in the same state: a virtual machine may have to ask
+its host for pages that it has not used lately, and then `cp` itself takes three times as long. For
+the same reason the fastest round counts, because only the machine varies between rounds.
+
+The second model has twice as many layers of half the width. Memory must not grow with the number of
+layers.
 """
 
 from __future__ import annotations
@@ -39,7 +45,7 @@ SAMPLE_S = 0.02
 
 
 def make_checkpoint(folder: Path, *, layers: int, hidden: int, mlp: int) -> int:
-    """A random llama; returns the number of its parameters."""
+    """Write a llama with random weights; return the number of its parameters."""
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -75,14 +81,16 @@ def make_checkpoint(folder: Path, *, layers: int, hidden: int, mlp: int) -> int:
 
 @dataclass(frozen=True)
 class Taken:
-    """What a command and all that descend from it took."""
+    """Time that a command and all its descendant processes took."""
 
     seconds: float
+    """Wall-clock time, in seconds."""
     cpu_s: float
+    """User and system time, in seconds."""
 
 
 def run(command: list[str]) -> tuple[Taken, dict[str, int]]:
-    """What it took, and the highest RSS and PSS of a single process in bytes."""
+    """Run a command; return its time, and the largest RSS and PSS of a single process, in bytes."""
     start, before = time.monotonic(), os.times()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     peak = {"rss": 0, "pss": 0}
@@ -97,7 +105,8 @@ def run(command: list[str]) -> tuple[Taken, dict[str, int]]:
 
 
 def cpu_since(before: os.times_result) -> float:
-    """Of children that have ended since, with theirs."""
+    """Return the CPU seconds of all child processes that have ended since `before`, with their own
+    children."""
     now = os.times()
     return sum(now[2:4]) - sum(before[2:4])
 
@@ -135,7 +144,7 @@ def copy(src: Path, dst: Path, *, flush: bool) -> Taken:
 
 
 def remove(folder: Path) -> None:
-    """Leaves no work for the disk to the next measurement."""
+    """Delete a folder and flush the disk, so that the next measurement does not pay for it."""
     shutil.rmtree(folder)
     os.sync()
 

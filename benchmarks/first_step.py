@@ -1,7 +1,7 @@
-"""How long a run takes from its command to its first step, with a fork server and without.
+"""Benchmark of the time from a run's command to its first step, with and without a fork server.
 
-Runs the first step of `examples/rlvr_quickstart` (its model must have been made:
-`python examples/sorting.py quickstart`), in pairs, and prints medians.
+The script runs the first step of `examples/rlvr_quickstart`, in turns with and without the fork
+server, and prints medians. Make the model first: `python examples/sorting.py quickstart`.
 
     python benchmarks/first_step.py [--rounds 3] [key=value ...]
 """
@@ -28,7 +28,13 @@ LOOK_S = 0.05
 
 
 def first_step_s(code: str, overrides: Sequence[str]) -> float:
-    """Seconds from the start of one run to the record of its first step."""
+    """Start a run, wait for its end, and return the seconds from its start to the record of its
+    first step.
+
+    Args:
+        code: Python code of the run's command.
+        overrides: settings of the run, `key=value`.
+    """
     with tempfile.TemporaryDirectory() as folder:
         records = Path(folder) / "run" / "metrics.jsonl"
         own = [f"output_dir={records.parent}", "max_steps=1", *overrides]

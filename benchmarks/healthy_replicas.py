@@ -1,11 +1,13 @@
-"""Whether the default health settings lose healthy replicas, and how soon they find sick ones.
+"""Test of the default health settings: healthy replicas must stay, sick ones must be found soon.
 
-The real scheduler, fleet and health in virtual time, as in `simulate_rollout.py`, with two steps of
-staleness, so that every push of weights drops KV caches that are then computed again. The engines
-decode 64 tokens a second in each of up to 64 sequences, and prefill 16,000.
+The real scheduler, fleet and health checks run in virtual time, as in `simulate_rollout.py`. The
+staleness is two steps, so that every push of weights drops KV caches, which are then computed
+again. The engines decode 64 tokens per second in each of up to 64 sequences, and prefill 16,000
+tokens per second.
 
-The first table has no faults: nothing may be lost. In the second, one replica out of `--replicas`
-gets sick in the middle of a run; it says after how many seconds the replica was given up.
+The runs of the first table have no faults, so no replica may be lost. In each run of the second
+table, one replica gets sick during the first step; the table shows after how many seconds the
+replica was given up. The second table uses only the first values of `--replicas` and `--pushes`.
 
     python benchmarks/healthy_replicas.py [--replicas 16,64,4096] [--medians 1000,4000,16000]
         [--pushes 0.5,5,20] [--steps 3] [--capacity 64] [--no-sick]
@@ -22,7 +24,7 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # to be run by its path, too
+sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script also runs by its path
 
 from benchmarks.simulation.engine import EngineModel
 from benchmarks.simulation.faults import Sickness
@@ -31,9 +33,10 @@ from benchmarks.simulation.world import Outcome, Scenario, simulate
 from roll.core.collector import calm_collector
 
 MEDIAN = 32
-"""Tokens of the scripted engines, whatever it stands for: memory does not depend on the scale."""
+"""Median length of a response in scripted tokens. It is the same for all real medians, so that the
+memory of the simulation does not depend on them."""
 LONGEST = 8
-"""Medians at which a response is cut off."""
+"""Largest length of a response, as a multiple of the median."""
 SICK = (
     ("dead", Sickness("crash")),
     ("hung", Sickness("hang")),
@@ -43,7 +46,14 @@ SICK = (
 
 
 def scenario(replicas: int, median: int, push_s: float, *, steps: int, capacity: int) -> Scenario:
-    """As the defaults of a run have it, for responses with this median, in real tokens."""
+    """Return a simulated run with default settings.
+
+    Args:
+        median: median length of a response, in real tokens.
+        push_s: time for which a push of weights stops an engine, in virtual seconds.
+        steps: number of training steps.
+        capacity: number of sequences that a replica decodes at the same time.
+    """
     scale = median / MEDIAN
     real = EngineModel()
     return Scenario(
@@ -67,7 +77,7 @@ def scenario(replicas: int, median: int, push_s: float, *, steps: int, capacity:
 
 
 def healthy(args: argparse.Namespace) -> Iterator[tuple[str, ...]]:
-    """Rows of the first table."""
+    """Yield the rows of the first table, whose runs have no faults."""
     for replicas in args.replicas:
         for median in args.medians:
             for push_s in args.pushes:
@@ -86,7 +96,7 @@ def healthy(args: argparse.Namespace) -> Iterator[tuple[str, ...]]:
 
 
 def sick(args: argparse.Namespace) -> Iterator[tuple[str, ...]]:
-    """Rows of the second table."""
+    """Yield the rows of the second table; in each of its runs one replica gets sick."""
     replicas, push_s = args.replicas[0], args.pushes[0]
     for median in args.medians:
         one = scenario(replicas, median, push_s, steps=args.steps, capacity=args.capacity)
@@ -97,7 +107,8 @@ def sick(args: argparse.Namespace) -> Iterator[tuple[str, ...]]:
 
 
 def found_after(outcome: Outcome) -> str:
-    """Seconds from the sickness to the loss of its replica."""
+    """Return the seconds from the beginning of the fault to the loss of its replica, as text;
+    `never` if the replica was not lost."""
     sickness = outcome.scenario.sickness
     assert sickness is not None
     moments = [at_s for at_s, index in outcome.losses if index == sickness.replica]
@@ -105,7 +116,7 @@ def found_after(outcome: Outcome) -> str:
 
 
 def table(head: Sequence[str], rows: Iterator[tuple[str, ...]]) -> str:
-    """In Markdown, printed line by line as it grows."""
+    """Return the table in Markdown; also print each line as soon as it is known."""
     lines: list[str] = []
     for cells in chain((tuple(head), ("---:",) * len(head)), rows):
         lines.append(f"| {' | '.join(cells)} |")
@@ -144,5 +155,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    calm_collector()  # as the driver does
+    calm_collector()  # as in the driver of a real run
     main()

@@ -1,6 +1,7 @@
-"""Real runs of the quickstart's task for benchmarks of learning: same task, other settings.
+"""Real runs of the quickstart's task with other settings, for the benchmarks of learning.
 
-Each run is one process without Ray, on the `hf` engine; as many run at once as there are cores.
+Each run is one process without Ray, with the `hf` engine. As many runs go on at the same time as
+there are cores.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ METRIC = "val/held_out/mean@1"
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a name and a seed; a finished one is not repeated."""
+    """Run of a benchmark, identified by name and seed. A finished run is not repeated."""
 
     name: str
     seed: int
@@ -31,7 +32,7 @@ class Job:
     folder: Path
     validate_every: int
     changes: Mapping[str, Any]
-    """Top-level keys of the run file that are replaced."""
+    """Top-level key of the quickstart's run file -> value that replaces the one there."""
 
     @property
     def output(self) -> Path:
@@ -39,7 +40,7 @@ class Job:
 
 
 def make_tasks(folder: Path, seeds: int) -> None:
-    """A warm-started model and its problems for each seed."""
+    """Make a warm-started model and its problems for each seed, in `<folder>/task-<seed>`."""
     for seed in range(seeds):
         out = folder / f"task-{seed}"
         if (out / "held_out.jsonl").exists():
@@ -49,7 +50,7 @@ def make_tasks(folder: Path, seeds: int) -> None:
 
 
 def run_all(jobs: Sequence[Job]) -> None:
-    """All jobs, as many at once as there are cores; says how far it is."""
+    """Do all runs, as many at the same time as there are cores, and print the progress."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(os.cpu_count(), maxtasksperchild=1) as pool:
         for done, _ in enumerate(pool.imap_unordered(_run, jobs), start=1):
@@ -57,7 +58,7 @@ def run_all(jobs: Sequence[Job]) -> None:
 
 
 def curve(job: Job) -> list[tuple[int, float]]:
-    """Step and held-out accuracy."""
+    """Return (step, held-out accuracy) of each validation."""
     return [(record["step"], record[METRIC]) for record in records(job) if METRIC in record]
 
 
@@ -67,7 +68,11 @@ def records(job: Job) -> list[dict[str, Any]]:
 
 
 def draw(names: Sequence[str], plot: Callable[[Any, str], None], target: Path) -> None:
-    """A small picture of accuracy over steps for each name; `plot` draws into its axes."""
+    """Write one picture with a small plot of accuracy over steps for each name.
+
+    Args:
+        plot: function that draws the curves of a name into the given axes.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -91,7 +96,7 @@ def draw(names: Sequence[str], plot: Callable[[Any, str], None], target: Path) -
 
 
 def _run_file(job: Job) -> Path:
-    """The quickstart with the job's changes."""
+    """Write the quickstart's run file with the changes of the job; return its path."""
     run = yaml.safe_load((ROOT / "examples/rlvr_quickstart/run.yaml").read_text())
     task = job.folder / f"task-{job.seed}"
     for made in (run["model"], run["data"]["sources"][0], run["validation"]["sets"]["held_out"]):
@@ -114,7 +119,7 @@ def _run_file(job: Job) -> Path:
 
 
 def _run(job: Job) -> None:
-    """One run, here."""
+    """Do one run in this process; its output goes to a log file."""
     os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TORCHDYNAMO_DISABLE="1")
     with open(job.folder / f"{job.name}-{job.seed}.log", "w") as log:
         os.dup2(log.fileno(), 1)

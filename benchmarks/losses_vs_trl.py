@@ -1,9 +1,9 @@
-"""Do losses and gradients agree with TRL? `python benchmarks/losses_vs_trl.py [--out DIR]`
+"""Comparison of losses and gradients with TRL: `python benchmarks/losses_vs_trl.py [--out DIR]`
 
-One batch of eight rows of several lengths, a random Qwen3 policy, another one as reference and a
-random sequence classifier, all in float32: the loss before the first update and the norm of its
-gradient, by a run of our pipeline and by TRL's trainer in an environment of its own. Writes the
-table that docs/losses_vs_trl.md shows.
+Both sides compute the loss before the first update, and the norm of its gradient: we by a run of
+our pipeline, TRL by its trainer in a separate environment. The batch has eight rows of several
+lengths. The models are a random Qwen3 policy, another one as reference, and a random sequence
+classifier, all in float32. The script prints the table of docs/losses_vs_trl.md.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def make_models(folder: Path) -> None:
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
-        # Wide enough that policy and reference differ.
+        # Large enough that policy and reference differ clearly.
         initializer_range=0.3,
     )
     for seed, name in enumerate(("policy", "reference", "judge")):
@@ -78,8 +78,9 @@ def make_rows(folder: Path) -> None:
     ]
     texts = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in pairs]
     labelled = [{**row, "label": i % 3 > 0} for i, row in enumerate(texts)]
-    # TRL's ORPO imitates the prompt too, and takes the mean over the tokens of all rows; where a
-    # prompt is one token and the chosen responses have one length, that is what we do.
+    # TRL's ORPO also trains on the tokens of the prompt, and takes the mean over the tokens of all
+    # rows. If each prompt is one token and all chosen responses have the same length, this equals
+    # our loss.
     alike = [{"prompt": text(1, 1), "chosen": text(5, 5), "rejected": text(1, 9)} for _ in pairs]
     for name, rows in (
         ("pairs", pairs),
@@ -92,7 +93,12 @@ def make_rows(folder: Path) -> None:
 
 
 def ours(folder: Path, name: str, pipeline: str, **changes: Any) -> dict[str, float]:
-    """The first step of a run."""
+    """Run one step of a pipeline; return its loss and gradient norm.
+
+    Args:
+        name: name of the case, which selects the rows.
+        changes: further top-level keys of the run file.
+    """
     special = {"sft": "texts", "kto": "labelled", "orpo": "alike"}
     rows = special.get(name, "pairs")
     columns: dict[str, Any] = {"prompt": "prompt", "completion": "completion"}

@@ -1,4 +1,4 @@
-"""TRL's side of `losses_vs_trl.py`: loss and gradient norm of a batch; run by TRL's own Python."""
+"""TRL's side of `losses_vs_trl.py`: loss and gradient norm of a batch, in TRL's environment."""
 
 from __future__ import annotations
 

@@ -1,11 +1,14 @@
-"""What the framework costs on top of its parts, measured in one run.
+"""Benchmark of the framework's overhead: time of a step, compared with engine and trainer alone.
 
-For two cases (a 4 M parameter model, 64 samples of 128 tokens; the quickstart's model and batch) it
-runs the real pipeline and, between its runs, the bare parts: the same vLLM engine answering the
-same requests, and a plain PyTorch loop doing forward, backward, clipping and AdamW on the same
-number of tokens (and the reference's forward, where the run has a reference). Parts and runs take
-turns, because a shared machine changes its speed within minutes. Medians over all rounds; the first
-steps of each are left out.
+There are two cases: a model of 4 M parameters with 64 samples of 128 tokens, and the quickstart's
+model and batch. The script runs the real pipeline and, between its runs, the bare parts:
+
+* the same vLLM engine, which answers the same kind of requests;
+* a plain PyTorch loop with forward pass, backward pass, clipping and AdamW on the same number of
+  tokens, and the forward pass of the reference if the run has one.
+
+Parts and runs take turns, because a shared machine changes its speed within minutes. Results are
+medians over all rounds, without the first steps of each round.
 
     python benchmarks/overhead.py [--steps 8] [--rounds 3] [--case large|quickstart]
 """
@@ -61,7 +64,7 @@ def make_cases(folder: Path) -> list[Case]:
 
 
 def make_large_model(path: Path, tokenizer_from: Path) -> Path:
-    """Qwen3 architecture, about 4 M parameters, random weights."""
+    """Write a Qwen3 model with about 4 M parameters and random weights."""
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_from)
@@ -79,7 +82,7 @@ def make_large_model(path: Path, tokenizer_from: Path) -> Path:
 
 
 def framework_steps(case: Case, folder: Path, steps: int) -> list[dict[str, float]]:
-    """Metrics of the steps of the real pipeline, in a process of its own."""
+    """Run the real pipeline in a separate process; return the metrics of its steps."""
     run = case.run | {
         "output_dir": str(folder / "out"),
         "max_steps": steps,
@@ -94,7 +97,8 @@ def framework_steps(case: Case, folder: Path, steps: int) -> list[dict[str, floa
 
 
 def bare_engine_s(case: Case, repeats: int, queue: Any) -> None:
-    """Seconds in which a bare engine answers the requests of a step."""
+    """Put into `queue` a list of the seconds in which an engine alone answers the requests of one
+    step."""
     from roll.config import load_config
     from roll.config.sections.roles import Role
     from roll.core.types import GenerateRequest, SamplingParams, WorkerSpec
@@ -130,7 +134,7 @@ def bare_engine_s(case: Case, repeats: int, queue: Any) -> None:
 
 
 def random_prompts(seed: int, count: int) -> list[list[int]]:
-    """Five digit tokens each (4 to 13 in the quickstart's vocabulary)."""
+    """Return prompts of five digits each (tokens 4 to 13 of the quickstart's vocabulary)."""
     import random
 
     rng = random.Random(seed)
@@ -145,7 +149,8 @@ def load_config_of(case: Case, load_config: Any) -> Any:
 
 
 def bare_trainer_s(case: Case, tokens_per_row: int, repeats: int, queue: Any) -> None:
-    """Seconds of forward, loss, backward, clipping and AdamW in a plain loop."""
+    """Put into `queue` a list of the seconds in which a plain loop does one step: forward pass,
+    loss, backward pass, clipping and AdamW."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -187,7 +192,7 @@ def in_process(target: Any, *args: Any) -> list[float]:
 
 
 def measure(case: Case, folder: Path, steps: int, rounds: int) -> bool:
-    """Print the table of one case; whether it is within its limit."""
+    """Measure one case and print its table; return whether the case is within its limit."""
     engine, trainer, records = [], [], []
     for number in range(rounds):
         engine += in_process(bare_engine_s, case, steps)
@@ -208,7 +213,7 @@ def measure(case: Case, folder: Path, steps: int, rounds: int) -> bool:
 
 
 def median(records: list[dict[str, float]], *names: str) -> float:
-    """Of the sum of the named metrics."""
+    """Return the median over all records of the sum of the named metrics."""
     return statistics.median(sum(record[name] for name in names) for record in records)
 
 

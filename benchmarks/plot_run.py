@@ -1,4 +1,4 @@
-"""Draw the curves of one or more runs: the picture in the README.
+"""Picture of the curves of one or more runs, as in the README.
 
 python benchmarks/plot_run.py docs/quickstart.png outputs/quickstart/run [more runs ...]
 """

@@ -1,8 +1,8 @@
-"""Runs a command and watches its whole process tree from outside: time, CPU and memory per step.
+"""Meter of a command's time, CPU and memory per step, from outside, over its whole process tree.
 
-What is measured here is the same for every framework: a step ends when a line is appended to a file
-that the command writes, and CPU and memory are those of all processes that descend from it, also
-of those that left their parent (a Ray, an engine). Linux only.
+The measurement is the same for every framework. A step ends when the command appends a line to a
+file. CPU and memory are those of all descendant processes of the command, also of those that have
+left their parent (such as Ray or an engine). Linux only.
 """
 
 from __future__ import annotations
@@ -22,30 +22,35 @@ from roll.platform.processes import descendants, rss_bytes
 PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.02
 MEMORY_EVERY_S = 0.1
-"""Looking at a dozen processes as often as at the steps takes 5 % of a core."""
+"""Time between two readings of the memory, in seconds. To read that of a dozen processes every
+`POLL_S` would take 5 % of a core."""
 PROCESSES_EVERY_S = 0.5
 NEW_PEAK = 1.03
-"""Proportional sizes are read when the sum of the resident ones has grown by this much: that takes
-0.1 s of the cores that are measured. So a peak may be told up to 3 % too low."""
+"""Factor by which the sum of resident sizes must have grown before proportional sizes are read
+again, because reading them takes 0.1 s of the measured cores. So a reported peak may be up to 3 %
+too low."""
 MB = 1e6
 
 
 @dataclass
 class Measured:
-    """What one command took."""
+    """Measurements of one command."""
 
     step_s: list[float] = field(default_factory=list)
-    """Wall-clock from one line to the next; the first line has no time."""
+    """Wall-clock time from one line to the next, in seconds. The first line has no time, so the
+    list has one entry less than there are steps."""
     step_cpu_s: list[float] = field(default_factory=list)
-    """User and system time of the tree in the same spans."""
+    """User and system time of the process tree in the same intervals, in seconds."""
     peak_mb: float = 0.0
-    """Largest sum of the proportional set sizes (PSS: shared pages count once) of the tree."""
+    """Largest sum of the proportional set sizes of the process tree (PSS: shared pages count once),
+    in MB."""
     peak_parts_mb: dict[str, float] = field(default_factory=dict)
-    """The same by process, largest first."""
+    """Process -> its part of `peak_mb`, largest first."""
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of descendants whose own parent ends, so that none is missed."""
+    """Make this process the parent of all descendants whose own parent ends, so that none is
+    missed."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
@@ -59,14 +64,19 @@ def run_measured(
     timeout_s: float,
     only_times: bool = False,
 ) -> Measured:
-    """Run `command` to its end, reading `steps_file` as it grows; output goes to `log`.
+    """Run a command to its end and measure it.
 
     Args:
-        only_times: neither CPU time nor memory, whose reading takes of the cores that are measured,
-            and more from whoever runs more processes.
+        steps_file: file to which the command appends one line per step.
+        env: environment variables of the command.
+        log: file for the output of the command.
+        timeout_s: time limit of the command, in seconds.
+        only_times: measure neither CPU time nor memory. Reading these takes time of the measured
+            cores, and more for a command with more processes.
 
     Raises:
-        RuntimeError: it failed or took longer than `timeout_s`; the last lines are in the message.
+        RuntimeError: the command failed or took longer than `timeout_s`; the message ends with the
+            last lines of its output.
     """
     measured, cpu, memory = Measured(), CpuBooks(), MemoryBooks()
     marks: list[tuple[float, float]] = []
@@ -102,7 +112,8 @@ def run_measured(
 
 
 class CpuBooks:
-    """CPU seconds of all processes of the tree, those that ended included."""
+    """Counter of the CPU seconds of all descendants of this process, also of those that have
+    ended."""
 
     def __init__(self) -> None:
         self._before = {pid: spent_s(pid) for pid in descendants(os.getpid())}
@@ -116,18 +127,18 @@ class CpuBooks:
 
 
 def spent_s(pid: int) -> float:
-    """User and system seconds of a process; 0 when it is gone."""
+    """Return the user and system time of a process in seconds; 0 if it has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return 0.0
-    # The name in parentheses may hold anything, even blanks and parentheses.
+    # The process name, in parentheses, may itself contain blanks and parentheses.
     fields = stat.rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class MemoryBooks:
-    """The largest memory of the tree, and what it consisted of."""
+    """Record of the largest memory of all descendants of this process, in total and by process."""
 
     def __init__(self) -> None:
         self.peak_mb = 0.0
@@ -138,7 +149,12 @@ class MemoryBooks:
         self._largest_rss_mb = 0.0
 
     def look(self, now: float) -> None:
-        """Cheap, but where the tree is larger than ever."""
+        """Read the memory if the last reading is old enough. This is cheap unless the memory is
+        larger than ever before.
+
+        Args:
+            now: present time, of `time.monotonic`.
+        """
         if now - self._looked_at < MEMORY_EVERY_S:
             return
         self._looked_at = now
@@ -156,7 +172,7 @@ class MemoryBooks:
 
 
 def pss_mb(pid: int) -> float:
-    """0 when the process is gone."""
+    """Return the proportional set size of a process in MB; 0 if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -165,7 +181,8 @@ def pss_mb(pid: int) -> float:
 
 
 def name_of(pid: int) -> str:
-    """Title, or the last path of the command line."""
+    """Return a name for a process: that of its Python script, or the first words of its command
+    line; `gone` if the process has ended."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
@@ -179,5 +196,5 @@ def last_lines(log: Path, count: int = 30) -> str:
 
 
 def two_cores() -> None:
-    """Keep this process, and all that it starts, on two cores."""
+    """Restrict this process, and all processes that it starts, to two cores."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])

@@ -1,14 +1,14 @@
-"""How long it takes to write `state.json`, and how long other threads wait meanwhile.
+"""Benchmark of the time to write `state.json`, and of the time that other threads wait meanwhile.
 
-A state with as many waiting tokens as `--tokens` says, in groups of 8 samples of `--length` tokens
-each, as a checkpoint of a run with generation ahead of training has it. It is written in three
-ways: as checkpoints write it (`plain`), and by the standard library's encoders with indentation
-(`indented`, written in Python) and without (`whole`, written in C, in one call).
+The state is that of a run with generation ahead of training: `--tokens` tokens in waiting groups of
+8 samples, each of `--length` tokens. The file is written in three ways: as checkpoints write it
+(`plain`), by the standard library's encoder with indentation (`indented`, implemented in Python),
+and by the one without (`whole`, implemented in C, in one call).
 
     python benchmarks/run_state.py [--tokens 1000000,25000000] [--length 2000] [--ways plain,whole]
 
-Beside the seconds and megabytes of the file: the longest time for which another thread of the
-process, which wants to run every millisecond, as the event loop does, could not. 25 M tokens take
+The table shows the seconds, the size of the file, and the longest wait of another thread of the
+process. That thread is due every millisecond, like the event loop of a run. 25 M tokens need
 several gigabytes of memory.
 """
 
@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # to be run by its path, too
+sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script also runs by its path
 
 from roll.core.types import Completion, FinishReason, Prompt, Sample
 from roll.output_dir.plain_json import write_plain
@@ -38,7 +38,7 @@ State = dict[str, Any]
 
 
 def group(number: int, length: int, rng: random.Random) -> Group:
-    """Siblings with random tokens and log-probs, of one version."""
+    """Return a scored group with random tokens and log-probs, all of weight version `number`."""
     prompt = Prompt(f"made:{number}", (1, 2, 3), "three", "", "")
     samples = []
     for sibling in range(SIBLINGS):
@@ -61,12 +61,12 @@ def state(tokens: int, length: int) -> State:
 
 
 def indented(path: Path, value: State) -> None:
-    """With the encoder that is written in Python."""
+    """Write the state with indentation; the encoder for this is implemented in Python."""
     path.write_text(json.dumps(value, indent=1), encoding="utf-8")
 
 
 def whole(path: Path, value: State) -> None:
-    """With the encoder that is written in C, in one call."""
+    """Write the state in one call of the encoder that is implemented in C."""
     path.write_text(json.dumps(value), encoding="utf-8")
 
 
@@ -78,10 +78,11 @@ WAYS: dict[str, Callable[[Path, State], None]] = {
 
 
 class Ticks:
-    """A thread that wants to run every `TICK_S`, and the longest time that it was late."""
+    """Thread that is due every `TICK_S` seconds, and measures how late it runs."""
 
     def __init__(self) -> None:
         self.late_s = 0.0
+        """Longest delay of the thread, in seconds."""
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._tick, daemon=True)
 

@@ -1,15 +1,23 @@
-"""The scheduler, router and buffer of the rollout at any scale: real code, scripted engines.
+"""Simulation of rollouts at any scale: real scheduler, router and buffer with scripted engines.
 
-For each number of replicas it calibrates a trainer, runs synchronous steps, then asynchronous ones
-of each staleness, in virtual time; every sample is checked for completeness and age. A token of the
-scripted engines stands for 16 real ones.
+For each number of replicas the script calibrates a trainer, and then runs synchronous steps and
+asynchronous steps with each staleness, in virtual time. It checks that every sample is complete and
+not too old. A token of the scripted engines stands for 16 real tokens.
 
-Columns: `speedup` is throughput relative to synchronous steps; `of the oracle` is utilisation
-relative to a lower bound for anybody who knows all lengths; `written` is tokens over what the
-engines could have written; `busy slots` is sequences over the places for them; `mean age` is the
-staleness of a token trained on; `in flight` is groups begun and not yet trained on; `us/request` is
-CPU time of the driver for each request, without engines and trainer, `of it GC` what Python's
-garbage collector took.
+Columns of the table:
+
+* `step s`: virtual seconds per step.
+* `speedup`: throughput relative to synchronous steps.
+* `of the oracle`: the shortest time that a scheduler could take if it knew all lengths, divided by
+  the time of the run.
+* `written`: tokens written, divided by the tokens that the engines could have written.
+* `busy slots`: mean share of the engines' slots that held a sequence.
+* `mean age`: mean staleness of the trained tokens, in steps.
+* `lost`: replicas lost. `moved`: requests that were moved to another replica.
+* `in flight`: largest number of groups that were begun but not yet trained on.
+* `us/request`: CPU time of the driver per request, in microseconds, without the scripted engines
+  and the trainer. `of it GC`: the part of it that Python's garbage collector took.
+* `resident MB`: resident memory of the process.
 
     python benchmarks/simulate_rollout.py [--replicas 1,64,4096] [--staleness 0,1,2,4]
         [--lengths lognormal|pareto|fixed] [--failures 3600] [--slow 0.05] [--picture FILE]
@@ -26,7 +34,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # to be run by its path, too
+sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script also runs by its path
 
 from benchmarks.simulation.engine import EngineModel
 from benchmarks.simulation.faults import Faults
@@ -65,7 +73,7 @@ def scenario(args: argparse.Namespace, replicas: int) -> Scenario:
 
 
 def limits(args: argparse.Namespace) -> HealthConfig:
-    """The defaults; who asks for failures gets as many restarts as they take."""
+    """Return the default health settings; with `--failures`, allow any number of restarts."""
     config = HealthConfig(heartbeat_s=args.heartbeat)
     return config.model_copy(update={"max_restarts": 10**6}) if isfinite(args.failures) else config
 
@@ -114,5 +122,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    calm_collector()  # as the driver does
+    calm_collector()  # as in the driver of a real run
     main()

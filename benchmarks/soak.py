@@ -1,16 +1,20 @@
-"""A long run of the quickstart under fire, and what grew in it.
+"""Soak test: a long run of the quickstart in which replicas are killed, and what grows meanwhile.
 
-Runs `examples/rlvr_quickstart` with two replicas at two steps of staleness, a checkpoint every 200
-steps, and every two minutes a SIGKILL of a random replica: of its worker, or of its engine's core.
-Meanwhile every process is looked at (`looks.jsonl` in the folder of `--out`). Prints, first tenth
-against last: memory of every process (a line is fitted to all that follows the first tenth), open
-files, threads, shared memory and step time; and whether every sample of every step was there once,
-whole, and not older than allowed.
+The script runs `examples/rlvr_quickstart` with two replicas, a staleness of two steps and a
+checkpoint every 200 steps. Every two minutes it sends SIGKILL to the worker of a random replica, or
+to a process below the worker (the core of its engine). Meanwhile it measures every process, and
+writes the measurements to `looks.jsonl` in the folder of `--out`.
+
+For every process it prints the memory (a line fitted to all measurements after the first tenth of
+the steps), and open files and threads at the beginning and at the end of these; also shared memory,
+and the step time in the first and in the last tenth. It checks that every sample of every step was
+there exactly once, is complete, and is not older than allowed.
 
     python benchmarks/soak.py [--steps 3000] [--kill-every 120] [--out outputs/soak] [key=value ...]
 
-Exit code 1 where memory grows by a megabyte or more in 1,000 steps in any process, where the steps
-of the last tenth take 5 % longer than those of the first, or where a sample is missing.
+The exit code is 1 if the memory of any process grows by a megabyte or more in 1,000 steps, if steps
+of the last tenth take more than 5 % longer than those of the first, or if a sample is missing or
+wrong.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # to be run by its path, too
+sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script also runs by its path
 
 from benchmarks.process_meter import adopt_orphans, last_lines
 from benchmarks.soak_books import Books, Growth
@@ -40,7 +44,8 @@ from roll.platform.processes import descendants
 ROOT = Path(__file__).parents[1]
 RUN = "examples/rlvr_quickstart/run.yaml"
 PROMPTS, SIBLINGS, NEW_TOKENS = 32, 16, 8
-"""Of the quickstart: prompts in a step, samples of each, most tokens of a sample."""
+"""Settings of the quickstart: prompts per step, samples per prompt, and largest length of a
+response in tokens."""
 STALENESS = 2
 MOST_MB_PER_1000_STEPS = 1.0
 MOST_SLOWER = 1.05
@@ -49,7 +54,8 @@ LOOK_S = 5.0
 
 @dataclass
 class Samples:
-    """Accounts for the samples of every step, from the dumps of the run, which it deletes."""
+    """Check of the samples of every step. It reads the sample files that the run writes, and
+    deletes them."""
 
     folder: Path
     steps: set[int] = field(default_factory=set)
@@ -57,7 +63,7 @@ class Samples:
     faults: list[str] = field(default_factory=list)
 
     def take(self, done: int) -> None:
-        """Read the dumps of the steps below `done`."""
+        """Read and check the sample files of all steps below `done`."""
         for path in sorted(self.folder.glob("step_*.jsonl")):
             step = int(path.stem.removeprefix("step_"))
             if step < done:
@@ -84,7 +90,7 @@ class Samples:
 
 
 def command(args: argparse.Namespace) -> list[str]:
-    """The run, with what makes it a soak."""
+    """Return the command of the run, with the settings of the soak test."""
     return [
         sys.executable, "-m", "roll.cli", "run", RUN,
         f"output_dir={args.out / 'run'}",
@@ -102,7 +108,8 @@ def command(args: argparse.Namespace) -> list[str]:
 
 
 def kill_one(dice: random.Random) -> str:
-    """SIGKILL to a replica's worker, or to a process below it; says which."""
+    """Send SIGKILL to the worker of a random replica, or to a process below it; return a text that
+    names the killed process."""
     titles = {pid: _title(pid) for pid in descendants(os.getpid())}
     workers = [pid for pid, title in titles.items() if "ray::actor_infer[" in title]
     if not workers:
@@ -122,7 +129,11 @@ def _title(pid: int) -> str:
 
 
 def soak(args: argparse.Namespace) -> tuple[Books, Samples, list[str]]:
-    """The whole run; its output goes to `run.log`."""
+    """Run to the end, with kills and measurements; the output of the run goes to `run.log`.
+
+    Returns:
+        The measurements, the checked samples, and one text per kill.
+    """
     adopt_orphans()
     dice, books = random.Random(args.seed), Books(args.out / "looks.jsonl")
     records, log = args.out / "run" / "metrics.jsonl", args.out / "run.log"
@@ -155,7 +166,13 @@ def soak(args: argparse.Namespace) -> tuple[Books, Samples, list[str]]:
 
 
 def step_times_s(path: Path, steps: int) -> tuple[float, float]:
-    """Median of the first tenth, the first ten steps left out, and of the last."""
+    """Return the median step time in seconds of the first tenth, without the first ten steps, and
+    of the last tenth.
+
+    Args:
+        path: `metrics.jsonl` of the run.
+        steps: number of steps of the run.
+    """
     records = [record for record in read_records(path) if "time/step_s" in record]
     tenth = max(1, steps // 10)
     first = [record["time/step_s"] for record in records if record["step"] < tenth]
@@ -175,7 +192,7 @@ def row(growth: Growth) -> str:
 
 
 def report(args: argparse.Namespace, books: Books, samples: Samples, kills: list[str]) -> list[str]:
-    """Print everything; returns what is not as it should be."""
+    """Print all results; return one text for each thing that is wrong."""
     growths = [*books.growths(args.steps), books.shared(args.steps)]
     print("\n| process | lives | MB | MB at the end | MB per 1,000 steps | files | at the end "
           "| threads | at the end |\n|---|" + "---:|" * 8)  # fmt: skip

@@ -1,4 +1,4 @@
-"""What grows in a process tree over thousands of steps: memory, files and threads, by slopes."""
+"""Growth of a process tree over thousands of steps: memory, open files and threads."""
 
 from __future__ import annotations
 
@@ -14,51 +14,63 @@ from benchmarks.process_meter import MB
 from roll.platform.processes import descendants
 
 WARM_UP_S = 60.0
-"""Of a process's age, in which it still takes the memory that it needs anyway."""
+"""Age up to which a process still takes the memory that it needs anyway, in seconds. Measurements
+of younger processes do not count for growth."""
 SHARED = "shared memory of all"
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One process at one moment."""
+    """Measurement of one process at one time."""
 
     step: float
-    """Steps done by then."""
+    """Number of steps that the run had done."""
     age_s: float
+    """Age of the process, in seconds."""
     memory_mb: float
-    """Anonymous: what it has allocated, pages that it still shares with the one it was forked from
-    in full. Not in proportion, which would grow whenever another of these processes ends."""
+    """Anonymous memory, which the process has allocated, in MB. Pages that the process still shares
+    with the one it was forked from count in full: a proportional share would grow whenever another
+    of the sharing processes ends."""
     files: int
+    """Number of open files."""
     threads: int
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How one process, or its successors of the same name, grew after the first tenth."""
+    """Growth of the processes with one name (a process and its successors) after the first tenth of
+    the run."""
 
     name: str
     lives: int
-    """Processes that had the name, one after the other."""
+    """Number of processes that had this name, one after another."""
     memory_mb: tuple[float, float]
-    """At the beginning and at the end of the fitted line."""
+    """Memory at the beginning and at the end of the fitted line, in MB."""
     mb_per_1000_steps: float
+    """Slope of the fitted line."""
     files: tuple[float, float]
-    """Mean of the first and of the last tenth of the looks."""
+    """Mean number of open files in the first and in the last tenth of the measurements."""
     threads: tuple[float, float]
+    """Mean number of threads in the first and in the last tenth of the measurements."""
 
 
 @dataclass
 class Books:
-    """Looks at all descendants of this process."""
+    """Measurements of all descendants of this process."""
 
     record: Path | None = None
-    """File that each look is appended to, a JSON object per process."""
+    """File to which each measurement is appended, one JSON object per process and line."""
     _looks: dict[int, list[Look]] = field(default_factory=lambda: defaultdict(list))
     _names: dict[int, str] = field(default_factory=dict)
     _shared: list[tuple[float, float]] = field(default_factory=list)
+    """Pairs of a step and the shared memory of all processes together, in MB."""
 
     def look(self, step: float) -> None:
-        """Once at each process that lives; a tenth of a second of a core."""
+        """Measure each living process once; this takes about 0.1 s of a core.
+
+        Args:
+            step: number of steps that the run has done.
+        """
         shared_mb = 0.0
         for pid in descendants(os.getpid()):
             try:
@@ -67,7 +79,7 @@ class Books:
                 files = len(os.listdir(f"/proc/{pid}/fd"))
                 age_s = _age_s(pid)
                 self._names[pid] = _name(pid)
-            except (OSError, IndexError, ValueError):  # gone in the meantime
+            except (OSError, IndexError, ValueError):  # the process has ended meanwhile
                 continue
             shared_mb += sizes.get("Pss_Shmem", 0.0)
             memory_mb = sizes.get("Anonymous", 0.0)
@@ -81,11 +93,16 @@ class Books:
                 file.write(json.dumps(look) + "\n")
 
     def looks(self, pid: int) -> list[Look]:
-        """At one process."""
+        """Return all measurements of one process."""
         return list(self._looks[pid])
 
     def growths(self, steps: int) -> list[Growth]:
-        """Of every name that was there for at least a tenth of `steps`, the largest slope first."""
+        """Return the growth for every process name that has measurements over at least a tenth of
+        the steps, with the largest slope first.
+
+        Args:
+            steps: number of steps of the whole run.
+        """
         pids: dict[str, list[int]] = defaultdict(list)
         for pid, name in self._names.items():
             pids[name].append(pid)
@@ -98,13 +115,20 @@ class Books:
         return sorted(found, key=lambda growth: -growth.mb_per_1000_steps)
 
     def shared(self, steps: int) -> Growth:
-        """Shared memory of all processes together, that of files in it left out."""
+        """Return the growth of the shared memory that all processes together have mapped. Files in
+        shared memory that no process has mapped are not counted."""
         late = [Look(step, 0, mb, 0, 0) for step, mb in self._shared if step >= steps / 10]
         return fitted(SHARED, 1, late)
 
 
 def fitted(name: str, lives: int, looks: Sequence[Look]) -> Growth:
-    """The line through the memory of all `looks`, which are in the order of their steps."""
+    """Fit a line to the memory of all measurements, and return the growth.
+
+    Args:
+        name: name of the processes.
+        lives: number of processes that had this name.
+        looks: measurements, in the order of their steps.
+    """
     steps = [look.step for look in looks]
     line = linear_regression(steps, [look.memory_mb for look in looks])
     tenth = max(1, len(looks) // 10)
@@ -135,7 +159,7 @@ def _threads(pid: int) -> int:
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields of the kernel's line about a process, from its state on."""
+    """Return the fields of `/proc/<pid>/stat` from the third one (the state) on."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
@@ -145,7 +169,8 @@ def _age_s(pid: int) -> float:
 
 
 def _name(pid: int) -> str:
-    """Title, and whose child it is, where several may have that title."""
+    """Return a name for a process: its title; and that of its parent, if several processes may have
+    the same title."""
     own = _title(pid)
     if own.startswith("ray::actor") or own.startswith("ray::re"):
         return own

@@ -1,8 +1,9 @@
-"""How many held-out problems of the sorting examples a model solves, greedily.
+"""Accuracy of models on held-out problems of the sorting examples, with greedy decoding.
 
     python benchmarks/sort_accuracy.py outputs/distill/held_out.jsonl MODEL [MODEL ...]
 
-Rows have `prompt` and `answer`, or `completion`; models are Hugging Face folders.
+A row has a `prompt` and an `answer` or a `completion`. A model is a folder in the format of Hugging
+Face.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 @torch.no_grad()
 def accuracy(rows: list[dict[str, str]], folder: Path) -> float:
-    """Share of rows whose greedy response is the answer."""
+    """Return the share of rows whose greedy response equals the answer."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
     chats = [[{"role": "user", "content": row["prompt"]}] for row in rows]

@@ -1,18 +1,20 @@
-"""Training tokens per second beside TRL's: SFT, DPO and reward models, on two cores, in turn.
+"""Comparison of training speed with TRL: SFT, DPO and reward models, on two cores, in turns.
 
-The Qwen2 of `vs_trl.py` (4 layers, hidden size 256, float32, random), AdamW at a learning rate of
-1e-6, 32 sequences per optimizer step in the same order on both sides, of two kinds:
+Both sides train the Qwen2 of `vs_trl.py` (4 layers, hidden size 256, float32, random weights) by
+AdamW with a learning rate of 1e-6, on 32 sequences per optimizer step, in the same order. There are
+two kinds of data:
 
 - equal: every sequence has 256 tokens;
 - log-normal: exp(N(log 96, 1)) tokens, at least 16 and at most 1024.
 
-TRL runs as its defaults say: batches of 8 sequences, padded to the longest, here with 4 of them
-accumulated; nothing is recomputed in the backward pass, which is faster than its default. Ours
-packs micro-batches of 4096 tokens and keeps the gathered weights between them. Tokens are those of
-the data, padding does not count; times are from one record of a step to the next, medians over all
-rounds without the first two steps of each. TRL lives in an environment of its own, which the first
-run makes. The exit code says whether the goals are met: not slower on equal lengths, twice as fast
-on log-normal ones.
+TRL runs with its defaults: batches of 8 sequences (4 of them accumulated), padded to the longest
+one. One setting differs: nothing is recomputed in the backward pass, which is faster. Our side
+packs micro-batches of 4096 tokens, and keeps the gathered weights between them.
+
+Speed is in tokens of the data per second; padding does not count. Times are measured from one
+record of a step to the next; results are medians over all rounds, without the first two steps of
+each. TRL has a separate environment, which the first run makes. The exit code is 0 if the goals are
+met: not slower with equal lengths, twice as fast with log-normal ones.
 
     python benchmarks/speed_vs_trl.py [--steps 20] [--rounds 2] [--only sft] [--lengths equal]
 """
@@ -30,7 +32,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # to be run by its path, too
+sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script also runs by its path
 
 from benchmarks.process_meter import adopt_orphans, run_measured, two_cores
 from benchmarks.vs_trl import HERE, LETTERS, ROOT, RUN_TIMEOUT_S, make_model, make_trl_python
@@ -42,7 +44,7 @@ GOALS = {"equal": 1.0, "log-normal": 2.0}
 
 
 def lengths(kind: str, count: int, rng: random.Random) -> list[int]:
-    """Tokens of each sequence."""
+    """Return the number of tokens of each sequence."""
     if kind == "equal":
         return [256] * count
     drawn = (math.exp(rng.gauss(math.log(96), 1)) for _ in range(count))
@@ -50,14 +52,14 @@ def lengths(kind: str, count: int, rng: random.Random) -> list[int]:
 
 
 def make_rows(path: Path, pipeline: str, kind: str, steps: int) -> list[int]:
-    """Rows of all steps; returns the tokens of each step."""
+    """Write the rows of all steps to `path`; return the number of tokens of each step."""
     rng = random.Random(0)
     sizes = lengths(kind, SEQUENCES * steps, rng)
     keys = ["completion"] if pipeline == "sft" else ["chosen", "rejected"]
     rows, left = [], iter(sizes)
     for _ in range(len(sizes) // len(keys)):
         row = {"prompt": "".join(rng.choices(LETTERS, k=PROMPT))}
-        # One token of each sequence is the end.
+        # The tokenizer adds one token to each sequence, the end token.
         row |= {key: "".join(rng.choices(LETTERS, k=next(left) - PROMPT - 1)) for key in keys}
         rows.append(row)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -67,7 +69,7 @@ def make_rows(path: Path, pipeline: str, kind: str, steps: int) -> list[int]:
 def ours(
     folder: Path, model: Path, rows: Path, pipeline: str, steps: int
 ) -> tuple[list[str], Path]:
-    """Our command, and the file that gets its steps."""
+    """Write our run file; return our command, and the file that gets one line per step."""
     source: dict[str, Any] = {"path": str(rows)}
     if pipeline == "sft":
         source["columns"] = {"messages": None, "prompt": "prompt", "completion": "completion"}
@@ -105,7 +107,7 @@ def ours(
 def theirs(
     folder: Path, model: Path, rows: Path, pipeline: str, steps: int, python: Path
 ) -> tuple[list[str], Path]:
-    """TRL's command, and the file that gets its steps."""
+    """Write TRL's job file; return TRL's command, and the file that gets one line per step."""
     job = {
         "pipeline": pipeline,
         "model": str(model),
@@ -136,7 +138,7 @@ def theirs(
 
 
 def measure(command: list[str], steps_file: Path, log: Path, tokens: list[int]) -> list[float]:
-    """Tokens per second of each step but the first two."""
+    """Run a command; return the tokens per second of each step except the first two."""
     env = os.environ | {
         "OMP_NUM_THREADS": "2",
         "GOMP_SPINCOUNT": "300000",
@@ -146,7 +148,7 @@ def measure(command: list[str], steps_file: Path, log: Path, tokens: list[int]) 
     measured = run_measured(
         command, steps_file, env=env, log=log, timeout_s=RUN_TIMEOUT_S, only_times=True
     )
-    spans = measured.step_s[SKIP - 1 :]  # between lines: the first step has none
+    spans = measured.step_s[SKIP - 1 :]  # `step_s` has no entry for the first step
     return [count / span for count, span in zip(tokens[SKIP:], spans, strict=False)]
 
 

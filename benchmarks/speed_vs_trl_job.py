@@ -1,4 +1,4 @@
-"""TRL's side of `speed_vs_trl.py`, run by TRL's own Python.
+"""TRL's side of `speed_vs_trl.py`, which runs in TRL's environment.
 
 python benchmarks/speed_vs_trl_job.py job.json
 """
@@ -12,7 +12,8 @@ from typing import Any
 
 
 def train(job: dict[str, Any]) -> None:
-    """A trainer as its documentation shows it, one line after each optimizer step."""
+    """Train as TRL's documentation shows, and write one line to `steps_file` after each optimizer
+    step."""
     import torch
     from datasets import Dataset
     from transformers import (
@@ -36,7 +37,7 @@ def train(job: dict[str, Any]) -> None:
     class Lines(TrainerCallback):
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             nonlocal done
-            if state.global_step > done:  # the last log is a summary
+            if state.global_step > done:  # the last log, a summary, has no new step
                 done = state.global_step
                 with Path(job["steps_file"]).open("a") as file:
                     file.write(json.dumps({"step": done}) + "\n")

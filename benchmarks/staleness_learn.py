@@ -1,7 +1,8 @@
-"""What staleness does to learning: the quickstart's task, synchronous and 1, 2, 4 steps stale.
+"""Benchmark of learning with stale samples: the quickstart's task with staleness 0, 1, 2 and 4.
 
-Every stale setting trains with an importance-weight correction; one more has none. A setting passes
-when each seed reaches the accuracy of its synchronous run within 1.5 times the steps.
+Runs with a staleness above 0 use importance weights as a correction. One more setting, with
+staleness 4, has no correction. A setting passes if, with each seed, it reaches the accuracy of the
+synchronous run within 1.5 times as many steps.
 
     python benchmarks/staleness_learn.py [--seeds 3] [--steps 12] [--docs docs]
 """
@@ -14,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # to be run by its path, too
+sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script also runs by its path
 
 from benchmarks.learning import ROOT, Job, curve, draw, make_tasks, records, run_all
 
@@ -27,7 +28,7 @@ SETTINGS: dict[str, tuple[int, bool]] = {
     "staleness 4": (4, True),
     "4, uncorrected": (4, False),
 }
-"""Name -> max_staleness, and whether it is corrected for."""
+"""Name of the setting -> `max_staleness`, and whether the run uses a correction."""
 
 
 def job(name: str, seed: int, steps: int, folder: Path) -> Job:
@@ -42,7 +43,7 @@ def job(name: str, seed: int, steps: int, folder: Path) -> Job:
     changes = {
         "algorithm": algorithm,
         "rollout": {"max_staleness": staleness},
-        # Devices of their own, so that generation goes on while the policy trains.
+        # The engines have their own devices, so that they generate while the policy trains.
         "pools": {"all": "0", "infer": "1"},
         "actor_infer": {"pool": "infer", "strategy": {"kind": "hf"}},
     }
@@ -51,18 +52,25 @@ def job(name: str, seed: int, steps: int, folder: Path) -> Job:
 
 
 def reached(one: Job, goal: float) -> int | None:
-    """The first step with at least this accuracy."""
+    """Return the first step with an accuracy of at least `goal`; None if there is none."""
     return next((step for step, accuracy in curve(one) if accuracy >= goal), None)
 
 
 def stale(one: Job) -> float:
-    """Mean lag of the trained tokens behind the trainer, in versions, once the run is under way."""
+    """Return the mean staleness of the trained tokens, in weight versions, over the second half of
+    the run."""
     found = [r["staleness/mean"] for r in records(one) if "staleness/mean" in r]
     return statistics.fmean(found[len(found) // 2 :])
 
 
 def table(by_name: dict[str, list[Job]], steps: int) -> tuple[str, bool]:
-    """Markdown, one row per setting; and whether every corrected one passed."""
+    """Return a table in Markdown, with one row per setting, and whether all settings with a
+    correction passed.
+
+    Args:
+        by_name: name of the setting -> its runs, one per seed.
+        steps: number of steps of a synchronous run.
+    """
     goals = [curve(one)[-1][1] for one in by_name["synchronous"]]
     rows = [
         f"| setting | staleness, mean | accuracy after {steps} steps, each seed | steps to the "

@@ -1,31 +1,35 @@
-"""The pipeline beside TRL's GRPOTrainer: same model, prompts, reward, loss and cores, in turn.
+"""Comparison of RL with TRL's GRPOTrainer: same model, prompts, reward, loss and cores, in turns.
 
 A Qwen2 of 4 layers and hidden size 256 (3.9 M parameters, float32, random weights, a vocabulary of
-64 letters) is trained by GRPO without KL on 8 prompts x 8 samples a step, one optimizer step per
-batch, on two cores, in two workloads:
+64 tokens) is trained by GRPO without KL on 8 prompts x 8 samples per step, with one optimizer step
+per batch, on two cores. There are two workloads:
 
 - fixed: every sample has 128 tokens;
-- geometric: a sample ends where the model draws the end token, with probability 1/64 per token; at
-  most 512.
+- geometric: a sample ends when the model draws the end token, with probability 1/64 per token, and
+  after 512 tokens at the latest.
 
-The settings, on both sides:
+Settings of both sides:
 
-- AdamW (0.9, 0.999, no decay), learning rate 1e-6 and constant, so that the model stays random;
-  gradients clipped at 1; ratios at 0.2; temperature 1; no reference; every response counts the
-  same (`loss_type: grpo` there, `sequence_mean` here); no second pass for old log-probs.
-- Nothing is recomputed in the backward pass (TRL's default is to, which is smaller and slower).
-- TRL takes the batch in one piece, which is its fastest, and pads it to its longest response; ours
-  goes through in pieces of 1024 tokens, which gives the same gradient. `--trl-small` measures TRL
-  with activations recomputed and the batch in 8 pieces, its smallest.
-- Threads spin between parallel regions (`GOMP_SPINCOUNT`), which is the default of a process that
-  is alone, as TRL is; our engines by default leave their cores to others.
-- In the fixed workload TRL goes on for 128 tokens by `min_new_tokens`, vLLM by `ignore_eos`.
+- AdamW (0.9, 0.999, no decay) with a constant learning rate of 1e-6, so that the model stays
+  random. Gradients are clipped at 1, ratios at 0.2. Temperature 1, no reference. Every response
+  counts the same (`loss_type: grpo` in TRL, `sequence_mean` in ours). No separate forward pass for
+  old log-probs.
+- Nothing is recomputed in the backward pass. TRL recomputes by default, which takes less memory and
+  more time.
+- TRL processes the batch in one piece, which is its fastest way, and pads to the longest response.
+  Our side processes pieces of 1024 tokens, which gives the same gradient. `--trl-small` measures
+  TRL with recomputed activations and the batch in 8 pieces, which takes the least memory.
+- Threads spin between parallel regions (`GOMP_SPINCOUNT`). This is the default for a single
+  process, as TRL is. Our engines, by default, leave their cores to others.
+- In the fixed workload TRL writes 128 tokens because of `min_new_tokens`, vLLM because of
+  `ignore_eos`.
 
-Wall-clock is from one record of a step to the next, CPU is user and system time of all processes of
-a side, memory the largest sum of their proportional set sizes (process_meter.py). The sides take
-turns; medians over all rounds, without the first two steps of each. TRL lives in an environment of
-its own, which the first run makes. Finished rounds are kept in `--out` and not measured again;
-`--fresh` measures all. The exit code says whether the goals are met.
+Wall-clock time is measured from one record of a step to the next. CPU time is user and system time
+of all processes of a side. Memory is the largest sum of their proportional set sizes (see
+process_meter.py). The sides take turns; results are medians over all rounds, without the first two
+steps of each. TRL has a separate environment, which the first run makes. Results of finished rounds
+are kept in `--out` and not measured again, unless `--fresh` is given. The exit code is 0 if the
+goals are met.
 
     python benchmarks/vs_trl.py [--steps 7] [--rounds 2] [--case fixed|geometric] [--fresh]
 """
@@ -47,14 +51,14 @@ from typing import Any
 
 import yaml
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # to be run by its path, too
+sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script also runs by its path
 
 from benchmarks.process_meter import adopt_orphans, run_measured, two_cores
 
 ROOT = Path(__file__).parents[1]
 HERE = Path(__file__).parent
 SKIP = 2
-"""Steps left out at the start of a round."""
+"""Number of steps at the start of a round that are not counted."""
 PROMPT_TOKENS = 8
 LETTERS = string.digits + string.ascii_letters
 TRL_PACKAGES = ("torch==2.13.0", "transformers==5.19.0", "trl==1.16.0")
@@ -67,9 +71,9 @@ class Case:
     max_new_tokens: int
     fixed: bool
     speedup: float
-    """Goal: TRL's seconds per step over ours."""
+    """Goal: smallest allowed ratio of TRL's time per step to ours."""
     memory: float | None
-    """Goal: our peak memory over TRL's."""
+    """Goal: largest allowed ratio of our peak memory to TRL's; None if there is no goal."""
 
 
 CASES = {
@@ -91,7 +95,8 @@ def make_model(path: Path) -> Path:
         tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", unk_token="<pad>"
     )
     torch.manual_seed(0)
-    # Untied: a tied random model repeats its last letter instead of drawing all 64 alike.
+    # Not tied: a random model with tied embeddings repeats its last token, instead of drawing all
+    # 64 with equal probability.
     config = Qwen2Config(
         vocab_size=len(vocab), hidden_size=256, intermediate_size=1024, num_hidden_layers=4,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=1024,
@@ -111,7 +116,8 @@ def make_prompts(path: Path, count: int = 1024) -> Path:
 
 
 def make_trl_python(folder: Path) -> Path:
-    """Python of an environment that holds TRL and nothing of ours."""
+    """Make an environment with TRL and without our package, if it is missing; return the path of
+    its Python."""
     python = folder / "bin" / "python"
     if not python.exists():
         uv = str(Path(sys.executable).parent / "uv")
@@ -126,7 +132,7 @@ def make_trl_python(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Bench:
-    """Where things are, and how long a round is."""
+    """Paths and settings of all rounds."""
 
     out: Path
     model: Path
@@ -136,7 +142,7 @@ class Bench:
     trl_small: bool
 
     def trl(self, case: Case, folder: Path) -> tuple[list[str], Path]:
-        """TRL's command, and the file that gets its steps."""
+        """Write TRL's job file; return TRL's command, and the file that gets one line per step."""
         settings: dict[str, Any] = {
             "output_dir": str(folder / "trl"),
             "max_steps": self.steps,
@@ -170,7 +176,7 @@ class Bench:
         return command, steps_file
 
     def roll(self, case: Case, folder: Path) -> tuple[list[str], Path]:
-        """Our command, and the file that gets its steps."""
+        """Write our run file; return our command, and the file that gets one line per step."""
         optimizer = {"lr": 1e-6, "betas": [0.9, 0.999]}
         run: dict[str, Any] = {
             "output_dir": str(folder / "run"),
@@ -204,7 +210,13 @@ class Bench:
 
 
 def measure(bench: Bench, case: Case, side: str, number: int) -> dict[str, Any]:
-    """One round of one side; from its file where it was measured before."""
+    """Measure one round of one side and keep the result in a file. If that file exists already,
+    return its content.
+
+    Args:
+        side: `trl` or `roll`.
+        number: number of the round.
+    """
     name = f"{case.name}-{bench.steps}-{side}-{number}"
     result_file = bench.out / f"{name}.json"
     if result_file.exists():
@@ -234,7 +246,8 @@ def measure(bench: Bench, case: Case, side: str, number: int) -> dict[str, Any]:
 
 
 def phases(side: str, records: list[dict[str, float]]) -> dict[str, list[float]]:
-    """Seconds of generation and tokens of a mean response, as each side reports them."""
+    """Return, for each step, the seconds of generation and the mean tokens per response, which both
+    sides report under different names."""
     names = {
         "trl": ("generate_s", "completions/mean_length"),
         "roll": ("time/rollout_s", "response_tokens/mean"),
@@ -248,7 +261,8 @@ def phases(side: str, records: list[dict[str, float]]) -> dict[str, list[float]]
 
 @dataclass(frozen=True)
 class Row:
-    """Medians of one side in one case."""
+    """Results of one side in one case: medians over steps, except `peak_mb` (largest value) and
+    `tokens` (mean)."""
 
     step_s: float
     generate_s: float
@@ -259,7 +273,7 @@ class Row:
 
 
 def summarise(results: list[dict[str, Any]]) -> Row:
-    # Spans between lines: the first step has none.
+    # `step_s` and `step_cpu_s` have no entry for the first step.
     steps = [s for result in results for s in result["step_s"][SKIP - 1 :]]
     cpu = [s for result in results for s in result["step_cpu_s"][SKIP - 1 :]]
     generate = [s for result in results for s in result["phases"]["generate_s"]]
@@ -274,7 +288,7 @@ def summarise(results: list[dict[str, Any]]) -> Row:
 
 
 def report(case: Case, trl: Row, roll: Row) -> bool:
-    """Print the case's rows of the table and its verdict; whether the goals are met."""
+    """Print the case's rows of the table and its verdict; return whether the goals are met."""
     for name, row in (("TRL 1.16.0", trl), ("roll", roll)):
         print(
             f"| {case.name} | {name} | {row.step_s:.2f} s | {row.generate_s:.2f} s "

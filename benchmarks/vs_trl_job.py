@@ -1,5 +1,6 @@
-"""What both sides of `vs_trl.py` share, the reward, and TRL's side, which runs in an environment
-of its own and must not import roll.
+"""Reward for both sides of `vs_trl.py`, and TRL's side.
+
+This file runs in TRL's environment, so it must not import roll.
 
     python benchmarks/vs_trl_job.py job.json
 """
@@ -29,7 +30,8 @@ def trl_reward(completions: list[str], **_: Any) -> list[float]:
 
 
 def train(job: dict[str, Any]) -> None:
-    """GRPOTrainer as its documentation shows it, one line in `steps` after each optimizer step."""
+    """Train with GRPOTrainer as TRL's documentation shows, and write one line to `steps_file` after
+    each optimizer step."""
     import torch
     from datasets import Dataset
     from transformers import AutoTokenizer, TrainerCallback
@@ -47,7 +49,7 @@ def train(job: dict[str, Any]) -> None:
             return generated
 
     class Lines(TrainerCallback):
-        """A line when the trainer logs a step, which is after its optimizer step."""
+        """Callback that writes a line when the trainer logs a step, after its optimizer step."""
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             nonlocal generate_s

@@ -1,20 +1,25 @@
-"""How fast trained weights reach the engines, by transport and phase.
+"""Benchmark of the speed of a weight push to the engines, by transport and phase.
 
 A trainer of two FSDP2 ranks (float32 masters, a Qwen2 model of about 0.5 B parameters) pushes its
-weights in bfloat16 to two replicas. First the replicas are plain processes that take every byte
-into memory of their own, as an engine does that computes with the tensors as they come; a copy of
-the same size between two buffers, made by the same processes in turn with the pushes, is the
-yardstick. Then they are two real vLLM engines, whose own work (putting layers together, packing
-them for the CPU) is timed apart.
+weights in bfloat16 to two replicas. First, the replicas are plain processes that copy every byte
+into their own memory, like an engine that uses the tensors as they arrive. These pushes are
+compared with memcpy: a plain replica copies between two buffers, in turns with the pushes. Then,
+the replicas are two real vLLM engines. Their own work (fusing layers, packing them for the CPU) is
+measured separately.
 
     python benchmarks/weight_sync.py [--pushes 5] [--bucket-mb N] [--layers 24] [--no-vllm]
 
-Phases, seconds: gather (a rank waits for others to make whole tensors; sending parts needs none),
-pack (float32 to bfloat16, into the bucket), receive (the slowest replica waits for bytes and takes
-them), load (the slowest replica makes them its own). They overlap. GB/s are the bytes
-that reach the replicas, twice those of the model, over the seconds from the agreement to the last
-replica's "done"; for vLLM, less the load of the slowest.
-cpu_s counts the CPU of all ranks and plain replicas, which a busy machine does not change much.
+Phases, in seconds; they overlap:
+
+* gather: a rank waits for other ranks to make whole tensors; not needed when parts are sent.
+* pack: conversion from float32 to bfloat16, into the bucket.
+* receive: the slowest replica waits for bytes and copies them.
+* load: the slowest replica writes them into its own memory layout.
+
+GB/s is the number of bytes that reach the replicas (twice the size of the model), divided by the
+time from the agreement to the "done" of the last replica; for vLLM, without the load of the slowest
+replica. cpu_s is the CPU time of all ranks and plain replicas, which depends little on other load
+of the machine.
 """
 
 from __future__ import annotations
@@ -44,7 +49,8 @@ COPY: Task = {"memcpy": True}
 
 
 def make_model(path: Path, layers: int, vocabulary: int) -> None:
-    """The shape of Qwen2.5-0.5B, random weights."""
+    """Write a model with random weights. Its sizes, apart from the given ones, are those of
+    Qwen2.5-0.5B."""
     import torch
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
@@ -64,8 +70,8 @@ def make_model(path: Path, layers: int, vocabulary: int) -> None:
 
 
 class Cost:
-    """What a process spends: CPU seconds, and memory at most above what it held before, by the
-    kernel's own count."""
+    """Meter for a block in this process: its CPU time in seconds, and the peak of resident memory
+    above the level at its start, in bytes, as the kernel counts it."""
 
     def __enter__(self) -> Cost:
         Path("/proc/self/clear_refs").write_text("5")
@@ -113,7 +119,7 @@ def trainer(pipe: Connection, rank: int, world: int, port: int, path: Path) -> N
 
     def push(task: Task) -> dict[str, Any]:
         whole = strategy.weight_manifest()
-        if task["gathered"]:  # rank 0 sends whole tensors, all ranks make them
+        if task["gathered"]:  # all ranks make whole tensors, only rank 0 sends them
             manifest, parts = Manifest(whole.tensors), strategy.export_weights()
             if rank > 0:
                 for _ in parts:
@@ -133,7 +139,8 @@ def trainer(pipe: Connection, rank: int, world: int, port: int, path: Path) -> N
 
 
 def plain_replica(pipe: Connection, index: int) -> None:
-    """Takes all tensors into memory that it has had for long, like an engine's model."""
+    """Run a plain replica: it receives all tensors into memory that it allocated before, as an
+    engine does for its model. It also measures memcpy on demand."""
     import torch
 
     from roll.weight_sync.transfer import receive
@@ -213,7 +220,7 @@ def serve(pipe: Connection, work: Callable[[Task], dict[str, Any]]) -> None:
 
 @dataclass
 class Team:
-    """Processes and the pipes to them."""
+    """Group of processes, with a pipe to each."""
 
     pipes: list[Connection] = field(default_factory=list)
     processes: list[Any] = field(default_factory=list)
@@ -276,14 +283,21 @@ def push_once(
 
 
 def memcpy_once(replicas: Team) -> tuple[float, float]:
-    """GB/s of one process that copies alone, and per second of its CPU."""
+    """Let one replica copy alone; return its GB per second of wall-clock time, and per second of
+    CPU time."""
     replicas.pipes[0].send(COPY)
     found = answer(replicas.pipes[0])
     return COPY_BYTES / found["memcpy_s"] / GB, COPY_BYTES / found["cpu_s"] / GB
 
 
 def report(name: str, rows: list[dict[str, Any]], seconds: list[float], memcpy: float) -> float:
-    """One line of the table; bandwidth over the yardstick."""
+    """Print one line of the table; return the bandwidth divided by that of memcpy.
+
+    Args:
+        rows: results of each push.
+        seconds: time of each push that counts for the bandwidth.
+        memcpy: bandwidth of memcpy in GB/s.
+    """
 
     def middle(key: str) -> float:
         return statistics.median(row[key] for row in rows)
@@ -307,13 +321,18 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def measure_plain(trainers: Team, folder: Path, args: argparse.Namespace) -> tuple[float, float]:
-    """Prints the table; (shared memory over memcpy, memcpy GB/s)."""
+    """Print the table of the plain replicas.
+
+    Returns:
+        The bandwidth of shared memory divided by that of memcpy, and that of memcpy in GB/s.
+    """
     replicas = Team()
     for index in range(REPLICAS):
         replicas.start(plain_replica, index)
     replicas.ready()
     bucket = args.bucket_mb and args.bucket_mb << 20
-    for case in CASES.values():  # also makes the replicas' memory, and proves the bytes
+    # The first push of each case also allocates the replicas' memory, and is checked by checksum.
+    for case in CASES.values():
         warm = push_once(
             trainers, replicas, folder=folder, bucket_bytes=bucket, verify=True, **case
         )
