@@ -20,9 +20,8 @@ def assemble(
     """Build the training batch: one row per sample, in the order of groups and siblings.
 
     A row holds the prompt, then the response, then padding with 0. `group_ids` are positions in
-    `groups`; they are unique in this batch only. A row has no trained tokens where the response is
-    empty, or where a reward of the sample or of its greedy baseline failed; `has_reward` is then
-    False.
+    `groups`; they are unique in this batch only. A row has no trained tokens if the response is
+    empty, or if a reward of it or of its greedy baseline failed (then `has_reward` is False).
 
     Args:
         groups: groups to train on, with at least one sample.
