@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,6 +28,8 @@ class Owner:
     clock is set."""
     since: str
     """Date and time when the process took the folder."""
+    token: str = ""
+    """Random; tells two runs in one process apart."""
 
     @classmethod
     def this_process(cls) -> Owner:
@@ -36,6 +39,7 @@ class Owner:
             pid=os.getpid(),
             begun=_begun(os.getpid()),
             since=datetime.now().astimezone().isoformat(sep=" ", timespec="seconds"),
+            token=secrets.token_hex(8),
         )
 
     @property
