@@ -102,6 +102,20 @@ def test_files_and_functions_stay_small() -> None:
     assert not too_big, "\n".join(too_big)
 
 
+def test_docstrings_begin_with_what_they_are_about() -> None:
+    """Those that begin with `Of the ...` or `Whether ...` are riddles without the code at hand."""
+    riddles = {"Of", "What", "How", "Whether", "Where", "As", "Which", "Who", "Whose", "When"}
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [
+        f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, kinds) and (text := ast.get_docstring(node))
+        if text.split()[0] in riddles
+    ]
+    assert not found, "\n".join(found)
+
+
 def test_the_environment_is_written_in_few_places() -> None:
     allowed = re.compile(
         r"(roll/(distributed/on_ray/environment|strategy/\w+/(zero_)?engine)|.*mcore_adapter/platform)\.py"

@@ -11,7 +11,7 @@ ALL_TAGS = frozenset({"weights", "kv_cache"})
 
 @dataclass
 class SleepState:
-    """Which memory of an engine is given back, and the steps to give it back and to take it."""
+    """State of an engine that sleeps, and the steps to give memory back and to take it again."""
 
     platform: str
     """`cpu` or `cuda`; on `cpu` no memory is given back."""
