@@ -369,7 +369,7 @@ def test_nothing_is_left_in_the_file_system_or_open_after_errors(
     push_to_children(open_channel(kind, timeout_s=2), ["die"])
     push_to_children(open_channel(kind, num_receivers=2), ["refuse", "ok"])
     push_to_children(open_channel(kind), ["ok"])
-    deadline = time.monotonic() + 10  # the dead one could come late, for as long as the limit says
+    deadline = time.monotonic() + 60  # the dead one could come late, on a busy machine later still
     while state() != before and time.monotonic() < deadline:
         time.sleep(0.05)
     assert state() == before
