@@ -16,6 +16,9 @@ from roll.platform.processes import descendants
 WARM_UP_S = 60.0
 """Age up to which a process still takes the memory that it needs anyway, in seconds. Measurements
 of younger processes do not count for growth."""
+REPLACED_WARM_UP_S = 300.0
+"""The same age for processes that were replaced in the run, as engines are: an engine touches its
+cache for the first time for minutes, and each new one begins anew."""
 SHARED = "shared memory of all"
 
 
@@ -108,43 +111,54 @@ class Books:
             pids[name].append(pid)
         found = []
         for name, own in pids.items():
-            looks = sorted((look for pid in own for look in self._looks[pid]), key=_step)
-            grown = [look for look in looks if look.step >= steps / 10 and look.age_s > WARM_UP_S]
-            if len(grown) >= 3 and grown[-1].step - grown[0].step >= steps / 10:
-                found.append(fitted(name, len(own), grown))
+            young_s = WARM_UP_S if len(own) == 1 else REPLACED_WARM_UP_S
+            grown = [
+                [
+                    look
+                    for look in self._looks[pid]
+                    if look.step >= steps / 10 and look.age_s > young_s
+                ]
+                for pid in own
+            ]
+            if sum(looks[-1].step - looks[0].step for looks in grown if looks) >= steps / 10:
+                found.append(fitted(name, len(own), [looks for looks in grown if looks]))
         return sorted(found, key=lambda growth: -growth.mb_per_1000_steps)
 
     def shared(self, steps: int) -> Growth:
         """Return the growth of the shared memory that all processes together have mapped. Files in
         shared memory that no process has mapped are not counted."""
         late = [Look(step, 0, mb, 0, 0) for step, mb in self._shared if step >= steps / 10]
-        return fitted(SHARED, 1, late)
+        return fitted(SHARED, 1, [late])
 
 
-def fitted(name: str, lives: int, looks: Sequence[Look]) -> Growth:
-    """Fit a line to the memory of all measurements, and return the growth.
+def fitted(name: str, lives: int, grown: Sequence[Sequence[Look]]) -> Growth:
+    """Fit one slope to the memory of all processes of a name, and return the growth.
+
+    Each process has a level of its own: where one of them begins says nothing about growth.
 
     Args:
         name: name of the processes.
         lives: number of processes that had this name.
-        looks: measurements, in the order of their steps.
+        grown: measurements of each process, in the order of their steps.
     """
-    steps = [look.step for look in looks]
-    line = linear_regression(steps, [look.memory_mb for look in looks])
+    looks = [look for own in grown for look in own]
+    steps, memory = [], []
+    for own in grown:
+        level_step, level_mb = fmean(o.step for o in own), fmean(o.memory_mb for o in own)
+        steps += [look.step - level_step for look in own]
+        memory += [look.memory_mb - level_mb for look in own]
+    slope = linear_regression(steps, memory, proportional=True).slope
+    level = fmean(look.memory_mb for look in looks)
     tenth = max(1, len(looks) // 10)
     first, last = looks[:tenth], looks[-tenth:]
     return Growth(
         name,
         lives,
-        (line.intercept + line.slope * steps[0], line.intercept + line.slope * steps[-1]),
-        1000 * line.slope,
+        (level + slope * min(steps), level + slope * max(steps)),
+        1000 * slope,
         (fmean(look.files for look in first), fmean(look.files for look in last)),
         (fmean(look.threads for look in first), fmean(look.threads for look in last)),
     )
-
-
-def _step(look: Look) -> float:
-    return look.step
 
 
 def _sizes_mb(pid: int) -> dict[str, float]:
