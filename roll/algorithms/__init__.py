@@ -12,7 +12,7 @@ from roll.algorithms.advantages.pass_k import PassK
 from roll.algorithms.advantages.reinforce import Reinforce
 from roll.algorithms.advantages.reinforce_pp import ReinforcePp
 from roll.algorithms.advantages.remax import Remax
-from roll.algorithms.build import SumLoss, build_advantage, build_loss, build_value_loss
+from roll.algorithms.build import SumLoss, build_advantage, build_loss
 from roll.algorithms.correction import correct, use_engine_logprobs
 from roll.algorithms.losses.distill import DistillTerm
 from roll.algorithms.losses.entropy import EntropyBonus
@@ -84,7 +84,6 @@ __all__ = [
     "build_advantage",
     "build_loss",
     "build_shaping",
-    "build_value_loss",
     "correct",
     "explained_variance",
     "token_weights",

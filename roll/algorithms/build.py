@@ -7,17 +7,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from roll.algorithms.kl import k3
-from roll.algorithms.loss_interface import (
-    AdvantageEstimator,
-    PolicyTerms,
-    TermsLoss,
-    TokenLoss,
-    ValueTerms,
-)
-from roll.algorithms.losses.value import ClippedValueLoss
+from roll.algorithms.loss_interface import AdvantageEstimator, PolicyTerms, TokenLoss
 from roll.algorithms.mismatch import token_mismatch
 from roll.algorithms.registries import ADVANTAGES, LOSSES, LossTerm, PreparedTerm
-from roll.config.algorithm import AlgorithmConfig, ValueLossConfig
+from roll.config.algorithm import AlgorithmConfig
 from roll.core.batches import RolloutBatch
 
 
@@ -84,11 +77,6 @@ def build_loss(config: AlgorithmConfig) -> SumLoss:
         options = term.model_dump(exclude={"kind", "coef", *term.forward_pass_fields})
         terms.append((term.coef, LOSSES[term.kind](**options)))
     return SumLoss(tuple(terms))
-
-
-def build_value_loss(config: ValueLossConfig) -> TermsLoss[ValueTerms, RolloutBatch]:
-    """Build the loss of the critic."""
-    return ClippedValueLoss(**config.model_dump())
 
 
 def build_advantage(config: AlgorithmConfig) -> AdvantageEstimator:

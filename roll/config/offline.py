@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from roll.config.algorithm.divergences import DistillTargetConfig
+from roll.config.algorithm.divergences import DistillLossConfig
 from roll.config.algorithm.preferences import (
     BradleyTerryConfig,
     PreferenceLossConfig,
@@ -50,16 +50,6 @@ class SftConfig(OfflineConfig):
     @property
     def sources(self) -> tuple[FileConfig, ...]:
         return (*self.data.sources, *self.validation.sets.values())
-
-
-class DistillLossConfig(DistillTargetConfig):
-    """Loss of distillation: coef * divergence from the teacher + sft_coef * -log p of the text
-    itself."""
-
-    coef: float = Field(default=1.0, gt=0)
-    """Factor of the divergence, which is in nats."""
-    sft_coef: float = Field(default=0.0, ge=0)
-    """Factor of -log p."""
 
 
 class DistillationConfig(OfflineConfig):

@@ -44,7 +44,7 @@ class DistillPipeline(OfflinePipeline[DistillationConfig, TrainBatch, Student]):
         self.aggregation = Aggregation(config.aggregation)
         compared = comparison(loss, num_tokens(self.data.tokenizer))
         head = PolicyHead(1.0, config.actor_train.logprob_chunk_tokens, compared)
-        self.start_learner(LearnerWorker, head, DistillLoss(loss.coef, loss.sft_coef))
+        self.start_learner(LearnerWorker, head, DistillLoss(loss))
         clusters = {
             name: self.sharing.share(
                 f"teachers.{name}",

@@ -25,8 +25,7 @@ class RewardModelPipeline(OfflinePipeline[RewardModelConfig, PreferenceBatch, Sc
     aggregation = Aggregation.SEQUENCE_MEAN
 
     def open(self) -> None:
-        loss = BradleyTerryLoss(**self.config.loss.model_dump())
-        self.start_learner(LearnerWorker, ScoreHead(), loss)
+        self.start_learner(LearnerWorker, ScoreHead(), BradleyTerryLoss(self.config.loss))
 
     def make_batch(self, examples: Sequence[Example]) -> PreferenceBatch:
         return scored_pair_batch(examples)

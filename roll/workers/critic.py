@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from roll.algorithms.build import build_value_loss
 from roll.algorithms.loss_interface import ValueTerms
+from roll.algorithms.losses.value import ClippedValueLoss
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.training import CriticRole
 from roll.core.batches import RolloutBatch
@@ -25,7 +25,7 @@ class CriticWorker(TrainWorker[ValueTerms]):
     ) -> None:
         strategy = build_train(role, model, spec, ValueHead(), total_steps=total_updates)
         super().__init__(spec, strategy)
-        self.loss = build_value_loss(role.loss)
+        self.loss = ClippedValueLoss(role.loss)
 
     @dispatch(SHARD_BATCH)
     def add_values(self, batch: RolloutBatch) -> RolloutBatch:

@@ -10,7 +10,11 @@ import torch
 
 from roll.algorithms.losses.distill import DistillLoss
 from roll.algorithms.teacher_divergence import comparison
-from roll.config.algorithm.divergences import DistillTargetConfig, JensenShannonConfig
+from roll.config.algorithm.divergences import (
+    DistillLossConfig,
+    DistillTargetConfig,
+    JensenShannonConfig,
+)
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import DeepspeedConfig, Fsdp2Config, HfScoreConfig
 from roll.config.sections.training import ScoreRole, TrainRole
@@ -111,7 +115,7 @@ def job(spec: WorkerSpec, folder: Path, pair: str) -> dict[str, Any]:
         start = {key: tensor.clone() for key, tensor in student.export_weights()}
         told = replace(share(student), teacher_outputs=teacher_outputs)
         divergence_BT = student.score(told).divergence_BT
-        metrics = student.train(told, DistillLoss(1.0, SFT_COEF))
+        metrics = student.train(told, DistillLoss(DistillLossConfig(sft_coef=SFT_COEF)))
         results[name] = {
             "start": start,
             "divergence": divergence_BT,

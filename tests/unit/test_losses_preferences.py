@@ -17,6 +17,7 @@ from roll.algorithms.losses.text import TextLoss
 from roll.algorithms.weights import token_weights
 from roll.config.algorithm import Aggregation
 from roll.config.algorithm.preferences import (
+    BradleyTerryConfig,
     HingeConfig,
     IpoConfig,
     KtoConfig,
@@ -177,10 +178,10 @@ def test_bradley_terry_takes_margins_and_centres() -> None:
         c, r = (scores[row, pairs.lengths[row] - 1].item() for row in (2 * p, 2 * p + 1))
         assert pairs.margins is not None
         want += -logsig(c - r - pairs.margins[2 * p].item()) + 0.1 * (c + r) ** 2
-    got = BradleyTerryLoss(center_coef=0.1)(ScoreTerms(scores), pairs)
+    got = BradleyTerryLoss(BradleyTerryConfig(center_coef=0.1))(ScoreTerms(scores), pairs)
     assert reduced(got, pairs).item() == pytest.approx(want / PAIRS, rel=1e-5)
     even = replace(pairs, margins=torch.zeros(2 * PAIRS))
-    zero = BradleyTerryLoss()(ScoreTerms(torch.zeros_like(scores)), even)
+    zero = BradleyTerryLoss(BradleyTerryConfig())(ScoreTerms(torch.zeros_like(scores)), even)
     assert reduced(zero, even).item() == pytest.approx(math.log(2), abs=1e-6)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from roll.algorithms import ClippedValueLoss, build_value_loss, explained_variance
+from roll.algorithms import ClippedValueLoss, explained_variance
 from roll.algorithms.loss_interface import ValueTerms
 from roll.config.algorithm import ValueLossConfig
 from roll.core.batches import RolloutBatch
@@ -36,7 +36,9 @@ def one_token(*, old: float, returns: float) -> RolloutBatch:
 )
 def test_the_hand_worked_loss(value: float, loss: float, clipped: int, gradient: float) -> None:
     values_BT = torch.tensor([[value]], dtype=torch.float64, requires_grad=True)
-    result = ClippedValueLoss(clip=0.2)(ValueTerms(values_BT), one_token(old=1.0, returns=2.0))
+    result = ClippedValueLoss(ValueLossConfig(clip=0.2))(
+        ValueTerms(values_BT), one_token(old=1.0, returns=2.0)
+    )
     result.loss_BT.sum().backward()
     assert values_BT.grad is not None
     assert result.loss_BT.item() == pytest.approx(loss)
@@ -58,14 +60,14 @@ def example() -> tuple[Tensor, RolloutBatch]:
 @pytest.mark.parametrize("clip", [0.2, None])
 def test_the_gradient_matches_finite_differences(clip: float | None) -> None:
     values_BT, batch = example()
-    loss = build_value_loss(ValueLossConfig(clip=clip))
+    loss = ClippedValueLoss(ValueLossConfig(clip=clip))
     leaf_BT = values_BT.clone().requires_grad_()
     assert torch.autograd.gradcheck(lambda x: loss(ValueTerms(x), batch).loss_BT.sum(), (leaf_BT,))
 
 
 def test_the_loss_is_the_loop_over_tokens() -> None:
     values_BT, batch = example()
-    found_BT = ClippedValueLoss(clip=0.2)(ValueTerms(values_BT), batch).loss_BT
+    found_BT = ClippedValueLoss(ValueLossConfig(clip=0.2))(ValueTerms(values_BT), batch).loss_BT
     columns = (values_BT, batch.values, batch.returns, found_BT)
     flat = [column.flatten().tolist() for column in columns if column is not None]
     for v, old, returns, found in zip(*flat, strict=True):
@@ -75,18 +77,20 @@ def test_the_loss_is_the_loop_over_tokens() -> None:
 
 def test_without_a_clip_no_old_values_are_needed() -> None:
     values_BT, batch = example()
-    result = ClippedValueLoss(clip=None)(ValueTerms(values_BT), replace(batch, values=None))
+    result = ClippedValueLoss(ValueLossConfig(clip=None))(
+        ValueTerms(values_BT), replace(batch, values=None)
+    )
     assert "value/clip_fraction" not in result.metrics_BT
     with pytest.raises(ValueError, match="values is not set"):
-        ClippedValueLoss()(ValueTerms(values_BT), replace(batch, values=None))
+        ClippedValueLoss(ValueLossConfig())(ValueTerms(values_BT), replace(batch, values=None))
     with pytest.raises(ValueError, match="returns is not set; run add_advantages"):
-        ClippedValueLoss()(ValueTerms(values_BT), replace(batch, returns=None))
+        ClippedValueLoss(ValueLossConfig())(ValueTerms(values_BT), replace(batch, returns=None))
 
 
 def test_in_the_first_update_nothing_is_clipped() -> None:
     _, batch = example()
     old_BT = batch.require("values", made_by="test")
-    result = ClippedValueLoss()(ValueTerms(old_BT), batch)
+    result = ClippedValueLoss(ValueLossConfig())(ValueTerms(old_BT), batch)
     assert (result.metrics_BT["value/clip_fraction"] == 0).all()
 
 
@@ -94,7 +98,7 @@ def test_the_means_give_the_explained_variance() -> None:
     values_BT, batch = example()
     returns_BT = batch.require("returns", made_by="test")
     attached = ValueTerms(values_BT.requires_grad_())
-    metrics_BT = ClippedValueLoss()(attached, batch).metrics_BT
+    metrics_BT = ClippedValueLoss(ValueLossConfig())(attached, batch).metrics_BT
     assert not any(value_BT.requires_grad for value_BT in metrics_BT.values())
     mask_BT = batch.loss_mask
     means = {name: value_BT[mask_BT].mean().item() for name, value_BT in metrics_BT.items()}

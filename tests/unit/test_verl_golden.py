@@ -24,7 +24,7 @@ from roll.algorithms.advantages.gdpo import gdpo_advantages
 from roll.algorithms.advantages.group import group_advantages
 from roll.algorithms.loss_interface import PolicyTerms, ValueTerms
 from roll.algorithms.registries import KL_ESTIMATORS, LOSSES
-from roll.config.algorithm import Aggregation, AlgorithmConfig
+from roll.config.algorithm import Aggregation, AlgorithmConfig, ValueLossConfig
 from roll.core.batches import RolloutBatch
 
 # Four responses of two prompts; the third has an observation between its two turns.
@@ -290,7 +290,7 @@ def test_the_value_loss_is_that_of_verl() -> None:
     batch = golden_batch()
     batch = replace(batch, returns=build_advantage(config)(batch).returns_BT)
     leaf_BT = (torch.tensor(VALUES) + moved_BT).requires_grad_()
-    found = ClippedValueLoss(clip=0.2)(ValueTerms(leaf_BT), batch)
+    found = ClippedValueLoss(ValueLossConfig(clip=0.2))(ValueTerms(leaf_BT), batch)
     weights_BT = token_weights(batch.loss_mask, Aggregation.TOKEN_MEAN)
     loss = (found.loss_BT * weights_BT).sum()
     loss.backward()

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
 from roll.algorithms.registries import LOSSES
+from roll.config.algorithm.divergences import DistillLossConfig
 from roll.core.batches import RolloutBatch, TrainBatch
 
 
@@ -19,15 +20,15 @@ from roll.core.batches import RolloutBatch, TrainBatch
 class DistillLoss:
     """Loss coef * divergence - sft_coef * log p of each trained token."""
 
-    coef: float
-    sft_coef: float
+    config: DistillLossConfig
 
     def __call__(self, terms: PolicyTerms, batch: TrainBatch) -> TokenLoss:
+        config = self.config
         divergence_BT = _divergence(terms).masked_fill(~batch.loss_mask, 0.0)
         nll_BT = -terms.logprobs_BT.masked_fill(~batch.loss_mask, 0.0)
-        shares_BT = {"distill": self.coef * divergence_BT}
-        if self.sft_coef:
-            shares_BT["sft"] = self.sft_coef * nll_BT
+        shares_BT = {"distill": config.coef * divergence_BT}
+        if config.sft_coef:
+            shares_BT["sft"] = config.sft_coef * nll_BT
         first, *rest = shares_BT.values()
         return TokenLoss(
             loss_BT=sum(rest, start=first),

@@ -8,6 +8,7 @@ from torch.nn.functional import logsigmoid
 
 from roll.algorithms.loss_interface import ScoreTerms, TokenLoss
 from roll.algorithms.losses.preferences import response_sums, spread
+from roll.config.algorithm.preferences import BradleyTerryConfig
 from roll.core.batches import PreferenceBatch
 
 
@@ -18,7 +19,7 @@ class BradleyTerryLoss:
     The loss mask is True at exactly one token of each row, whose score is the score of the row.
     """
 
-    center_coef: float = 0.0
+    config: BradleyTerryConfig
 
     def __call__(self, terms: ScoreTerms, batch: PreferenceBatch) -> TokenLoss:
         scores_B = response_sums(terms.scores_BT, batch.loss_mask)
@@ -26,8 +27,8 @@ class BradleyTerryLoss:
         chosen_P, rejected_P = scores_B[::2], scores_B[1::2]
         difference_P = chosen_P - rejected_P
         loss_P = -logsigmoid(difference_P - margins_B[::2])
-        if self.center_coef:
-            loss_P = loss_P + self.center_coef * (chosen_P + rejected_P).square()
+        if self.config.center_coef:
+            loss_P = loss_P + self.config.center_coef * (chosen_P + rejected_P).square()
         seen_P = difference_P.detach()
         named_P = {
             "preference_loss": loss_P.detach(),

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from roll.algorithms.loss_interface import TokenLoss, ValueTerms
+from roll.config.algorithm.losses import ValueLossConfig
 from roll.core.batches import RolloutBatch
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ClippedValueLoss:
     """Loss 0.5 * max((v - R)**2, (clip(v, old - clip, old + clip) - R)**2) per token.
 
@@ -20,7 +21,7 @@ class ClippedValueLoss:
     value: nothing is clipped, and the gradient is v - R.
     """
 
-    clip: float | None = 0.2
+    config: ValueLossConfig
 
     def __call__(self, terms: ValueTerms, batch: RolloutBatch) -> TokenLoss:
         """Compute the loss; needs `returns`, and with `clip` also the old `values`.
@@ -41,9 +42,10 @@ class ClippedValueLoss:
             "value/return": returns_BT,
             "value/squared_return": returns_BT.square(),
         }
-        if self.clip is not None:
+        clip = self.config.clip
+        if clip is not None:
             old_BT = batch.require("values", made_by="add_values")
-            near_BT = old_BT + (values_BT - old_BT).clamp(-self.clip, self.clip)
+            near_BT = old_BT + (values_BT - old_BT).clamp(-clip, clip)
             clipped_BT = (near_BT - returns_BT).square()
             metrics_BT["value/clip_fraction"] = (clipped_BT > squares_BT).to(values_BT.dtype)
             squares_BT = torch.maximum(squares_BT, clipped_BT)

@@ -94,3 +94,13 @@ class DistillTargetConfig(Config):
     """Divisor of the student's logits; used only in the divergence."""
     teacher_temperature: float = Field(default=1.0, gt=0)
     """Divisor of the teacher's logits."""
+
+
+class DistillLossConfig(DistillTargetConfig):
+    """Loss of distillation: coef * divergence from the teacher + sft_coef * -log p of the text
+    itself."""
+
+    coef: float = Field(default=1.0, gt=0)
+    """Factor of the divergence, which is in nats."""
+    sft_coef: float = Field(default=0.0, ge=0)
+    """Factor of -log p."""
