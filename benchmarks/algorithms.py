@@ -25,7 +25,13 @@ from torch import Tensor
 
 from roll.algorithms import Gae, Grpo, PpoClip, Shaping, WhitenAdvantage, token_weights
 from roll.algorithms.loss_interface import PolicyTerms
-from roll.config.algorithm import Aggregation
+from roll.config.algorithm import (
+    Aggregation,
+    GaeConfig,
+    GrpoConfig,
+    PpoClipConfig,
+    WhitenAdvantageConfig,
+)
 from roll.core.batches import RolloutBatch
 from roll.data.balance import balanced_order
 from roll.data.packing import pack
@@ -96,8 +102,8 @@ def gae(batch: RolloutBatch, verl: Any, repeats: int) -> tuple[list[float], floa
     Returns:
         The times of both sides in milliseconds, and the distance of their results.
     """
-    estimator = Gae(gamma=1.0, policy_lambda=0.95)
-    shaping = Shaping(advantage_parts={"whiten": WhitenAdvantage()})
+    estimator = Gae(GaeConfig(gamma=1.0, policy_lambda=0.95))
+    shaping = Shaping(advantage_parts={"whiten": WhitenAdvantage(WhitenAdvantageConfig())})
     rewards_BT, mask_BT = token_level(batch), batch.loss_mask.float()
 
     def ours() -> Tensor:
@@ -115,7 +121,7 @@ def gae(batch: RolloutBatch, verl: Any, repeats: int) -> tuple[list[float], floa
 
 
 def grpo(batch: RolloutBatch, verl: Any, repeats: int) -> tuple[list[float], float]:
-    estimator = Grpo()
+    estimator = Grpo(GrpoConfig())
     rewards_BT, mask_BT = token_level(batch), batch.loss_mask.float()
     index = np.array([str(group) for group in batch.group_ids.tolist()])
 
@@ -136,7 +142,7 @@ def ppo_loss(batch: RolloutBatch, verl: Any, repeats: int) -> tuple[list[float],
     Returns:
         The times of both sides in milliseconds, and the distance of their gradients.
     """
-    loss, mask_BT = PpoClip(dual_clip=3.0), batch.loss_mask.float()
+    loss, mask_BT = PpoClip(PpoClipConfig(dual_clip=3.0)), batch.loss_mask.float()
     weights_BT = batch.token_weights
     assert batch.old_logprobs is not None
     assert weights_BT is not None

@@ -1,4 +1,4 @@
-"""Functions that build the loss and the advantage estimator from `algorithm:` in the config."""
+"""Sum of loss terms; functions that build it and the advantage estimator from `algorithm:`."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from roll.core.batches import RolloutBatch
 
 @dataclass(frozen=True)
 class SumLoss:
-    """Sum of loss terms, each with its coefficient: `((1.0, PpoClip()), (0.001, KlToReference()))`.
+    """Sum of loss terms, each times the `coef` of its config.
 
-    If the batch has `importance_weights`, they multiply the terms with `importance_weighted` set.
-    These weights correct the policy gradient where the engine's distribution differs slightly from
-    the policy's. A penalty such as the KL is not weighted.
+    If the batch has `importance_weights`, they multiply the term that estimates the policy
+    gradient, to correct it where the engine's distribution differs slightly from the policy's. A
+    penalty such as the KL is not weighted.
 
     Raises:
         ValueError: there are no terms, or two terms report the same part.
     """
 
-    terms: tuple[tuple[float, LossTerm], ...]
+    terms: tuple[LossTerm, ...]
 
     def __post_init__(self) -> None:
-        parts = [term.part for _, term in self.terms]
+        parts = [_part(term) for term in self.terms]
         if not parts or len(set(parts)) != len(parts):
             raise ValueError(
                 f"a loss needs at least one term and each part once; got {parts or 'none'}"
@@ -41,7 +41,7 @@ class SumLoss:
         Call this once per update, on the driver: after advantages and old log-probs are set, and
         before the batch is split over ranks.
         """
-        for _, term in self.terms:
+        for term in self.terms:
             if isinstance(term, PreparedTerm):
                 batch = term.prepare(batch)
         return batch
@@ -54,12 +54,12 @@ class SumLoss:
         shares_BT: dict[str, Tensor] = {}
         metrics_BT, maxima_BT = _observed(terms, batch)
         masked = _masked(terms, batch.loss_mask)
-        for coef, term in self.terms:
+        for term in self.terms:
             result = term(masked, batch)
-            share_BT = coef * result.loss_BT
-            if term.importance_weighted and batch.importance_weights is not None:
+            share_BT = term.config.coef * result.loss_BT
+            if term.config.estimates_policy_gradient and batch.importance_weights is not None:
                 share_BT = share_BT * batch.importance_weights
-            shares_BT[term.part] = share_BT
+            shares_BT[_part(term)] = share_BT
             metrics_BT.update(result.metrics_BT)
         first, *rest = shares_BT.values()
         return TokenLoss(
@@ -72,17 +72,17 @@ class SumLoss:
 
 def build_loss(config: AlgorithmConfig) -> SumLoss:
     """Build the sum of the loss terms that the config lists."""
-    terms = []
-    for term in config.loss:
-        options = term.model_dump(exclude={"kind", "coef", *term.forward_pass_fields})
-        terms.append((term.coef, LOSSES[term.kind](**options)))
-    return SumLoss(tuple(terms))
+    return SumLoss(tuple(LOSSES.build(term) for term in config.loss))
 
 
 def build_advantage(config: AlgorithmConfig) -> AdvantageEstimator:
     """Build the configured advantage estimator; it must be called with a whole step's batch."""
-    options = config.advantage.model_dump(exclude={"kind"})
-    return ADVANTAGES[config.advantage.kind](**options)
+    return ADVANTAGES.build(config.advantage)
+
+
+def _part(term: LossTerm) -> str:
+    """Return the name of the term's part of the loss: `loss/<part>` in the metrics."""
+    return "policy" if term.config.estimates_policy_gradient else term.config.kind
 
 
 def _masked(terms: PolicyTerms, mask_BT: Tensor) -> PolicyTerms:

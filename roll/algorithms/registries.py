@@ -1,38 +1,66 @@
-"""Registries of advantage estimators, loss terms and KL estimators, by their names in the config.
+"""Registries of advantage estimators and loss terms by config class, of KL estimators by name.
 
-The name of an advantage estimator or a loss term is the `kind` of its config class. The fields of
-the config class become keyword arguments of the registered class, so a new advantage or loss is one
-config class and one registered dataclass.
+A new advantage or loss is one config class, which alone has the fields, and one dataclass that is
+registered for it and is made of the config alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
 from roll.algorithms.loss_interface import AdvantageEstimator, Loss
+from roll.config.algorithm import LossTermConfig
+from roll.config.base import Config
 from roll.core.batches import RolloutBatch
 from roll.core.registry import Registry
 
+P = TypeVar("P")
+C = TypeVar("C", bound=Config)
+
+
+class PartRegistry(Generic[P]):
+    """Parts of one sort, by the classes of their configs; iterates over these classes.
+
+    Registering a class twice raises ValueError.
+    """
+
+    def __init__(self, sort: str) -> None:
+        self.sort = sort
+        self._makers: dict[type[Config], Callable[[Any], P]] = {}
+
+    def register(self, config_class: type[C]) -> Callable[[Callable[[C], P]], Callable[[C], P]]:
+        """Register the decorated class or function, which makes a part of its config."""
+
+        def add(make: Callable[[C], P]) -> Callable[[C], P]:
+            if config_class in self._makers:
+                raise ValueError(f"{self.sort} {config_class.__name__} is registered twice")
+            self._makers[config_class] = make
+            return make
+
+        return add
+
+    def build(self, config: Config) -> P:
+        """Build the part that the config describes.
+
+        Raises:
+            TypeError: no part is registered for the class of the config.
+        """
+        if type(config) not in self._makers:
+            raise TypeError(f"no {self.sort} is registered for {type(config).__name__}")
+        return self._makers[type(config)](config)
+
+    def __iter__(self) -> Iterator[type[Config]]:
+        return iter(self._makers)
+
 
 class LossTerm(Loss, Protocol):
-    """Summand of a loss, without its coefficient, which `SumLoss` holds."""
+    """Summand of a loss, without its coefficient, by which `SumLoss` multiplies it."""
 
     @property
-    def part(self) -> str:
-        """Name of the term's part of the loss: `loss/<part>` in the metrics."""
-        ...
-
-    @property
-    def importance_weighted(self) -> bool:
-        """True if `RolloutBatch.importance_weights` multiply the loss of the term.
-
-        This is so for terms that estimate the policy gradient from samples of the engine, and not
-        for penalties and imitation.
-        """
-        ...
+    def config(self) -> LossTermConfig: ...
 
 
 @runtime_checkable
@@ -44,6 +72,6 @@ class PreparedTerm(LossTerm, Protocol):
         ...
 
 
-ADVANTAGES: Registry[Callable[..., AdvantageEstimator]] = Registry("advantage estimator")
-LOSSES: Registry[Callable[..., LossTerm]] = Registry("loss term")
+ADVANTAGES: PartRegistry[AdvantageEstimator] = PartRegistry("advantage estimator")
+LOSSES: PartRegistry[LossTerm] = PartRegistry("loss term")
 KL_ESTIMATORS: Registry[Callable[[Tensor, Tensor], Tensor]] = Registry("KL estimator")

@@ -17,7 +17,6 @@ from torch.nn.functional import pad
 
 from roll.algorithms import (
     Distill,
-    Gae,
     Gdpo,
     Grpo,
     Opo,
@@ -33,13 +32,19 @@ from roll.algorithms.advantages.pass_k import pass_k_advantages
 from roll.algorithms.loss_interface import AdvantageEstimator
 from roll.algorithms.registries import ADVANTAGES
 from roll.config.algorithm import (
+    AdvantageConfig,
     AlgorithmConfig,
     DistillConfig,
+    GaeConfig,
     GdpoConfig,
     GrpoConfig,
     Need,
+    OpoConfig,
     PassKConfig,
+    ReinforceConfig,
     ReinforcePpConfig,
+    RemaxConfig,
+    RlooConfig,
 )
 from roll.core.batches import RolloutBatch
 
@@ -75,20 +80,21 @@ def full_batch(seed: int, *, rows: int = 7, width: int = 9, paid: bool = True) -
     )
 
 
-EVERY: list[AdvantageEstimator] = [
-    Gae(gamma=0.9, policy_lambda=None, adaptive_alpha=0.5, critic_lambda=0.8),
-    Grpo(),
-    Grpo(baseline="leave_one_out", std="batch"),
-    Rloo(),
-    Opo(),
-    PassK(k=2, threshold=0.3),
-    Gdpo(eps=1e-3),
-    Reinforce(baseline="batch", gamma=0.9),
-    ReinforcePp(gamma=0.9),
-    ReinforcePp(baseline="group"),
-    Remax(),
-    Distill(mix=0.5),
+CONFIGS: list[AdvantageConfig] = [
+    GaeConfig(gamma=0.9, policy_lambda=None, adaptive_alpha=0.5, critic_lambda=0.8),
+    GrpoConfig(),
+    GrpoConfig(baseline="leave_one_out", std="batch"),
+    RlooConfig(),
+    OpoConfig(),
+    PassKConfig(k=2, threshold=0.3),
+    GdpoConfig(eps=1e-3),
+    ReinforceConfig(baseline="batch", gamma=0.9),
+    ReinforcePpConfig(gamma=0.9),
+    ReinforcePpConfig(baseline="group"),
+    RemaxConfig(),
+    DistillConfig(mix=0.5),
 ]
+EVERY = [ADVANTAGES.build(config) for config in CONFIGS]
 NAMES = [f"{type(estimator).__name__}-{i}" for i, estimator in enumerate(EVERY)]
 
 
@@ -97,7 +103,7 @@ def given_to(estimator: AdvantageEstimator, seed: int) -> RolloutBatch:
 
 
 def test_every_registered_estimator_is_tested_here() -> None:
-    assert {type(estimator) for estimator in EVERY} == {ADVANTAGES[name] for name in ADVANTAGES}
+    assert {type(config) for config in CONFIGS} == set(ADVANTAGES)
 
 
 @pytest.mark.parametrize("estimator", EVERY, ids=NAMES)
@@ -139,7 +145,15 @@ def test_row_order_and_padding_change_nothing_and_masked_junk_stays_out(
 
 
 @pytest.mark.parametrize(
-    "estimator", [Grpo(), Rloo(), Opo(), PassK(k=2), Gdpo(), ReinforcePp(baseline="group")]
+    "estimator",
+    [
+        Grpo(GrpoConfig()),
+        Rloo(RlooConfig()),
+        Opo(OpoConfig()),
+        PassK(PassKConfig(k=2)),
+        Gdpo(GdpoConfig()),
+        ReinforcePp(ReinforcePpConfig(baseline="group")),
+    ],
 )
 def test_equal_rewards_in_a_group_give_exactly_zero(estimator: AdvantageEstimator) -> None:
     batch = replace(
@@ -185,7 +199,7 @@ def test_rloo_measures_a_sample_against_the_mean_of_the_others(
     rewards: list[float], expected: list[float]
 ) -> None:
     batch = samples(rewards, [5] * len(rewards), [2] * len(rewards))
-    assert first_tokens(Rloo(), batch) == pytest.approx(expected, abs=1e-6)
+    assert first_tokens(Rloo(RlooConfig()), batch) == pytest.approx(expected, abs=1e-6)
 
 
 def test_leaving_one_out_keeps_the_spread_of_the_whole_group() -> None:
@@ -203,8 +217,8 @@ def test_leaving_one_out_keeps_the_spread_of_the_whole_group() -> None:
 def test_opo_weights_the_baseline_by_length() -> None:
     """Group 0: (1 * 1 + 3 * 0) / 4 = 0.25; group 1 has one sample."""
     batch = samples([1.0, 0.0, 0.4], [0, 0, 1], [1, 3, 2])
-    assert first_tokens(Opo(), batch) == pytest.approx([0.75, -0.25, 0])
-    assert first_tokens(Opo(), samples([1.0, 0.0], [0, 0], [2, 2])) == [0.5, -0.5]
+    assert first_tokens(Opo(OpoConfig()), batch) == pytest.approx([0.75, -0.25, 0])
+    assert first_tokens(Opo(OpoConfig()), samples([1.0, 0.0], [0, 0], [2, 2])) == [0.5, -0.5]
 
 
 def pass_k_by_enumeration(success: list[bool], k: int) -> list[float]:
@@ -239,9 +253,10 @@ def test_pass_k_is_the_mean_over_all_subsets(groups: list[list[bool]], k: int) -
 def test_pass_k_counts_total_rewards_above_the_threshold() -> None:
     """4 samples, 1 success, k = 2: f = 3/6, so sqrt(1) for it and -1/3 for the others."""
     batch = samples([0.2, 0.9, 0.5, 0.1], [0] * 4, [1] * 4)
-    assert first_tokens(PassK(k=2), batch) == pytest.approx([-1 / 3, 1, -1 / 3, -1 / 3])
+    pass_2 = PassK(PassKConfig(k=2))
+    assert first_tokens(pass_2, batch) == pytest.approx([-1 / 3, 1, -1 / 3, -1 / 3])
     fined = replace(batch, token_rewards=torch.tensor([[0.0], [-0.8], [0.1], [0.0]]))
-    assert first_tokens(PassK(k=2), fined) == pytest.approx([-1 / 3, -1 / 3, 1, -1 / 3])
+    assert first_tokens(pass_2, fined) == pytest.approx([-1 / 3, -1 / 3, 1, -1 / 3])
 
 
 def test_pass_k_of_a_group_smaller_than_k_is_zero() -> None:
@@ -268,12 +283,12 @@ def test_gdpo_normalises_each_reward_apart_and_then_the_step() -> None:
             sums[i] += weight * (rewards[i] - statistics.fmean(siblings)) / spread
     spread = statistics.stdev(sums) + 1e-6
     expected = [(value - statistics.fmean(sums)) / spread for value in sums]
-    assert first_tokens(Gdpo(), batch) == pytest.approx(expected, rel=1e-6)
+    assert first_tokens(Gdpo(GdpoConfig()), batch) == pytest.approx(expected, rel=1e-6)
 
 
 def test_gdpo_refuses_what_it_would_ignore() -> None:
     with pytest.raises(ValueError, match="no place for token_rewards"):
-        Gdpo()(full_batch(0))
+        Gdpo(GdpoConfig())(full_batch(0))
 
 
 def whitened_by_a_loop(returns: list[list[float]]) -> list[list[float]]:
@@ -284,7 +299,7 @@ def whitened_by_a_loop(returns: list[list[float]]) -> list[list[float]]:
 
 def test_reinforce_pp_normalises_over_the_tokens_of_the_step() -> None:
     batch = samples([1.0, 0.5, -1.0], [0, 0, 1], [3, 1, 2])
-    found_BT = ReinforcePp(gamma=0.5)(batch).advantages_BT
+    found_BT = ReinforcePp(ReinforcePpConfig(gamma=0.5))(batch).advantages_BT
     expected = whitened_by_a_loop([[0.25, 0.5, 1.0], [0.5], [-0.5, -1.0]])
     for row_T, values in zip(found_BT, expected, strict=True):
         assert row_T[: len(values)].tolist() == pytest.approx(values, rel=1e-6)
@@ -292,7 +307,7 @@ def test_reinforce_pp_normalises_over_the_tokens_of_the_step() -> None:
 
 def test_reinforce_pp_takes_the_mean_of_the_group_off_first() -> None:
     batch = samples([1.0, 0.5, -1.0], [0, 0, 1], [3, 1, 2])
-    found_BT = ReinforcePp(baseline="group")(batch).advantages_BT
+    found_BT = ReinforcePp(ReinforcePpConfig(baseline="group"))(batch).advantages_BT
     expected = whitened_by_a_loop([[0.25] * 3, [-0.25], [0.0] * 2])
     for row_T, values in zip(found_BT, expected, strict=True):
         assert row_T[: len(values)].tolist() == pytest.approx(values, rel=1e-6)
@@ -301,10 +316,10 @@ def test_reinforce_pp_takes_the_mean_of_the_group_off_first() -> None:
 def test_token_rewards_flow_back_from_their_token() -> None:
     paid_BT = torch.tensor([[0.1, 0.2, 0.4], [0.8, NAN, NAN]])
     batch = samples([1.0, 2.0], [0, 1], [3, 1], token_rewards=paid_BT)
-    found_BT = Reinforce(gamma=0.5)(batch).advantages_BT
+    found_BT = Reinforce(ReinforceConfig(gamma=0.5))(batch).advantages_BT
     # 0.4 + 1; 0.2 + half of that; 0.1 + half of that.
     torch.testing.assert_close(found_BT, torch.tensor([[0.55, 0.9, 1.4], [2.8, 0, 0]]))
-    centred_BT = Reinforce(baseline="batch")(batch).advantages_BT
+    centred_BT = Reinforce(ReinforceConfig(baseline="batch"))(batch).advantages_BT
     torch.testing.assert_close(centred_BT, torch.tensor([[0.2, 0.1, -0.1], [1.3, 0, 0]]))
 
 
@@ -312,19 +327,19 @@ def test_token_rewards_are_part_of_the_reward_of_a_sample() -> None:
     paid_BT = torch.tensor([[0.1, 0.2], [0.5, NAN]])
     batch = samples([1.0, 0.0], [0, 0], [2, 1], token_rewards=paid_BT)
     # Totals 1.3 and 0.5.
-    assert first_tokens(Grpo(std="none"), batch) == pytest.approx([0.4, -0.4])
-    assert first_tokens(Rloo(), batch) == pytest.approx([0.8, -0.8])
+    assert first_tokens(Grpo(GrpoConfig(std="none")), batch) == pytest.approx([0.4, -0.4])
+    assert first_tokens(Rloo(RlooConfig()), batch) == pytest.approx([0.8, -0.8])
     # Baseline (2 * 1.3 + 0.5) / 3.
-    assert first_tokens(Opo(), batch) == pytest.approx([1.3 - 3.1 / 3, 0.5 - 3.1 / 3])
+    assert first_tokens(Opo(OpoConfig()), batch) == pytest.approx([1.3 - 3.1 / 3, 0.5 - 3.1 / 3])
 
 
 def test_remax_subtracts_the_reward_of_the_greedy_response() -> None:
     batch = samples([1.0, 0.5], [0, 1], [2, 1], baseline_rewards=torch.tensor([0.25, 1.0]))
-    assert Remax()(batch).advantages_BT.tolist() == [[0.75, 0.75], [-0.5, 0]]
+    assert Remax(RemaxConfig())(batch).advantages_BT.tolist() == [[0.75, 0.75], [-0.5, 0]]
     paid = replace(batch, token_rewards=torch.tensor([[-0.5, 0.25], [0.0, NAN]]))
-    assert Remax()(paid).advantages_BT.tolist() == [[0.5, 1.0], [-0.5, 0]]
+    assert Remax(RemaxConfig())(paid).advantages_BT.tolist() == [[0.5, 1.0], [-0.5, 0]]
     with pytest.raises(ValueError, match="baseline_rewards is not set"):
-        Remax()(replace(batch, baseline_rewards=None))
+        Remax(RemaxConfig())(replace(batch, baseline_rewards=None))
 
 
 def teacher_batch() -> RolloutBatch:
@@ -340,26 +355,29 @@ def teacher_batch() -> RolloutBatch:
 def test_pure_distillation_pays_each_token_what_the_teacher_thinks_of_it() -> None:
     batch = teacher_batch()
     expected = [[0.5, -1.0], [-0.25, 0]]
-    assert Distill()(batch).advantages_BT.tolist() == expected
+    assert Distill(DistillConfig())(batch).advantages_BT.tolist() == expected
     # No reward takes part.
-    assert Distill()(replace(batch, rewards=None)).advantages_BT.tolist() == expected
-    scaled_BT = Distill(coef=2.0)(batch).advantages_BT
+    assert Distill(DistillConfig())(replace(batch, rewards=None)).advantages_BT.tolist() == expected
+    scaled_BT = Distill(DistillConfig(coef=2.0))(batch).advantages_BT
     assert scaled_BT.tolist() == [[1.0, -2.0], [-0.5, 0]]
 
 
 def test_distillation_prefers_the_trainers_own_log_probs() -> None:
     batch = replace(teacher_batch(), old_logprobs=torch.tensor([[-1.0, -2.0], [-0.5, NAN]]))
-    assert not Distill()(batch).advantages_BT.any()
+    assert not Distill(DistillConfig())(batch).advantages_BT.any()
     with pytest.raises(ValueError, match="rollout_logprobs is not set"):
-        Distill()(replace(teacher_batch(), rollout_logprobs=None))
+        Distill(DistillConfig())(replace(teacher_batch(), rollout_logprobs=None))
     with pytest.raises(ValueError, match="teacher_logprobs is not set"):
-        Distill()(replace(teacher_batch(), teacher_logprobs=None))
+        Distill(DistillConfig())(replace(teacher_batch(), teacher_logprobs=None))
 
 
 def test_mixed_distillation_adds_the_advantage_of_grpo() -> None:
     batch = teacher_batch()
-    mixed_BT = Distill(coef=0.1, mix=2.0)(batch).advantages_BT
-    expected_BT = 0.1 * Distill()(batch).advantages_BT + 2.0 * Grpo()(batch).advantages_BT
+    mixed_BT = Distill(DistillConfig(coef=0.1, mix=2.0))(batch).advantages_BT
+    expected_BT = (
+        0.1 * Distill(DistillConfig())(batch).advantages_BT
+        + 2.0 * Grpo(GrpoConfig())(batch).advantages_BT
+    )
     torch.testing.assert_close(mixed_BT, expected_BT)
 
 
@@ -372,7 +390,7 @@ def test_distillation_is_on_average_the_negative_reverse_kl() -> None:
         teacher_logprobs=torch.tensor(teacher).log()[:, None],
         rollout_logprobs=torch.tensor(policy).log()[:, None],
     )
-    found = first_tokens(Distill(), batch)
+    found = first_tokens(Distill(DistillConfig()), batch)
     mean = math.fsum(p * a for p, a in zip(policy, found, strict=True))
     kl = math.fsum(p * math.log(p / q) for p, q in zip(policy, teacher, strict=True))
     assert mean == pytest.approx(-kl, rel=1e-5)
@@ -389,8 +407,7 @@ def test_settings_decide_what_a_choice_needs() -> None:
 
 
 def test_every_config_builds_the_estimator_of_its_kind() -> None:
-    assert build_advantage(
-        AlgorithmConfig(advantage=GrpoConfig(baseline="leave_one_out", std="none"))
-    ) == Grpo(baseline="leave_one_out", std="none")
-    assert build_advantage(AlgorithmConfig(advantage=PassKConfig(k=4))) == PassK(k=4)
-    assert build_advantage(AlgorithmConfig(advantage=GdpoConfig(eps=1e-3))) == Gdpo(eps=1e-3)
+    grpo, gdpo = GrpoConfig(baseline="leave_one_out", std="none"), GdpoConfig(eps=1e-3)
+    assert build_advantage(AlgorithmConfig(advantage=grpo)) == Grpo(grpo)
+    assert build_advantage(AlgorithmConfig(advantage=PassKConfig(k=4))) == PassK(PassKConfig(k=4))
+    assert build_advantage(AlgorithmConfig(advantage=gdpo)) == Gdpo(gdpo)

@@ -16,7 +16,6 @@ from roll.algorithms import build_advantage
 from roll.algorithms.advantages.group import StdKind, group_advantages
 from roll.config.algorithm import AlgorithmConfig, GrpoConfig, ReinforceConfig
 from roll.core.batches import RolloutBatch
-from roll.core.errors import ConfigError
 from tests.tiny import rollout_batch
 
 GOLDEN = [  # rewards, with the group's std, without; computed by verl 0.9.1
@@ -131,10 +130,3 @@ def test_an_advantage_without_rewards_names_the_step_that_makes_them() -> None:
     batch = replace(rollout_batch(), rewards=None)
     with pytest.raises(ValueError, match="rewards is not set; run assemble"):
         build_advantage(AlgorithmConfig())(batch)
-
-
-def test_an_unknown_estimator_lists_the_known_ones() -> None:
-    from roll.algorithms.registries import ADVANTAGES
-
-    with pytest.raises(ConfigError, match="did you mean 'grpo'"):
-        ADVANTAGES["gpro"]

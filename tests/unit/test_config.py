@@ -85,6 +85,7 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
         ("pools.all=3-1", ["pools.all", "runs backwards"]),
         ("actor_train.pool=al", ["no pool 'al'", "did you mean 'all'?"]),
         ("actor_infer.strategy.kind=vlm", ["'vlm'", "did you mean 'vllm'?"]),
+        ("algorithm.advantage={kind: gpro}", ["'gpro'", "did you mean 'grpo'?"]),
         ("data.sources.0.columns.promt=x", ["data.sources.0.columns.promt", "'prompt'"]),
         ("data.sources.0.tag=srt", ["no reward takes the tag 'srt'", "'sort'"]),
         ("rewards.sort.tags=[sorted]", ["no reward takes the tag 'sort'"]),

@@ -14,7 +14,13 @@ from torch import Tensor
 
 from roll.algorithms import PpoClip, SumLoss, correct, token_weights, use_engine_logprobs
 from roll.algorithms.loss_interface import PolicyTerms
-from roll.config.algorithm import Aggregation, CorrectionConfig, RejectConfig, WeightConfig
+from roll.config.algorithm import (
+    Aggregation,
+    CorrectionConfig,
+    PpoClipConfig,
+    RejectConfig,
+    WeightConfig,
+)
 from roll.config.algorithm.correction import RatioLevel
 from roll.core.batches import RolloutBatch
 from roll.strategy.training.reduce import weighted_sum
@@ -273,7 +279,9 @@ def test_the_engines_log_probs_as_the_old_ones_put_the_gap_into_the_ratio() -> N
     batch = batch_of(MASK, GAPS)
     trainer_BT = batch.require("old_logprobs", made_by="test")
     batch = replace(batch, advantages=torch.ones_like(trainer_BT))
-    result = PpoClip(clip_high=9)(PolicyTerms(trainer_BT), use_engine_logprobs(batch))
+    result = PpoClip(PpoClipConfig(clip_high=9))(
+        PolicyTerms(trainer_BT), use_engine_logprobs(batch)
+    )
     ratio_BT = result.metrics_BT["ratio/mean"]
     expected_BT = torch.tensor(GAPS, dtype=torch.float64).exp()
     torch.testing.assert_close(ratio_BT[batch.loss_mask], expected_BT[batch.loss_mask])
@@ -289,7 +297,7 @@ def test_weights_of_the_exact_ratio_make_the_gradient_that_of_the_trainers_polic
     batch, _ = correct(batch_of([[1] * 8], gaps), CorrectionConfig(weight=WeightConfig(upper=99)))
     batch = replace(batch, advantages=torch.tensor([[advantage[v] for v in tokens]]).double())
     old_BT = batch.require("old_logprobs", made_by="test")
-    loss = SumLoss(((1.0, PpoClip()),))(PolicyTerms(old_BT), batch)
+    loss = SumLoss((PpoClip(PpoClipConfig()),))(PolicyTerms(old_BT), batch)
     weights_BT = token_weights(batch.loss_mask, Aggregation.TOKEN_MEAN)
     expected = -sum(p * a for p, a in zip(trainer, advantage, strict=True))
     assert weighted_sum(loss.loss_BT, weights_BT).item() == pytest.approx(expected)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -54,7 +55,7 @@ def test_ppo_clip_gives_the_hand_worked_loss(
     ratio: float, advantage: float, loss: float, clipped: int, has_gradient: bool
 ) -> None:
     terms, batch = one_token(ratio=ratio, advantage=advantage)
-    result = PpoClip(clip_low=0.2, clip_high=0.28, dual_clip=3.0)(terms, batch)
+    result = PpoClip(PpoClipConfig(clip_low=0.2, clip_high=0.28, dual_clip=3.0))(terms, batch)
     result.loss_BT.sum().backward()
     assert terms.logprobs_BT.grad is not None
     assert result.loss_BT.item() == pytest.approx(loss)
@@ -66,16 +67,17 @@ def test_ppo_clip_gives_the_hand_worked_loss(
 
 def test_dual_clip_is_off_unless_it_is_set_and_counts_its_tokens() -> None:
     terms, batch = one_token(ratio=5, advantage=-2)
-    plain = PpoClip()(terms, batch)
+    plain = PpoClip(PpoClipConfig())(terms, batch)
     assert plain.loss_BT.item() == pytest.approx(10)
     assert "dual_clip_fraction" not in plain.metrics_BT
-    assert PpoClip(dual_clip=3)(terms, batch).metrics_BT["dual_clip_fraction"].item() == 1
+    bounded = PpoClip(PpoClipConfig(dual_clip=3))(terms, batch)
+    assert bounded.metrics_BT["dual_clip_fraction"].item() == 1
 
 
 def test_an_enormous_ratio_stays_finite() -> None:
     terms, batch = one_token(ratio=1, advantage=-1)
     far = PolicyTerms((terms.logprobs_BT.detach() + 500).float())
-    result = PpoClip()(far, batch)
+    result = PpoClip(PpoClipConfig())(far, batch)
     assert result.loss_BT.item() == pytest.approx(math.exp(20), rel=1e-6)
 
 
@@ -109,7 +111,7 @@ def test_at_ratio_one_the_loss_is_minus_the_mean_advantage(dual_clip: float | No
     assert batch.advantages is not None
     assert batch.token_weights is not None
     logprobs_BT = batch.old_logprobs.clone().requires_grad_()
-    result = PpoClip(dual_clip=dual_clip)(PolicyTerms(logprobs_BT), batch)
+    result = PpoClip(PpoClipConfig(dual_clip=dual_clip))(PolicyTerms(logprobs_BT), batch)
     loss = (result.loss_BT * batch.token_weights).sum()
     loss.backward()
     assert logprobs_BT.grad is not None
@@ -121,14 +123,16 @@ def test_at_ratio_one_the_loss_is_minus_the_mean_advantage(dual_clip: float | No
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_the_gradient_matches_finite_differences(estimator: str) -> None:
+def test_the_gradient_matches_finite_differences(
+    estimator: Literal["k1", "k2", "k3"],
+) -> None:
     terms, batch = full_batch()
     assert terms.entropy_BT is not None
     loss = SumLoss(
         (
-            (1.0, PpoClip(clip_high=0.28, dual_clip=3.0)),
-            (0.1, KlToReference(estimator=estimator)),
-            (0.01, EntropyBonus()),
+            PpoClip(PpoClipConfig(clip_high=0.28, dual_clip=3.0)),
+            KlToReference(KlConfig(coef=0.1, estimator=estimator)),
+            EntropyBonus(EntropyConfig(coef=0.01)),
         )
     )
 
@@ -145,7 +149,13 @@ def test_the_gradient_matches_finite_differences(estimator: str) -> None:
 def test_padding_does_not_change_the_loss() -> None:
     terms, batch = full_batch()
     assert terms.entropy_BT is not None
-    loss = SumLoss(((1.0, PpoClip()), (0.1, KlToReference()), (0.01, EntropyBonus())))
+    loss = SumLoss(
+        (
+            PpoClip(PpoClipConfig()),
+            KlToReference(KlConfig(coef=0.1)),
+            EntropyBonus(EntropyConfig(coef=0.01)),
+        )
+    )
     other = rollout_batch(rows=2, longest=40)
     zeros = torch.zeros(other.tokens.shape)
     other = replace(other, old_logprobs=zeros, ref_logprobs=zeros)
@@ -176,8 +186,8 @@ def test_the_config_makes_the_terms_with_their_coefficients() -> None:
     loss = build_loss(config)
     result = loss(terms, batch)
     expected = {
-        "policy": 2 * PpoClip(clip_high=0.3, dual_clip=4.0)(terms, batch).loss_BT,
-        "kl": 0.5 * KlToReference(estimator="k2")(terms, batch).loss_BT,
+        "policy": 2 * PpoClip(PpoClipConfig(clip_high=0.3, dual_clip=4.0))(terms, batch).loss_BT,
+        "kl": 0.5 * KlToReference(KlConfig(estimator="k2"))(terms, batch).loss_BT,
         "entropy": -0.25 * terms.entropy_BT,
     }
     assert result.parts_BT.keys() == expected.keys()
@@ -216,11 +226,11 @@ def test_what_was_not_computed_is_not_reported() -> None:
 def test_missing_inputs_name_what_makes_them() -> None:
     terms, batch = full_batch()
     with pytest.raises(ValueError, match="run add_ref_logprobs"):
-        KlToReference()(terms, replace(batch, ref_logprobs=None))
+        KlToReference(KlConfig())(terms, replace(batch, ref_logprobs=None))
     with pytest.raises(ValueError, match="run add_advantages"):
-        PpoClip()(terms, replace(batch, advantages=None))
+        PpoClip(PpoClipConfig())(terms, replace(batch, advantages=None))
     with pytest.raises(ValueError, match="got no entropy"):
-        EntropyBonus()(PolicyTerms(terms.logprobs_BT), batch)
+        EntropyBonus(EntropyConfig(coef=0.01))(PolicyTerms(terms.logprobs_BT), batch)
 
 
 def test_without_old_logprobs_the_ratio_is_one_and_the_mismatch_is_seen_in_training() -> None:
@@ -236,4 +246,4 @@ def test_without_old_logprobs_the_ratio_is_one_and_the_mismatch_is_seen_in_train
 
 def test_two_terms_of_one_part_are_refused() -> None:
     with pytest.raises(ValueError, match="each part once"):
-        SumLoss(((1.0, PpoClip()), (1.0, PpoClip(clip_high=0.3))))
+        SumLoss((PpoClip(PpoClipConfig()), PpoClip(PpoClipConfig(clip_high=0.3))))

@@ -14,6 +14,7 @@ from torch import Tensor
 from roll.algorithms import ClipCov, KlCov, PpoClip, SumLoss
 from roll.algorithms.loss_interface import PolicyTerms
 from roll.algorithms.losses.policy.covariance import covariance, draw, largest
+from roll.config.algorithm import ClipCovConfig, KlCovConfig, PpoClipConfig
 from roll.core.batches import RolloutBatch
 from tests.tiny import rollout_batch
 
@@ -48,7 +49,7 @@ def test_the_covariance_is_the_product_of_centred_values() -> None:
 
 
 def test_kl_cov_chooses_the_highest_share() -> None:
-    batch = KlCov(fraction=0.1).prepare(example())
+    batch = KlCov(KlCovConfig(fraction=0.1)).prepare(example())
     covariance_N = covariance(batch)[batch.loss_mask]
     count = int(0.1 * len(covariance_N))
     assert count > 2
@@ -59,14 +60,14 @@ def test_kl_cov_chooses_the_highest_share() -> None:
 
 def test_at_least_one_token_is_chosen_and_none_of_an_empty_update() -> None:
     batch = example()
-    assert chosen(KlCov().prepare(batch)).sum() == 1
+    assert chosen(KlCov(KlCovConfig()).prepare(batch)).sum() == 1
     empty = replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))
-    assert chosen(KlCov().prepare(empty)).sum() == 0
-    assert chosen(ClipCov(cov_low=-9, cov_high=9).prepare(empty)).sum() == 0
+    assert chosen(KlCov(KlCovConfig()).prepare(empty)).sum() == 0
+    assert chosen(ClipCov(ClipCovConfig(cov_low=-9, cov_high=9)).prepare(empty)).sum() == 0
 
 
 def test_clip_cov_draws_between_its_bounds() -> None:
-    term = ClipCov(fraction=0.1, cov_low=0.05, cov_high=0.6)
+    term = ClipCov(ClipCovConfig(fraction=0.1, cov_low=0.05, cov_high=0.6))
     batch = term.prepare(example())
     covariance_BT = covariance(batch)
     inside_BT = (covariance_BT > 0.05) & (covariance_BT < 0.6)
@@ -77,16 +78,20 @@ def test_clip_cov_draws_between_its_bounds() -> None:
 
 
 def test_where_too_few_tokens_lie_between_the_bounds_all_of_them_are_chosen() -> None:
-    term = ClipCov(fraction=1.0, cov_low=0.05, cov_high=0.6)
+    term = ClipCov(ClipCovConfig(fraction=1.0, cov_low=0.05, cov_high=0.6))
     covariance_BT = covariance(example())
     inside_BT = (covariance_BT > 0.05) & (covariance_BT < 0.6)
     assert torch.equal(chosen(term.prepare(example())), inside_BT)
-    nothing = ClipCov(fraction=1.0, cov_low=50, cov_high=60)
+    nothing = ClipCov(ClipCovConfig(fraction=1.0, cov_low=50, cov_high=60))
     assert chosen(nothing.prepare(example())).sum() == 0
 
 
 @pytest.mark.parametrize(
-    "term", [ClipCov(fraction=0.2, cov_low=-0.5, cov_high=0.6), KlCov(fraction=0.2)]
+    "term",
+    [
+        ClipCov(ClipCovConfig(fraction=0.2, cov_low=-0.5, cov_high=0.6)),
+        KlCov(KlCovConfig(fraction=0.2)),
+    ],
 )
 @given(seed=st.integers(0, 10_000))
 @settings(max_examples=15, deadline=None)
@@ -126,22 +131,22 @@ def test_the_largest_of_few_are_all_that_are_finite() -> None:
 
 def test_a_sum_prepares_the_terms_that_ask_for_it() -> None:
     batch = example()
-    assert SumLoss(((1.0, PpoClip()),)).prepare(batch) is batch
-    prepared = SumLoss(((1.0, KlCov(fraction=0.1)),)).prepare(batch)
-    assert torch.equal(chosen(prepared), chosen(KlCov(fraction=0.1).prepare(batch)))
+    assert SumLoss((PpoClip(PpoClipConfig()),)).prepare(batch) is batch
+    prepared = SumLoss((KlCov(KlCovConfig(fraction=0.1)),)).prepare(batch)
+    assert torch.equal(chosen(prepared), chosen(KlCov(KlCovConfig(fraction=0.1)).prepare(batch)))
 
 
 def test_an_unprepared_batch_says_what_to_run() -> None:
     batch = example()
     terms = PolicyTerms(batch.require("old_logprobs", made_by="test"))
-    for term in (ClipCov(), KlCov()):
+    for term in (ClipCov(ClipCovConfig()), KlCov(KlCovConfig())):
         with pytest.raises(ValueError, match=r"run SumLoss\.prepare first"):
             term(terms, batch)
     with pytest.raises(ValueError, match="run add_old_logprobs first"):
-        KlCov().prepare(replace(batch, old_logprobs=None))
+        KlCov(KlCovConfig()).prepare(replace(batch, old_logprobs=None))
 
 
 def test_an_update_chooses_from_its_own_tokens_after_a_split() -> None:
-    batch = KlCov(fraction=0.2).prepare(example())
+    batch = KlCov(KlCovConfig(fraction=0.2)).prepare(example())
     parts = batch.split(4)
     assert torch.equal(torch.cat([chosen(part) for part in parts]), chosen(batch))

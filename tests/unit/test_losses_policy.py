@@ -12,15 +12,24 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from roll.algorithms import SumLoss, token_weights
 from roll.algorithms.loss_interface import PolicyTerms
 from roll.algorithms.registries import LOSSES, LossTerm
-from roll.config.algorithm import Aggregation
+from roll.config.algorithm import (
+    Aggregation,
+    DistillTermConfig,
+    EntropyConfig,
+    KlConfig,
+    LossTermConfig,
+)
 from roll.core.batches import RolloutBatch
 from roll.strategy.training.reduce import weighted_sum
 from tests.tiny import rollout_batch
+
+TERM: TypeAdapter[LossTermConfig] = TypeAdapter(LossTermConfig)
 
 
 @dataclass(frozen=True)
@@ -137,21 +146,26 @@ def nll(row: Row) -> list[float]:
     return [-n if sum(row.adv) > 0 else 0.0 for n in row.new]
 
 
+def loss_term(kind: str, **options: Any) -> LossTerm:
+    """The term of this kind, with the coefficient 1 where no other is given."""
+    return LOSSES.build(TERM.validate_python({"kind": kind, "coef": 1.0, **options}))
+
+
 ORACLES: dict[str, tuple[LossTerm, Callable[[Row], list[float]]]] = {
-    "pg": (LOSSES["pg"](), pg),
-    "ppo_clip": (LOSSES["ppo_clip"](clip_low=0.2, clip_high=0.28), ppo_clip),
-    "gspo": (LOSSES["gspo"](clip_low=0.1, clip_high=0.2), gspo),
-    "gspo_token": (LOSSES["gspo"](clip_low=0.1, clip_high=0.2, token_level=True), gspo_token),
-    "gmpo": (LOSSES["gmpo"](clip_low=0.3, clip_high=0.4), gmpo),
-    "cispo": (LOSSES["cispo"](clip_low=0.2, clip_high=0.3), cispo),
-    "sapo": (LOSSES["sapo"](), sapo),
-    "topr": (LOSSES["topr"](positive_weight=1.5, negative_weight=0.5), topr),
-    "kimi": (LOSSES["kimi"](tau=0.7), kimi),
-    "kimi_token": (LOSSES["kimi"](tau=0.7, level="token"), kimi_token),
-    "dro": (LOSSES["dro"](tau=0.6), dro),
-    "clip_cov": (LOSSES["clip_cov"](clip_low=0.2, clip_high=0.28), clip_cov),
-    "kl_cov": (LOSSES["kl_cov"](penalty=0.9), kl_cov),
-    "nll": (LOSSES["nll"](), nll),
+    "pg": (loss_term("pg"), pg),
+    "ppo_clip": (loss_term("ppo_clip", clip_low=0.2, clip_high=0.28), ppo_clip),
+    "gspo": (loss_term("gspo", clip_low=0.1, clip_high=0.2), gspo),
+    "gspo_token": (loss_term("gspo", clip_low=0.1, clip_high=0.2, token_level=True), gspo_token),
+    "gmpo": (loss_term("gmpo", clip_low=0.3, clip_high=0.4), gmpo),
+    "cispo": (loss_term("cispo", clip_low=0.2, clip_high=0.3), cispo),
+    "sapo": (loss_term("sapo"), sapo),
+    "topr": (loss_term("topr", positive_weight=1.5, negative_weight=0.5), topr),
+    "kimi": (loss_term("kimi", tau=0.7), kimi),
+    "kimi_token": (loss_term("kimi", tau=0.7, level="token"), kimi_token),
+    "dro": (loss_term("dro", tau=0.6), dro),
+    "clip_cov": (loss_term("clip_cov", clip_low=0.2, clip_high=0.28), clip_cov),
+    "kl_cov": (loss_term("kl_cov", penalty=0.9), kl_cov),
+    "nll": (loss_term("nll"), nll),
 }
 STOPPED = {"pg", "gspo_token", "cispo", "topr", "kimi", "kimi_token", "dro"}
 DEFAULTS = ["pg", "ppo_clip", "gspo", "gmpo", "cispo", "sapo", "topr", "kimi", "dro", "kl_cov"]
@@ -191,7 +205,7 @@ def rows_of(new_BT: Tensor, at_BT: Tensor, batch: RolloutBatch) -> list[Row]:
 def reduced(term: LossTerm, logprobs_BT: Tensor, batch: RolloutBatch) -> Tensor:
     """The loss of a step as the strategies reduce it."""
     weights_BT = batch.require("token_weights", made_by="test")
-    result = SumLoss(((1.0, term),))(PolicyTerms(logprobs_BT), batch)
+    result = SumLoss((term,))(PolicyTerms(logprobs_BT), batch)
     return weighted_sum(result.loss_BT, weights_BT)
 
 
@@ -203,11 +217,8 @@ def gradient(term: LossTerm, logprobs_BT: Tensor, batch: RolloutBatch) -> Tensor
 
 
 def test_every_registered_term_has_an_oracle_or_is_a_penalty() -> None:
-    assert set(LOSSES) == {name.removesuffix("_token") for name in ORACLES} | {
-        "kl",
-        "entropy",
-        "distill",
-    }
+    tested = {type(term.config) for term, _ in ORACLES.values()}
+    assert set(LOSSES) == tested | {KlConfig, EntropyConfig, DistillTermConfig}
 
 
 @pytest.mark.parametrize("name", ORACLES)
@@ -253,7 +264,7 @@ def test_gradcheck_passes_where_no_gradient_is_stopped(name: str) -> None:
 @pytest.mark.parametrize("old_known", [True, False])
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_at_ratio_one_loss_and_gradient_are_minus_the_advantage(name: str, old_known: bool) -> None:
-    term = LOSSES[name]()
+    term = loss_term(name)
     _, batch = example(2, per_row=True)
     start_BT = batch.require("old_logprobs", made_by="test")
     batch = replace(batch, ref_logprobs=start_BT)
@@ -261,7 +272,7 @@ def test_at_ratio_one_loss_and_gradient_are_minus_the_advantage(name: str, old_k
         batch = replace(batch, old_logprobs=None)
     advantages_BT = batch.require("advantages", made_by="test")
     weights_BT = batch.require("token_weights", made_by="test")
-    result = SumLoss(((1.0, term),))(PolicyTerms(start_BT), batch)
+    result = SumLoss((term,))(PolicyTerms(start_BT), batch)
     mask_BT = batch.loss_mask
     factor_BT = torch.ones_like(start_BT)
     if name == "sapo":
@@ -278,7 +289,7 @@ def test_at_ratio_one_loss_and_gradient_are_minus_the_advantage(name: str, old_k
 
 @pytest.mark.parametrize("name", [*DEFAULTS, "clip_cov", "nll", "kl", "entropy"])
 def test_nothing_outside_the_mask_reaches_loss_or_gradient(name: str) -> None:
-    term = LOSSES[name]()
+    term = loss_term(name)
     new_BT, batch = example(3)
     entropy_BT = new_BT.detach().abs()
     dirty_BT = torch.where(batch.loss_mask, new_BT, torch.nan)
@@ -296,7 +307,7 @@ def test_nothing_outside_the_mask_reaches_loss_or_gradient(name: str) -> None:
     found = []
     for logprobs_BT, which in ((new_BT, batch), (dirty_BT, spoilt)):
         leaf_BT = logprobs_BT.clone().requires_grad_()
-        loss = SumLoss(((1.0, term),))
+        loss = SumLoss((term,))
         total = weighted_sum(loss(PolicyTerms(leaf_BT, entropy_BT), which).loss_BT, weights_BT)
         if name != "entropy":
             total.backward()
@@ -309,8 +320,8 @@ def test_a_row_without_trained_tokens_gives_zero(name: str) -> None:
     new_BT, batch = example(4)
     batch = replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))
     batch = replace(batch, token_weights=torch.zeros_like(new_BT))
-    assert reduced(LOSSES[name](), new_BT, batch).item() == 0
-    assert (gradient(LOSSES[name](), new_BT, batch) == 0).all()
+    assert reduced(loss_term(name), new_BT, batch).item() == 0
+    assert (gradient(loss_term(name), new_BT, batch) == 0).all()
 
 
 @pytest.mark.parametrize("name", ORACLES)
@@ -365,7 +376,7 @@ def test_enormous_ratios_stay_finite() -> None:
     new_BT, batch = example(5)
     for name in DEFAULTS:
         for shift in (500.0, -500.0):
-            grad_BT = gradient(LOSSES[name](), new_BT + shift, batch)
+            grad_BT = gradient(loss_term(name), new_BT + shift, batch)
             assert grad_BT.isfinite().all(), name
 
 
@@ -373,7 +384,9 @@ def test_importance_weights_multiply_the_policy_terms_alone() -> None:
     new_BT, batch = example(6)
     weights_BT = torch.rand(new_BT.shape, dtype=torch.float64)
     corrected = replace(batch, importance_weights=weights_BT)
-    loss = SumLoss(tuple((2.0, LOSSES[name]()) for name in ("ppo_clip", "kl", "entropy", "nll")))
+    loss = SumLoss(
+        tuple(loss_term(name, coef=2.0) for name in ("ppo_clip", "kl", "entropy", "nll"))
+    )
     terms = PolicyTerms(new_BT, new_BT.abs())
     plain, found = loss(terms, batch), loss(terms, corrected)
     torch.testing.assert_close(found.parts_BT["policy"], plain.parts_BT["policy"] * weights_BT)
@@ -386,16 +399,16 @@ def test_clip_metrics_count_what_the_clip_cuts() -> None:
     advantages_BT = batch.require("advantages", made_by="test")
     mask_BT = batch.loss_mask
     ratio_BT = (new_BT - batch.require("old_logprobs", made_by="test")).exp()
-    cispo_BT = LOSSES["cispo"](clip_low=0.2, clip_high=0.3)(PolicyTerms(new_BT), batch)
+    cispo_BT = loss_term("cispo", clip_low=0.2, clip_high=0.3)(PolicyTerms(new_BT), batch)
     outside_BT = (ratio_BT < 0.8) | (ratio_BT > 1.3)
     assert torch.equal(cispo_BT.metrics_BT["clip_fraction"][mask_BT] == 1, outside_BT[mask_BT])
-    gmpo_BT = LOSSES["gmpo"]()(PolicyTerms(new_BT), batch).metrics_BT["clip_fraction"] == 1
+    gmpo_BT = loss_term("gmpo")(PolicyTerms(new_BT), batch).metrics_BT["clip_fraction"] == 1
     cut_BT = torch.where(advantages_BT >= 0, ratio_BT > math.exp(0.4), ratio_BT < math.exp(-0.4))
     assert torch.equal(gmpo_BT[mask_BT], cut_BT[mask_BT])
 
 
 def test_the_gate_of_sapo_has_slope_one_at_ratio_one_and_flattens() -> None:
-    term = LOSSES["sapo"]()
+    term = loss_term("sapo")
     _, batch = example(8)
     old_BT = batch.require("old_logprobs", made_by="test")
     slopes = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -60,10 +61,12 @@ def kl_by_loops(batch: RolloutBatch, estimator: str) -> list[list[float]]:
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 @given(seed=st.integers(0, 200))
 @settings(max_examples=25, deadline=None)
-def test_every_trained_token_pays_its_divergence(estimator: str, seed: int) -> None:
+def test_every_trained_token_pays_its_divergence(
+    estimator: Literal["k1", "k2", "k3"], seed: int
+) -> None:
     batch = scored(seed)
     kl = kl_by_loops(batch, estimator)
-    paid_BT, metrics = KlInReward(coef=0.5, estimator=estimator)(batch)
+    paid_BT, metrics = KlInReward(KlInRewardConfig(coef=0.5, estimator=estimator))(batch)
     assert paid_BT.dtype == torch.float32
     torch.testing.assert_close(paid_BT, -0.5 * torch.tensor(kl), rtol=1e-5, atol=1e-7)
     counts = batch.loss_mask.sum(1).tolist()
@@ -75,9 +78,9 @@ def test_every_trained_token_pays_its_divergence(estimator: str, seed: int) -> N
 
 def test_the_penalty_comes_on_top_of_other_rewards_of_tokens() -> None:
     batch = scored()
-    paid_BT, _ = KlInReward(coef=0.1)(batch)
+    paid_BT, _ = KlInReward(KlInRewardConfig(coef=0.1))(batch)
     earned_BT = torch.rand(batch.tokens.shape)
-    both_BT, _ = KlInReward(coef=0.1)(replace(batch, token_rewards=earned_BT))
+    both_BT, _ = KlInReward(KlInRewardConfig(coef=0.1))(replace(batch, token_rewards=earned_BT))
     torch.testing.assert_close(both_BT, paid_BT + earned_BT)
 
 
@@ -95,25 +98,26 @@ def test_at_the_reference_nothing_is_paid() -> None:
 def test_the_engine_s_log_probs_serve_where_the_trainer_has_none() -> None:
     batch = scored()
     from_engine = replace(batch, rollout_logprobs=batch.old_logprobs, old_logprobs=None)
-    assert torch.equal(KlInReward(coef=1.0)(from_engine)[0], KlInReward(coef=1.0)(batch)[0])
+    kl = KlInReward(KlInRewardConfig(coef=1.0))
+    assert torch.equal(kl(from_engine)[0], kl(batch)[0])
     with pytest.raises(ValueError, match="rollout_logprobs is not set"):
-        KlInReward(coef=1.0)(replace(from_engine, rollout_logprobs=None))
+        kl(replace(from_engine, rollout_logprobs=None))
     with pytest.raises(ValueError, match="run add_ref_logprobs"):
-        KlInReward(coef=1.0)(replace(batch, ref_logprobs=None))
+        kl(replace(batch, ref_logprobs=None))
 
 
 def test_padding_and_the_order_of_rows_change_nothing() -> None:
     batch = scored(rows=7)
     order = torch.randperm(7)
-    whole_BT, metrics = KlInReward(coef=1.0)(batch)
-    mixed_BT, mixed = KlInReward(coef=1.0)(batch.select(order))
+    whole_BT, metrics = KlInReward(KlInRewardConfig(coef=1.0))(batch)
+    mixed_BT, mixed = KlInReward(KlInRewardConfig(coef=1.0))(batch.select(order))
     torch.testing.assert_close(mixed_BT, whole_BT[order])
     kl = metrics.values_by_name()["kl/in_reward"]
     assert mixed.values_by_name()["kl/in_reward"] == pytest.approx(kl, rel=1e-9)
     zeros_BT = torch.zeros(1, 72)
     wide = replace(rollout_batch(1, prompt=60), old_logprobs=zeros_BT, ref_logprobs=zeros_BT)
     longer = RolloutBatch.concat([batch, wide]).select(range(7))
-    padded_BT, padded = KlInReward(coef=1.0)(longer)
+    padded_BT, padded = KlInReward(KlInRewardConfig(coef=1.0))(longer)
     assert torch.equal(padded_BT[:, : whole_BT.shape[1]], whole_BT)
     assert padded.values_by_name()["kl/in_reward"] == pytest.approx(kl, rel=1e-9)
 
@@ -134,7 +138,7 @@ def test_the_controller_gives_hand_worked_coefficients(kl: float, expected: floa
 
 
 def test_an_adaptive_coefficient_changes_after_the_step_that_it_priced() -> None:
-    kl = KlInReward(coef=0.5, estimator="k3", target=1e-4, horizon=100)
+    kl = KlInReward(KlInRewardConfig(coef=0.5, estimator="k3", target=1e-4, horizon=100))
     batch = scored()
     paid_BT, metrics = kl(batch)
     assert metrics.values_by_name()["kl/coef"] == 0.5
@@ -145,8 +149,8 @@ def test_an_adaptive_coefficient_changes_after_the_step_that_it_priced() -> None
 
 
 def test_a_fixed_coefficient_stays_and_a_step_without_tokens_adapts_nothing() -> None:
-    fixed = KlInReward(coef=0.5)
-    adaptive = KlInReward(coef=0.5, target=0.1, horizon=100)
+    fixed = KlInReward(KlInRewardConfig(coef=0.5))
+    adaptive = KlInReward(KlInRewardConfig(coef=0.5, target=0.1, horizon=100))
     nothing = replace(scored(), loss_mask=torch.zeros_like(scored().loss_mask))
     fixed(scored())
     paid_BT, _ = adaptive(nothing)

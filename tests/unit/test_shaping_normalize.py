@@ -17,8 +17,8 @@ from roll.algorithms import NormalizeReward, build_shaping
 from roll.algorithms.advantages.group import group_advantages
 from roll.algorithms.moments import PART, Moments, standardized
 from roll.algorithms.shaping.interface import Rewards
-from roll.algorithms.shaping.normalize import Level
 from roll.config.algorithm import AlgorithmConfig, NormalizeRewardConfig
+from roll.config.algorithm.shaping import Level
 from roll.core.batches import RolloutBatch
 from roll.core.errors import CheckpointError
 from tests.tiny import rollout_batch
@@ -72,7 +72,7 @@ def by_loops(steps: list[list[tuple[float, int]]], mean: Level, std: Level) -> l
 def test_every_pair_of_levels_matches_the_loops_over_several_steps(
     mean: Level, std: Level, steps: list[list[tuple[float, int]]]
 ) -> None:
-    normalize = NormalizeReward(mean=mean, std=std, eps=EPS)
+    normalize = NormalizeReward(NormalizeRewardConfig(mean=mean, std=std, eps=EPS))
     for rows, expected in zip(steps, by_loops(steps, mean, std), strict=True):
         batch = batch_of([r for r, _ in rows], [g for _, g in rows])
         assert batch.rewards is not None
@@ -103,14 +103,18 @@ def test_rewards_without_spread_are_not_divided(std: Level, rewards: list[float]
     batch = batch_of(rewards, [3] * len(rewards))
     assert batch.rewards is not None
     for _ in range(3):  # merged moments of equal rewards must not round to a spread
-        shaped, _ = NormalizeReward(mean="none", std=std)(Rewards(batch.rewards.double()), batch)
+        shaped, _ = NormalizeReward(NormalizeRewardConfig(mean="none", std=std))(
+            Rewards(batch.rewards.double()), batch
+        )
         assert torch.equal(shaped.total_B, batch.rewards.double())
 
 
 def test_group_levels_are_the_advantage_of_grpo() -> None:
     batch = rollout_batch(12)
     assert batch.rewards is not None
-    shaped, _ = NormalizeReward(mean="group", std="group")(Rewards(batch.rewards.double()), batch)
+    shaped, _ = NormalizeReward(NormalizeRewardConfig(mean="group", std="group"))(
+        Rewards(batch.rewards.double()), batch
+    )
     expected_B = group_advantages(batch.rewards, batch.group_ids, std="group", eps=EPS)
     torch.testing.assert_close(shaped.total_B, expected_B, rtol=1e-12, atol=0)
 
@@ -118,7 +122,9 @@ def test_group_levels_are_the_advantage_of_grpo() -> None:
 def test_hand_worked_numbers_of_a_group_mean_over_the_spread_of_the_batch() -> None:
     batch = batch_of([1.0, 0.0, 3.0, 0.0], [0, 0, 1, 1])  # std of all: sqrt(2)
     assert batch.rewards is not None
-    shaped, _ = NormalizeReward(mean="group", std="batch")(Rewards(batch.rewards.double()), batch)
+    shaped, _ = NormalizeReward(NormalizeRewardConfig(mean="group", std="batch"))(
+        Rewards(batch.rewards.double()), batch
+    )
     root = math.sqrt(2)
     expected = [0.5 / root, -0.5 / root, 1.5 / root, -1.5 / root]
     assert shaped.total_B.tolist() == pytest.approx(expected, rel=1e-5)
@@ -131,7 +137,9 @@ def test_the_order_of_rows_does_not_matter(mean: Level, std: Level) -> None:
 
     def shape(of: RolloutBatch) -> torch.Tensor:
         assert of.rewards is not None
-        shaped, _ = NormalizeReward(mean=mean, std=std)(Rewards(of.rewards.double()), of)
+        shaped, _ = NormalizeReward(NormalizeRewardConfig(mean=mean, std=std))(
+            Rewards(of.rewards.double()), of
+        )
         return shaped.total_B
 
     torch.testing.assert_close(shape(batch.select(order)), shape(batch)[order])
@@ -140,7 +148,7 @@ def test_the_order_of_rows_does_not_matter(mean: Level, std: Level) -> None:
 def test_the_greedy_baseline_is_moved_like_its_samples_and_moves_no_moment() -> None:
     batch = batch_of([1.0, 0.0, 3.0, 0.0], [0, 0, 1, 1])
     assert batch.rewards is not None
-    normalize = NormalizeReward(mean="group", std="running")
+    normalize = NormalizeReward(NormalizeRewardConfig(mean="group", std="running"))
     baseline_B = torch.tensor([1.0, 1.0, 100.0, 100.0]).double()
     shaped, _ = normalize(Rewards(batch.rewards.double(), baseline_B), batch)
     assert shaped.baseline_B is not None

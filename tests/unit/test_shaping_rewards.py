@@ -22,6 +22,7 @@ from roll.algorithms.shaping.interface import Rewards, RewardShaping
 from roll.config.algorithm import (
     AlgorithmConfig,
     ClipRewardConfig,
+    GrpoConfig,
     LengthPenaltyConfig,
     Need,
     NormalizeRewardConfig,
@@ -58,13 +59,15 @@ def apply(part: RewardShaping, batch: RolloutBatch) -> list[float]:
 
 def test_a_reward_is_clipped_to_the_bounds_that_are_set() -> None:
     batch = responses([1, 1, 1], [-3.0, 0.5, 9.0])
-    assert apply(ClipReward(low=-1, high=2), batch) == [-1, 0.5, 2]
-    assert apply(ClipReward(low=-1), batch) == [-1, 0.5, 9]
-    assert apply(ClipReward(high=0.5), batch) == [-3, 0.5, 0.5]
+    assert apply(ClipReward(ClipRewardConfig(low=-1, high=2)), batch) == [-1, 0.5, 2]
+    assert apply(ClipReward(ClipRewardConfig(low=-1)), batch) == [-1, 0.5, 9]
+    assert apply(ClipReward(ClipRewardConfig(high=0.5)), batch) == [-3, 0.5, 0.5]
 
 
 def test_a_reward_is_scaled_before_it_is_shifted() -> None:
-    assert apply(ScaleReward(factor=2, shift=-1), responses([1, 1], [0.0, 1.0])) == [-1, 1]
+    assert apply(
+        ScaleReward(ScaleRewardConfig(factor=2, shift=-1)), responses([1, 1], [0.0, 1.0])
+    ) == [-1, 1]
 
 
 def overlong_by_dapo(length: int, longest: int, cache: int) -> float:
@@ -87,13 +90,15 @@ def test_the_overlong_penalty_is_that_of_dapo(
     length: int, longest: int, share: float, penalty: float
 ) -> None:
     cache = max(1, round(share * longest))
-    part = OverlongPenalty(max_tokens=longest, buffer_tokens=cache, penalty=penalty)
+    part = OverlongPenalty(
+        OverlongPenaltyConfig(max_tokens=longest, buffer_tokens=cache, penalty=penalty)
+    )
     (found,) = apply(part, responses([length], [0.5]))
     assert found == pytest.approx(0.5 + penalty * overlong_by_dapo(length, longest, cache))
 
 
 def test_the_overlong_penalty_of_hand_worked_lengths() -> None:
-    part = OverlongPenalty(max_tokens=10, buffer_tokens=4, penalty=2)
+    part = OverlongPenalty(OverlongPenaltyConfig(max_tokens=10, buffer_tokens=4, penalty=2))
     batch = responses([5, 6, 7, 8, 10, 17], [0.0] * 6)
     shaped, metrics = part(Rewards(torch.zeros(6).double()), batch)
     assert shaped.total_B.tolist() == [0, 0, -0.5, -1, -2, -2]
@@ -126,7 +131,7 @@ def test_the_length_penalty_is_that_of_kimi(rows: list[tuple[int, bool, int]]) -
     passed = [ok for _, ok, _ in rows]
     groups = [group for _, _, group in rows]
     batch = responses(lengths, [float(ok) for ok in passed], groups)
-    found = apply(LengthPenalty(coef=0.4), batch)
+    found = apply(LengthPenalty(LengthPenaltyConfig(coef=0.4)), batch)
     added = length_reward_by_kimi(lengths, passed, groups)
     expected = [float(ok) + 0.4 * x for ok, x in zip(passed, added, strict=True)]
     assert found == pytest.approx(expected)
@@ -135,7 +140,7 @@ def test_the_length_penalty_is_that_of_kimi(rows: list[tuple[int, bool, int]]) -
 def test_the_length_penalty_of_hand_worked_lengths_judges_the_unshaped_reward() -> None:
     batch = responses([2, 4, 6, 2], [1.0, 1.0, 0.0, 0.0])
     centred = Rewards(torch.tensor([0.5, 0.5, -0.5, -0.5]).double())
-    shaped, metrics = LengthPenalty()(centred, batch)
+    shaped, metrics = LengthPenalty(LengthPenaltyConfig())(centred, batch)
     assert shaped.total_B.tolist() == [1.0, 0.5, -1.0, -0.5]
     assert metrics.values_by_name() == {"mean": 0}
 
@@ -143,8 +148,8 @@ def test_the_length_penalty_of_hand_worked_lengths_judges_the_unshaped_reward() 
 def test_padding_and_prompt_do_not_make_a_response_long() -> None:
     short = responses([2, 4], [1.0, 1.0])
     parts: list[RewardShaping] = [
-        LengthPenalty(),
-        OverlongPenalty(max_tokens=6, buffer_tokens=4),
+        LengthPenalty(LengthPenaltyConfig()),
+        OverlongPenalty(OverlongPenaltyConfig(max_tokens=6, buffer_tokens=4)),
     ]
     wide = replace(rollout_batch(1, prompt=40), rollout_logprobs=None)
     wide = replace(wide, truncated=torch.tensor([False]))
@@ -203,14 +208,14 @@ def test_a_greedy_baseline_is_scaled_and_clipped_with_the_rewards_but_not_penali
 def test_without_any_shaping_only_the_estimate_is_added() -> None:
     batch = rollout_batch()
     shaping = build_shaping(AlgorithmConfig(), max_new_tokens=64)
-    shaped, metrics = shaping.add_advantages(batch, Grpo())
+    shaped, metrics = shaping.add_advantages(batch, Grpo(GrpoConfig()))
     assert len(metrics) == 0
     assert shaped.rewards is batch.rewards
     assert shaped.loss_mask is batch.loss_mask
     assert shaped.sample_weights is None
     assert shaped.token_rewards is None
     assert shaped.advantages is not None
-    assert torch.equal(shaped.advantages, Grpo()(batch).advantages_BT)
+    assert torch.equal(shaped.advantages, Grpo(GrpoConfig())(batch).advantages_BT)
     assert shaping.state() == {}
 
 

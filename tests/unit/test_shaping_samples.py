@@ -19,6 +19,7 @@ from roll.config.algorithm import (
     ClipAdvantageConfig,
     DifficultyMaskConfig,
     DifficultyWeightConfig,
+    GrpoConfig,
     LengthWeightConfig,
     MaskConfig,
     NormalizeRewardConfig,
@@ -92,7 +93,7 @@ def test_difficulty_is_judged_by_the_rewards_before_they_are_shaped() -> None:
         sample_weights=(DifficultyWeightConfig(min=1.0, max=2.0),),
     )
     shaped, _ = build_shaping(config, max_new_tokens=64).add_advantages(
-        three_groups([0, 0, 1, 0, 1, 1]), Grpo()
+        three_groups([0, 0, 1, 0, 1, 1]), Grpo(GrpoConfig())
     )
     assert shaped.sample_weights is not None
     assert shaped.loss_mask.any(1).tolist() == [False, False, True, True, False, False]
@@ -191,8 +192,8 @@ def test_rows_in_another_order_get_the_same_masks_and_weights() -> None:
         sample_weights=(DifficultyWeightConfig(), LengthWeightConfig()),
     )
     shaping = build_shaping(config, max_new_tokens=64)
-    whole, _ = shaping.add_advantages(batch, Grpo())
-    shuffled, _ = shaping.add_advantages(batch.select(order), Grpo())
+    whole, _ = shaping.add_advantages(batch, Grpo(GrpoConfig()))
+    shuffled, _ = shaping.add_advantages(batch.select(order), Grpo(GrpoConfig()))
     assert torch.equal(shuffled.loss_mask, whole.loss_mask[order])
     assert whole.sample_weights is not None
     assert shuffled.sample_weights is not None
@@ -206,7 +207,7 @@ def test_a_masked_sample_keeps_its_place_among_its_siblings() -> None:
         masks=(OverlongMaskConfig(),), advantage_shaping=(ClipAdvantageConfig(limit=0.5),)
     )
     shaped, metrics = build_shaping(config, max_new_tokens=64).add_advantages(
-        batch, Grpo(std="none")
+        batch, Grpo(GrpoConfig(std="none"))
     )
     assert shaped.advantages is not None
     rows = zip(shaped.advantages, batch.loss_mask, strict=True)

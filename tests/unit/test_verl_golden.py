@@ -15,15 +15,15 @@ from torch import Tensor
 
 from roll.algorithms import (
     ClippedValueLoss,
-    SumLoss,
     build_advantage,
+    build_loss,
     build_shaping,
     token_weights,
 )
 from roll.algorithms.advantages.gdpo import gdpo_advantages
 from roll.algorithms.advantages.group import group_advantages
 from roll.algorithms.loss_interface import PolicyTerms, ValueTerms
-from roll.algorithms.registries import KL_ESTIMATORS, LOSSES
+from roll.algorithms.registries import KL_ESTIMATORS
 from roll.config.algorithm import Aggregation, AlgorithmConfig, ValueLossConfig
 from roll.core.batches import RolloutBatch
 
@@ -135,7 +135,7 @@ def test_losses_have_the_gradients_of_verl(
     aggregation: Aggregation,
     golden: list[list[float]],
 ) -> None:
-    loss = SumLoss(((1.0, LOSSES[kind](**options)),))
+    loss = build_loss(AlgorithmConfig.model_validate({"loss": ({"kind": kind, **options},)}))
     batch = loss.prepare(golden_batch())
     assert batch.old_logprobs is not None
     leaf_BT = (batch.old_logprobs + torch.tensor(GAP)).requires_grad_()

@@ -16,11 +16,12 @@ from roll.algorithms.advantages.group import group_advantages
 from roll.algorithms.advantages.rewards import total_rewards
 from roll.algorithms.loss_interface import Estimate
 from roll.algorithms.registries import ADVANTAGES
+from roll.config.algorithm.advantages import DistillConfig
 from roll.core.batches import RolloutBatch
 
 
-@ADVANTAGES.register("distill")
-@dataclass(frozen=True, kw_only=True)
+@ADVANTAGES.register(DistillConfig)
+@dataclass(frozen=True)
 class Distill:
     """Advantage coef * (teacher_logprob - policy_logprob) + mix * (advantage of GRPO).
 
@@ -28,9 +29,7 @@ class Distill:
     With several teachers, each row holds the log-probs of its own teacher.
     """
 
-    coef: float = 1.0
-    mix: float = 0.0
-    eps: float = 1e-6
+    config: DistillConfig
 
     def __call__(self, batch: RolloutBatch) -> Estimate:
         """Compute advantages, float32 `[B, T]`, zero outside the loss mask, from a whole step.
@@ -39,12 +38,13 @@ class Distill:
             ValueError: log-probs of the teacher or the policy are missing, or `mix` is not 0 and
                 rewards are missing.
         """
+        config = self.config
         teacher_BT = batch.require("teacher_logprobs", made_by="add_teacher_logprobs")
         gap_BT = teacher_BT.double() - _policy_logprobs(batch).double()
-        advantages_BT = self.coef * gap_BT.masked_fill(~batch.loss_mask, 0)
-        if self.mix:
-            rewarded_B = self.mix * group_advantages(
-                total_rewards(batch), batch.group_ids, std="group", eps=self.eps
+        advantages_BT = config.coef * gap_BT.masked_fill(~batch.loss_mask, 0)
+        if config.mix:
+            rewarded_B = config.mix * group_advantages(
+                total_rewards(batch), batch.group_ids, std="group", eps=config.eps
             )
             advantages_BT = advantages_BT + rewarded_B[:, None] * batch.loss_mask
         return Estimate(advantages_BT.float())

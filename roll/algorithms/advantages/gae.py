@@ -12,6 +12,7 @@ from roll.algorithms.advantages.discounting import discounted_sums
 from roll.algorithms.advantages.trained import TrainedTokens
 from roll.algorithms.loss_interface import Estimate
 from roll.algorithms.registries import ADVANTAGES
+from roll.config.algorithm.advantages import GaeConfig
 from roll.core.batches import RolloutBatch
 
 POSITIONS = 2**18
@@ -30,8 +31,8 @@ def length_adaptive_lambda(tokens_B: Tensor, alpha: float) -> Tensor:
     return (1 - 1 / (alpha * tokens_B.double().clamp(min=1))).clamp(min=0)
 
 
-@ADVANTAGES.register("gae")
-@dataclass(frozen=True, kw_only=True)
+@ADVANTAGES.register(GaeConfig)
+@dataclass(frozen=True)
 class Gae:
     """Sum over j >= t of (gamma * lambda)**(j - t) * (reward_j + gamma * value_{j+1} - value_j).
 
@@ -41,17 +42,7 @@ class Gae:
     the advantage in this target has a lambda of its own (VC-PPO, arXiv 2503.01491).
     """
 
-    gamma: float = 1.0
-    policy_lambda: float | None = 0.95
-    adaptive_alpha: float | None = None
-    critic_lambda: float | None = None
-
-    def __post_init__(self) -> None:
-        if (self.policy_lambda is None) == (self.adaptive_alpha is None):
-            raise ValueError(
-                f"gae got policy_lambda {self.policy_lambda} and adaptive_alpha "
-                f"{self.adaptive_alpha}; set one and make the other None"
-            )
+    config: GaeConfig
 
     def __call__(self, batch: RolloutBatch) -> Estimate:
         """Compute advantages and returns, both float32 `[B, T]` and zero outside the loss mask.
@@ -80,24 +71,25 @@ class Gae:
         self, tokens: TrainedTokens, values_BT: Tensor, rewards_B: Tensor, paid_BT: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Compute advantages and returns of some rows, both float32 `[B, T]`."""
+        gamma, critic_lambda = self.config.gamma, self.config.critic_lambda
         values_BL = tokens.pack(values_BT)
         deltas_BL = -values_BL if paid_BT is None else tokens.pack(paid_BT).sub_(values_BL)
-        deltas_BL[:, :-1].add_(values_BL[:, 1:], alpha=self.gamma)
+        deltas_BL[:, :-1].add_(values_BL[:, 1:], alpha=gamma)
         tokens.add_at_last(deltas_BL, rewards_B)
 
         policy_lambda_B = self._policy_lambda(tokens.count_B)
-        advantages_BL = discounted_sums(deltas_BL, self.gamma * policy_lambda_B)
+        advantages_BL = discounted_sums(deltas_BL, gamma * policy_lambda_B)
         targets_BL = advantages_BL
-        if self.critic_lambda is not None:
-            targets_BL = discounted_sums(deltas_BL, _one(self.gamma * self.critic_lambda))
+        if critic_lambda is not None:
+            targets_BL = discounted_sums(deltas_BL, _one(gamma * critic_lambda))
         returns_BL = targets_BL + values_BL
         return tokens.unpack(advantages_BL.float()), tokens.unpack(returns_BL.float())
 
     def _policy_lambda(self, tokens_B: Tensor) -> Tensor:
-        if self.adaptive_alpha is not None:
-            return length_adaptive_lambda(tokens_B, self.adaptive_alpha)
-        assert self.policy_lambda is not None
-        return _one(self.policy_lambda)
+        if self.config.adaptive_alpha is not None:
+            return length_adaptive_lambda(tokens_B, self.config.adaptive_alpha)
+        assert self.config.policy_lambda is not None
+        return _one(self.config.policy_lambda)
 
 
 def _alike(lengths_B: Tensor) -> Iterator[tuple[Tensor, int]]:

@@ -15,6 +15,7 @@ from roll.algorithms.advantages.group import group_advantages
 from roll.algorithms.loss_interface import Estimate
 from roll.algorithms.moments import standardized
 from roll.algorithms.registries import ADVANTAGES
+from roll.config.algorithm.advantages import GdpoConfig
 from roll.core.batches import RolloutBatch
 
 
@@ -41,8 +42,8 @@ def gdpo_advantages(
     return standardized((apart_BR * weights_BR).sum(1), eps=eps)
 
 
-@ADVANTAGES.register("gdpo")
-@dataclass(frozen=True, kw_only=True)
+@ADVANTAGES.register(GdpoConfig)
+@dataclass(frozen=True)
 class Gdpo:
     """GDPO advantage from `named_rewards`, the same on every trained token of a sample.
 
@@ -50,7 +51,7 @@ class Gdpo:
     would have no effect.
     """
 
-    eps: float = 1e-6
+    config: GdpoConfig
 
     def __call__(self, batch: RolloutBatch) -> Estimate:
         """Compute advantages, float32 `[B, T]`, zero outside the loss mask, from a whole step.
@@ -65,5 +66,5 @@ class Gdpo:
                 "gdpo normalises each reward of a sample by itself and has no place for "
                 "token_rewards; put the KL penalty into the loss, or use another advantage"
             )
-        advantages_B = gdpo_advantages(rewards_BR, batch.group_ids, weights_BR, eps=self.eps)
+        advantages_B = gdpo_advantages(rewards_BR, batch.group_ids, weights_BR, eps=self.config.eps)
         return Estimate(advantages_B[:, None].float() * batch.loss_mask)

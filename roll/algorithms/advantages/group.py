@@ -12,6 +12,7 @@ from roll.algorithms.loss_interface import Estimate
 from roll.algorithms.moments import Moments
 from roll.algorithms.registries import ADVANTAGES
 from roll.algorithms.siblings import Siblings
+from roll.config.algorithm.advantages import GrpoConfig, RlooConfig
 from roll.core.batches import RolloutBatch
 
 StdKind = Literal["group", "batch", "none"]
@@ -56,8 +57,8 @@ def group_advantages(
             return centred_B
 
 
-@ADVANTAGES.register("grpo")
-@dataclass(frozen=True, kw_only=True)
+@ADVANTAGES.register(GrpoConfig)
+@dataclass(frozen=True)
 class Grpo:
     """GRPO advantage (arXiv 2402.03300), the same on every trained token of a sample.
 
@@ -65,9 +66,7 @@ class Grpo:
     the reward of the sample.
     """
 
-    baseline: BaselineKind = "mean"
-    std: StdKind = "group"
-    eps: float = 1e-6
+    config: GrpoConfig
 
     def __call__(self, batch: RolloutBatch) -> Estimate:
         """Compute advantages, float32 `[B, T]`, zero outside the loss mask, from a whole step.
@@ -75,20 +74,23 @@ class Grpo:
         Raises:
             ValueError: the batch has no rewards.
         """
+        config = self.config
         advantages_B = group_advantages(
             total_rewards(batch),
             batch.group_ids,
-            std=self.std,
-            eps=self.eps,
-            baseline=self.baseline,
+            std=config.std,
+            eps=config.eps,
+            baseline=config.baseline,
         )
         return Estimate(advantages_B[:, None].float() * batch.loss_mask)
 
 
-@ADVANTAGES.register("rloo")
-@dataclass(frozen=True, kw_only=True)
+@ADVANTAGES.register(RlooConfig)
+@dataclass(frozen=True)
 class Rloo:
     """Advantage reward - mean reward of the prompt's OTHER samples (RLOO, arXiv 2402.14740)."""
+
+    config: RlooConfig
 
     def __call__(self, batch: RolloutBatch) -> Estimate:
         """Compute advantages, float32 `[B, T]`, zero outside the loss mask, from a whole step.
@@ -98,4 +100,4 @@ class Rloo:
         Raises:
             ValueError: the batch has no rewards.
         """
-        return Grpo(baseline="leave_one_out", std="none")(batch)
+        return Grpo(GrpoConfig(baseline="leave_one_out", std="none"))(batch)

@@ -13,6 +13,7 @@ from roll.algorithms.advantages.rewards import total_rewards
 from roll.algorithms.loss_interface import Estimate
 from roll.algorithms.registries import ADVANTAGES
 from roll.algorithms.siblings import Siblings
+from roll.config.algorithm.advantages import OpoConfig
 from roll.core.batches import RolloutBatch
 
 
@@ -30,10 +31,12 @@ def opo_advantages(rewards_B: Tensor, tokens_B: Tensor, group_ids_B: Tensor) -> 
     return rewards_B - weighted_B / siblings.sum(tokens_B).clamp(min=1)
 
 
-@ADVANTAGES.register("opo")
-@dataclass(frozen=True, kw_only=True)
+@ADVANTAGES.register(OpoConfig)
+@dataclass(frozen=True)
 class Opo:
     """OPO advantage, the same on every trained token of a sample; 0 for a group of one."""
+
+    config: OpoConfig
 
     def __call__(self, batch: RolloutBatch) -> Estimate:
         """Compute advantages, float32 `[B, T]`, zero outside the loss mask, from a whole step.

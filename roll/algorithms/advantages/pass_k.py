@@ -11,6 +11,7 @@ from roll.algorithms.advantages.rewards import total_rewards
 from roll.algorithms.loss_interface import Estimate
 from roll.algorithms.registries import ADVANTAGES
 from roll.algorithms.siblings import Siblings
+from roll.config.algorithm.advantages import PassKConfig
 from roll.core.batches import RolloutBatch
 
 
@@ -51,16 +52,15 @@ def pass_k_advantages(success_B: Tensor, group_ids_B: Tensor, *, k: int) -> Tens
     return torch.where(success_B, success_advantage_B, failure_advantage_B)
 
 
-@ADVANTAGES.register("pass_k")
-@dataclass(frozen=True, kw_only=True)
+@ADVANTAGES.register(PassKConfig)
+@dataclass(frozen=True)
 class PassK:
     """Pass@k advantage, the same on every trained token of a sample.
 
     A sample succeeds if its total reward (token rewards included) is above `threshold`.
     """
 
-    k: int
-    threshold: float = 0.5
+    config: PassKConfig
 
     def __call__(self, batch: RolloutBatch) -> Estimate:
         """Compute advantages, float32 `[B, T]`, zero outside the loss mask, from a whole step.
@@ -68,6 +68,6 @@ class PassK:
         Raises:
             ValueError: the batch has no rewards.
         """
-        success_B = total_rewards(batch) > self.threshold
-        advantages_B = pass_k_advantages(success_B, batch.group_ids, k=self.k)
+        success_B = total_rewards(batch) > self.config.threshold
+        advantages_B = pass_k_advantages(success_B, batch.group_ids, k=self.config.k)
         return Estimate(advantages_B[:, None].float() * batch.loss_mask)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from roll.algorithms.advantages.rewards import rewards_to_go
 from roll.algorithms.loss_interface import Estimate
 from roll.algorithms.registries import ADVANTAGES
+from roll.config.algorithm.advantages import ReinforceConfig
 from roll.core.batches import RolloutBatch
 
 
-@ADVANTAGES.register("reinforce")
-@dataclass(frozen=True, kw_only=True)
+@ADVANTAGES.register(ReinforceConfig)
+@dataclass(frozen=True)
 class Reinforce:
     """Advantage (reward - baseline) * discount, plus the discounted token rewards if there are any.
 
@@ -21,8 +21,7 @@ class Reinforce:
     tokens before it.
     """
 
-    baseline: Literal["none", "batch"] = "none"
-    gamma: float = 1.0
+    config: ReinforceConfig
 
     def __call__(self, batch: RolloutBatch) -> Estimate:
         """Compute advantages, float32 `[B, T]`, zero outside the loss mask, from a whole step.
@@ -31,6 +30,6 @@ class Reinforce:
             ValueError: the batch has no rewards.
         """
         rewards_B = batch.require("rewards", made_by="assemble").double()
-        if self.baseline == "batch":
+        if self.config.baseline == "batch":
             rewards_B = rewards_B - rewards_B.mean()
-        return Estimate(rewards_to_go(rewards_B, batch, gamma=self.gamma).float())
+        return Estimate(rewards_to_go(rewards_B, batch, gamma=self.config.gamma).float())

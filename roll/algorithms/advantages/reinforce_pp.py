@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from roll.algorithms.advantages.rewards import rewards_to_go
 from roll.algorithms.loss_interface import Estimate
 from roll.algorithms.moments import standardized
 from roll.algorithms.registries import ADVANTAGES
 from roll.algorithms.siblings import Siblings
+from roll.config.algorithm.advantages import ReinforcePpConfig
 from roll.core.batches import RolloutBatch
 
 
-@ADVANTAGES.register("reinforce_pp")
-@dataclass(frozen=True, kw_only=True)
+@ADVANTAGES.register(ReinforcePpConfig)
+@dataclass(frozen=True)
 class ReinforcePp:
     """Advantage (return - mean) / (std + eps), with mean and std over the trained tokens of a step.
 
@@ -23,9 +23,7 @@ class ReinforcePp:
     is that of `rewards` only; token rewards do not change.
     """
 
-    baseline: Literal["none", "group"] = "none"
-    gamma: float = 1.0
-    eps: float = 1e-6
+    config: ReinforcePpConfig
 
     def __call__(self, batch: RolloutBatch) -> Estimate:
         """Compute advantages, float32 `[B, T]`, zero outside the loss mask, from a whole step.
@@ -34,7 +32,7 @@ class ReinforcePp:
             ValueError: the batch has no rewards.
         """
         rewards_B = batch.require("rewards", made_by="assemble").double()
-        if self.baseline == "group":
+        if self.config.baseline == "group":
             rewards_B = rewards_B - Siblings.of(batch.group_ids).mean(rewards_B)
-        returns_BT = rewards_to_go(rewards_B, batch, gamma=self.gamma)
-        return Estimate(standardized(returns_BT, batch.loss_mask, eps=self.eps).float())
+        returns_BT = rewards_to_go(rewards_B, batch, gamma=self.config.gamma)
+        return Estimate(standardized(returns_BT, batch.loss_mask, eps=self.config.eps).float())

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from roll.algorithms.advantages.rewards import rewards_to_go
 from roll.algorithms.loss_interface import Estimate
 from roll.algorithms.registries import ADVANTAGES
+from roll.config.algorithm.advantages import RemaxConfig
 from roll.core.batches import RolloutBatch
 
 
-@ADVANTAGES.register("remax")
-@dataclass(frozen=True, kw_only=True)
+@ADVANTAGES.register(RemaxConfig)
+@dataclass(frozen=True)
 class Remax:
     """Advantage reward - reward of the greedy response, plus token rewards from the token on."""
+
+    config: RemaxConfig
 
     def __call__(self, batch: RolloutBatch) -> Estimate:
         """Compute advantages, float32 `[B, T]`, zero outside the loss mask.

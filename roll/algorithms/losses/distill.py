@@ -6,13 +6,13 @@ See `roll.config.algorithm.divergences` for the divergences.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
 from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
 from roll.algorithms.registries import LOSSES
 from roll.config.algorithm.divergences import DistillLossConfig
+from roll.config.algorithm.losses import DistillTermConfig
 from roll.core.batches import RolloutBatch, TrainBatch
 
 
@@ -38,13 +38,12 @@ class DistillLoss:
         )
 
 
-@LOSSES.register("distill")
-@dataclass(frozen=True, kw_only=True)
+@LOSSES.register(DistillTermConfig)
+@dataclass(frozen=True)
 class DistillTerm:
     """Divergence from the teacher as a loss term beside that of the policy."""
 
-    part: ClassVar[str] = "distill"
-    importance_weighted: ClassVar[bool] = False
+    config: DistillTermConfig
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
         """Compute the loss; needs `terms.divergence_BT`.

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
 from roll.algorithms.registries import LOSSES
+from roll.config.algorithm.losses import EntropyConfig
 from roll.core.batches import RolloutBatch
 
 
-@LOSSES.register("entropy")
-@dataclass(frozen=True, kw_only=True)
+@LOSSES.register(EntropyConfig)
+@dataclass(frozen=True)
 class EntropyBonus:
     """Negative entropy of the policy, so that a positive coefficient rewards exploration.
 
     The term uses neither the ratio nor the advantage.
     """
 
-    part: ClassVar[str] = "entropy"
-    importance_weighted: ClassVar[bool] = False
+    config: EntropyConfig
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
         """Compute the loss; needs `terms.entropy_BT`.

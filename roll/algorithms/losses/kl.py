@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
 from roll.algorithms.registries import KL_ESTIMATORS, LOSSES
+from roll.config.algorithm.losses import KlConfig
 from roll.core.batches import RolloutBatch
 
 
-@LOSSES.register("kl")
-@dataclass(frozen=True, kw_only=True)
+@LOSSES.register(KlConfig)
+@dataclass(frozen=True)
 class KlToReference:
     """KL(policy || reference) per token by one of the estimators of `roll.algorithms.kl`.
 
@@ -20,12 +20,9 @@ class KlToReference:
     `ref_logprobs`.
     """
 
-    estimator: str = "k3"
-
-    part: ClassVar[str] = "kl"
-    importance_weighted: ClassVar[bool] = False
+    config: KlConfig
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
         """Compute the loss; needs `ref_logprobs`."""
         ref_BT = batch.require("ref_logprobs", made_by="add_ref_logprobs")
-        return TokenLoss(loss_BT=KL_ESTIMATORS[self.estimator](terms.logprobs_BT, ref_BT))
+        return TokenLoss(loss_BT=KL_ESTIMATORS[self.config.estimator](terms.logprobs_BT, ref_BT))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
 from roll.algorithms.losses.policy.ratio import row_sums
 from roll.algorithms.registries import LOSSES
+from roll.config.algorithm.losses import NllConfig
 from roll.core.batches import RolloutBatch
 
 
-@LOSSES.register("nll")
-@dataclass(frozen=True, kw_only=True)
+@LOSSES.register(NllConfig)
+@dataclass(frozen=True)
 class PositiveNll:
     """Loss -log p on tokens of rows with a mean advantage above zero (good samples), 0 elsewhere.
 
@@ -22,8 +22,7 @@ class PositiveNll:
     use the ratio; its gradient with respect to the log-prob of a token in a good sample is -1.
     """
 
-    part: ClassVar[str] = "nll"
-    importance_weighted: ClassVar[bool] = False
+    config: NllConfig
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
         """Compute the loss; needs `advantages`.

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from roll.algorithms.moments import Moments, standardized
 from roll.algorithms.shaping.interface import ADVANTAGE_SHAPINGS
+from roll.config.algorithm.shaping import ClipAdvantageConfig, WhitenAdvantageConfig
 from roll.core.metrics import Last, Mean, Metrics
 
 
-@ADVANTAGE_SHAPINGS.register("whiten")
-@dataclass(frozen=True, kw_only=True)
+@ADVANTAGE_SHAPINGS.register(WhitenAdvantageConfig)
+@dataclass(frozen=True)
 class WhitenAdvantage:
     """Whitening (advantage - mean) / (std + eps) over the step's trained tokens, std unbiased.
 
@@ -26,30 +27,30 @@ class WhitenAdvantage:
     Metrics: `mean` and `std` of the advantages before whitening.
     """
 
-    mean: bool = True
-    eps: float = 1e-6
+    config: WhitenAdvantageConfig
 
     def __call__(self, advantages_BT: Tensor, mask_BT: Tensor) -> tuple[Tensor, Metrics]:
-        moments = Moments.of(advantages_BT, mask_BT)
+        config, moments = self.config, Moments.of(advantages_BT, mask_BT)
         whitened_BT = standardized(
-            advantages_BT, mask_BT, eps=self.eps, center=self.mean, moments=moments
+            advantages_BT, mask_BT, eps=config.eps, center=config.mean, moments=moments
         )
         metrics = Metrics({"mean": Last(moments.mean), "std": Last(moments.std)})
         return whitened_BT, metrics
 
 
-@ADVANTAGE_SHAPINGS.register("clip")
-@dataclass(frozen=True, kw_only=True)
+@ADVANTAGE_SHAPINGS.register(ClipAdvantageConfig)
+@dataclass(frozen=True)
 class ClipAdvantage:
     """Clipping of advantages to [-limit, limit].
 
     Metrics: `clipped_fraction`, the share of trained tokens whose advantage is clipped.
     """
 
-    limit: float
+    config: ClipAdvantageConfig
 
     def __call__(self, advantages_BT: Tensor, mask_BT: Tensor) -> tuple[Tensor, Metrics]:
-        beyond_BT = (advantages_BT.abs() > self.limit) & mask_BT
+        limit = self.config.limit
+        beyond_BT = (advantages_BT.abs() > limit) & mask_BT
         share = Mean(int(beyond_BT.sum()), int(mask_BT.sum()))
-        clipped_BT = torch.clamp(advantages_BT, -self.limit, self.limit).masked_fill(~mask_BT, 0)
+        clipped_BT = torch.clamp(advantages_BT, -limit, limit).masked_fill(~mask_BT, 0)
         return clipped_BT, Metrics({"clipped_fraction": share})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.loss_interface import AdvantageEstimator
+from roll.algorithms.registries import PartRegistry
 from roll.algorithms.shaping.interface import (
     ADVANTAGE_SHAPINGS,
     MASKS,
@@ -24,12 +25,17 @@ from roll.algorithms.shaping.interface import (
     Stateful,
 )
 from roll.algorithms.shaping.kl_in_reward import KlInReward
-from roll.config.algorithm import AlgorithmConfig, OverlongPenaltyConfig, RewardShapingConfig
-from roll.config.algorithm.needs import Choice
+from roll.config.algorithm import (
+    AdvantageShapingConfig,
+    AlgorithmConfig,
+    MaskConfig,
+    OverlongPenaltyConfig,
+    RewardShapingConfig,
+    SampleWeightConfig,
+)
 from roll.core.batches import RolloutBatch
 from roll.core.errors import CheckpointError
 from roll.core.metrics import Max, Mean, Metrics
-from roll.core.registry import Registry
 
 T = TypeVar("T")
 
@@ -224,32 +230,34 @@ def build_shaping(config: AlgorithmConfig, *, max_new_tokens: int) -> Shaping:
         max_new_tokens: limit of new tokens in the run's sampling; default limit of an overlong
             penalty.
     """
-    rewards: list[RewardShapingConfig] = []
-    for choice in config.reward_shaping:
-        if isinstance(choice, OverlongPenaltyConfig):
-            most, buffer = choice.limits(max_new_tokens)
-            choice = choice.model_copy(update={"max_tokens": most, "buffer_tokens": buffer})
-        rewards.append(choice)
+    rewards = [
+        choice.within(max_new_tokens) if isinstance(choice, OverlongPenaltyConfig) else choice
+        for choice in config.reward_shaping
+    ]
     kl = config.kl_in_reward
     return Shaping(
         reward_parts=_build(REWARD_SHAPINGS, rewards),
         mask_parts=_build(MASKS, config.masks),
         weight_parts=_build(SAMPLE_WEIGHTS, config.sample_weights),
         advantage_parts=_build(ADVANTAGE_SHAPINGS, config.advantage_shaping),
-        kl=None if kl is None else KlInReward(**kl.model_dump()),
+        kl=None if kl is None else KlInReward(kl),
     )
 
 
-def _build(registry: Registry[Callable[..., T]], configs: Sequence[Choice]) -> dict[str, T]:
+def _build(
+    registry: PartRegistry[T],
+    configs: Sequence[
+        RewardShapingConfig | MaskConfig | SampleWeightConfig | AdvantageShapingConfig
+    ],
+) -> dict[str, T]:
     """Build the parts, by `kind`; the second part of a kind is named `<kind>_2`."""
     parts: dict[str, T] = {}
     seen: Counter[str] = Counter()
     for config in configs:
-        options = config.model_dump()
-        kind = options.pop("kind")
+        kind = config.kind
         seen[kind] += 1
         name = kind if seen[kind] == 1 else f"{kind}_{seen[kind]}"
-        parts[name] = registry[kind](**options)
+        parts[name] = registry.build(config)
     return parts
 
 

@@ -11,35 +11,35 @@ from torch import Tensor
 
 from roll.algorithms.shaping.interface import MASKS, SAMPLE_WEIGHTS
 from roll.algorithms.siblings import Siblings
+from roll.config.algorithm.shaping import DifficultyMaskConfig, DifficultyWeightConfig
 from roll.core.batches import RolloutBatch
 
 ROUNDING = 1e-6
 """Relative tolerance of a mean of float32 rewards: a mean of 0.1 may be 0.10000000149."""
 
 
-@MASKS.register("difficulty")
-@dataclass(frozen=True, kw_only=True)
+@MASKS.register(DifficultyMaskConfig)
+@dataclass(frozen=True)
 class DifficultyMask:
     """Mask that keeps groups with low <= mean reward <= high, both bounds included."""
 
-    low: float = 0.1
-    high: float = 0.95
+    config: DifficultyMaskConfig
 
     def __call__(self, batch: RolloutBatch) -> Tensor:
         mean_B = Siblings.of(batch.group_ids).mean(batch.require("rewards", made_by="assemble"))
-        low = self.low - ROUNDING * abs(self.low)
-        high = self.high + ROUNDING * abs(self.high)
+        low, high = self.config.low, self.config.high
+        low, high = low - ROUNDING * abs(low), high + ROUNDING * abs(high)
         return (mean_B >= low) & (mean_B <= high)
 
 
-@SAMPLE_WEIGHTS.register("difficulty")
-@dataclass(frozen=True, kw_only=True)
+@SAMPLE_WEIGHTS.register(DifficultyWeightConfig)
+@dataclass(frozen=True)
 class DifficultyWeight:
     """Weight min + (max - min) * (1 - m), m being the group's mean reward clamped to [0, 1]."""
 
-    min: float = 0.5
-    max: float = 1.5
+    config: DifficultyWeightConfig
 
     def __call__(self, batch: RolloutBatch) -> Tensor:
         mean_B = Siblings.of(batch.group_ids).mean(batch.require("rewards", made_by="assemble"))
-        return self.min + (self.max - self.min) * (1 - mean_B.clamp(0, 1))
+        config = self.config
+        return config.min + (config.max - config.min) * (1 - mean_B.clamp(0, 1))

@@ -1,8 +1,8 @@
 """Interfaces and registries of the parts of shaping.
 
-The key of a part in its registry is the `kind` of its config class. Every part gets the batch of a
-whole step as it was assembled: `batch.rewards` are the unshaped rewards, and `batch.loss_mask`
-marks all tokens that the policy generated, even if other parts have changed rewards or mask.
+A part is registered for its config class. Every part gets the batch of a whole step as it was
+assembled: `batch.rewards` are the unshaped rewards, and `batch.loss_mask` marks all tokens that the
+policy generated, even if other parts have changed rewards or mask.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from roll.algorithms.registries import PartRegistry
 from roll.core.batches import RolloutBatch
 from roll.core.metrics import Metrics
-from roll.core.registry import Registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Stateful(Protocol):
         ...
 
 
-REWARD_SHAPINGS: Registry[Callable[..., RewardShaping]] = Registry("reward shaping")
-MASKS: Registry[Callable[..., SampleMask]] = Registry("mask")
-SAMPLE_WEIGHTS: Registry[Callable[..., SampleWeight]] = Registry("sample weight")
-ADVANTAGE_SHAPINGS: Registry[Callable[..., AdvantageShaping]] = Registry("advantage shaping")
+REWARD_SHAPINGS: PartRegistry[RewardShaping] = PartRegistry("reward shaping")
+MASKS: PartRegistry[SampleMask] = PartRegistry("mask")
+SAMPLE_WEIGHTS: PartRegistry[SampleWeight] = PartRegistry("sample weight")
+ADVANTAGE_SHAPINGS: PartRegistry[AdvantageShaping] = PartRegistry("advantage shaping")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.registries import KL_ESTIMATORS
+from roll.config.algorithm.shaping import KlInRewardConfig
 from roll.core.batches import RolloutBatch
 from roll.core.errors import CheckpointError
 from roll.core.metrics import Last, Metrics
@@ -58,7 +59,7 @@ def next_coef(coef: float, *, kl: float, target: float, samples: int, horizon: i
     return coef * (1 + error * samples / horizon)
 
 
-@dataclass(kw_only=True)
+@dataclass
 class KlInReward:
     """KL penalty in the rewards: token_rewards - coef * KL; see `KlInRewardConfig`.
 
@@ -66,39 +67,36 @@ class KlInReward:
     `kl/coef`, the coefficient of this step.
     """
 
-    coef: float
-    estimator: str = "k1"
-    target: float | None = None
-    horizon: int = 10_000
+    config: KlInRewardConfig
     current_coef: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.current_coef = self.coef
+        self.current_coef = self.config.coef
 
     def __call__(self, batch: RolloutBatch) -> tuple[Tensor, Metrics]:
         """Return the new `token_rewards`, float32 `[B, T]`, and metrics.
 
         Call once per step, with the whole batch: each call adapts the coefficient.
         """
-        kl_BT = policy_kl(batch, self.estimator)
+        config, kl_BT = self.config, policy_kl(batch, self.config.estimator)
         kl = sample_mean(kl_BT, batch.loss_mask)
         paid_BT = -self.current_coef * kl_BT
         if batch.token_rewards is not None:
             paid_BT = paid_BT + batch.token_rewards.double()
         metrics = Metrics({"kl/in_reward": Last(kl), "kl/coef": Last(self.current_coef)})
-        if self.target is not None and bool(batch.loss_mask.any()):
+        if config.target is not None and bool(batch.loss_mask.any()):
             self.current_coef = next_coef(
                 self.current_coef,
                 kl=kl,
-                target=self.target,
+                target=config.target,
                 samples=len(batch),
-                horizon=self.horizon,
+                horizon=config.horizon,
             )
         return paid_BT.to(torch.float32), metrics
 
     def state(self) -> dict[str, float]:
         """Return the adaptive coefficient; empty if the coefficient is fixed."""
-        return {} if self.target is None else {"coef": self.current_coef}
+        return {} if self.config.target is None else {"coef": self.current_coef}
 
     def load(self, state: Mapping[str, Any]) -> None:
         if state.keys() != {"coef"}:

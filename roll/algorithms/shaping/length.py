@@ -9,6 +9,7 @@ from torch import Tensor
 
 from roll.algorithms.shaping.interface import REWARD_SHAPINGS, SAMPLE_WEIGHTS, Rewards
 from roll.algorithms.siblings import Siblings
+from roll.config.algorithm.shaping import LengthPenaltyConfig, LengthWeightConfig
 from roll.core.batches import RolloutBatch
 from roll.core.metrics import Mean, Metrics
 
@@ -28,8 +29,8 @@ def relative_length(lengths_B: Tensor, shortest_B: Tensor, longest_B: Tensor) ->
     return torch.where(range_B > 0, share_B, 0.5)
 
 
-@REWARD_SHAPINGS.register("length_penalty")
-@dataclass(frozen=True, kw_only=True)
+@REWARD_SHAPINGS.register(LengthPenaltyConfig)
+@dataclass(frozen=True)
 class LengthPenalty:
     """Length reward within the group of a prompt (Kimi k1.5, arXiv 2501.12599, section 2.3.3).
 
@@ -45,29 +46,27 @@ class LengthPenalty:
     Metrics: `mean` of the changes.
     """
 
-    coef: float = 1.0
-    pass_score: float = 1.0
+    config: LengthPenaltyConfig
 
     def __call__(self, rewards: Rewards, batch: RolloutBatch) -> tuple[Rewards, Metrics]:
-        passed_B = batch.require("rewards", made_by="assemble") >= self.pass_score
+        passed_B = batch.require("rewards", made_by="assemble") >= self.config.pass_score
         lengths_B = response_tokens(batch)
         share_B = relative_length(lengths_B, *Siblings.of(batch.group_ids).range(lengths_B))
         short_B = 0.5 - share_B
-        added_B = self.coef * torch.where(passed_B, short_B, short_B.clamp(max=0))
+        added_B = self.config.coef * torch.where(passed_B, short_B, short_B.clamp(max=0))
         shaped = Rewards(rewards.total_B + added_B, rewards.baseline_B)
         return shaped, Metrics({"mean": Mean(added_B.sum().item(), len(batch))})
 
 
-@SAMPLE_WEIGHTS.register("length")
-@dataclass(frozen=True, kw_only=True)
+@SAMPLE_WEIGHTS.register(LengthWeightConfig)
+@dataclass(frozen=True)
 class LengthWeight:
     """Weight max - (max - min) * (length - shortest) / (longest - shortest) over a step's samples.
 
     A response without tokens has no loss, and does not count as the shortest.
     """
 
-    min: float = 0.5
-    max: float = 1.5
+    config: LengthWeightConfig
 
     def __call__(self, batch: RolloutBatch) -> Tensor:
         lengths_B = response_tokens(batch)
@@ -75,4 +74,5 @@ class LengthWeight:
         shortest = torch.where(lengths_B > 0, lengths_B, longest).amin()
         # An empty response is below `shortest`. Its weight has no effect, but must be in range.
         share_B = relative_length(lengths_B.clamp(min=shortest), shortest, longest)
-        return self.max - (self.max - self.min) * share_B
+        config = self.config
+        return config.max - (config.max - config.min) * share_B

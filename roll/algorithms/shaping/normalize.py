@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,10 +12,9 @@ from torch import Tensor
 from roll.algorithms.moments import NO_SPREAD, Moments
 from roll.algorithms.shaping.interface import REWARD_SHAPINGS, Rewards
 from roll.algorithms.siblings import Siblings
+from roll.config.algorithm.shaping import Level, NormalizeRewardConfig
 from roll.core.batches import RolloutBatch
 from roll.core.metrics import Last, Metrics
-
-Level = Literal["none", "group", "batch", "running"]
 
 
 def normalized(
@@ -35,8 +34,8 @@ def normalized(
     return (values_B - mean_B) / divisor_B
 
 
-@REWARD_SHAPINGS.register("normalize")
-@dataclass(kw_only=True)
+@REWARD_SHAPINGS.register(NormalizeRewardConfig)
+@dataclass
 class NormalizeReward:
     """Normalised reward (reward - mean) / (std + eps), with the mean and the std of these levels:
 
@@ -52,16 +51,14 @@ class NormalizeReward:
     Metrics, for `running` only: `running_mean`, `running_std`.
     """
 
-    mean: Level
-    std: Level
-    eps: float = 1e-6
+    config: NormalizeRewardConfig
     moments: Moments = field(default=Moments(), init=False)
 
     def __call__(self, rewards: Rewards, batch: RolloutBatch) -> tuple[Rewards, Metrics]:
         """Normalise the rewards; call once per step, because running moments count every call."""
-        values_B = rewards.total_B
+        config, values_B = self.config, rewards.total_B
         metrics = Metrics()
-        if "running" in (self.mean, self.std):
+        if "running" in (config.mean, config.std):
             self.moments = self.moments.merge(Moments.of(values_B))
             metrics = Metrics(
                 {
@@ -69,16 +66,16 @@ class NormalizeReward:
                     "running_std": Last(self.moments.std),
                 }
             )
-        mean_B, _ = self._moments(self.mean, values_B, batch.group_ids)
-        center_B, std_B = self._moments(self.std, values_B, batch.group_ids)
-        if self.std == "none":
+        mean_B, _ = self._moments(config.mean, values_B, batch.group_ids)
+        center_B, std_B = self._moments(config.std, values_B, batch.group_ids)
+        if config.std == "none":
             return rewards.map(lambda of_B: of_B - mean_B), metrics
-        shaped = rewards.map(lambda of_B: normalized(of_B, mean_B, std_B, center_B, eps=self.eps))
+        shaped = rewards.map(lambda of_B: normalized(of_B, mean_B, std_B, center_B, eps=config.eps))
         return shaped, metrics
 
     def state(self) -> dict[str, float]:
         """Return the running moments; empty if neither level is `running`."""
-        return self.moments.state() if "running" in (self.mean, self.std) else {}
+        return self.moments.state() if "running" in (self.config.mean, self.config.std) else {}
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.moments = Moments.restored(state)

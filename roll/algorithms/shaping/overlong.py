@@ -8,12 +8,13 @@ from torch import Tensor
 
 from roll.algorithms.shaping.interface import MASKS, REWARD_SHAPINGS, Rewards
 from roll.algorithms.shaping.length import response_tokens
+from roll.config.algorithm.shaping import OverlongMaskConfig, OverlongPenaltyConfig
 from roll.core.batches import RolloutBatch
 from roll.core.metrics import Mean, Metrics
 
 
-@REWARD_SHAPINGS.register("overlong_penalty")
-@dataclass(frozen=True, kw_only=True)
+@REWARD_SHAPINGS.register(OverlongPenaltyConfig)
+@dataclass(frozen=True)
 class OverlongPenalty:
     """Penalty that changes a reward by penalty * R, the soft overlong punishment of DAPO (eq. 13).
 
@@ -21,20 +22,19 @@ class OverlongPenalty:
         R = ((max - buffer) - length) / buffer                  in between
         R = -1                                                  length >= max
 
-    max and buffer stand for `max_tokens` and `buffer_tokens`. The greedy baseline does not change,
-    because its length is not known.
+    max and buffer stand for `max_tokens`, which must be filled in, and `buffer_tokens`. The greedy
+    baseline does not change, because its length is not known.
 
     Metrics: `mean` of the changes; `penalized_fraction`, the share of samples with R below 0.
     """
 
-    max_tokens: int
-    buffer_tokens: int
-    penalty: float = 1.0
+    config: OverlongPenaltyConfig
 
     def __call__(self, rewards: Rewards, batch: RolloutBatch) -> tuple[Rewards, Metrics]:
-        free = self.max_tokens - self.buffer_tokens
-        share_B = ((response_tokens(batch) - free) / self.buffer_tokens).clamp(0, 1)
-        added_B = -self.penalty * share_B
+        max_tokens, buffer_tokens = self.config.limits()
+        free = max_tokens - buffer_tokens
+        share_B = ((response_tokens(batch) - free) / buffer_tokens).clamp(0, 1)
+        added_B = -self.config.penalty * share_B
         metrics = Metrics(
             {
                 "mean": Mean(added_B.sum().item(), len(batch)),
@@ -44,13 +44,15 @@ class OverlongPenalty:
         return Rewards(rewards.total_B + added_B, rewards.baseline_B), metrics
 
 
-@MASKS.register("overlong")
-@dataclass(frozen=True, kw_only=True)
+@MASKS.register(OverlongMaskConfig)
+@dataclass(frozen=True)
 class OverlongMask:
     """Mask that keeps only complete responses (overlong filtering of DAPO).
 
     The true reward of a truncated response is not known.
     """
+
+    config: OverlongMaskConfig
 
     def __call__(self, batch: RolloutBatch) -> Tensor:
         """Return which samples are complete, bool `[B]`; needs `truncated`."""

@@ -15,15 +15,13 @@ class LossChoice(Choice):
     """Base of every entry of `algorithm.loss`."""
 
     estimates_policy_gradient: ClassVar[bool] = False
-    """True for terms that estimate the policy gradient. A loss has at most one such term: two would
-    add up to a step of twice the length."""
+    """True for terms that estimate the policy gradient from samples of the engine, so importance
+    weights multiply their losses. A loss has at most one such term: two would add up to a step of
+    twice the length."""
     whole_sequences: ClassVar[bool] = False
     """True if the gradient of a token depends on the losses of all tokens of its sample."""
     reads_advantages: ClassVar[bool] = True
     """True if the term uses the advantages of the samples."""
-    forward_pass_fields: ClassVar[frozenset[str]] = frozenset()
-    """Names of the fields that say what the model's forward pass computes, not what the term does
-    with the result."""
 
 
 class PolicyChoice(LossChoice):
@@ -306,7 +304,6 @@ class DistillTermConfig(DistillTargetConfig, LossChoice):
     kind: Literal["distill"] = "distill"
     reads_advantages: ClassVar[bool] = False
     needs: ClassVar[frozenset[Need]] = frozenset({Need.TEACHER})
-    forward_pass_fields: ClassVar[frozenset[str]] = frozenset(DistillTargetConfig.model_fields)
     coef: float = Field(default=1.0, gt=0)
     """Factor of the divergence, which is in nats."""
     divergence: DivergenceConfig = ReverseKlConfig()

@@ -88,20 +88,27 @@ class OverlongPenaltyConfig(Choice):
 
     @model_validator(mode="after")
     def _buffer_fits(self) -> Self:
-        if None not in (self.max_tokens, self.buffer_tokens):
-            self.limits(0)
+        if self.max_tokens is not None:
+            self.limits()
         return self
 
-    def limits(self, max_new_tokens: int) -> tuple[int, int]:
-        """Return `max_tokens` and `buffer_tokens` with values left out filled in.
+    def within(self, max_new_tokens: int) -> Self:
+        """Return the config with `max_tokens` filled in if it was left out.
 
         Args:
             max_new_tokens: sampling.max_new_tokens of the run.
+        """
+        return self.model_copy(update={"max_tokens": self.max_tokens or max_new_tokens})
+
+    def limits(self) -> tuple[int, int]:
+        """Return `max_tokens`, which must be filled in, and `buffer_tokens` or its default.
 
         Raises:
-            ValueError: `buffer_tokens` is larger than `max_tokens`.
+            ValueError: `max_tokens` is not filled in, or smaller than `buffer_tokens`.
         """
-        longest = self.max_tokens or max_new_tokens
+        longest = self.max_tokens
+        if longest is None:
+            raise ValueError("max_tokens is left out; fill it in with `within`")
         buffer = self.buffer_tokens or max(1, longest // 5)
         if buffer > longest:
             raise ValueError(

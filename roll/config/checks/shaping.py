@@ -29,7 +29,7 @@ def shaping_problems(config: RlvrBase) -> Iterator[str]:
                     )
         if isinstance(shaping, OverlongPenaltyConfig):
             try:
-                most, buffer = shaping.limits(longest)
+                most, buffer = shaping.within(longest).limits()
             except ValueError as error:
                 yield f"{key}: {error}"
                 continue

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
 from roll.algorithms.losses.policy.ratio import bounded_exp, log_ratio, ratio_metrics, unit
 from roll.algorithms.registries import LOSSES
+from roll.config.algorithm.losses import CispoConfig
 from roll.core.batches import RolloutBatch
 
 
-@LOSSES.register("cispo")
-@dataclass(frozen=True, kw_only=True)
+@LOSSES.register(CispoConfig)
+@dataclass(frozen=True)
 class Cispo:
     """Loss with the gradient of -sg(clip(ratio, 1 - clip_low, 1 + clip_high)) * A * log p.
 
@@ -21,11 +21,7 @@ class Cispo:
     its gradient with respect to the log-prob is -A.
     """
 
-    clip_low: float | None = None
-    clip_high: float = 4.0
-
-    part: ClassVar[str] = "policy"
-    importance_weighted: ClassVar[bool] = True
+    config: CispoConfig
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
         """Compute the loss; needs `advantages`. Without `old_logprobs` the ratio is 1.
@@ -36,8 +32,9 @@ class Cispo:
         advantages_BT = batch.require("advantages", made_by="add_advantages")
         log_ratio_BT = log_ratio(terms, batch)
         ratio_BT = bounded_exp(log_ratio_BT).detach()
-        lowest = None if self.clip_low is None else 1 - self.clip_low
-        weight_BT = ratio_BT.clamp(lowest, 1 + self.clip_high)
+        clip_low, clip_high = self.config.clip_low, self.config.clip_high
+        lowest = None if clip_low is None else 1 - clip_low
+        weight_BT = ratio_BT.clamp(lowest, 1 + clip_high)
         metrics_BT = ratio_metrics(log_ratio_BT, ratio_BT)
         metrics_BT["clip_fraction"] = (weight_BT != ratio_BT).to(ratio_BT.dtype)
         loss_BT = -weight_BT * unit(terms.logprobs_BT) * advantages_BT

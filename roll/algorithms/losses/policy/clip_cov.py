@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
 from roll.algorithms.losses.policy.covariance import covariance, draw, share_of_tokens
@@ -14,11 +13,12 @@ from roll.algorithms.losses.policy.ratio import (
     ratio_metrics,
 )
 from roll.algorithms.registries import LOSSES
+from roll.config.algorithm.losses import ClipCovConfig
 from roll.core.batches import RolloutBatch
 
 
-@LOSSES.register("clip_cov")
-@dataclass(frozen=True, kw_only=True)
+@LOSSES.register(ClipCovConfig)
+@dataclass(frozen=True)
 class ClipCov:
     """Clipped surrogate of PPO, but 0 on the chosen tokens (arXiv 2505.22617).
 
@@ -28,23 +28,16 @@ class ClipCov:
     all other tokens is -A, and its gradient with respect to the log-prob is -A.
     """
 
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    fraction: float = 2e-4
-    cov_low: float = 1.0
-    cov_high: float = 5.0
-
-    part: ClassVar[str] = "policy"
-    importance_weighted: ClassVar[bool] = True
+    config: ClipCovConfig
 
     def prepare(self, batch: RolloutBatch) -> RolloutBatch:
         """Return the batch with `chosen_tokens`.
 
         This needs `old_logprobs` and `advantages` of the whole update.
         """
-        covariance_BT = covariance(batch)
-        candidates_BT = (covariance_BT > self.cov_low) & (covariance_BT < self.cov_high)
-        count = share_of_tokens(self.fraction, batch.loss_mask)
+        config, covariance_BT = self.config, covariance(batch)
+        candidates_BT = (covariance_BT > config.cov_low) & (covariance_BT < config.cov_high)
+        count = share_of_tokens(config.fraction, batch.loss_mask)
         return replace(batch, chosen_tokens=draw(candidates_BT, count, batch))
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
@@ -58,7 +51,7 @@ class ClipCov:
         log_ratio_BT = log_ratio(terms, batch)
         ratio_BT = bounded_exp(log_ratio_BT)
         loss_BT, cut_BT = clipped_surrogate(
-            ratio_BT, advantages_BT, clip_low=self.clip_low, clip_high=self.clip_high
+            ratio_BT, advantages_BT, clip_low=self.config.clip_low, clip_high=self.config.clip_high
         )
         metrics_BT = ratio_metrics(log_ratio_BT, ratio_BT) | {
             "clip_fraction": cut_BT,

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
-from roll.algorithms.losses.policy.quadratic import Level, squared_log_ratio
+from roll.algorithms.losses.policy.quadratic import squared_log_ratio
 from roll.algorithms.losses.policy.ratio import bounded_exp, log_ratio, ratio_metrics, unit
 from roll.algorithms.registries import LOSSES
+from roll.config.algorithm.losses import DroConfig
 from roll.core.batches import RolloutBatch
 
 
-@LOSSES.register("dro")
-@dataclass(frozen=True, kw_only=True)
+@LOSSES.register(DroConfig)
+@dataclass(frozen=True)
 class Dro:
     """Loss with the gradient of -A * log p + tau / 2 * (log(p / p_ref))**2 (arXiv 2405.19107).
 
@@ -25,11 +25,7 @@ class Dro:
     tau.
     """
 
-    tau: float = 1.0
-    level: Level = "sequence"
-
-    part: ClassVar[str] = "policy"
-    importance_weighted: ClassVar[bool] = True
+    config: DroConfig
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
         """Compute the loss; needs `advantages` and `ref_logprobs`.
@@ -38,9 +34,9 @@ class Dro:
         """
         advantages_BT = batch.require("advantages", made_by="add_advantages")
         gap_BT = terms.logprobs_BT - batch.require("ref_logprobs", made_by="add_ref_logprobs")
-        square_BT = squared_log_ratio(gap_BT, batch.loss_mask, self.level)
+        square_BT = squared_log_ratio(gap_BT, batch.loss_mask, self.config.level)
         log_ratio_BT = log_ratio(terms, batch)
         return TokenLoss(
-            loss_BT=-unit(terms.logprobs_BT) * advantages_BT + self.tau / 2 * square_BT,
+            loss_BT=-unit(terms.logprobs_BT) * advantages_BT + self.config.tau / 2 * square_BT,
             metrics_BT=ratio_metrics(log_ratio_BT, bounded_exp(log_ratio_BT)),
         )

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
 from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
 from roll.algorithms.losses.policy.ratio import bounded_exp, log_ratio, ratio_metrics, row_means
 from roll.algorithms.registries import LOSSES
+from roll.config.algorithm.losses import GmpoConfig
 from roll.core.batches import RolloutBatch
 
 
-@LOSSES.register("gmpo")
-@dataclass(frozen=True, kw_only=True)
+@LOSSES.register(GmpoConfig)
+@dataclass(frozen=True)
 class Gmpo:
     """Loss -g * A (arXiv 2507.20673), where g = exp(mean of c) over a row's trained tokens and
 
@@ -27,11 +27,7 @@ class Gmpo:
     row).
     """
 
-    clip_low: float = 0.4
-    clip_high: float = 0.4
-
-    part: ClassVar[str] = "policy"
-    importance_weighted: ClassVar[bool] = True
+    config: GmpoConfig
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
         """Compute the loss; needs `advantages`. Without `old_logprobs` the ratio is 1.
@@ -43,8 +39,8 @@ class Gmpo:
         log_ratio_BT = log_ratio(terms, batch)
         kept_BT = torch.where(
             advantages_BT >= 0,
-            log_ratio_BT.clamp(max=self.clip_high),
-            log_ratio_BT.clamp(min=-self.clip_low),
+            log_ratio_BT.clamp(max=self.config.clip_high),
+            log_ratio_BT.clamp(min=-self.config.clip_low),
         )
         ratio_BT = bounded_exp(row_means(kept_BT, batch.loss_mask)).expand_as(log_ratio_BT)
         metrics_BT = ratio_metrics(log_ratio_BT, ratio_BT)

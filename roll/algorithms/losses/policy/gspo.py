@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
 from roll.algorithms.losses.policy.ratio import (
@@ -15,11 +14,12 @@ from roll.algorithms.losses.policy.ratio import (
     unit,
 )
 from roll.algorithms.registries import LOSSES
+from roll.config.algorithm.losses import GspoConfig
 from roll.core.batches import RolloutBatch
 
 
-@LOSSES.register("gspo")
-@dataclass(frozen=True, kw_only=True)
+@LOSSES.register(GspoConfig)
+@dataclass(frozen=True)
 class Gspo:
     """Loss -min(s * A, clip(s, 1 - clip_low, 1 + clip_high) * A) (arXiv 2507.18071).
 
@@ -34,12 +34,7 @@ class Gspo:
     all tokens of a row have the same advantage.
     """
 
-    clip_low: float = 3e-4
-    clip_high: float = 4e-4
-    token_level: bool = False
-
-    part: ClassVar[str] = "policy"
-    importance_weighted: ClassVar[bool] = True
+    config: GspoConfig
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
         """Compute the loss; needs `advantages`. Without `old_logprobs` the ratio is 1.
@@ -50,12 +45,12 @@ class Gspo:
         advantages_BT = batch.require("advantages", made_by="add_advantages")
         log_ratio_BT = log_ratio(terms, batch)
         sequence_B1 = bounded_exp(row_means(log_ratio_BT, batch.loss_mask))
-        if self.token_level:
+        if self.config.token_level:
             ratio_BT = sequence_B1.detach() * unit(terms.logprobs_BT)
         else:
             ratio_BT = sequence_B1.expand_as(log_ratio_BT)
         loss_BT, cut_BT = clipped_surrogate(
-            ratio_BT, advantages_BT, clip_low=self.clip_low, clip_high=self.clip_high
+            ratio_BT, advantages_BT, clip_low=self.config.clip_low, clip_high=self.config.clip_high
         )
         metrics_BT = ratio_metrics(log_ratio_BT, ratio_BT) | {"clip_fraction": cut_BT}
         return TokenLoss(loss_BT=loss_BT, metrics_BT=metrics_BT)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
-from roll.algorithms.losses.policy.quadratic import Level, squared_log_ratio
+from roll.algorithms.losses.policy.quadratic import squared_log_ratio
 from roll.algorithms.losses.policy.ratio import bounded_exp, log_ratio, ratio_metrics, unit
 from roll.algorithms.registries import LOSSES
+from roll.config.algorithm.losses import KimiConfig
 from roll.core.batches import RolloutBatch
 
 
-@LOSSES.register("kimi")
-@dataclass(frozen=True, kw_only=True)
+@LOSSES.register(KimiConfig)
+@dataclass(frozen=True)
 class Kimi:
     """Loss with the gradient of -A * log p + tau / 2 * (log(p / p_old))**2 (arXiv 2501.12599).
 
@@ -24,11 +24,7 @@ class Kimi:
     gradient with respect to the log-prob is -A, for any tau.
     """
 
-    tau: float = 0.1
-    level: Level = "sequence"
-
-    part: ClassVar[str] = "policy"
-    importance_weighted: ClassVar[bool] = True
+    config: KimiConfig
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
         """Compute the loss; needs `advantages`. Without `old_logprobs` the square is 0.
@@ -37,8 +33,8 @@ class Kimi:
         """
         advantages_BT = batch.require("advantages", made_by="add_advantages")
         log_ratio_BT = log_ratio(terms, batch)
-        square_BT = squared_log_ratio(log_ratio_BT, batch.loss_mask, self.level)
+        square_BT = squared_log_ratio(log_ratio_BT, batch.loss_mask, self.config.level)
         return TokenLoss(
-            loss_BT=-unit(terms.logprobs_BT) * advantages_BT + self.tau / 2 * square_BT,
+            loss_BT=-unit(terms.logprobs_BT) * advantages_BT + self.config.tau / 2 * square_BT,
             metrics_BT=ratio_metrics(log_ratio_BT, bounded_exp(log_ratio_BT)),
         )

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
 from roll.algorithms.losses.policy.covariance import covariance, largest, share_of_tokens
 from roll.algorithms.losses.policy.ratio import bounded_exp, log_ratio, ratio_metrics
 from roll.algorithms.registries import LOSSES
+from roll.config.algorithm.losses import KlCovConfig
 from roll.core.batches import RolloutBatch
 
 
-@LOSSES.register("kl_cov")
-@dataclass(frozen=True, kw_only=True)
+@LOSSES.register(KlCovConfig)
+@dataclass(frozen=True)
 class KlCov:
     """Loss -ratio * A, plus penalty * |log ratio| on the chosen tokens (arXiv 2505.22617).
 
@@ -24,18 +24,14 @@ class KlCov:
     log-prob is -A.
     """
 
-    fraction: float = 2e-4
-    penalty: float = 1.0
-
-    part: ClassVar[str] = "policy"
-    importance_weighted: ClassVar[bool] = True
+    config: KlCovConfig
 
     def prepare(self, batch: RolloutBatch) -> RolloutBatch:
         """Return the batch with `chosen_tokens`.
 
         This needs `old_logprobs` and `advantages` of the whole update.
         """
-        count = share_of_tokens(self.fraction, batch.loss_mask)
+        count = share_of_tokens(self.config.fraction, batch.loss_mask)
         return replace(batch, chosen_tokens=largest(covariance(batch), count))
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
@@ -47,7 +43,7 @@ class KlCov:
         chosen_BT = batch.require("chosen_tokens", made_by="SumLoss.prepare")
         log_ratio_BT = log_ratio(terms, batch)
         ratio_BT = bounded_exp(log_ratio_BT)
-        penalty_BT = (self.penalty * log_ratio_BT.abs()).masked_fill(~chosen_BT, 0.0)
+        penalty_BT = (self.config.penalty * log_ratio_BT.abs()).masked_fill(~chosen_BT, 0.0)
         metrics_BT = ratio_metrics(log_ratio_BT, ratio_BT)
         metrics_BT["cov_fraction"] = chosen_BT.to(ratio_BT.dtype)
         return TokenLoss(loss_BT=-ratio_BT * advantages_BT + penalty_BT, metrics_BT=metrics_BT)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
 from roll.algorithms.losses.policy.ratio import bounded_exp, log_ratio, ratio_metrics, unit
 from roll.algorithms.registries import LOSSES
+from roll.config.algorithm.losses import PgConfig
 from roll.core.batches import RolloutBatch
 
 
-@LOSSES.register("pg")
-@dataclass(frozen=True, kw_only=True)
+@LOSSES.register(PgConfig)
+@dataclass(frozen=True)
 class PolicyGradient:
     """Loss with the gradient of -A * log p per token (Williams 1992), without ratio or clip.
 
@@ -20,8 +20,7 @@ class PolicyGradient:
     gradient with respect to the log-prob is -A.
     """
 
-    part: ClassVar[str] = "policy"
-    importance_weighted: ClassVar[bool] = True
+    config: PgConfig
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
         """Compute the loss; needs `advantages`.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -15,11 +14,12 @@ from roll.algorithms.losses.policy.ratio import (
     ratio_metrics,
 )
 from roll.algorithms.registries import LOSSES
+from roll.config.algorithm.losses import PpoClipConfig
 from roll.core.batches import RolloutBatch
 
 
-@LOSSES.register("ppo_clip")
-@dataclass(frozen=True, kw_only=True)
+@LOSSES.register(PpoClipConfig)
+@dataclass(frozen=True)
 class PpoClip:
     """Loss -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A) (arXiv 1707.06347).
 
@@ -28,12 +28,7 @@ class PpoClip:
     loss is -A, and its gradient with respect to the log-prob is -A, for any bounds.
     """
 
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    dual_clip: float | None = None
-
-    part: ClassVar[str] = "policy"
-    importance_weighted: ClassVar[bool] = True
+    config: PpoClipConfig
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
         """Compute the loss; needs `advantages`. Without `old_logprobs` the ratio is 1.
@@ -42,16 +37,17 @@ class PpoClip:
         of the clip; `approx_kl`, the estimate k3 of KL(old || new); `dual_clip_fraction`, the share
         of tokens at the bound of the dual clip, if it is on.
         """
+        config, dual_clip = self.config, self.config.dual_clip
         advantages_BT = batch.require("advantages", made_by="add_advantages")
         log_ratio_BT = log_ratio(terms, batch)
         ratio_BT = bounded_exp(log_ratio_BT)
         loss_BT, cut_BT = clipped_surrogate(
-            ratio_BT, advantages_BT, clip_low=self.clip_low, clip_high=self.clip_high
+            ratio_BT, advantages_BT, clip_low=config.clip_low, clip_high=config.clip_high
         )
         metrics_BT = ratio_metrics(log_ratio_BT, ratio_BT) | {"clip_fraction": cut_BT}
-        if self.dual_clip is not None:
+        if dual_clip is not None:
             # The bound is infinite where A >= 0, so that one `minimum` is right for both signs.
-            bound_BT = (-self.dual_clip * advantages_BT).masked_fill(advantages_BT >= 0, torch.inf)
+            bound_BT = (-dual_clip * advantages_BT).masked_fill(advantages_BT >= 0, torch.inf)
             metrics_BT["dual_clip_fraction"] = (loss_BT > bound_BT).to(ratio_BT.dtype)
             loss_BT = torch.minimum(loss_BT, bound_BT)
         return TokenLoss(loss_BT=loss_BT, metrics_BT=metrics_BT)

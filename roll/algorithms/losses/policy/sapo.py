@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
 from roll.algorithms.loss_interface import PolicyTerms, TokenLoss
 from roll.algorithms.losses.policy.ratio import bounded_exp, log_ratio, ratio_metrics
 from roll.algorithms.registries import LOSSES
+from roll.config.algorithm.losses import SapoConfig
 from roll.core.batches import RolloutBatch
 
 
-@LOSSES.register("sapo")
-@dataclass(frozen=True, kw_only=True)
+@LOSSES.register(SapoConfig)
+@dataclass(frozen=True)
 class Sapo:
     """Loss -f(ratio) * A, where f(x) = sigmoid(tau * (x - 1)) * 4 / tau (arXiv 2511.20347).
 
@@ -23,11 +23,7 @@ class Sapo:
     log-prob is -A; the value is -A * 2 / tau, as in the paper, and not -A.
     """
 
-    tau_pos: float = 1.0
-    tau_neg: float = 1.05
-
-    part: ClassVar[str] = "policy"
-    importance_weighted: ClassVar[bool] = True
+    config: SapoConfig
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
         """Compute the loss; needs `advantages`. Without `old_logprobs` the ratio is 1.
@@ -38,8 +34,8 @@ class Sapo:
         advantages_BT = batch.require("advantages", made_by="add_advantages")
         log_ratio_BT = log_ratio(terms, batch)
         ratio_BT = bounded_exp(log_ratio_BT)
-        tau_BT = torch.full_like(ratio_BT, self.tau_neg).masked_fill(
-            advantages_BT > 0, self.tau_pos
+        tau_BT = torch.full_like(ratio_BT, self.config.tau_neg).masked_fill(
+            advantages_BT > 0, self.config.tau_pos
         )
         gate_BT = torch.sigmoid(tau_BT * (ratio_BT - 1))
         metrics_BT = ratio_metrics(log_ratio_BT, ratio_BT)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -16,11 +15,12 @@ from roll.algorithms.losses.policy.ratio import (
     unit,
 )
 from roll.algorithms.registries import LOSSES
+from roll.config.algorithm.losses import ToprConfig
 from roll.core.batches import RolloutBatch
 
 
-@LOSSES.register("topr")
-@dataclass(frozen=True, kw_only=True)
+@LOSSES.register(ToprConfig)
+@dataclass(frozen=True)
 class Topr:
     """Loss with the gradient of -sg(w) * A * log p per token (arXiv 2503.14286), where
 
@@ -35,11 +35,7 @@ class Topr:
     gradient with respect to the log-prob is -A (with both weights 1).
     """
 
-    positive_weight: float = 1.0
-    negative_weight: float = 1.0
-
-    part: ClassVar[str] = "policy"
-    importance_weighted: ClassVar[bool] = True
+    config: ToprConfig
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
         """Compute the loss; needs `advantages`. Without `old_logprobs` the ratio is 1.
@@ -53,8 +49,8 @@ class Topr:
         kept_BT = sequence_B1.clamp(max=1).expand_as(log_ratio_BT)
         weight_BT = torch.where(
             advantages_BT >= 0,
-            torch.full_like(kept_BT, self.positive_weight),
-            self.negative_weight * kept_BT,
+            torch.full_like(kept_BT, self.config.positive_weight),
+            self.config.negative_weight * kept_BT,
         )
         metrics_BT = ratio_metrics(log_ratio_BT, kept_BT)
         truncated_BT = (sequence_B1 > 1) & (advantages_BT < 0)
