@@ -25,14 +25,8 @@ from roll.algorithms.shaping.interface import (
     Stateful,
 )
 from roll.algorithms.shaping.kl_in_reward import KlInReward
-from roll.config.algorithm import (
-    AdvantageShapingConfig,
-    AlgorithmConfig,
-    MaskConfig,
-    OverlongPenaltyConfig,
-    RewardShapingConfig,
-    SampleWeightConfig,
-)
+from roll.config.algorithm import AlgorithmConfig, OverlongPenaltyConfig
+from roll.config.algorithm.shaping import ShapingConfig
 from roll.core.batches import RolloutBatch
 from roll.core.errors import CheckpointError
 from roll.core.metrics import Max, Mean, Metrics
@@ -244,12 +238,7 @@ def build_shaping(config: AlgorithmConfig, *, max_new_tokens: int) -> Shaping:
     )
 
 
-def _build(
-    registry: PartRegistry[T],
-    configs: Sequence[
-        RewardShapingConfig | MaskConfig | SampleWeightConfig | AdvantageShapingConfig
-    ],
-) -> dict[str, T]:
+def _build(registry: PartRegistry[T], configs: Sequence[ShapingConfig]) -> dict[str, T]:
     """Build the parts, by `kind`; the second part of a kind is named `<kind>_2`."""
     parts: dict[str, T] = {}
     seen: Counter[str] = Counter()

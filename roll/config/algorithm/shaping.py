@@ -234,6 +234,9 @@ AdvantageShapingConfig = Annotated[
     WhitenAdvantageConfig | ClipAdvantageConfig, Field(discriminator="kind")
 ]
 
+ShapingConfig = RewardShapingConfig | MaskConfig | SampleWeightConfig | AdvantageShapingConfig
+"""Entry of one of the four lists of shaping."""
+
 
 class KlInRewardConfig(Config):
     """KL penalty in the reward: every token gets -coef * KL(policy || reference) on top of the
