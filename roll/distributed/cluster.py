@@ -163,6 +163,7 @@ class Cluster(Workers[W], Generic[W]):
 
     @property
     def world_size(self) -> int:
+        """Number of workers."""
         return len(self.ranks)
 
     @property
@@ -225,21 +226,23 @@ class Cluster(Workers[W], Generic[W]):
     def restart(self, rank: int, timeout_s: float | None = None) -> None:
         """End a worker and all processes that it started, and build a new worker in its place.
 
-        The new worker gets the same `WorkerSpec` and the same arguments; no further method is
-        called on it. Calls to the old worker raise `WorkerLostError`; other ranks are not affected.
-        The method blocks, so do not call it on an event loop. Several threads may restart different
-        ranks at the same time. After a failed restart the rank is still lost; it may be tried
-        again.
+        The new worker gets the same `WorkerSpec` and the same arguments. Only its constructor is
+        called: other calls that it needs, such as `InferWorker.start`, are left to the caller.
+        Calls to the old worker raise `WorkerLostError`; other ranks are not affected. The method
+        blocks, so do not call it on an event loop. Several threads may restart different ranks at
+        the same time. After a failed restart the rank is still lost; it may be tried again.
 
         Args:
+            rank: rank of the worker.
             timeout_s: time limit for the start of the new worker, in seconds; by default, and at
-                most, the start limit of clusters.
+                most, the start limit of clusters. The end of the old worker has a limit of its own.
 
         Raises:
             ValueError: the workers of this cluster are not replaceable (`Placement.replaceable`).
             WorkerLostError: the new worker died, or the cluster was closed meanwhile.
             WaitTimeoutError: the old worker did not end in time, or the new one did not start.
-            RollError: the constructor of the new worker raised it.
+            WorkerError: the constructor of the new worker raised an exception; a `RollError` is
+                raised unchanged.
         """
 
     @abstractmethod
@@ -259,7 +262,8 @@ class Cluster(Workers[W], Generic[W]):
         """End all workers. A second call does nothing.
 
         Args:
-            graceful: call `Worker.close` on each worker first; otherwise end them at once.
+            graceful: call `Worker.close` on each worker first; otherwise end them at once. A worker
+                whose `close` fails or takes too long is ended all the same.
         """
 
     def _start(self, method: str, calls: Sequence[Call]) -> Answers:
@@ -274,7 +278,9 @@ class Cluster(Workers[W], Generic[W]):
         """Start one call on each rank, even while another call runs there."""
 
     @abstractmethod
-    def _ask(self, rank: int, method: str, call: Call) -> Awaitable[Any]: ...
+    def _ask(self, rank: int, method: str, call: Call) -> Awaitable[Any]:
+        """Call an asynchronous method on one rank; return the answer, to be awaited."""
+        ...
 
 
 class _SomeRanks(Workers[W], Generic[W]):

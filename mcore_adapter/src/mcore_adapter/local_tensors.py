@@ -54,10 +54,16 @@ class Held:
 def held_tensors(
     chunks: Sequence[nn.Module], table: ModelTable, sizes: ParallelSizes, ranks: Ranks
 ) -> list[Held]:
-    """Return the tensors of the table that this rank holds, in the order of the model.
+    """Return the tensors of the table that this rank holds, in the order of the table's tasks.
 
-    With the table of an adapter these are the LoRA factors; with any other table, all tensors but
-    the factors.
+    With the table of an adapter these are the LoRA factors; with any other table, all parameters
+    and persistent buffers but the factors.
+
+    Args:
+        chunks: this rank's parts of the model; several if pipeline stages are interleaved.
+        table: table of the model or of its adapter.
+        sizes: sizes of the parallel groups.
+        ranks: this process's ranks in them.
 
     Raises:
         ConversionError: the table and the modules do not name the same tensors.

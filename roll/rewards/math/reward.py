@@ -44,6 +44,9 @@ wait ends before its thread counts as hung."""
 def math_reward(sample: Sample) -> Reward:
     """Return a reward of 1 if the answer is right, else 0.
 
+    Text and plain numbers are compared in this process, other answers in a child process. An answer
+    need not be boxed to be right.
+
     Parts: `right`, the same value; `formatted`, 1 if the answer was boxed; `timeout`, 1 if the
     check ran out of time or memory, in which case the answer counts as wrong.
 

@@ -21,11 +21,13 @@ from mcore_adapter.models.fields import Attention, Fields, expect, with_experts
 
 
 def attention_of(config: Config) -> Attention:
+    """Return the variant of attention for the table: with biases if `attention_bias` is true."""
     biased = config.flag("attention_bias")
     return Attention(qkv_bias=biased, out_bias=biased)
 
 
 def table(config: Config) -> ModelTable:
+    """Return the table of a model; Hugging Face stacks all experts of a layer in one tensor."""
     shape = shape_of(config, num_experts=config.count("num_local_experts"))
     hidden, width, experts = shape.hidden, config.count("intermediate_size"), shape.num_experts
     sinks = MCORE + "self_attention.core_attention.softmax_offset", HF + "self_attn.sinks"
@@ -59,7 +61,10 @@ def table(config: Config) -> ModelTable:
 
 
 def fields(config: Config) -> Fields:
-    """Return fields with sinks, biases everywhere, clamped gates, and windows in every other layer.
+    """Return the fields of Megatron-Core's config: experts, sinks, all biases and clamped gates.
+
+    Layers have sliding windows as `layer_types` says: without that key every other layer, the first
+    one included (`windows`).
 
     Raises:
         ConfigError: the activation has another factor than 1.702, or attention has no biases.

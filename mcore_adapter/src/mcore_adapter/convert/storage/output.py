@@ -87,10 +87,12 @@ def refuse_existing(dst: Path) -> None:
 
 
 def _size(num_bytes: int) -> str:
+    """Return a number of bytes as text, in GB or MB."""
     return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.2f} MB"
 
 
 def _clear_abandoned(dst: Path) -> None:
+    """Remove the hidden folders that killed conversions to `dst` left behind; keep locked ones."""
     left = re.compile(re.escape(f".{dst.name}.partial-") + "[0-9a-f]{8}")
     for folder in [path for path in dst.parent.iterdir() if left.fullmatch(path.name)]:
         if folder.is_symlink() or not folder.is_dir():
@@ -108,9 +110,10 @@ def _clear_abandoned(dst: Path) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold a lock on the folder, so that only one conversion at a time uses it.
+    """Hold a lock on the parent folder of a destination inside the block; wait until it is free.
 
-    No other conversion can then remove a new hidden folder that is not locked yet.
+    It is held only while hidden folders are removed and made. A new hidden folder is not locked for
+    a moment, in which another conversion would otherwise take it for abandoned and remove it.
     """
     lock = os.open(folder, os.O_RDONLY)
     try:
