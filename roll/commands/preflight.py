@@ -71,6 +71,7 @@ def user_folder(loaded: LoadedConfig) -> Path:
 
 
 def _models(config: RunConfig) -> Iterator[tuple[str, str, str | None]]:
+    """Yield (key, path, `made_by`) of each model, and of each tokenizer that has its own path."""
     for key, model in config.models.items():
         yield key, model.path, model.made_by
         if model.tokenizer is not None:
@@ -78,6 +79,17 @@ def _models(config: RunConfig) -> Iterator[tuple[str, str, str | None]]:
 
 
 def _check_model(key: str, name: str, made_by: str | None) -> None:
+    """Raise unless `name` is the folder of a checkpoint, or could be a model on the hub.
+
+    Args:
+        key: key in the config, for the message.
+        name: folder, or name on the hub.
+        made_by: command that makes the folder; None if the config names none.
+
+    Raises:
+        NotMadeYetError: the folder does not exist, and `made_by` would make it.
+        ConfigError: it is no folder of a checkpoint, and no possible name on the hub.
+    """
     path = Path(name).expanduser()
     if path.is_dir():
         known = ("config.json", "tokenizer.json", "tokenizer_config.json")
@@ -96,6 +108,15 @@ def _check_model(key: str, name: str, made_by: str | None) -> None:
 
 
 def _check_user_code(config: RunConfig, folder: Path) -> Iterator[Callable[[], object]]:
+    """Yield a check for each reward and each custom filter of the config.
+
+    A check is a function that raises ConfigError if its import path cannot work. It reads files of
+    the user and imports nothing. Names of built-in rewards are checked, too.
+
+    Args:
+        config: config of any pipeline; only RLVR runs have rewards and filters.
+        folder: folder of the YAML file, in which modules are searched first.
+    """
     if not isinstance(config, RlvrConfig):
         return
     for name, reward in config.rewards.items():
@@ -115,6 +136,7 @@ def _check_user_code(config: RunConfig, folder: Path) -> Iterator[Callable[[], o
 
 
 def _check_built_in(key: str, name: str) -> None:
+    """Raise ConfigError if no built-in reward has this name."""
     if name not in BUILT_IN:
         raise ConfigError(
             f"{key}: unknown reward {name!r}{nearest(name, BUILT_IN)} (built in: "
@@ -123,6 +145,7 @@ def _check_built_in(key: str, name: str) -> None:
 
 
 def _check_engine_arguments(config: RunConfig) -> None:
+    """Raise ConfigError for an entry of `engine_args` that the engine of the role does not take."""
     for role in config.roles.values():
         if isinstance(role.strategy, VllmConfig):
             vllm.check_arguments(role.strategy.engine_args)
@@ -131,6 +154,7 @@ def _check_engine_arguments(config: RunConfig) -> None:
 
 
 def _check_devices(config: RunConfig, environ: Mapping[str, str]) -> None:
+    """Raise ConfigError if this machine lacks devices of the pools and the run joins no cluster."""
     # The machines of a cluster that already exists are known only after Ray has connected to it.
     if address_to_join(config.cluster, environ) is None:
         plan_layout(config.cluster, config.pools, this_machine(), joined=False)

@@ -17,6 +17,7 @@ class Timers:
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
+        """Add the time spent inside the block to the phase, also if the block raises an error."""
         start = time.perf_counter()
         try:
             yield
@@ -24,6 +25,7 @@ class Timers:
             self.add(phase, time.perf_counter() - start)
 
     def add(self, phase: str, seconds: float) -> None:
+        """Add a duration that was measured elsewhere to the phase."""
         self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
 
     def seconds(self, phase: str) -> float:

@@ -146,6 +146,7 @@ class Heartbeats:
                 self._lose(daemon, f"{daemon.name} (pid {daemon.pid}) is stopped (SIGSTOP)")
 
     def _loop(self) -> None:
+        """Ask all actors and take their answers, round after round, until `close`."""
         while not self._stop.is_set():
             self.check_daemons()
             with self._lock:
@@ -159,7 +160,11 @@ class Heartbeats:
             self._stop.wait(max(self.limits.pause_s, len(pulses) / BEATS_PER_S))
 
     def _ask(self, member: Member, pulse: _Pulse) -> None:
-        """Ask the actor for a heartbeat, unless one is awaited; inspect it if it is silent."""
+        """Ask the actor for a heartbeat, unless an earlier question is still unanswered.
+
+        If the actor has been silent for `silent_s`, also inspect its process: at once on this node,
+        else by a task on the actor's node, whose result `_take_answers` receives.
+        """
         now_s = time.monotonic()
         if now_s - pulse.heard_s > self.limits.silent_s:
             if self.looks.is_here(member):
@@ -196,6 +201,11 @@ class Heartbeats:
             self._miss(member, pulse)
 
     def _hear(self, member: Member, pulse: _Pulse, stopped: Sequence[str]) -> None:
+        """Process an answer; report the actor if a process below it is stopped for `stopped_s`.
+
+        Args:
+            stopped: names of the stopped processes below the actor.
+        """
         now_s = pulse.heard_s = time.monotonic()
         pulse.cpu_s = -1.0  # the next silence is measured anew
         pulse.looking = pulse.unseen_since_s = None
@@ -240,16 +250,19 @@ class Heartbeats:
             )
 
     def _lose(self, member: Member | Daemon, reason: str) -> None:
+        """Report an actor or a process of Ray as dead, unless that is known; not after `close`."""
         if member.death is None and not self._stop.is_set():
             if isinstance(member, Member):
                 member.lingers = True
             self.watchdog.give_up(member, reason)
 
     def _warn(self, what: str) -> None:
+        """Log a warning with the current exception, unless `close` has been called."""
         if not self._stop.is_set():
             LOGGER.warning("%s", what, exc_info=True)
 
 
 def _place(member: Member) -> str:
+    """Return name, process and node of an actor, for messages."""
     assert member.info is not None, "only actors that have answered are asked"
     return f"{member.name} (pid {member.info.pid}, node {member.info.address})"

@@ -122,18 +122,20 @@ class Watchdog:
         self._guarded.pop(future, None)
 
     def close(self) -> None:
-        """End the threads. Deaths are no longer noticed."""
+        """End the threads, and wait some seconds for their ends. The actors run on, unwatched."""
         self._beats.close()
         self._stop.set()
         self._changed.set()
         self._thread.join(timeout=5)
 
     def _dead(self, members: Iterable[Member]) -> Member | Daemon | None:
+        """Return the actor or process whose death ends a wait for `members`, if there is one."""
         if self._fatal is not None:
             return self._fatal
         return next((member for member in members if member.death is not None), None)
 
     def _loop(self) -> None:
+        """Record each actor whose watch call ends as dead, until `close`."""
         while not self._stop.is_set():
             with self._lock:
                 refs = list(self._members)
@@ -150,6 +152,7 @@ class Watchdog:
                     self._record(member, describe_death(member, ref))
 
     def _record(self, member: Member | Daemon, reason: str) -> None:
+        """Record a death, and cancel the guarded futures that it affects."""
         if member.death is None:
             member.death = reason
         if not member.replaceable and self._fatal is None:

@@ -165,9 +165,16 @@ def _rows_to_sequences(parts_NHLD: Tensor, rows: int) -> Tensor:
 def _causal(
     query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
 ) -> Tensor:
-    """Compute attention of each token to itself and to earlier tokens.
+    """Compute attention of each token to itself and to earlier tokens of its sequence.
 
-    With `window`, a token sees at most `window` tokens, itself included.
+    All tensors are `[sequences, heads, length, head_dim]`; key and value may have fewer heads.
+
+    Args:
+        query: queries.
+        key: keys.
+        value: values.
+        scale: factor of the scores; None: 1 / sqrt(head_dim).
+        window: largest number of tokens that a token sees, itself included; None: no limit.
     """
     length = query.shape[2]
     if window is None or window >= length:

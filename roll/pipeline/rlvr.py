@@ -67,7 +67,12 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         return metrics | self.runtime.reward_router.take_rates() | memory
 
     def learn(self, batch: RolloutBatch, step: int) -> Metrics:
-        """Train on the samples of a step, and push the new weights to the engines."""
+        """Do all of a step that follows `collect`; return the metrics of these parts.
+
+        The reference, the teachers and the critic, as far as there are any, score the batch;
+        advantages and corrections are computed; critic and policy train; the engines get the new
+        weights, version `step + 1`.
+        """
         config, runtime = self.config, self.runtime
         with self.timers.timed("logprob"):
             batch = add_teacher_outputs(add_logprobs(batch, config, runtime), config, runtime)
@@ -101,6 +106,7 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         return metrics | {"perf/trained_tokens_per_s": Last(rate)}
 
     def train_actor(self, batch: RolloutBatch) -> Metrics:
+        """Do the policy's optimizer steps on the samples of a step, one call for each of them."""
         actor, algorithm = self.runtime.actor, self.config.algorithm
         longest = algorithm.aggregation_tokens or self.config.sampling.max_new_tokens
         with self.runtime.colocation.use(Role.ACTOR_TRAIN):

@@ -31,11 +31,20 @@ class Machine:
 
 
 def this_machine() -> Machine:
+    """Return the GPUs, the cores and the memory that this process may use."""
     return Machine(count_gpus(), cores(), memory_gb())
 
 
 def count_gpus(environ: Mapping[str, str] | None = None, proc_gpus: Path = PROC_GPUS) -> int:
-    """Return the number of NVIDIA GPUs that CUDA shows to a process with these variables."""
+    """Return the number of NVIDIA GPUs that CUDA shows to a process with these variables.
+
+    Ids of GPUs and of MIG slices in `CUDA_VISIBLE_DEVICES` are counted, but not looked up.
+
+    Args:
+        environ: environment variables, of which only `CUDA_VISIBLE_DEVICES` matters; by default
+            those of this process.
+        proc_gpus: folder in which the driver lists the GPUs. Without it, nvidia-smi is asked.
+    """
     visible = (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES")
     present = _count_present(proc_gpus)
     if visible is None or not present:
@@ -51,6 +60,7 @@ def count_gpus(environ: Mapping[str, str] | None = None, proc_gpus: Path = PROC_
 
 
 def _count_present(proc_gpus: Path) -> int:
+    """Return the number of GPUs in this machine; 0 if there is no driver."""
     if proc_gpus.is_dir():
         return sum(1 for _ in proc_gpus.iterdir())
     # Some containers hide the folder of the driver but provide nvidia-smi.

@@ -72,6 +72,7 @@ class CollectStats:
 
     @property
     def num_rejected(self) -> int:
+        """Number of rejected groups, over all reasons."""
         return sum(self.rejected.values())
 
     def metrics(self) -> Metrics:
@@ -144,14 +145,16 @@ class GenerateScheduler:
         self.buffer = ReplayBuffer(self.budget.max_staleness)
 
     async def collect(self, step: int) -> CollectResult:
-        """Wait for and return the groups of `step`, which trains version `step` of the weights.
+        """Wait until the groups of `step` are accepted, and return them.
 
-        Only one call may be under way at a time.
+        The weights have version `step` when the step begins to train. Only one call may be under
+        way at a time.
 
         Raises:
             RollError: too many groups were rejected, or the data ended.
-            Exception: the first exception that `run_group`, a filter or the prompt source raised
-                since the last call. All groups are stopped before it is raised.
+            Exception: the first exception since the last call, from the making of a group
+                (`run_group`), a filter or the prompt source. Before it is raised, all groups are
+                stopped and their prompts put back.
         """
         if step != self._version:
             self._version = step
@@ -251,6 +254,7 @@ class GenerateScheduler:
             self._begin(prompt, self._counts)
 
     def _begin(self, prompt: Prompt, counts: _Counts) -> None:
+        """Start the task of a group for this prompt."""
         entry = self.buffer.begin(prompt, self._version)
         task = GroupTask(prompt, self._version, self._tries[prompt.id])
         self._tries[prompt.id] += 1
@@ -296,6 +300,7 @@ class GenerateScheduler:
             self.prompts.put_back(entry.prompt)
 
     def _take_counts(self) -> _Counts:
+        """Return the counts so far, and begin new ones."""
         counts = self._counts
         assert counts is not None
         self._counts = _Counts(asyncio.get_running_loop().time())
@@ -303,6 +308,7 @@ class GenerateScheduler:
 
 
 def _stats(counts: _Counts, aborted: int, surplus: int) -> CollectStats:
+    """Compute the numbers on a finished `collect`."""
     now_s = asyncio.get_running_loop().time()
     times = [group.timing for group in counts.ended if group.timing is not None]
     return CollectStats(

@@ -76,6 +76,16 @@ class SingleTurn:
         )
 
     async def _siblings(self, task: GroupTask, seed: int, clock: _Clock) -> list[ScoredSample]:
+        """Generate and score the siblings of a group.
+
+        They are one request; or, with `separate_siblings`, a request each. Then `redundant` further
+        siblings are generated, and those that end last are stopped and left out.
+
+        Args:
+            task: the group to make.
+            seed: seed of the group; separate siblings count up from it.
+            clock: records when the last request returned.
+        """
         wanted = self.samples_per_prompt
         if not self.separate_siblings:
             return await self._part(task, 0, wanted, seed, clock)
@@ -95,6 +105,7 @@ class SingleTurn:
         return await self._judge(task, names, completions)
 
     async def _greedy(self, task: GroupTask, seed: int, clock: _Clock) -> list[ScoredSample]:
+        """Generate and score the greedy response to the prompt, as a list of one."""
         request = GenerateRequest(
             id=f"{task.group_id}/greedy",
             prompt_tokens=task.prompt.tokens,
@@ -106,6 +117,7 @@ class SingleTurn:
     async def _ask(
         self, task: GroupTask, request: GenerateRequest, clock: _Clock
     ) -> list[Completion]:
+        """Let the fleet generate the completions of a request; note on the clock when they came."""
         completions = await self.fleet.generate(
             request, session=task.prompt.id, timeout_s=self.request_timeout_s
         )
@@ -115,6 +127,17 @@ class SingleTurn:
     async def _judge(
         self, task: GroupTask, names: Sequence[str], completions: Sequence[Completion]
     ) -> list[ScoredSample]:
+        """Decode and score the completions of one request.
+
+        Args:
+            task: the group of the completions.
+            names: last part of each sample's id, in the order of the completions.
+            completions: completions to score.
+
+        Raises:
+            WaitTimeoutError: the rewards took longer than `reward_timeout_s`.
+            RewardError: the scored samples are others, or a reward is not finite.
+        """
         samples = [
             Sample(
                 id=f"{task.group_id}/{name}",
@@ -159,4 +182,5 @@ class _Clock:
         """Time at which the latest request of the group returned."""
 
     def now_s(self) -> float:
+        """Return the time now."""
         return self._time()

@@ -70,7 +70,10 @@ class InferenceService:
     @contextmanager
     def trainer_busy(self) -> Iterator[None]:
         """Make restarted replicas wait inside the block: they get no weights, and move no other
-        role off the devices."""
+        role off the devices.
+
+        Entering the block waits for a replica that is doing so just now.
+        """
         with self._trainer_lock.held():
             yield
 
@@ -106,18 +109,22 @@ class InferenceService:
             return []
 
     async def _start(self) -> None:
+        """Start the monitor of the replicas, on the event loop."""
         self._health.start()
 
     def _push(self, version: int, indices: Sequence[int], verify: bool) -> None:
+        """Push the trainer's weights to these replicas, and wait."""
         self.pusher.push(version, indices, verify=verify)
 
     async def _restart(self, replica: Replica) -> None:
+        """Replace a lost engine by a new one; only end it if other roles may be on its devices."""
         if self._shares(replica.index):  # `_rejoin` starts the new engine, when devices are free
             await in_own_thread(self.infer.end, replica.index)
         else:
             await in_own_thread(self._start_anew, replica.index)
 
     async def _rejoin(self, replica: Replica) -> None:
+        """Wait for the trainer, push its weights to a restarted replica, and let it serve."""
         index = replica.index
         async with self._trainer_lock.awaited():
             if self._shares(index):
@@ -128,12 +135,15 @@ class InferenceService:
             self.fleet.join([index])
 
     async def _retire(self, replica: Replica) -> None:
+        """End a replica for good, which frees its devices."""
         await in_own_thread(self.infer.end, replica.index)
 
     def _shares(self, index: int) -> bool:
+        """Return whether other roles may be on the devices of this replica."""
         return self.colocation.shares(part_name(Role.ACTOR_INFER, index))
 
     def _start_anew(self, index: int) -> None:
+        """Replace the worker of a replica and start its engine, within the limit of restarts."""
         self.pusher.forget(index)
         deadline = time.monotonic() + self.limits.restart_timeout_s
         self.infer.restart(index, self.limits.restart_timeout_s)
@@ -145,6 +155,7 @@ class InferenceService:
             raise
 
     def _start_on_shared(self, index: int) -> None:
+        """Do `_start_anew` while no other role is on the replica's devices."""
         try:
             with self.colocation.starting(part_name(Role.ACTOR_INFER, index)):
                 self._start_anew(index)
@@ -153,6 +164,7 @@ class InferenceService:
             raise
 
     def _bring_weights(self, index: int, version: int) -> None:
+        """Push the weights to one replica, with trainer and replica on their devices."""
         try:
             with self.colocation.push(Role.ACTOR_TRAIN, part_name(Role.ACTOR_INFER, index)):
                 self._push(version, [index], False)

@@ -133,6 +133,8 @@ class Teachers:
     def _ask(
         self, batch: B, tags: Sequence[str], ask: Callable[[Cluster[Any], B], Sequence[A]]
     ) -> list[A]:
+        """Ask each teacher about its rows, with the teacher on its devices; see `ask_teachers`."""
+
         def ask_one(name: str, rows: B) -> Sequence[A]:
             with self.colocation.use(f"teachers.{name}"):
                 return ask(self.clusters[name], rows)
@@ -207,14 +209,15 @@ def require_same_tokens(policy: ModelConfig, others: Mapping[str, ModelConfig]) 
     """Raise ConfigError unless every other model has the same tokens under the same ids.
 
     Other models (teachers, reward models) read the token ids of the trained model, so each id must
-    stand for the same token there.
+    stand for the same token there. The tokenizers are loaded and their vocabularies compared.
 
     Args:
         policy: the trained model.
         others: key in the config -> model.
 
     Raises:
-        ConfigError: an id stands for another token; the message names the first such id.
+        ConfigError: an id stands for another token, or only one of the two vocabularies has it; the
+            message names the smallest such id.
     """
     if not others:
         return
@@ -226,6 +229,15 @@ def require_same_tokens(policy: ModelConfig, others: Mapping[str, ModelConfig]) 
 
 
 def _first_difference(own: Mapping[str, int], other: Mapping[str, int]) -> str | None:
+    """Describe the smallest id that does not stand for the same token in both vocabularies.
+
+    Args:
+        own: vocabulary of the trained model, token -> id.
+        other: vocabulary of another model.
+
+    Returns:
+        A phrase for an error message; None if the vocabularies are the same.
+    """
     ours, theirs = ({number: token for token, number in v.items()} for v in (own, other))
     for number in sorted(ours.keys() | theirs.keys()):
         a, b = ours.get(number), theirs.get(number)

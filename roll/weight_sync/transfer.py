@@ -43,9 +43,13 @@ class SenderEnd(Protocol):
         """
         ...
 
-    def stop(self, reason: str) -> None: ...
+    def stop(self, reason: str) -> None:
+        """Tell the other processes why the push is given up; ignore those that are gone."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free connections, memory and files, after the end of a push or its failure."""
+        ...
 
 
 class ReceiverEnd(Buckets, Protocol):
@@ -54,15 +58,29 @@ class ReceiverEnd(Buckets, Protocol):
     manifest: Manifest
     verify: bool
 
-    def accept(self) -> None: ...
+    def accept(self) -> None:
+        """Agree to the manifest, and wait until all other processes have agreed.
 
-    def fail(self, reason: str) -> None: ...
+        Raises:
+            WeightSyncError: another process refused, or the sender gave up.
+        """
+        ...
 
-    def end(self) -> str | None: ...
+    def fail(self, reason: str) -> None:
+        """Tell the sender why this receiver gives up; ignore a sender that is gone."""
+        ...
 
-    def done(self) -> None: ...
+    def end(self) -> str | None:
+        """Wait for the end of the push; return the checksum of all senders, if they made one."""
+        ...
 
-    def close(self) -> None: ...
+    def done(self) -> None:
+        """Tell the sender that this receiver uses the new weights."""
+        ...
+
+    def close(self) -> None:
+        """Free connections and memory, after the end of a push or its failure."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +148,7 @@ def _send(
     verify: bool,
     sender: int,
 ) -> SendReport:
+    """Do what `send` does, up to the first error, without exhausting `parts`."""
     if manifest.tensors and manifest.num_senders != channel.num_senders:
         raise WeightSyncError(
             f"the manifest shares the tensors out over {manifest.num_senders} senders, the "
@@ -179,7 +198,11 @@ class Incoming:
 
     @property
     def load_s(self) -> float:
-        """Seconds the consumer has spent up to now: before, between and after the tensors."""
+        """Seconds that the block of `receive` has used by itself so far, for example for loading.
+
+        That is all time outside of `receive_s`: before the first tensor, between the tensors, and
+        after the last one.
+        """
         return time.perf_counter() - self._begun - self.receive_s
 
     def tensors(self, into: TargetMemory = no_target_memory) -> Iterator[tuple[str, Tensor]]:
@@ -243,6 +266,7 @@ def receive(
 def _sender_end(
     channel: Channel, manifest: Manifest, sender: int, size: int, abort: Abort, *, verify: bool
 ) -> SenderEnd:
+    """Make the end of sender number `sender`; return once all processes have agreed."""
     if channel.kind == "broadcast":
         return BroadcastSender(channel, manifest, sender, size, abort, verify=verify)
     if channel.kind == "files":
@@ -253,6 +277,7 @@ def _sender_end(
 
 
 def _receiver_end(channel: Channel, index: int) -> ReceiverEnd:
+    """Make the end of receiver number `index`, and wait for the manifest."""
     if channel.kind == "broadcast":
         return BroadcastReceiver(channel, index)
     if channel.kind == "files":

@@ -33,12 +33,19 @@ class InferWorker(Worker):
         await self.engine.start()
 
     async def generate(self, request: GenerateRequest) -> list[Completion]:
+        """Generate the completions of a request; see `InferenceStrategy.generate`."""
         return await self.engine.generate(request)
 
     async def abort(self, request_id: str) -> None:
+        """End a running request, whose call of `generate` then returns; ignore an unknown id."""
         await self.engine.abort(request_id)
 
     async def heartbeat(self) -> Heartbeat:
+        """Ask the engine for its progress; see `InferenceStrategy.heartbeat`.
+
+        The answer carries the tokens that running requests have written since the last heartbeat.
+        Each token is reported once, so only one caller may ask.
+        """
         return await self.engine.heartbeat()
 
     def stopped_processes(self) -> list[str]:

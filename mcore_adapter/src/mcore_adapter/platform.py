@@ -100,7 +100,9 @@ class _Idle:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def nothing(self, *_: object, **__: object) -> None: ...
+    def nothing(self, *_: object, **__: object) -> None:
+        """Do nothing: there is nothing to wait for."""
+        ...
 
     record = wait = synchronize = wait_stream = wait_event = nothing
 
@@ -119,10 +121,13 @@ class _Fallthrough(types.ModuleType):
         self.__dict__["__getattr__"] = lambda name: getattr(original, name)
 
 
-def _nothing(*_: object, **__: object) -> None: ...
+def _nothing(*_: object, **__: object) -> None:
+    """Do nothing, in place of a function that only matters on a GPU."""
+    ...
 
 
 def _itself(tensor: Tensor, *_: object, **__: object) -> Tensor:
+    """Return the tensor, in place of its copy on a GPU."""
     return tensor
 
 
@@ -237,6 +242,7 @@ def _adapt_rng() -> None:
 
 
 def _not_about_the_generator(record: logging.LogRecord) -> bool:
+    """Filter out the warning that the state of the CPU's generator has changed."""
     return not record.getMessage().startswith("CPU RNG state changed")
 
 
@@ -252,12 +258,15 @@ def _adapt_dispatcher() -> None:
 
 
 def _counts(tensor: object, as_numpy: bool = False, **_: object) -> object:
+    """Return a tensor as a NumPy array if `as_numpy`; anything else unchanged."""
     return tensor.numpy() if as_numpy and isinstance(tensor, Tensor) else tensor
 
 
 def _get_rng_state(*_: object, **__: object) -> Tensor:
+    """Return the state of the CPU's generator, in place of that of a GPU's."""
     return torch.get_rng_state()
 
 
 def _set_rng_state(new_state: Tensor, *_: object, **__: object) -> None:
+    """Set the state of the CPU's generator, in place of that of a GPU's."""
     torch.set_rng_state(new_state)

@@ -113,4 +113,9 @@ def _teachers(config: RlvrBase) -> Iterator[str]:
 
 
 def _who(needs: Mapping[Need, list[str]], need: Need) -> str:
+    """Name the parts of the algorithm that have `need`, for a message: `grpo and kl_in_reward`.
+
+    Args:
+        needs: need -> `kind` of each part that has it; `need` must be a key.
+    """
     return " and ".join(needs[need])

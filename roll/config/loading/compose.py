@@ -79,7 +79,19 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> LoadedConfig
 
 
 def compose(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Origins]:
-    """Return the merged and interpolated mapping, not yet validated, and the place of each key."""
+    """Merge the files, presets and overrides of a run, and replace each `${...}` by its value.
+
+    Args:
+        path: run file.
+        overrides: `key.sub=value` from the command line.
+
+    Returns:
+        The config as plain values, not yet validated; and where each key was set last.
+
+    Raises:
+        ConfigError: a file is missing or no valid YAML, `defaults` form a cycle, a preset is
+            unknown, or an override or a `${...}` cannot be read.
+    """
     origins = Origins(path)
     files = list(_files(path, ()))
     changes = in_order([parse_override(override) for override in overrides])
@@ -115,11 +127,13 @@ def compose(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Origi
 
 
 def _preset_named_by(content: Mapping[str, Any]) -> Any:
+    """Return the preset that the content of a layer names; `UNNAMED` if it does not mention one."""
     algorithm = content.get("algorithm")
     return algorithm.get("preset", UNNAMED) if isinstance(algorithm, dict) else UNNAMED
 
 
 def _preset_named_by_changes(changes: Sequence[Change]) -> Any:
+    """Return the preset that the overrides name, the last one if several do; else `UNNAMED`."""
     named = UNNAMED
     for change in changes:
         if change.keys == ("algorithm",):
@@ -190,6 +204,17 @@ def _read(path: Path, *, named_by: Path | None) -> Layer:
 
 
 def _collect_lines(node: yaml.Node | None, prefix: str, lines: dict[str, int], path: Path) -> None:
+    """Write the line of each key below `node` into `lines`.
+
+    Args:
+        node: YAML node; None for an empty file.
+        prefix: key of the node with a dot, for the names of the keys below it.
+        lines: key -> line, to be filled.
+        path: file, for the error message.
+
+    Raises:
+        ConfigError: a key is set twice.
+    """
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             name = f"{prefix}{key.value}"

@@ -181,6 +181,7 @@ class _Server:
                 os.close(stream)
 
     def _watch(self, fork: _Fork, poll: select.poll) -> None:
+        """Let `serve` notice the end of a fork, and of its client."""
         for descriptor in (fork.ended, fork.client.fileno()):
             self.forks[descriptor] = fork
             poll.register(descriptor, select.POLLIN)
@@ -273,6 +274,15 @@ def _mark(env: Mapping[str, str]) -> None:
 
 
 def _main(listener: int, modules: Sequence[str]) -> None:
+    """Import the modules, then make forks until the server is killed; each fork becomes a worker.
+
+    In the server this function never returns. In a fork it runs the program that the client of the
+    fork asked for.
+
+    Args:
+        listener: file descriptor of the socket at which clients connect.
+        modules: names of the modules; one that cannot be imported is left out.
+    """
     sys.modules.setdefault("triton", None)  # type: ignore[arg-type]  # see `WITHOUT_TRITON`
     os.set_inheritable(listener, False)
     for name in modules:

@@ -32,6 +32,11 @@ def users_traceback(error: BaseException) -> str:
 
 
 def _from_users_first(frames: list[FrameSummary]) -> list[FrameSummary]:
+    """Drop the frames before the first frame of user code; keep at most `MAX_FRAMES` of the rest.
+
+    Of more frames, the first half and the last half of that number are kept. Without user code,
+    only the last frame is kept.
+    """
     first = next((i for i, f in enumerate(frames) if not f.filename.startswith(_OTHERS)), None)
     shown = frames[-1:] if first is None else frames[first:]
     half = MAX_FRAMES // 2

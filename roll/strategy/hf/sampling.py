@@ -13,8 +13,9 @@ from roll.core.types import SamplingParams
 def scaled_logprobs(logits_NV: Tensor, sampling: SamplingParams) -> Tensor:
     """Compute the log-probs of the sampling distribution, float32 `[N, V]`, natural logarithm.
 
-    Tokens removed by `top_k` or `top_p` have -inf. For greedy sampling (temperature 0) the
-    log-probs are those at temperature 1.
+    The logits are divided by the temperature; then `top_k` removes tokens, then `top_p` some of
+    those that are left. Removed tokens have -inf, and the others sum to probability 1. Greedy
+    sampling (temperature 0) counts as temperature 1 here, with the same removals.
     """
     logits_NV = logits_NV.float()
     if sampling.temperature > 0:

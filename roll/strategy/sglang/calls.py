@@ -30,7 +30,10 @@ class Calls:
         self._ended = False
 
     async def begin(self, order: StartMessage) -> None:
-        """Send the order to start; return when the other end is ready for calls.
+        """Let SGLang's process start its engine; return when it is ready for calls.
+
+        Args:
+            order: message that says how to start; it is the first one through the socket.
 
         Raises:
             EngineError: the engine could not start.
@@ -70,6 +73,7 @@ class Calls:
         self._end()
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
+        """Give each answer to its caller, until the other process ends."""
         try:
             while True:
                 answer: Answer = await read(reader)
@@ -84,6 +88,7 @@ class Calls:
             self._end()
 
     def _end(self) -> None:
+        """Fail all calls that wait for an answer, and from now on all new ones."""
         self._ended = True
         for waiting in self._waiting.values():
             if not waiting.done():
@@ -91,4 +96,5 @@ class Calls:
         self._waiting.clear()
 
     def _error(self) -> ConnectionError:
+        """Return the error of calls to a process that has ended."""
         return ConnectionError(f"{self._name} is not running; its own log says why")

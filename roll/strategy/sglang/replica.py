@@ -185,14 +185,20 @@ class Replica:
                     self._manager.abort_request(rid=sibling_id(request.id, index))
 
     def _abort(self, request_id: str) -> None:
+        """Tell SGLang to end all siblings of a request that is under way, without waiting for that.
+
+        In SGLang each sibling is a request of its own.
+        """
         for index in range(len(self._siblings[request_id])):
             self._manager.abort_request(rid=sibling_id(request_id, index))
 
     def _read(self, request_id: str, starts: Sequence[int]) -> list[Completion]:
+        """Return what each sibling of a request has written after its first `starts[i]` tokens."""
         siblings = self._siblings[request_id]
         return [sibling.after(start) for sibling, start in zip(siblings, starts, strict=True)]
 
     def _require_whole_weights(self) -> None:
+        """Raise IncompleteWeightsError if the last push failed after it had begun to load."""
         if self._broken is not None:
             raise IncompleteWeightsError(
                 f"SGLang of {self._order.name} has incomplete weights; push all of them again "
@@ -202,6 +208,11 @@ class Replica:
     async def _load(
         self, channel: Channel, version: int, *, receiver: int, verify: bool
     ) -> LoadReport:
+        """Let all schedulers receive a push; set `_broken` if it leaves the weights incomplete.
+
+        Raises:
+            WeightSyncError: the push was refused or broke off.
+        """
         from sglang.srt.managers.io_struct import UpdateWeightVersionReqInput
 
         order = self._order

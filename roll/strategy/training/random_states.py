@@ -60,9 +60,11 @@ def set_random_states(states: dict[str, Any] | None) -> None:
 
 
 def _to_text(state: Tensor) -> str:
+    """Encode a random state of PyTorch, a tensor of bytes, as base64."""
     return base64.b64encode(state.numpy().tobytes()).decode()
 
 
 def _to_tensor(text: str) -> Tensor:
+    """Decode the base64 text of `_to_text` into a random state of PyTorch."""
     data = base64.b64decode(text, validate=True)
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -189,6 +189,7 @@ class FolderBoard:
         return note
 
     def stop(self, reason: str) -> None:
+        """Post the reason for all readers, unless a process has posted one, and leave the board."""
         if not self._note("stop").exists():  # the first reason is the cause
             self.post("stop", {"stop": reason})
         self.post(f"left/{self._name}", {"ok": True})
@@ -235,10 +236,12 @@ class FolderBoard:
         return True
 
     def _note(self, key: str) -> Path:
+        """Return the path of the note under `key`."""
         return self._folder / f"{key.replace('/', '-').replace(' ', '-')}.json"
 
 
 def _bucket_file(folder: Path, index: int, sender: int) -> Path:
+    """Return the path of the file with one sender's pieces of a bucket."""
     return folder / f"bucket-{index}-of-sender-{sender}"
 
 
@@ -264,6 +267,12 @@ def _write(file: Path, parts: list[Any]) -> None:
 
 
 def _read(file: Path, parts: list[memoryview]) -> None:
+    """Fill `parts`, one after another, with the bytes of `file`.
+
+    Raises:
+        WeightSyncError: the file cannot be read, or is too short.
+    """
+
     def fill(path: Path) -> None:
         with path.open("rb", buffering=0) as stream:
             for part in parts:
@@ -278,6 +287,7 @@ def _read(file: Path, parts: list[memoryview]) -> None:
 
 
 def _reading(file: Path, how: Callable[[Path], Any]) -> Any:
+    """Return `how(file)`; turn an OSError into a WeightSyncError."""
     try:
         return how(file)
     except OSError as error:
@@ -315,6 +325,7 @@ def _claim(folder: Path) -> int:
 
 
 def _remove_if_orphaned(folder: Path) -> None:
+    """Remove the folder of a push, unless a living process holds its lock; ignore all errors."""
     with contextlib.suppress(OSError):  # removed just now, or locked by a living owner
         lock = os.open(folder / _LOCK, os.O_RDWR)
         try:

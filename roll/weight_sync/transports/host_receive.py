@@ -72,6 +72,10 @@ class HostReceiver:
         self._link.put({"ok": True})
 
     def close(self) -> None:
+        """Close the connection and the file descriptors, and give up the buckets.
+
+        Tensors that the engine still uses keep their memory. A second call does nothing.
+        """
         self._link.close()
         self._slots = None
         while self._fds:

@@ -45,13 +45,24 @@ class SharedBuckets(Protocol):
     """Memory of two buckets that all ends of a transfer can open."""
 
     @property
-    def buckets(self) -> tuple[Tensor, Tensor]: ...
+    def buckets(self) -> tuple[Tensor, Tensor]:
+        """Memory of the two buckets; bucket k of a push is written into number `k % 2`."""
+        ...
 
-    def describe(self) -> tuple[dict[str, Any], tuple[int, ...]]: ...
+    def describe(self) -> tuple[dict[str, Any], tuple[int, ...]]:
+        """Return what another process needs to open the memory: a message and file descriptors.
 
-    def sync(self) -> None: ...
+        The message is plain JSON. The descriptors are sent beside it; memory of a GPU has none.
+        """
+        ...
 
-    def close(self) -> None: ...
+    def sync(self) -> None:
+        """Wait until other processes can read what this process has written."""
+        ...
+
+    def close(self) -> None:
+        """Give up this process's hold on the memory; other processes keep theirs."""
+        ...
 
 
 class HostLeader:
@@ -139,6 +150,7 @@ class HostLeader:
                 link.put({"stop": reason})
 
     def close(self) -> None:
+        """Close the connections to all other processes, and give up the buckets."""
         for link in [*self._receivers, *self._senders]:
             link.close()
         if self._memory is not None:
@@ -193,10 +205,12 @@ class HostHelper:
         return total
 
     def stop(self, reason: str) -> None:
+        """Tell the leader why this sender gives up; ignore a leader that is gone."""
         with contextlib.suppress(WeightSyncError):
             self._link.put({"failed": reason})
 
     def close(self) -> None:
+        """Close the connection to the leader, and give up the buckets."""
         self._link.close()
         if self._memory is not None:
             self._memory.close()
@@ -228,6 +242,7 @@ def next_message(link: Link, key: str) -> Any:
 
 
 def _raise_if_stopped(message: dict[str, Any]) -> None:
+    """Raise WeightSyncError if the leader's message tells this process to give up."""
     if "stop" in message:
         raise WeightSyncError(f"the sender stopped the transfer: {message['stop']}")
 

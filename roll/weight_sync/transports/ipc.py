@@ -40,6 +40,7 @@ class CudaBuckets:
 
     @classmethod
     def create(cls, num_bytes: int) -> CudaBuckets:
+        """Create two buckets of `num_bytes` each on the current GPU."""
         num_bytes = max(num_bytes, 1)  # empty memory has no CUDA IPC handle
         memory = torch.empty(2 * num_bytes, dtype=torch.uint8, device="cuda")
         return cls(memory, (memory[:num_bytes], memory[num_bytes:]))
@@ -86,7 +87,10 @@ def place_message(arguments: Sequence[Any]) -> dict[str, Any]:
 
 
 def place_arguments(message: dict[str, Any]) -> dict[str, Any]:
-    """Decode the message of `place_message` into keyword arguments of `rebuild_cuda_tensor`.
+    """Decode a message of `place_message`, which tells where the buckets lie in GPU memory.
+
+    Returns:
+        Keyword arguments of PyTorch's `rebuild_cuda_tensor`, which opens that memory.
 
     Raises:
         WeightSyncError: a field is missing or of another type.
@@ -111,6 +115,11 @@ def place_arguments(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any, kind: type) -> Any:
+    """Return a value of a JSON message as `kind`; bytes come as base64.
+
+    Raises:
+        TypeError, ValueError: the value is of another type, or no base64.
+    """
     if kind is bytes:
         return base64.b64decode(value, validate=True)
     if type(value) is not kind:
@@ -119,10 +128,12 @@ def _plain(value: Any, kind: type) -> Any:
 
 
 def _reduce(memory: Tensor) -> tuple[Any, tuple[Any, ...]]:
+    """Return PyTorch's own description of GPU memory: `rebuild_cuda_tensor` and its arguments."""
     reduced: tuple[Any, tuple[Any, ...]] = reduce_tensor(memory)  # type: ignore[no-untyped-call]
     return reduced
 
 
 def _rebuild(arguments: dict[str, Any]) -> Tensor:
+    """Open memory of another process on the same GPU."""
     memory: Tensor = rebuild_cuda_tensor(**arguments)  # type: ignore[no-untyped-call]
     return memory

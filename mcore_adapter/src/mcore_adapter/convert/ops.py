@@ -47,11 +47,21 @@ class FormatOp(Protocol):
         ...
 
     def to_mcore(self, hf: Sequence[A], shape: Shape) -> A:
-        """Return the full Megatron tensor made of the full Hugging Face tensors."""
+        """Return the Megatron tensor that is made of Hugging Face tensors.
+
+        Args:
+            hf: tensors in the order of the property `hf`, each in full and not one rank's shard.
+            shape: sizes of the model, such as the number of heads.
+        """
         ...
 
     def to_hf(self, mcore: A, shape: Shape) -> list[A]:
-        """Return the full Hugging Face tensors made of the full Megatron tensor."""
+        """Return the Hugging Face tensors of which a Megatron tensor is made: undo `to_mcore`.
+
+        Args:
+            mcore: tensor in full, not one rank's shard.
+            shape: sizes of the model, such as the number of heads.
+        """
         ...
 
 

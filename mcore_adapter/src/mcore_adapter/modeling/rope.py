@@ -26,14 +26,16 @@ class Rope:
 
 
 def rope_of(config: Config, width: int) -> Rope:
-    """Compute the rotary frequencies of a config.
+    """Compute the rotary frequencies of a model, changed for long contexts as `rope_type` says.
 
     Args:
+        config: the model's `config.json`.
         width: number of dimensions of a head that can be rotated; multiplied by
             `partial_rotary_factor` if the config has one.
 
     Raises:
-        ConfigError: the kind is not one of default, linear, llama3, yarn.
+        ConfigError: `rope_type` is not one of default, linear, llama3, yarn, or a value that it
+            needs is missing.
     """
     values = rope_parameters(config)
     kind, base = values["rope_type"], float(values["rope_theta"])

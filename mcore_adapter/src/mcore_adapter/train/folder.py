@@ -72,6 +72,10 @@ class Folder:
             shutil.rmtree(path)
 
     def _steps(self) -> list[Path]:
+        """Return the folders of all checkpoints, the oldest first.
+
+        They are complete: a checkpoint under construction has another name.
+        """
         if not self.checkpoints.is_dir():
             return []
         return sorted(path for path in self.checkpoints.iterdir() if _NAME.fullmatch(path.name))

@@ -128,6 +128,15 @@ def _piece(path: Path, base: int, name: str, entry: object) -> Piece:
 
 
 def _counts(name: str, found: object) -> list[int]:
+    """Return a shape or a pair of offsets from the header, once it is known to be one.
+
+    Args:
+        name: name of the tensor, for the error message.
+        found: JSON value from the header.
+
+    Raises:
+        ValueError: it is no list of whole numbers from 0 on, or the list is too long.
+    """
     whole = isinstance(found, list) and all(type(n) is int and n >= 0 for n in found)
     if not isinstance(found, list) or not whole or len(found) > _MOST_DIMENSIONS:
         raise ValueError(f"{name} has {str(found)[:60]}, expected whole numbers")
@@ -219,6 +228,7 @@ class _Mapped:
 
     @classmethod
     def of(cls, path: Path) -> _Mapped:
+        """Map a file into memory."""
         file = os.open(path, os.O_RDONLY)
         pages = mmap.mmap(file, 0, prot=mmap.PROT_READ)
         return cls(path, file, pages, np.frombuffer(pages, np.uint8).ctypes.data)
@@ -240,6 +250,7 @@ class Writer:
         self._part = memoryview(bytearray(_WRITE_BYTES))
 
     def write(self, piece: Piece, tensor: Bits | Joined) -> None:
+        """Write a tensor at its place in a file."""
         file = self._files.get(piece.path)
         if file is None:
             file = self._files[piece.path] = os.open(piece.path, os.O_WRONLY)
@@ -255,6 +266,7 @@ class Writer:
             _write_back(file, piece)
 
     def close(self) -> None:
+        """Close all files."""
         while self._files:
             os.close(self._files.popitem()[1])
 
@@ -303,6 +315,13 @@ def _copy(
 
 
 def _write_all(file: int, left: memoryview, offset: int) -> None:
+    """Write all bytes to a file, in as many calls as it takes.
+
+    Args:
+        file: descriptor of the file.
+        left: bytes that are still to be written.
+        offset: position in the file, in bytes.
+    """
     while left:
         written = os.pwrite(file, left[:_WRITE_BYTES], offset)
         offset, left = offset + written, left[written:]

@@ -160,6 +160,16 @@ def _chat(
 
 
 def _render(messages: Sequence[Message], tokenizer: Tokenizer, *, ask: bool = False) -> list[int]:
+    """Return the tokens of messages in the model's chat template.
+
+    Args:
+        messages: messages; without any, the result is empty.
+        tokenizer: tokenizer of the model.
+        ask: end with the generation prompt, after which the assistant answers.
+
+    Raises:
+        DataError: the template fails on the messages.
+    """
     if not messages:
         return []
     try:
@@ -173,6 +183,16 @@ def _render(messages: Sequence[Message], tokenizer: Tokenizer, *, ask: bool = Fa
 
 
 def _checked(tokens: list[int], trained: list[bool], name: str) -> Encoded:
+    """Return the sequence, with its first token not trained.
+
+    Args:
+        tokens: tokens of the sequence.
+        trained: True for each token to train.
+        name: name of the column, for the error message.
+
+    Raises:
+        DataError: no token is left to train.
+    """
     found = Encoded(tokens, trained).part(0, len(tokens))
     if not any(found.trained):
         raise DataError(f"{name} gives {len(tokens)} tokens and none to train on")
@@ -180,22 +200,42 @@ def _checked(tokens: list[int], trained: list[bool], name: str) -> Encoded:
 
 
 def _end(tokenizer: Tokenizer) -> list[int]:
+    """Return the end-of-text token as a list; the list is empty if the tokenizer has none."""
     return [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
 
 
 def _field(row: Row, name: str) -> Any:
+    """Return the value of a column of the row.
+
+    Raises:
+        DataError: the row has no such column.
+    """
     if name not in row:
         raise DataError(f"it has no {name!r}, only {', '.join(map(repr, row)) or 'nothing'}")
     return row[name]
 
 
 def _text(value: Any, name: str) -> str:
+    """Return the value of the column `name`, which must be text.
+
+    Raises:
+        DataError: the value is of another type.
+    """
     if not isinstance(value, str):
         raise DataError(f"{name} is of type {type(value).__name__}, expected text")
     return value
 
 
 def _messages(value: Any, name: str) -> list[Message]:
+    """Return the value of a column as chat messages.
+
+    Args:
+        value: value from the row.
+        name: name of the column, for the error message.
+
+    Raises:
+        DataError: the value is no list of objects that each have a role.
+    """
     if not isinstance(value, list) or not all(
         isinstance(each, dict) and isinstance(each.get("role"), str) for each in value
     ):
