@@ -1,4 +1,4 @@
-"""Settings of Python's garbage collector for processes most of whose objects live long."""
+"""Settings of Python's garbage collector for a driver, most of whose objects live long."""
 
 from __future__ import annotations
 
@@ -10,17 +10,6 @@ reference cycles, then the number of searches of generation 0 per search of gene
 generation 1 per search of generation 2. Measured by `benchmarks/simulate_rollout.py`."""
 
 
-def keep_present_objects() -> None:
-    """Exempt all objects that exist now from later searches for reference cycles.
-
-    Call this once a process has imported and built what it needs. Otherwise garbage piles up:
-    Python searches the oldest generation only after it has grown by a quarter. With vLLM it
-    holds 300,000 objects, so cycles that requests leave behind add up to tens of megabytes.
-    """
-    gc.collect()
-    gc.freeze()
-
-
 def calm_collector() -> None:
     """Let the garbage collector search less often, and never search the objects that exist now.
 
@@ -28,5 +17,6 @@ def calm_collector() -> None:
     none is in a reference cycle. With Python's own threshold of 700 new objects, the searches take
     nearly half of the scheduler's time.
     """
-    keep_present_objects()
+    gc.collect()
+    gc.freeze()
     gc.set_threshold(*THRESHOLD)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import subprocess
@@ -154,12 +153,6 @@ class Echo(Spawner):
 
     def pid(self) -> int:
         return os.getpid()
-
-    def exempt_objects(self) -> int:
-        """How many the garbage collector leaves alone; then makes 5,000 more that stay."""
-        count = gc.get_freeze_count()
-        self.kept = [*getattr(self, "kept", []), *([i] for i in range(5_000))]
-        return count
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

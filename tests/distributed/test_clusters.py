@@ -169,14 +169,3 @@ def test_an_ask_and_a_call_take_little_time(echoes: Cluster[Echo]) -> None:
         return (time.perf_counter() - start) / 100
 
     assert asyncio.run(ask_often()) < 0.015
-
-
-def test_the_collector_leaves_alone_what_a_worker_holds_once_it_has_started(
-    manager: ResourceManager,
-) -> None:
-    cluster = manager.start(Echo, Placement(Role.REWARD, pool="one", label="kept"))
-    built, started, later = (cluster.call(Echo.exempt_objects) for _ in range(3))
-    assert built > 10_000, "of all that was imported"
-    assert started >= built + 5_000, "with what the first call has made"
-    assert later < started + 5_000, "and not of what comes and goes"
-    cluster.close()

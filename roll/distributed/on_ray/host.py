@@ -18,7 +18,6 @@ from typing import Any
 
 import ray
 
-from roll.core.collector import keep_present_objects
 from roll.core.logs import setup_logging
 from roll.core.types import RankInfo, WorkerSpec
 from roll.distributed.on_ray.environment import WITHOUT_TRITON, WORKER_TOKEN
@@ -73,7 +72,6 @@ class _HostBase:
         worker = worker_cls(spec, *args, **kwargs)
         worker.platform.set_threads(len(spec.cores))
         self._worker = worker
-        keep_present_objects()
         return worker.rank_info
 
     def _beat(self) -> list[str]:
@@ -113,8 +111,6 @@ class AsyncHost(_HostBase):
     """A host that runs all calls on one event loop. The worker is built on the loop, too, so its
     constructor may start tasks."""
 
-    _has_run = False
-
     async def about(self) -> HostInfo:
         return self._about()
 
@@ -126,12 +122,7 @@ class AsyncHost(_HostBase):
 
     async def run(self, method: str, kwargs: Mapping[str, Any], *args: Any) -> Any:
         result = self._method(method)(*args, **kwargs)
-        if inspect.isawaitable(result):
-            result = await result
-        if not self._has_run:  # the first call starts the worker, which loads most of its objects
-            self._has_run = True
-            keep_present_objects()
-        return result
+        return await result if inspect.isawaitable(result) else result
 
     async def beat(self) -> list[str]:
         """Return the names of stopped processes that the worker needs. Runs in `BESIDE_GROUP`,
