@@ -23,6 +23,7 @@ from roll.core.types import (
     FinishReason,
 )
 from roll.strategy.available import status
+from roll.strategy.vllm.engine import VllmEngine
 from roll.weight_sync.manifest import Manifest
 from roll.weight_sync.transfer import send
 from roll.weight_sync.transport_choice import new_channel
@@ -177,6 +178,8 @@ def test_an_abort_returns_the_tokens_so_far_at_once(rig: Rig) -> None:
         assert len(completion.logprobs) == len(completion.versions) == len(completion.tokens)
     rig.run(rig.engine.abort("never heard of"))
     assert rig.generate(tokens=3, ignore_eos=True)[0].finish is FinishReason.LENGTH
+    if isinstance(rig.engine, VllmEngine):
+        assert not rig.engine._engine.output_processor.parent_requests, "or they pile up"
 
 
 @pytest.mark.parametrize("fault", ["missing", "unknown", "shape"])

@@ -129,6 +129,17 @@ def cpu_arguments(
     return arguments
 
 
+def forget_aborted_groups(output_processor: Any) -> None:
+    """Remove requests with several siblings that were all aborted.
+
+    vLLM 0.32 removes such a request when its last sibling finishes, but not when it is aborted by
+    its own id. It then stays, with the outputs of all siblings, as long as the engine runs.
+    """
+    groups = output_processor.parent_requests
+    for request_id in [key for key, group in groups.items() if not group.child_requests]:
+        del groups[request_id]
+
+
 def keep_deaths_quiet() -> None:
     """Hide vLLM's traceback when its core dies: EngineDiedError names the dead process."""
     logging.getLogger("vllm.v1.engine.async_llm").setLevel(logging.CRITICAL)

@@ -28,7 +28,11 @@ from roll.strategy.serving.processes import DeathWatch, new_children
 from roll.strategy.serving.progress import Progress
 from roll.strategy.serving.sleep import SleepState
 from roll.strategy.vllm.arguments import engine_arguments
-from roll.strategy.vllm.compat import engine_environment, keep_deaths_quiet
+from roll.strategy.vllm.compat import (
+    engine_environment,
+    forget_aborted_groups,
+    keep_deaths_quiet,
+)
 from roll.strategy.vllm.endpoint import Endpoint
 from roll.strategy.vllm.pushes import Pushes
 from roll.strategy.vllm.supported_arguments import check_arguments
@@ -127,7 +131,10 @@ class VllmEngine:
             return completions
         finally:
             self._progress.end(request.id, completions)
-            self._aborted.discard(request.id)
+            if request.id in self._aborted:
+                self._aborted.remove(request.id)
+                if self._engine is not None:
+                    forget_aborted_groups(self._engine.output_processor)
 
     async def abort(self, request_id: str) -> None:
         """End a running request; ignore an unknown id."""
