@@ -109,6 +109,7 @@ def save(
                     put(part.key, part.tensor)
 
         def end(aside: Path) -> None:
+            """Write the index and give the folder its name, on rank 0; do nothing elsewhere."""
             if every is not None:
                 index = {
                     "sizes": asdict(sizes),
@@ -172,6 +173,7 @@ def _parts(
     table: ModelTable,
     sizes: ParallelSizes,
 ) -> Iterator[_Part]:
+    """Yield the parts that this rank writes: its slices of the state; of equal copies the first."""
     ranks = Ranks.of_this_process()
     cut = chunks[0].ddp_config.use_distributed_optimizer
     for held in held_tensors(chunks, table, sizes, ranks):

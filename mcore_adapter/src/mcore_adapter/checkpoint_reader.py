@@ -111,6 +111,7 @@ class Saved:
         return files
 
     def _keys(self, task: Task, kind: str) -> list[str]:
+        """Return the keys of all shards of a tensor; raise ConversionError if one is absent."""
         if task.param.copy_of is not None and self._saved_sizes.pp == 1:
             # A layout with one stage has no copies for other stages: read the original.
             task = next(

@@ -127,6 +127,7 @@ def merged(chunks: Sequence[nn.Module], adapter: Adapter, sizes: ParallelSizes) 
 
 
 def _config(base: str, adapter: Adapter) -> dict[str, object]:
+    """Return the contents of PEFT's `adapter_config.json`; `base` is the path of the base model."""
     lora = adapter.lora
     return {
         "peft_type": "LORA",

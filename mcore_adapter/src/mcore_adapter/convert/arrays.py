@@ -92,6 +92,7 @@ def join(parts: Sequence[A], dim: int = 0) -> A:
 
 
 def _join(parts: Sequence[Any], dim: int) -> Any:
+    """Join arrays along `dim`: numpy ones without a copy, outlines by shape, tensors by `cat`."""
     first = parts[0]
     if isinstance(first, Joined):
         return join_end_to_end(parts, dim % first.ndim)

@@ -143,6 +143,7 @@ def _fits(source: Source, sizes: ParallelSizes) -> bool:
 def _rank_bytes(
     source: Source, sizes: ParallelSizes, settings: Settings
 ) -> dict[str, tuple[int, int]]:
+    """Return, per stage, a rank's bytes in its dense file and in its file of experts (0: none)."""
     files = {
         name: sum(spec.num_bytes for spec in specs.values())
         for name, specs in layout_of(source, sizes, settings).files.items()

@@ -135,6 +135,7 @@ def is_peft(path: Path) -> bool:
 
 
 def _to_peft(source: Source, dst: Path, settings: Settings) -> None:
+    """Write an adapter in PEFT format to `dst`: one file of weights, without `config.json`."""
     conversions.to_hf(
         source,
         dst,
@@ -147,6 +148,7 @@ def _to_peft(source: Source, dst: Path, settings: Settings) -> None:
 
 
 def _as_peft(adapter: Path, scratch: Path) -> Path:
+    """Return `adapter` if it is in PEFT format; else convert it into `scratch` and return that."""
     if is_peft(adapter):
         return adapter
     source = open_source(adapter)
@@ -161,6 +163,7 @@ def _copy(src: Path, dst: Path) -> None:
 
 
 def _base_config(path: Path, base: Path | None) -> Mapping[str, Any]:
+    """Read the base model's config, from `base` or else from where the adapter says it lies."""
     named = base or Path(str(read_json(path / lora.CONFIG).get("base_model_name_or_path")))
     if not (named / "config.json").is_file():
         raise ConversionError(

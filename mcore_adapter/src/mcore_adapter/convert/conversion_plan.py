@@ -169,6 +169,7 @@ def is_dropped(name: str, table: ModelTable) -> bool:
 
 
 def _expand(param: Param, table: ModelTable, layer: int | None) -> Iterator[Task]:
+    """Yield the tasks of a table row for one layer: one per expert, or one if it has no experts."""
     experts: Iterable[int | None] = range(table.shape.num_experts) if param.of_expert else (None,)
     for expert in experts:
         stacked = expert if param.stacked else None

@@ -223,6 +223,7 @@ def _of(refs: Iterable[HfRef], deltas: Mapping[str, Delta]) -> tuple[Delta | Non
 
 
 def _check_delta(name: str, delta: Delta, specs: Mapping[str, Spec]) -> None:
+    """Raise ConversionError unless the model has the weight and B A has the weight's shape."""
     if name not in specs:
         raise ConversionError(f"the adapter changes {name}, which the model does not have")
     product = (delta.b.spec.shape[0], delta.a.spec.shape[-1])
@@ -254,6 +255,7 @@ def _announced(files: Mapping[str, Mapping[str, Spec]], settings: Settings) -> i
 
 
 def _run(jobs: Sequence[Job], source: Source, settings: Settings) -> None:
+    """Run the checks and jobs; default: one process per core, or one in all below 64 MB."""
     workers = settings.workers
     if workers is None:
         small = sum(job.num_bytes for job in jobs) < 64_000_000

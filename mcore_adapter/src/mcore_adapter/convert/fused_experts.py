@@ -38,6 +38,7 @@ def fused(table: ModelTable) -> ModelTable:
 
 
 def _fused(row: Param) -> Param:
+    """Return the row for a checkpoint that stacks all experts; keep optional and stacked rows."""
     if row.optional or row.stacked:
         # Optional layers that predict further tokens exist only in the original format.
         return row

@@ -63,6 +63,7 @@ class Joined:
         return Joined(tuple(found), self.dim)
 
     def reshape(self, *shape: int) -> Joined:
+        """Reshape as numpy does; copy only if a part does not divide into whole new rows."""
         known = max(prod(n for n in shape if n != -1), 1)
         shape = tuple(prod(self.shape) // known if n == -1 else n for n in shape)
         rest = shape[1:]

@@ -246,6 +246,7 @@ def adapter_plan(
 
 
 def _split(task: Task, targets: Mapping[str, WeightFactors]) -> tuple[Task, Task]:
+    """Return the tasks of the factors A and B that the adapter adds to the weight of `task`."""
     names = tuple(ref.name for ref in task.hf)
 
     def part(param: Param) -> Task:

@@ -93,6 +93,7 @@ def target_modules(adapter: ModelTable, lora: Lora) -> list[str]:
 
 
 def _linear_rows(table: ModelTable) -> list[Param]:
+    """Return the linear layers that can have factors: not routed experts, MTP or copies."""
     return [
         row
         for row in table.params
@@ -112,6 +113,7 @@ def _ends(module: str, target: str) -> bool:
 
 
 def _check_target(target: str, table: ModelTable) -> None:
+    """Raise ConfigError unless `target` ends the name of a linear layer that can have factors."""
     known = [module for row in _linear_rows(table) for module in _modules(row)]
     if any(_ends(module, target) for module in known):
         return

@@ -171,6 +171,7 @@ def run(
 
 
 def _listen(running: Mapping[Connection, Any], report: Progress) -> None:
+    """Report the progress of all processes until each has ended; raise the first error of any."""
     left = list(running)
     while left:
         for end in wait(left):
@@ -206,6 +207,7 @@ def _worker(
     write_back: bool,
     there: Connection,
 ) -> None:
+    """Work in a child process: send the parent each progress, then None, or the error instead."""
     leave_to_parent()
     _reuse_freed_memory()
     try:
@@ -243,6 +245,7 @@ def _work(
     write_back: bool,
     report: Progress,
 ) -> None:
+    """Run the checks, then convert job by job; report the bytes written after each job."""
     reader = Reader()
     writer = Writer(reader, write_back=write_back)
     try:
@@ -268,6 +271,7 @@ def _bits(tensor: Bits) -> Bits:
 
 
 def _convert(job: Job, shape: Shape, reader: Reader, writer: Writer) -> None:
+    """Convert one tensor and write its pieces; rows that pad it are 0, LoRA deltas are added."""
     parts = [Joined((reader.read(piece),)) for piece in job.source.pieces]
     if isinstance(job.source, HfSide):
         full = job.op.to_mcore(parts, shape)

@@ -261,6 +261,7 @@ def _layout(sizes: ParallelSizes, num_layers: int, further: int) -> list[list[st
 
 
 def _expert_values(options: BuildOptions) -> dict[str, Any]:
+    """Return Megatron-Core's settings of router and experts, for models that have experts."""
     coefficient = options.aux_loss_coeff
     return {
         "moe_router_load_balancing_type": "aux_loss" if coefficient else "none",
@@ -273,6 +274,7 @@ def _expert_values(options: BuildOptions) -> dict[str, Any]:
 
 
 def _recompute_values(recompute: str) -> dict[str, Any]:
+    """Return Megatron-Core's settings for `none`, `attention`, or else all layers recomputed."""
     if recompute == "none":
         return {}
     if recompute == "attention":

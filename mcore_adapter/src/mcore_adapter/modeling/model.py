@@ -123,6 +123,7 @@ def build_model(
 
 
 def _chunk(made: ModelConfig, sizes: ParallelSizes, chunk: int) -> GPTModel:
+    """Build chunk number `chunk` of this pipeline stage, on the GPU if there is one."""
     stage = parallel_state.get_pipeline_model_parallel_rank()
     layers = sizes.layers_of(stage, chunk, made.transformer.num_layers)
     last = stage == sizes.pp - 1 and chunk == sizes.vpp - 1

@@ -77,6 +77,7 @@ class RecomputableMTPLayer(MultiTokenPredictionLayer):
     """Megatron-Core's MTP layer, which here can also be recomputed with packed sequences."""
 
     def _checkpointed_forward(self, forward_func: Callable[..., Tensor], **given: Any) -> Tensor:
+        """Run `forward_func` with recomputation; `packed_seq_params`, no tensor, bypasses it."""
         # Only tensors can be kept for the backward pass; Megatron-Core 0.16.1 passes all arguments.
         packed = given.pop("packed_seq_params")
 

@@ -36,6 +36,7 @@ from mcore_adapter.models.fields import (
 
 
 def table(config: Config) -> ModelTable:
+    """Return the table of the model's weights; with MTP layers, one set of rows for each."""
     # Every head has its own keys and values, whatever `num_key_value_heads` says.
     alone = config.but(num_key_value_heads=None)
     shape = shape_of(alone, num_experts=config.count("n_routed_experts"))

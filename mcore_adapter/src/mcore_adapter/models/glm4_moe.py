@@ -32,6 +32,7 @@ def attention_of(config: Config) -> Attention:
 
 
 def table(config: Config) -> ModelTable:
+    """Return the table of the model's weights; with MTP layers, one set of rows for each."""
     shape = shape_of(config, num_experts=config.count("n_routed_experts"))
     dense, sparse = dense_layers(config)
     kinds = attention_of(config)

@@ -30,6 +30,7 @@ def mlp_bias_of(config: Config) -> bool:
 
 
 def table(config: Config) -> ModelTable:
+    """Return the table of the model's weights, for all dense model types of this module."""
     shape = shape_of(config)
     return ModelTable(
         model_type=config["model_type"],

@@ -22,6 +22,7 @@ ATTENTION = Attention()
 
 
 def table(config: Config) -> ModelTable:
+    """Return the table of the model's weights; the experts' matrices are named w1, w3 and w2."""
     shape = shape_of(config, num_experts=config.count("num_local_experts"))
     router = HF + "block_sparse_moe.gate.weight"
     return ModelTable(

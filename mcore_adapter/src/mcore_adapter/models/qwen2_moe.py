@@ -41,6 +41,7 @@ def shared_width(config: Config) -> int | None:
 
 
 def table(config: Config) -> ModelTable:
+    """Return the table of the model's weights, for both model types of this module."""
     shape = shape_of(config, num_experts=config.count("num_experts"))
     return ModelTable(
         model_type=config["model_type"],

@@ -34,6 +34,7 @@ def attention_of(config: Config) -> Attention:
 
 
 def table(config: Config) -> ModelTable:
+    """Return the table of the model's weights, with the layers' two kinds of attention."""
     shape = shape_of(config, num_experts=config.count("num_experts"))
     linear = linear_layers(config)
     full = tuple(layer for layer in range(shape.num_layers) if layer not in set(linear))

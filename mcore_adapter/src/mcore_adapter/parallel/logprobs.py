@@ -55,6 +55,7 @@ class _TokenLogprobs(torch.autograd.Function):
         group: dist.ProcessGroup | None,
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
+        """Return log-probs of `targets_N` and entropy, `[N]`; ignore columns from `vocab` on."""
         width = logits_NV.shape[1]
         start = 0 if group is None else dist.get_rank(group) * width
         columns = min(max(vocab - start, 0), width)
@@ -79,6 +80,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Return the gradient of this rank's logits, made chunk by chunk; 0 for padding."""
         logits_NV, targets_N, normalizer_N, entropy_N = ctx.saved_tensors
         columns, start, temperature, chunk = ctx.scope
         found_NV = torch.zeros_like(logits_NV)

@@ -43,6 +43,7 @@ def run_schedule(
     """
 
     def step(iterator: Iterator[Batch], chunk: nn.Module) -> tuple[Tensor, Callable[..., Any]]:
+        """Run the next micro-batch through `chunk`; return the output and its loss function."""
         batch = next(iterator)
 
         def reduce(output: Tensor) -> tuple[Tensor, dict[str, Result]]:

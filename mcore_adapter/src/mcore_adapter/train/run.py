@@ -71,6 +71,7 @@ class Run:
         return finished
 
     def _all_steps(self, stop: StopRequest) -> bool:
+        """Run the steps left; validate and save when due. Return False if asked to stop early."""
         if self.done == 0:
             self._validate()
         while self.done < self.order.num_steps:
@@ -121,6 +122,7 @@ class Run:
         self.done, self.skipped = extra["step"], extra["skipped"]
 
     def _step(self) -> None:
+        """Train on the next step's examples, at its learning rate, and report its metrics."""
         start = time.perf_counter()
         examples = self.order[self.done]
         if self.settings.lora is not None and self.settings.lora.dropout:
@@ -148,6 +150,7 @@ class Run:
             self.report.validation(self.done, found)
 
     def _save(self) -> None:
+        """Write a checkpoint of this step; keep only the newest `settings.keep`. Collective."""
         policy, path = self.policy, self.folder.checkpoint(self.done)
         extra = {
             "step": self.done,
@@ -160,6 +163,7 @@ class Run:
             self.folder.forget(self.settings.keep)
 
     def _export(self) -> None:
+        """Write the model, or its adapter alone; replace an earlier export. Collective."""
         policy = self.policy
         target = self.folder.model if policy.adapter is None else self.folder.adapter
         if dist.get_rank() == 0 and target.exists():

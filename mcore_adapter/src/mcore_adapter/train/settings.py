@@ -219,6 +219,7 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        """Raise ValueError if two settings conflict or an example can exceed `batch.tokens`."""
         if self.epochs is not None and self.steps is not None:
             raise ValueError("epochs and steps are both given; give one of them")
         if self.data.too_long == "split" and self.method != "pretrain":

@@ -113,6 +113,7 @@ def _order(settings: Settings, num_examples: int) -> Order:
 def _objective(
     data: Dataset, used: set[int], policy: Policy, folder: Folder, settings: Settings
 ) -> Objective:
+    """Return the method's loss; for DPO, first read or compute reference log-probs (collective)."""
     if settings.method != "dpo":
         return Likelihood(data)
     path = folder.references(data.name)

@@ -94,6 +94,7 @@ def source_of(
 def _hf_source(
     folder: HfFolder, table: ModelTable, plan: Callable[[ParallelSizes], list[Task]]
 ) -> Source:
+    """Find the tensors of a Hugging Face folder; raise unless they fit the table."""
     have = folder.tensors
     whole = plan(ParallelSizes())
     check_coverage(whole, have, table)
@@ -146,6 +147,7 @@ def _dropped(have: Mapping[str, Piece], table: ModelTable) -> tuple[str, ...]:
 def _mcore_source(
     folder: McoreFolder, table: ModelTable, plan: Callable[[ParallelSizes], list[Task]]
 ) -> Source:
+    """Find the tensors of a Megatron folder; raise unless all are there, fit, and no more."""
     sizes, found = folder.sizes, dict[str, FullTensor]()
     _check_meta(folder, table)
     check_layout(table, sizes)
