@@ -64,6 +64,7 @@ def build_score(
 def _frozen(
     role: LearnerRole | ScoreRole, model: ModelConfig, spec: WorkerSpec, head: Head[T]
 ) -> ModelSetup[T]:
+    """Return a setup without an optimizer, which the caller may add; alone, it only scores."""
     return ModelSetup(
         spec=spec,
         model=model,

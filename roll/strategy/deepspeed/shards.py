@@ -111,6 +111,7 @@ class Shards:
                     piece.tensors[kind][low - piece.first : high - piece.first].copy_(part)
 
     def _add(self, path: Path) -> None:
+        """Open one rank's file and list its pieces; CheckpointError: it is missing or damaged."""
         try:
             file = self._open.enter_context(safe_open(path, framework="pt"))
             firsts: dict[str, int] = json.loads(file.metadata()["first"])

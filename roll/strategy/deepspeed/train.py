@@ -188,6 +188,7 @@ class DeepspeedStrategy(Generic[T]):
     def _start_training(
         self, config: DeepspeedConfig, optimizer: OptimizerConfig, total_steps: int | None
     ) -> None:
+        """Start DeepSpeed with AdamW; give its master weights their unrounded values."""
         if config.activation_checkpointing:
             self._model.model.gradient_checkpointing_enable({"use_reentrant": False})
         # Keep the unrounded values: DeepSpeed makes its master weights from parameters that are

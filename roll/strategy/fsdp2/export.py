@@ -114,6 +114,7 @@ def _whole_part(adapted: dict[str, lora.Delta], name: str, value: Tensor) -> Ten
 
 
 def _local_part(adapted: dict[str, lora.Delta], name: str, value: Tensor) -> Tensor:
+    """Return this rank's elements of a tensor, adapter added; none if other ranks send them all."""
     tensor = _with_adapter(adapted, name, value)
     if not isinstance(tensor, DTensor):
         return tensor.detach() if dist.get_rank() == 0 else tensor.new_empty(0)

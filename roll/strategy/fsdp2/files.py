@@ -100,6 +100,7 @@ class IndexedReader(FileSystemReader):
 
 
 def _outline(known: dict[str, Any]) -> TensorStorageMetadata:
+    """Return torch's metadata of a tensor from its index entry; ValueError: unknown dtype."""
     dtype = getattr(torch, known["dtype"])
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"no dtype is called {known['dtype']!r}")

@@ -72,6 +72,7 @@ def make(config: Fsdp2Config, spec: WorkerSpec, device: torch.device) -> Meshes:
 
 
 def _shards(config: Fsdp2Config, parts: int, device: torch.device) -> SequenceShards | None:
+    """Make the groups of ranks that share rows; return None if no rows are shared. Collective."""
     if config.ranks_per_part == 1:
         return None
     return SequenceShards(

@@ -115,6 +115,7 @@ def _gather(
 
 
 def _table(model: PreTrainedModel) -> dict[str, str]:
+    """Return transformers' map of module pattern to kind, less embeddings; raise if unusable."""
     config = model.config.get_text_config()
     # The embedding is not cut.
     table = {
@@ -139,6 +140,7 @@ def _kind(table: Mapping[str, str], name: str) -> str | None:
 def _check_linear(
     model: PreTrainedModel, name: str, module: nn.Module, kind: str, ranks: int
 ) -> None:
+    """Raise ConfigError unless the module is a linear layer that divides evenly over the ranks."""
     if not isinstance(module, nn.Linear):
         kind_of = f"{type(module).__module__}.{type(module).__name__}"
         raise ConfigError(
@@ -172,6 +174,7 @@ def _check_block(model: PreTrainedModel, table: Mapping[str, str], name: str) ->
 
 
 def _check_heads(model: PreTrainedModel, ranks: int) -> None:
+    """Raise ConfigError unless query heads and key-value heads each divide over the ranks."""
     config = model.config.get_text_config()
     heads = config.num_attention_heads
     key_heads = getattr(config, "num_key_value_heads", None) or heads

@@ -141,6 +141,7 @@ class Decoding:
         return logits_NV
 
     def _drop_finished(self, tokens_N: Tensor, device: torch.device) -> None:
+        """Remove finished siblings from the running ones, their last tokens and the KV cache."""
         rows = [
             row
             for row, index in enumerate(self._live)
@@ -152,6 +153,7 @@ class Decoding:
         self._live = [self._live[row] for row in rows]
 
     def _finish(self, sibling: Sibling) -> FinishReason:
+        """Return why the sibling ends after its last token; ABORT means that it goes on."""
         sampling = self.request.sampling
         if not sampling.ignore_eos and sibling.tokens[-1] in self._eos:
             return FinishReason.STOP

@@ -197,6 +197,7 @@ class HfEngine:
 
     @torch.inference_mode()
     def _receive(self, channel: Channel, version: int, receiver: int, verify: bool) -> LoadReport:
+        """Load a push into the model; if it fails once begun, mark the weights as broken."""
         memory, places = self._memory, self._memory.places()
         begun = False
 

@@ -20,6 +20,7 @@ _cut: ParallelSizes | None = None
 
 
 def sizes_of(config: MegatronConfig) -> ParallelSizes:
+    """Return the parallel sizes that `config` asks for, as mcore_adapter names them."""
     return ParallelSizes(
         tp=config.tp,
         pp=config.pp,

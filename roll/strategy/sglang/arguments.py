@@ -64,6 +64,7 @@ def engine_arguments(
 
 
 def _cpu_arguments(config: SglangConfig, max_model_len: int) -> dict[str, Any]:
+    """Return the arguments for CPUs; by default the KV cache holds two full sequences or more."""
     return {
         "device": "cpu",
         "attention_backend": "torch_native",

@@ -157,6 +157,7 @@ class SglangEngine:
             raise await self._watch.cause(timeout_s=_SHUTDOWN_S) from error
 
     def _order(self) -> StartMessage:
+        """Return what SGLang's process needs to start, such as the checkpoint's tensor shapes."""
         checkpoint = read_checkpoint(self._model)
         cpu = self._spec.platform == "cpu"
         arguments = engine_arguments(

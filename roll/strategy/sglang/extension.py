@@ -87,6 +87,8 @@ def load_pushed_weights(model: Any, named: list[tuple[str, Tensor]]) -> None:
 
 
 def _load(model: Any, push: Push, rank: int) -> Answer:
+    """Load a push into this rank's model; on failure say whether old weights are intact."""
+
     def check(manifest: Manifest) -> None:
         shapes = {name: tuple(shape) for name, shape in push.shapes.items()}
         check_shapes(manifest, shapes, optional=frozenset(push.optional), held=held)

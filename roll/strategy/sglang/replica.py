@@ -64,6 +64,7 @@ class Replica:
         self._open.set()
 
     async def generate(self, request: GenerateRequest) -> list[Completion]:
+        """Generate all siblings; wait first while a push is under way. If one fails, abort all."""
         with self._under_way(request) as siblings:
             await self._open.wait()
             self._require_whole_weights()
@@ -98,6 +99,7 @@ class Replica:
     async def load_weights(
         self, channel: Channel, version: int, *, receiver: int, verify: bool
     ) -> LoadReport:
+        """Pause requests, load a push, resume; abort them if weights are left incomplete."""
         from sglang.srt.managers.io_struct import (
             ContinueGenerationReqInput,
             PauseGenerationReqInput,

@@ -87,6 +87,7 @@ class SequenceShards:
     def _arguments(
         self, width: int, more: int, lengths: Sequence[int] | None, device: torch.device
     ) -> dict[str, Any]:
+        """Return the model's arguments for this rank's slice of rows padded by `more` tokens."""
         # Tokens that were added to a packed row are a sequence of their own.
         sequences = [width + more] if lengths is None else [*lengths, *([more] if more else [])]
         arguments = packing.arguments(sequences, device)

@@ -87,6 +87,7 @@ class TeacherModel(TokenModel[TeacherTerms]):
     def collect(
         self, batch: TokenBatch, passes: Iterator[tuple[list[int], ModelOutputs]]
     ) -> TeacherTerms:
+        """Return one `TeacherRow` per row of `batch`, on the CPU, with the needed tokens only."""
         needed_BT = self.needed(batch)
         found: dict[int, TeacherRow] = {}
         for indices, found_N in passes:

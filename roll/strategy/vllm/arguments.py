@@ -53,6 +53,7 @@ def engine_arguments(
 
 
 def _memory(config: VllmConfig, max_model_len: int, *, cpu: bool) -> dict[str, Any]:
+    """Return the arguments that limit vLLM's memory; `kv_cache_gb` fixes the KV cache's size."""
     if cpu:
         return cpu_arguments(config.kv_cache_gb, max_model_len, processes=config.processes)
     arguments: dict[str, Any] = {
@@ -65,6 +66,7 @@ def _memory(config: VllmConfig, max_model_len: int, *, cpu: bool) -> dict[str, A
 
 
 def _speculation(config: SpeculationConfig) -> dict[str, Any]:
+    """Return vLLM's config of speculation, by n-grams of the text so far or by a model."""
     common = {"method": config.kind, "num_speculative_tokens": config.num_tokens}
     if isinstance(config, NgramSpeculationConfig):
         return common | {

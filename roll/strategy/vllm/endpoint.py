@@ -72,6 +72,7 @@ class Endpoint:
         self._serving = None
 
     def _listen(self) -> socket.socket:
+        """Return a socket bound to the endpoint's port; EngineError: it cannot be bound."""
         family = socket.AF_INET6 if ":" in self._config.host else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -268,6 +268,7 @@ class VllmEngine:
         self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
 
     async def _generate(self, request: GenerateRequest) -> list[Completion]:
+        """Run a request in vLLM to its end; return its completions in the order of siblings."""
         from vllm.inputs import tokens_input
 
         prompt = tokens_input(list(request.prompt_tokens))

@@ -105,6 +105,7 @@ class Pushes:
     async def _replace(
         self, engine: Any, method: str, arguments: tuple[Any, ...], version: int, part: Part
     ) -> LoadReport:
+        """Pause requests, push, drop the KV cache, resume; abort requests if weights are broken."""
         pause = len(self._running) > 0 or self._outsiders
         if pause and not self._paused:
             await engine.pause_generation(mode="keep", clear_cache=False)

@@ -99,6 +99,7 @@ class WeightLoader:
         threading.Thread(target=watch, name="die-with-owner", daemon=True).start()
 
     def _roll_reload(self, incoming: Incoming) -> None:
+        """Load a push through vLLM's loader; with `verify`, read the weights back and compare."""
         model = self.model_runner.get_model()
         probes = Probes(model) if incoming.verify else None
         try:
