@@ -138,6 +138,7 @@ class Manifest:
         )
 
     def _check_cuts(self) -> None:
+        """Raise WeightSyncError unless each tensor has cuts that rise from 0 to its size."""
         if len(self.cuts) != len(self.tensors):
             raise WeightSyncError(
                 f"the manifest has cuts of {len(self.cuts)} tensors, but {len(self.tensors)} "

@@ -80,6 +80,7 @@ class Packer:
             raise WeightSyncError(f"tensor {name!r} was sent but not announced in the manifest")
 
     def _advance(self) -> None:
+        """Take the sender's part of the next tensor; WeightSyncError: it is not as announced."""
         self._elements = torch.empty(0)  # frees the previous part before the next one is made
         expected = self._manifest.tensors[self._next]
         begun = time.perf_counter()
@@ -99,6 +100,7 @@ class Packer:
 
 
 def _fits(expected: TensorMeta, name: str, part: Tensor, num_elements: int) -> bool:
+    """Return True if a part has the announced name and size; floating-point dtypes may differ."""
     whole = num_elements == expected.num_elements
     return (
         name == expected.name

@@ -139,6 +139,7 @@ class _Filling:
             self._add_part(tensor, sender, first * width, end * width)
 
     def _add_part(self, tensor: int, sender: int, start: int, end: int) -> None:
+        """Add bytes `start` to `end` of a tensor as pieces; open a new bucket when one is full."""
         while start < end:
             if self._offset >= self._size:
                 self.buckets.append([])

@@ -34,7 +34,7 @@ class Buckets(Protocol):
 
 
 def no_target_memory(meta: TensorMeta) -> Tensor | None:
-    """Return None: an `TargetMemory` of a receiver that has no memory of its own for any tensor."""
+    """Return None: a `TargetMemory` of a receiver that has no memory of its own for any tensor."""
     return None
 
 
@@ -128,6 +128,7 @@ def _by_tensor(buckets: Sequence[Bucket]) -> dict[int, list[tuple[int, Piece]]]:
 
 
 def _check_target(meta: TensorMeta, tensor: Tensor) -> None:
+    """Raise WeightSyncError unless the memory is contiguous, of the tensor's shape and dtype."""
     if (
         tuple(tensor.shape) != meta.shape
         or tensor.dtype != meta.torch_dtype

@@ -98,6 +98,7 @@ class SenderNotes:
             self._board.stop(reason)
 
     def _agree(self, manifest: Manifest) -> None:
+        """Check the manifest against sender 0's, post the result, wait until sender 0 says go."""
         offer = self._board.read("offer", LEADER)
         key = f"agreed/{sender_name(self._sender)}"
         try:
@@ -109,6 +110,7 @@ class SenderNotes:
         self._board.read("verdict", LEADER)
 
     def _expect(self, step: str, names: list[str]) -> list[dict[str, Any]]:
+        """Wait for a step's notes of all `names`; raise WeightSyncError listing their failures."""
         notes = []
         failures = []
         for name in names:

@@ -250,6 +250,7 @@ def _join(channel: Channel, board: StoreBoard, rank: int, size: int) -> Any:
 
 
 def _make_group(channel: Channel, rank: int, size: int) -> Any:
+    """Join the transfer's own NCCL or gloo group, apart from torch's default group."""
     timeout = timedelta(seconds=channel.timeout_s)
     # The group gets its own connection to the store: while it waits for the other ranks, reads of
     # the board over the same connection would block.

@@ -145,6 +145,7 @@ class FilesReceiver:
         self._notes.fail(reason)
 
     def take(self, index: int) -> ReceiveBuffer:
+        """Wait for the files of bucket `index`, read them into the only buffer, and say so."""
         # One buffer is enough: the next bucket waits in its file.
         self._receive_buffer.recycle()
         raw: Any = self._receive_buffer.memory.numpy()  # numpy's stubs do not declare it a buffer
@@ -274,6 +275,7 @@ def _read(file: Path, parts: list[memoryview]) -> None:
     """
 
     def fill(path: Path) -> None:
+        """Fill `parts` from `path` without buffering; raise OSError if the file is too short."""
         with path.open("rb", buffering=0) as stream:
             for part in parts:
                 rest = part

@@ -116,6 +116,7 @@ class Link:
             self._read += part
 
     def _broken(self, doing: str, error: OSError) -> WeightSyncError:
+        """Return the error to raise: the time limit passed, or the connection broke."""
         if isinstance(error, TimeoutError):
             return WeightSyncError(
                 f"weight transfer: could not {doing} {self.peer} within {self._timeout_s:g} s; "
@@ -197,6 +198,7 @@ class Listener:
             link.close()
 
         def tell() -> None:
+            """Send away `first`, then `count` processes that connect within the time limit."""
             deadline = time.monotonic() + self._timeout_s
             with self._socket:
                 if first is not None:
@@ -213,6 +215,7 @@ class Listener:
         threading.Thread(target=tell, name="roll-late-receivers", daemon=True).start()
 
     def _accept(self, deadline: float, missing: list[str]) -> Link:
+        """Return the next connection of the same user, closing others'; raise at `deadline`."""
         while True:
             self._abort.check()
             self._socket.settimeout(min(max(deadline - time.monotonic(), 1e-3), _SLICE_S))

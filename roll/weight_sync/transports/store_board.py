@@ -98,6 +98,7 @@ class StoreBoard:
                 threading.Thread(target=hold, name="roll-late-readers", daemon=True).start()
 
     def _has(self, keys: list[str]) -> bool:
+        """Return True if all keys are posted; raise WeightSyncError if the store is gone."""
         try:
             return bool(self.store.check(keys))
         except RuntimeError as error:
