@@ -89,6 +89,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         chunk_tokens: int,
         entropy: bool,
     ) -> tuple[Tensor, Tensor]:
+        """Return log-probs of the targets and entropies, `[N]`; keep no logits."""
         size = len(targets_N)
         logprobs_N = hidden_ND.new_empty(size, dtype=torch.float32)
         lse_N = torch.empty_like(logprobs_N)
@@ -112,6 +113,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Return gradients of hidden states, weight and bias; recompute each chunk's logits."""
         grad_logprobs_N, grad_entropy_N = grads
         hidden_ND, weight_VD, bias_V, targets_N, lse_N, entropy_N = ctx.saved_tensors
         if grad_logprobs_N is None:

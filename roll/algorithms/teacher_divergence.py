@@ -185,6 +185,7 @@ class _ChunkedDivergence(torch.autograd.Function):
         divisor: float,
         chunk_tokens: int,
     ) -> Tensor:
+        """Return the divergence of each token from its teacher, float32 `[M]`; keep no logits."""
         out_M = hidden_MD.new_empty(len(hidden_MD), dtype=torch.float32)
         for i in range(0, len(hidden_MD), chunk_tokens):
             part = slice(i, i + chunk_tokens)
@@ -197,6 +198,7 @@ class _ChunkedDivergence(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_M: Tensor) -> tuple[Tensor | None, ...]:
+        """Return gradients of hidden states, weight and bias; recompute each chunk's logits."""
         hidden_MD, weight_VD, bias_V = ctx.saved_tensors
         (outputs, head, how), (divisor, chunk_tokens) = ctx.taught, ctx.chunk
         grad_hidden_MD = torch.empty_like(hidden_MD)

@@ -72,6 +72,7 @@ class Shaping:
     def _add_advantages(
         self, batch: RolloutBatch, estimator: AdvantageEstimator
     ) -> tuple[RolloutBatch, Metrics]:
+        """Shape rewards, estimate advantages, then apply masks, weights and advantage parts."""
         rewarded, metrics = self.rewards(batch)
         found = estimator(rewarded)
         masked, seen = self.masks(batch)
