@@ -137,6 +137,7 @@ def load_score_model(model: ModelConfig, *, dtype: torch.dtype | None = None) ->
 def _load_classifier(
     model: ModelConfig, dtype: torch.dtype | None, factory: Any, of: str, what: str
 ) -> PreTrainedModel:
+    """Load a model with one output, new heads at 0; ConfigError: it has several labels."""
     config = load_config(model)
     classifies = any(f"{of}Classification" in name for name in config.architectures or ())
     if classifies and config.num_labels != 1:
@@ -232,6 +233,7 @@ def split_head(model: PreTrainedModel) -> tuple[nn.Module, Head]:
 
 
 def _check_folder(path: str, model: ModelConfig) -> None:
+    """Raise ConfigError if `path` is a file, or no folder and cannot be a name on the hub."""
     folder = Path(path).expanduser()
     if folder.is_dir():
         return
@@ -243,6 +245,7 @@ def _check_folder(path: str, model: ModelConfig) -> None:
 
 
 def _what_failed(what: str, path: str, error: Any) -> str:
+    """Return the error message: code of its own, damaged local folder, or not found on the hub."""
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if "custom code" in reason:
         return (
