@@ -115,6 +115,8 @@ class Colocation:
         return frozenset().union(*(self.residents[part].devices for part in parts))
 
     def _clear(self, devices: frozenset[int], *, keep: set[str]) -> None:
+        """Offload, in parallel, all residents on any of `devices` except those in `keep`."""
+
         def leave(part: str) -> None:
             self.residents[part].offload()
             self.loaded.discard(part)
@@ -133,6 +135,9 @@ class Colocation:
         self._move_in([part for part in parts if part not in self.loaded], enter)
 
     def _enter_with_weights(self, parts: list[str]) -> None:
+        """Load at least the weights of parts that are not on their devices yet; ValueError for a
+        part without `onload_weights`."""
+
         def enter(part: str) -> None:
             onload_weights = self.residents[part].onload_weights
             if onload_weights is None:

@@ -76,6 +76,8 @@ def plan_layout(
 
 
 def _devices_per_node(cluster: ClusterConfig, platform: str, highest: int, machine: Machine) -> int:
+    """Return the slots per node: by default all GPUs, or as many CPU slots as the pools need.
+    ConfigError if a node has too few."""
     asked = cluster.devices_per_node
     if platform == "cuda":
         if machine.gpus == 0:

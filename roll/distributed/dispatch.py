@@ -53,6 +53,8 @@ def _first_result(ranks: Sequence[RankInfo], results: list[Any]) -> Any:
 
 
 def _shard_batches(ranks: Sequence[RankInfo], call: Call) -> list[Call]:
+    """Return one call per rank, with each Batch split by data-parallel rank and all else repeated;
+    ValueError unless all ranks are called."""
     parts = ranks[0].dp_size
     if {info.dp_rank for info in ranks} != set(range(parts)):
         some = ", ".join(str(info.rank) for info in ranks)
@@ -76,6 +78,8 @@ def _shard_batches(ranks: Sequence[RankInfo], call: Call) -> list[Call]:
 
 
 def _concat_leaders(ranks: Sequence[RankInfo], results: list[Any]) -> Any:
+    """Concatenate the results of the data-parallel leaders in order; None if all are None,
+    TypeError if they cannot be joined."""
     by_rank = {info.dp_rank: i for i, info in enumerate(ranks) if info.is_dp_leader}
     parts = [results[by_rank[dp_rank]] for dp_rank in sorted(by_rank)]
     if all(part is None for part in parts):

@@ -201,6 +201,8 @@ class LocalCluster(Cluster[W], Generic[W]):
                 self._end(self._seats[rank], rank)
 
     def _end(self, seat: _LocalRank[W], rank: int) -> None:
+        """Cancel the calls of a worker and close it; WaitTimeoutError if a method blocks the event
+        loop."""
         leaving = seat.leave()
         if self._loop:
             try:
@@ -249,6 +251,8 @@ class LocalCluster(Cluster[W], Generic[W]):
             raise_as_worker_error(error, f"{worker}.{method}")
 
     def _run(self, rank: int, method: str, call: Call) -> concurrent.futures.Future[Any]:
+        """Start a method of one rank, on the event loop of async workers or else in the queue of
+        calls; return its future."""
         seat = self._seats[rank]
         bound: Callable[..., Any] = getattr(seat.worker, method)
         if self._loop:

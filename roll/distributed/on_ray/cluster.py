@@ -77,6 +77,8 @@ class RayCluster(Cluster[W], Generic[W]):
         return frozenset(a.member.rank for a in self._actors if a.member.death is not None)
 
     def _build(self) -> None:
+        """Build a worker in each actor within one `start_timeout_s`; the first actor picks the port
+        of the rendezvous."""
         deadline = time.monotonic() + self._settings.start_timeout_s
         self._arrive(self._actors, deadline)
         first = self._actors[0]
@@ -86,6 +88,8 @@ class RayCluster(Cluster[W], Generic[W]):
         self.ranks = tuple(self._wait("__init__", self._actors, refs, deadline))
 
     def _spec(self, rank: int, port: int) -> WorkerSpec:
+        """Return the spec of one rank; all ranks meet at the host of rank 0, or at 127.0.0.1 on a
+        single node."""
         place, own = self._recipe.placement, self._slots[rank]
         hosts = [
             "127.0.0.1" if self._settings.single_node else self._actors[each].info.address
@@ -219,6 +223,8 @@ class RayCluster(Cluster[W], Generic[W]):
                 actor.end(CLOSE_TIMEOUT_S)
 
     def _say_goodbye(self) -> None:
+        """Call `close` on all living workers; a lost or late one raises, but is only logged if
+        workers are replaceable."""
         living = [actor for actor in self._actors if actor.member.death is None]
         calls = [actor.run("close", Call(())) for actor in living]
         try:
@@ -245,6 +251,8 @@ class RayCluster(Cluster[W], Generic[W]):
         return self._wait_guarded(self._actors[rank], method, call)
 
     async def _wait_guarded(self, actor: RayActor, method: str, call: Call) -> Any:
+        """Await a call on one actor; if the actor has died, raise its loss in place of Ray's error
+        or the cancellation."""
         future: asyncio.Future[Any] = asyncio.wrap_future(actor.run(method, call).future())
         self._watchdog.guard(future, actor.member)
         try:

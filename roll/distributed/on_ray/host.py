@@ -68,6 +68,8 @@ class _HostBase:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> RankInfo:
+        """Construct and keep the worker, after logging is set up for it; limit its threads to its
+        cores and return its rank."""
         setup_logging(spec.name)
         worker = worker_cls(spec, *args, **kwargs)
         worker.platform.set_threads(len(spec.cores))

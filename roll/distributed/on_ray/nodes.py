@@ -56,6 +56,7 @@ def wait_for_nodes(count: int, timeout_s: float) -> list[Node]:
 
 
 def _alive_nodes() -> list[Node]:
+    """Return Ray's living nodes: the node of this process first, the others by address."""
     here = ray.get_runtime_context().get_node_id()
     nodes = [
         Node(
@@ -148,6 +149,8 @@ def _node_slots(
     layout: DeviceLayout,
     timeout_s: float,
 ) -> list[JobDevice]:
+    """Return the devices of one node, numbered from `first` on, each with a share of the node's
+    cores."""
     count = layout.devices_per_node
     local = node.id == ray.get_runtime_context().get_node_id()
     if layout.platform == "cpu":

@@ -173,6 +173,8 @@ class ResourceManager:
         self.close(graceful=kind is None)
 
     def _start_ray(self, machine: Machine, layout: DeviceLayout) -> None:
+        """Start a local Ray with a token of its own and this machine's cores and GPUs; `close` ends
+        it."""
         prepare_ray()
         self._undo.enter_context(own_token())
         self._undo.callback(ray_start.end)
@@ -182,6 +184,8 @@ class ResourceManager:
         )
 
     def _connect(self, address: str | None) -> None:
+        """Join the Ray at `address` unless joined already; warn if it asks for no token.
+        ConfigError if it refuses or does not answer."""
         if ray.is_initialized():
             return
         shown = self._undo.enter_context(use_token_of_cluster())

@@ -37,6 +37,8 @@ def is_ours(connection: socket.socket) -> bool:
 
 
 def _main(name: str, command: list[str]) -> None:
+    """Let the fork server run a command and end with its exit status or signal; without a server,
+    become the command."""
     connection = socket.socket(socket.AF_UNIX)
     if not _is_forked(connection, name, command):
         os.execv(sys.executable, [sys.executable, *command])
@@ -49,6 +51,8 @@ def _main(name: str, command: list[str]) -> None:
 
 
 def _is_forked(connection: socket.socket, name: str, command: list[str]) -> bool:
+    """Send command, environment and standard streams to the fork server; return whether it forked.
+    False for any OSError."""
     wanted = {"argv": command, "env": dict(os.environ), "cwd": os.getcwd(), "oom": _oom_score()}
     text = json.dumps(wanted).encode()
     rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))

@@ -40,7 +40,7 @@ def start_reaper(token: str) -> None:
 
 
 def kill_marked(token: str) -> int:
-    """Kill all processes that carry `token`; return their number."""
+    """Kill all processes that carry `token`, except this one; return their number."""
     found = 0
     for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
         if not name.isdigit() or int(name) == os.getpid():
@@ -86,6 +86,7 @@ def end_marked(token: str, timeout_s: float) -> bool:
 
 
 def _wait_for_exit(pid: int) -> None:
+    """Block until a process has ended; return at once if it does not exist."""
     if hasattr(os, "pidfd_open"):
         try:
             poll = select.poll()
@@ -103,6 +104,8 @@ def _wait_for_exit(pid: int) -> None:
 
 
 def _main(pid: int, token: str) -> None:
+    """Leave a detached process that waits for the end of `pid`, then ends all processes with
+    `token`; it ignores end signals."""
     if os.fork():
         return
     os.setsid()
