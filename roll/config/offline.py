@@ -67,6 +67,8 @@ class DistillationConfig(OfflineConfig):
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
+        """Raise one ValueError with all problems between the sections, those of the teachers
+        included."""
         raise_if_any(
             [
                 *offline_problems(self),
@@ -98,6 +100,8 @@ class DpoConfig(PreferenceConfig):
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
+        """Raise one ValueError with all problems between the sections, such as a loss and its
+        reference."""
         raise_if_any(
             [
                 *offline_problems(self),
@@ -122,6 +126,8 @@ class RewardModelConfig(PreferenceConfig):
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
+        """Raise one ValueError with all problems between the sections, such as labelled sources,
+        or a backend without a score head."""
         raise_if_any(
             [
                 *offline_problems(self),

@@ -31,6 +31,8 @@ class BatchPlan:
 
     @classmethod
     def of(cls, config: RlvrConfig) -> BatchPlan:
+        """Compute the sizes from a config; the number of micro-batches is that of rows of the
+        largest length."""
         ranks = config.num_parts(Role.ACTOR_TRAIN)
         per_rank = config.samples_per_update() // ranks
         row = config.data.max_prompt_tokens + config.sampling.max_new_tokens

@@ -159,6 +159,8 @@ class AlgorithmConfig(Config):
 
     @model_validator(mode="after")
     def _each_term_once(self) -> AlgorithmConfig:
+        """Refuse a loss term listed twice, and more than one term that estimates the policy
+        gradient."""
         kinds = [term.kind for term in self.loss]
         twice = sorted({kind for kind in kinds if kinds.count(kind) > 1})
         if twice:
@@ -173,6 +175,8 @@ class AlgorithmConfig(Config):
 
     @model_validator(mode="after")
     def _corrected_once(self) -> AlgorithmConfig:
+        """Refuse a correction with `old_logprobs: rollout`, and token or turn weights with a loss
+        of whole sequences."""
         if self.correction is None:
             return self
         if self.old_logprobs == "rollout":

@@ -35,6 +35,7 @@ class GaeConfig(Choice):
 
     @model_validator(mode="after")
     def _one_lambda(self) -> GaeConfig:
+        """Require exactly one of `policy_lambda` and `adaptive_alpha`."""
         if self.policy_lambda is None and self.adaptive_alpha is None:
             raise ValueError("the policy needs a lambda: set policy_lambda or adaptive_alpha")
         if self.policy_lambda is not None and self.adaptive_alpha is not None:

@@ -86,6 +86,7 @@ class CorrectionConfig(Config):
 
 
 def _check_bounds(lower: float | None, upper: float | None) -> None:
+    """Raise ValueError unless lower < upper and lower <= 1 <= upper; None sets no bound."""
     if lower is not None and upper is not None and lower >= upper:
         raise ValueError(f"lower = {lower} is not below upper = {upper}, so no ratio lies between")
     if lower is not None and lower > 1:

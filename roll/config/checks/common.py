@@ -48,6 +48,8 @@ def raise_if_any(problems: Iterable[str]) -> None:
 
 
 def _pools(config: RunConfig) -> Iterator[str]:
+    """Yield roles in unknown pools, pools with devices that the cluster lacks, and a missing
+    `devices_per_node`."""
     known = ", ".join(config.pools)
     for role, pool in config.role_pools.items():
         if pool not in config.pools:
@@ -67,7 +69,8 @@ def _pools(config: RunConfig) -> Iterator[str]:
 
 
 def _layouts(config: RunConfig) -> Iterator[str]:
-    """Yield parallel sizes that do not fit the devices of the pool."""
+    """Yield what a role's backend cannot do: attention, packing, a critic, or parallel sizes that
+    do not divide the pool's devices. Roles in unknown pools are skipped."""
     for name, role in config.computing.items():
         strategy = role.strategy
         if role.pool not in config.pools:
@@ -154,6 +157,7 @@ def _in_transformers(config: RunConfig, model: ModelConfig) -> bool:
 
 
 def _schedule(config: RunConfig) -> Iterator[str]:
+    """Yield warm-ups that leave none of a run's optimizer steps for the decay."""
     for name, role in config.trained.items():
         optimizer, total = role.optimizer, max(config.total_updates(name), 1)
         if optimizer.schedule != "constant" and optimizer.warmup_steps >= total:
@@ -165,6 +169,8 @@ def _schedule(config: RunConfig) -> Iterator[str]:
 
 
 def _checkpoint(config: RunConfig) -> Iterator[str]:
+    """Yield a missing or unknown `best_metric`, and a `keep_best` for which no checkpoint is
+    validated in time."""
     checkpoint = config.checkpoint
     if checkpoint.keep_best and checkpoint.best_metric is None:
         yield "checkpoint.best_metric: must be set when keep_best is above 0"

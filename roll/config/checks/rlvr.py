@@ -76,6 +76,8 @@ def _groups(config: RlvrBase) -> Iterator[str]:
 
 
 def _batch(config: RlvrBase) -> Iterator[str]:
+    """Yield batches that do not divide over updates or ranks, with the nearest that do; nothing if
+    a pool is unknown."""
     if any(pool not in config.pools for pool in config.role_pools.values()):
         return
     samples = config.samples_per_step
@@ -121,6 +123,7 @@ def _nearest_prompts(config: RlvrBase, ranks: int) -> str:
 
 
 def _sampling(config: RlvrBase) -> Iterator[str]:
+    """Yield greedy sampling in training, and greedy validation with several samples per prompt."""
     if config.sampling.temperature == 0:
         yield "sampling.temperature: 0 makes all samples of a prompt equal; training needs more"
     greedy = config.validation_sampling.temperature == 0
@@ -157,6 +160,8 @@ def _without_rewards(config: RlvrBase) -> Iterator[str]:
 
 
 def _tags(config: RlvrBase) -> Iterator[str]:
+    """Yield tags of sources without a reward, and tags of rewards without a source; tags from
+    columns are not known here."""
     if not config.rewards:
         yield from _without_rewards(config)
         return
@@ -181,6 +186,8 @@ def _tags(config: RlvrBase) -> Iterator[str]:
 
 
 def _engine(config: RlvrBase) -> Iterator[str]:
+    """Yield problems of a vLLM or SGLang engine, such as a `max_model_len` below the longest
+    sequence; none for other engines."""
     strategy = config.actor_infer.strategy
     if not isinstance(strategy, VllmConfig | SglangConfig):
         return
@@ -196,6 +203,8 @@ def _engine(config: RlvrBase) -> Iterator[str]:
 
 
 def _vllm(config: RlvrBase, strategy: VllmConfig) -> Iterator[str]:
+    """Yield vLLM options that exclude each other: endpoint and adapter, quantisation and float32 or
+    `verify_weights`."""
     yield from _speculation(config, strategy)
     if strategy.endpoint is not None and strategy.max_lora_rank:
         yield (
@@ -216,6 +225,8 @@ def _vllm(config: RlvrBase, strategy: VllmConfig) -> Iterator[str]:
 
 
 def _speculation(config: RlvrBase, strategy: VllmConfig) -> Iterator[str]:
+    """Yield sampling settings that speculation does not allow, and an n-gram range that is empty;
+    nothing without speculation."""
     if strategy.speculation is None:
         return
     sampling = config.sampling

@@ -37,6 +37,8 @@ def describe(
 def _describe_one(
     item: dict[str, Any], model: type[BaseModel], data: Mapping[str, Any], origins: Origins
 ) -> Iterator[str]:
+    """Yield the lines on one validation error: place, key, value, reason and known keys; a check
+    may name several problems."""
     keys, owner = _locate(item["loc"], model, data)
     key = ".".join(keys)
     where = origins.where(key)

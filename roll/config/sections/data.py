@@ -86,6 +86,7 @@ class TextColumns(Config):
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
+        """Require either `messages`, or `completion` with or without `prompt`."""
         if (self.messages is None) == (self.completion is None):
             raise ValueError(
                 "set exactly one of `messages` and `completion` (the other to null), and `prompt` "
@@ -145,6 +146,7 @@ class PreferenceColumns(Config):
 
     @model_validator(mode="after")
     def _one_form(self) -> Self:
+        """Require either `chosen` and `rejected`, or `completion` and `label`."""
         pair = (self.chosen is not None, self.rejected is not None)
         single = (self.completion is not None, self.label is not None)
         if {pair, single} != {(True, True), (False, False)}:

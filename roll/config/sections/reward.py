@@ -57,6 +57,8 @@ class RewardConfig(Config):
 
     @model_validator(mode="after")
     def _one_of_three(self) -> Self:
+        """Require exactly one of `fn`, `worker` and `model`, and refuse settings that do not
+        concern it."""
         if sum(each is not None for each in (self.fn, self.worker, self.model)) != 1:
             raise ValueError(
                 "set exactly one of `fn` (a function), `worker` (a class) and `model` (a reward "
@@ -77,6 +79,8 @@ class RewardConfig(Config):
         return self
 
     def _refuse_limits_of_functions(self) -> None:
+        """Raise ValueError if a reward model is given a `timeout_s` or `concurrency` other than the
+        default."""
         for key in ("timeout_s", "concurrency"):
             if getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(

@@ -74,6 +74,7 @@ class DeepspeedConfig(Config):
 
     @model_validator(mode="after")
     def _check_offload(self) -> Self:
+        """Refuse an optimizer offload at stage 0, and a parameter offload at any stage but 3."""
         if self.offload_optimizer and self.stage == 0:
             raise ValueError(
                 "offload_optimizer needs stage 1 or above; raise stage or leave it out"
@@ -131,6 +132,8 @@ class MegatronConfig(Config):
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
+        """Refuse `vpp` without pipeline stages, `layers` not of one number per chunk, and
+        `sequence_parallel` without `tp`."""
         if self.vpp > 1 and self.pp == 1:
             raise ValueError(
                 f"vpp is {self.vpp} but pp is 1: chunks take turns between stages; raise pp or "
