@@ -97,6 +97,8 @@ def sample_of(response: str, *, answer: str, extra: Mapping[str, Any] | None = N
 
 
 def _verdict(bound: BoundReward, sample: Sample, case: str) -> Reward:
+    """Score a sample and return the normalised reward; any exception becomes an AssertionError that
+    names `case`."""
     try:
         value = bound.call(sample)
         if bound.is_async:

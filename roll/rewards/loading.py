@@ -145,6 +145,8 @@ def normalise(value: Any) -> Reward:
 
 
 def _finite(value: Any, what: str) -> float:
+    """Return a number, bool or array of one element as a float; TypeError for anything else,
+    ValueError if not finite."""
     # Accept a NumPy bool and a tensor of one element, which are no instances of `Real`.
     if not isinstance(value, Real) and isinstance(value, _ArrayLike):
         value = value.item()
@@ -164,6 +166,8 @@ def _finite(value: Any, what: str) -> float:
 def _check_parameters(
     parameters: list[inspect.Parameter], kwargs: Mapping[str, Any], where: str, label: str
 ) -> None:
+    """Raise ConfigError unless the function takes a sample first and `kwargs` fill its other
+    parameters."""
     first_kinds = (
         inspect.Parameter.POSITIONAL_ONLY,
         inspect.Parameter.POSITIONAL_OR_KEYWORD,

@@ -160,6 +160,8 @@ class Child:
             self._connection = None
 
     def _exchange(self, message: bytes, timeout_s: float) -> Any:
+        """Send a message and return its answer. Kill the child on any failure but an exception of
+        the function or the alarm of a fork."""
         assert self._connection is not None
         try:
             self._connection.send_bytes(message)
@@ -184,6 +186,8 @@ class Child:
         return value
 
     def _died(self) -> ChildDiedError | ChildTimeoutError:
+        """Clean up after a child that ended by itself; return the error to raise: a timeout if its
+        own alarm ended it."""
         assert self._process is not None
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=1.0)

@@ -33,6 +33,8 @@ _CLOCKS = {"wall": signal.ITIMER_REAL, "cpu": signal.ITIMER_PROF}
 
 
 def main() -> None:
+    """Load the function that the parent sends, then answer calls until the parent hangs up; in
+    forks if the spec says so."""
     connection = Connection(int(sys.argv[1]))
     with suppress(EOFError, ConnectionError, KeyboardInterrupt):
         spec: ChildSpec = pickle.loads(connection.recv_bytes())
@@ -65,6 +67,8 @@ def _supervise(connection: Connection, function: Callable[[Any], Any], clock: st
 def _serve(
     connection: Connection, function: Callable[[Any], Any], *, grace_s: float, clock: int
 ) -> None:
+    """Answer calls until the parent hangs up; an alarm kills this process `grace_s` after the time
+    limit of a call."""
     # One loop for all calls: a client that the function keeps works only on the loop that made it.
     loop = asyncio.new_event_loop()
     while True:
@@ -97,6 +101,8 @@ def _start(connection: Connection, spec: ChildSpec) -> Callable[[Any], Any] | No
 def _answer(
     function: Callable[[Any], Any], argument: Any, loop: asyncio.AbstractEventLoop
 ) -> bytes:
+    """Run the function, a coroutine on `loop`; return its pickled result, or the traceback of
+    whatever it raised."""
     try:
         value = function(argument)
         if inspect.iscoroutine(value):

@@ -101,6 +101,8 @@ class ChildPool:
                 self._ready.get_nowait().close()
 
     def _take(self, queue_timeout_s: float | None) -> Child:
+        """Take a free child, or start one more and wait for whichever is free first;
+        NoChildFreeError after `queue_timeout_s`."""
         self.warm_up()
         with contextlib.suppress(queue.Empty):
             return self._ready.get_nowait()
@@ -128,6 +130,8 @@ class ChildPool:
             self._started(child)
 
     def _start_now(self, child: Child) -> None:
+        """Start a child and make it available, even after a failed start: the call that gets it
+        tries again."""
         try:
             # After a failed start (an import error, or the limit on processes or open files) the
             # next call tries again and raises the error.

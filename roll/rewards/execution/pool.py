@@ -130,6 +130,8 @@ class RewardPool:
         self._runner.close()
 
     async def _one(self, sample: Sample, counters: RewardCounters, budget: ErrorBudget) -> Scored:
+        """Score a sample when a slot is free; an exception or timeout becomes a counted failure,
+        only RewardError passes."""
         async with self._slots:
             try:
                 scored = Scored(await self._runner.run(sample))

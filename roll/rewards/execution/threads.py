@@ -79,6 +79,8 @@ class DaemonThreads:
         jobs.put(job)
 
     def _work(self, jobs: queue.SimpleQueue[_Job | None]) -> None:
+        """Run jobs from the thread's queue until None comes or the threads are closed; between
+        jobs, wait as an idle thread."""
         while (job := jobs.get()) is not None:
             result, error = None, None
             try:

@@ -78,6 +78,8 @@ class _Symbols:
         return "".join(p if i % 2 else self._put(p) for i, p in enumerate(pieces))
 
     def _put(self, text: str) -> str:
+        """Replace the indivisible letters and words in a piece of text that holds no LaTeX
+        environment; see `put`."""
         text = text.replace("\\dagger", "\\top")
         text = _TRANSPOSED.sub(lambda m: f"^{{{self.of('transposed')}}}", text)
         for pattern in (_DECORATED, _PRIMED, _NAMED):
@@ -179,6 +181,8 @@ class _BucketReader:
 
 
 def _readings(text: str) -> list[_BucketReader]:
+    """Return the text as a whole, and each split into expression and unit; skip splits with words
+    or a glued letter in front."""
     return [
         _BucketReader(text, None),
         *(

@@ -61,6 +61,8 @@ def _unwrapped(shape: Shape) -> Shape:
 
 
 def _same_intervals(a: Shape, b: Shape, leaf: Leaf) -> bool | None:
+    """Compare intervals or unions of them; a pair counts as an open interval. None if algebra must
+    decide."""
     if a.name and b.name and a.name != b.name:
         return False
     sides = []

@@ -122,6 +122,8 @@ def _read_share(text: str) -> Numeral | None:
 
 
 def _read(text: str) -> Numeral | None:
+    """Return the number in a text without unit or percent sign: signed, in any notation, times
+    words like "million"; or None."""
     negative = text.startswith("-")
     text = text[1:] if text[:1] in ("-", "+") else text
     if len(text) > 2 and text[0] == "(" and text[-1] == ")" and not _BASED.fullmatch(text):
@@ -146,6 +148,8 @@ def _digits(text: str) -> str:
 
 
 def _plain(text: str) -> tuple[Fraction, Fraction | None] | None:
+    """Return the value of an integer or decimal, also times a power of ten, and its last place if
+    it may be rounded; or None."""
     power = _TEN_TO.fullmatch(text)
     if power is not None:
         return Fraction(10) ** int(power["power"] or power["round"]), None
@@ -182,6 +186,8 @@ def _mixed(text: str) -> tuple[Fraction, None] | None:
 
 
 def _repeating(text: str) -> tuple[Fraction, Fraction | None] | None:
+    """Return the value of a repeating decimal, exact unless "..." follows digits that show no
+    block; None if it is none."""
     if match := _BARRED.fullmatch(text):
         fixed, block = match["fixed"], match["bar"] or match["bar1"] or match["paren"]
     elif match := _DOTTED.fullmatch(text):
@@ -221,6 +227,8 @@ def _block(digits: str) -> tuple[str, str] | None:
 
 
 def _based(text: str) -> tuple[Fraction, None] | None:
+    """Return the value of digits with a base (101_2, 101 base two); None without a base or if a
+    digit does not fit."""
     match = _BASED.fullmatch(text)
     if match is None:
         return None

@@ -70,6 +70,8 @@ def _is_word(text: str) -> bool:
 
 
 def _same_colons(left: str, right: str) -> bool | None:
+    """Compare two texts as times of day, or as ratios whose terms are proportional; None if they
+    are too long or neither."""
     if max(len(left), len(right)) > _COLON_CHARS:
         return None
     first, second = _CLOCK.fullmatch(left), _CLOCK.fullmatch(right)
@@ -83,6 +85,8 @@ def _same_colons(left: str, right: str) -> bool | None:
 
 
 def _same_time(a: re.Match[str], b: re.Match[str]) -> bool:
+    """Return whether two times of day are equal; one before 13:00 without am or pm may be in either
+    half of the day."""
     (x, x_half), (y, y_half) = _seconds(a), _seconds(b)
     if x_half == y_half:
         return x == y

@@ -116,6 +116,8 @@ def _alternatives(text: str) -> Shape | None:
 
 
 def _bracketed(text: str) -> Shape | None:
+    """Read a text in one pair of brackets as a set, tuple or interval, "(x)" as x; None if it is
+    none of these."""
     if len(text) < 3:
         return None
     if text.startswith("\\{") and text.endswith("\\}") and _match(text, 1) == len(text) - 1:

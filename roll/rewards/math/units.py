@@ -269,6 +269,8 @@ def _is_known(word: str) -> bool:
 
 
 def _singular(word: str) -> str:
+    """Return the singular of an English word by its ending or the irregular forms; other words
+    unchanged."""
     if word in _IRREGULAR:
         return _IRREGULAR[word]
     if word.endswith("ies") and len(word) > 4:
