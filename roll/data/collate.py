@@ -55,6 +55,8 @@ def labelled_batch(examples: Sequence[Example]) -> LabelledBatch:
 
 
 def _rows(sequences: Sequence[TokenSequence]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return padded tokens, lengths and the mask of trained tokens; the first token of a row is
+    never trained."""
     lengths = torch.tensor([len(sequence) for sequence in sequences])
     shape = len(sequences), int(lengths.max())
     tokens_BT = torch.zeros(shape, dtype=torch.long)

@@ -95,6 +95,8 @@ def text_of(values: Mapping[str, Any], name: str, place: str) -> str:
 
 
 def _answer(values: Mapping[str, Any], name: str, place: str) -> str:
+    """Return the answer of a row as text; DataError unless it is text, a number or a bool (NaN is
+    none)."""
     value = values[name]
     # Parquet files that pandas wrote hold NaN where an answer is missing.
     missing = isinstance(value, float) and math.isnan(value)

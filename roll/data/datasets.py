@@ -179,6 +179,8 @@ def log_report(report: SourceReport, what: str) -> None:
 
 
 def _refuse_most_lost(path: str, lengths: Sequence[int], limit: int) -> None:
+    """Raise DataError if more than half of the prompts of a source are longer than `limit`
+    tokens."""
     lost = sum(length > limit for length in lengths)
     if 2 * lost <= len(lengths):
         return

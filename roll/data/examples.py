@@ -140,6 +140,8 @@ def preferences_of(data: RowsConfig, tokenizer: Any) -> ExampleReader[Preference
 def _dataset(
     configured: Sequence[S] | Mapping[str, S], reading: ExampleReader[S]
 ) -> Dataset[Example]:
+    """Load the examples of all configured sources as one dataset, and log how many rows of each
+    were kept."""
     sources, reports = [], []
     for name, source in named_sources(configured).items():
         made, report = reading.source(name, source)
@@ -229,6 +231,7 @@ class ExampleReader(Generic[S]):
         return Source(name, source.weight, tuple(examples)), report
 
     def _pieces(self, row: DialogueRow, system: str | None) -> list[list[Piece]]:
+        """Return the pieces of each conversation of a row, trained and not trained."""
         return [
             pieces(
                 conversation,
@@ -252,6 +255,7 @@ def _unknown(
     rows: Sequence[DialogueRow],
     tokenizer: PromptTokenizer,
 ) -> UnknownText:
+    """Collect, row by row, the text that the tokenizer maps to its unknown token."""
     texts = ["".join(piece.text for piece in conversation) for conversation in conversations]
     each = iter(unknown_pieces(texts, [one.tokens for one in sequences], tokenizer))
     unknown = UnknownText(tokenizer.unk_token)

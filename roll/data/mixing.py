@@ -138,6 +138,8 @@ class Sampler(Iterator[Row], Generic[Row]):
         return gaps.index(max(gaps))
 
     def _order(self, index: int, epoch: int) -> list[int]:
+        """Return the order of a source's rows in an epoch, shuffled the same way in every process;
+        the latest one is cached."""
         cached = self._orders.get(index)
         if cached is None or cached[0] != epoch:
             source = self._sources[index]

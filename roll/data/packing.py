@@ -32,6 +32,8 @@ def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 def _best_fit(lengths: Sequence[int], order: Sequence[int], capacity: int) -> list[list[int]]:
+    """Put each row, in `order`, into the bin with the least room that holds it, or a new one;
+    return the rows of each bin."""
     bins: list[list[int]] = []
     # Free room of the open bins, ascending, and the number of the bin at the same index.
     rooms: list[int] = []

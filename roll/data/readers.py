@@ -183,6 +183,8 @@ FILE_READERS: dict[str, Callable[[Path], Iterator[RawRow]]] = {
 
 
 def _parse(line: str, place: str) -> Any:
+    """Parse one line of JSON; DataError, with place and column, if it is invalid or nested too
+    deeply."""
     try:
         return json.loads(line)
     except json.JSONDecodeError as error:

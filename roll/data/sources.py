@@ -116,6 +116,8 @@ def resolve_format(source: FileConfig) -> str:
 
 
 def _limited(source: FileConfig) -> Iterator[RawRow]:
+    """Return the raw rows of a source from the hub, a folder or a file: at most the first
+    `limit`."""
     form = resolve_format(source)
     path = _local(source)
     if form == "hub":
@@ -141,6 +143,8 @@ def _names_hub(source: FileConfig) -> bool:
 
 
 def _missing(source: FileConfig, path: Path) -> DataError:
+    """Return the error for a path that does not exist: with the command that makes it, or a similar
+    name in its folder."""
     if source.made_by is not None:
         return NotMadeYetError(
             f"{source.path}: no such file or folder yet; make it with: {source.made_by}"

@@ -64,6 +64,8 @@ def map_text(row: RawRow, source: TextSource) -> DialogueRow:
 
 
 def _tag(values: Mapping[str, Any], source: TextSource, place: str) -> str:
+    """Return the row's tag from its column or its source, or `default` for sources without tags;
+    DataError if it is no text."""
     if not isinstance(source, TaughtSource):
         return "default"
     column = source.columns.tag

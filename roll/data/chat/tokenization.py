@@ -164,6 +164,8 @@ def _rendered(
     last_turn_only: bool,
     mark: str,
 ) -> Iterator[Piece]:
+    """Yield the text in the chat template, answers as trained pieces; DataError if a turn looks
+    different with what follows."""
     messages = [*before, *after]
     turns = [i for i in range(len(before), len(messages)) if messages[i].role == "assistant"]
     # A first message has no prompt, so a model would never have to write it.
@@ -242,6 +244,8 @@ _ADVICE = f"set data.train_on: last_assistant, or {_ADVICE_OF_PAIRS[4:]}"
 
 
 def _plain(conversation: Conversation, system: str | None, place: str) -> list[Piece]:
+    """Return prompt and response as pieces without a chat template; DataError for a system prompt
+    or several turns."""
     if system is not None:
         raise DataError(
             "`system` needs a chat template; remove it or set `data.chat_template: true`"
