@@ -150,6 +150,8 @@ def _named_rewards(
 
 
 def _rewards_or_none(rows: Sequence[ScoredSample | None]) -> Tensor | None:
+    """Return the rewards of the greedy baselines; None if no sample has one, ValueError if only
+    some have."""
     scored = [row.reward for row in rows if row is not None]
     if not scored:
         return None
@@ -166,6 +168,7 @@ def _mean(values: Iterable[float]) -> Mean:
 
 
 def _check_lengths(scored: ScoredSample) -> None:
+    """Raise ValueError unless a completion has one log-prob and one version per token."""
     completion = scored.sample.completion
     sizes = {len(completion.tokens), len(completion.logprobs), len(completion.versions)}
     if len(sizes) != 1:

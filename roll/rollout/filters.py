@@ -72,6 +72,8 @@ def custom_filter(fn: str, kwargs: Mapping[str, Any], *, key: str) -> GroupFilte
     _check_call(function, fn, kwargs, key)
 
     def judge(group: Group) -> str | None:
+        """Return why the user's function rejects a group, or None; RollError if it returns neither
+        a text nor a bool nor None."""
         verdict = function(group, **kwargs)
         if verdict is None or verdict is True:
             return None
@@ -89,6 +91,8 @@ def custom_filter(fn: str, kwargs: Mapping[str, Any], *, key: str) -> GroupFilte
 
 
 def _build(config: FilterConfig, key: str) -> GroupFilter:
+    """Return the filter that a config describes; ConfigError if a custom function cannot be used as
+    one."""
     match config:
         case EqualRewardsConfig():
             return equal_rewards
@@ -99,6 +103,8 @@ def _build(config: FilterConfig, key: str) -> GroupFilter:
 
 
 def _check_call(function: Callable[..., Any], fn: str, kwargs: Mapping[str, Any], key: str) -> None:
+    """Raise ConfigError unless a plain function takes a Group and `kwargs`; the function is not
+    called."""
     if not callable(function) or inspect.isclass(function):
         what = "a class" if inspect.isclass(function) else f"a {type(function).__name__}"
         raise ConfigError(f"{key}.fn: {fn} is {what}; name a function that takes a Group")

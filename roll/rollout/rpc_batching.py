@@ -51,6 +51,8 @@ class BatchedCalls(Generic[T, R]):
             task.add_done_callback(self._running.discard)
 
     async def _run(self, joined: list[tuple[list[T], asyncio.Future[list[R]]]]) -> None:
+        """Call the function once for all lists; give each caller its part of the results, or the
+        same exception."""
         try:
             results = list(await self.call([item for items, _ in joined for item in items]))
         except asyncio.CancelledError:

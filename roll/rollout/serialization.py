@@ -35,6 +35,8 @@ def from_json(row: dict[str, Any], find: Callable[[str], Prompt]) -> Group:
 
 
 def _sample_to_json(scored: ScoredSample) -> dict[str, Any]:
+    """Return a scored sample as a JSON object that shares its tokens with the sample and leaves its
+    prompt out."""
     sample = scored.sample
     return {
         "id": sample.id,
@@ -50,6 +52,7 @@ def _sample_to_json(scored: ScoredSample) -> dict[str, Any]:
 
 
 def _sample_from_json(row: dict[str, Any], prompt: Prompt) -> ScoredSample:
+    """Rebuild a scored sample on its prompt; older checkpoints without `failed` are read, too."""
     written = row["completion"]
     completion = Completion(
         tuple(written["tokens"]),

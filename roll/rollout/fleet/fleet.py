@@ -203,6 +203,8 @@ class Fleet:
     async def _update(
         self, indices: list[int], push: Callable[[Sequence[int]], Awaitable[None]]
     ) -> None:
+        """Push weights to replicas; after a failure, push again without those that turn out lost,
+        or raise if none is."""
         # A replica that hangs would block the others until the time limit of the push.
         await self._listen([self.replicas[i] for i in indices if self.replicas[i].serving])
         left = [self.replicas[index] for index in indices]
@@ -310,6 +312,8 @@ class Fleet:
             raise
 
     def _replica_changed(self, replica: Replica) -> None:
+        """Note the changed load or state of a replica; if it is open, give its room to waiting
+        requests."""
         self._loads.update(replica)
         if self._waiting and replica.open and not self._admitting:
             self._admitting = True

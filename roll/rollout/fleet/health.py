@@ -112,6 +112,8 @@ class Health:
             self.fleet.fail(failure)
 
     async def _watch(self, replica: Replica) -> None:
+        """Ask a replica for heartbeats and measure its pace, for ever; pause while it loads weights
+        or does not serve."""
         # Spread over the pause, so that the heartbeats do not all reach the driver at once.
         await asyncio.sleep(self.pause_s * replica.index / len(self.fleet.replicas))
         while True:
@@ -146,6 +148,8 @@ class Health:
             replica.lose(_too_slow(work, usual, measured.slow))
 
     def _lost(self, replica: Replica, reason: str) -> None:
+        """Log the loss of a replica and start to revive it, unless a revival that runs already sees
+        the loss."""
         self._pace.forget(replica.index)
         self._measured.pop(replica.index, None)
         logger.warning(

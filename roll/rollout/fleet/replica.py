@@ -232,6 +232,8 @@ class Replica:
         return beat
 
     def _beat_failed(self, error: Exception, timeout_s: float) -> None:
+        """Log the first of a series of failed heartbeats; lose the replica once the series lasts
+        `timeout_s`."""
         why = f"its heartbeats fail: {type(error).__name__}: {error}"
         since_s = self.vitals.failing_since_s
         if since_s is None:
