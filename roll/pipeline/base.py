@@ -172,6 +172,8 @@ class Pipeline(ABC, Generic[C]):
             self.close()
 
     def _resume_and_train(self, start: Start) -> None:
+        """Restore the run, do the steps that are left, and export; with none left, log a validation
+        that is not recorded yet."""
         config, state = self.config, start.state
         self.restore(start.checkpoint, state)
         self._under_way = True
@@ -196,6 +198,7 @@ class Pipeline(ABC, Generic[C]):
             self.export(max(start.step, config.max_steps))
 
     def _note_changes(self, start: Start) -> None:
+        """Warn which settings are not those of the checkpoint that the run resumes from."""
         assert start.checkpoint is not None
         changed = changed_keys(start.checkpoint, self.written)
         if changed:
@@ -206,6 +209,8 @@ class Pipeline(ABC, Generic[C]):
             )
 
     def _loop(self, first: int, carried: dict[str, float], trackers: Trackers) -> None:
+        """Do all steps from `first` on, with validations and checkpoints; scores in `carried` are
+        logged with the next step."""
         last = self.config.max_steps
         for step in range(first, last):
             with self.timers.timed("step"):
@@ -222,6 +227,8 @@ class Pipeline(ABC, Generic[C]):
             trackers.log(last, carried)
 
     def _checkpoint(self, done: int, carried: dict[str, float]) -> None:
+        """Write a checkpoint of the state after `done` steps, with a copy of the run's
+        `config.yaml`."""
         state = RunState(
             step=done,
             sampler=self.sampler_state(),
@@ -235,6 +242,7 @@ class Pipeline(ABC, Generic[C]):
             (folder / "config.yaml").write_bytes(source.read_bytes())
 
     def _trackers(self, first_step: int) -> Trackers:
+        """Open the configured trackers for the steps from `first_step` on."""
         return open_trackers(
             self.config.track,
             self.output_dir,

@@ -73,6 +73,8 @@ class DpoPipeline(OfflinePipeline[DpoConfig, Preferences, PreferenceWorker]):
         return batch
 
     def score_reference(self, batch: P) -> P:
+        """Return the batch with the sums of reference log-probs; without a reference role, the
+        adapter's base computes them."""
         role = Role.REFERENCE if self.reference else Role.ACTOR_TRAIN
         with self.sharing.colocation.use(role), self.timers.timed("logprob"):
             if self.reference is not None:
