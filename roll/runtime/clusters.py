@@ -133,6 +133,7 @@ def _replica_devices(config: RlvrConfig) -> list[frozenset[int]]:
 
 
 def _start_infer(config: RlvrConfig, launcher: Launcher) -> Cluster[InferWorker]:
+    """Start the replaceable workers of `actor_infer`; another call starts their engines."""
     role = config.actor_infer
     return launcher.start(
         InferWorker,
@@ -152,6 +153,7 @@ def _start_infer(config: RlvrConfig, launcher: Launcher) -> Cluster[InferWorker]
 def _start_actor(
     config: RlvrConfig, launcher: Launcher, tokenizer: PreTrainedTokenizerBase
 ) -> Cluster[ActorWorker]:
+    """Start the cluster that trains the policy."""
     return launcher.start(
         ActorWorker,
         Placement(Role.ACTOR_TRAIN, pool=config.actor_train.pool, seed=config.seed),
@@ -167,6 +169,8 @@ def _start_actor(
 def _start_reference(
     config: RlvrConfig, role: ScoreRole, launcher: Launcher
 ) -> Cluster[ReferenceWorker]:
+    """Start the frozen cluster that computes the reference's log-probs, at the temperature of
+    sampling."""
     return launcher.start(
         ReferenceWorker,
         Placement(Role.REFERENCE, pool=role.pool, seed=config.seed),
@@ -179,6 +183,7 @@ def _start_reference(
 def _start_critic(
     config: RlvrConfig, role: CriticRole, launcher: Launcher
 ) -> Cluster[CriticWorker]:
+    """Start the cluster that trains the critic."""
     return launcher.start(
         CriticWorker,
         Placement(Role.CRITIC, pool=role.pool, seed=config.seed),
@@ -195,6 +200,8 @@ def _start_teacher(
     launcher: Launcher,
     tokenizer: PreTrainedTokenizerBase,
 ) -> Cluster[Any]:
+    """Start one teacher: of whole distributions if the algorithm has a `distill_target`, else of
+    the tokens' log-probs."""
     target = config.algorithm.distill_target
     if target is not None:
         return start_teacher(

@@ -113,6 +113,8 @@ class Replicas:
                 self._call(index, InferWorker.wake, weights_only=True)
 
     def _leave(self, index: int) -> None:
+        """Hand a replica's requests over and put its engine to sleep; end its worker if it is lost
+        by then."""
         if self._exists(index):
             with self._losing(index):
                 if self._answers(index):

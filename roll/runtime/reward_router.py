@@ -94,6 +94,8 @@ class RewardRouter:
     def _total(
         self, row: int, sample: Sample, verdicts: Mapping[str, Mapping[int, Scored]]
     ) -> ScoredSample:
+        """Add up the weighted scores of a sample and name failed rewards, which add nothing;
+        DataError if no reward takes its tag."""
         asked = {name: column[row].reward for name, column in verdicts.items() if row in column}
         if not asked and self.rewards:
             raise DataError(

@@ -71,6 +71,8 @@ def reward_model_devices(config: RlvrConfig) -> frozenset[int]:
 def _start(
     config: RlvrConfig, launcher: Launcher, name: str, reward: RewardConfig
 ) -> RewardCluster:
+    """Start the workers of one reward and wait until they are ready; a reward model gets one on
+    each device of its pool."""
     place = Placement(
         Role.REWARD,
         pool=pool_of(config, reward),

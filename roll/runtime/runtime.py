@@ -146,6 +146,7 @@ def start_runtime(
 
 
 def _budget(config: RlvrConfig) -> Budget:
+    """Return the scheduler's limits on prompts, staleness and groups in flight, from the config."""
     return Budget(
         config.data.prompts_per_step,
         max_staleness=config.rollout.max_staleness,
