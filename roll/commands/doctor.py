@@ -52,6 +52,8 @@ def _python() -> Line:
 
 
 def _machine() -> list[Line]:
+    """Return lines for GPUs, cores, memory and /dev/shm; only too little free space in the last
+    counts as a fault."""
     machine = this_machine()
     shared = shutil.disk_usage("/dev/shm") if os.path.isdir("/dev/shm") else None
     shared_gb = shared.free / 2**30 if shared else 0.0

@@ -87,6 +87,8 @@ def _run(
     folder: Path,
     fork_server: ForkServer | None,
 ) -> dict[str, Any]:
+    """Download the models, start Ray and run the pipeline; return its summary when Ray has ended
+    again."""
     calm_collector()
     # Downloads come before everything that has a time limit.
     fetch(config.models.values())
@@ -106,6 +108,8 @@ def _run(
 
 
 def _print_end(output_dir: Path, summary: dict[str, Any]) -> None:
+    """Print to stderr the first and last validation scores, the verdict, the number of steps and
+    the output folder."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     for name, value in summary["validation"].items():
         if name.endswith(("mean@1", "/loss", "/accuracy", "/divergence")):

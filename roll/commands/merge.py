@@ -78,6 +78,8 @@ def merge(source: Path, target: Path, *, trust_remote_code: bool = False) -> Non
 
 
 def _checkpoint(source: Path) -> Path:
+    """Return `source` itself if it is a checkpoint, else the last complete one of the run in it;
+    CheckpointError without one."""
     if (source / STATE).is_file():
         return source
     folder = source / "checkpoints"
@@ -99,6 +101,8 @@ def _in_one_process(config: RunConfig) -> Any:
 
 
 def _verify(folder: Path, factory: Any, *, trust_remote_code: bool) -> None:
+    """Load the written model; CheckpointError if a tensor is missing, unexpected, of another shape
+    or not finite."""
     model, info = factory.from_pretrained(
         folder, output_loading_info=True, trust_remote_code=trust_remote_code
     )

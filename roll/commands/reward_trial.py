@@ -85,6 +85,8 @@ def short_sample(row: Prompt) -> Sample:
 
 
 def _verdict(name: str, reward: RewardConfig, folder: Path, sample: Sample) -> Reward:
+    """Score a sample in a child process that is then killed; ConfigError if the reward fails,
+    TimeoutError if it is too slow."""
     factory = "roll.commands.reward_trial:make_trial"
     child = Child(ChildSpec(factory, (str(folder), name, reward.model_dump())))
     limit_s = reward.timeout_s + (SETUP_TIMEOUT_S if reward.worker else 0.0)
@@ -117,6 +119,8 @@ def make_trial(folder: str, name: str, settings: dict[str, Any]) -> Callable[[Sa
 
 
 def _trial_of_class(name: str, config: RewardConfig) -> Callable[[Sample], Any]:
+    """Build a reward worker in this process; return a function that sets it up, scores one sample
+    and tears it down."""
     import inspect
 
     from roll.config.sections.roles import Role

@@ -147,6 +147,8 @@ def _maker(config: RunConfig) -> Make:
 
 
 def _check_tags(config: RunConfig, name: str, made: Source[Any], report: SourceReport) -> None:
+    """Check that rewards and teachers take the tags of a source's rows; validation sets of RLVR
+    need no teacher."""
     from roll.data.datasets import Dataset
     from roll.runtime.run_data import check_tags
 
