@@ -39,6 +39,8 @@ def changed_keys(checkpoint: Path, config: RunConfig) -> list[str]:
 
 
 def _settings(file: Path) -> Mapping[str, Any]:
+    """Return the settings in a YAML file; CheckpointError if it holds no mapping or cannot be
+    parsed."""
     try:
         found = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, ValueError) as error:
@@ -54,6 +56,7 @@ def _settings(file: Path) -> Mapping[str, Any]:
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted key and the value of every leaf; an empty mapping or list is a leaf."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
             yield from _leaves(inner, f"{path}.{key}" if path else str(key))

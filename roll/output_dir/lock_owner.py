@@ -33,6 +33,7 @@ class Owner:
 
     @classmethod
     def this_process(cls) -> Owner:
+        """Describe this process, with the present time and a new random token."""
         return cls(
             host=socket.gethostname(),
             machine=_machine(),

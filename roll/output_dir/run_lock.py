@@ -162,6 +162,8 @@ class RunLock:
             return None
 
     def _beat(self) -> None:
+        """Touch the lock file again and again until the end; if the folder becomes another run's,
+        log it and call `_on_loss`."""
         last = _awake_s()
         while not self._end.wait(self._beat_s):
             with self._taking:
@@ -205,6 +207,7 @@ class _Watch:
 
 
 def _refusal(folder: Path, owner: Owner) -> str:
+    """Return the message that another run is in the folder, with ways out."""
     stop = f"stop it (kill {owner.pid})" if owner.is_near else "stop it there"
     said = "" if owner.is_near else ", which has just given a sign of life"
     return (
@@ -269,6 +272,8 @@ def _alone(folder: Path, *, make: bool = False, patience_s: float = 10.0) -> Ite
 
 
 def _wait_for(handle: int, folder: Path, deadline: float, patience_s: float) -> None:
+    """Wait for the exclusive lock; ConfigError after the deadline. Go on without it where the file
+    system has no locks."""
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

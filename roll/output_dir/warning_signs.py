@@ -105,6 +105,8 @@ def verdict(
 
 
 def _course(steps: Sequence[Mapping[str, Any]], validated: Mapping[str, Mapping[str, Any]]) -> str:
+    """Tell the first and last value of the main score: of the validations if there are any, else of
+    the steps."""
     for ending in ("mean@1", "/accuracy", "/divergence", "/loss"):
         for name, value in validated.items():
             if name.endswith(ending):
