@@ -154,6 +154,8 @@ def _axes(spec: Field[Any]) -> str:
 
 
 def _concat_tensors(spec: Field[Any], values: list[Tensor]) -> Tensor:
+    """Concatenate tensors along their first axis, padded to the longest if the field has an axis
+    T."""
     axis = _axes(spec).find("T")
     if axis >= 0:
         length = max(value.shape[axis] for value in values)

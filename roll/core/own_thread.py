@@ -34,6 +34,8 @@ async def in_own_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwar
             future.set_result(result)  # type: ignore[arg-type]
 
     def run() -> None:
+        """Run `work` in the new thread and pass its result or exception to the loop, unless the
+        loop is closed."""
         result, error = None, None
         try:
             result = work(*args, **kwargs)

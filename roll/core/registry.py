@@ -20,6 +20,9 @@ class Registry(Generic[T]):
         self._things: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
+        """Return a decorator that adds an object under `name` and returns it. ValueError if the
+        name is taken."""
+
         def add(thing: T) -> T:
             if name in self._things:
                 raise ValueError(f"{self.kind} {name!r} is registered twice")
