@@ -100,6 +100,8 @@ def _children(pid: int) -> list[int]:
 
 
 def _descendants_by_parents(pid: int) -> list[int]:
+    """Return all descendants of `pid` from the parents of all processes, for kernels that list no
+    children."""
     children: dict[int, list[int]] = defaultdict(list)
     for entry in _numbers(PROC):
         stat = _stat(entry)

@@ -67,6 +67,7 @@ def serve_on_named_address() -> None:
         timeout: timedelta,
         use_libuv: bool = True,
     ) -> Any:
+        """Open a store in place of PyTorch's own function; rank 0 serves it, at `hostname` only."""
         return open_store(
             hostname,
             port,
@@ -82,6 +83,7 @@ def serve_on_named_address() -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at the first address of `host`; RuntimeError if it cannot."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM
