@@ -117,6 +117,8 @@ class ModelReward(RewardWorker):
         return self.config.model.path if self.config.model else ""
 
     def _scores(self, samples: list[Sample]) -> list[float]:
+        """Return the model's score at the last token of each sample, prompt included; ValueError
+        before `start`."""
         if self._scorer is None:
             raise ValueError(f"reward {self.ctx.name!r}: call start first")
         rows = [torch.tensor([*s.prompt.tokens, *s.completion.tokens]) for s in samples]
