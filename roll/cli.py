@@ -62,6 +62,8 @@ def reported(debug: bool) -> Iterator[None]:
 
 
 def _report(error: Exception, debug: bool) -> None:
+    """Print an error to stderr, with its traceback if `debug`; else say that there is one, except
+    for errors of users."""
     if debug:
         traceback.print_exception(error)
     kind = type(error).__name__
@@ -190,6 +192,7 @@ def _leave_out_triton() -> None:
 
 
 def _print_plan(loaded: LoadedConfig) -> None:
+    """Print the roles in each pool with its devices, and the sizes of one step."""
     from roll.config.step_plan import device_map, plan_lines
 
     _out.print(f"{loaded.path}: pipeline {loaded.config.pipeline}", markup=False)
@@ -215,6 +218,7 @@ def start_pipeline(pipeline: str, *others: str) -> Callable[[], None]:
         overrides: Overrides = None,
         debug: Debug = False,
     ) -> None:
+        """Run this example's pipeline; continue from the newest checkpoint in its output_dir."""
         file, chosen = config_path / f"{config_name}.yaml", [*(overrides or ())]
         with reported(debug):
             named = compose(file, chosen)[0].get("pipeline")
