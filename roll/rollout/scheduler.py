@@ -308,7 +308,12 @@ class GenerateScheduler:
 
 
 def _stats(counts: _Counts, aborted: int, surplus: int) -> CollectStats:
-    """Compute the numbers on a finished `collect`."""
+    """Compute counts and times since the last `collect`, up to now on the event loop's clock.
+
+    Args:
+        aborted: number of groups that became too old while they ran.
+        surplus: number of accepted groups that became too old.
+    """
     now_s = asyncio.get_running_loop().time()
     times = [group.timing for group in counts.ended if group.timing is not None]
     return CollectStats(

@@ -91,6 +91,7 @@ def test_numbers_written_with_an_exponent_are_numbers(run_file: Path) -> None:
         ("rewards.sort.tags=[sorted]", ["no reward takes the tag 'sort'"]),
         ("data.samples_per_prompt=1", ["grpo", "at least 2"]),
         ("sampling.temperature=0", ["sampling.temperature", "equal"]),
+        ("sampling.top_k=1", ["sampling.top_k: 1", "equal"]),
         ("algorithm.loss=[{kind: kl}, {kind: kl}]", ["listed twice: kl"]),
         ("rewards.sort.fn=null", ["exactly one of `fn`"]),
         ("output_dir=${nope}", ["output_dir", "nope"]),

@@ -75,7 +75,8 @@ def dpo_problems(
     reference: ScoreRole | None,
     reference_logprobs: Literal["per_step", "once"],
 ) -> Iterator[str]:
-    """Yield the problems between the loss, the reference and the data."""
+    """Yield a reference that the loss lacks or does not use (an adapter's base is one), margins,
+    pairs mixed with labelled responses, and too few rows per step."""
     if loss.needs_reference and reference is None and not config.base_is_reference:
         yield (
             f"reference: loss.kind {loss.kind} needs a `reference` role; add one, or train an "

@@ -126,7 +126,9 @@ def _sampling(config: RlvrBase) -> Iterator[str]:
     """Yield greedy sampling in training, and greedy validation with several samples per prompt."""
     if config.sampling.temperature == 0:
         yield "sampling.temperature: 0 makes all samples of a prompt equal; training needs more"
-    greedy = config.validation_sampling.temperature == 0
+    elif config.sampling.is_greedy:
+        yield "sampling.top_k: 1 makes all samples of a prompt equal; raise it, or leave it out"
+    greedy = config.validation_sampling.is_greedy
     if config.validation.sets and greedy and config.validation.samples_per_prompt > 1:
         yield (
             "validation.samples_per_prompt: greedy sampling gives the same sample "

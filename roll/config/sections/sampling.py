@@ -21,3 +21,8 @@ class SamplingConfig(Config):
     ignore_eos: bool = False
     """Ignore the end-of-sequence token and always write `max_new_tokens` tokens (for
     benchmarks)."""
+
+    @property
+    def is_greedy(self) -> bool:
+        """True if every sample of a prompt is the likeliest one."""
+        return self.temperature == 0 or self.top_k == 1

@@ -121,9 +121,10 @@ class HfEngine:
             self._loading = False
 
     async def sleep(self) -> None:
-        """Free device memory between rollouts; a no-op on CPUs."""
+        """Move the weights to host memory and give the device memory back; a no-op on CPUs."""
         if self._spec.platform == "cuda":
             await self._run(self._move, "cpu")
+            torch.cuda.empty_cache()  # torch would keep it reserved for this process
 
     async def wake(self, *, weights_only: bool = False) -> None:
         """Move the weights back to the device.
