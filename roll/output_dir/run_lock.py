@@ -127,8 +127,9 @@ class RunLock:
         with self._taking:
             with _alone(self._folder):
                 set_aside(self._folder)
-                # After the folder is renamed, another run can take the new one first.
-                self._holds = self.path.exists()
+                # After the folder is renamed, another run can take the new one first. The lock
+                # found there is then the other run's.
+                self._holds = read_owner(self.path) == self._owner
             self.take()
 
     def _try(self, watch: _Watch | None) -> _Watch | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -16,8 +17,9 @@ from pathlib import Path
 import pytest
 
 from roll.core.errors import ConfigError, FolderLostError
+from roll.output_dir import run_lock
 from roll.output_dir.lock_owner import Owner, read_owner
-from roll.output_dir.resume import LOCK
+from roll.output_dir.resume import LOCK, set_aside
 from roll.output_dir.run_lock import SILENT_S, RunLock
 from tests.runs import ROOT, Command, write_task
 
@@ -240,6 +242,26 @@ def test_a_folder_set_aside_loses_the_lock_and_the_new_one_has_it(tmp_path: Path
         assert [path.name for path in (tmp_path / "out.1").iterdir()] == ["metrics.jsonl"]
         assert (out / LOCK).exists()
     assert not out.exists()
+
+
+def test_a_run_that_takes_the_folder_just_after_it_was_set_aside_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock found in the new folder is the other run's: this one is refused, it lost nothing."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "metrics.jsonl").touch()
+    with contextlib.ExitStack() as others:
+
+        def set_aside_and_lose_the_race(folder: Path) -> None:
+            set_aside(folder)
+            others.enter_context(RunLock(out))
+
+        monkeypatch.setattr(run_lock, "set_aside", set_aside_and_lose_the_race)
+        with pytest.raises(ConfigError, match="a run is in"), RunLock(out) as lock:
+            lock.begin_anew()
+        assert (tmp_path / "out.1" / "metrics.jsonl").exists()
+        assert read_owner(out / LOCK) is not None
 
 
 @pytest.mark.slow
