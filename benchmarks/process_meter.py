@@ -137,6 +137,17 @@ def spent_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def sizes_mb(pid: int) -> dict[str, float]:
+    """Return the kernel's sums over the memory of a process, such as `Anonymous`, in MB.
+
+    Raises:
+        OSError: the process has ended.
+    """
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    pairs = (line.split(":") for line in lines)
+    return {key: int(rest.split()[0]) * 1024 / MB for key, rest in pairs}
+
+
 class MemoryBooks:
     """Record of the largest memory of all descendants of this process, in total and by process."""
 

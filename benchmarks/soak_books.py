@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean, linear_regression
 
-from benchmarks.process_meter import MB
+from benchmarks.process_meter import sizes_mb
 from roll.platform.processes import descendants
 
 WARM_UP_S = 60.0
@@ -77,7 +77,7 @@ class Books:
         shared_mb = 0.0
         for pid in descendants(os.getpid()):
             try:
-                sizes = _sizes_mb(pid)
+                sizes = sizes_mb(pid)
                 threads = _threads(pid)
                 files = len(os.listdir(f"/proc/{pid}/fd"))
                 age_s = _age_s(pid)
@@ -159,12 +159,6 @@ def fitted(name: str, lives: int, grown: Sequence[Sequence[Look]]) -> Growth:
         (fmean(look.files for look in first), fmean(look.files for look in last)),
         (fmean(look.threads for look in first), fmean(look.threads for look in last)),
     )
-
-
-def _sizes_mb(pid: int) -> dict[str, float]:
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
-    pairs = (line.split(":") for line in lines)
-    return {key: int(rest.split()[0]) * 1024 / MB for key, rest in pairs}
 
 
 def _threads(pid: int) -> int:

@@ -19,12 +19,13 @@ NEVER = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Keep freed memory for the next allocation instead of giving it back to the system.
+    """Keep freed memory, in one heap for all threads, for the next allocation instead of giving it
+    back to the system.
 
     The tensors of a step are large and short-lived. By default, their memory is given back to the
     system when they are freed, and requested again, page by page, for the next tensors. That takes
     longer than the arithmetic on the tensors. The drawback of keeping the memory: the process never
-    becomes smaller.
+    becomes smaller. With a heap per thread, each heap would keep its own largest size.
 
     Returns:
         True if the settings were accepted; False if the C library is not glibc or refused them.
@@ -32,7 +33,8 @@ def keep_freed_memory() -> bool:
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallopt"):
         return False
-    return bool(library.mallopt(M_MMAP_MAX, 0) and library.mallopt(M_TRIM_THRESHOLD, NEVER))
+    wanted = {M_ARENA_MAX: 1, M_MMAP_MAX: 0, M_TRIM_THRESHOLD: NEVER}
+    return all(library.mallopt(number, value) for number, value in wanted.items())
 
 
 def set_from(environ: Mapping[str, str]) -> None:

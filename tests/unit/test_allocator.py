@@ -24,6 +24,20 @@ print(faults() - before)
 """
 
 
+HEAPS = """
+import ctypes, threading
+from roll.platform.allocator import keep_freed_memory
+assert keep_freed_memory()
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+def work():
+    libc.malloc(100)
+threads = [threading.Thread(target=work) for _ in range(4)]
+[thread.start() for thread in threads], [thread.join() for thread in threads]
+libc.malloc_stats()
+"""
+
+
 def faults(mode: str) -> int:
     done = subprocess.run(
         [sys.executable, "-c", FAULTS, mode], cwd=ROOT, capture_output=True, text=True, check=True
@@ -33,3 +47,11 @@ def faults(mode: str) -> int:
 
 def test_freed_memory_is_not_fetched_again() -> None:
     assert faults("keep") * 10 < faults("default")
+
+
+def test_threads_share_one_heap() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HEAPS], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "Arena 0:" in done.stderr
+    assert "Arena 1:" not in done.stderr

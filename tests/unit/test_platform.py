@@ -17,7 +17,13 @@ from roll.config.sections.roles import Role
 from roll.core.errors import ConfigError
 from roll.core.types import WorkerSpec
 from roll.distributed.device_layout import plan_layout, share_cores
-from roll.distributed.on_ray.environment import WORKER_TOKEN, actor_env, on_one_machine
+from roll.distributed.on_ray.environment import (
+    RUN_TOKEN,
+    WORKER_TOKEN,
+    actor_env,
+    on_one_machine,
+    prepare_ray,
+)
 from roll.platform import get_platform
 from roll.platform.machine import Machine, count_gpus, free_port, memory_limits, this_machine
 from roll.platform.processes import descendants, tree_rss_bytes
@@ -171,6 +177,40 @@ def test_an_actor_sees_its_gpus_its_threads_and_the_users_folder() -> None:
     assert env[WORKER_TOKEN] == "t"
     assert "SECRET" not in env
     assert "GLOO_SOCKET_IFNAME" not in env, "ranks of several machines would not meet"
+
+
+@pytest.mark.parametrize("keep_memory", [False, True])
+def test_an_actor_on_cpus_has_one_heap_unless_the_user_names_a_number(keep_memory: bool) -> None:
+    def heaps(platform: str, driver: dict[str, str]) -> str | None:
+        env = actor_env(
+            platform=platform,
+            devices=(),
+            cores=(0,),
+            token="t",
+            keep_memory=keep_memory,
+            driver_environ=driver,
+        )
+        return env.get("MALLOC_ARENA_MAX")
+
+    assert heaps("cpu", {}) == "1"
+    assert heaps("cpu", {"MALLOC_ARENA_MAX": "4"}) == "4"
+    assert heaps("cuda", {}) is None
+
+
+@pytest.mark.parametrize(
+    ("have", "expected"),
+    [
+        ({}, "narenas:1,tcache:false"),
+        ({"MALLOC_CONF": "narenas:7"}, "narenas:7"),
+        ({"LD_PRELOAD": "/usr/lib/libjemalloc.so.2"}, None),
+    ],
+)
+def test_rays_control_store_has_one_arena_unless_the_user_chose_something(
+    monkeypatch: pytest.MonkeyPatch, have: dict[str, str], expected: str | None
+) -> None:
+    monkeypatch.setattr(os, "environ", {RUN_TOKEN: f"{os.getpid()}-x", **have})
+    prepare_ray()
+    assert os.environ.get("MALLOC_CONF") == expected
 
 
 def test_process_groups_of_one_machine_take_the_loopback_interface_or_what_the_user_names() -> None:

@@ -34,29 +34,42 @@ PASSED_THROUGH = (
 
 TUNABLES = "GLIBC_TUNABLES"
 
+ONE_HEAP = {
+    # By default, glibc gives threads heaps of their own (8 per core), and each heap stays as large
+    # as it ever was. So a worker whose threads take turns grows for a long time, although it frees
+    # everything (benchmarks/soak.py).
+    "MALLOC_ARENA_MAX": "1",
+}
+"""Variables for all workers of runs on CPUs. Values set by the user take precedence."""
+
 KEEP_FREED_MEMORY = {
     # By default, glibc gives large blocks back to the kernel when they are freed. The next
     # micro-batch then allocates new ones, with a page fault per page. In the threads of an actor
     # this takes a third of a training step (benchmarks/overhead.py). With a single heap that never
     # shrinks, there are no page faults after the second step.
-    "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
     # Use pages of 2 MB if the kernel offers them on request: a step takes 1 to 2 % less time.
     TUNABLES: "glibc.malloc.hugetlb=1",
 }
-"""Variables for workers that compute with torch on the CPU. Values set by the user take
-precedence."""
+"""Variables for workers that compute with torch on the CPU, in addition to `ONE_HEAP`. Values set
+by the user take precedence."""
 
 WITHOUT_TRITON = "ROLL_WITHOUT_TRITON"
 """Variable that makes the same workers hide the package triton. Otherwise transformers would import
 triton, which takes 70 MB and is only of use on GPUs."""
+
+JEMALLOC = "MALLOC_CONF"
+"""Variable with the settings of jemalloc, in processes that use this allocator."""
 
 RAY_VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # No events of calls for `ray list tasks`: Ray's control store would keep 100,000 events, and
     # grew by 150 MB in 1,000 steps (benchmarks/soak.py).
     "RAY_task_events_report_interval_ms": "0",
+    # Ray loads jemalloc into its control store. With several arenas, and caches of freed blocks per
+    # thread, the store grows even without work: by 2 MB in its first two minutes, here by 0.4 MB.
+    JEMALLOC: "narenas:1,tcache:false",
 }
 
 LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
@@ -102,8 +115,9 @@ def actor_env(
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
     }
+    tuned = (ONE_HEAP if platform == "cpu" else {}) | (KEEP_FREED_MEMORY if keep_memory else {})
+    env |= {name: driver.get(name, value) for name, value in tuned.items()}
     if keep_memory:
-        env |= {name: driver.get(name, value) for name, value in KEEP_FREED_MEMORY.items()}
         env[WITHOUT_TRITON] = "1"
     folders = [*python_path, *driver.get("PYTHONPATH", "").split(os.pathsep)]
     joined = os.pathsep.join(dict.fromkeys(folder for folder in folders if folder))
@@ -153,6 +167,8 @@ def prepare_ray() -> None:
     Without the reaper, Ray's processes would live on for a minute after the driver was killed.
     """
     for name, value in RAY_VARIABLES.items():
+        if name == JEMALLOC and "jemalloc" in os.environ.get("LD_PRELOAD", ""):
+            continue  # the user has it in all processes, and workers would take over the setting
         os.environ.setdefault(name, value)
     # The process id distinguishes this driver's mark from one inherited from another driver.
     own = f"{os.getpid()}-"

@@ -51,6 +51,10 @@ def engine_environment(
         # user may set. Beside one busy process, spinning made a step take 24 ms instead of 10.
         wanted["OMP_WAIT_POLICY"] = "passive"
         wanted[YIELDS_CORES] = "1"
+        # oneDNN keeps one kernel per shape, and the number of tokens in a batch is part of the
+        # shape. With its default of 1,024 kernels an engine of a small model grows by 430 MB in
+        # minutes, and is not faster (benchmarks/kernel_cache.py).
+        wanted["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "64"
         if processes == 1:
             # vLLM sets the number of threads in workers that it starts, not in its scheduler.
             wanted["OMP_NUM_THREADS"] = str(len(cores) or 1)
