@@ -67,8 +67,8 @@ def _check_keywords(key: str, file: Path, name: str, keywords: Collection[str]) 
 
 
 def _find(module: str, folder: Path) -> ModuleSpec | None:
-    """Find a module as `importlib.util.find_spec` does, but without importing its parent
-    packages."""
+    """Find a module as `importlib.util.find_spec` does, but without importing its parent packages;
+    None if there is none. KeyError below a nested namespace package."""
     importlib.invalidate_caches()
     parts = module.split(".")
     search: list[str] | None = None

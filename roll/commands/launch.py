@@ -49,11 +49,14 @@ def launch(
     pipelines: Mapping[str, type[Pipeline[Any]]] = PIPELINES,
     fork_server: ForkServer | None = None,
 ) -> dict[str, Any]:
-    """Run the pipeline to its end, and return its summary.
+    """Run the pipeline to its end, unless an earlier session has done so, and return its summary.
 
     Steps that can fail on the driver (finding the checkpoint, reading the data, opening the output
     folder) come before Ray is started. However the run ends (last step, error, Ctrl-C, SIGTERM),
     workers, engines and a Ray that was started here are stopped.
+
+    Raises:
+        SettingsChangedError: the run has ended before, with other settings.
     """
     setup_logging("driver")
     keep_freed_memory()

@@ -93,7 +93,8 @@ def _checkpoint(source: Path) -> Path:
 
 
 def _in_one_process(config: RunConfig) -> Any:
-    """Return the role that trains, with all parallel sizes 1 and without packing."""
+    """Return the role that trains, without packing; fsdp2 and megatron get their default options,
+    and so parallel sizes of 1."""
     role = config.trained[Role.ACTOR_TRAIN].model_copy(update={"packing": False})
     if isinstance(role.strategy, Fsdp2Config | MegatronConfig):
         return role.model_copy(update={"strategy": type(role.strategy)()})

@@ -35,7 +35,8 @@ SETUP_TIMEOUT_S = 60.0
 
 
 def try_rewards(rewards: Mapping[str, RewardConfig], folder: Path, trial: Trial) -> None:
-    """Add to `trial` the score of each reward for a row with its tag, or the error.
+    """Add to `trial` the score of each reward for a row with its tag, or the error; reward models,
+    and rewards without such a row, are added as untried.
 
     Args:
         rewards: rewards by name.

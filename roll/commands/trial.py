@@ -122,6 +122,7 @@ def _sources_here(config: RunConfig, trial: Trial) -> Iterator[tuple[str, FileCo
 
 
 def _is_here(model: ModelConfig) -> bool:
+    """Return True if the tokenizer of the model can be loaded without a download."""
     name = model.tokenizer or model.path
     return Path(name).expanduser().is_dir() or is_cached(name)
 
@@ -163,6 +164,7 @@ def _check_tags(config: RunConfig, name: str, made: Source[Any], report: SourceR
 
 
 def _most_tokens(config: RunConfig) -> int:
+    """Return the configured limit of tokens of a row: of its prompt for RLVR, else of all of it."""
     if isinstance(config, RlvrConfig):
         return config.data.max_prompt_tokens
     assert isinstance(config, OfflineConfig)

@@ -35,11 +35,9 @@ class OfflineConfig(RunConfig):
 
     @property
     def roles(self) -> dict[str, RoleConfig]:
-        """Every role that uses devices, by its key in the file."""
         return {Role.ACTOR_TRAIN: self.actor_train}
 
     def total_updates(self, role: Role = Role.ACTOR_TRAIN) -> int:
-        """Return the number of optimizer steps of the whole run."""
         return self.max_steps
 
     def with_steps(self, num_rows: int) -> Self:

@@ -65,7 +65,6 @@ class RlvrBase(RunConfig):
 
     @property
     def trained(self) -> dict[Role, TrainRole]:
-        """Roles whose models are trained."""
         found = {Role.ACTOR_TRAIN: self.actor_train}
         return found | ({Role.CRITIC: self.critic} if self.critic else {})
 

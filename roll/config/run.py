@@ -52,7 +52,7 @@ class RunConfig(Config, ABC):
 
     @abstractmethod
     def total_updates(self, role: Role = Role.ACTOR_TRAIN) -> int:
-        """Return the number of optimizer steps of the whole run."""
+        """Return the number of optimizer steps of the role in the whole run."""
 
     @property
     def role_pools(self) -> dict[str, str]:

@@ -140,6 +140,7 @@ class Batch:
         return value
 
     def _map(self, change: Any) -> Self:
+        """Return the batch with `change(declaration, value)` as the value of each field set."""
         columns = {}
         for spec in fields(self):
             value = getattr(self, spec.name)
@@ -148,6 +149,7 @@ class Batch:
 
 
 def _axes(spec: Field[Any]) -> str:
+    """Return the declared axes of a tensor field; an empty text for a list."""
     axes = spec.metadata.get("axes", "")
     assert isinstance(axes, str)
     return axes

@@ -45,6 +45,7 @@ class FairLock:
             self._leave(ticket)
 
     def _come(self) -> object:
+        """Put a new ticket at the end of the queue and return it."""
         ticket = object()
         with self._changed:
             self._queue.append(ticket)

@@ -49,4 +49,5 @@ class TeacherRow:
 
     @property
     def num_bytes(self) -> int:
+        """Size of positions and outputs in bytes; `head` does not count."""
         return sum(part.nbytes for part in (self.positions_N, *self.outputs))

@@ -20,7 +20,8 @@ def text_batch(examples: Sequence[Example]) -> TrainBatch:
 
 
 def pair_batch(examples: Sequence[Example]) -> PreferenceBatch:
-    """Build a batch with two rows per example: the chosen response, then the rejected one."""
+    """Build a batch with two rows per example: the chosen response, then the rejected one; a
+    missing margin becomes 0."""
     tokens, lengths, mask = _rows([each for example in examples for each in example.sequences])
     margins = [example.margin or 0.0 for example in examples for _ in example.sequences]
     return PreferenceBatch(

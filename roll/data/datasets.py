@@ -116,6 +116,7 @@ def load_prompts(
 
 
 def _identity(prompt: Prompt) -> list[Any]:
+    """Return what the fingerprint covers of a prompt: all but `extra` and the text."""
     return [prompt.id, prompt.tokens, prompt.answer, prompt.tag]
 
 

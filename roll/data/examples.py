@@ -271,7 +271,8 @@ def _all_equal(row: DialogueRow) -> bool:
 def _fitted(
     sequences: tuple[TokenSequence, ...], data: RowsConfig, place: str, losses: _DroppedRows
 ) -> tuple[TokenSequence, ...] | None:
-    """Cut the sequences of a row to `data.max_tokens` as configured; None if the row is left out.
+    """Cut the sequences of a row to `data.max_tokens` as configured, and note it in `losses`; None
+    if the row is left out.
 
     Raises:
         DataError: a sequence is too long and `data.too_long` is `refuse`.
@@ -304,5 +305,6 @@ def _fitted(
 
 
 def _identity(example: Example) -> list[Any]:
+    """Return what the fingerprint covers of an example: all but the tag."""
     told = [[sequence.tokens, sequence.trained] for sequence in example.sequences]
     return [example.id, told, example.margin, example.label]

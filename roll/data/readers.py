@@ -196,6 +196,7 @@ def _parse(line: str, place: str) -> Any:
 
 
 def _object(value: Any, place: str) -> dict[str, Any]:
+    """Return `value` unchanged; DataError if it is no JSON object."""
     if not isinstance(value, dict):
         raise DataError(
             f'{place}: expected an object like {{"prompt": ...}}, found {type(value).__name__}'

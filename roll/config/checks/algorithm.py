@@ -113,9 +113,5 @@ def _teachers(config: RlvrBase) -> Iterator[str]:
 
 
 def _who(needs: Mapping[Need, list[str]], need: Need) -> str:
-    """Name the parts of the algorithm that have `need`, for a message: `grpo and kl_in_reward`.
-
-    Args:
-        needs: need -> `kind` of each part that has it; `need` must be a key.
-    """
+    """Return the parts that have `need`, a key of `needs`, as text: `grpo and kl_in_reward`."""
     return " and ".join(needs[need])

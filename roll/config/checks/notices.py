@@ -26,6 +26,7 @@ def notices(config: RunConfig) -> list[str]:
 
 
 def _policy_term(config: RlvrConfig) -> tuple[str, LossTermConfig] | None:
+    """Return the key and the term that estimates the policy gradient; None if there is none."""
     for i, term in enumerate(config.algorithm.loss):
         if isinstance(term, PolicyChoice):
             return f"algorithm.loss.{i}", term

@@ -41,6 +41,7 @@ def check_rlvr(config: RlvrBase) -> None:
 
 
 def _reward_pools(config: RlvrBase) -> Iterator[str]:
+    """Yield rewards in unknown pools."""
     known = ", ".join(config.pools)
     for name, reward in config.rewards.items():
         if reward.pool is not None and reward.pool not in config.pools:

@@ -140,7 +140,8 @@ def _class_of(annotation: Any, data: Any) -> type[BaseModel] | None:
 
 
 def _elsewhere(name: str, model: type[BaseModel]) -> str:
-    """Return a hint with up to two other places in the config where a key of this name exists."""
+    """Return a hint with up to two other places in the config where a key of this name exists; an
+    empty text if there is none."""
     places = [path for path in _all_keys(model, ()) if path.rsplit(".", 1)[-1] == name]
     if not places:
         return ""
@@ -148,6 +149,7 @@ def _elsewhere(name: str, model: type[BaseModel]) -> str:
 
 
 def _all_keys(model: type[BaseModel], seen: tuple[type[BaseModel], ...]) -> Iterator[str]:
+    """Yield the dotted keys of `model`. Classes in `seen`, which contain it, are not entered."""
     for name, field in model.model_fields.items():
         yield name
         for child in _classes_in(field.annotation):

@@ -60,7 +60,7 @@ class Origins:
         )
 
     def where(self, key: str) -> str:
-        """Return the place of `key`, or of the nearest mapping around it."""
+        """Return the place of `key` or of the nearest mapping around it; else the run file."""
         parts = key.split(".")
         for end in range(len(parts), 0, -1):
             place = self._places.get(".".join(parts[:end]))

@@ -81,8 +81,11 @@ def parse_override(text: str) -> Change:
 def set_key(data: dict[str, Any], change: Change, origins: Origins) -> None:
     """Set one key in `data`, and record its place.
 
-    A number selects an item of a list. A changed `kind` empties its mapping. So does a change of a
-    reward from one of its alternatives to another.
+    Missing mappings around the key are made. A number selects an item of a list. A changed `kind`
+    empties its mapping. So does a change of a reward from one of its alternatives to another.
+
+    Raises:
+        ConfigError: see `_index`.
     """
     node: Any = data
     *around, last = change.keys

@@ -63,7 +63,6 @@ class ValidationConfig(EvaluationConfig):
 
     @property
     def metrics(self) -> list[str]:
-        """Names of all metrics that validation reports."""
         return [
             f"val/{name}/{score}"
             for name in self.sets

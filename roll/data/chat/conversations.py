@@ -148,6 +148,7 @@ def _shared_turns(chosen: tuple[Message, ...], rejected: tuple[Message, ...]) ->
 
 
 def _margin(values: Mapping[str, Any], name: str, place: str) -> float:
+    """Return the margin of a row; DataError unless it is a finite number."""
     value = values[name]
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise DataError(f"{place}: column {name!r} must be a number, found {show(value)}")

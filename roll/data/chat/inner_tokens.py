@@ -14,7 +14,8 @@ def inner_tokens(text: str, tokenizer: PromptTokenizer) -> list[int]:
     of SentencePiece). The text is therefore tokenized behind an anchor, whose tokens are then
     removed. An anchor is suitable if no token crosses the border and if the anchor is of another
     kind than the first character of the text: a text that begins with a letter or digit gets a line
-    end or a symbol as anchor, other texts get a letter or digit first.
+    end or a symbol as anchor, other texts get a letter or digit first. Without a suitable anchor,
+    the result is the tokens of the text alone.
     """
     plain = ids_of([(text, False)], tokenizer)[0]
     found = plain

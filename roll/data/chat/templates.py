@@ -178,6 +178,7 @@ def apply_template(
 
 
 def _plain(row: PromptRow) -> str:
+    """Return the prompt of a row as it is; DataError if the row holds messages instead."""
     if row.prompt is None:
         raise DataError(
             f"{row.place}: messages need a chat template; set `data.chat_template: true` or use a "

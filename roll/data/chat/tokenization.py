@@ -48,7 +48,7 @@ class TokenSequence:
 
     @property
     def num_before(self) -> int:
-        """Number of tokens before the first trained token."""
+        """Number of tokens before the first trained token, which must exist."""
         return self.trained[0][0]
 
     def without_start(self, count: int) -> TokenSequence:
