@@ -53,6 +53,13 @@ def merge(source: Path, target: Path, *, trust_remote_code: bool = False) -> Non
             f"{checkpoint / 'config.yaml'} sets model.trust_remote_code, so code in the folder "
             f"{config.train_model.path!r} would be run; `roll merge --trust-remote-code` allows it"
         )
+    _write_merged(checkpoint, config, target)
+    Console(stderr=True).print(f"{checkpoint} is in {target}", highlight=False, soft_wrap=True)
+
+
+def _write_merged(checkpoint: Path, config: RunConfig, target: Path) -> None:
+    """Load a checkpoint in one process on the CPU, write the merged model to `target`, and load
+    that as a check."""
     scores = config.pipeline == "reward_model"
     head: Any = ScoreHead() if scores else PolicyHead(1.0, 1024)
     with environment(on_one_machine()), LocalLauncher() as launcher:
@@ -74,7 +81,6 @@ def merge(source: Path, target: Path, *, trust_remote_code: bool = False) -> Non
             _verify(path, factory, trust_remote_code=config.train_model.trust_remote_code)
 
         write_folder(target, write)
-    Console(stderr=True).print(f"{checkpoint} is in {target}", highlight=False, soft_wrap=True)
 
 
 def _checkpoint(source: Path) -> Path:

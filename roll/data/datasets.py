@@ -121,10 +121,7 @@ def _identity(prompt: Prompt) -> list[Any]:
 
 
 def source_prompts(
-    name: str,
-    source: SourceConfig,
-    data: DataConfig,
-    tokenizer: PromptTokenizer,
+    name: str, source: SourceConfig, data: DataConfig, tokenizer: PromptTokenizer
 ) -> tuple[Source[Prompt], SourceReport]:
     """Load the prompts of one source; see `load_prompts` for arguments and errors."""
     rows = read_source(source, map_row)
@@ -145,29 +142,30 @@ def source_prompts(
         for number, (row, text, ids) in enumerate(zip(rows, texts, tokens, strict=True))
         if len(ids) <= data.max_prompt_tokens
     )
-    _refuse_most_lost(source.path, [len(ids) for ids in tokens], data.max_prompt_tokens)
+    lengths = [len(ids) for ids in tokens]
+    _refuse_most_lost(source.path, lengths, data.max_prompt_tokens)
     empty = next((prompt.id for prompt in prompts if not prompt.tokens), None)
     if empty is not None:
         raise DataError(f"{source.path}: prompt {empty} has no tokens; give it a text")
-    too_long, longest = len(rows) - len(prompts), max(len(ids) for ids in tokens)
-    remarks = []
+    report = _report(name, lengths, data.max_prompt_tokens, unknown)
+    return Source(name, source.weight, prompts), report
+
+
+def _report(name: str, lengths: Sequence[int], limit: int, unknown: UnknownText) -> SourceReport:
+    """Return the report on a source whose prompts have these numbers of tokens; those of more than
+    `limit` tokens are left out."""
+    rows, longest, remarks = len(lengths), max(lengths), []
+    too_long = sum(length > limit for length in lengths)
     if too_long:
         remarks.append(
-            f"{too_long} left out because they are longer than max_prompt_tokens = "
-            f"{data.max_prompt_tokens} (the longest has {longest} tokens)"
+            f"{too_long} left out because they are longer than max_prompt_tokens = {limit} (the "
+            f"longest has {longest} tokens)"
         )
     if unknown.rows:
-        remarks.append(unknown.told(len(rows)))
-    report = SourceReport(
-        name,
-        len(prompts),
-        len(rows),
-        too_long,
-        longest,
-        unknown=unknown.rows,
-        remarks=tuple(remarks),
+        remarks.append(unknown.told(rows))
+    return SourceReport(
+        name, rows - too_long, rows, too_long, longest, unknown=unknown.rows, remarks=tuple(remarks)
     )
-    return Source(name, source.weight, prompts), report
 
 
 def log_report(report: SourceReport, what: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -189,26 +189,13 @@ class ExampleReader(Generic[S]):
         """
         rows = read_source(source, self._map_one)
         losses = _DroppedRows()
-        texts: list[list[Piece]] = []
-        kept: list[tuple[int, DialogueRow]] = []
-        for number, row in enumerate(rows):
-            if _all_equal(row):
-                losses.note("equal answers", row.place)
-                continue
-            try:
-                made = self._pieces(row, source.system)
-            except NothingToLearnError as nothing:
-                losses.note(str(nothing), row.place)
-                continue
-            if any(piece.altered for conversation in made for piece in conversation):
-                losses.note(ALTERED, row.place)
-            texts += made
-            kept.append((number, row))
+        kept = list(self._with_pieces(rows, source.system, losses))
+        texts = [conversation for _, _, made in kept for conversation in made]
         tokens = tokenized(texts, self._tokenizer, self._eos_token)
-        unknown = _unknown(texts, tokens, [row for _, row in kept], self._tokenizer)
+        unknown = _unknown(texts, tokens, [row for _, row, _ in kept], self._tokenizer)
         sequences = iter(tokens)
         examples, longest = [], 0
-        for number, row in kept:
+        for number, row, _ in kept:
             own = tuple(next(sequences) for _ in row.conversations)
             longest = max(longest, *map(len, own))
             fitted = _fitted(own, self._data, row.place, losses)
@@ -230,20 +217,35 @@ class ExampleReader(Generic[S]):
         )
         return Source(name, source.weight, tuple(examples)), report
 
-    def _pieces(self, row: DialogueRow, system: str | None) -> list[list[Piece]]:
-        """Return the pieces of each conversation of a row, trained and not trained."""
-        return [
-            pieces(
-                conversation,
-                self._tokenizer,
-                self._data,
-                system=system,
-                place=row.place,
-                last_turn_only=self._last_turn_only,
-                mark=self._mark,
-            )
-            for conversation in row.conversations
-        ]
+    def _with_pieces(
+        self, rows: Sequence[DialogueRow], system: str | None, losses: _DroppedRows
+    ) -> Iterator[tuple[int, DialogueRow, list[list[Piece]]]]:
+        """Yield each row that can be learned: its number, itself, and the pieces of each of its
+        conversations. Note the other rows, and altered answers, in `losses`."""
+        for number, row in enumerate(rows):
+            answers = [conversation.after for conversation in row.conversations]
+            if len(answers) == 2 and answers[0] == answers[1]:
+                losses.note("equal answers", row.place)
+                continue
+            try:
+                made = [
+                    pieces(
+                        conversation,
+                        self._tokenizer,
+                        self._data,
+                        system=system,
+                        place=row.place,
+                        last_turn_only=self._last_turn_only,
+                        mark=self._mark,
+                    )
+                    for conversation in row.conversations
+                ]
+            except NothingToLearnError as nothing:
+                losses.note(str(nothing), row.place)
+                continue
+            if any(piece.altered for conversation in made for piece in conversation):
+                losses.note(ALTERED, row.place)
+            yield number, row, made
 
 
 ALTERED = "an answer of which the chat template leaves out a part"
@@ -262,10 +264,6 @@ def _unknown(
     for row in rows:
         unknown.note([piece for _ in row.conversations for piece in next(each)], row.place)
     return unknown
-
-
-def _all_equal(row: DialogueRow) -> bool:
-    return len(row.conversations) == 2 and row.conversations[0].after == row.conversations[1].after
 
 
 def _fitted(

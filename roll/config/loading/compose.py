@@ -116,6 +116,11 @@ def compose(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Origi
     for preset in replaced:
         give_pools_to_roles(data, preset, origins)
     _drop_nulls(data)
+    return _resolved(data, origins), origins
+
+
+def _resolved(data: dict[str, Any], origins: Origins) -> dict[str, Any]:
+    """Return `data` with each `${...}` replaced by its value; ConfigError if one has none."""
     try:
         resolved = OmegaConf.to_container(OmegaConf.create(data), resolve=True)
     except OmegaConfBaseException as error:
@@ -123,7 +128,7 @@ def compose(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Origi
         message = str(error).splitlines()[0]
         raise ConfigError(f"{origins.where(key)}: {key}: {message}") from None
     assert isinstance(resolved, dict)
-    return {str(key): value for key, value in resolved.items()}, origins
+    return {str(key): value for key, value in resolved.items()}
 
 
 def _preset_named_by(content: Mapping[str, Any]) -> Any:

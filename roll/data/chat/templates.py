@@ -94,24 +94,27 @@ def render_prompts(
     """Return the text of each prompt, ready to be tokenized.
 
     Raises:
-        DataError: the tokenizer has no chat template, or the template fails on a row; or
-            `chat_template` is False, but the rows have messages or the source has a system message.
+        DataError: the tokenizer has no chat template, the template fails on a row, or both a row
+            and its source have a system message; or `chat_template` is False, but the rows have
+            messages or the source has a system message.
     """
-    if data.chat_template:
-        if not tokenizer.chat_template:
+    if not data.chat_template:
+        if system is not None:
             raise DataError(
-                "the tokenizer has no chat template; set `data.chat_template: false` to take the "
-                "prompt text as it is, or use an instruction-tuned model"
+                "`system` needs a chat template; remove it or set `data.chat_template: true`"
             )
-        return [
-            apply_template(conversation_of(row, system), tokenizer, data, row.place, asks=True)
-            for row in rows
-        ]
-    if system is not None:
+        return [_plain(row) for row in rows]
+    if not tokenizer.chat_template:
         raise DataError(
-            "`system` needs a chat template; remove it or set `data.chat_template: true`"
+            "the tokenizer has no chat template; set `data.chat_template: false` to take the "
+            "prompt text as it is, or use an instruction-tuned model"
         )
-    return [_plain(row) for row in rows]
+    texts = []
+    for row in rows:
+        messages = row.messages or (Message(role="user", content=row.prompt or ""),)
+        messages = with_system(messages, system, row.place)
+        texts.append(apply_template(messages, tokenizer, data, row.place, asks=True))
+    return texts
 
 
 def tokenize_prompts(
@@ -128,21 +131,22 @@ def tokenize_prompts(
     return [tuple(ids) for ids in encoded["input_ids"]]
 
 
-def conversation_of(row: PromptRow, system: str | None) -> tuple[Message, ...]:
+def with_system(
+    messages: tuple[Message, ...], system: str | None, place: str
+) -> tuple[Message, ...]:
     """Return the messages of a row, after the system message of its source if there is one.
 
     Raises:
         DataError: both the row and its source have a system message.
     """
-    turns = row.messages or (Message(role="user", content=row.prompt or ""),)
-    if system is not None:
-        if turns[0].role == "system":
-            raise DataError(
-                f"{row.place}: begins with a system message, and its source sets `system`; "
-                "keep one of the two"
-            )
-        turns = (Message(role="system", content=system), *turns)
-    return turns
+    if system is None:
+        return messages
+    if messages[0].role == "system":
+        raise DataError(
+            f"{place}: begins with a system message, and its source sets `system`; keep one of the "
+            "two"
+        )
+    return (Message(role="system", content=system), *messages)
 
 
 def apply_template(

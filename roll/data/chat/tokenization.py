@@ -16,7 +16,7 @@ from roll.core.types import Message
 from roll.data.chat.conversations import Conversation
 from roll.data.chat.end_mark import common_start, end_mark
 from roll.data.chat.inner_tokens import ids_of, inner_tokens
-from roll.data.chat.templates import PromptTokenizer, apply_template
+from roll.data.chat.templates import PromptTokenizer, apply_template, with_system
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,33 +85,26 @@ def pieces(
         mark: `end_mark` of the template; computed if left out.
 
     Raises:
-        NothingToLearnError: there is no answer to train, or an answer is empty or dropped by the
-            template.
+        NothingToLearnError: an answer is missing, empty or dropped by the template.
         DataError: the template fails on the conversation, or does not render each turn as the
             unchanged continuation of its prompt; or the conversation needs a chat template.
     """
-    turns = [turn for turn in conversation.after if turn.role == "assistant"]
+    turns = [i for i, turn in enumerate(conversation.after) if turn.role == "assistant"]
     if not turns:
         raise NothingToLearnError("no turn of the assistant to learn")
-    if any(not turn.content.strip() for turn in (turns[-1:] if last_turn_only else turns)):
+    turns = turns[-1:] if last_turn_only else turns
+    if any(not conversation.after[i].content.strip() for i in turns):
         raise NothingToLearnError("an empty answer")
     if not template.chat_template:
         return _plain(conversation, system, place)
-    before = conversation.before
-    if system is not None:
-        if (*before, *conversation.after)[0].role == "system":
-            raise DataError(
-                f"{place}: begins with a system message, and its source sets `system`; keep one "
-                "of the two"
-            )
-        before = (Message(role="system", content=system), *before)
-    if mark is None:
-        mark = end_mark(tokenizer, template)
-    return list(
-        _rendered(
-            before, conversation.after, tokenizer, template, place, last_turn_only, mark.strip()
-        )
-    )
+    messages = with_system((*conversation.before, *conversation.after), system, place)
+    mark = end_mark(tokenizer, template) if mark is None else mark
+    num_before = len(messages) - len(conversation.after)
+    # A first message has no prompt, so a model would never have to write it.
+    trained = [num_before + i for i in turns if num_before + i]
+    if not trained:
+        raise NothingToLearnError("an answer that nothing asks for")
+    return list(_rendered(messages, trained, tokenizer, template, place, mark.strip()))
 
 
 def tokenized(
@@ -156,56 +149,56 @@ def tokenized(
 
 
 def _rendered(
-    before: Sequence[Message],
-    after: Sequence[Message],
+    messages: Sequence[Message],
+    trained: Sequence[int],
     tokenizer: PromptTokenizer,
     template: TemplateConfig,
     place: str,
-    last_turn_only: bool,
     mark: str,
 ) -> Iterator[Piece]:
-    """Yield the text in the chat template, answers as trained pieces; DataError if a turn looks
-    different with what follows."""
-    messages = [*before, *after]
-    turns = [i for i in range(len(before), len(messages)) if messages[i].role == "assistant"]
-    # A first message has no prompt, so a model would never have to write it.
-    turns = [turn for turn in turns if turn]
-    if not turns:
-        raise NothingToLearnError("an answer that nothing asks for")
-    turns = turns[-1:] if last_turn_only else turns
-    advice = _ADVICE if isinstance(template, TextDataConfig) else _ADVICE_OF_PAIRS
+    """Yield the text in the chat template, up to the end of the last trained turn; see `pieces`.
+
+    Args:
+        trained: numbers of the trained turns in `messages`, ascending, above 0.
+        mark: `end_mark` of the template, without white space around it.
+    """
 
     def render(count: int, *, asks: bool) -> str:
         return apply_template(messages[:count], tokenizer, template, place, asks=asks)
 
-    whole = render(turns[-1] + 1, asks=False)
+    whole = render(trained[-1] + 1, asks=False)
     done = 0
-    for turn in turns:
+    for turn in trained:
         prompt, through = render(turn, asks=True), render(turn + 1, asks=False)
-        if not whole.startswith(prompt):
-            raise DataError(
-                f"{place}: the chat template does not render turn {turn} as it asks for it: the "
-                f"prompt ends with {prompt[-40:]!r}, the conversation goes on with "
-                f"{whole[common_start(whole, prompt) :][:40]!r}; {advice}"
-            )
-        if not whole.startswith(through):
-            raise DataError(
-                f"{place}: the chat template renders turn {turn} in another way when later turns "
-                f"follow; {advice}"
-            )
+        _check_unchanged(turn, prompt, through, whole, template, place)
         written = through.rstrip()
-        answer, said = whole[len(prompt) : len(written)], messages[turn].content
+        answer = whole[len(prompt) : len(written)]
         if not answer.removesuffix(mark).strip():
             raise NothingToLearnError("an answer that the chat template leaves out")
         yield Piece(whole[done : len(prompt)], trained=False)
-        yield Piece(
-            answer,
-            trained=True,
-            # Without a mark, the end-of-sequence token is what teaches the model to stop.
-            ends=not mark,
-            altered=not _holds(prompt, answer, said),
-        )
+        altered = not _holds(prompt, answer, messages[turn].content)
+        # Without a mark, the end-of-sequence token is what teaches the model to stop.
+        yield Piece(answer, trained=True, ends=not mark, altered=altered)
         done = len(written)
+
+
+def _check_unchanged(
+    turn: int, prompt: str, through: str, whole: str, template: TemplateConfig, place: str
+) -> None:
+    """Raise DataError unless the rendered conversation `whole` begins with the rendered `prompt` of
+    a turn, and with the rendered text `through` the end of this turn."""
+    advice = _ADVICE if isinstance(template, TextDataConfig) else _ADVICE_OF_PAIRS
+    if not whole.startswith(prompt):
+        raise DataError(
+            f"{place}: the chat template does not render turn {turn} as it asks for it: the prompt "
+            f"ends with {prompt[-40:]!r}, the conversation goes on with "
+            f"{whole[common_start(whole, prompt) :][:40]!r}; {advice}"
+        )
+    if not whole.startswith(through):
+        raise DataError(
+            f"{place}: the chat template renders turn {turn} in another way when later turns "
+            f"follow; {advice}"
+        )
 
 
 def _holds(prompt: str, answer: str, said: str) -> bool:
