@@ -34,14 +34,14 @@ class Line:
 
 
 def examine() -> list[Line]:
-    """Return a line for Python, machine, Ray, every backend and small tools; imports no backend."""
+    """Return a line for Python, machine, Ray, every backend and lscpu; imports no backend."""
     return [
         _python(),
         *_machine(),
         examine_ray(RAY),
         examine_token(),
         *examine_backends(),
-        *_small_things(),
+        _lscpu(),
     ]
 
 
@@ -119,7 +119,7 @@ def examine_backends(requirements: Mapping[str, Requirement] = REQUIREMENTS) -> 
     return lines
 
 
-def _small_things() -> list[Line]:
+def _lscpu() -> Line:
     lscpu = shutil.which("lscpu")
     advice = "" if lscpu else "vLLM on CPUs calls it: install util-linux"
-    return [Line("lscpu", lscpu or "-", "", lscpu is not None, advice, needed=False)]
+    return Line("lscpu", lscpu or "-", "", lscpu is not None, advice, needed=False)

@@ -76,18 +76,15 @@ def _find(module: str, folder: Path) -> ModuleSpec | None:
     sys.path.insert(0, str(folder))
     try:
         for end in range(1, len(parts) + 1):
-            spec = _ask_finders(".".join(parts[:end]), search)
+            name = ".".join(parts[:end])
+            specs = (finder.find_spec(name, search) for finder in sys.meta_path)
+            spec = next((each for each in specs if each is not None), None)
             if spec is None:
                 return None
             search = list(spec.submodule_search_locations or [])
     finally:
         sys.path.remove(str(folder))
     return spec
-
-
-def _ask_finders(name: str, search: list[str] | None) -> ModuleSpec | None:
-    found = (finder.find_spec(name, search) for finder in sys.meta_path)
-    return next((spec for spec in found if spec is not None), None)
 
 
 def _names_in(file: Path, key: str) -> set[str] | None:

@@ -16,9 +16,8 @@ from roll.config.checks.common import raise_if_any
 from roll.config.checks.offline import (
     distill_problems,
     dpo_problems,
-    labelled_source_problems,
     offline_problems,
-    reward_model_backend_problems,
+    reward_model_problems,
 )
 from roll.config.offline_base import OfflineConfig, PreferenceConfig
 from roll.config.run import RoleConfig
@@ -67,14 +66,8 @@ class DistillationConfig(OfflineConfig):
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
-        """Raise one ValueError with all problems between the sections, those of the teachers
-        included."""
-        raise_if_any(
-            [
-                *offline_problems(self),
-                *distill_problems(self.actor_train, self.teachers, self.data, self.validation),
-            ]
-        )
+        problems = distill_problems(self.actor_train, self.teachers, self.data, self.validation)
+        raise_if_any([*offline_problems(self), *problems])
         return self
 
     @property
@@ -100,14 +93,8 @@ class DpoConfig(PreferenceConfig):
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
-        """Raise one ValueError with all problems between the sections, such as a loss and its
-        reference."""
-        raise_if_any(
-            [
-                *offline_problems(self),
-                *dpo_problems(self, self.loss, self.reference, self.reference_logprobs),
-            ]
-        )
+        problems = dpo_problems(self, self.loss, self.reference, self.reference_logprobs)
+        raise_if_any([*offline_problems(self), *problems])
         return self
 
     @property
@@ -126,13 +113,5 @@ class RewardModelConfig(PreferenceConfig):
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
-        """Raise one ValueError with all problems between the sections, such as labelled sources,
-        or a backend without a score head."""
-        raise_if_any(
-            [
-                *offline_problems(self),
-                *labelled_source_problems(self),
-                *reward_model_backend_problems(self),
-            ]
-        )
+        raise_if_any([*offline_problems(self), *reward_model_problems(self)])
         return self

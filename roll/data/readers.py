@@ -165,9 +165,10 @@ def read_hub(source: FileConfig) -> Iterator[RawRow]:
     try:
         loaded = datasets.load_dataset(source.path, source.subset, split=source.split)
     except (OSError, ValueError, RuntimeError) as error:
+        first_line = (str(error).strip().splitlines() or ["no details"])[0]
         raise DataError(
             f"hub dataset {name}, split {source.split!r}: cannot be loaded "
-            f"({type(error).__name__}: {_first_line(error)}); check the name, `subset`, `split` "
+            f"({type(error).__name__}: {first_line}); check the name, `subset`, `split` "
             "and the network, or download it before and give the path of a file or folder"
         ) from error
     for number, row in enumerate(loaded):
@@ -188,8 +189,9 @@ def _parse(line: str, place: str) -> Any:
     try:
         return json.loads(line)
     except json.JSONDecodeError as error:
+        around = line[max(0, error.pos - 20) : error.pos + 20]
         raise DataError(
-            f"{place}: not valid JSON: {error.msg} at column {error.colno}: {_around(line, error)}"
+            f"{place}: not valid JSON: {error.msg} at column {error.colno}: {around!r}"
         ) from None
     except RecursionError:
         raise DataError(f"{place}: JSON nested too deeply") from None
@@ -202,12 +204,3 @@ def _object(value: Any, place: str) -> dict[str, Any]:
             f'{place}: expected an object like {{"prompt": ...}}, found {type(value).__name__}'
         )
     return value
-
-
-def _around(line: str, error: json.JSONDecodeError) -> str:
-    start = max(0, error.pos - 20)
-    return repr(line[start : error.pos + 20])
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or ["no details"])[0]

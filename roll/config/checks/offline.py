@@ -47,8 +47,9 @@ def labelled_source_problems(config: PreferenceConfig) -> Iterator[str]:
             )
 
 
-def reward_model_backend_problems(config: OfflineConfig) -> Iterator[str]:
-    """Yield a problem if the backend cannot train a reward model."""
+def reward_model_problems(config: PreferenceConfig) -> Iterator[str]:
+    """Yield sources of labelled responses, and a backend that cannot train a reward model."""
+    yield from labelled_source_problems(config)
     if config.actor_train.strategy.kind == "megatron":
         yield (
             "actor_train.strategy.kind: megatron has no score head, so it trains no reward model; "
