@@ -86,7 +86,7 @@ def _part(term: LossTerm) -> str:
 
 
 def _masked(terms: PolicyTerms, mask_BT: Tensor) -> PolicyTerms:
-    """Set the terms to zero outside the mask, so that no gradient flows there.
+    """Return the terms with zeros outside the mask, so that no gradient flows there.
 
     Token weights of zero would not be enough: zero times the gradient of a NaN is NaN.
     """

@@ -122,6 +122,7 @@ def rejected(gap_BT: Tensor, mask_BT: Tensor, rules: Sequence[RejectConfig]) -> 
 
 
 def _outside(ratio_BT: Tensor, lower: float | None, upper: float | None) -> Tensor:
+    """Mark the ratios below `lower` or above `upper`, bool `[B, T]`; None: no such bound."""
     outside_BT = torch.zeros_like(ratio_BT, dtype=torch.bool)
     if lower is not None:
         outside_BT = outside_BT | (ratio_BT < lower)

@@ -58,7 +58,7 @@ def from_logits(
 ) -> PolicyTerms:
     """Compute log-probs and entropy from whole logits; for tests and small models.
 
-    Results are `[B, T]`; every position except 0 is filled.
+    Results are `[B, T]`, 0 at position 0. The entropy is None unless `entropy` is True.
     """
     logits = logits_BTV[:, :-1].float() / temperature
     logp = logits.log_softmax(-1)
@@ -89,7 +89,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         chunk_tokens: int,
         entropy: bool,
     ) -> tuple[Tensor, Tensor]:
-        """Return log-probs of the targets and entropies, `[N]`; keep no logits."""
+        """Return log-probs and entropies (0 unless `entropy`), both `[N]`; keep no logits."""
         size = len(targets_N)
         logprobs_N = hidden_ND.new_empty(size, dtype=torch.float32)
         lse_N = torch.empty_like(logprobs_N)

@@ -136,4 +136,5 @@ def _parts(values: Tensor, mask: Tensor | None) -> Iterator[tuple[Tensor, Tensor
 
 
 def _only(values: Tensor, chosen: Tensor | None) -> Tensor:
+    """Return `values` with zeros where `chosen` is False; None: all numbers are chosen."""
     return values if chosen is None else only(values, chosen)

@@ -36,6 +36,7 @@ class Comparison:
 
 
 def comparison(config: DistillTargetConfig, num_tokens: int) -> Comparison:
+    """Return the settings of the comparison that `config` describes."""
     return Comparison(
         config.divergence, config.student_temperature, config.teacher_temperature, num_tokens
     )

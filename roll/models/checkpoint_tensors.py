@@ -66,7 +66,7 @@ class CheckpointLayout:
             first = int(tensor.storage_offset()) if is_run else None
             saved = SavedTensor(name, torch.Size(tensor.shape), first)
             found.setdefault(tensor.origins, []).append(saved)
-        self.bundles = _in_order(_rows_to_sequences(found), list(shapes))
+        self.bundles = _in_order(_merge_by_common_source(found), list(shapes))
 
     def convert(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Convert whole tensors of the model to tensors of the checkpoint, by name.
@@ -144,12 +144,14 @@ class _Traced(Tensor):
 
     @classmethod
     def of(cls, name: str, tensor: Tensor) -> _Traced:
+        """Return a view of `tensor` whose only origin is `name`."""
         traced = tensor.as_subclass(cls)
         traced.origins = frozenset({name})
         return traced
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run `func`; its results get the origins of all its arguments. Copies are skipped."""
         if func in (Tensor.contiguous, Tensor.clone):
             return args[0]  # without values, a copy equals the original
         # `view` may fail without the copy that was skipped above.
@@ -164,7 +166,7 @@ class _Traced(Tensor):
         return result
 
 
-def _rows_to_sequences(
+def _merge_by_common_source(
     found: Mapping[frozenset[str], Iterable[SavedTensor]],
 ) -> list[tuple[frozenset[str], list[SavedTensor]]]:
     """Merge groups of saved tensors that have a source in common."""

@@ -58,11 +58,13 @@ class LastMlp:
         return {_ARGUMENT: read_N} if 0 < len(read_N) <= _WORTHWHILE * tokens else {}
 
     def _take(self, layer: nn.Module, inputs: tuple[Any, ...], arguments: dict[str, Any]) -> Any:
+        """Take the indices of the read tokens from the arguments of the layer."""
         self._read_N = arguments.get(_ARGUMENT)
         rest = {name: value for name, value in arguments.items() if name != _ARGUMENT}
         return inputs, rest
 
     def _select(self, mlp: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor | None:
+        """Return the input of the MLP at the read tokens, `[N, D]`; None: leave it as it is."""
         if self._read_N is None:
             return None
         (states_BTD,) = inputs
@@ -70,6 +72,7 @@ class LastMlp:
         return states_BTD.flatten(0, 1)[self._read_N]
 
     def _spread(self, mlp: nn.Module, inputs: Any, states_ND: Tensor) -> Tensor | None:
+        """Return the results at their places in `[B, T, D]`, 0 elsewhere; None: leave them."""
         if self._read_N is None:
             return None
         rows, width, _ = self._shape

@@ -199,6 +199,7 @@ def _load(
 
 
 def _incomplete(model: ModelConfig, missing: list[str]) -> str:
+    """Return the error message for a checkpoint that lacks tensors."""
     return (
         f"model {model.path!r} lacks {len(missing)} tensors, e.g. {missing[0]!r}; they would "
         "start from random values. Is the checkpoint complete?"

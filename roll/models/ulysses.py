@@ -127,6 +127,7 @@ def _unshared_heads(config: Any, ranks: int, tp: int) -> str:
 
 
 def _rope_types(config: Any) -> set[str]:
+    """Return the types of the rotary embeddings of all kinds of layers; empty if not given."""
     rope = getattr(config, "rope_parameters", None) or {}
     of_kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]
     return {each["rope_type"] for each in of_kinds if "rope_type" in each}

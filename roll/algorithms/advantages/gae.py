@@ -86,6 +86,7 @@ class Gae:
         return tokens.unpack(advantages_BL.float()), tokens.unpack(returns_BL.float())
 
     def _policy_lambda(self, tokens_B: Tensor) -> Tensor:
+        """Return lambda of each row `[B]`, or of all rows `[1]`, float64."""
         if self.config.adaptive_alpha is not None:
             return length_adaptive_lambda(tokens_B, self.config.adaptive_alpha)
         assert self.config.policy_lambda is not None
@@ -106,4 +107,5 @@ def _alike(lengths_B: Tensor) -> Iterator[tuple[Tensor, int]]:
 
 
 def _one(number: float) -> Tensor:
+    """Return the number as a float64 tensor `[1]`."""
     return torch.tensor([number], dtype=torch.float64)

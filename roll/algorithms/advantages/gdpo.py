@@ -57,7 +57,7 @@ class Gdpo:
         """Compute advantages, float32 `[B, T]`, zero outside the loss mask, from a whole step.
 
         Raises:
-            ValueError: the batch has no `named_rewards`, or has token rewards.
+            ValueError: `named_rewards` or `reward_weights` are missing, or there are token rewards.
         """
         rewards_BR = batch.require("named_rewards", made_by="assemble")
         weights_BR = batch.require("reward_weights", made_by="assemble")

@@ -23,6 +23,7 @@ class DistillLoss:
     config: DistillLossConfig
 
     def __call__(self, terms: PolicyTerms, batch: TrainBatch) -> TokenLoss:
+        """Compute the loss, 0 outside the loss mask; needs `terms.divergence_BT`."""
         config = self.config
         divergence_BT = _divergence(terms).masked_fill(~batch.loss_mask, 0.0)
         nll_BT = -terms.logprobs_BT.masked_fill(~batch.loss_mask, 0.0)
@@ -60,6 +61,7 @@ class DistillTerm:
 
 
 def _divergence(terms: PolicyTerms) -> Tensor:
+    """Return the divergence; raise ValueError if the forward pass computed none."""
     if terms.divergence_BT is None:
         raise ValueError("no teacher said anything of these rows; ask them first")
     return terms.divergence_BT

@@ -45,6 +45,7 @@ class PairedLoss:
     config: PairLoss
 
     def __call__(self, terms: PolicyTerms, batch: PreferenceBatch) -> TokenLoss:
+        """Compute the loss; needs `ref_sums` if the formula has a reference model."""
         config, mask_BT = self.config, batch.loss_mask
         counts_B = mask_BT.sum(1).clamp(min=1)
         sums_B = response_sums(terms.logprobs_BT, mask_BT)
@@ -125,6 +126,7 @@ class LabelledLoss:
     config: KtoConfig
 
     def __call__(self, terms: PolicyTerms, batch: LabelledBatch) -> TokenLoss:
+        """Compute the loss; needs `ref_sums` and `divergence`."""
         config, mask_BT = self.config, batch.loss_mask
         ref_B = batch.require("ref_sums", made_by="add_reference")
         divergence_B = batch.require("divergence", made_by="add_divergence")

@@ -22,6 +22,7 @@ class BradleyTerryLoss:
     config: BradleyTerryConfig
 
     def __call__(self, terms: ScoreTerms, batch: PreferenceBatch) -> TokenLoss:
+        """Compute the loss; needs `margins`."""
         scores_B = response_sums(terms.scores_BT, batch.loss_mask)
         margins_B = batch.require("margins", made_by="pair_batch")
         chosen_P, rejected_P = scores_B[::2], scores_B[1::2]

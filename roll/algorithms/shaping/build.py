@@ -183,6 +183,7 @@ class Shaping:
 
     @property
     def _stateful(self) -> dict[str, Stateful]:
+        """Parts with a state, by their names in the checkpoint."""
         parts: dict[str, object] = {f"reward/{n}": part for n, part in self.reward_parts.items()}
         if self.kl is not None:
             parts["kl_in_reward"] = self.kl
@@ -190,6 +191,7 @@ class Shaping:
 
 
 def _without_advantages(batch: RolloutBatch) -> RolloutBatch:
+    """Return the batch with an empty loss mask, and with advantages and returns of 0."""
     zeros_BT = torch.zeros_like(batch.loss_mask, dtype=torch.float32)
     nobody = torch.zeros_like(batch.loss_mask)
     return replace(batch, loss_mask=nobody, advantages=zeros_BT, returns=zeros_BT)
@@ -260,4 +262,5 @@ def _share(chosen_B: Tensor) -> Mean:
 
 
 def _listed(names: Any) -> str:
+    """Return the names in alphabetical order; "nothing" if there are none."""
     return ", ".join(sorted(names)) or "nothing"

@@ -70,7 +70,7 @@ class Stateful(Protocol):
         ...
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of `state`."""
+        """Restore the result of `state`; raise CheckpointError if it is of another part."""
         ...
 
 

@@ -99,6 +99,7 @@ class KlInReward:
         return {} if self.config.target is None else {"coef": self.current_coef}
 
     def load(self, state: Mapping[str, Any]) -> None:
+        """Restore the coefficient; raise CheckpointError if the keys are of another state."""
         if state.keys() != {"coef"}:
             raise CheckpointError(f"not the state of a KL coefficient: keys {sorted(state)}")
         self.current_coef = float(state["coef"])

@@ -78,11 +78,7 @@ class NormalizeReward:
         return self.moments.state() if "running" in (self.config.mean, self.config.std) else {}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore the running moments that `state` returned, when a run is resumed.
-
-        Raises:
-            CheckpointError: the keys are not those of moments.
-        """
+        """Restore the running moments; raise CheckpointError if the keys are of another state."""
         self.moments = Moments.restored(state)
 
     def _moments(

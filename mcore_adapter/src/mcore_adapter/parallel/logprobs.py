@@ -45,6 +45,8 @@ def token_logprobs(
 
 
 class _TokenLogprobs(torch.autograd.Function):
+    """Autograd function that keeps the logits and computes their softmax again for gradients."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -102,6 +104,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _top(rows_NV: Tensor) -> Tensor:
+    """Return the largest logit of each row, float32 `[N]`; -inf if there are no columns."""
     if rows_NV.shape[1] == 0:
         return torch.full((len(rows_NV),), -torch.inf, device=rows_NV.device)
     return rows_NV.amax(dim=1).float()
@@ -121,5 +124,6 @@ def _sums(scaled_NV: Tensor, local_N: Tensor, top_N: Tensor) -> Tensor:
 
 
 def _all_reduce(tensor: Tensor, op: dist.ReduceOp.RedOpType, group: object) -> None:
+    """Reduce the tensor in place; None: leave it as it is."""
     if group is not None:
         dist.all_reduce(tensor, op, group=group)

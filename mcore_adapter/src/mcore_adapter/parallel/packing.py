@@ -24,8 +24,7 @@ class Packed:
     """Value of `packed_seq_params` in `GPTModel.forward`, needed on every pipeline stage."""
 
     def split(self, values_T: Tensor) -> list[Tensor]:
-        """Split values of all tokens, `[tokens, ...]`, into one tensor per sequence; drop
-        padding."""
+        """Split values `[tokens, ...]` into one tensor per sequence; drop those of the padding."""
         return list(values_T[: sum(self.lengths)].split(list(self.lengths)))
 
 

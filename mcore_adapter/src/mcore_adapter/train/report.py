@@ -16,18 +16,17 @@ Metrics = Mapping[str, float]
 
 
 class Report:
-    """Progress report of a run. Only rank 0 prints and writes."""
+    """Progress report of a run.
+
+    Args:
+        path: file for the lines of JSON. Lines of steps that will be repeated are removed from it.
+        speaks: True on rank 0, the only rank that prints and writes.
+        first_step: number of steps made before, by the part of the run that is resumed.
+        num_steps: number of steps of the whole run.
+        every: number of steps between lines of text, if there is no terminal for a bar.
+    """
 
     def __init__(self, path: Path, *, speaks: bool, first_step: int, num_steps: int, every: int):
-        """
-        Args:
-            path: file for the lines of JSON. If the file exists, the lines of steps that will be
-                repeated are removed.
-            speaks: True on rank 0. Otherwise the report prints and writes nothing.
-            first_step: number of steps made before, by the part of the run that is resumed.
-            num_steps: number of steps of the whole run.
-            every: number of steps between lines of text, if there is no terminal for a bar.
-        """
         self._path, self._speaks = path, speaks
         self._num_steps, self._every = num_steps, every
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)

@@ -200,4 +200,5 @@ class Run:
 
 
 def _due(done: int, every: int | None) -> bool:
+    """Return True if `done` is a multiple of `every`; None: never."""
     return every is not None and done % every == 0

@@ -37,6 +37,7 @@ def _split(key: str) -> tuple[str, str]:
 
 
 def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Yield the names of all sections and keys, such as `section` and `section.key`."""
     for name, field in model.model_fields.items():
         yield prefix + name
         for inner in (field.annotation, *get_args(field.annotation)):

@@ -266,6 +266,7 @@ class _Arrays:
                 self.skipped += 1
 
     def tensors(self) -> dict[str, Tensor]:
+        """Return the arrays by their names in the file; they share the memory of this object."""
         return {
             "tokens": torch.frombuffer(self.tokens, dtype=torch.int32),
             "trained": torch.frombuffer(self.trained, dtype=torch.bool),

@@ -44,6 +44,7 @@ class Order:
         return [self._example(place) for place in range(start, start + count)]
 
     def _example(self, place: int) -> int:
+        """Return the number of the example at `place`, counted over all epochs."""
         epoch, place = divmod(place, self.num_examples)
         if self.seed is None:
             return place
