@@ -67,24 +67,11 @@ def insert_adapter(
     from peft import LoraConfig as PeftConfig
     from peft import inject_adapter_in_model
 
-    targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
-    if isinstance(targets, list):
-        linear = {
-            name.rpartition(".")[2]
-            for name, module in model.named_modules()
-            if isinstance(module, nn.Linear)
-        }.difference(HEADS)
-        for target in targets:
-            if target not in linear:
-                raise ConfigError(
-                    f"model.lora.targets: no linear layer is called {target!r} (there are: "
-                    f"{', '.join(sorted(linear))})"
-                )
     settings = PeftConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]  # PEFT divides by the rank, nothing else
         lora_dropout=lora.dropout,
-        target_modules=targets,
+        target_modules=_targets(model, lora),
         exclude_modules=list(HEADS),
     )
     model.requires_grad_(False)
@@ -102,6 +89,24 @@ def insert_adapter(
         parameter.requires_grad_(any(factor in name for factor in _FACTORS))
     if also is not None:
         also.requires_grad_(True)
+
+
+def _targets(model: PreTrainedModel, lora: LoraConfig) -> str | list[str]:
+    """Return `lora.targets` for PEFT; raise ConfigError if an entry is no linear layer's name."""
+    if isinstance(lora.targets, str):
+        return lora.targets
+    linear = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+    }.difference(HEADS)
+    for target in lora.targets:
+        if target not in linear:
+            raise ConfigError(
+                f"model.lora.targets: no linear layer is called {target!r} (there are: "
+                f"{', '.join(sorted(linear))})"
+            )
+    return list(lora.targets)
 
 
 def has_adapter(model: PreTrainedModel) -> bool:

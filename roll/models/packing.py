@@ -83,9 +83,6 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Compute causal attention of `[B, heads, T, head_dim]`, separately for each sequence.
 
-    No scores between different sequences are computed. Adjacent sequences of equal length are
-    processed in one call.
-
     Args:
         query: queries, whose number of heads is a multiple of that of key and value.
         kwargs: `row_lengths`, the lengths of the sequences in each row.
@@ -108,17 +105,7 @@ def packed_attention(
     if groups > 1 and not _shares_heads(query, sliding_window):
         key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
     lengths = required_argument(module, kwargs, "row_lengths")
-    runs = [(length, len(list(same))) for length, same in groupby(lengths)]
-    if len(runs) == 1:  # split and cat would copy in the backward pass
-        (length, _) = runs[0]
-        return _attend_equal_lengths(query, key, value, length, scaling, sliding_window), None
-    tokens = [length * count for length, count in runs]
-    split = (each.split(tokens, dim=2) for each in (query, key, value))
-    parts = [
-        _attend_equal_lengths(q, k, v, length, scaling, sliding_window)
-        for (length, _), q, k, v in zip(runs, *split, strict=True)
-    ]
-    return torch.cat(parts, dim=1), None
+    return _attend(query, key, value, lengths, scaling, sliding_window), None
 
 
 def required_argument(module: nn.Module, kwargs: dict[str, Any], name: str) -> Any:
@@ -142,6 +129,30 @@ def _shares_heads(query: Tensor, window: int | None) -> bool:
     On other devices or with a window, this option would make torch choose a slower kernel.
     """
     return query.device.type == "cpu" and window is None
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lengths: Sequence[int],
+    scale: float | None,
+    window: int | None,
+) -> Tensor:
+    """Compute attention `[B, T, heads, head_dim]` of rows with sequences of these lengths.
+
+    Adjacent sequences of equal length are processed in one call.
+    """
+    runs = [(length, len(list(same))) for length, same in groupby(lengths)]
+    if len(runs) == 1:  # split and cat would copy in the backward pass
+        return _attend_equal_lengths(query, key, value, lengths[0], scale, window)
+    tokens = [length * count for length, count in runs]
+    split = (each.split(tokens, dim=2) for each in (query, key, value))
+    parts = [
+        _attend_equal_lengths(q, k, v, length, scale, window)
+        for (length, _), q, k, v in zip(runs, *split, strict=True)
+    ]
+    return torch.cat(parts, dim=1)
 
 
 def _attend_equal_lengths(

@@ -61,17 +61,22 @@ def pack(
     with_padding = [*lengths, row - used] if row > used else lengths
     device = sequences[0].device
     filling = torch.full((row - used,), padding_token, dtype=sequences[0].dtype, device=device)
-    bounds = torch.tensor([0, *with_padding], device=device).cumsum(0).to(torch.int32)
-    longest = max(with_padding)
     return Packed(
         tokens_BT=torch.cat([*sequences, filling])[None],
         positions_BT=torch.cat([torch.arange(n, device=device) for n in with_padding])[None],
         lengths=tuple(lengths),
-        params=PackedSeqParams(
-            qkv_format="thd",
-            cu_seqlens_q=bounds,
-            cu_seqlens_kv=bounds,
-            max_seqlen_q=longest,
-            max_seqlen_kv=longest,
-        ),
+        params=_bounds(with_padding, device),
+    )
+
+
+def _bounds(lengths: Sequence[int], device: torch.device) -> PackedSeqParams:
+    """Return the bounds of sequences of these lengths in a row, for Megatron-Core's attention."""
+    bounds = torch.tensor([0, *lengths], device=device).cumsum(0).to(torch.int32)
+    longest = max(lengths)
+    return PackedSeqParams(
+        qkv_format="thd",
+        cu_seqlens_q=bounds,
+        cu_seqlens_kv=bounds,
+        max_seqlen_q=longest,
+        max_seqlen_kv=longest,
     )

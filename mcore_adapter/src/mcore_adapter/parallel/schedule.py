@@ -41,20 +41,8 @@ def run_schedule(
     Returns:
         The results on the last stage; an empty list on the others.
     """
-
-    def step(iterator: Iterator[Batch], chunk: nn.Module) -> tuple[Tensor, Callable[..., Any]]:
-        """Run the next micro-batch through `chunk`; return the output and its loss function."""
-        batch = next(iterator)
-
-        def reduce(output: Tensor) -> tuple[Tensor, dict[str, Result]]:
-            value, result = loss(output, batch)
-            # The schedule divides by the number of micro-batches.
-            return value * len(batches), {"result": result}
-
-        return forward(chunk, batch), reduce
-
     kept = get_forward_backward_func()(
-        forward_step_func=step,
+        forward_step_func=_forward_step(forward, loss, len(batches)),
         data_iterator=[iter(batches) for _ in chunks] if len(chunks) > 1 else iter(batches),
         model=list(chunks),
         num_microbatches=len(batches),
@@ -64,3 +52,26 @@ def run_schedule(
         forward_only=forward_only,
     )
     return [each["result"] for each in kept]
+
+
+def _forward_step(
+    forward: Callable[[nn.Module, Batch], Tensor],
+    loss: Callable[[Tensor, Batch], tuple[Tensor, Result]],
+    num_batches: int,
+) -> Callable[[Iterator[Batch], nn.Module], tuple[Tensor, Callable[..., Any]]]:
+    """Return the schedule's step, a function that runs the next micro-batch through a chunk.
+
+    It returns the output, and the function that the schedule calls with the last chunk's output.
+    """
+
+    def step(iterator: Iterator[Batch], chunk: nn.Module) -> tuple[Tensor, Callable[..., Any]]:
+        batch = next(iterator)
+
+        def reduce(output: Tensor) -> tuple[Tensor, dict[str, Result]]:
+            value, result = loss(output, batch)
+            # The schedule divides by the number of micro-batches.
+            return value * num_batches, {"result": result}
+
+        return forward(chunk, batch), reduce
+
+    return step

@@ -29,7 +29,7 @@ from mcore_adapter.parallel.logprobs import token_logprobs
 from mcore_adapter.parallel.schedule import run_schedule
 from mcore_adapter.parallel_sizes import ParallelSizes
 from mcore_adapter.train.data.dataset import Dataset
-from mcore_adapter.train.data.micro_batches import Micro, micro, plan
+from mcore_adapter.train.data.micro_batches import Micro, Plan, micro, plan
 from mcore_adapter.train.settings import Batch, Settings
 
 Result = TypeVar("Result")
@@ -109,28 +109,7 @@ class Policy:
             On the last pipeline stage the results that `reduce` returned, one per micro-batch with
             sequences; on other stages an empty list.
         """
-        replicas = parallel_state.get_data_parallel_world_size()
-        # With virtual stages, the schedule runs each chunk on groups of pp micro-batches.
-        turns = self.sizes.pp if self.sizes.vpp > 1 else 1
-        made = plan(
-            [dataset.lengths_of(example) for example in examples],
-            capacity=self.batch.tokens,
-            packing=self.batch.packing,
-            width_multiple=self.sizes.tp,
-            count_multiple=replicas * turns,
-        )
-        mine = made.parts[parallel_state.get_data_parallel_rank() :: replicas]
-        micros = [
-            micro(
-                dataset,
-                [examples[place] for place in part],
-                made,
-                packing=self.batch.packing,
-                device=self.device,
-            )
-            for part in mine
-        ]
-
+        made, micros = self._micro_batches(dataset, examples)
         for chunk in self.chunks:
             chunk.train(not forward_only)
             if self.mtp_loss_weight:
@@ -146,6 +125,25 @@ class Policy:
                 forward_only=forward_only,
             )
         return [result for result in kept if result is not None]
+
+    def _micro_batches(self, dataset: Dataset, examples: Sequence[int]) -> tuple[Plan, list[Micro]]:
+        """Return the plan of a step, the same on all ranks, and this rank's micro-batches."""
+        replicas = parallel_state.get_data_parallel_world_size()
+        # With virtual stages, the schedule runs each chunk on groups of pp micro-batches.
+        turns = self.sizes.pp if self.sizes.vpp > 1 else 1
+        packing = self.batch.packing
+        made = plan(
+            [dataset.lengths_of(example) for example in examples],
+            capacity=self.batch.tokens,
+            packing=packing,
+            width_multiple=self.sizes.tp,
+            count_multiple=replicas * turns,
+        )
+        mine = made.parts[parallel_state.get_data_parallel_rank() :: replicas]
+        parts = [[examples[place] for place in part] for part in mine]
+        return made, [
+            micro(dataset, part, made, packing=packing, device=self.device) for part in parts
+        ]
 
     def _loss(
         self, logits_BTV: Tensor, of: Micro, reduce: Reduce[Result]

@@ -46,21 +46,27 @@ def references(
     )
     if not missing:
         return known_S
-    found_S = torch.zeros(count, device=policy.device)
-    for start in range(0, len(missing), per_step):
-        part = missing[start : start + per_step]
-        with policy.without_adapter():
-            kept = policy.run(dataset, part, _keep_sums, forward_only=True)
-        for sequences, sums_S in kept if policy.answers else ():
-            found_S[sequences] = sums_S
-    dist.all_reduce(found_S)
+    found_S = _computed(policy, dataset, missing, per_step)
     places = [number for example in missing for number in dataset.sequences_of(example)]
-    known_S[places] = found_S.cpu()[places]
+    known_S[places] = found_S[places]
     if dist.get_rank() == 0:
         aside = path.with_suffix(".partial")
         save_file({"logprobs": known_S}, aside)
         aside.rename(path)
     return known_S
+
+
+def _computed(policy: Policy, dataset: Dataset, examples: Sequence[int], per_step: int) -> Tensor:
+    """Compute the sums of the examples without the adapter; 0 for all others. Collective."""
+    found_S = torch.zeros(len(dataset) * dataset.sequences_per_example, device=policy.device)
+    for start in range(0, len(examples), per_step):
+        part = examples[start : start + per_step]
+        with policy.without_adapter():
+            kept = policy.run(dataset, part, _keep_sums, forward_only=True)
+        for sequences, sums_S in kept if policy.answers else ():
+            found_S[sequences] = sums_S
+    dist.all_reduce(found_S)
+    return found_S.cpu()
 
 
 def sequence_sums(logprobs_N: Tensor, micro: Micro) -> Tensor:

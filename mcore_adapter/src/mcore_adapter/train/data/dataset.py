@@ -232,8 +232,7 @@ class _Arrays:
             too_long: treatment of longer sequences, see `Data.too_long`.
 
         Raises:
-            DataError: a token is beyond the vocabulary, or a sequence is too long and `too_long` is
-                `error`.
+            DataError: a token is beyond the vocabulary, or a sequence is too long for `error`.
         """
         self.rows += 1
         length = max(len(sequence.tokens) for sequence in example)

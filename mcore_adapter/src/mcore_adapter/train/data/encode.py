@@ -118,10 +118,7 @@ def _chat(
 ) -> Encoded:
     """Encode a conversation with the chat template of the model.
 
-    The turns of the assistant in `messages` are trained, with the end of each turn. The tokens of a
-    turn are found by rendering: first the messages before it with the generation prompt, then the
-    messages up to and including it. This works only if each rendering starts with the one before,
-    which is checked.
+    The turns of the assistant in `messages` are trained, with the end of each turn.
 
     Args:
         before: messages at the start, which are not trained.
@@ -146,17 +143,32 @@ def _chat(
     for turn in turns:
         if not whole[turn].get("content") and not whole[turn].get("tool_calls"):
             raise DataError(f"{name}: message {turn + 1} is an empty answer of the assistant")
-        given = _render(whole[:turn], tokenizer, ask=True)
-        until = _render(whole[: turn + 1], tokenizer)
-        if until[: len(given)] != given or tokens[: len(until)] != until:
-            later = "with the messages after it" if until[: len(given)] == given else "as an answer"
-            raise DataError(
-                f"{name}: the chat template renders message {turn + 1} otherwise {later} than "
-                "alone, so that its tokens cannot be told; end the conversation there, or use a "
-                "template that only appends"
-            )
-        trained[len(given) : len(until)] = [True] * (len(until) - len(given))
+        start, end = _bounds_of_turn(turn, whole, tokens, tokenizer, name)
+        trained[start:end] = [True] * (end - start)
     return _checked(tokens, trained, name)
+
+
+def _bounds_of_turn(
+    turn: int, messages: Sequence[Message], tokens: list[int], tokenizer: Tokenizer, name: str
+) -> tuple[int, int]:
+    """Return start and end of an assistant's turn in `tokens`, the rendering of all messages.
+
+    They are found by rendering: first the messages before the turn with the generation prompt, then
+    the messages up to and including it.
+
+    Raises:
+        DataError: a rendering does not start with the one before.
+    """
+    given = _render(messages[:turn], tokenizer, ask=True)
+    until = _render(messages[: turn + 1], tokenizer)
+    if until[: len(given)] != given or tokens[: len(until)] != until:
+        later = "with the messages after it" if until[: len(given)] == given else "as an answer"
+        raise DataError(
+            f"{name}: the chat template renders message {turn + 1} otherwise {later} than "
+            "alone, so that its tokens cannot be told; end the conversation there, or use a "
+            "template that only appends"
+        )
+    return len(given), len(until)
 
 
 def _render(messages: Sequence[Message], tokenizer: Tokenizer, *, ask: bool = False) -> list[int]:

@@ -108,12 +108,7 @@ def balanced(loads: Sequence[int], capacity: int, multiple: int) -> list[list[in
 
 
 def micro(
-    dataset: Dataset,
-    examples: Sequence[int],
-    shape: Plan,
-    *,
-    packing: bool,
-    device: torch.device,
+    dataset: Dataset, examples: Sequence[int], shape: Plan, *, packing: bool, device: torch.device
 ) -> Micro:
     """Build the micro-batch of the given examples, in the shape that the step's plan requires.
 
@@ -134,16 +129,10 @@ def micro(
         tokens_BT, positions_BT, params = packed.tokens_BT, packed.positions_BT, packed.params
         starts = torch.tensor([0, *map(len, tokens)]).cumsum(0)[:-1].tolist()
     else:
-        tokens_BT = none.new_zeros(shape.rows, shape.width, device=device)
-        for row, each in zip(tokens_BT, tokens, strict=False):
-            row[: len(each)] = each
-        positions_BT = torch.arange(shape.width, device=device).expand_as(tokens_BT)
-        params = None
-        starts = [row * shape.width for row in range(len(tokens))]
-    places = [
-        start + trained.nonzero()[:, 0]
-        for start, (_, trained) in zip(starts, sequences, strict=True)
-    ]
+        tokens_BT, positions_BT = _one_per_row(tokens, shape, device)
+        params, starts = None, [row * shape.width for row in range(len(tokens))]
+    trained = [marks.nonzero()[:, 0] for _, marks in sequences]
+    places = [start + each for start, each in zip(starts, trained, strict=True)]
     owners = [torch.full_like(each, number) for number, each in enumerate(places)]
     return Micro(
         tokens_BT=tokens_BT,
@@ -153,3 +142,13 @@ def micro(
         places_N=torch.cat([none, *places]).to(device),
         sequence_N=torch.cat([none, *owners]).to(device),
     )
+
+
+def _one_per_row(
+    sequences: Sequence[Tensor], shape: Plan, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return tokens and positions of sequences, one per row and then padding, int64 `[B, T]`."""
+    tokens_BT = torch.zeros(shape.rows, shape.width, dtype=torch.long, device=device)
+    for row, sequence in zip(tokens_BT, sequences, strict=False):
+        row[: len(sequence)] = sequence
+    return tokens_BT, torch.arange(shape.width, device=device).expand_as(tokens_BT)
