@@ -20,7 +20,6 @@ def token_weights(mask_BT: Tensor, mode: Aggregation, *, max_tokens: int | None 
 
     Args:
         mask_BT: bool, True where a token is trained; ALL rows of one optimizer step.
-        mode: the aggregation.
         max_tokens: divisor of `constant`, in tokens.
 
     Returns:

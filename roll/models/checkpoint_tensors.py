@@ -74,8 +74,7 @@ class CheckpointLayout:
         Args:
             tensors: all sources of one or more bundles.
         """
-        converted: dict[str, Tensor] = revert_weight_conversion(self._model, dict(tensors))
-        return converted
+        return revert_weight_conversion(self._model, dict(tensors))
 
     def to_checkpoint(self, bundle: Bundle, tensors: Mapping[str, Tensor]) -> Iterator[Tensor]:
         """Yield the saved tensors of a bundle, in the order of the bundle.

@@ -28,7 +28,6 @@ def fetch(
     when they load the model.
 
     Args:
-        models: models whose files are needed.
         download: function of the hub's client, replaceable for tests.
 
     Raises:

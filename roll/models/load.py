@@ -99,7 +99,6 @@ def load_causal_lm(model: ModelConfig, *, dtype: torch.dtype | None = None) -> P
     """Load a causal language model on the CPU, in evaluation mode and without dropout.
 
     Args:
-        model: model to load.
         dtype: dtype of the parameters; default: `model.dtype`. Training loads float32 parameters.
 
     Raises:

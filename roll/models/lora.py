@@ -56,8 +56,6 @@ def insert_adapter(
     """Insert an adapter that does not change the model's output yet, and freeze the rest.
 
     Args:
-        model: model that gets the adapter, in place.
-        lora: settings of the adapter.
         also: new head that is trained and saved as a whole; None if there is none.
 
     Raises:
@@ -162,8 +160,6 @@ def save(
     Args:
         path: folder, which is created if needed.
         tensors: trained tensors, by their names in `model`.
-        lora: settings of the adapter.
-        model: model that has the adapter.
         base: path of the model that the adapter belongs to.
     """
     path.mkdir(parents=True, exist_ok=True)

@@ -37,7 +37,6 @@ def check(model: PreTrainedModel, key: str) -> None:
     """Check that only attention mixes the tokens of a row, and that attention can be replaced.
 
     Args:
-        model: model to check.
         key: config key that needs this, for the error message.
 
     Raises:
@@ -102,7 +101,9 @@ def packed_attention(
             "also goes with model.attention: flash_attention_2)"
         )
     groups = query.shape[1] // key.shape[1]  # from the shapes: a rank may hold only some heads
-    if groups > 1 and not _shares_heads(query, sliding_window):
+    # On GPUs or with a window, `enable_gqa` would make torch choose a slower kernel.
+    shares = query.device.type == "cpu" and sliding_window is None
+    if groups > 1 and not shares:
         key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
     lengths = required_argument(module, kwargs, "row_lengths")
     return _attend(query, key, value, lengths, scaling, sliding_window), None
@@ -121,14 +122,6 @@ def required_argument(module: nn.Module, kwargs: dict[str, Any], name: str) -> A
             "`ulysses` and `tp`"
         )
     return kwargs[name]
-
-
-def _shares_heads(query: Tensor, window: int | None) -> bool:
-    """Return True if the attention kernel itself can handle fewer key heads than query heads.
-
-    On other devices or with a window, this option would make torch choose a slower kernel.
-    """
-    return query.device.type == "cpu" and window is None
 
 
 def _attend(
@@ -181,9 +174,6 @@ def _causal(
     All tensors are `[sequences, heads, length, head_dim]`; key and value may have fewer heads.
 
     Args:
-        query: queries.
-        key: keys.
-        value: values.
         scale: factor of the scores; None: 1 / sqrt(head_dim).
         window: largest number of tokens that a token sees, itself included; None: no limit.
     """

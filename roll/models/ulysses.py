@@ -29,7 +29,6 @@ def enable(model: PreTrainedModel, ranks: int, *, tp: int = 1) -> None:
     """Make `model` accept slices of rows, packed or not.
 
     Args:
-        model: model to change, in place.
         ranks: number of ranks that share a row and exchange tokens for heads.
         tp: number of tensor parallel ranks, over which the heads are split already.
 

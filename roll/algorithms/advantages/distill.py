@@ -32,7 +32,7 @@ class Distill:
     config: DistillConfig
 
     def __call__(self, batch: RolloutBatch) -> Estimate:
-        """Compute advantages, float32 `[B, T]`, zero outside the loss mask, from a whole step.
+        """Compute the advantages.
 
         Raises:
             ValueError: log-probs of the teacher or the policy are missing, or `mix` is not 0 and

@@ -45,11 +45,7 @@ class Gae:
     config: GaeConfig
 
     def __call__(self, batch: RolloutBatch) -> Estimate:
-        """Compute advantages and returns, both float32 `[B, T]` and zero outside the loss mask.
-
-        Raises:
-            ValueError: the batch has no rewards or no values.
-        """
+        """Compute advantages and returns; raise ValueError without rewards or values."""
         values_BT = batch.require("values", made_by="add_values")
         rewards_B = batch.require("rewards", made_by="assemble")
         paid_BT = batch.token_rewards

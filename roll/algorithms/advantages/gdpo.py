@@ -54,11 +54,7 @@ class Gdpo:
     config: GdpoConfig
 
     def __call__(self, batch: RolloutBatch) -> Estimate:
-        """Compute advantages, float32 `[B, T]`, zero outside the loss mask, from a whole step.
-
-        Raises:
-            ValueError: `named_rewards` or `reward_weights` are missing, or there are token rewards.
-        """
+        """Compute the advantages; raise ValueError without named rewards or with token rewards."""
         rewards_BR = batch.require("named_rewards", made_by="assemble")
         weights_BR = batch.require("reward_weights", made_by="assemble")
         if batch.token_rewards is not None:

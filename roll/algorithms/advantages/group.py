@@ -69,11 +69,7 @@ class Grpo:
     config: GrpoConfig
 
     def __call__(self, batch: RolloutBatch) -> Estimate:
-        """Compute advantages, float32 `[B, T]`, zero outside the loss mask, from a whole step.
-
-        Raises:
-            ValueError: the batch has no rewards.
-        """
+        """Compute the advantages; raise ValueError if the batch has no rewards."""
         config = self.config
         advantages_B = group_advantages(
             total_rewards(batch),
@@ -93,11 +89,5 @@ class Rloo:
     config: RlooConfig
 
     def __call__(self, batch: RolloutBatch) -> Estimate:
-        """Compute advantages, float32 `[B, T]`, zero outside the loss mask, from a whole step.
-
-        A sample that is alone in its group has advantage 0.
-
-        Raises:
-            ValueError: the batch has no rewards.
-        """
+        """Compute the advantages, 0 in a group of one; raise ValueError if there are no rewards."""
         return Grpo(GrpoConfig(baseline="leave_one_out", std="none"))(batch)

@@ -39,11 +39,7 @@ class Opo:
     config: OpoConfig
 
     def __call__(self, batch: RolloutBatch) -> Estimate:
-        """Compute advantages, float32 `[B, T]`, zero outside the loss mask, from a whole step.
-
-        Raises:
-            ValueError: the batch has no rewards.
-        """
+        """Compute the advantages; raise ValueError if the batch has no rewards."""
         tokens_B = batch.loss_mask.sum(1)
         advantages_B = opo_advantages(total_rewards(batch), tokens_B, batch.group_ids)
         return Estimate(advantages_B[:, None].float() * batch.loss_mask)

@@ -63,11 +63,7 @@ class PassK:
     config: PassKConfig
 
     def __call__(self, batch: RolloutBatch) -> Estimate:
-        """Compute advantages, float32 `[B, T]`, zero outside the loss mask, from a whole step.
-
-        Raises:
-            ValueError: the batch has no rewards.
-        """
+        """Compute the advantages; raise ValueError if the batch has no rewards."""
         success_B = total_rewards(batch) > self.config.threshold
         advantages_B = pass_k_advantages(success_B, batch.group_ids, k=self.config.k)
         return Estimate(advantages_B[:, None].float() * batch.loss_mask)

@@ -24,11 +24,7 @@ class Reinforce:
     config: ReinforceConfig
 
     def __call__(self, batch: RolloutBatch) -> Estimate:
-        """Compute advantages, float32 `[B, T]`, zero outside the loss mask, from a whole step.
-
-        Raises:
-            ValueError: the batch has no rewards.
-        """
+        """Compute the advantages; raise ValueError if the batch has no rewards."""
         rewards_B = batch.require("rewards", made_by="assemble").double()
         if self.config.baseline == "batch":
             rewards_B = rewards_B - rewards_B.mean()

@@ -26,11 +26,7 @@ class ReinforcePp:
     config: ReinforcePpConfig
 
     def __call__(self, batch: RolloutBatch) -> Estimate:
-        """Compute advantages, float32 `[B, T]`, zero outside the loss mask, from a whole step.
-
-        Raises:
-            ValueError: the batch has no rewards.
-        """
+        """Compute the advantages; raise ValueError if the batch has no rewards."""
         rewards_B = batch.require("rewards", made_by="assemble").double()
         if self.config.baseline == "group":
             rewards_B = rewards_B - Siblings.of(batch.group_ids).mean(rewards_B)

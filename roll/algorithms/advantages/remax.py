@@ -19,11 +19,7 @@ class Remax:
     config: RemaxConfig
 
     def __call__(self, batch: RolloutBatch) -> Estimate:
-        """Compute advantages, float32 `[B, T]`, zero outside the loss mask.
-
-        Raises:
-            ValueError: the batch has no rewards or no `baseline_rewards`.
-        """
+        """Compute the advantages; raise ValueError without rewards or `baseline_rewards`."""
         rewards_B = batch.require("rewards", made_by="assemble").double()
         greedy_B = batch.require("baseline_rewards", made_by="the greedy rollout").double()
         return Estimate(rewards_to_go(rewards_B - greedy_B, batch, gamma=1.0).float())

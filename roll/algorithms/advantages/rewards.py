@@ -35,7 +35,6 @@ def rewards_to_go(outcome_B: Tensor, batch: RolloutBatch, *, gamma: float) -> Te
     Args:
         outcome_B: rewards of the samples, minus the baseline if there is one.
         batch: batch whose loss mask and token rewards are used.
-        gamma: discount per trained token.
     """
     returns_BT = outcome_B[:, None].double() * discounts(batch.loss_mask, gamma)
     if batch.token_rewards is None:

@@ -47,13 +47,7 @@ class DistillTerm:
     config: DistillTermConfig
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
-        """Compute the loss; needs `terms.divergence_BT`.
-
-        Metrics: `distill/divergence`, in nats.
-
-        Raises:
-            ValueError: the forward pass computed no divergence.
-        """
+        """Compute the loss; needs `terms.divergence_BT`. Metrics: `distill/divergence`, in nats."""
         divergence_BT = _divergence(terms)
         return TokenLoss(
             loss_BT=divergence_BT, metrics_BT={"distill/divergence": divergence_BT.detach()}

@@ -21,11 +21,7 @@ class EntropyBonus:
     config: EntropyConfig
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
-        """Compute the loss; needs `terms.entropy_BT`.
-
-        Raises:
-            ValueError: the forward pass did not compute the entropy.
-        """
+        """Compute the loss; raise ValueError if the forward pass computed no entropy."""
         if terms.entropy_BT is None:
             raise ValueError("the entropy bonus got no entropy from the forward pass")
         return TokenLoss(loss_BT=-terms.entropy_BT)

@@ -28,13 +28,7 @@ class Packed:
         return list(values_T[: sum(self.lengths)].split(list(self.lengths)))
 
 
-def pack(
-    sequences: Sequence[Tensor],
-    *,
-    multiple: int = 1,
-    length: int | None = None,
-    padding_token: int = 0,
-) -> Packed:
+def pack(sequences: Sequence[Tensor], *, multiple: int = 1, length: int | None = None) -> Packed:
     """Pack sequences into one row.
 
     Args:
@@ -43,7 +37,6 @@ def pack(
             parallelism).
         length: length of the row, for pipelines whose micro-batches must have the same length;
             None: as short as possible.
-        padding_token: token id of the padding; has no influence on the sequences.
 
     Raises:
         ValueError: there are no sequences, one is empty, they are longer than `length`, or `length`
@@ -60,7 +53,7 @@ def pack(
         )
     with_padding = [*lengths, row - used] if row > used else lengths
     device = sequences[0].device
-    filling = torch.full((row - used,), padding_token, dtype=sequences[0].dtype, device=device)
+    filling = torch.zeros(row - used, dtype=sequences[0].dtype, device=device)
     return Packed(
         tokens_BT=torch.cat([*sequences, filling])[None],
         positions_BT=torch.cat([torch.arange(n, device=device) for n in with_padding])[None],

@@ -35,7 +35,6 @@ class Objective(Protocol):
 
         Args:
             logprobs_N: log-probabilities `[N]` of the trained tokens of the micro-batch.
-            micro: the micro-batch.
         """
 
 
@@ -89,10 +88,8 @@ def train_step(
     """Update the weights once. All ranks must call it, with the same examples.
 
     Args:
-        policy: model to update.
         objective: loss and dataset.
         examples: numbers of the examples of the step, of all ranks together.
-        lr: learning rate.
     """
     means = _pass(policy, objective, [examples], forward_only=False)
     done = step(policy.optimizer, policy.chunks, lr=lr)
@@ -103,7 +100,6 @@ def evaluate(policy: Policy, objective: Objective, per_step: int) -> dict[str, f
     """Return the mean of each metric over the whole dataset, by name. All ranks must call it.
 
     Args:
-        policy: model to evaluate.
         objective: metrics and dataset.
         per_step: number of examples that are computed together.
     """

@@ -100,7 +100,6 @@ class Policy:
         This is a collective: all ranks call it with the same examples.
 
         Args:
-            dataset: dataset of the examples.
             examples: numbers of the examples of the step, of all ranks together.
             reduce: function that computes the loss of a micro-batch.
             forward_only: compute no gradients, and use neither dropout nor further layers (MTP).
@@ -174,8 +173,7 @@ class Policy:
             for each in sums:
                 found += each
         dist.all_reduce(found)
-        values: list[float] = found.tolist()
-        return values
+        return found.tolist()
 
     def _logprobs(self, logits_BTV: Tensor, of: Micro, ahead: int) -> Tensor:
         """Return the log-probability of each trained token of a micro-batch.
@@ -185,7 +183,6 @@ class Policy:
 
         Args:
             logits_BTV: logits of the next layer's predictions, `[B, T, padded vocabulary / tp]`.
-            of: the micro-batch.
             ahead: distance of the predicted token; 1: the next token.
 
         Returns:
@@ -246,5 +243,4 @@ def load_policy(settings: Settings, device: torch.device) -> Policy:
 
 
 def _forward(chunk: nn.Module, of: Micro) -> Tensor:
-    output: Tensor = chunk(of.tokens_BT, of.positions_BT, None, packed_seq_params=of.packed)
-    return output
+    return chunk(of.tokens_BT, of.positions_BT, None, packed_seq_params=of.packed)

@@ -29,10 +29,6 @@ def joined(sizes: ParallelSizes, seed: int) -> Iterator[torch.device]:
     Without torchrun this process is the only rank. If a default process group exists, it is used
     and not destroyed afterwards.
 
-    Args:
-        sizes: parallel sizes of the model.
-        seed: seed of the random number generators.
-
     Raises:
         LayoutError: the number of ranks does not divide by the parallel sizes.
     """

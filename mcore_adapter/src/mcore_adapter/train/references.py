@@ -28,7 +28,6 @@ def references(
     its adapter, and are added to the file. This is a collective: all ranks call it.
 
     Args:
-        policy: model to compute log-probabilities with.
         dataset: dataset of pairs.
         examples: numbers of the examples whose values are needed.
         path: file that keeps the values.
@@ -74,7 +73,6 @@ def sequence_sums(logprobs_N: Tensor, micro: Micro) -> Tensor:
 
     Args:
         logprobs_N: log-probabilities `[N]` of the trained tokens of the micro-batch.
-        micro: the micro-batch.
     """
     zeros_S = logprobs_N.new_zeros(len(micro.sequences))
     return zeros_S.index_add(0, micro.sequence_N, logprobs_N)

@@ -91,10 +91,7 @@ class Run:
         return True
 
     def resume(self, path: Path) -> None:
-        """Restore a checkpoint.
-
-        Args:
-            path: folder of the checkpoint.
+        """Restore the checkpoint in the folder `path`.
 
         Raises:
             ConfigError: the run that wrote the checkpoint had other examples or another order of

@@ -15,7 +15,6 @@ def lr_at(step: int, settings: Optimizer, num_steps: int) -> float:
 
     Args:
         step: number of the step, counted from 0.
-        settings: options of the optimizer.
         num_steps: number of steps of the whole run.
     """
     if step < settings.warmup_steps:

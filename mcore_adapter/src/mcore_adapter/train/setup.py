@@ -48,10 +48,6 @@ def prepare(settings: Settings, device: torch.device) -> Run:
 
     This is a collective: all ranks call it after `joined`.
 
-    Args:
-        settings: settings of the run.
-        device: device of this rank.
-
     Raises:
         McoreAdapterError: settings, data, model and checkpoint do not fit each other.
     """

@@ -31,10 +31,7 @@ class ClipCov:
     config: ClipCovConfig
 
     def prepare(self, batch: RolloutBatch) -> RolloutBatch:
-        """Return the batch with `chosen_tokens`.
-
-        This needs `old_logprobs` and `advantages` of the whole update.
-        """
+        """Return the batch with `chosen_tokens`; needs `old_logprobs` and `advantages`."""
         config, covariance_BT = self.config, covariance(batch)
         candidates_BT = (covariance_BT > config.cov_low) & (covariance_BT < config.cov_high)
         count = share_of_tokens(config.fraction, batch.loss_mask)

@@ -27,10 +27,7 @@ class KlCov:
     config: KlCovConfig
 
     def prepare(self, batch: RolloutBatch) -> RolloutBatch:
-        """Return the batch with `chosen_tokens`.
-
-        This needs `old_logprobs` and `advantages` of the whole update.
-        """
+        """Return the batch with `chosen_tokens`; needs `old_logprobs` and `advantages`."""
         count = share_of_tokens(self.config.fraction, batch.loss_mask)
         return replace(batch, chosen_tokens=largest(covariance(batch), count))
 

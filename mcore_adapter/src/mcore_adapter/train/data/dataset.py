@@ -95,17 +95,13 @@ class Dataset:
 
     @cached_property
     def _lengths(self) -> list[int]:
-        lengths: list[int] = self.bounds_S.diff().tolist()
-        return lengths
+        return self.bounds_S.diff().tolist()
 
 
 def digest(path: Path, settings: Settings) -> str:
-    """Return a hash of everything that the encoded tokens of a data file depend on.
+    """Return a hash, 16 hexadecimal digits, of all that the tokens of a data file depend on.
 
     This is the data file, the tokenizer, the method and the treatment of long sequences.
-
-    Returns:
-        16 hexadecimal digits.
     """
     how = [settings.method, settings.data.max_length, settings.data.too_long]
     found = hashlib.sha256(json.dumps(how).encode())
@@ -123,7 +119,6 @@ def prepare(path: Path, target: Path, settings: Settings) -> None:
     Args:
         path: data file.
         target: safetensors file for the arrays.
-        settings: settings of the run.
 
     Raises:
         DataError: a row cannot be used (the message has its file and line), or no row is left to

@@ -97,7 +97,6 @@ def _continued(prompt: Any, answer: Any, tokenizer: Tokenizer, name: str) -> Enc
     Args:
         prompt: text, or a list of messages.
         answer: text, or a list of messages if the prompt is one.
-        tokenizer: tokenizer of the model.
         name: name of the answer, for error messages.
     """
     if isinstance(prompt, list):
@@ -123,7 +122,6 @@ def _chat(
     Args:
         before: messages at the start, which are not trained.
         messages: messages that follow.
-        tokenizer: tokenizer of the model.
         name: name of the messages in the row, for error messages.
 
     Raises:
@@ -176,7 +174,6 @@ def _render(messages: Sequence[Message], tokenizer: Tokenizer, *, ask: bool = Fa
 
     Args:
         messages: messages; without any, the result is empty.
-        tokenizer: tokenizer of the model.
         ask: end with the generation prompt, after which the assistant answers.
 
     Raises:
@@ -186,12 +183,11 @@ def _render(messages: Sequence[Message], tokenizer: Tokenizer, *, ask: bool = Fa
         return []
     try:
         # A template is a program and can raise any exception.
-        found: list[int] = tokenizer.apply_chat_template(
+        return tokenizer.apply_chat_template(
             list(messages), add_generation_prompt=ask, return_dict=False
         )
     except Exception as error:
         raise DataError(f"the chat template refuses the conversation: {error}") from error
-    return found
 
 
 def _checked(tokens: list[int], trained: list[bool], name: str) -> Encoded:

@@ -113,11 +113,9 @@ def micro(
     """Build the micro-batch of the given examples, in the shape that the step's plan requires.
 
     Args:
-        dataset: dataset of the examples.
         examples: numbers of the examples in the dataset; may be empty.
         shape: plan of the step.
         packing: True: one row with all sequences; False: one row for each sequence.
-        device: device of the tensors.
     """
     numbers = [number for example in examples for number in dataset.sequences_of(example)]
     sequences = [dataset.sequence(number) for number in numbers]

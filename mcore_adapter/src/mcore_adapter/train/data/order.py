@@ -54,5 +54,4 @@ class Order:
 @lru_cache(maxsize=2)
 def _permutation(count: int, seed: int, epoch: int) -> list[int]:
     generator = torch.Generator().manual_seed(1_000_003 * seed + epoch)
-    shuffled: list[int] = torch.randperm(count, generator=generator).tolist()
-    return shuffled
+    return torch.randperm(count, generator=generator).tolist()
