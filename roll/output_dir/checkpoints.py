@@ -54,8 +54,8 @@ class Checkpoints:
 
     @contextmanager
     def writing(self, state: RunState) -> Iterator[Path]:
-        """Open a folder for a new checkpoint; it becomes complete when the block ends without an
-        error."""
+        """Open a folder for a new checkpoint. When the block ends without an error, the checkpoint
+        is complete, and those that need not be kept are deleted."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.tidy()
         aside = self.folder / f".writing_step_{state.step:06d}"
@@ -113,7 +113,7 @@ class Checkpoints:
 
     def find(self, resume: str) -> Path | None:
         """Return the checkpoint that `resume` (auto, never, or a path) selects; None if there is
-        none to resume from.
+        none to resume from. Call `tidy` first, except for `never`.
 
         Raises:
             CheckpointError: the path is no complete checkpoint.

@@ -16,8 +16,8 @@ EXPECTED = ("max_steps", "epochs", "resume", "output_dir", "track", "checkpoint"
 
 
 def changed_keys(checkpoint: Path, config: RunConfig) -> list[str]:
-    """Return `key: then -> now` for every value that differs; empty if the checkpoint has no
-    config.
+    """Return `key: then -> now` for every value that differs, except under the keys in `EXPECTED`;
+    empty if the checkpoint has no config.
 
     Args:
         checkpoint: folder of the checkpoint, whose `config.yaml` is compared.

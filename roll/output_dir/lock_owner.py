@@ -60,7 +60,7 @@ class Owner:
 
 
 def read_owner(path: Path) -> Owner | None:
-    """Read the owner from a lock file; None if there is no file or it is incomplete."""
+    """Read the owner from a lock file; None if the file is missing, unreadable or incomplete."""
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         owner = Owner(**found)
@@ -70,7 +70,8 @@ def read_owner(path: Path) -> Owner | None:
 
 
 def _begun(pid: int) -> int:
-    """Return the time when a process was started, in ticks since the boot.
+    """Return the time when a process was started: in ticks since the boot on Linux, elsewhere in
+    seconds since 1970.
 
     Raises:
         ProcessLookupError: there is no such process, or it has ended and its parent has not
@@ -93,6 +94,7 @@ def _begun(pid: int) -> int:
 
 
 def _machine() -> str:
+    """Return the value of `Owner.machine` for this process."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     space = Path("/proc/self/ns/pid")
     names = boot.read_text().strip() if boot.exists() else ""

@@ -44,10 +44,11 @@ class Start:
 
 
 def find_start(config: RunConfig) -> Start:
-    """Return the point where the run begins, according to `resume` and the output folder.
+    """Return the point where the run begins, according to `resume` and the output folder. Unless
+    `resume` is never, `Checkpoints.tidy` changes the folder first.
 
     Raises:
-        CheckpointError: `resume` names no complete checkpoint.
+        CheckpointError: `resume` names no complete checkpoint, or one of another version's format.
     """
     folder = Path(config.output_dir)
     checkpoint = Checkpoints(folder / "checkpoints", config.checkpoint).find(config.resume)
@@ -87,10 +88,11 @@ def rendering_moment(config: RunConfig) -> datetime:
 
 
 def finished_summary(config: RunConfig) -> dict[str, Any] | None:
-    """Return the summary of a run that has nothing left to do; None if there is work.
+    """Return the summary of a run that has nothing left to do, and write it if the file does not
+    say `finished` yet; None if there is work.
 
     Raises:
-        CheckpointError: `resume` names no complete checkpoint.
+        CheckpointError: see `find_start`.
     """
     start = find_start(config)
     if start.state is None or start.step < config.max_steps or not start.recorded:
@@ -120,6 +122,7 @@ def refuse_other_settings(config: RunConfig) -> None:
 
     Raises:
         SettingsChangedError: the run was trained with other settings, which the text names.
+        CheckpointError: see `find_start` and `changed_keys`.
     """
     start = find_start(config)
     if start.checkpoint is None:
@@ -177,7 +180,7 @@ def make_writable(output_dir: Path) -> None:
 def set_aside(output_dir: Path) -> None:
     """Rename a folder that holds more than a lock to `<name>.1`, or the next free number.
 
-    Called for `resume: never`, which begins in an empty folder. Nothing is deleted.
+    Called for `resume: never`, which begins in an empty folder. Only the lock is deleted.
     """
     if not output_dir.is_dir() or {path.name for path in output_dir.iterdir()} <= {LOCK}:
         return

@@ -57,7 +57,7 @@ def _drop_records(path: Path, first_step: int) -> None:
     """Remove the records from `first_step` on from the file, and an incomplete line.
 
     The new content is written to another file, which is then renamed. If nothing changes, nothing
-    is written. If the disk is full, all records stay.
+    is written. If the disk is full, all records stay and OSError is raised.
     """
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     kept = []
@@ -124,8 +124,8 @@ class WandbTracker:
 
 
 class ConsoleTracker:
-    """Tracker that prints one line per step above a progress bar; without a terminal only the
-    lines."""
+    """Tracker that prints one line per step, and warning signs, above a progress bar; without a
+    terminal only the lines."""
 
     def __init__(self, *, first_step: int, max_steps: int, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True)
@@ -213,7 +213,8 @@ def _reward_parts(record: Record) -> list[str]:
 
 
 class Trackers:
-    """All trackers of a run, behind one `log` method."""
+    """All trackers of a run, behind one `log` method. One that fails is logged and left out from
+    then on; leaving the block closes the others."""
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = list(trackers)

@@ -22,7 +22,7 @@ class Sign:
 
 
 def _equal(record: Record) -> bool:
-    # With advantages from a critic or a teacher, samples with equal rewards still teach something.
+    """Return True if every group has equal rewards, and no critic or teacher gives advantages."""
     return (
         "loss/policy" in record
         and record.get("groups/equal_rewards_fraction", 0.0) >= 1
@@ -61,7 +61,7 @@ SIGNS = (
 
 
 class Lookout:
-    """Watch for warning signs: each sign is reported when it begins and when it ends."""
+    """Detector of warning signs: each sign is reported when it begins and when it ends."""
 
     def __init__(self) -> None:
         self._shown: set[Sign] = set()

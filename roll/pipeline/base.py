@@ -43,7 +43,8 @@ class Pipeline(ABC, Generic[C]):
     def __init__(
         self, config: C, launcher: Launcher, loop: LoopThread, *, platform: str, data: Any
     ) -> None:
-        """
+        """Store what the run needs; nothing is started yet.
+
         Args:
             config: first result of `prepare`.
             launcher: starts the clusters.
@@ -93,7 +94,7 @@ class Pipeline(ABC, Generic[C]):
 
     @abstractmethod
     def validate(self, step: int) -> dict[str, float]:
-        """Return validation scores of the policy after `step` steps; empty if none are due."""
+        """Return scores and time of a validation after `step` steps; empty if none is due."""
 
     @abstractmethod
     def learners(self) -> dict[Role, Cluster[Any]]:
@@ -145,7 +146,8 @@ class Pipeline(ABC, Generic[C]):
     def run(self) -> dict[str, Any]:
         """Run from the checkpoint that `resume` selects to the last step; return the summary.
 
-        This method never closes the launcher. The caller must close it, also after an error.
+        A run that is complete already returns its summary at once. An error is noted in the summary
+        and raised. The caller must close the launcher, also after an error.
         """
         done = finished_summary(self.config)
         if done is not None:
@@ -164,6 +166,7 @@ class Pipeline(ABC, Generic[C]):
         return write_summary(self.output_dir, status="finished", wall_s=self._wall_s())
 
     def _run(self, start: Start) -> None:
+        """Open the pipeline, do the rest of the run, and close it, unless `open` has failed."""
         self._earlier_s = start.state.wall_s if start.state else 0.0
         self.open()
         try:
@@ -172,8 +175,8 @@ class Pipeline(ABC, Generic[C]):
             self.close()
 
     def _resume_and_train(self, start: Start) -> None:
-        """Restore the run, do the steps that are left, and export; with none left, log a validation
-        that is not recorded yet."""
+        """Restore the run, do the steps that are left, and export if that is configured; with none
+        left, log a validation that is not recorded yet."""
         config, state = self.config, start.state
         self.restore(start.checkpoint, state)
         self._under_way = True
@@ -267,8 +270,8 @@ class Pipeline(ABC, Generic[C]):
         return self._earlier_s + time.perf_counter() - self._begun
 
     def _note_end(self, status: str, error: BaseException) -> None:
-        """Write to summary.json how the run ended. If the session failed before training could
-        begin, a summary of an earlier session stays as it is."""
+        """Write to summary.json how the run ended, if the disk allows it. If the session failed
+        before training could begin, a summary of an earlier session stays as it is."""
         if not self._under_way and read_summary(self.output_dir) is not None:
             return
         first_line = (str(error).splitlines() or [""])[0]

@@ -121,7 +121,7 @@ class OfflinePipeline(Pipeline[C], Generic[C, B, L]):
         }
 
     def draw(self) -> list[Example]:
-        """Return the rows of the next step."""
+        """Return the rows of the next step, and mark them as used in `rows`."""
         drawn = []
         for _ in range(self.config.data.rows_per_step):
             drawn.append(next(self.rows))

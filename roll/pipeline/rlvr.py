@@ -71,7 +71,7 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
 
         The reference, the teachers and the critic, as far as there are any, score the batch;
         advantages and corrections are computed; critic and policy train; the engines get the new
-        weights, version `step + 1`.
+        weights, version `step + 1`. Call this method inside `trainer_busy`.
         """
         config, runtime = self.config, self.runtime
         with self.timers.timed("logprob"):
@@ -144,7 +144,8 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         return metrics.prefixed("critic") | {"critic/value/explained_variance": Last(explained)}
 
     def sync_weights(self, version: int, *, verify: bool) -> None:
-        """Push the trained weights to all engines; later tokens carry `version`."""
+        """Push the trained weights to all engines; later tokens carry `version`. Call this method
+        inside `trainer_busy`."""
         with (
             self.runtime.colocation.push(Role.ACTOR_TRAIN, Role.ACTOR_INFER),
             self.timers.timed("weight_sync"),

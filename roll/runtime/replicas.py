@@ -102,12 +102,14 @@ class Replicas:
         return not self.fleet.replicas[index].gone
 
     def _enter(self, index: int) -> None:
+        """Wake a replica's engine and let it take requests, unless the replica is lost."""
         with self._losing(index):
             if self._answers(index):
                 self._call(index, InferWorker.wake)
                 self.run(self._join(index))
 
     def _wake_weights(self, index: int) -> None:
+        """Move only the weights of a replica onto its devices, unless the replica is lost."""
         with self._losing(index):
             if self._answers(index):
                 self._call(index, InferWorker.wake, weights_only=True)

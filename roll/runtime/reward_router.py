@@ -85,6 +85,7 @@ class RewardRouter:
         return [self._total(i, sample, verdicts) for i, sample in enumerate(samples)]
 
     async def _ask(self, name: str, samples: list[Sample], purpose: Purpose) -> dict[int, Scored]:
+        """Return index -> score by the reward `name`, for those samples whose tag it takes."""
         hosted = self.rewards[name]
         lane = next(self._lanes[name, purpose])
         wanted = [i for i, sample in enumerate(samples) if sample.tag in hosted.config.tags]

@@ -78,7 +78,8 @@ class Runtime:
         self.inference.close()
 
     def memory_gb(self) -> float:
-        """Return the largest resident memory of one worker with its child processes, in GiB."""
+        """Return the largest resident memory of one worker with its child processes, in GiB; the
+        workers of rewards are left out."""
         clusters: list[Cluster[Any] | None] = [self.actor, self.reference, self.critic]
         clusters.extend(self.teachers.values())
         sizes = [cluster.call_each(Worker.memory_gb) for cluster in clusters if cluster is not None]
@@ -207,6 +208,7 @@ def make_decode(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]],
 
 
 def _find_prompt(by_id: Mapping[str, Prompt], prompt_id: str) -> Prompt:
+    """Return the prompt with this id; CheckpointError if the data has none."""
     if prompt_id not in by_id:
         raise CheckpointError(f"the checkpoint names prompt {prompt_id!r}, the data has none")
     return by_id[prompt_id]

@@ -112,6 +112,7 @@ class WeightPusher:
         self._served.discard(rank)
 
     def _route(self, senders: list[Endpoint], receivers: list[Endpoint]) -> Route:
+        """Return the configured route: by files if there is a folder, else the cheapest."""
         route = choose_transport(self.platform, senders, receivers)
         if self.config.folder is not None:
             route = Route("files", folder=Path(self.config.folder))
