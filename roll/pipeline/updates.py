@@ -16,7 +16,7 @@ from roll.config.algorithm import Aggregation
 from roll.core.batches import RolloutBatch, TokenBatch
 from roll.core.metrics import Mean, Metrics
 from roll.data.balance import balanced_order
-from roll.rollout.types import Group
+from roll.rollout.types import Group, ScoredSample
 
 logger = logging.getLogger(__name__)
 
@@ -95,31 +95,10 @@ def dump_rollouts(
         path: file to write; its folder is created.
         groups: groups of samples.
         limit: largest number of samples to write.
-        read: function that decodes token ids to text. The prompt is decoded from its tokens, so
-            that the file shows what the model reads. This differs from the prompt's text if the
-            tokenizer does not know all of its characters.
+        read: function that decodes token ids to text.
     """
-    rows = []
-    for scored in [scored for group in groups for scored in group.samples][:limit]:
-        sample = scored.sample
-        versions = sample.completion.versions
-        rows.append(
-            {
-                "id": sample.id,
-                "tag": sample.tag,
-                "prompt": read(sample.prompt.tokens),
-                "response": sample.response_text,
-                "ground_truth": sample.answer,
-                "reward": scored.reward if scored.has_reward else None,
-                "rewards": scored.by_name,
-                "failed_rewards": scored.failed,
-                "parts": scored.parts,
-                "weight_version": [min(versions), max(versions)] if versions else None,
-                "finish_reason": sample.completion.finish.value,
-                "prompt_tokens": len(sample.prompt.tokens),
-                "response_tokens": sample.num_response_tokens,
-            }
-        )
+    samples = [scored for group in groups for scored in group.samples][:limit]
+    rows = [_readable(scored, read) for scored in samples]
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -128,3 +107,25 @@ def dump_rollouts(
         logger.warning("%s could not be written (%s); the run goes on", path, error.strerror)
         with suppress(OSError):
             path.unlink()
+
+
+def _readable(scored: ScoredSample, read: Callable[[Sequence[int]], str]) -> dict[str, object]:
+    """Return a sample as plain JSON. Its prompt is decoded from the tokens, to show what the model
+    reads: the text differs if the tokenizer does not know all of its characters."""
+    sample = scored.sample
+    versions = sample.completion.versions
+    return {
+        "id": sample.id,
+        "tag": sample.tag,
+        "prompt": read(sample.prompt.tokens),
+        "response": sample.response_text,
+        "ground_truth": sample.answer,
+        "reward": scored.reward if scored.has_reward else None,
+        "rewards": scored.by_name,
+        "failed_rewards": scored.failed,
+        "parts": scored.parts,
+        "weight_version": [min(versions), max(versions)] if versions else None,
+        "finish_reason": sample.completion.finish.value,
+        "prompt_tokens": len(sample.prompt.tokens),
+        "response_tokens": sample.num_response_tokens,
+    }

@@ -53,31 +53,18 @@ def start_model_clusters(
     """Start every cluster that computes with a model; one after another where they share GPUs.
 
     The engines start first, because vLLM needs a GPU without other users when it takes its share of
-    the memory.
-
-    Args:
-        loop: event loop of the fleet, on which all generation runs.
-        platform: `cpu` or `cuda`.
+    the memory. All generation will run on `loop`; `platform` is `cpu` or `cuda`.
     """
     # On CPUs memory is not scarce. Roles still take turns if generation runs ahead of training:
     # engines that generate during training would slow it down.
-    sharing = DeviceSharing(
-        config,
-        taking_turns=platform == "cuda" or config.rollout.max_staleness > 0,
-        guests=reward_model_devices(config),
-    )
+    taking_turns = platform == "cuda" or config.rollout.max_staleness > 0
+    sharing = DeviceSharing(config, taking_turns=taking_turns, guests=reward_model_devices(config))
     colocation, share = sharing.colocation, sharing.share
-    infer = _start_infer(config, launcher)
-    replicas = Replicas(infer, loop, build_fleet(config, infer), config.rollout.health)
-    loading = infer.submit(InferWorker.start)
-    if colocation.enabled:
-        wait_for_engines(loading, config.cluster.start_timeout_s)
-    colocation.add(Role.ACTOR_INFER, *replicas.residents(_replica_devices(config)))
-
+    replicas, loading = _start_engines(config, launcher, loop, colocation)
     reward_models = start_reward_models(config, launcher, colocation)
     actor = share(Role.ACTOR_TRAIN, _start_actor(config, launcher, tokenizer))
     reference, critic = config.reference, config.critic
-    pusher = WeightPusher(actor, infer, platform, config.weight_sync)
+    pusher = WeightPusher(actor, replicas.infer, platform, config.weight_sync)
     models = ModelClusters(
         inference=InferenceService(replicas, colocation, pusher),
         reward_models=reward_models,
@@ -88,18 +75,26 @@ def start_model_clusters(
             else None
         ),
         critic=share(Role.CRITIC, _start_critic(config, critic, launcher)) if critic else None,
-        teachers={
-            name: share(f"teachers.{name}", _start_teacher(config, name, role, launcher, tokenizer))
-            for name, role in config.teachers.items()
-        },
+        teachers=_start_teachers(config, launcher, tokenizer, sharing, actor),
         colocation=colocation,
     )
-    target = config.algorithm.distill_target
-    if target is not None and target.top_k is None:
-        Teachers(config.teachers, models.teachers, colocation).introduce(models.actor)
     wait_for_engines(loading, config.cluster.start_timeout_s)
     models.inference.start()
     return models
+
+
+def _start_engines(
+    config: RlvrConfig, launcher: Launcher, loop: LoopThread, colocation: Colocation
+) -> tuple[Replicas, Pending[None]]:
+    """Start the engines; return their replicas, and a result to wait for until they have loaded.
+    Where roles take turns on devices, wait here, and move the engines off their devices."""
+    infer = _start_infer(config, launcher)
+    replicas = Replicas(infer, loop, build_fleet(config, infer), config.rollout.health)
+    loading = infer.submit(InferWorker.start)
+    if colocation.enabled:
+        wait_for_engines(loading, config.cluster.start_timeout_s)
+    colocation.add(Role.ACTOR_INFER, *replicas.residents(_replica_devices(config)))
+    return replicas, loading
 
 
 def wait_for_engines(loading: Pending[None], limit_s: float) -> None:
@@ -193,6 +188,27 @@ def _start_critic(
     )
 
 
+def _start_teachers(
+    config: RlvrConfig,
+    launcher: Launcher,
+    tokenizer: PreTrainedTokenizerBase,
+    sharing: DeviceSharing,
+    actor: Cluster[ActorWorker],
+) -> dict[str, Cluster[Any]]:
+    """Start all teachers; return them by name. If they send hidden states, the workers of `actor`
+    get the output heads, which turn these into logits."""
+    clusters = {
+        name: sharing.share(
+            f"teachers.{name}", _start_teacher(config, name, role, launcher, tokenizer)
+        )
+        for name, role in config.teachers.items()
+    }
+    target = config.algorithm.distill_target
+    if target is not None and target.top_k is None:
+        Teachers(config.teachers, clusters, sharing.colocation).introduce(actor)
+    return clusters
+
+
 def _start_teacher(
     config: RlvrConfig,
     name: str,
@@ -205,12 +221,7 @@ def _start_teacher(
     target = config.algorithm.distill_target
     if target is not None:
         return start_teacher(
-            name,
-            role,
-            launcher,
-            target=target,
-            tokenizer=tokenizer,
-            seed=config.seed,
+            name, role, launcher, target=target, tokenizer=tokenizer, seed=config.seed
         )
     return launcher.start(
         ReferenceWorker,

@@ -15,6 +15,7 @@ from roll.config.sections.sampling import SamplingConfig
 from roll.core.errors import CheckpointError
 from roll.core.loop_thread import LoopThread
 from roll.core.types import Prompt, SamplingParams
+from roll.data.datasets import Dataset
 from roll.data.mixing import Sampler
 from roll.distributed.cluster import Cluster, Launcher
 from roll.distributed.colocation import Colocation
@@ -26,6 +27,7 @@ from roll.rollout.filters import build_filters
 from roll.rollout.fleet.fleet import Fleet
 from roll.rollout.scheduler import GenerateScheduler
 from roll.rollout.single_turn import SingleTurn
+from roll.rollout.types import GroupFilter
 from roll.runtime.clusters import start_model_clusters
 from roll.runtime.inference_service import InferenceService
 from roll.runtime.reward_router import RewardRouter
@@ -97,48 +99,24 @@ def start_runtime(
     """Start all clusters of the run, and build its scheduler, validator and reward router. All
     generation will run on `loop`."""
     filters = build_filters(config.rollout.filters)  # first, so that a user's error shows at once
-    tokenizer, dataset, held_out = data.tokenizer, data.train, data.held_out
+    tokenizer, dataset = data.tokenizer, data.train
     functions = start_functions(config, launcher)  # so their errors show before a model is loaded
     models = start_model_clusters(config, launcher, loop, platform, tokenizer)
     hosted = functions | models.reward_models
     reward_router = RewardRouter({name: hosted[name] for name in config.rewards})
-    inference, rollout = models.inference, config.rollout
-
-    make_turn = partial(
-        _single_turn, config, inference.fleet, make_decode(tokenizer), reward_router
-    )
+    fleet, decode = models.inference.fleet, make_decode(tokenizer)
+    make_turn = partial(_single_turn, config, fleet, decode, reward_router)
     prompts = Sampler(dataset, seed=config.seed, shuffle=config.data.shuffle)
     return Runtime(
         actor=models.actor,
-        inference=inference,
+        inference=models.inference,
         reference=models.reference,
         critic=models.critic,
         teachers=models.teachers,
         reward_router=reward_router,
         prompts=prompts,
-        scheduler=GenerateScheduler(
-            prompts=prompts,
-            run_group=make_turn(
-                config.sampling,
-                config.data.samples_per_prompt,
-                redundant=rollout.redundant_samples,
-                greedy_baseline=Need.GREEDY_BASELINE in config.algorithm.needs,
-            ).run,
-            budget=_budget(config),
-            filters=filters,
-        ),
-        validator=Validator(
-            config=config.validation,
-            sets={source.name: source.items for source in held_out.sources},
-            single_turn=make_turn(
-                config.validation_sampling,
-                config.validation.samples_per_prompt,
-                purpose=Purpose.VALIDATION,
-            ),
-            reward_router=reward_router,
-            extract=partial(answer_key, math_tags=_math_tags(config)),
-            max_in_flight=rollout.max_in_flight_groups,
-        ),
+        scheduler=_scheduler(config, prompts, filters, make_turn),
+        validator=_validator(config, data.held_out, reward_router, make_turn),
         colocation=models.colocation,
         find_prompt=partial(_find_prompt, {prompt.id: prompt for prompt in dataset.items}),
         tag_shares=tag_shares(dataset),
@@ -146,14 +124,52 @@ def start_runtime(
     )
 
 
-def _budget(config: RlvrConfig) -> Budget:
-    """Return the scheduler's limits on prompts, staleness and groups in flight, from the config."""
-    return Budget(
-        config.data.prompts_per_step,
-        max_staleness=config.rollout.max_staleness,
-        extra=config.rollout.extra_prompts,
+def _scheduler(
+    config: RlvrConfig,
+    prompts: Sampler[Prompt],
+    filters: Sequence[GroupFilter],
+    make_turn: Callable[..., SingleTurn],
+) -> GenerateScheduler:
+    """Return the scheduler of training; `make_turn` is `_single_turn` without the parts of the run
+    that it shares with validation."""
+    rollout = config.rollout
+    return GenerateScheduler(
+        prompts=prompts,
+        run_group=make_turn(
+            config.sampling,
+            config.data.samples_per_prompt,
+            redundant=rollout.redundant_samples,
+            greedy_baseline=Need.GREEDY_BASELINE in config.algorithm.needs,
+        ).run,
+        budget=Budget(
+            config.data.prompts_per_step,
+            max_staleness=rollout.max_staleness,
+            extra=rollout.extra_prompts,
+            max_in_flight=rollout.max_in_flight_groups,
+            max_prompts_factor=rollout.max_prompts_factor,
+        ),
+        filters=filters,
+    )
+
+
+def _validator(
+    config: RlvrConfig,
+    held_out: Dataset[Prompt],
+    reward_router: RewardRouter,
+    make_turn: Callable[..., SingleTurn],
+) -> Validator:
+    """Return the validator of all held-out prompts; `make_turn` as for `_scheduler`."""
+    return Validator(
+        config=config.validation,
+        sets={source.name: source.items for source in held_out.sources},
+        single_turn=make_turn(
+            config.validation_sampling,
+            config.validation.samples_per_prompt,
+            purpose=Purpose.VALIDATION,
+        ),
+        reward_router=reward_router,
+        extract=partial(answer_key, math_tags=_math_tags(config)),
         max_in_flight=config.rollout.max_in_flight_groups,
-        max_prompts_factor=config.rollout.max_prompts_factor,
     )
 
 

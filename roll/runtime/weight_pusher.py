@@ -11,7 +11,7 @@ from typing import Any
 
 from roll.config.sections.weights import WeightSyncConfig
 from roll.core.errors import RollError, WeightSyncError
-from roll.distributed.cluster import Cluster
+from roll.distributed.cluster import Cluster, Workers
 from roll.distributed.pending import Pending, both
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.transport_choice import Endpoint, Route, choose_transport
@@ -59,26 +59,11 @@ class WeightPusher:
             WorkerLostError: a replica died.
         """
         engines = self.infer.on(ranks)
-        senders = self.actor.call_each(ActorWorker.place)
-        places = engines.call_each(InferWorker.places)
-        firsts = accumulate(map(len, places[:-1]), initial=0)
-        receivers = [place for each in places for place in each]
-        channel = self.actor.call(
-            ActorWorker.open_channel,
-            self._route(senders, receivers),
-            len(senders),
-            len(receivers),
-            timeout_s=SYNC_TIMEOUT_S,
-        )
+        channel, firsts = self._open_channel(engines)
         everything = not self._served.issuperset(ranks)
         self._served.difference_update(ranks)  # added again when this push has succeeded
-        loading = engines.submit(
-            InferWorker.load_weights,
-            channel,
-            version,
-            dict(zip(ranks, firsts, strict=True)),
-            verify,
-        )
+        receivers = dict(zip(ranks, firsts, strict=True))
+        loading = engines.submit(InferWorker.load_weights, channel, version, receivers, verify)
         sending = self.actor.submit(ActorWorker.push_weights, channel, everything, verify)
         try:
             sent, _ = both(sending, loading)
@@ -90,6 +75,21 @@ class WeightPusher:
                 f"weight version {version}: no checksum came back from the sender"
             )
         self._served.update(ranks)
+
+    def _open_channel(self, engines: Workers[InferWorker]) -> tuple[Channel, list[int]]:
+        """Open the channel of one push from all ranks of the trainer to these engines.
+
+        Returns:
+            The channel, and the index of each engine's first process among the receivers.
+        """
+        senders = self.actor.call_each(ActorWorker.place)
+        places = engines.call_each(InferWorker.places)
+        receivers = [place for each in places for place in each]
+        route = self._route(senders, receivers)
+        channel = self.actor.call(
+            ActorWorker.open_channel, route, len(senders), len(receivers), timeout_s=SYNC_TIMEOUT_S
+        )
+        return channel, list(accumulate(map(len, places[:-1]), initial=0))
 
     def _give_up(
         self, channel: Channel, reason: str, sending: Pending[Any], loading: Pending[Any]
