@@ -73,7 +73,7 @@ class Checkpoints:
         if final.exists():  # a later run with `resume: never` writes the same step again
             final.rename(self.folder / f".old_step_{state.step:06d}")
         aside.rename(final)
-        _flush_names(self.folder)
+        _sync(self.folder)
         self._prune(written=state.step)
 
     def tidy(self) -> None:
@@ -141,7 +141,7 @@ class Checkpoints:
         if metric is not None and self.config.keep_best:
             scored = [
                 (s.carried[metric], s.step)
-                for s in self._states()
+                for s in (load_state(path) for _, path in complete)
                 # NaN and infinite values cannot be ranked.
                 if math.isfinite(s.carried.get(metric, math.nan))
             ]
@@ -156,10 +156,6 @@ class Checkpoints:
                 path.rename(doomed)
                 shutil.rmtree(doomed)
         self.tidy()
-
-    def _states(self) -> Iterator[RunState]:
-        for _, path in self.complete():
-            yield load_state(path)
 
 
 def load_state(path: Path) -> RunState:
@@ -195,16 +191,12 @@ def _flush(folder: Path) -> None:
     before its content."""
     for root, _, files in os.walk(folder):
         for name in [*files, "."]:
-            handle = os.open(os.path.join(root, name), os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+            _sync(os.path.join(root, name))
 
 
-def _flush_names(folder: Path) -> None:
-    """Force renames inside `folder` to disk."""
-    handle = os.open(folder, os.O_RDONLY)
+def _sync(path: str | Path) -> None:
+    """Force to disk the content of a file, or the names in a folder."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
@@ -221,4 +213,4 @@ def write_folder(final: Path, write: Callable[[Path], object]) -> None:
     if final.exists():
         shutil.rmtree(final)
     aside.rename(final)
-    _flush_names(final.parent)
+    _sync(final.parent)

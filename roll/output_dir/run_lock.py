@@ -111,7 +111,7 @@ class RunLock:
         self._made_here = not self._folder.exists()
         watch: _Watch | None = None
         while (found := self._try(watch)) is not None:
-            if watch is None or not watch.is_of(found):
+            if watch is None or watch.owner != found.owner:
                 logger.warning(
                     "output_dir: %s has the lock of a run that cannot be looked up from here: "
                     "%s. Waiting for a sign of life, at most %g s; without one, this run begins",
@@ -202,9 +202,6 @@ class _Watch:
     touched_ns: int
     seen: float
     """Time when the lock was found, in seconds of the monotonic clock."""
-
-    def is_of(self, other: _Watch) -> bool:
-        return self.owner == other.owner
 
 
 def _refusal(folder: Path, owner: Owner) -> str:

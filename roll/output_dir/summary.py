@@ -27,7 +27,6 @@ FIRST = (
 )
 WORST = ("mismatch/logprob_abs_max", "mismatch/logprob_abs_mean", "staleness/max")
 
-
 FILE = "summary.json"
 
 

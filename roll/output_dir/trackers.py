@@ -127,8 +127,8 @@ class ConsoleTracker:
     """Tracker that prints one line per step, and warning signs, above a progress bar; without a
     terminal only the lines."""
 
-    def __init__(self, *, first_step: int, max_steps: int, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True)
+    def __init__(self, *, first_step: int, max_steps: int) -> None:
+        self.console = Console(stderr=True)
         self._progress = Progress(
             TextColumn("training"),
             BarColumn(),
@@ -179,8 +179,9 @@ def step_line(step: int, max_steps: int, record: Record) -> str:
     for name, label, form in _COLUMNS:
         if name in record:
             parts.append(f"{label} {record[name]:{form}}")
-            if name == "mismatch/logprob_abs_max" and "staleness/max" in record:
-                parts += _oldest(record["staleness/max"])
+            if name == "mismatch/logprob_abs_max" and (oldest := record.get("staleness/max")):
+                # The age of the oldest tokens explains a part of the mismatch.
+                parts.append(f"(of tokens up to {oldest:.0f} versions old)")
         if name == "reward/mean":
             parts += _reward_parts(record)
     parts += [
@@ -189,12 +190,6 @@ def step_line(step: int, max_steps: int, record: Record) -> str:
         if name.startswith("val/") and ("@" in name or name.endswith(("/loss", "/accuracy")))
     ]
     return "  ".join(parts)
-
-
-def _oldest(versions: float) -> list[str]:
-    """Return the age of the oldest tokens, which explains a part of the mismatch; empty if no token
-    is old."""
-    return [f"(of tokens up to {versions:.0f} versions old)"] if versions else []
 
 
 def _reward_parts(record: Record) -> list[str]:
@@ -243,11 +238,7 @@ class Trackers:
 
 
 def check_trackers(config: TrackConfig) -> None:
-    """Raise EngineMissingError unless the trackers that `config` names are installed.
-
-    Raises:
-        EngineMissingError: W&B is configured but not installed.
-    """
+    """Raise EngineMissingError if W&B is configured but not installed."""
     if config.wandb_project is not None and importlib.util.find_spec("wandb") is None:
         raise EngineMissingError(_NO_WANDB)
 

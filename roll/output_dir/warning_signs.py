@@ -30,10 +30,6 @@ def _equal(record: Record) -> bool:
     )
 
 
-def _not_finite(record: Record) -> bool:
-    return not all(math.isfinite(record.get(name, 0.0)) for name in ("loss/total", "grad_norm"))
-
-
 SIGNS = (
     Sign(
         _equal,
@@ -53,7 +49,9 @@ SIGNS = (
         "updates were skipped",
     ),
     Sign(
-        _not_finite,
+        lambda record: (
+            not all(math.isfinite(record.get(name, 0.0)) for name in ("loss/total", "grad_norm"))
+        ),
         "the loss or its gradient is not finite; lower the learning rate, or look at the data",
         "the loss or its gradient was not finite",
     ),

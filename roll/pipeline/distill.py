@@ -15,12 +15,7 @@ from roll.data.collate import text_batch
 from roll.data.examples import Example
 from roll.pipeline.offline import OfflinePipeline
 from roll.runtime.run_data import RunData, check_tags
-from roll.runtime.teachers import (
-    Teachers,
-    check_others,
-    num_tokens,
-    start_teacher,
-)
+from roll.runtime.teachers import Teachers, check_others, num_tokens, start_teacher
 from roll.strategy.training.heads import PolicyHead
 from roll.workers.learner import LearnerWorker
 
@@ -40,21 +35,16 @@ class DistillPipeline(OfflinePipeline[DistillationConfig, TrainBatch, Student]):
         return config, data
 
     def open(self) -> None:
-        config, loss = self.config, self.config.loss
+        config, loss, tokenizer = self.config, self.config.loss, self.data.tokenizer
         self.aggregation = Aggregation(config.aggregation)
-        compared = comparison(loss, num_tokens(self.data.tokenizer))
+        compared = comparison(loss, num_tokens(tokenizer))
         head = PolicyHead(1.0, config.actor_train.logprob_chunk_tokens, compared)
         self.start_learner(LearnerWorker, head, DistillLoss(loss))
         clusters = {
             name: self.sharing.share(
                 f"teachers.{name}",
                 start_teacher(
-                    name,
-                    role,
-                    self.launcher,
-                    target=loss,
-                    tokenizer=self.data.tokenizer,
-                    seed=config.seed,
+                    name, role, self.launcher, target=loss, tokenizer=tokenizer, seed=config.seed
                 ),
             )
             for name, role in config.teachers.items()

@@ -93,7 +93,7 @@ class InferenceService:
         """
 
         async def push(indices: Sequence[int]) -> None:
-            await in_own_thread(self._push, version, indices, verify)
+            await in_own_thread(self.pusher.push, version, indices, verify=verify)
 
         self.run(self.fleet.update_weights(version, push))
 
@@ -111,10 +111,6 @@ class InferenceService:
     async def _start(self) -> None:
         """Start the monitor of the replicas, on the event loop."""
         self._health.start()
-
-    def _push(self, version: int, indices: Sequence[int], verify: bool) -> None:
-        """Push the trainer's weights to these replicas, and wait."""
-        self.pusher.push(version, indices, verify=verify)
 
     async def _restart(self, replica: Replica) -> None:
         """Replace a lost engine by a new one; only end it if other roles may be on its devices."""
@@ -167,7 +163,7 @@ class InferenceService:
         """Push the weights to one replica, with trainer and replica on their devices."""
         try:
             with self.colocation.push(Role.ACTOR_TRAIN, part_name(Role.ACTOR_INFER, index)):
-                self._push(version, [index], False)
+                self.pusher.push(version, [index], verify=False)
         finally:
             self._bring_back()
 

@@ -82,11 +82,7 @@ class Replicas:
         return self.loop.run(work)
 
     def residents(self, devices: Sequence[frozenset[int]]) -> list[Resident]:
-        """Return the replicas as residents of their devices.
-
-        Args:
-            devices: the devices of each replica, in the order of their ranks.
-        """
+        """Return the replicas as residents of their devices, given in the order of the ranks."""
         return [
             Resident(
                 own,

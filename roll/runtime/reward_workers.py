@@ -53,7 +53,7 @@ def resident(reward_model: RewardCluster, devices: frozenset[int]) -> Resident:
         onload=partial(cluster.call, ModelReward.onload),
         offload=partial(cluster.call, ModelReward.offload),
         # The reward model moves together with the engines, but a push sends it no weights.
-        onload_weights=_nothing,
+        onload_weights=lambda: None,
     )
 
 
@@ -83,7 +83,3 @@ def _start(
     cluster = launcher.start(reward_worker_class(name, reward), place, name, reward)
     cluster.call(RewardWorker.start)
     return RewardCluster(reward, cluster)
-
-
-def _nothing() -> None:
-    """Do nothing: the `onload_weights` of a reward model."""

@@ -86,9 +86,6 @@ def check_tags(dataset: Dataset[Any], takes: str, takers: Iterable[Taker]) -> No
         dataset: rows to check.
         takes: word for a taker in the error message, `reward` or `teacher`.
         takers: rewards or teachers, each with its tags.
-
-    Raises:
-        DataError: a row has a tag that none of `takers` takes.
     """
     taken = {tag for taker in takers for tag in taker.tags}
     for item in dataset.items:

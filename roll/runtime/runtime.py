@@ -159,6 +159,7 @@ def _validator(
     make_turn: Callable[..., SingleTurn],
 ) -> Validator:
     """Return the validator of all held-out prompts; `make_turn` as for `_scheduler`."""
+    math_tags = frozenset(t for r in config.rewards.values() if r.fn == "math" for t in r.tags)
     return Validator(
         config=config.validation,
         sets={source.name: source.items for source in held_out.sources},
@@ -168,7 +169,7 @@ def _validator(
             purpose=Purpose.VALIDATION,
         ),
         reward_router=reward_router,
-        extract=partial(answer_key, math_tags=_math_tags(config)),
+        extract=partial(answer_key, math_tags=math_tags),
         max_in_flight=config.rollout.max_in_flight_groups,
     )
 
@@ -228,7 +229,3 @@ def _find_prompt(by_id: Mapping[str, Prompt], prompt_id: str) -> Prompt:
     if prompt_id not in by_id:
         raise CheckpointError(f"the checkpoint names prompt {prompt_id!r}, the data has none")
     return by_id[prompt_id]
-
-
-def _math_tags(config: RlvrConfig) -> frozenset[str]:
-    return frozenset(t for r in config.rewards.values() if r.fn == "math" for t in r.tags)

@@ -29,14 +29,8 @@ A = TypeVar("A")
 
 
 def by_teacher(tags: Sequence[str], teachers: Mapping[str, TeacherRole]) -> dict[str, list[int]]:
-    """Return name of the teacher -> indices of its rows.
-
-    Every tag must have a teacher; `check_tags` has checked this before.
-
-    Args:
-        tags: tag of each row.
-        teachers: name -> teacher.
-    """
+    """Return name of the teacher -> indices of its rows, from the tag of each row. Every tag must
+    have a teacher; `check_tags` has checked this before."""
     teacher_of = {tag: name for name, role in teachers.items() for tag in role.tags}
     rows: dict[str, list[int]] = {}
     for row, tag in enumerate(tags):
@@ -91,13 +85,8 @@ class Teachers:
     colocation: Colocation
 
     def logprobs(self, batch: RolloutBatch, tags: Sequence[str]) -> Tensor:
-        """Return the log-probs of the response tokens under the teacher of each row, float32 `[B,
-        T]`.
-
-        Args:
-            batch: rows of all teachers.
-            tags: tag of each row.
-        """
+        """Return the log-probs of the response tokens under the teacher of each row's tag, float32
+        `[B, T]`."""
 
         def ask(cluster: Cluster[Any], rows: RolloutBatch) -> list[Tensor]:
             scored = cluster.call(ReferenceWorker.add_ref_logprobs, rows)
@@ -106,13 +95,8 @@ class Teachers:
         return torch.stack(self._ask(batch, tags, ask))
 
     def outputs(self, batch: TrainBatch, tags: Sequence[str]) -> list[Any]:
-        """Return the teacher's output for each row: a `RemoteValue` of a `TeacherRow`, which covers
-        the trained tokens.
-
-        Args:
-            batch: rows of all teachers.
-            tags: tag of each row.
-        """
+        """Return a `RemoteValue` of a `TeacherRow` for each row: the output of the teacher of the
+        row's tag, for the trained tokens."""
 
         def ask(cluster: Cluster[Any], rows: TrainBatch) -> list[Any]:
             teacher_outputs = cluster.call(TeacherWorker.add_teacher_outputs, rows).teacher_outputs
@@ -208,8 +192,8 @@ def num_tokens(tokenizer: PreTrainedTokenizerBase) -> int:
 def require_same_tokens(policy: ModelConfig, others: Mapping[str, ModelConfig]) -> None:
     """Raise ConfigError unless every other model has the same tokens under the same ids.
 
-    Other models (teachers, reward models) read the token ids of the trained model, so each id must
-    stand for the same token there. The tokenizers are loaded and their vocabularies compared.
+    Other models (teachers, reward models) read the token ids of the trained model. All tokenizers
+    are loaded.
 
     Args:
         policy: the trained model.
@@ -229,15 +213,8 @@ def require_same_tokens(policy: ModelConfig, others: Mapping[str, ModelConfig]) 
 
 
 def _first_difference(own: Mapping[str, int], other: Mapping[str, int]) -> str | None:
-    """Describe the smallest id that does not stand for the same token in both vocabularies.
-
-    Args:
-        own: vocabulary of the trained model, token -> id.
-        other: vocabulary of another model.
-
-    Returns:
-        A phrase for an error message; None if the vocabularies are the same.
-    """
+    """Describe, for an error message, the smallest id that does not stand for the same token in
+    both vocabularies (token -> id); None if they are the same. `own` is the trained model's."""
     ours, theirs = ({number: token for token, number in v.items()} for v in (own, other))
     for number in sorted(ours.keys() | theirs.keys()):
         a, b = ours.get(number), theirs.get(number)
