@@ -208,11 +208,9 @@ class Cluster(Workers[W], Generic[W]):
     def beside(
         self, method: Callable[Concatenate[W, P], None], /, *args: P.args, **kwargs: P.kwargs
     ) -> Pending[None]:
-        """Start a short method on every rank while another call runs there, for example to end that
-        call. Do not wait for the results.
-
-        The method runs in a different thread from the worker's other methods.
-        """
+        """Start a short method on every rank, without waiting, while another call runs there, for
+        example to end that call. It runs in a different thread from the worker's other methods; its
+        results are dropped."""
         mode = dispatch_of(method)
         answers = self._start_beside(method.__name__, mode.scatter(self.ranks, Call(args, kwargs)))
         return Pending(answers, lambda _: None, self.call_timeout_s)
@@ -262,8 +260,8 @@ class Cluster(Workers[W], Generic[W]):
         """End all workers. A second call does nothing.
 
         Args:
-            graceful: call `Worker.close` on each worker first; otherwise end them at once. A worker
-                whose `close` fails or takes too long is ended all the same.
+            graceful: call `Worker.close` on each worker first; otherwise end them at once. If a
+                `close` fails or takes too long, all workers are ended before the error is raised.
         """
 
     def _start(self, method: str, calls: Sequence[Call]) -> Answers:

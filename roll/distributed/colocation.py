@@ -62,7 +62,7 @@ class Colocation:
     @contextmanager
     def use(self, role: str) -> Iterator[None]:
         """Move all parts of `role` onto their devices, and all other residents off these devices,
-        for the time of the block."""
+        before the block. Nothing moves after it."""
         if self.enabled:
             parts = self.parts(role)
             self._clear(self._devices(parts), keep=set(parts))
@@ -87,8 +87,8 @@ class Colocation:
 
     @contextmanager
     def push(self, sender: str, receiver: str) -> Iterator[None]:
-        """Move `sender`, and at least the weights of `receiver`, onto their devices, for the time
-        of the block.
+        """Move `sender`, and at least the weights of `receiver`, onto their devices, and all other
+        residents off these devices, before the block. Nothing moves after it.
 
         If the two share devices, only the weights of the receiver are moved: both fit then, because
         an engine's caches take most of a GPU.
@@ -149,6 +149,7 @@ class Colocation:
         self._move_in([part for part in parts if part not in there], enter)
 
     def _move_in(self, parts: list[str], enter: Callable[[str], None]) -> None:
+        """Call `enter`, in parallel, for those parts that exist."""
         run_in_parallel([partial(enter, part) for part in parts if self.residents[part].exists()])
 
 

@@ -128,7 +128,7 @@ class Heartbeats:
                 self._pulses.pop(member, None)
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread, and wait some seconds for its end."""
         self._stop.set()
         if self._thread is not threading.current_thread():
             self._thread.join(timeout=CLOSE_TIMEOUT_S)

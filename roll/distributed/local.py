@@ -55,6 +55,8 @@ class LocalLauncher:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> LocalCluster[W]:
+        """See `Launcher.start`. Unlike on Ray, an error of a constructor is raised unchanged, and
+        constructors have no time limit."""
         # Even a single worker may create a process group, which needs an address.
         rendezvous = f"127.0.0.1:{free_port()}"
         world_size = placement.workers or self._world_size
@@ -103,6 +105,7 @@ class _LocalRank(Generic[W]):
     """Running asynchronous calls; read and changed only on the event loop."""
 
     def lost(self) -> WorkerLostError:
+        """Return a new error for calls to the worker after it was ended."""
         spec = self.worker.spec
         return WorkerLostError(
             f"{spec.name} was ended, to be restarted", spec.role, spec.label, spec.rank
@@ -146,6 +149,7 @@ class _LocalRank(Generic[W]):
 
 
 async def _on_loop(make: Callable[[], W]) -> W:
+    """Make a worker on the event loop that awaits this call: its constructor may start tasks."""
     return make()
 
 
@@ -185,8 +189,8 @@ class LocalCluster(Cluster[W], Generic[W]):
         return frozenset(rank for rank, seat in enumerate(self._seats) if seat.replaced)
 
     def restart(self, rank: int, timeout_s: float | None = None) -> None:
-        """See `Cluster.restart`. Unlike on Ray, running calls are cancelled, not killed, and
-        `timeout_s` is ignored: the constructor of the new worker has no time limit."""
+        """See `Cluster.restart`. Unlike on Ray, running calls are cancelled, not killed; an error
+        of the constructor is raised unchanged, and `timeout_s` is ignored."""
         if not self._placement.replaceable:
             raise ValueError(f"{self.name}: only workers that are replaceable can be restarted")
         with self._restarts[rank]:
@@ -229,6 +233,7 @@ class LocalCluster(Cluster[W], Generic[W]):
                 self._calls.put(None)
 
     def _seat(self, rank: int) -> _LocalRank[W]:
+        """Build a new worker for a rank."""
         make = self._build[rank]
         return _LocalRank(self._loop.submit(_on_loop(make)).result() if self._loop else make())
 
@@ -245,6 +250,7 @@ class LocalCluster(Cluster[W], Generic[W]):
     async def _answer(
         self, worker: str, method: str, future: concurrent.futures.Future[Any]
     ) -> Any:
+        """Await the result of a call; raise its error as a Ray cluster would."""
         try:
             return await asyncio.wrap_future(future)
         except Exception as error:  # noqa: BLE001 - raised again, as on Ray
@@ -263,6 +269,7 @@ class LocalCluster(Cluster[W], Generic[W]):
         return future
 
     def _start_beside(self, method: str, calls: Sequence[Call]) -> Answers:
+        """Run the calls in the thread of the caller; all have ended when this method returns."""
         futures = []
         for seat, call in zip(self._seats, calls, strict=True):
             future: concurrent.futures.Future[Any] = concurrent.futures.Future()

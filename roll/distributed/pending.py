@@ -68,7 +68,7 @@ class Pending(Generic[R]):
         return self._fold(self._answers.collect(limit_s))
 
     def done(self) -> bool:
-        """Return whether `result` would return or raise without waiting."""
+        """Return whether every rank has answered or failed, without waiting."""
         return self._answers.done()
 
     def poll(self, timeout_s: float) -> bool:

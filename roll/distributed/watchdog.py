@@ -198,7 +198,8 @@ def _ray_reason(text: str) -> str:
 
 
 def last_lines(log: Path, count: int = LAST_LINES) -> str:
-    """Return the last `count` lines of a log file; empty if this node has no such file."""
+    """Return the last `count` lines of a log file, indented; empty if this node has no such
+    file."""
     if not log.is_file():
         return ""
     with log.open("rb") as file:

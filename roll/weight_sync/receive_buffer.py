@@ -36,7 +36,7 @@ class ReceiveBuffer(Protocol):
         ...
 
     def in_use(self) -> bool:
-        """Tell whether a tensor that `view` returned, or a view of one, is still referenced."""
+        """Return whether a tensor that `view` returned, or a view of one, is still referenced."""
         ...
 
     def recycle(self) -> None:

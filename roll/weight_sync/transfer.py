@@ -53,7 +53,7 @@ class SenderEnd(Protocol):
 
 
 class ReceiverEnd(Buckets, Protocol):
-    """A receiver's end of a transport."""
+    """A receiver's end of a transport. Its constructor connects and waits for the manifest."""
 
     manifest: Manifest
     verify: bool
@@ -244,8 +244,9 @@ def receive(
         check: raises WeightSyncError to refuse the manifest; then no receiver gets any tensor.
 
     Raises:
-        WeightSyncError: this or another process refused the manifest, or the transfer broke off.
-            Only after a transfer broke off may some of the tensors have been yielded.
+        WeightSyncError: this or another process refused the manifest, the transfer broke off, or
+            the block ended before the last tensor. Unless the manifest was refused, some tensors
+            may have been yielded.
     """
     end = _receiver_end(channel, index)
     try:

@@ -18,7 +18,8 @@ T = TypeVar("T")
 
 
 class ScoreWorker(Worker, Generic[T]):
-    """A worker that runs forward passes of a model. T is the result type of a forward pass."""
+    """A worker that runs forward passes of a model. T is the result type of a forward pass.
+    `offload` and `onload` are described in `ScoreStrategy`."""
 
     def __init__(self, spec: WorkerSpec, strategy: ScoreStrategy[T]) -> None:
         super().__init__(spec)
@@ -42,7 +43,7 @@ class ScoreWorker(Worker, Generic[T]):
 
 
 class TrainWorker(ScoreWorker[T]):
-    """A worker that trains a model."""
+    """A worker that trains a model. `save`, `load`, `save_hf` are described in `TrainStrategy`."""
 
     strategy: TrainStrategy[T]
 

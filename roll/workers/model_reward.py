@@ -106,6 +106,7 @@ class ModelReward(RewardWorker):
         await super().close()
 
     async def _scores_here(self, samples: list[Sample]) -> list[float]:
+        """Wait for the model to be on its device, and for its turn; return the model's scores."""
         while True:
             await self._here.wait()
             async with self._turn:

@@ -69,6 +69,7 @@ class RewardWorker(Worker):
 
     @property
     def pool(self) -> RewardPool:
+        """The pool that calls `score`; ValueError before `start`."""
         if self._pool is None:
             raise ValueError(f"reward {self.ctx.name!r}: call start first")
         return self._pool
@@ -87,13 +88,15 @@ class RewardWorker(Worker):
     async def score_samples(
         self, samples: list[Sample], purpose: Purpose = Purpose.TRAINING
     ) -> list[Scored]:
+        """Score samples, in order; see `RewardPool.score`."""
         return await self.pool.score(samples, purpose)
 
     async def take_metrics(self, purpose: Purpose = Purpose.TRAINING) -> Metrics:
+        """Return the metrics since the last call."""
         return self.pool.take_metrics(purpose)
 
     async def close(self) -> None:
-        """Run `teardown` and end the pool."""
+        """Run `teardown` and end the pool; do nothing before `start`."""
         if self._pool is not None:
             try:
                 await self._pool.host(self.teardown, timeout_s=TEARDOWN_TIMEOUT_S)

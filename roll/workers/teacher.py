@@ -39,11 +39,11 @@ class TeacherWorker(ScoreWorker[TeacherTerms]):
 
     @dispatch(SHARD_BATCH)
     def add_teacher_outputs(self, batch: B) -> B:
-        """Return the batch with `teacher_outputs`: for each row a `RemoteValue` of a
-        `TeacherRow`."""
+        """Return the batch with `teacher_outputs`: a `RemoteValue` of a `TeacherRow` for each row.
+        Only data-parallel leaders set them: the results of other ranks are not used."""
         rows = [replace(row, teacher=self.spec.label) for row in self.strategy.score(batch).rows]
         if not self.rank_info.is_dp_leader:
-            return batch  # only the results of data-parallel leaders are used
+            return batch
         return replace(batch, teacher_outputs=store(rows, [row.num_bytes for row in rows]))
 
     @dispatch(BROADCAST)

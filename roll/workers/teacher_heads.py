@@ -37,8 +37,8 @@ class TeacherHeads:
             head.drop_copies()
 
     def resolve(self, batch: B) -> B:
-        """Return the batch with its `teacher_outputs` fetched: a `TeacherRow`, with the head of its
-        teacher, in place of each `RemoteValue`."""
+        """Return the batch with its `teacher_outputs` fetched, if it has any: a `TeacherRow`, with
+        the head of its teacher, in place of each `RemoteValue`."""
         if batch.teacher_outputs is None:
             return batch
         rows = fetch(

@@ -92,6 +92,7 @@ class RayAnswers:
         )
 
     def _fetch(self, ready: Sequence[tuple[int, Any]]) -> None:
+        """Store the results of (index, reference) pairs; if a rank failed, raise its error."""
         try:
             values = ray.get([ref for _, ref in ready])
         except ray.exceptions.RayError:

@@ -110,6 +110,7 @@ class RayCluster(Cluster[W], Generic[W]):
         )
 
     def _arrive(self, actors: Sequence[RayActor], deadline: float) -> None:
+        """Wait until the actors have started; the watchdog then watches them."""
         infos = self._wait("start", actors, [actor.about() for actor in actors], deadline)
         for actor, info in zip(actors, infos, strict=True):
             actor.arrive(info, self._watchdog)
@@ -117,6 +118,7 @@ class RayCluster(Cluster[W], Generic[W]):
     def _wait(
         self, method: str, actors: Sequence[RayActor], refs: list[Any], deadline: float
     ) -> list[Any]:
+        """Return the results of `refs`, by `deadline`; `method` is for messages."""
         left_s = max(deadline - time.monotonic(), 0.1)
         return self._answers(method, actors, refs).collect(left_s)
 

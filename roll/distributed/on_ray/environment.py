@@ -94,7 +94,7 @@ def actor_env(
     Args:
         platform: `cpu` or `cuda`.
         devices: numbers of the actor's devices on its node.
-        cores: numbers of the CPU cores that the actor may use.
+        cores: numbers of the actor's CPU cores; it gets one thread for each.
         token: value of `WORKER_TOKEN`.
         python_path: folders with user code (beside the YAML file), which are searched first.
         keep_memory: also set `KEEP_FREED_MEMORY` and `WITHOUT_TRITON`.
@@ -164,7 +164,8 @@ def prepare_ray() -> None:
     has set.
 
     Also mark all processes that this process starts from now on, and start a reaper for the mark.
-    Without the reaper, Ray's processes would live on for a minute after the driver was killed.
+    Without the reaper, Ray's processes would live on for a minute after the driver was killed. A
+    second call starts no second reaper.
     """
     for name, value in RAY_VARIABLES.items():
         if name == JEMALLOC and "jemalloc" in os.environ.get("LD_PRELOAD", ""):

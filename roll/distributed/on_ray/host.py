@@ -51,6 +51,7 @@ class _HostBase:
     """Common part of `SyncHost` and `AsyncHost`."""
 
     def __init__(self) -> None:
+        """Start a reaper for this process; hide triton if `WITHOUT_TRITON` is set."""
         start_reaper(f"{WORKER_TOKEN}={os.environ[WORKER_TOKEN]}")
         if WITHOUT_TRITON in os.environ:
             sys.modules.setdefault("triton", None)  # type: ignore[arg-type]

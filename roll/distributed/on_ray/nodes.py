@@ -119,7 +119,7 @@ def claim_devices(
         where = ", ".join(waiting[ref].address for ref in missing)
         raise WaitTimeoutError(
             f"waited {timeout_s:g} s for {layout.devices_per_node} device(s) on {where}: another "
-            f"job holds them (free in the whole cluster: {_free(layout)})"
+            f"job holds them (free in the whole cluster: {_num_free(layout)})"
         )
     slots: dict[int, JobDevice] = {}
     for index, (node, group) in enumerate(zip(nodes, groups, strict=False)):
@@ -136,7 +136,8 @@ def _bundle(node: Node, layout: DeviceLayout) -> dict[str, float]:
     return {"CPU": int(node.cpus / layout.devices_per_node * 10_000) / 10_000}
 
 
-def _free(layout: DeviceLayout) -> str:
+def _num_free(layout: DeviceLayout) -> str:
+    """Return number and kind of Ray's free devices, such as `2 GPU`."""
     kind = "GPU" if layout.platform == "cuda" else "CPU"
     return f"{ray.available_resources().get(kind, 0):g} {kind}"
 
@@ -170,8 +171,8 @@ def _node_slots(
 def _probe(
     group: PlacementGroup, bundles: Sequence[int], gpus: int, timeout_s: float
 ) -> list[tuple[int, tuple[int, ...]]]:
-    """Return, for each bundle, the number of its device and the CPU cores of its node, which a task
-    in the bundle reports."""
+    """Return, for each bundle, the number of its device (0 without `gpus`) and the CPU cores of its
+    node, which a task in the bundle reports. ConfigError if Ray calls GPUs by UUID."""
     refs = [
         ray.remote(_look_around)
         .options(
@@ -198,5 +199,6 @@ def _probe(
 
 
 def _look_around() -> tuple[str | None, tuple[int, ...]]:
+    """Return Ray's name of the GPU of this task, if it has one, and the cores of this node."""
     names = ray.get_gpu_ids()
     return (str(names[0]) if names else None), cores()

@@ -208,6 +208,7 @@ class ResourceManager:
 
 
 def _refused(address: str | None, shown: bool) -> str:
+    """Return the message for a Ray that refuses this process; `shown`: it was shown a token."""
     seen = f"the one in {found_token()} is not its own" if shown else "this process shows none"
     return (
         f"the Ray at {address!r} (cluster.address or RAY_ADDRESS) lets nobody in without its "
@@ -216,8 +217,8 @@ def _refused(address: str | None, shown: bool) -> str:
 
 
 def _smallest(nodes: Sequence[Node]) -> Machine:
-    """Return a machine with the smallest number of GPUs and of cores of all nodes. If some nodes
-    have GPUs, the other nodes are left out."""
+    """Return a machine with the smallest number of GPUs and of cores of all nodes, and 0 GB. If
+    some nodes have GPUs, the other nodes are left out."""
     with_gpus = [node for node in nodes if node.gpus] or list(nodes)
     return Machine(
         gpus=min(node.gpus for node in with_gpus),

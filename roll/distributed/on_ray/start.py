@@ -91,6 +91,7 @@ def _kill_late(started: list[Daemon], timeout_s: float) -> None:
 
 
 def _init(**options: Any) -> None:
+    """Call `ray.init` without its messages; keep this process's handler of SIGTERM."""
     main = threading.current_thread() is threading.main_thread()
     previous = signal.getsignal(signal.SIGTERM)
     ray.init(logging_level=logging.ERROR, log_to_driver=False, **options)

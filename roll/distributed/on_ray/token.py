@@ -54,6 +54,7 @@ def use_token_of_cluster() -> Iterator[bool]:
 
 @contextmanager
 def _variables(wanted: Mapping[str, str | None]) -> Iterator[None]:
+    """Set variables as `environment` does; let Ray read its token again before and after."""
     with ExitStack() as undo:
         undo.callback(_read_again)
         undo.enter_context(environment(wanted))

@@ -40,7 +40,7 @@ def _main(name: str, command: list[str]) -> None:
     """Let the fork server run a command and end with its exit status or signal; without a server,
     become the command."""
     connection = socket.socket(socket.AF_UNIX)
-    if not _is_forked(connection, name, command):
+    if not _request_fork(connection, name, command):
         os.execv(sys.executable, [sys.executable, *command])
     answer = connection.recv(STATUS.size, socket.MSG_WAITALL)
     status = STATUS.unpack(answer)[0] if len(answer) == STATUS.size else 1
@@ -50,7 +50,7 @@ def _main(name: str, command: list[str]) -> None:
     sys.exit(status)
 
 
-def _is_forked(connection: socket.socket, name: str, command: list[str]) -> bool:
+def _request_fork(connection: socket.socket, name: str, command: list[str]) -> bool:
     """Send command, environment and standard streams to the fork server; return whether it forked.
     False for any OSError."""
     wanted = {"argv": command, "env": dict(os.environ), "cwd": os.getcwd(), "oom": _oom_score()}

@@ -56,12 +56,9 @@ def kill_marked(token: str) -> int:
 
 
 def _carries(process: str, token: str) -> bool:
-    """Return whether a process carries the token: in its environment or, if it is a fork of the
-    fork server, as the name of an open file in memory.
-
-    Args:
-        process: folder of the process in /proc.
-    """
+    """Return whether the process with the folder `process` in /proc carries the token: in its
+    environment or, if it is a fork of the fork server, as the name of an open file in memory.
+    OSError if the process has ended or belongs to another user."""
     with open(f"{process}/environ", "rb") as environ:
         if token.encode() in environ.read():
             return True

@@ -61,6 +61,7 @@ def orderly_end() -> Iterator[ExitStack]:
 
 
 def _install(handler: Any) -> dict[signal.Signals, Any]:
+    """Install a handler of `SIGNALS`; return the old ones. Outside the main thread, do nothing."""
     if threading.current_thread() is not threading.main_thread():
         return {}
     return {signum: signal.signal(signum, handler) for signum in SIGNALS}

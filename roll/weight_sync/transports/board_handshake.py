@@ -46,7 +46,8 @@ class Board(Protocol):
         ...
 
     def stop(self, reason: str) -> None:
-        """Tell all readers that the transfer is stopped and no more notes will come."""
+        """Post the reason for all readers, unless a process has posted one, and leave the board;
+        WeightSyncError if the board is gone."""
         ...
 
 
@@ -94,6 +95,7 @@ class SenderNotes:
         return total
 
     def stop(self, reason: str) -> None:
+        """Stop the transfer; ignore a board that is gone."""
         with contextlib.suppress(WeightSyncError):
             self._board.stop(reason)
 
@@ -145,6 +147,7 @@ class ReceiverNotes:
         self._board.read("verdict", LEADER)
 
     def fail(self, reason: str) -> None:
+        """Post why this receiver gives up, and stop the transfer; ignore a board that is gone."""
         with contextlib.suppress(WeightSyncError):
             self._post({"failed": reason})
             self._board.stop(f"{self._name}: {reason}")

@@ -119,7 +119,7 @@ class BroadcastReceiver:
         self._plan: list[list[Piece]] = []
 
     def accept(self) -> None:
-        """Agree as `ReceiverNotes.accept` does, join the group, start to receive two buckets."""
+        """Agree as `ReceiverEnd.accept` does, join the group, start to receive two buckets."""
         channel = self._channel
         self._notes.accept()
         self._plan = layout(self.manifest, channel.bucket_bytes)

@@ -136,7 +136,7 @@ class FilesReceiver:
         self._plan: list[list[Piece]] = []
 
     def accept(self) -> None:
-        """Agree as `ReceiverNotes.accept` does, and prepare memory for one bucket."""
+        """Agree as `ReceiverEnd.accept` does, and prepare memory for one bucket."""
         self._notes.accept()
         self._plan = layout(self.manifest, self._channel.bucket_bytes)
         self._receive_buffer = PrivateBuffer(largest(self._plan))
@@ -190,7 +190,6 @@ class FolderBoard:
         return note
 
     def stop(self, reason: str) -> None:
-        """Post the reason for all readers, unless a process has posted one, and leave the board."""
         if not self._note("stop").exists():  # the first reason is the cause
             self.post("stop", {"stop": reason})
         self.post(f"left/{self._name}", {"ok": True})

@@ -34,11 +34,7 @@ class HostReceiver:
             raise
 
     def accept(self) -> None:
-        """Open the buckets, agree to the manifest and wait until all other processes have agreed.
-
-        Raises:
-            WeightSyncError: another process refused, or the sender gave up.
-        """
+        """Open the buckets, then agree as `ReceiverEnd.accept` does."""
         if self._description["kind"] == "cuda":
             self._slots = open_cuda_buckets(self._description)
         else:
@@ -47,7 +43,6 @@ class HostReceiver:
         next_message(self._link, "go")
 
     def fail(self, reason: str) -> None:
-        """Tell the sender why this receiver gives up; ignore a sender that is gone already."""
         with contextlib.suppress(WeightSyncError):
             self._link.put({"failed": reason})
 
@@ -63,12 +58,10 @@ class HostReceiver:
             self._link.put({"ok": True})
 
     def end(self) -> str | None:
-        """Wait for the end of the push; return the checksum of all senders, if they made one."""
         checksum: str | None = next_message(self._link, "end")
         return checksum
 
     def done(self) -> None:
-        """Tell the sender that this receiver uses the new weights."""
         self._link.put({"ok": True})
 
     def close(self) -> None:

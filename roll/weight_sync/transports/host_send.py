@@ -125,11 +125,6 @@ class HostLeader:
         self._unread.append(index)
 
     def finish(self, checksum: Checksum | None) -> str | None:
-        """Wait until all receivers use the new weights.
-
-        Returns:
-            The checksum of the pieces of all senders, or None if `checksum` is None.
-        """
         while self._unread:
             self._take_read()
         for answer in _answers(self._senders, "end of its parts"):
@@ -144,7 +139,6 @@ class HostLeader:
         return total
 
     def stop(self, reason: str) -> None:
-        """Tell all other processes to give up; ignore those that are gone."""
         for link in [*self._receivers, *self._senders]:
             with contextlib.suppress(WeightSyncError):
                 link.put({"stop": reason})
@@ -195,17 +189,13 @@ class HostHelper:
         self._link.put({"ok": True})
 
     def finish(self, checksum: Checksum | None) -> str | None:
-        """Send this sender's checksum to the leader; wait until all receivers use the new weights.
-
-        Returns:
-            The checksum of the pieces of all senders, or None if `checksum` is None.
-        """
+        """Send this sender's checksum to the leader; wait for that of all senders, sent at the end
+        of the push, and return it. None if `checksum` is None."""
         self._link.put({"sum": checksum.hexdigest() if checksum else None})
         total: str | None = self._next("end")
         return total
 
     def stop(self, reason: str) -> None:
-        """Tell the leader why this sender gives up; ignore a leader that is gone."""
         with contextlib.suppress(WeightSyncError):
             self._link.put({"failed": reason})
 
