@@ -59,29 +59,32 @@ def unpack(
     pieces = _by_tensor(buckets)
     for position, meta in enumerate(manifest.tensors):
         own = pieces.get(position, [])
-        tensor = into(meta)
-        if tensor is not None:
-            _check_target(meta, tensor)
-        if tensor is None and len({index for index, _ in own}) == 1:
-            index, first = own[0]
-            tensor = reading.slot(index).view(first.offset, meta)
-            raw = _bytes(tensor)
-        else:
-            device = reading.slot(own[0][0]).memory.device if own else torch.device("cpu")
-            tensor = empty_tensor(meta, device) if tensor is None else tensor
-            raw = _bytes(tensor)
-            for index, piece in own:
-                bucket = reading.slot(index).memory[piece.offset : piece.offset + piece.num_bytes]
-                raw[piece.start : piece.start + piece.num_bytes].copy_(bucket)
+        tensor = _assemble(reading, meta, own, into(meta))
         if checksum is not None:
             for _, piece in own:
-                checksum.add(meta, piece.start, raw[piece.start : piece.start + piece.num_bytes])
-        name, raw = meta.name, torch.empty(0)
-        given, tensor = tensor, None
-        yield name, given
-        del given
+                checksum.add(meta, piece.start, _bytes_of(piece, tensor))
+        yield meta.name, tensor
+        del tensor
         reading.settle()
     reading.end()
+
+
+def _assemble(
+    reader: _BucketReader, meta: TensorMeta, own: Sequence[tuple[int, Piece]], target: Tensor | None
+) -> Tensor:
+    """Return a tensor with the bytes of its pieces `own`: in `target`; if that is None, in its
+    bucket if one bucket holds all of it, or else in memory of its own."""
+    if target is not None:
+        _check_target(meta, target)
+    if target is None and len({index for index, _ in own}) == 1:
+        index, first = own[0]
+        return reader.slot(index).view(first.offset, meta)
+    device = reader.slot(own[0][0]).memory.device if own else torch.device("cpu")
+    tensor = empty_tensor(meta, device) if target is None else target
+    for index, piece in own:
+        bucket = reader.slot(index).memory[piece.offset : piece.offset + piece.num_bytes]
+        _bytes_of(piece, tensor).copy_(bucket)
+    return tensor
 
 
 class _BucketReader:
@@ -140,5 +143,6 @@ def _check_target(meta: TensorMeta, tensor: Tensor) -> None:
         )
 
 
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().reshape(-1).view(torch.uint8)
+def _bytes_of(piece: Piece, tensor: Tensor) -> Tensor:
+    raw = tensor.detach().reshape(-1).view(torch.uint8)
+    return raw[piece.start : piece.start + piece.num_bytes]

@@ -120,13 +120,9 @@ class RayActor:
             | ({"py_executable": settings.python} if settings.python else {}),
             "scheduling_strategy": self._where,
         }
-        host: type[AsyncHost | SyncHost] = SyncHost
         if asynchronous:
-            host = AsyncHost
             options["max_concurrency"] = MAX_CONCURRENT_CALLS
-        # Ray puts the name of the class into the process title, so `ps` shows role and rank.
-        named = type(re.sub(r"[^\w\[\]]", "_", self.member.name), (host,), {})
-        actor_cls = ray.remote(concurrency_groups={WATCH_GROUP: 1, BESIDE_GROUP: 2})(named)
+        actor_cls = _actor_class(self.member.name, AsyncHost if asynchronous else SyncHost)
         self._handle = actor_cls.options(**options).remote()
 
     @property
@@ -201,6 +197,13 @@ class RayActor:
         arrives; empty if Ray does not know it any more."""
         nodes = placement_group_table(self._own.group).get("bundles_to_node_id", {})
         return str(nodes.get(self._own.bundle, ""))
+
+
+def _actor_class(name: str, host: type[AsyncHost | SyncHost]) -> Any:
+    """Return Ray's actor class of a worker. Ray puts its name, which is that of the worker, into
+    the process title, so `ps` shows role and rank."""
+    named = type(re.sub(r"[^\w\[\]]", "_", name), (host,), {})
+    return ray.remote(concurrency_groups={WATCH_GROUP: 1, BESIDE_GROUP: 2})(named)
 
 
 def _lives(node: str) -> bool:

@@ -72,6 +72,14 @@ RAY_VARIABLES = {
     JEMALLOC: "narenas:1,tcache:false",
 }
 
+FOR_ALL_ACTORS = {
+    # The tokenizer's threads would compete with those of the worker, and warn after a fork.
+    "TOKENIZERS_PARALLELISM": "false",
+    # Actors reserve no devices of Ray, and by default Ray hides all devices from them.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
+}
+
 LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """Variables that make process groups listen only on the loopback interface, for runs with all
 workers on one machine. By default, gloo uses the interface of the machine's host name, and NCCL the
@@ -105,16 +113,8 @@ def actor_env(
     env = on_one_machine(driver) if single_host else {}
     env |= {name: driver[name] for name in PASSED_THROUGH if name in driver}
     threads = str(len(cores))
-    env |= {
-        WORKER_TOKEN: token,
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        # The tokenizer's threads would compete with those of the worker, and warn after a fork.
-        "TOKENIZERS_PARALLELISM": "false",
-        # Actors reserve no devices of Ray, and by default Ray hides all devices from them.
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
-    }
+    env |= {WORKER_TOKEN: token, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    env |= FOR_ALL_ACTORS
     tuned = (ONE_HEAP if platform == "cpu" else {}) | (KEEP_FREED_MEMORY if keep_memory else {})
     env |= {name: driver.get(name, value) for name, value in tuned.items()}
     if keep_memory:

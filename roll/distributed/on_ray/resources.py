@@ -55,12 +55,10 @@ class ResourceManager:
         Args:
             pools: name -> device list, such as "0-3".
             python_path: folders with user code that workers must be able to import.
-            fork_server: fork server on this machine. It makes the workers if they all run on this
-                machine without GPUs.
+            fork_server: makes the workers if they all run on this machine without GPUs.
 
         Raises:
-            ConfigError: the pools need more devices than there are, or no Ray cluster can be
-                joined. Whether there are enough is checked before the run starts Ray.
+            ConfigError: too few devices (checked before Ray is started), or no Ray can be joined.
             WaitTimeoutError: nodes or devices were not available within `config.start_timeout_s`.
         """
         self._undo = ExitStack()
@@ -69,16 +67,9 @@ class ResourceManager:
         joined = bool(address) or ray.is_initialized()
         try:
             if joined:
-                self._connect(address)
-                nodes = wait_for_nodes(config.nodes, config.start_timeout_s)
-                machine = _smallest(nodes)
-                self.layout = plan_layout(config, pools, machine, joined=True)
-                nodes = usable_nodes(nodes, self.layout)
+                self.layout, nodes = self._join_ray(config, pools, address)
             else:
-                machine = this_machine()
-                self.layout = plan_layout(config, pools, machine, joined=False)
-                self._start_ray(machine, self.layout)
-                nodes = wait_for_nodes(1, config.start_timeout_s)
+                self.layout, nodes = self._start_ray(config, pools)
             self._watchdog = Watchdog([] if joined else ray_start.daemons())
             self._undo.callback(self._watchdog.close)
             # If the run started Ray, the reservations end with Ray. Releasing them one by one would
@@ -89,14 +80,8 @@ class ResourceManager:
             self.close(graceful=False)
             raise
         forks = self.layout.platform == "cpu" and self.layout.nodes == 1 and not address
-        self._settings = ActorSettings(
-            platform=self.layout.platform,
-            single_node=self.layout.nodes == 1 and not joined,
-            python_path=tuple(os.path.abspath(folder) for folder in python_path),
-            python=fork_server.python if fork_server is not None and forks else None,
-            start_timeout_s=config.start_timeout_s,
-            call_timeout_s=config.call_timeout_s,
-        )
+        python = fork_server.python if fork_server is not None and forks else None
+        self._settings = self._actor_settings(config, python_path, python, joined)
 
     @property
     def platform(self) -> str:
@@ -172,15 +157,41 @@ class ResourceManager:
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self.close(graceful=kind is None)
 
-    def _start_ray(self, machine: Machine, layout: DeviceLayout) -> None:
+    def _start_ray(
+        self, config: ClusterConfig, pools: Mapping[str, str]
+    ) -> tuple[DeviceLayout, list[Node]]:
         """Start a local Ray with a token of its own and this machine's cores and GPUs; `close` ends
-        it."""
+        it. Return the layout of the devices and this node."""
+        machine = this_machine()
+        layout = plan_layout(config, pools, machine, joined=False)
         prepare_ray()
         self._undo.enter_context(own_token())
         self._undo.callback(ray_start.end)
         ray_start.start(
             num_cpus=len(machine.cores),
             num_gpus=machine.gpus if layout.platform == "cuda" else 0,
+        )
+        return layout, wait_for_nodes(1, config.start_timeout_s)
+
+    def _join_ray(
+        self, config: ClusterConfig, pools: Mapping[str, str], address: str | None
+    ) -> tuple[DeviceLayout, list[Node]]:
+        """Join the Ray at `address`; return the layout of the devices and the nodes with them."""
+        self._connect(address)
+        nodes = wait_for_nodes(config.nodes, config.start_timeout_s)
+        layout = plan_layout(config, pools, _smallest(nodes), joined=True)
+        return layout, usable_nodes(nodes, layout)
+
+    def _actor_settings(
+        self, config: ClusterConfig, python_path: Sequence[str], python: str | None, joined: bool
+    ) -> ActorSettings:
+        return ActorSettings(
+            platform=self.layout.platform,
+            single_node=self.layout.nodes == 1 and not joined,
+            python_path=tuple(os.path.abspath(folder) for folder in python_path),
+            python=python,
+            start_timeout_s=config.start_timeout_s,
+            call_timeout_s=config.call_timeout_s,
         )
 
     def _connect(self, address: str | None) -> None:

@@ -246,11 +246,7 @@ class Listener:
 
 
 def connect(
-    address: str,
-    name: str,
-    timeout_s: float,
-    abort: Abort | None = None,
-    user: int | None = None,
+    address: str, name: str, timeout_s: float, abort: Abort | None = None, user: int | None = None
 ) -> Link:
     """Connect to the leading sender, which may start later, and send it this process's `name`.
 
@@ -262,12 +258,31 @@ def connect(
             user does, or the transfer was given up.
     """
     user = os.getuid() if user is None else user
+    connection = _wait_for_listener(address, name, timeout_s, abort)
+    if (found := _user_of(connection)) != user:
+        connection.close()
+        raise WeightSyncError(
+            f"weight transfer: a process of user {found} listens at {address}, where the "
+            f"sender of user {user} was expected; all of a run must belong to one user"
+        )
+    link = Link(connection, "the sender", timeout_s)
+    if abort is not None:
+        abort.when_given_up(link.break_off)
+    link.put({"name": name})
+    return link
+
+
+def _wait_for_listener(
+    address: str, name: str, timeout_s: float, abort: Abort | None
+) -> socket.socket:
+    """Return a socket connected to `address`, as soon as a process listens there."""
     deadline = time.monotonic() + timeout_s
     pause_s = 0.0002
     while True:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.connect(b"\0" + address.encode())
+            return connection
         except (ConnectionRefusedError, BlockingIOError) as error:
             connection.close()
             if abort is not None:
@@ -278,18 +293,6 @@ def connect(
                 ) from error
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 0.02)
-            continue
-        if (found := _user_of(connection)) != user:
-            connection.close()
-            raise WeightSyncError(
-                f"weight transfer: a process of user {found} listens at {address}, where the "
-                f"sender of user {user} was expected; all of a run must belong to one user"
-            )
-        link = Link(connection, "the sender", timeout_s)
-        if abort is not None:
-            abort.when_given_up(link.break_off)
-        link.put({"name": name})
-        return link
 
 
 def _user_of(connection: socket.socket) -> int:
