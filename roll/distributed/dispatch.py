@@ -36,7 +36,6 @@ class Concatenable(Protocol):
 class Dispatch:
     """A rule for the arguments and the results of a call that runs on several ranks."""
 
-    name: str
     scatter: Callable[[Sequence[RankInfo], Call], list[Call]]
     """Function from the ranks and the driver's call to one call per rank, in the same order."""
     gather: Callable[[Sequence[RankInfo], list[Any]], Any]
@@ -94,11 +93,11 @@ def _concat_leaders(ranks: Sequence[RankInfo], results: list[Any]) -> Any:
     return kinds.pop().concat(parts)
 
 
-BROADCAST = Dispatch("broadcast", _same_call, _first_result)
+BROADCAST = Dispatch(_same_call, _first_result)
 """Give every rank the same arguments; return the result of the first rank. This is also the rule
 for methods without `@dispatch`."""
 
-SHARD_BATCH = Dispatch("shard_batch", _shard_batches, _concat_leaders)
+SHARD_BATCH = Dispatch(_shard_batches, _concat_leaders)
 """Split arguments that are batches over the data-parallel ranks, and give every rank the other
 arguments. Join the results of the data-parallel leaders with `concat`."""
 

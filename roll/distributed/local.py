@@ -39,11 +39,8 @@ class LocalLauncher:
     """A launcher that starts clusters in this process. Pools are ignored: every role has
     `world_size` ranks, unless its placement sets `workers`."""
 
-    def __init__(
-        self, *, world_size: int = 1, platform: str = "cpu", call_timeout_s: float = 3600
-    ) -> None:
+    def __init__(self, *, world_size: int = 1, call_timeout_s: float = 3600) -> None:
         self._world_size = world_size
-        self._platform = platform
         self._call_timeout_s = call_timeout_s
         self._clusters: list[LocalCluster[Any]] = []
 
@@ -70,7 +67,7 @@ class LocalLauncher:
                 node=0,
                 rendezvous=rendezvous,
                 seed=placement.seed,
-                platform=self._platform,
+                platform="cpu",
                 label=placement.label,
             )
             for rank in range(world_size)

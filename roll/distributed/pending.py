@@ -52,7 +52,8 @@ class Pending(Generic[R]):
     ) -> None:
         self._answers = answers
         self._fold = fold
-        self._default_timeout_s = default_timeout_s
+        self.limit_s = default_timeout_s
+        """Default time limit of `result`, in seconds."""
 
     def result(self, timeout_s: float | None = None) -> R:
         """Wait for the results of all ranks and return the combined result. Repeated calls are
@@ -64,7 +65,7 @@ class Pending(Generic[R]):
             WorkerLostError: one of these workers died; it is replaceable.
             WaitTimeoutError: some ranks have not answered in time; the message names them.
         """
-        limit_s = self._default_timeout_s if timeout_s is None else timeout_s
+        limit_s = self.limit_s if timeout_s is None else timeout_s
         return self._fold(self._answers.collect(limit_s))
 
     def done(self) -> bool:
@@ -80,11 +81,6 @@ class Pending(Generic[R]):
         """Wait at most `timeout_s` until no rank works on the call any more, and return whether
         this is so. Raise no errors of ranks."""
         return self._answers.settle(timeout_s)
-
-    @property
-    def limit_s(self) -> float:
-        """Default time limit of `result`, in seconds."""
-        return self._default_timeout_s
 
     def overdue(self, timeout_s: float) -> WaitTimeoutError:
         """Return the error for a wait that has reached its limit `timeout_s`."""

@@ -197,9 +197,8 @@ def _ray_reason(text: str) -> str:
     return text.splitlines()[-1].strip() if text.strip() else "unknown reason"
 
 
-def last_lines(log: Path, count: int = LAST_LINES) -> str:
-    """Return the last `count` lines of a log file, indented; empty if this node has no such
-    file."""
+def last_lines(log: Path) -> str:
+    """Return the last `LAST_LINES` lines of a log file, indented; empty if it is not here."""
     if not log.is_file():
         return ""
     with log.open("rb") as file:
@@ -209,4 +208,4 @@ def last_lines(log: Path, count: int = LAST_LINES) -> str:
     kept = [
         line for line in lines if not line.startswith((":job_id:", ":actor_name:", ":task_name:"))
     ]
-    return "\n".join(f"  {line}" for line in kept[-count:])
+    return "\n".join(f"  {line}" for line in kept[-LAST_LINES:])

@@ -24,8 +24,6 @@ class WorkerPlace(Protocol):
     @property
     def world_size(self) -> int: ...
     @property
-    def devices(self) -> tuple[int, ...]: ...
-    @property
     def rendezvous(self) -> str: ...
 
 
@@ -40,7 +38,7 @@ class Platform(Protocol):
         """Name of the backend with which `torch.distributed` connects the ranks."""
         ...
 
-    def device(self, place: WorkerPlace) -> torch.device:
+    def device(self) -> torch.device:
         """Return the device for this worker's tensors. A process sees only its own devices."""
         ...
 

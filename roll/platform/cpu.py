@@ -19,7 +19,7 @@ class CpuPlatform:
     def collective_backend(self) -> str:
         return "gloo"
 
-    def device(self, place: WorkerPlace) -> torch.device:
+    def device(self) -> torch.device:
         import torch
 
         return torch.device("cpu")

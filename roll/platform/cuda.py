@@ -20,7 +20,7 @@ class CudaPlatform:
         # Both backends: ranks also gather weights on the CPU (offloaded ones, and for checkpoints).
         return "cpu:gloo,cuda:nccl"
 
-    def device(self, place: WorkerPlace) -> torch.device:
+    def device(self) -> torch.device:
         import torch
 
         return torch.device("cuda", 0)
@@ -32,7 +32,7 @@ class CudaPlatform:
         import torch
 
         # NCCL uses the current device. Without this call, each rank derives a GPU from its number.
-        torch.cuda.set_device(self.device(place))
+        torch.cuda.set_device(self.device())
         join_group(self.collective_backend, place, timeout_s)
 
     def destroy(self) -> None:

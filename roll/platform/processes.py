@@ -13,12 +13,11 @@ PROC = Path("/proc")
 
 def descendants(pid: int) -> list[int]:
     """Return the ids of all descendants of `pid`: its children, their children, and so on."""
-    if not _lists_children():
-        return _descendants_by_parents(pid)
+    children_of = _children if _lists_children() else _children_by_parents().__getitem__
     found: list[int] = []
     front = [pid]
     while front:
-        front = [child for parent in front for child in _children(parent)]
+        front = [child for parent in front for child in children_of(parent)]
         found += front
     return found
 
@@ -57,11 +56,10 @@ def stopped_below(pid: int) -> list[str]:
     ]
 
 
-def rss_bytes(pid: int | None = None) -> int:
-    """Return the resident memory of one process (default: this one), in bytes; 0 if it has
-    ended."""
+def rss_bytes(pid: int) -> int:
+    """Return the resident memory of one process, in bytes; 0 if it has ended."""
     try:
-        fields = (PROC / str(pid or os.getpid()) / "statm").read_text().split()
+        fields = (PROC / str(pid) / "statm").read_text().split()
     except OSError:
         return 0
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -99,20 +97,15 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def _descendants_by_parents(pid: int) -> list[int]:
-    """Return all descendants of `pid` from the parents of all processes, for kernels that list no
-    children."""
-    children: dict[int, list[int]] = defaultdict(list)
+def _children_by_parents() -> defaultdict[int, list[int]]:
+    """Return the children of each process, found by the parents of all processes, for kernels that
+    list no children."""
+    children: defaultdict[int, list[int]] = defaultdict(list)
     for entry in _numbers(PROC):
         stat = _stat(entry)
         if stat is not None:
             children[int(stat[1][1])].append(entry)
-    found: list[int] = []
-    front = [pid]
-    while front:
-        front = [child for parent in front for child in children[parent]]
-        found += front
-    return found
+    return children
 
 
 def _stat(pid: int) -> tuple[str, list[str]] | None:

@@ -25,7 +25,12 @@ from roll.weight_sync.unpack import Buckets, TargetMemory, no_target_memory, unp
 
 
 class SenderEnd(Protocol):
-    """A sender's end of a transport."""
+    """A sender's end of a transport.
+
+    Its constructor connects, announces the manifest, and returns once all processes have agreed. It
+    raises WeightSyncError if a process refused, died or did not answer in time. Its argument `size`
+    is the size of the fullest bucket, in bytes.
+    """
 
     def memory(self, index: int) -> Tensor:
         """Return the memory to write bucket `index` into, once it may be overwritten."""

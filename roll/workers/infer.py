@@ -86,12 +86,7 @@ class InferWorker(Worker):
             await self.engine.sleep()
 
     async def wake(self, weights_only: bool = False) -> None:
-        """Take device memory again; see `InferenceStrategy.wake`.
-
-        Raises:
-            EngineError: the engine failed for any reason. It is then unknown how much device memory
-                the engine holds.
-        """
+        """Take device memory again; see `InferenceStrategy.wake`. Errors are those of `sleep`."""
         with self._moving("take its device memory back"):
             await self.engine.wake(weights_only=weights_only)
 

@@ -70,7 +70,8 @@ class ModelReward(RewardWorker):
             if math.isfinite(score):
                 one = Scored(Reward(score))
             else:
-                line = f"{self._path} scores it as {score}; is the model sound in this dtype?"
+                path = self.config.model.path if self.config.model else ""
+                line = f"{path} scores it as {score}; is the model sound in this dtype?"
                 one = counters.failed(sample, budget, line, line)
             counters.count(one, budget)
             scored.append(one)
@@ -112,10 +113,6 @@ class ModelReward(RewardWorker):
             async with self._turn:
                 if self._here.is_set():  # `offload` may have held the lock meanwhile
                     return await asyncio.to_thread(self._scores, samples)
-
-    @property
-    def _path(self) -> str:
-        return self.config.model.path if self.config.model else ""
 
     def _scores(self, samples: list[Sample]) -> list[float]:
         """Return the model's score at the last token of each sample, prompt included; ValueError

@@ -13,9 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.config.sections.placement import ClusterConfig
-from roll.config.sections.roles import Role
 from roll.core.errors import ConfigError
-from roll.core.types import WorkerSpec
 from roll.distributed.device_layout import plan_layout, share_cores
 from roll.distributed.on_ray.environment import (
     RUN_TOKEN,
@@ -51,9 +49,8 @@ def test_two_ranks_add_their_numbers_through_the_cpu_platform() -> None:
 
 
 def test_a_worker_on_the_cpu_has_the_cpu_as_its_device() -> None:
-    spec = WorkerSpec(Role.CRITIC, 0, 1, (3,), (0,), 0, "127.0.0.1:1", 0, "cpu")
-    assert get_platform("cpu").device(spec) == torch.device("cpu")
-    assert get_platform("cuda").device(spec) == torch.device("cuda", 0)
+    assert get_platform("cpu").device() == torch.device("cpu")
+    assert get_platform("cuda").device() == torch.device("cuda", 0)
 
 
 @pytest.mark.parametrize(

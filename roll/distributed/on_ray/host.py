@@ -43,7 +43,7 @@ class HostInfo:
     log: str
     """Path of the file that its standard error is written to; not a path if standard error is no
     file, and empty where /proc does not exist."""
-    node: str = ""
+    node: str
     """Ray's id of its node."""
 
 

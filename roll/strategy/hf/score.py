@@ -22,7 +22,7 @@ class HfScore(Generic[T]):
     """Implementation of `ScoreStrategy`; each rank holds the full model and scores its own rows."""
 
     def __init__(self, config: HfScoreConfig, setup: ModelSetup[T]) -> None:
-        self._device = get_platform(setup.spec.platform).device(setup.spec)
+        self._device = get_platform(setup.spec.platform).device()
         self._max_tokens = setup.max_tokens_per_microbatch
         self._model = setup.head.load(setup.model, getattr(torch, setup.model.dtype))
         if setup.packing:

@@ -37,7 +37,7 @@ class GroupMembership:
                 _inside.add(self)
             elif _inside:
                 _inside.add(self)
-        self.device = self._platform.device(spec)
+        self.device = self._platform.device()
 
     def leave(self) -> None:
         """End this membership and, if it is the last, the group. A second call does nothing."""

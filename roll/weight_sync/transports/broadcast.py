@@ -54,14 +54,7 @@ class BroadcastSender:
         *,
         verify: bool,
     ) -> None:
-        """Connect, announce the manifest, and return once all processes have agreed and joined.
-
-        Args:
-            size: size of the fullest bucket, in bytes.
-
-        Raises:
-            WeightSyncError: a process refused, died or did not answer in time.
-        """
+        """Connect and agree as `SenderEnd` says, and return once all processes have joined."""
         self._board = StoreBoard(channel, sender_name(sender), is_host=sender == 0)
         self._group: _Group | None = None
         abort.when_given_up(self._board.give_up)

@@ -53,15 +53,8 @@ class FilesSender:
         *,
         verify: bool,
     ) -> None:
-        """Announce the manifest, and return once all processes have agreed.
-
-        Args:
-            size: size of the fullest bucket, in bytes.
-
-        Raises:
-            WeightSyncError: a process refused or did not answer in time. A dead process is noticed
-                only by the time limit or an abort.
-        """
+        """Agree as `SenderEnd` says. A dead process is noticed only by the time limit or an
+        abort."""
         self._folder = Path(channel.address)
         self._sender = sender
         self._timeout_s = channel.timeout_s

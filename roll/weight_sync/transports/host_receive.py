@@ -8,7 +8,7 @@ import os
 from roll.core.errors import WeightSyncError
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.manifest import Manifest
-from roll.weight_sync.names import LEADER, receiver_name
+from roll.weight_sync.names import receiver_name
 from roll.weight_sync.receive_buffer import ReceiveBuffer
 from roll.weight_sync.transports.host_send import next_message, read_offer
 from roll.weight_sync.transports.ipc import open_cuda_buckets
@@ -21,7 +21,6 @@ class HostReceiver:
 
     def __init__(self, channel: Channel, index: int) -> None:
         self._link = connect(channel.address, receiver_name(index), channel.timeout_s)
-        self._link.peer = LEADER
         self._slots: tuple[ReceiveBuffer, ReceiveBuffer] | None = None
         self._fds: list[int] = []
         try:

@@ -34,7 +34,7 @@ from roll.weight_sync.channel import Channel
 from roll.weight_sync.checks import check_same
 from roll.weight_sync.checksum import Checksum
 from roll.weight_sync.manifest import Manifest
-from roll.weight_sync.names import LEADER, receiver_name, sender_name
+from roll.weight_sync.names import receiver_name, sender_name
 from roll.weight_sync.push_plan import Bucket
 from roll.weight_sync.transports.ipc import CudaBuckets
 from roll.weight_sync.transports.shared_memory import HostBuckets
@@ -71,14 +71,7 @@ class HostLeader:
     def __init__(
         self, channel: Channel, manifest: Manifest, size: int, abort: Abort, *, verify: bool
     ) -> None:
-        """Connect, announce the manifest, and return once all processes have agreed.
-
-        Args:
-            size: size of the fullest bucket, in bytes.
-
-        Raises:
-            WeightSyncError: a process refused, died or did not answer in time.
-        """
+        """Connect and agree as `SenderEnd` says."""
         if channel.kind == "cuda_ipc" and channel.num_senders > 1:
             raise WeightSyncError(
                 f"CUDA IPC has one sender, not {channel.num_senders}; use shared memory"
@@ -159,20 +152,15 @@ class HostHelper:
     """The end of a sender that does not lead: it writes when the leader tells it to."""
 
     def __init__(self, channel: Channel, manifest: Manifest, sender: int, abort: Abort) -> None:
-        """Connect, and return once all processes have agreed.
-
-        Raises:
-            WeightSyncError: a process refused or died, or the leader announced another manifest.
-        """
+        """Connect and agree as `SenderEnd` says; WeightSyncError if the manifests differ."""
         self._link = connect(channel.address, sender_name(sender), channel.timeout_s, abort)
-        self._link.peer = LEADER
         self._memory: HostBuckets | None = None
         try:
             offer, fds = read_offer(self._link)
             self._memory = HostBuckets.open(fds[0], offer["memory"]["num_bytes"])
             check_same(manifest, Manifest.from_json(offer["manifest"]), sender)
             self._link.put({"ok": True})
-            self._next("go")
+            next_message(self._link, "go")
         except WeightSyncError as error:
             self.stop(str(error))
             self.close()
@@ -181,7 +169,7 @@ class HostHelper:
     def memory(self, index: int) -> Tensor:
         """Return the memory of bucket `index`, once the leader says that it may be written."""
         assert self._memory is not None
-        self._next("fill")
+        next_message(self._link, "fill")
         return self._memory.buckets[index % 2]
 
     def publish(self, index: int, bucket: Bucket) -> None:
@@ -192,7 +180,7 @@ class HostHelper:
         """Send this sender's checksum to the leader; wait for that of all senders, sent at the end
         of the push, and return it. None if `checksum` is None."""
         self._link.put({"sum": checksum.hexdigest() if checksum else None})
-        total: str | None = self._next("end")
+        total: str | None = next_message(self._link, "end")
         return total
 
     def stop(self, reason: str) -> None:
@@ -204,9 +192,6 @@ class HostHelper:
         self._link.close()
         if self._memory is not None:
             self._memory.close()
-
-    def _next(self, key: str) -> Any:
-        return next_message(self._link, key)
 
 
 def read_offer(link: Link) -> tuple[dict[str, Any], list[int]]:

@@ -20,6 +20,7 @@ from typing import Any, Self
 
 from roll.core.errors import WeightSyncError
 from roll.weight_sync.abort import Abort
+from roll.weight_sync.names import LEADER
 
 _HEADER = struct.Struct("!I")
 _AT_ONCE = 1 << 16
@@ -265,7 +266,7 @@ def connect(
             f"weight transfer: a process of user {found} listens at {address}, where the "
             f"sender of user {user} was expected; all of a run must belong to one user"
         )
-    link = Link(connection, "the sender", timeout_s)
+    link = Link(connection, LEADER, timeout_s)
     if abort is not None:
         abort.when_given_up(link.break_off)
     link.put({"name": name})

@@ -85,7 +85,6 @@ class StoreBoard:
         if not self._is_host:
             return
         keys = [f"left/{name}" for name in others]
-
         deadline = time.monotonic() + self._timeout_s
 
         def hold() -> None:
