@@ -39,9 +39,8 @@ def load_sharded(
 ) -> TokenModel[T]:
     """Load the model on every rank and keep only this rank's shard.
 
-    A trainable model holds float32 master weights and computes in `model.dtype`. Gradients are
-    summed over ranks, not averaged, because the token weights of the loss already contain the
-    divisor of the mean.
+    A trainable model holds float32 master weights and computes in `model.dtype`. Its gradients are
+    summed over ranks, not averaged.
     """
     compute = getattr(torch, model.dtype)
     whole = head.load(model, torch.float32 if trainable else compute)
@@ -54,6 +53,20 @@ def load_sharded(
         param_dtype=compute if compute != torch.float32 and trainable else None,
         reduce_dtype=getattr(torch, config.reduce_dtype),
     )
+    _shard(whole, config, mixed, device, meshes)
+    if meshes.shard.size() > 1:  # one rank has no reduction
+        _sum_gradients(whole)
+    return whole
+
+
+def _shard(
+    whole: TokenModel[T],
+    config: Fsdp2Config,
+    mixed: MixedPrecisionPolicy,
+    device: torch.device,
+    meshes: Meshes,
+) -> None:
+    """Give each layer, then the root, to FSDP, which keeps this rank's part of the parameters."""
     offload = (
         CPUOffloadPolicy(pin_memory=device.type == "cuda")
         if config.cpu_offload
@@ -69,18 +82,22 @@ def load_sharded(
             for module in tensor_parallel.uncut(layer):
                 # These modules are small, so they stay gathered until the backward pass.
                 fully(module, mesh=meshes.shard, reshard_after_forward=False)
-        again = config.reshard_after_forward
-        fully(layer, mesh=meshes.shard_cut, reshard_after_forward=again)
+        fully(layer, mesh=meshes.shard_cut, reshard_after_forward=config.reshard_after_forward)
     # The backward pass starts with the root (embeddings, last norm, head), so the root stays
     # gathered. The teachers' outputs are inputs of the root and must keep their dtype.
     as_it_is = replace(mixed, cast_forward_inputs=False)
     fully(whole, mesh=meshes.shard, reshard_after_forward=False, mp_policy=as_it_is)
+
+
+def _sum_gradients(whole: nn.Module) -> None:
+    """Let FSDP sum gradients over ranks: token weights already contain the divisor of the mean.
+
+    With the factor alone FSDP uses a scaled sum, which only NCCL has; hence a plain sum is forced.
+    """
     for module in whole.modules():
-        if isinstance(module, FSDPModule) and meshes.shard.size() > 1:  # one rank has no reduction
-            # With the factor alone FSDP uses a scaled sum, which only NCCL has; force a plain sum.
+        if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-    return whole
 
 
 def _layers(model: PreTrainedModel) -> list[nn.Module]:

@@ -27,6 +27,7 @@ from roll.strategy.hf.decoding import Decoding, Weights
 from roll.strategy.hf.memory import WeightMemory
 from roll.strategy.interfaces import LoadReport
 from roll.strategy.serving.progress import Progress
+from roll.strategy.serving.report import numbers_of
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.checks import check_shapes
 from roll.weight_sync.manifest import Manifest, TensorMeta
@@ -228,16 +229,8 @@ class HfEngine:
             raise failure from error
         self._broken = None
         self._weights = replace(self._weights, version=version)
-        manifest = incoming.manifest
-        self._held |= {meta.name for meta in manifest.tensors}
-        return LoadReport(
-            version,
-            len(manifest.tensors),
-            manifest.num_bytes,
-            incoming.checksum,
-            incoming.receive_s,
-            incoming.load_s,
-        )
+        self._held |= {meta.name for meta in incoming.manifest.tensors}
+        return LoadReport(version, **numbers_of(incoming))
 
 
 def _nothing() -> None:

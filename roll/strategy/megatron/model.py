@@ -75,13 +75,12 @@ def load_model(
     """Build this rank's part of the model and load its weights from the checkpoint. Collective.
 
     Raises:
-        ConfigError: the model family has no table, a size is not divisible, or tensors are missing.
-            The message names them. Or the adapter's targets are invalid.
+        ConfigError: the model family has no table, a size is not divisible, tensors are missing, or
+            the adapter's targets are invalid. The message names them.
     """
-    dtype: torch.dtype = getattr(torch, model.dtype)
     folder = folder_of(model)
     options = BuildOptions(
-        dtype=dtype,
+        dtype=getattr(torch, model.dtype),
         sequence_parallel=config.sequence_parallel,
         recompute=config.recompute,
         aux_loss_coeff=config.aux_loss_coef,
@@ -98,8 +97,7 @@ def load_model(
     except McoreAdapterError as error:
         raise ConfigError(f"model.path: {model.path!r} on kind: megatron: {error}") from error
     for chunk in bare:
-        # Micro-batches are cut by tokens: each has a shape of its own, but see `micro_batches`.
-        chunk.config.variable_seq_lengths = sizes.vpp == 1
+        chunk.config.variable_seq_lengths = sizes.vpp == 1  # else `micro_batches` makes them equal
     return MegatronModel(
         chunks=data_parallel(bare, distributed_optimizer=config.distributed_optimizer)
         if trainable

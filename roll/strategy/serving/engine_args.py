@@ -30,6 +30,7 @@ def check_engine_args(
     Raises:
         ConfigError: an argument is refused; the message names all of them and what to write
             instead.
+        EngineMissingError: raised by `known`, if the engine is not installed.
     """
     problems = []
     unsure = []

@@ -52,14 +52,11 @@ def engine_arguments(
         "skip_tokenizer_init": True,
         "skip_server_warmup": True,
         "log_level": "error",
-        # SGLang's faster samplers do not support seeds; this one does.
-        "sampling_backend": "pytorch",
-        # Large, so that log-probs with top-p cover the whole nucleus, however many tokens it has.
-        "sampling_mask_max_tokens": 1 << 20,
+        "sampling_backend": "pytorch",  # SGLang's faster samplers do not support seeds
+        "sampling_mask_max_tokens": 1 << 20,  # so many that log-probs cover any nucleus of top-p
     }
-    arguments |= _cpu_arguments(config, max_model_len) if cpu else {"enable_memory_saver": True}
-    if not cpu:
-        arguments["enable_weights_cpu_backup"] = True
+    sleep = {"enable_memory_saver": True, "enable_weights_cpu_backup": True}
+    arguments |= _cpu_arguments(config, max_model_len) if cpu else sleep
     return arguments | config.engine_args
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from roll.core.errors import WeightSyncError
 from roll.platform.rendezvous import serve_on_named_address
+from roll.strategy.serving.report import numbers_of
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.checks import check_shapes
 from roll.weight_sync.manifest import Manifest
@@ -99,15 +100,8 @@ def _load(model: Any, push: Push, rank: int) -> Answer:
         with receive(Channel(**push.channel), push.receiver + rank, check=check) as incoming:
             intact = False
             model.load_weights(incoming.tensors())
-            manifest = incoming.manifest
-            answer = Answer(
-                len(manifest.tensors),
-                manifest.num_bytes,
-                incoming.checksum,
-                incoming.receive_s,
-                incoming.load_s,
-            )
-        _held[model] = held | {meta.name for meta in manifest.tensors}
+            answer = Answer(**numbers_of(incoming))
+        _held[model] = held | {meta.name for meta in incoming.manifest.tensors}
         return answer
     except WeightSyncError as error:
         if not intact:

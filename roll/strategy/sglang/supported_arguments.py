@@ -36,9 +36,7 @@ RESERVED_ARGUMENTS = {
     "enable_memory_saver": "",
     "enable_weights_cpu_backup": "",
 }
-"""Arguments that follow from the rest of the config -> the config key to set instead.
-
-An empty string: the argument cannot be set at all."""
+"""Arguments that a user may not set; see `ours` of `check_engine_args`."""
 
 
 def known_arguments() -> frozenset[str]:
@@ -57,11 +55,5 @@ def known_arguments() -> frozenset[str]:
 
 
 def check_arguments(names: Iterable[str]) -> None:
-    """Refuse engine arguments that SGLang does not know, or that a user may not set.
-
-    Raises:
-        ConfigError: an argument is refused; the message names all of them and what to write
-            instead.
-        EngineMissingError: SGLang is not installed, so some arguments cannot be checked.
-    """
+    """Run `check_engine_args`, with its errors, on arguments for SGLang."""
     check_engine_args(names, engine="SGLang", ours=RESERVED_ARGUMENTS, known=known_arguments)

@@ -38,9 +38,7 @@ RESERVED_ARGUMENTS = {
     "disable_log_stats": "",
     "distributed_executor_backend": "",
 }
-"""Arguments that follow from the rest of the config -> the config key to set instead.
-
-An empty string: the argument cannot be set at all."""
+"""Arguments that a user may not set; see `ours` of `check_engine_args`."""
 
 
 def known_arguments() -> frozenset[str]:
@@ -60,11 +58,5 @@ def known_arguments() -> frozenset[str]:
 
 
 def check_arguments(names: Iterable[str]) -> None:
-    """Refuse engine arguments that vLLM does not know, or that a user may not set.
-
-    Raises:
-        ConfigError: an argument is refused; the message names all of them and what to write
-            instead.
-        EngineMissingError: vLLM is not installed, so some arguments cannot be checked.
-    """
+    """Run `check_engine_args`, with its errors, on arguments for vLLM."""
     check_engine_args(names, engine="vLLM", ours=RESERVED_ARGUMENTS, known=known_arguments)

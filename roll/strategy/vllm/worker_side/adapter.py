@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from roll.core.errors import WeightSyncError
+from roll.strategy.serving.report import numbers_of
 from roll.strategy.vllm.pushes import failure
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.manifest import Manifest
@@ -87,13 +88,7 @@ class AdapterLoader:
                 self._roll_adapter = Adapter(tensors, rank, alpha)
                 installed = True
                 self._roll_install(self._roll_adapter)
-            return {
-                "num_tensors": len(incoming.manifest.tensors),
-                "num_bytes": incoming.manifest.num_bytes,
-                "checksum": incoming.checksum,
-                "receive_s": incoming.receive_s,
-                "load_s": incoming.load_s,
-            }
+            return numbers_of(incoming)
         except Exception as error:  # noqa: BLE001 - reported as a result
             return {"error": failure(error), "intact": not installed}
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from roll.strategy.serving.report import numbers_of
 from roll.strategy.vllm.pushes import failure
 from roll.strategy.vllm.worker_side.heads import EmbeddingMemory, repack_heads
 from roll.strategy.vllm.worker_side.readback import Probes, read_back
@@ -66,15 +67,8 @@ class WeightLoader:
             with receive(Channel(**channel), first_index + self.rank, check=check) as incoming:
                 intact = False
                 self._roll_reload(incoming)
-                manifest = incoming.manifest
-                report = {
-                    "num_tensors": len(manifest.tensors),
-                    "num_bytes": manifest.num_bytes,
-                    "checksum": incoming.checksum,
-                    "receive_s": incoming.receive_s,
-                    "load_s": incoming.load_s,
-                }
-            self._roll_held |= {meta.name for meta in manifest.tensors}
+                report = numbers_of(incoming)
+            self._roll_held |= {meta.name for meta in incoming.manifest.tensors}
             return report
         except Exception as error:  # noqa: BLE001 - reported as a result
             if not intact:

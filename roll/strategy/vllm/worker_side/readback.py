@@ -13,6 +13,7 @@ tensors have other names in the checkpoint than in vLLM.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -55,48 +56,55 @@ def read_back(model: nn.Module, probes: Probes) -> int:
     Raises:
         WeightSyncError: a layer does not compute with the weights that were sent.
     """
+    compared = probes.experts.compare()
+    for path, module in model.named_modules():
+        found = _answer(model, path, module, probes.answers)
+        if found is None or not all(name in probes.answers for name in found[0]):
+            continue
+        names, answer, rows = found
+        expected = torch.cat([probes.answers[name] for name in names]).to(answer.device)[rows]
+        if answer.shape == expected.shape:
+            compare(f"layer {path!r}", answer, expected, next(model.parameters()).dtype)
+            compared += len(names)
+    return compared
+
+
+def _answer(
+    model: nn.Module, path: str, module: nn.Module, expected: Mapping[str, Tensor]
+) -> tuple[list[str], Tensor, slice] | None:
+    """Let a layer answer its probe; return None if the layer cannot be checked.
+
+    Returns:
+        The checkpoint names of the layer's tensors, the answer as in `Probes`, and the rows of the
+        tensors that it belongs to.
+    """
     from vllm.model_executor.layers.linear import LinearBase, RowParallelLinear
     from vllm.model_executor.layers.vocab_parallel_embedding import (
         ParallelLMHead,
         VocabParallelEmbedding,
     )
 
-    compared = probes.experts.compare()
-    for path, module in model.named_modules():
-        if isinstance(module, LinearBase):
-            if (
-                isinstance(module, RowParallelLinear)
-                and module.input_size_per_partition != module.input_size
-            ):
-                continue  # holds all rows, but only some columns
-            names = _source_names(model, path)
-            answer = _ask(path, module, probe(module.input_size, next(module.parameters()).device))
-        elif isinstance(module, VocabParallelEmbedding):
-            names = [f"{path}.weight"]
-            if isinstance(module, ParallelLMHead):
-                if names[0] not in probes.answers:  # the head is tied to the embedding
-                    names = ["model.embed_tokens.weight"]
-                # Computed by the head's kernel, which has a packed copy beside the shared weight.
-                answer = _ask(path, module, probe(module.embedding_dim, module.weight.device))
-            else:
-                weight: Tensor = module.weight
-                answer = weight.float() @ probe(weight.shape[1], weight.device)
-        elif isinstance(weight := module._parameters.get("weight"), Tensor) and weight.dim() == 1:
-            names, answer = [f"{path}.weight"], weight.float()
+    name, weight = f"{path}.weight", module._parameters.get("weight")
+    if isinstance(module, LinearBase):
+        columns = module.input_size
+        if isinstance(module, RowParallelLinear) and module.input_size_per_partition != columns:
+            return None  # holds all rows, but only some columns
+        vector = probe(columns, next(module.parameters()).device)
+        return _source_names(model, path), _ask(path, module, vector), slice(None)
+    if isinstance(module, VocabParallelEmbedding):
+        if isinstance(module, ParallelLMHead):
+            if name not in expected:  # the head is tied to the embedding
+                name = "model.embed_tokens.weight"
+            # Computed by the head's kernel, which has a packed copy beside the shared weight.
+            answer = _ask(path, module, probe(module.embedding_dim, module.weight.device))
         else:
-            continue
-        if not all(name in probes.answers for name in names):
-            continue
-        expected = torch.cat([probes.answers[name] for name in names]).to(answer.device)
-        if isinstance(module, VocabParallelEmbedding):
-            rows = module.shard_indices  # the rank's own rows; the rows after them are padding
-            expected = expected[rows.org_vocab_start_index : rows.org_vocab_end_index]
-            answer = answer[: rows.num_org_elements]
-        if answer.shape != expected.shape:
-            continue
-        compare(f"layer {path!r}", answer, expected, next(model.parameters()).dtype)
-        compared += len(names)
-    return compared
+            answer = module.weight.float() @ probe(module.weight.shape[1], module.weight.device)
+        own = module.shard_indices  # the rank's own rows; the rows after them are padding
+        rows = slice(own.org_vocab_start_index, own.org_vocab_end_index)
+        return [name], answer[: own.num_org_elements], rows
+    if isinstance(weight, Tensor) and weight.dim() == 1:
+        return [name], weight.float(), slice(None)
+    return None
 
 
 def _source_names(model: Any, path: str) -> list[str]:
