@@ -72,7 +72,8 @@ class TrainStrategy(ScoreStrategy[T_co], Protocol[T_co]):
     def train(self, batch: B, loss: TermsLoss[T_co, B]) -> Metrics:
         """Take one optimizer step on the rows of all ranks and return the metrics of this rank.
 
-        `batch.token_weights` must be set.
+        Merging the metrics of all data parallel leaders gives those of the update. The step is
+        skipped if the gradient norm is zero or not finite. `batch.token_weights` must be set.
         """
         ...
 

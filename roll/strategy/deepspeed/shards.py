@@ -60,7 +60,6 @@ class _Source:
     first: int
     count: int
     file: Any
-    path: Path
 
 
 class Shards:
@@ -123,7 +122,7 @@ class Shards:
         except (SafetensorError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{path} is damaged: {error!r}") from error
         for name, first in firsts.items():
-            self._sources.setdefault(name, []).append(_Source(first, sizes[name], file, path))
+            self._sources.setdefault(name, []).append(_Source(first, sizes[name], file))
 
 
 def _key(name: str, kind: str) -> str:

@@ -110,11 +110,6 @@ class DeepspeedStrategy(Generic[T]):
         )
 
     def train(self, batch: B, loss: TermsLoss[T, B]) -> Metrics:
-        """Take one optimizer step on the rows of all ranks and return the metrics of this rank.
-
-        Merging the metrics of all ranks gives those of the update. `Update.apply` says when an
-        update is skipped.
-        """
         update, info = require_trainable(self._update), self._rank_info
         metrics = LossMetrics(len(batch), info.dp_size)
         self._engine.train()

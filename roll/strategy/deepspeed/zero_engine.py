@@ -100,7 +100,8 @@ def _cut(
     """Partition the parameters one by one; the engine would move the full model to the device."""
     # ZeRO-3 gathers a module's own and registered parameters when the module runs. The head's
     # weight has to be registered, because the root module reads it without running the head.
-    for parameter in _outputs(model):
+    head = model.model.get_output_embeddings()
+    for parameter in [] if head is None else list(head.parameters()):
         deepspeed.zero.register_external_parameter(model, parameter)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(compute)
@@ -110,8 +111,3 @@ def _cut(
         remote_device="cpu" if config.offload_parameters else None,
         pin_memory=device.type != "cpu",
     )
-
-
-def _outputs(model: Root[T]) -> list[torch.nn.Parameter]:
-    head = model.model.get_output_embeddings()
-    return [] if head is None else list(head.parameters())

@@ -64,7 +64,7 @@ def local_parts(
         push_tensors(model, saved, SHAPE_OF),
         saved,
         partial(_local_part, adapted),
-        partial(_whole_part, adapted),
+        lambda name, value: whole(_with_adapter(adapted, name, value).detach()),
         _cuts,
     )
 
@@ -107,10 +107,6 @@ def _is_cut(value: DTensor) -> bool:
 
 def _with_adapter(adapted: dict[str, lora.Delta], name: str, value: Tensor) -> Tensor:
     return _merged(value.detach(), adapted[name]) if name in adapted else value
-
-
-def _whole_part(adapted: dict[str, lora.Delta], name: str, value: Tensor) -> Tensor:
-    return whole(_with_adapter(adapted, name, value).detach())
 
 
 def _local_part(adapted: dict[str, lora.Delta], name: str, value: Tensor) -> Tensor:

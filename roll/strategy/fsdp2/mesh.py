@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from roll.config.sections.strategy import Fsdp2Config
@@ -75,16 +74,12 @@ def _shards(config: Fsdp2Config, parts: int, device: torch.device) -> SequenceSh
     """Make the groups of ranks that share rows; return None if no rows are shared. Collective."""
     if config.ranks_per_part == 1:
         return None
-    return SequenceShards(
-        group=_mesh(device, parts=parts, rows=config.ranks_per_part).get_group("rows"),
-        sequence=_sequence(config, parts, device) if config.ulysses > 1 else None,
-        tp=config.tp,
-    )
-
-
-def _sequence(config: Fsdp2Config, parts: int, device: torch.device) -> dist.ProcessGroup:
-    mesh = _mesh(device, parts=parts, sequence=config.ulysses, tp=config.tp)
-    return mesh.get_group("sequence")
+    group = _mesh(device, parts=parts, rows=config.ranks_per_part).get_group("rows")
+    sequence = None
+    if config.ulysses > 1:
+        slices = _mesh(device, parts=parts, sequence=config.ulysses, tp=config.tp)
+        sequence = slices.get_group("sequence")
+    return SequenceShards(group=group, sequence=sequence, tp=config.tp)
 
 
 def _mesh(device: torch.device, **axes: int) -> DeviceMesh:

@@ -84,12 +84,8 @@ def _model_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
     named = {f"model.{name}": p.detach() for name, p in trained(model)}
     if lora.has_adapter(model):
         return named
-    return named | {f"model.{name}": b for name, b in _saved_buffers(model).items()}
-
-
-def _saved_buffers(model: PreTrainedModel) -> dict[str, Tensor]:
-    state = model.state_dict()
-    return {name: buffer for name, buffer in model.named_buffers() if name in state}
+    saved = model.state_dict()
+    return named | {f"model.{name}": b for name, b in model.named_buffers() if name in saved}
 
 
 def _optimizer_tensors(model: PreTrainedModel, optimizer: Optimizer) -> dict[str, Tensor]:

@@ -36,7 +36,6 @@ from roll.strategy.training.group import GroupMembership
 from roll.strategy.training.losses import micro_losses
 from roll.strategy.training.reduce import LossMetrics, max_over_ranks, update_metrics
 from roll.strategy.training.teacher_forward import output_head
-from roll.strategy.training.token_model import TokenModel
 from roll.weight_sync.manifest import Manifest
 
 T = TypeVar("T")
@@ -106,15 +105,11 @@ class Fsdp2Strategy(Generic[T]):
         return output_head(self._model.model, lambda part: whole(part).to(self._dtype))
 
     def train(self, batch: B, loss: TermsLoss[T, B]) -> Metrics:
-        """Take one optimizer step on the rows of all ranks and return the metrics of this rank.
-
-        Merging the metrics of all data parallel leaders gives those of the update. `Update.apply`
-        says when an update is skipped.
-        """
         update, info = require_trainable(self._update), self._rank_info
         metrics = LossMetrics(len(batch), info.dp_size)
         self._model.train()
-        root = _root(self._model)
+        root = self._model
+        assert isinstance(root, FSDPModule)
         for total, last in micro_losses(
             self._model, batch, loss, metrics, device=self._device, max_tokens=self._max_tokens
         ):
@@ -183,8 +178,3 @@ class Fsdp2Strategy(Generic[T]):
 
     def _leaves_as(self, *, adapter: bool) -> CheckpointLayout | None:
         return None if adapter else self._saved
-
-
-def _root(model: TokenModel[T]) -> FSDPModule:
-    assert isinstance(model, FSDPModule)
-    return model

@@ -62,12 +62,6 @@ class HfEngine:
         await self._run(self._load_model)
 
     async def generate(self, request: GenerateRequest) -> list[Completion]:
-        """Generate `request.n` completions, in sibling order. After `abort` they end with ABORT.
-
-        Raises:
-            EngineError: the prompt leaves no room for a response.
-            IncompleteWeightsError: a push of weights failed partway.
-        """
         room = self._max_model_len - len(request.prompt_tokens)
         if room <= 0:
             raise EngineError(
@@ -89,7 +83,6 @@ class HfEngine:
             self._progress.end(request.id, completions)
 
     async def abort(self, request_id: str) -> None:
-        """End a running request. An unknown id is ignored."""
         if decoding := self._running.get(request_id):
             decoding.end()
 
@@ -99,22 +92,12 @@ class HfEngine:
         During a push of weights there is no wait, because a push has time limits of its own.
         """
         if not self._loading:
-            await self._run(_nothing)
+            await self._run(lambda: None)
         return self._progress.heartbeat(self._weights.version, self._prefilled_tokens, self._read)
 
     async def load_weights(
         self, channel: Channel, version: int, *, receiver: int, verify: bool
     ) -> LoadReport:
-        """Replace all weights by those that arrive on `channel`.
-
-        Tokens generated afterwards are marked with `version`. Running requests continue with the
-        new weights; their KV cache is recomputed.
-
-        Raises:
-            WeightSyncError: the push does not match the model, and the old weights stay in use. Or
-                the push failed partway: running requests end with an IncompleteWeightsError, and
-                the engine generates nothing until a push has succeeded.
-        """
         self._loading = True
         try:
             return await self._run(self._receive, channel, version, receiver, verify)
@@ -231,10 +214,6 @@ class HfEngine:
         self._weights = replace(self._weights, version=version)
         self._held |= {meta.name for meta in incoming.manifest.tensors}
         return LoadReport(version, **numbers_of(incoming))
-
-
-def _nothing() -> None:
-    """Do nothing; a heartbeat waits for the compute thread to run this."""
 
 
 def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

@@ -104,7 +104,7 @@ def load_model(
         else bare,
         table=table,
         sizes=sizes,
-        manifest=_manifest(bare, table, sizes),
+        manifest=_cut_evenly(exported(bare, table, sizes)),
         vocab=found["vocab_size"],
         sequence_parallel=bool(bare[0].config.sequence_parallel),
         trained=trained,
@@ -137,11 +137,6 @@ def _add_adapter(
 def base_name(factor: str) -> str:
     """Return the name of the module that a factor belongs to, given PEFT's name of the factor."""
     return factor.removeprefix("base_model.model.").rpartition(".lora_")[0]
-
-
-def _manifest(chunks: Sequence[Any], table: ModelTable, sizes: ParallelSizes) -> Manifest:
-    """Describe the tensors that `mcore_adapter.gather.export` yields, in its order. Collective."""
-    return _cut_evenly(exported(chunks, table, sizes))
 
 
 def _cut_evenly(found: Mapping[str, ShapeAndDtype]) -> Manifest:

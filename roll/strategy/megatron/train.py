@@ -105,11 +105,6 @@ class MegatronStrategy:
         )
 
     def train(self, batch: B, loss: TermsLoss[PolicyTerms, B]) -> Metrics:
-        """Take one optimizer step on the rows of all ranks and return the metrics of this rank.
-
-        Merging the metrics of all data parallel leaders gives those of the update. `Update.apply`
-        says when an update is skipped.
-        """
         update = require_trainable(self._update)
         batch.require("token_weights", made_by="token_weights")
         info = self._rank_info

@@ -86,13 +86,6 @@ class SglangEngine:
         self._watch.begin(processes)
 
     async def generate(self, request: GenerateRequest) -> list[Completion]:
-        """Return `request.n` completions in sibling order; after `abort` they finish with ABORT.
-
-        Raises:
-            EngineDiedError: one of the engine's processes died.
-            EngineError: the engine refused the request.
-            IncompleteWeightsError: a push of weights broke off, earlier or while the request ran.
-        """
         call = self._calls.call(Replica.generate, request)
         try:
             return await self._ask(call)
@@ -101,7 +94,6 @@ class SglangEngine:
             raise
 
     async def abort(self, request_id: str) -> None:
-        """End a running request; ignore an unknown id."""
         await self._ask(self._calls.call(Replica.abort, request_id))
 
     async def heartbeat(self) -> Heartbeat:
@@ -120,26 +112,15 @@ class SglangEngine:
     async def load_weights(
         self, channel: Channel, version: int, *, receiver: int, verify: bool
     ) -> LoadReport:
-        """Replace all weights by those that arrive on `channel`; later tokens carry `version`.
-
-        Running requests pause and then continue with the new weights; their KV cache is recomputed.
-
-        Raises:
-            WeightSyncError: the push does not fit, and the old weights stay in use; or the push
-                broke off. After that running requests end with an IncompleteWeightsError, and the
-                engine generates nothing until a push has succeeded.
-        """
         call = self._calls.call(
             Replica.load_weights, channel, version, receiver=receiver, verify=verify
         )
         return await self._ask(call)
 
     async def sleep(self) -> None:
-        """Free device memory between rollouts; on CPUs do nothing."""
         await self._sleep.sleep(lambda: self._ask(self._calls.call(Replica.sleep)))
 
     async def wake(self, *, weights_only: bool = False) -> None:
-        """Take the memory back; with `weights_only` without the KV cache, which is most of it."""
         await self._sleep.wake(
             lambda tags: self._ask(self._calls.call(Replica.wake, list(tags))),
             weights_only=weights_only,

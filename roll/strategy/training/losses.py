@@ -39,12 +39,8 @@ def micro_losses(
     for i in range(passes):
         if i < len(parts):
             micro = microbatch.take(batch, parts[i])
-            terms_of = partial(_terms, model, micro, device)
+            terms_of = partial(forward.token_terms, model, micro, device=device, entropy=True)
             total = micro_loss(micro, terms_of, loss, metrics, device)
         else:
             total = forward.empty_pass(model, device)
         yield total, i == passes - 1
-
-
-def _terms(model: TokenModel[T], micro: TrainBatch, device: torch.device, needed_BT: Tensor) -> T:
-    return forward.token_terms(model, micro, needed_BT, device, entropy=True)

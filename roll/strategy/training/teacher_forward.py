@@ -104,11 +104,7 @@ class TeacherModel(TokenModel[TeacherTerms]):
 
 @dataclass(frozen=True, slots=True)
 class TeacherHead:
-    """Loader of teachers. The arguments are those of `TeacherModel`.
-
-    Args:
-        num_tokens: number of tokens of the tokenizer that teacher and student share.
-    """
+    """Loader of teachers. The arguments are those of `TeacherModel`."""
 
     target: DistillTargetConfig
     num_tokens: int
