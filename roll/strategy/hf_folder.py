@@ -81,7 +81,7 @@ def folder_of(model: ModelConfig) -> Path:
 
 
 def _files(folder: Path) -> list[Path]:
-    """List the safetensors files that transformers loads.
+    """List the safetensors files that transformers loads; EngineError: there are none.
 
     A folder may hold more files, such as a copy of the weights in a vendor's own layout.
     """
@@ -101,6 +101,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _header(file: Path) -> dict[str, tuple[int, ...]]:
+    """Read the shape of each tensor of a safetensors file, by name, from the header of the file."""
     with file.open("rb") as stream:
         (size,) = struct.unpack("<Q", stream.read(8))
         entries = json.loads(stream.read(size))

@@ -63,7 +63,9 @@ class ScoreStrategy(Protocol[T_co]):
         """Move parameters and optimizer state back to the device; a no-op on CPUs."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Leave the process groups. No other method may be called afterwards."""
+        ...
 
 
 class TrainStrategy(ScoreStrategy[T_co], Protocol[T_co]):

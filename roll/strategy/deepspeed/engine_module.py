@@ -46,8 +46,7 @@ class Root(nn.Module, Generic[T]):
         return self
 
     def forward(self, tokens_BT: Tensor, request: ForwardRequest) -> Tensor:
-        """Stack the outputs that are not None, `[1, ...]` to `[3, ...]`; keep their names in
-        `fields`, from which `Unstacked` restores them."""
+        """Stack the outputs that are not None, `[1, ...]` to `[3, ...]`; set `fields`."""
         parts = self._whole[0].forward(tokens_BT, request)._asdict()
         self.fields = [name for name, part in parts.items() if part is not None]
         return torch.stack([parts[name] for name in self.fields])

@@ -80,6 +80,7 @@ def full_weights(
 
 
 def _cuts(value: Tensor) -> tuple[int, ...]:
+    """Return the offsets of the ranks' parts, and the size; rank 0 exports all of a buffer."""
     world = dist.get_world_size()
     if not isinstance(value, torch.nn.Parameter):
         return (0, *[value.numel()] * world)
@@ -89,6 +90,7 @@ def _cuts(value: Tensor) -> tuple[int, ...]:
 def _whole_of(
     adapted: Mapping[str, lora.Delta], device: torch.device, name: str, value: Tensor
 ) -> Tensor:
+    """Return a full tensor, with its adapter added if it is adapted. Collective as `whole`."""
     tensor = whole(value, device)
     if name not in adapted:
         return tensor

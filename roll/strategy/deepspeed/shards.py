@@ -57,6 +57,8 @@ def file_of(folder: Path, rank: int) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
+    """A piece of a parameter, in one of the open files of a checkpoint."""
+
     first: int
     count: int
     file: Any
@@ -99,7 +101,7 @@ class Shards:
             )
 
     def fill(self, piece: Piece) -> None:
-        """Fill the tensors of a piece with the saved values of the same elements."""
+        """Fill a piece with the saved values of the same elements; call `check` before."""
         end = piece.first + piece.num_elements
         for source in self._sources[piece.name]:
             low, high = max(piece.first, source.first), min(end, source.first + source.count)

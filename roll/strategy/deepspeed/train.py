@@ -216,4 +216,5 @@ class DeepspeedStrategy(Generic[T]):
         return names.saved(self._model.model, shape_of)
 
     def _leaves_as(self, *, adapter: bool) -> CheckpointLayout | None:
+        """Return the argument `saved` of the functions in `export`; None selects the adapter."""
         return None if adapter else self._saved

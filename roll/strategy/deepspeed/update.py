@@ -32,6 +32,7 @@ class GuardedAdamW(torch.optim.AdamW):
 
 
 def guarded_adamw(model: nn.Module, config: OptimizerConfig) -> GuardedAdamW:
+    """Make the optimizer of the trainable parameters; `Update` sets its `may_step`."""
     params = [p for p in model.parameters() if p.requires_grad]
     return GuardedAdamW(adamw.groups(params), **adamw.options(config))
 

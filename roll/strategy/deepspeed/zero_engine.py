@@ -97,7 +97,7 @@ def _cut(
     compute: torch.dtype,
     device: torch.device,
 ) -> None:
-    """Partition the parameters one by one; the engine would move the full model to the device."""
+    """Round each parameter to `compute` and partition it; the engine would move all to `device`."""
     # ZeRO-3 gathers a module's own and registered parameters when the module runs. The head's
     # weight has to be registered, because the root module reads it without running the head.
     head = model.model.get_output_embeddings()

@@ -102,10 +102,12 @@ def _cuts(value: Tensor) -> tuple[int, ...]:
 
 
 def _is_cut(value: DTensor) -> bool:
+    """Return whether tensor parallelism has cut the tensor."""
     return TP in (value.device_mesh.mesh_dim_names or ())
 
 
 def _with_adapter(adapted: dict[str, lora.Delta], name: str, value: Tensor) -> Tensor:
+    """Return a tensor of the model. If it is adapted, add its adapter, which is collective."""
     return _merged(value.detach(), adapted[name]) if name in adapted else value
 
 

@@ -112,6 +112,7 @@ def _outline(known: dict[str, Any]) -> TensorStorageMetadata:
 
 
 def _place(chunk: dict[str, Any]) -> Any:
+    """Return torch's record of the place of a chunk; ValueError: its file is in another folder."""
     from torch.distributed.checkpoint.filesystem import _StorageInfo
 
     file, begin, length = chunk["file"], chunk["begin"], chunk["bytes"]

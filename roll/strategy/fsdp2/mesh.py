@@ -23,6 +23,8 @@ COPIES, SHARD, TP = "copies", "shard", "tp"
 
 @dataclass(frozen=True, slots=True)
 class Meshes:
+    """Meshes and groups of ranks that this rank belongs to."""
+
     info: RankInfo
     shard: DeviceMesh
     """Mesh `[shard]` or `[copies, shard]` of the parameters that tensor parallelism does not cut.
@@ -83,4 +85,5 @@ def _shards(config: Fsdp2Config, parts: int, device: torch.device) -> SequenceSh
 
 
 def _mesh(device: torch.device, **axes: int) -> DeviceMesh:
+    """Make a mesh of all ranks; `axes` maps the name of each axis to its size. Collective."""
     return init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))

@@ -81,6 +81,7 @@ def load(path: Path, model: PreTrainedModel, optimizer: Optimizer) -> int:
 
 
 def _model_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return the trained parameters and, unless the model has an adapter, its saved buffers."""
     named = {f"model.{name}": p.detach() for name, p in trained(model)}
     if lora.has_adapter(model):
         return named

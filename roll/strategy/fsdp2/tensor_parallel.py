@@ -134,6 +134,7 @@ def _table(model: PreTrainedModel) -> dict[str, str]:
 
 
 def _kind(table: Mapping[str, str], name: str) -> str | None:
+    """Return the kind of the first pattern that matches the name of a module; None if none does."""
     return next((kind for pattern, kind in table.items() if fnmatchcase(name, pattern)), None)
 
 

@@ -165,6 +165,7 @@ class Fsdp2Strategy(Generic[T]):
         self._group.leave()
 
     def _move(self, device: torch.device) -> None:
+        """Move the model and the optimizer state."""
         self._model.to(device)
         if self._update is None:
             return
@@ -177,4 +178,5 @@ class Fsdp2Strategy(Generic[T]):
         return names.saved(self._model.model, export.SHAPE_OF)
 
     def _leaves_as(self, *, adapter: bool) -> CheckpointLayout | None:
+        """Return the argument `saved` of the functions in `export`; None selects the adapter."""
         return None if adapter else self._saved

@@ -174,6 +174,7 @@ def _logits(model: PreTrainedModel, inputs_NT: Tensor, cache: DynamicCache) -> T
 
 
 def _generator(seed: int | None, index: int) -> torch.Generator:
+    """Make the generator of sibling `index`; without a seed, seed it at random."""
     generator = torch.Generator()
     if seed is None:
         generator.seed()

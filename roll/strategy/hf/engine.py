@@ -129,6 +129,7 @@ class HfEngine:
         return await asyncio.wrap_future(self._submit(work, *args, **kwargs))
 
     def _submit(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Queue `work` for the thread; EngineDiedError: the engine was closed."""
         if self._closed:
             raise EngineDiedError(f"the engine of {self._spec.name} was closed")
         return self._thread.submit(work, *args, **kwargs)
@@ -162,10 +163,12 @@ class HfEngine:
             decoding.fail(failure)
 
     def _read(self, request_id: str, starts: Sequence[int]) -> list[Completion]:
+        """Return what each sibling `i` of a request wrote after its first `starts[i]` tokens."""
         siblings = self._running[request_id].siblings
         return [s.completion(start) for s, start in zip(siblings, starts, strict=True)]
 
     def _require_whole_weights(self) -> None:
+        """Raise IncompleteWeightsError if a push failed partway and none has succeeded since."""
         if self._broken is not None:
             raise IncompleteWeightsError(
                 f"the engine of {self._spec.name} has incomplete weights; push all of them again "
@@ -173,6 +176,7 @@ class HfEngine:
             )
 
     def _push_failure(self, error: Exception) -> WeightSyncError:
+        """Return `error` if it is a WeightSyncError, else one that names type and message."""
         if isinstance(error, WeightSyncError):
             return error
         return WeightSyncError(

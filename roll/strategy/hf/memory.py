@@ -112,12 +112,14 @@ class Places:
             place.copy_(value)
 
     def _run(self, bundle: Bundle, tensor: SavedTensor) -> Tensor:
+        """Return the memory of a checkpoint tensor that is one range of a tensor of the model."""
         (source,) = bundle.sources
         assert tensor.first is not None
         flat = self._own[source].view(-1)
         return flat[tensor.first :][: tensor.shape.numel()].view(tensor.shape)
 
     def _elements_of(self, bundle: Bundle) -> dict[str, Tensor]:
+        """Return `CheckpointLayout.elements` of a bundle; keep the result until the next bundle."""
         if self._elements is None or self._elements[0] is not bundle:
             self._elements = None  # frees the old indices before new ones are made
             shapes = {source: self._own[source].shape for source in bundle.sources}

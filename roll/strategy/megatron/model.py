@@ -34,6 +34,8 @@ from roll.weight_sync.manifest import Manifest, TensorMeta, even_cuts
 
 @dataclass(frozen=True)
 class MegatronModel:
+    """A model on Megatron-Core: this rank's modules, and tables of the whole model."""
+
     chunks: Sequence[Any]
     """Modules of this rank, one per virtual pipeline stage. If the model is trained, each is in
     Megatron-Core's data parallel wrapper."""

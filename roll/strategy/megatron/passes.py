@@ -121,6 +121,7 @@ def run(
 
 
 def _forward(chunk: nn.Module, micro: Micro[B]) -> Tensor:
+    """Run one stage on a micro-batch; the last stage returns logits `[B, T, S]`."""
     tokens_BT = micro.tokens_BT
     positions = torch.arange(tokens_BT.shape[1], device=tokens_BT.device).expand_as(tokens_BT)
     output: Tensor = chunk(tokens_BT, positions, None)

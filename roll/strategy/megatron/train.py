@@ -197,6 +197,7 @@ class MegatronStrategy:
 
 
 def _policy_head(head: object) -> PolicyHead:
+    """Return `head`; ConfigError: it is not a `PolicyHead`."""
     if not isinstance(head, PolicyHead):
         raise ConfigError(
             f"kind: megatron has no {type(head).__name__}: it trains policies; other models "

@@ -132,6 +132,7 @@ class SglangEngine:
         await self._open.aclose()
 
     async def _ask(self, call: asyncio.Future[R]) -> R:
+        """Wait for an answer; EngineDiedError: a process of the engine died."""
         try:
             return await self._watch.until_dead(call)
         except ConnectionError as error:

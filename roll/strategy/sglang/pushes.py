@@ -50,6 +50,7 @@ async def push_weights(manager: Any, push: Push, tp: int) -> list[Answer]:
 
 
 def _require(outcome: tuple[bool, str]) -> None:
+    """Raise EngineError if SGLang reports that a step of the update failed."""
     done, message = outcome
     if not done:
         raise EngineError(f"SGLang refuses new weights: {message}")

@@ -200,7 +200,7 @@ class Replica:
         return [sibling.after(start) for sibling, start in zip(siblings, starts, strict=True)]
 
     def _require_whole_weights(self) -> None:
-        """Raise IncompleteWeightsError if the last push failed after it had begun to load."""
+        """Raise IncompleteWeightsError if a push broke off and none has succeeded since."""
         if self._broken is not None:
             raise IncompleteWeightsError(
                 f"SGLang of {self._order.name} has incomplete weights; push all of them again "

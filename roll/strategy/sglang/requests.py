@@ -71,7 +71,7 @@ def sibling_id(request_id: str, index: int) -> str:
 
 
 def is_partitioned(sampling: SamplingParams) -> bool:
-    """Tell whether top-k or top-p cuts the distribution; log-probs are then after the cut."""
+    """Return whether top-k or top-p cuts the distribution; log-probs are then after the cut."""
     return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1)
 
 

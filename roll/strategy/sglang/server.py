@@ -66,6 +66,7 @@ async def _serve(connection: socket.socket, replica: Replica) -> None:
 
 
 async def _answer(writer: asyncio.StreamWriter, replica: Replica, call: Call) -> None:
+    """Run a call and send its result or error."""
     try:
         value = await call.method(replica, *call.arguments, **call.options)
     except Exception as error:  # noqa: BLE001 - sent back: the worker raises it again

@@ -110,6 +110,7 @@ class ClassifierModel(TokenModel[T]):
         return last_hidden(self._parts[0], tokens_BT, arguments)
 
     def head(self, states_ND: Tensor, targets_N: Tensor, request: ForwardRequest) -> ModelOutputs:
+        """Compute the classifier's output for each state, float32 `[N]`."""
         return ModelOutputs(self._parts[1](states_ND).squeeze(-1).float())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import torch
@@ -86,14 +86,14 @@ class LossMetrics:
         """
         if not self._tokens:
             return Metrics({"trained_tokens": Sum(0.0)})
-        tokens, rows = torch.stack([*_summed([self._tokens, self._rows])]).tolist()
+        tokens, rows = _sums([self._tokens, self._rows])
         values: dict[str, Metric] = {"trained_tokens": Sum(tokens)}
         for named, weight in (
             (self._loss, self._loss_weight),
             (self._token, tokens),
             (self._row, rows),
         ):
-            totals = torch.stack([*_summed(named.values())]).tolist() if named else []
+            totals = _sums(named.values()) if named else []
             for name, total in zip(named, totals, strict=True):
                 values[name] = Mean(total, weight)
         for name, parts in self._largest.items():
@@ -101,8 +101,9 @@ class LossMetrics:
         return Metrics(values)
 
 
-def _summed(parts: Iterable[list[Tensor]]) -> Iterator[Tensor]:
-    return (torch.stack(each).double().sum() for each in parts)
+def _sums(parts: Iterable[list[Tensor]]) -> list[float]:
+    """Add up each list of scalars, in float64."""
+    return torch.stack([torch.stack(each).double().sum() for each in parts]).tolist()
 
 
 def micro_loss(

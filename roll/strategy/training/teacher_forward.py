@@ -77,6 +77,7 @@ class TeacherModel(TokenModel[TeacherTerms]):
         return values_N
 
     def terms(self, outputs: ModelOutputs) -> TeacherTerms:
+        """Return terms without rows: only `collect` makes rows."""
         return TeacherTerms()
 
     def needed(self, batch: TokenBatch) -> Tensor:

@@ -204,6 +204,7 @@ class TokenModel(nn.Module, ABC, Generic[T]):
 
 
 def last_hidden(backbone: nn.Module, tokens_BT: Tensor, arguments: Mapping[str, Any]) -> Tensor:
+    """Run a backbone without a KV cache; return the states after its last layer, `[B, T, D]`."""
     hidden_BTD = backbone(input_ids=tokens_BT, use_cache=False, **arguments).last_hidden_state
     assert isinstance(hidden_BTD, Tensor)
     return hidden_BTD

@@ -101,10 +101,12 @@ def full_weights(
 
 
 def _dtype(value: Tensor, of_parameters: torch.dtype) -> torch.dtype:
+    """Return the dtype in which a tensor is exported; a buffer keeps its own."""
     return of_parameters if isinstance(value, torch.nn.Parameter) else value.dtype
 
 
 def _even(size: int) -> tuple[int, ...]:
+    """Return cuts that divide `size` elements equally among all ranks."""
     return even_cuts(size, 1, dist.get_world_size())
 
 

@@ -38,6 +38,7 @@ class Pushes:
 
     @property
     def under_way(self) -> bool:
+        """True during a push, and before `open`."""
         return not self._open.is_set()
 
     def open(self) -> None:

@@ -26,6 +26,7 @@ class EmbeddingMemory:
         self._rows = dict(_plain_rows(model))
 
     def __call__(self, meta: TensorMeta) -> Tensor | None:
+        """Return the memory for a tensor; None if vLLM's reload must load the tensor."""
         rows = self._rows.get(meta.name)
         fits = rows is not None and (tuple(rows.shape), rows.dtype) == (
             meta.shape,
@@ -34,7 +35,7 @@ class EmbeddingMemory:
         return rows if fits else None
 
     def holds(self, tensor: Tensor) -> bool:
-        """Tell whether `tensor` lies in this memory, so that it is loaded already."""
+        """Return whether `tensor` lies in this memory, so that it is loaded already."""
         return any(rows.data_ptr() == tensor.data_ptr() for rows in self._rows.values())
 
 

@@ -38,6 +38,7 @@ class Probes:
         self.experts = ExpertProbes(model)
 
     def add(self, name: str, tensor: Tensor) -> None:
+        """Store the answer of a received tensor; none if it has three axes or more."""
         if self.experts.add(name, tensor):
             return
         if tensor.dim() == 2:
