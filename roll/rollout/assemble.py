@@ -19,9 +19,9 @@ def assemble(
 ) -> RolloutBatch:
     """Build the training batch: one row per sample, in the order of groups and siblings.
 
-    A row holds the prompt, then the response, then padding with 0. `group_ids` are positions in
-    `groups`; they are unique in this batch only. A row has no trained tokens if the response is
-    empty, or if a reward of it or of its greedy baseline failed (then `has_reward` is False).
+    A row holds the prompt, then the response, then padding. `group_ids` are positions in `groups`;
+    they are unique in this batch only. A row has no trained tokens if the response is empty, or if
+    a reward of it or of its greedy baseline failed (then `has_reward` is False).
 
     Args:
         groups: groups to train on, with at least one sample.
@@ -107,7 +107,8 @@ def reward_metrics(rows: Sequence[ScoredSample]) -> Metrics:
     Keys: `reward/mean` and `reward/std`, the total reward over all samples (the variance divides by
     n); `reward/<name>/mean`, one reward before its weight; `reward/<name>/<part>`, one part of a
     reward; `reward/tag/<tag>/mean`, the total reward of one tag, if there are several tags. A
-    sample without a total reward counts only for the rewards that gave it a score.
+    sample without a total reward counts only for the rewards that gave it a score. A key is missing
+    if no sample counts for it.
     """
     totals = [scored.reward for scored in rows if scored.has_reward]
     named: dict[str, list[float]] = defaultdict(list)

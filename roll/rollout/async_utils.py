@@ -55,6 +55,7 @@ async def _all(running: Sequence[asyncio.Future[T]]) -> list[T]:
 
 
 async def _stop(running: Sequence[asyncio.Future[T]]) -> None:
+    """Cancel all futures and wait until they have ended; ignore their results and errors."""
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)

@@ -53,12 +53,12 @@ def mean_reward(group: Group, *, low: float, high: float) -> str | None:
 def custom_filter(fn: str, kwargs: Mapping[str, Any], *, key: str) -> GroupFilter:
     """Import a user function and return it as a filter.
 
-    The filter raises RollError if the function returns a value of another kind than described here.
+    The filter raises RollError if the function returns any other value than described here.
 
     Args:
         fn: import path `package.module:function`. The function takes a Group and `kwargs`. It
-            returns the reason of a rejection as a text or None to keep the group; or False to
-            reject and True to keep.
+            returns the reason of a rejection as a non-empty text or None to keep the group; or
+            False to reject and True to keep.
         kwargs: keyword arguments of the function.
         key: place of the filter in the config, for error messages.
 
@@ -72,8 +72,6 @@ def custom_filter(fn: str, kwargs: Mapping[str, Any], *, key: str) -> GroupFilte
     _check_call(function, fn, kwargs, key)
 
     def judge(group: Group) -> str | None:
-        """Return why the user's function rejects a group, or None; RollError if it returns neither
-        a text nor a bool nor None."""
         verdict = function(group, **kwargs)
         if verdict is None or verdict is True:
             return None

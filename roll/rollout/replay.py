@@ -64,6 +64,7 @@ class ReplayBuffer:
             self._ready[entry.prompt.source] -= 1
 
     def _ended(self, entry: Entry) -> None:
+        """Subtract a group from the number of running groups."""
         self._running[entry.version] -= 1
         if not self._running[entry.version]:
             del self._running[entry.version]
@@ -100,7 +101,8 @@ class ReplayBuffer:
     def choose(self, schedule: Sequence[str]) -> list[Entry]:
         """Return the oldest waiting groups for `schedule`, which names one source per group.
 
-        The order depends on when groups started, not on when they ended.
+        The groups stay in the buffer. Their order depends on when they started, not on when they
+        ended. Call `can_take` first: there must be enough of them.
         """
         waiting: dict[str, deque[Entry]] = defaultdict(deque)
         for entry in self._entries.values():

@@ -43,6 +43,7 @@ class BatchedCalls(Generic[T, R]):
         return await answer
 
     def _send(self) -> None:
+        """Start one call for all waiting lists, except those whose callers were cancelled."""
         joined = [(items, answer) for items, answer in self._waiting if not answer.done()]
         self._waiting = []
         if joined:

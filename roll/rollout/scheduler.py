@@ -152,9 +152,9 @@ class GenerateScheduler:
 
         Raises:
             RollError: too many groups were rejected, or the data ended.
-            Exception: the first exception since the last call, from the making of a group
-                (`run_group`), a filter or the prompt source. Before it is raised, all groups are
-                stopped and their prompts put back.
+            Exception: the first exception from the making of a group (`run_group`), a filter or
+                the prompt source, also between two calls; every later call raises it again. Before
+                it is raised, all groups are stopped and their prompts put back.
         """
         if step != self._version:
             self._version = step
@@ -234,7 +234,8 @@ class GenerateScheduler:
             await self._changed.wait()
 
     def _begin_more(self) -> None:
-        """Start as many groups as the budget allows; keep an error, which `collect` then raises."""
+        """Start as many groups as the budget and the data allow, none after an error; keep an error
+        of the prompt source, which `collect` then raises."""
         if self._counts is None:
             self._counts = _Counts(asyncio.get_running_loop().time())
         room = self.budget.may_begin(
@@ -264,7 +265,8 @@ class GenerateScheduler:
         running.add_done_callback(partial(self._settle, entry))
 
     def _settle(self, entry: Entry, task: asyncio.Task[Group]) -> None:
-        """Accept or reject a group that has ended, and start others."""
+        """Accept or reject a group that has ended, and start others; keep an error of the group or
+        of a filter, which `collect` then raises. Ignore a group that was given back."""
         if self._tasks.pop(entry.number, None) is None or task.cancelled():
             return  # the prompt has been put back
         assert self._counts is not None

@@ -51,6 +51,7 @@ async def run_bounded(
 
 
 async def _expect_life(loop: LoopThread, timeout_s: float) -> None:
+    """Raise BlockedLoopError if a new coroutine on `loop` gets no turn within `timeout_s`."""
     turn = loop.submit(asyncio.sleep(0))
     begun = time.monotonic()
     while not turn.done():

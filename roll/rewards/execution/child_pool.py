@@ -142,12 +142,14 @@ class ChildPool:
             self._started(child)
 
     def _started(self, child: Child) -> None:
+        """Record the end of a start, failed or not, and make the child available."""
         with self._lock:
             self._starting -= 1
         self._give_back(child)
         self._first_is_up.set()
 
     def _give_back(self, child: Child) -> None:
+        """Make a child available to callers; kill it if the pool is closed."""
         with self._lock:
             closed = self._closed
             if not closed:

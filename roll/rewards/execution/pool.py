@@ -52,6 +52,7 @@ class RewardPool:
 
         Raises:
             ConfigError: the function does not exist, or does not take `kwargs`.
+            TimeoutError: the child process that `math` needs did not start.
         """
         if config.fn is None:
             raise ConfigError(f"rewards.{name}: has no `fn`; a worker class makes its own pool")

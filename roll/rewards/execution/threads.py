@@ -99,6 +99,8 @@ class DaemonThreads:
 
 
 class _Job:
+    """Call of a function in a thread, with the future of its result."""
+
     def __init__(self, function: Callable[[], Any]) -> None:
         self.function = function
         self.future: Future[Any] = Future()
@@ -106,7 +108,7 @@ class _Job:
         self.abandoned = False
 
     def finish(self, result: Any, error: BaseException | None) -> None:
-        # The condition is False if the waiting caller has cancelled the future.
+        """Set the error, or without one the result, unless the caller has cancelled."""
         if self.future.set_running_or_notify_cancel():
             if error is not None:
                 self.future.set_exception(error)

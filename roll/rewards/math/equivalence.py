@@ -219,6 +219,7 @@ def _parse(text: str) -> Any:
 
 
 def _exact(found: Any) -> Any:
+    """Return a sympy object with its decimals as exact fractions; anything else unchanged."""
     import sympy
 
     floats = found.atoms(sympy.Float) if isinstance(found, sympy.Basic) else set()

@@ -50,6 +50,7 @@ def compare(truth: Shape, answer: Shape, leaf: Leaf) -> bool | None:
 
 
 def _value(named: Shape) -> Shape:
+    """Return the shape of the value behind `x =`."""
     return read_shape(named.elements[0])
 
 

@@ -180,6 +180,7 @@ def _without_outer_braces(text: str) -> str:
 
 
 def _closes_at_end(text: str) -> bool:
+    """Return whether the brace that opens the text is closed by its last character."""
     depth = 0
     for i, character in enumerate(text):
         depth += (character == "{") - (character == "}")

@@ -77,7 +77,7 @@ class Numeral:
 def read_number(text: str) -> Numeral | None:
     """Return the number in a tidied text, with its unit; None if the text is anything else.
 
-    Example: read_number("12 million").value == 12_000_000; read_number("2 1/3").value == 7/3
+    Example: read_number("12 million").value == 12_000_000; read_number("2 1/2").value == 2.5
     """
     if len(text) > MAX_NUMBER_CHARS:
         return None
@@ -144,6 +144,7 @@ def _read(text: str) -> Numeral | None:
 
 
 def _digits(text: str) -> str:
+    """Return a number without separators of thousands and without a point at its end."""
     return text.replace(",", "").replace(" ", "").rstrip(".")
 
 
@@ -170,6 +171,7 @@ def _ratio(text: str) -> tuple[Fraction, None] | None:
 
 
 def _divided(match: re.Match[str]) -> tuple[Fraction, None] | None:
+    """Return the quotient that a pattern with named groups found; None if it divides by zero."""
     found = match.groupdict()
     above = Fraction(_digits(found["a"] or found["c"] or found["e"]))
     below = next(found[key] for key in ("b", "d", "d1", "f", "g") if found.get(key))
@@ -178,6 +180,7 @@ def _divided(match: re.Match[str]) -> tuple[Fraction, None] | None:
 
 
 def _mixed(text: str) -> tuple[Fraction, None] | None:
+    """Return the value of a mixed number (2 1/3) whose fraction is below 1; else None."""
     match = _MIXED.fullmatch(text)
     part = None if match is None else _divided(match)
     if match is None or part is None or not 0 < part[0] < 1:

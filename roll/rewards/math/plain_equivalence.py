@@ -59,7 +59,8 @@ def plain_leaf(left: str, right: str) -> bool | None:
 
 
 def _same_words(left: str, right: str) -> bool:
-    # A single letter may be a variable, and k differs from K. Words are Yes, true, even.
+    """Return whether two texts are equal words (Yes, true, even), in small or capital letters."""
+    # A single letter may be a variable, and k differs from K.
     words = all(len(text) > 1 and text.replace(" ", "").isalpha() for text in (left, right))
     return words and left.lower() == right.lower() and _is_word(left) and _is_word(right)
 
@@ -99,6 +100,7 @@ def _same_time(a: re.Match[str], b: re.Match[str]) -> bool:
 
 
 def _seconds(match: re.Match[str]) -> tuple[int, str | None]:
+    """Return a time of day in seconds, and "a" (am), "p" (pm) or None."""
     hour, half = int(match["hour"]), (match["half"] or "").lower()[:1]
     if half in ("a", "p"):
         hour = hour % 12 + (12 if half == "p" else 0)
@@ -107,8 +109,8 @@ def _seconds(match: re.Match[str]) -> tuple[int, str | None]:
 
 
 def _ratio(text: str):  # type: ignore[no-untyped-def]
-    """Return the terms of a ratio such as 3:4, or numerator and denominator of a number; else
-    None."""
+    """Return the terms of a ratio such as 3:4, none of them 0, or numerator and denominator of a
+    number without unit or percent sign; else None."""
     if _RATIO.fullmatch(text):
         terms = [read_number(term) for term in text.split(":")]
         return [t.value for t in terms] if all(t and t.value for t in terms) else None  # type: ignore[union-attr]

@@ -195,12 +195,14 @@ def _relation(text: str) -> tuple[list[str], list[str]]:
 
 
 def _is_name(text: str) -> bool:
+    """Return whether a text may name a value; constants such as e and i do not."""
     if _MEASURED.fullmatch(text):
         return True
     return _NAME.fullmatch(text) is not None and text not in ("\\infty", "\\pi", "e", "i")
 
 
 def _letters(text: str) -> set[str]:
+    """Return the first letter of each run of letters that is no LaTeX command."""
     return set(re.findall(r"(?<![\\A-Za-z])[A-Za-z]", text))
 
 
@@ -216,6 +218,7 @@ def as_interval(shape: Shape) -> Shape:
 
 
 def _union(shapes: Sequence[Shape], text: str) -> Shape:
+    """Return the union of intervals and unions; of other shapes, `text` as one element."""
     parts = [part for shape in shapes for part in (shape.parts or (shape,))]
     if any(part.kind != "interval" for part in parts):
         return Shape("one", (text,))
@@ -229,7 +232,8 @@ def _split(text: str, marks: tuple[str, ...], *, words: bool = False) -> list[st
     Args:
         text: text to split.
         marks: separators.
-        words: True: split at "or" and "and", too, but not at a comma inside a number (1,234).
+        words: True: split at "or" and "and", too, but not at a comma inside a number (1,234), and
+            leave out empty pieces between others.
     """
     pieces, start, depth, i = [], 0, 0, 0
     while i < len(text):
@@ -270,4 +274,5 @@ def _match(text: str, start: int) -> int:
 
 
 def _depth(text: str, end: int) -> int:
+    """Return the number of brackets that are open before index `end`."""
     return sum((c in _OPEN) - (c in _CLOSE) for c in text[:end])

@@ -19,6 +19,7 @@ _TABLE: dict[str, tuple[str, Fraction, str]] = {}
 
 
 def _add(dimension: str, factor: Fraction | int | str, names: str) -> None:
+    """Add a unit to `_TABLE` by each of its names, which `|` separates."""
     for name in names.split("|"):
         _TABLE[name] = (dimension, Fraction(factor), names.split("|")[0])
 
@@ -144,6 +145,7 @@ def unit_splits(text: str) -> Iterator[tuple[str, Unit]]:
 
 
 def _may_be_glued(phrase: str) -> bool:
+    """Return whether a phrase begins with a unit that may follow a number without a space."""
     match = _TERM.match(phrase)
     return match is not None and match[1] in _GLUED
 
@@ -257,6 +259,7 @@ def _term(
 
 
 def _known(name: str) -> tuple[str, Fraction] | None:
+    """Return dimension and factor of a name in `_TABLE`, also in capitals or plural; or None."""
     for form in (name, name.lower(), _singular(name.lower())):
         if form in _TABLE and not (len(name) > 1 and len(form) == 1):
             return _TABLE[form][:2]
@@ -264,6 +267,7 @@ def _known(name: str) -> tuple[str, Fraction] | None:
 
 
 def _is_known(word: str) -> bool:
+    """Return whether a word, with or without a power, names a unit by more than one letter."""
     match = _TERM.fullmatch(word)
     return match is not None and len(match[1]) > 1 and _known(match[1]) is not None
 
@@ -281,6 +285,7 @@ def _singular(word: str) -> str:
 
 
 def _at_most_one(number: str) -> bool:
+    """Return whether a number takes a singular noun: 1, a fraction or a percentage."""
     return number.strip() in ("1", "-1", "1.0") or any(
         mark in number for mark in ("/", "frac", "%", "percent")
     )

@@ -71,7 +71,7 @@ class Call:
         """Abort the request, wait until the engine has ended it, and drop its answer.
 
         Returns:
-            The errors as a text; empty if there were none.
+            The errors as a text, or that the request did not end; empty if neither happened.
         """
         aborting = asyncio.ensure_future(self._insist(engine))
         try:
@@ -85,6 +85,7 @@ class Call:
         return "; ".join(errors) or ("" if ended else f"it did not end within {timeout_s:g} s")
 
     async def _insist(self, engine: Engine) -> None:
+        """Ask the engine every `ABORT_AGAIN_S` seconds to end the request, until `task` ends."""
         # The abort may reach the engine before the request, and engines ignore unknown ids.
         while not self.task.done():
             await engine.abort(self.request.id)

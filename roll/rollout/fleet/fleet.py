@@ -169,6 +169,8 @@ class Fleet:
         )
 
     def _usable(self, written: Completion, request: GenerateRequest) -> Completion:
+        """Return the part of a completion that is kept on another replica; see
+        `continue_in_flight` and `continuable_part`."""
         ended = written.finish is not FinishReason.ABORT
         same = all(version == self.version for version in written.versions)
         if ended or same or self.continue_in_flight:
@@ -220,6 +222,7 @@ class Fleet:
                     raise
 
     async def _listen(self, replicas: Collection[Replica]) -> None:
+        """Ask each replica for a heartbeat, which finds those that are lost."""
         await asyncio.gather(*(replica.listen(self.answer_s) for replica in replicas))
 
     @asynccontextmanager
@@ -335,6 +338,7 @@ class Fleet:
             self._waiting.popleft()
 
     def _replica_lost(self, replica: Replica, reason: str) -> None:
+        """Count a lost replica and call `on_lost`; without it, `fail` after the last replica."""
         self._counters["lost_replicas"] += 1
         if self.on_lost is not None:
             self.on_lost(replica, reason)

@@ -93,6 +93,7 @@ class Health:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _spawn(self, work: Awaitable[None], name: str) -> None:
+        """Start a task that `close` stops; if it fails, the fleet fails."""
         task: asyncio.Task[None] = asyncio.ensure_future(work)
         task.set_name(name)
         self._tasks.add(task)
@@ -208,6 +209,7 @@ class Health:
             )
 
     async def _retire(self, replica: Replica) -> None:
+        """Free the resources of a replica; an error is only logged."""
         assert self.retire is not None
         try:
             await self.retire(replica)
@@ -216,6 +218,7 @@ class Health:
 
 
 def _too_slow(work: Work, usual: Usual, times: int) -> str:
+    """Return the reason for the loss of a replica that was slow `times` times in a row."""
     return (
         f"{times} times in a row its work took far longer than it takes the others, the last time "
         f"{work.busy_s:.3g} s instead of {work.busy_s * usual.share(work):.2g} s: it wrote "

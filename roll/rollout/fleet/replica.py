@@ -138,7 +138,7 @@ class Replica:
         self._count(request, -1)
 
     def enter(self, state: State) -> None:
-        """Change the state."""
+        """Change the state and report the change; see `report_to`."""
         if state is State.SERVING and self.state is not state:
             self.disturbances += 1
         self.state = state
@@ -341,16 +341,19 @@ class Replica:
             self._changed(self)
 
     def _count(self, request: GenerateRequest, sign: int) -> None:
+        """Add a request to the load (`sign` 1) or subtract it (-1), and report the change."""
         self.in_flight_tokens += sign * len(request.prompt_tokens)
         self._shift(request, sign * request.n)
         self._changed(self)
 
     def _shift(self, request: GenerateRequest, siblings: int) -> None:
+        """Add a number of siblings of a request to the load; subtract them if it is negative."""
         self.in_flight_tokens += siblings * request.sampling.max_new_tokens
         self.in_flight_sequences += siblings
         self._count_time()
 
     def _count_time(self) -> None:
+        """Tell `vitals` on how many sequences the engine works from now on."""
         at_work = self.serving and not self.loading
         sequences = min(self.in_flight_sequences, self.capacity) if at_work else 0
         if sequences != self.vitals.sequences:

@@ -20,10 +20,7 @@ class Loads:
     """
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
-        """
-        Args:
-            replicas: replicas of the fleet, at least one; `replicas[i].index` is i.
-        """
+        """Build the index of `replicas`, at least one; `replicas[i].index` is i."""
         self.replicas = replicas
         self._size = 1 << (len(replicas) - 1).bit_length()
         self._best: list[tuple[float, int]] = [(inf, 0)] * (2 * self._size)
