@@ -77,28 +77,17 @@ def bind_reward(
 
     Args:
         function: reward function.
-        kwargs: see `load_reward`.
-        ctx: see `load_reward`.
+        kwargs, ctx: see `load_reward`.
         label: name of the function in error messages.
 
     Raises:
         ConfigError: `function` is not a function, or does not take these arguments.
     """
     where = f"rewards.{ctx.name}"
-    if inspect.isclass(function):
-        raise ConfigError(f"{where}.fn: {label} is a class; write it under `worker`, not `fn`")
-    if not callable(function):
-        raise ConfigError(f"{where}.fn: {label} is a {type(function).__name__}, not a function")
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except ValueError:
-        raise ConfigError(
-            f"{where}.fn: {label} has no readable signature; wrap it in a function"
-        ) from None
-    takes_ctx = any(p.name == "ctx" for p in parameters[1:])
+    parameters = _parameters(function, where, label)
     _check_parameters(parameters, kwargs, where, label)
     bound = dict(kwargs)
-    if takes_ctx:
+    if any(p.name == "ctx" for p in parameters[1:]):
         bound["ctx"] = ctx
 
     def call(sample: Sample) -> Any:
@@ -161,6 +150,20 @@ def _finite(value: Any, what: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{what} must be finite, found {number}")
     return number
+
+
+def _parameters(function: Any, where: str, label: str) -> list[inspect.Parameter]:
+    """Return the parameters of a function; ConfigError if it is no function or has no signature."""
+    if inspect.isclass(function):
+        raise ConfigError(f"{where}.fn: {label} is a class; write it under `worker`, not `fn`")
+    if not callable(function):
+        raise ConfigError(f"{where}.fn: {label} is a {type(function).__name__}, not a function")
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except ValueError:
+        raise ConfigError(
+            f"{where}.fn: {label} has no readable signature; wrap it in a function"
+        ) from None
 
 
 def _check_parameters(

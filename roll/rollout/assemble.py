@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,9 +20,9 @@ def assemble(
 ) -> RolloutBatch:
     """Build the training batch: one row per sample, in the order of groups and siblings.
 
-    A row holds the prompt, then the response, then padding. `group_ids` are positions in `groups`;
-    they are unique in this batch only. A row has no trained tokens if the response is empty, or if
-    a reward of it or of its greedy baseline failed (then `has_reward` is False).
+    `group_ids` are positions in `groups`; they are unique in this batch only. A row has no trained
+    tokens if the response is empty, or if a reward of it or of its greedy baseline failed (then
+    `has_reward` is False).
 
     Args:
         groups: groups to train on, with at least one sample.
@@ -37,42 +38,19 @@ def assemble(
         raise ValueError("assemble got no samples; a step needs at least one group")
     for scored in rows:
         _check_lengths(scored)
-    prompts = [scored.sample.prompt.tokens for scored in rows]
-    completions = [scored.sample.completion for scored in rows]
-    starts = [len(prompt) for prompt in prompts]
-    lengths = [start + len(c.tokens) for start, c in zip(starts, completions, strict=True)]
-    width = max(lengths)
-    named, weights = _named_rewards(rows, reward_weights or {})
-    positions_1T = torch.arange(width)[None]
-    starts_B1, lengths_B = torch.tensor(starts)[:, None], torch.tensor(lengths)
+    batch = _without_rewards(groups, rows)
     greedy = [group.baseline for group in groups for _ in group.samples]
-    has_reward = torch.tensor(
-        [
-            scored.has_reward and (baseline is None or baseline.has_reward)
-            for scored, baseline in zip(rows, greedy, strict=True)
-        ]
-    )
-    written = (positions_1T >= starts_B1) & (positions_1T < lengths_B[:, None])
-    whole = [(*prompt, *c.tokens) for prompt, c in zip(prompts, completions, strict=True)]
-    return RolloutBatch(
-        tokens=_padded(whole, [0] * len(rows), width, fill=0, dtype=torch.int64),
-        lengths=lengths_B,
-        sample_ids=[scored.sample.id for scored in rows],
-        tags=[scored.sample.tag for scored in rows],
-        group_ids=torch.tensor([i for i, group in enumerate(groups) for _ in group.samples]),
-        loss_mask=written & has_reward[:, None],
+    pairs = zip(rows, greedy, strict=True)
+    has_reward = torch.tensor([s.has_reward and (g is None or g.has_reward) for s, g in pairs])
+    named, weights = _named_rewards(rows, reward_weights or {})
+    return replace(
+        batch,
+        loss_mask=batch.loss_mask & has_reward[:, None],
         has_reward=None if has_reward.all() else has_reward,
         rewards=torch.tensor([scored.reward for scored in rows], dtype=torch.float32),
         named_rewards=named,
         reward_weights=weights,
-        baseline_rewards=_rewards_or_none(greedy),
-        truncated=torch.tensor([scored.sample.truncated for scored in rows]),
-        rollout_logprobs=_padded(
-            [c.logprobs for c in completions], starts, width, fill=0, dtype=torch.float32
-        ),
-        versions=_padded(
-            [c.versions for c in completions], starts, width, fill=-1, dtype=torch.int64
-        ),
+        baseline_rewards=_baseline_rewards(greedy),
     )
 
 
@@ -135,6 +113,35 @@ def reward_metrics(rows: Sequence[ScoredSample]) -> Metrics:
     )
 
 
+def _without_rewards(groups: Sequence[Group], rows: Sequence[ScoredSample]) -> RolloutBatch:
+    """Return the batch of `rows`, the samples of `groups`, before rewards are known.
+
+    A row holds the prompt, then the response, then padding. All response tokens are trained.
+    """
+    prompts = [scored.sample.prompt.tokens for scored in rows]
+    completions = [scored.sample.completion for scored in rows]
+    whole = [(*prompt, *c.tokens) for prompt, c in zip(prompts, completions, strict=True)]
+    starts, lengths = [len(prompt) for prompt in prompts], [len(tokens) for tokens in whole]
+    width = max(lengths)
+    positions_1T = torch.arange(width)[None]
+    starts_B1, lengths_B = torch.tensor(starts)[:, None], torch.tensor(lengths)
+    return RolloutBatch(
+        tokens=_padded(whole, [0] * len(rows), width, fill=0, dtype=torch.int64),
+        lengths=lengths_B,
+        loss_mask=(positions_1T >= starts_B1) & (positions_1T < lengths_B[:, None]),
+        sample_ids=[scored.sample.id for scored in rows],
+        tags=[scored.sample.tag for scored in rows],
+        group_ids=torch.tensor([i for i, group in enumerate(groups) for _ in group.samples]),
+        truncated=torch.tensor([scored.sample.truncated for scored in rows]),
+        rollout_logprobs=_padded(
+            [c.logprobs for c in completions], starts, width, fill=0, dtype=torch.float32
+        ),
+        versions=_padded(
+            [c.versions for c in completions], starts, width, fill=-1, dtype=torch.int64
+        ),
+    )
+
+
 def _named_rewards(
     rows: Sequence[ScoredSample], weights: Mapping[str, float]
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -150,7 +157,7 @@ def _named_rewards(
     return torch.tensor(scores, dtype=torch.float32), torch.tensor(shares, dtype=torch.float32)
 
 
-def _rewards_or_none(rows: Sequence[ScoredSample | None]) -> Tensor | None:
+def _baseline_rewards(rows: Sequence[ScoredSample | None]) -> Tensor | None:
     """Return the rewards of the greedy baselines; None if no sample has one, ValueError if only
     some have."""
     scored = [row.reward for row in rows if row is not None]

@@ -85,8 +85,7 @@ def evaluate(
     if judged:
         scores["mean@1"] = _mean([_mean(group.rewards) for group in judged])
         scores[f"mean@{n}"] = scores["mean@1"]
-        votes = [majority_vote(a, p) for a, p in zip(answers, passed, strict=True)]
-        scores[f"maj@{n}"] = _mean(votes)
+        scores[f"maj@{n}"] = _mean(list(map(majority_vote, answers, passed)))
     left_out = n * len(groups) - sum(len(group.rewards) for group in judged)
     if left_out:
         scores["left_out"] = left_out / (n * len(groups))

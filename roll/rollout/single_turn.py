@@ -158,18 +158,20 @@ class SingleTurn:
                 f"the rewards of group {task.group_id} did not finish within "
                 f"{self.reward_timeout_s:g} s"
             ) from error
-        expected = [sample.id for sample in samples]
-        found = [one.sample.id for one in scored]
-        if found != expected:
-            raise RewardError(
-                f"rewards of group {task.group_id} came back for {found}; expected {expected}"
-            )
-        for one in scored:
-            if not math.isfinite(one.reward):
-                raise RewardError(
-                    f"sample {one.sample.id} has reward {one.reward}; expected a finite number"
-                )
+        _check_scored(scored, [sample.id for sample in samples], task.group_id)
         return scored
+
+
+def _check_scored(scored: Sequence[ScoredSample], expected: list[str], group_id: str) -> None:
+    """Raise RewardError unless `scored` has the `expected` ids, in order, and finite rewards."""
+    found = [one.sample.id for one in scored]
+    if found != expected:
+        raise RewardError(f"rewards of group {group_id} came back for {found}; expected {expected}")
+    for one in scored:
+        if not math.isfinite(one.reward):
+            raise RewardError(
+                f"sample {one.sample.id} has reward {one.reward}; expected a finite number"
+            )
 
 
 class _Clock:

@@ -91,6 +91,7 @@ _ARTICLES = frozenset({"the", "a", "an", "his", "this"})
 _TAILS = (["in", "total"], ["total"], ["left"], ["each"], ["altogether"], ["remaining"])
 """Phrases that may follow a number or its unit and do not change the size."""
 _POWER_WORDS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
+_JOINS = ("per", "/", "\\cdot")
 _TERM = re.compile(r"([A-Za-z]+)\.?(?:\^\{?([23])\}?|([23]))?")
 _PHRASE = re.compile(
     r"(?:(?<=[\d.})%])|\s+)[A-Za-z][A-Za-z.^{}]*[23]?\}?(?:(?:\s+|/|\\cdot|-)[A-Za-z][A-Za-z.^{}]*[23]?\}?){0,6}$"
@@ -157,40 +158,25 @@ def _read_unit(phrase: str, *, singular: bool) -> Unit | None:
         phrase: text behind a number.
         singular: True if the number takes a singular noun ("1 apple", "1/2 cup").
     """
-    words = re.split(r"\s+|(/|\\cdot)", phrase.replace("degrees C", "celsius"))
-    words = [word for word in words if word]
-    if words[0] in ("degrees", "degree", "deg") and len(words) == 2 and words[1] in "CFK":
-        words = [{"C": "celsius", "F": "fahrenheit", "K": "kelvin"}[words[1]]]
+    rest = _words(phrase)
+    if [word.lower() for word in rest] in _TAILS or (singular and _is_share(rest)):
+        return Unit((), Fraction(1))
     powers: dict[str, int] = {}
     adjectives: set[str] = set()
-    factor, sign, pending, seen = Fraction(1), 1, 1, 0
-    rest = list(words)
-    if [word.lower() for word in words] in _TAILS or (singular and _is_share(words)):
-        return Unit((), factor)
+    factor, sign = Fraction(1), 1
     while rest:
-        word = rest.pop(0)
-        low = word.lower()
-        if low in ("per", "/", "\\cdot"):
-            if not seen or pending != 1:
+        if rest[0].lower() in _JOINS:
+            if not powers:
                 return None
-            sign = 1 if low == "\\cdot" else -1
+            sign = 1 if rest.pop(0) == "\\cdot" else -1
             continue
-        if low in ("square", "sq", "cubic", "cu") and rest:
-            pending = _POWER_WORDS[low]
-            continue
-        term = _term(word, rest, adjectives, singular=singular or sign < 0)
+        term = _powered_term(rest, adjectives, singular=singular or sign < 0)
         if term is None:
             return None
         dimension, size, power = term
-        power *= pending
-        if rest and rest[0].lower() in ("squared", "cubed"):
-            power *= _POWER_WORDS[rest.pop(0).lower()]
-        if dimension.startswith("count") and power != 1:
-            return None
         powers[dimension] = powers.get(dimension, 0) + sign * power
         factor *= size ** (sign * power)
-        pending, seen = 1, seen + 1
-        if rest and rest[0].lower() not in ("per", "/", "\\cdot"):
+        if rest and rest[0].lower() not in _JOINS:
             # "miles an hour", "apples in total", "newton meters"
             if rest[0].lower() in ("a", "an") and len(rest) > 1:
                 rest.pop(0)
@@ -199,10 +185,35 @@ def _read_unit(phrase: str, *, singular: bool) -> Unit | None:
                 rest = []
             elif not _is_known(rest[0]) or dimension.startswith("count"):
                 return None
-    if not seen or pending != 1:
-        return None
     dimensions = tuple(sorted((d, p) for d, p in powers.items() if p))
     return Unit(dimensions, factor, frozenset(adjectives))
+
+
+def _words(phrase: str) -> list[str]:
+    """Split a phrase into words and the signs in `_JOINS`; "deg C" becomes "celsius"."""
+    words = re.split(r"\s+|(/|\\cdot)", phrase.replace("degrees C", "celsius"))
+    words = [word for word in words if word]
+    if words[0] in ("degrees", "degree", "deg") and len(words) == 2 and words[1] in "CFK":
+        words = [{"C": "celsius", "F": "fahrenheit", "K": "kelvin"}[words[1]]]
+    return words
+
+
+def _powered_term(
+    rest: list[str], adjectives: set[str], *, singular: bool
+) -> tuple[str, Fraction, int] | None:
+    """Take a noun and its words for a power ("cubic feet", "seconds squared") from the front of
+    `rest`, and return what `_term` returns; None if they are no unit."""
+    word, power_before = rest.pop(0), 1
+    while word.lower() in ("square", "sq", "cubic", "cu") and rest:
+        word, power_before = rest.pop(0), _POWER_WORDS[word.lower()]
+    term = None if word.lower() in _JOINS else _term(word, rest, adjectives, singular=singular)
+    if term is None:
+        return None
+    dimension, size, power = term
+    power *= power_before
+    if rest and rest[0].lower() in ("squared", "cubed"):
+        power *= _POWER_WORDS[rest.pop(0).lower()]
+    return None if dimension.startswith("count") and power != 1 else (dimension, size, power)
 
 
 def _is_share(words: Sequence[str]) -> bool:
