@@ -102,11 +102,7 @@ def _verdict(bound: BoundReward, sample: Sample, case: str) -> Reward:
     try:
         value = bound.call(sample)
         if bound.is_async:
-            value = asyncio.run(_wait(value))
+            value = asyncio.run(value)
         return normalise(value)
     except Exception as error:
         raise AssertionError(f"{case}: {type(error).__name__}: {error}") from error
-
-
-async def _wait(value: Any) -> Any:
-    return await value

@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from roll.core.types import Sample
-
 MARKS: tuple[tuple[str, str], ...] = (
     ("<think>", "</think>"),  # DeepSeek-R1, Qwen3, QwQ, GLM-4.5, Nemotron, Phi-4-reasoning
     ("[THINK]", "[/THINK]"),  # Magistral
@@ -70,17 +68,9 @@ def final_text(response: str, *, prompt: str = "") -> str | None:
     return response
 
 
-def final_part(sample: Sample) -> str | None:
-    """Return the text of a sample after its thoughts, or None if a thought does not end."""
-    return final_text(sample.response_text, prompt=sample.prompt.text)
-
-
 def marks_to_show(special: Mapping[str, int]) -> dict[int, str]:
-    """Return the marks, by token id, that the text of a response must show.
-
-    Args:
-        special: token id of each special token of the tokenizer.
-    """
+    """Return the marks, by token id, that the text of a response must show; `special` has the token
+    id of each special token of the tokenizer."""
     shown = (*MARK_TOKENS, *CHANNEL_TOKENS) if CHANNEL in special else MARK_TOKENS
     return {special[mark]: mark for mark in shown if mark in special}
 

@@ -14,9 +14,6 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-WINDOW_S = 0.003
-"""Time that the first list waits for other lists, in seconds."""
-
 
 @dataclass
 class BatchedCalls(Generic[T, R]):
@@ -27,7 +24,7 @@ class BatchedCalls(Generic[T, R]):
 
     call: Callable[[list[T]], Awaitable[Sequence[R]]]
     """Function that returns one result per item, in order."""
-    window_s: float = WINDOW_S
+    window_s: float = 0.003
     """Time that the first list waits for other lists, in seconds."""
     _waiting: list[tuple[list[T], asyncio.Future[list[R]]]] = field(default_factory=list)
     _running: set[asyncio.Task[None]] = field(default_factory=set)

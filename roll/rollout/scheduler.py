@@ -206,12 +206,8 @@ class GenerateScheduler:
         }
 
     def restore(self, state: dict[str, Any], find: Callable[[str], Prompt]) -> None:
-        """Restore what `state` returned; the prompts of running groups are put back.
-
-        Args:
-            state: result of `state`.
-            find: function that returns the prompt of an id.
-        """
+        """Restore what `state` returned; the prompts of running groups are put back. `find` returns
+        the prompt of an id."""
         for row in state["waiting"]:
             self.buffer.keep(from_json(row["group"], find), row["version"])
         for prompt_id in reversed(state["running"]):

@@ -61,6 +61,5 @@ def _sample_from_json(row: dict[str, Any], prompt: Prompt) -> ScoredSample:
         FinishReason(written["finish"]),
     )
     sample = Sample(row["id"], row["group"], prompt, completion, row["text"])
-    # Older checkpoints do not have this key.
     failed = tuple(row["failed"]) if "failed" in row else ()
     return ScoredSample(sample, row["reward"], row["parts"], row["by_name"], failed)

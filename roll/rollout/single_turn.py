@@ -78,13 +78,9 @@ class SingleTurn:
     async def _siblings(self, task: GroupTask, seed: int, clock: _Clock) -> list[ScoredSample]:
         """Generate and score the siblings of a group.
 
-        They are one request; or, with `separate_siblings`, a request each. Then `redundant` further
-        siblings are generated, and those that end last are stopped and left out.
-
-        Args:
-            task: the group to make.
-            seed: seed of the group; separate siblings count up from it.
-            clock: records when the last request returned.
+        They are one request with `seed`; or, with `separate_siblings`, a request each, with seeds
+        that count up from `seed`. Then `redundant` further siblings are generated, and those that
+        end last are stopped and left out.
         """
         wanted = self.samples_per_prompt
         if not self.separate_siblings:
@@ -127,12 +123,7 @@ class SingleTurn:
     async def _judge(
         self, task: GroupTask, names: Sequence[str], completions: Sequence[Completion]
     ) -> list[ScoredSample]:
-        """Decode and score the completions of one request.
-
-        Args:
-            task: the group of the completions.
-            names: last part of each sample's id, in the order of the completions.
-            completions: completions to score.
+        """Decode and score the completions of one request; `names` end the ids of its samples.
 
         Raises:
             WaitTimeoutError: the rewards took longer than `reward_timeout_s`.

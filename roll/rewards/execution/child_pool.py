@@ -130,11 +130,9 @@ class ChildPool:
             self._started(child)
 
     def _start_now(self, child: Child) -> None:
-        """Start a child and make it available, even after a failed start: the call that gets it
-        tries again."""
+        """Start a child and make it available, even after a failed start (such as an import error):
+        the call that gets it tries again and raises the error."""
         try:
-            # After a failed start (an import error, or the limit on processes or open files) the
-            # next call tries again and raises the error.
             with contextlib.suppress(ChildRaisedError, ChildDiedError, ChildTimeoutError, OSError):
                 child.start()
         finally:

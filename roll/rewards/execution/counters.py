@@ -111,11 +111,8 @@ class RewardCounters:
         return Scored(reward, failure=line, timed_out=timed_out)
 
     def count(self, scored: Scored, budget: ErrorBudget) -> None:
-        """Count the result of a sample, or the failure on the sample.
-
-        Args:
-            scored: result or failure.
-            budget: result of `opened` when the sample arrived.
+        """Count the result of a sample, or the failure on it, in `budget`, which `opened` returned
+        when the sample arrived.
 
         Raises:
             RewardError: the step has more failures than `max_error_rate` allows.

@@ -38,7 +38,6 @@ class RewardPool:
     """Executor of one reward; all methods must be called on one event loop."""
 
     def __init__(self, name: str, config: RewardConfig, runner: Runner) -> None:
-        self.name = name
         self._config = config
         self._runner = runner
         self._slots = asyncio.Semaphore(runner.width)

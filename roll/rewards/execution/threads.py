@@ -27,22 +27,14 @@ class DaemonThreads:
         self._max_hung = max_hung
         self._idle: list[queue.SimpleQueue[_Job | None]] = []
         self._lock = threading.Lock()
-        self._hung = 0
+        self._hung = 0  # threads whose call exceeded its time limit and has not returned since
         self._closed = False
-
-    @property
-    def hung(self) -> int:
-        """Number of threads whose call exceeded its time limit and has not returned since."""
-        return self._hung
 
     async def run(self, function: Callable[[], Any], timeout_s: float | None) -> Any:
         """Run `function()` in a thread and return its result.
 
-        The number of calls at once is not limited here; the caller must limit it.
-
-        Args:
-            function: function to run.
-            timeout_s: time limit, in seconds; None sets no limit.
+        The number of calls at once is not limited here; the caller must limit it. A `timeout_s` of
+        None sets no time limit.
 
         Raises:
             TimeoutError: the function took longer than `timeout_s`; its thread is abandoned.

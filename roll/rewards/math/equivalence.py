@@ -173,20 +173,20 @@ def _same_expression(truth: str, answer: str, scale: Fraction) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _BucketReader:
+class _Reading:
     """Possible reading of a text: an expression without a unit, or with a unit at its end."""
 
     text: str
     unit: Unit | None
 
 
-def _readings(text: str) -> list[_BucketReader]:
+def _readings(text: str) -> list[_Reading]:
     """Return the text as a whole, and each split into expression and unit; skip splits with words
     or a glued letter in front."""
     return [
-        _BucketReader(text, None),
+        _Reading(text, None),
         *(
-            _BucketReader(before, unit)
+            _Reading(before, unit)
             for before, unit in unit_splits(text)
             if not _PROSE.search(before)
             and (not _LETTER.search(before) or text[len(before)] == " ")
@@ -196,6 +196,7 @@ def _readings(text: str) -> list[_BucketReader]:
 
 def _parse(text: str) -> Any:
     """Parse a text to a sympy object with decimals as exact fractions; return None on failure."""
+    import sympy
     from latex2sympy2_extended import latex2sympy2 as reader
     from math_verify.grader import should_treat_as_complex
 
@@ -213,17 +214,10 @@ def _parse(text: str) -> Any:
             normalization_config=None,
             conversion_config=reader.ConversionConfig(lowercase_symbols=False),
         )
-        return _exact(found)
+        floats = found.atoms(sympy.Float) if isinstance(found, sympy.Basic) else set()
+        return found.xreplace({f: sympy.Rational(str(f)) for f in floats}) if floats else found
     except Exception:  # noqa: BLE001 - the parser may raise any exception
         return None
-
-
-def _exact(found: Any) -> Any:
-    """Return a sympy object with its decimals as exact fractions; anything else unchanged."""
-    import sympy
-
-    floats = found.atoms(sympy.Float) if isinstance(found, sympy.Basic) else set()
-    return found.xreplace({f: sympy.Rational(str(f)) for f in floats}) if floats else found
 
 
 def _same_value(a: Any, b: Any, truth: str, answer: str) -> bool | None:

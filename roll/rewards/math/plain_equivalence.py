@@ -91,7 +91,6 @@ def _same_time(a: re.Match[str], b: re.Match[str]) -> bool:
     (x, x_half), (y, y_half) = _seconds(a), _seconds(b)
     if x_half == y_half:
         return x == y
-    # Without am or pm, 10:30 may be in either half of the day; 22:30 is in the second.
     return x == y or (
         (x_half is None or y_half is None)
         and x % 43200 == y % 43200

@@ -54,7 +54,7 @@ def read_shape(text: str) -> Shape:
     if text == "\\emptyset":
         return Shape("empty")
     if _REALS.fullmatch(text):
-        return _reals()
+        return Shape("union", parts=(Shape("interval", ("-\\infty", "\\infty"), "()"),))
     if builder := _BUILDER.fullmatch(text):
         inner = read_shape(builder["rule"])
         return (
@@ -206,10 +206,6 @@ def _letters(text: str) -> set[str]:
     return set(re.findall(r"(?<![\\A-Za-z])[A-Za-z]", text))
 
 
-def _reals() -> Shape:
-    return Shape("union", parts=(Shape("interval", ("-\\infty", "\\infty"), "()"),))
-
-
 def as_interval(shape: Shape) -> Shape:
     """Return a tuple of two elements as an open interval; return any other shape unchanged."""
     if shape.kind == "tuple" and len(shape.elements) == 2:
@@ -229,11 +225,8 @@ def _union(shapes: Sequence[Shape], text: str) -> Shape:
 def _split(text: str, marks: tuple[str, ...], *, words: bool = False) -> list[str]:
     """Split a text at `marks` outside of all brackets.
 
-    Args:
-        text: text to split.
-        marks: separators.
-        words: True: split at "or" and "and", too, but not at a comma inside a number (1,234), and
-            leave out empty pieces between others.
+    With `words`, split at "or" and "and", too, but not at a comma inside a number (1,234), and
+    leave out empty pieces between others.
     """
     pieces, start, depth, i = [], 0, 0, 0
     while i < len(text):

@@ -14,14 +14,14 @@ from fractions import Fraction
 
 from roll.rewards.math.denied_nouns import COUNTABLE, is_denied
 
-_TABLE: dict[str, tuple[str, Fraction, str]] = {}
-"""Dimension, factor and main name of each unit, by each of its names."""
+_TABLE: dict[str, tuple[str, Fraction]] = {}
+"""Dimension and factor of each unit, by each of its names."""
 
 
 def _add(dimension: str, factor: Fraction | int | str, names: str) -> None:
     """Add a unit to `_TABLE` by each of its names, which `|` separates."""
     for name in names.split("|"):
-        _TABLE[name] = (dimension, Fraction(factor), names.split("|")[0])
+        _TABLE[name] = (dimension, Fraction(factor))
 
 
 _add("length", "0.001", "mm|millimeter|millimetre")
@@ -152,12 +152,8 @@ def _may_be_glued(phrase: str) -> bool:
 
 
 def _read_unit(phrase: str, *, singular: bool) -> Unit | None:
-    """Return the unit that a phrase names, or None.
-
-    Args:
-        phrase: text behind a number.
-        singular: True if the number takes a singular noun ("1 apple", "1/2 cup").
-    """
+    """Return the unit that a phrase behind a number names, or None; `singular` if the number takes
+    a singular noun ("1 apple", "1/2 cup")."""
     rest = _words(phrase)
     if [word.lower() for word in rest] in _TAILS or (singular and _is_share(rest)):
         return Unit((), Fraction(1))
@@ -273,7 +269,7 @@ def _known(name: str) -> tuple[str, Fraction] | None:
     """Return dimension and factor of a name in `_TABLE`, also in capitals or plural; or None."""
     for form in (name, name.lower(), _singular(name.lower())):
         if form in _TABLE and not (len(name) > 1 and len(form) == 1):
-            return _TABLE[form][:2]
+            return _TABLE[form]
     return None
 
 

@@ -56,12 +56,8 @@ class Call:
             self.outcome.set_exception(ReplicaLostError(reason, written))
 
     async def abort(self, engine: Engine, timeout_s: float) -> None:
-        """Ask the engine again and again to end the request, until `task` ends or time runs out.
-
-        Args:
-            engine: engine that runs the request.
-            timeout_s: time limit, in seconds.
-        """
+        """Ask the engine again and again to end the request, until `task` ends or `timeout_s`
+        seconds have passed."""
         aborting = asyncio.ensure_future(self._insist(engine))
         await asyncio.wait([aborting], timeout=timeout_s)
         aborting.cancel()

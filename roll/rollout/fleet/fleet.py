@@ -114,9 +114,7 @@ class Fleet:
         """Run the request on one replica; finish aborted siblings on other replicas.
 
         Args:
-            request: request to run.
-            session: see `generate`.
-            timeout_s: see `generate`.
+            request, session, timeout_s: see `generate`.
             moves: number of further moves after a failure that are allowed.
             moved: True if the request ran on another replica before; it then waits first in line.
         """
@@ -287,13 +285,8 @@ class Fleet:
     async def _acquire_replica(
         self, request: GenerateRequest, session: str, *, first: bool
     ) -> Replica:
-        """Wait for a replica with room and reserve it for the request.
-
-        Args:
-            request: request that needs a replica.
-            session: see `generate`.
-            first: True for a request that was moved; it is put at the head of the queue.
-        """
+        """Wait for a replica with room and reserve it for the request; a request that was moved
+        (`first`) waits at the head of the queue."""
         if self._failure is not None:
             raise self._failure
         if not self._waiting:

@@ -161,7 +161,7 @@ class Health:
         )
         under_way = replica.index in self._reviving
         self._reviving[replica.index] = reason
-        if not under_way:  # otherwise the running `_revive` sees the new loss
+        if not under_way:
             self._spawn(self._revive(replica), f"revival of replica {replica.index}")
 
     async def _revive(self, replica: Replica) -> None:

@@ -78,12 +78,8 @@ class Replica:
     def report_to(
         self, changed: Callable[[Replica], None], on_lost: Callable[[Replica, str], None]
     ) -> None:
-        """Set the functions to call after a change and after a loss.
-
-        Args:
-            changed: called after each change of load or state.
-            on_lost: called when the replica is lost, with the reason.
-        """
+        """Set the functions to call after each change of load or state, and after a loss with its
+        reason."""
         self._changed, self._on_lost = changed, on_lost
 
     @property
