@@ -173,7 +173,11 @@ def _parts(
     table: ModelTable,
     sizes: ParallelSizes,
 ) -> Iterator[_Part]:
-    """Yield the parts that this rank writes: its slices of the state; of equal copies the first."""
+    """Yield the parts that this rank writes.
+
+    With a distributed optimizer, these are its parts of the state. If several ranks hold equal
+    copies of a tensor, the first of them writes it.
+    """
     ranks = Ranks.of_this_process()
     cut = chunks[0].ddp_config.use_distributed_optimizer
     for held in held_tensors(chunks, table, sizes, ranks):

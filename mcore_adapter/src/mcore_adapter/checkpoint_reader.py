@@ -125,10 +125,12 @@ class Saved:
         return keys
 
     def _merged(self, task: Task, shards: list[A]) -> A:
+        """Return the full tensor that shards make, without padding of the vocabulary."""
         full = task.param.shard.merge(shards)
         return full[: self._table.shape.vocab] if task.param.pads_vocab else full
 
     def _read(self, key: str) -> Tensor:
+        """Read a shard, whose parts may lie in several files."""
         found = self._tensors[key]
         parts = [self._files[rank].get_tensor(key) for rank in found.parts]
         flat: Tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -136,15 +138,12 @@ class Saved:
 
 
 def _place(found: Any) -> _SavedShard:
-    """Parse the entry of one shard in the index.
-
-    Raises:
-        KeyError, TypeError, ValueError: the entry is malformed.
-    """
+    """Parse the entry of a shard in the index; raise KeyError, TypeError or ValueError if wrong."""
     return _SavedShard(*(tuple(_count(each) for each in found[key]) for key in ("shape", "parts")))
 
 
 def _count(value: Any) -> int:
+    """Return the value; raise ValueError unless it is a whole number from 0 on."""
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r} is no number of things")
     return value

@@ -85,7 +85,7 @@ def size_options(
 
 
 def takes_sizes(command: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a command so that its argument `sizes` is given as the options of `size_options`."""
+    """Wrap a command: `size_options` make its argument `sizes`, `_reported` prints its errors."""
     own, options = signature(command, eval_str=True), signature(size_options, eval_str=True)
     arguments = [p for name, p in own.parameters.items() if name != "sizes"]
 
@@ -287,6 +287,7 @@ def _note(text: str) -> None:
 
 
 def _rate(num_bytes: float, start: float) -> str:
+    """Return the mean rate since the time `start` as text."""
     return f"{num_bytes / 1e9 / max(time.monotonic() - start, 1e-9):.2f} GB/s"
 
 
@@ -298,6 +299,7 @@ def _size(num_bytes: int) -> str:
 
 
 def _known(dtype: str | None) -> str | None:
+    """Return the value of `--dtype`; raise McoreAdapterError if it is no name in `FLOATS`."""
     if dtype is not None and dtype not in FLOATS:
         raise McoreAdapterError(f"--dtype is {dtype!r}, expected one of {', '.join(FLOATS)}")
     return dtype

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 _LONGEST = 4000
-"""Largest number of characters of a message: names in files can have any length."""
+"""Largest number of characters of a message."""
 
 
 class McoreAdapterError(Exception):
     """Base class of all errors of this package.
 
-    The message is one line that a terminal can show: control characters are escaped, because a
-    message may quote names in files, which can contain anything.
+    The message is one line that a terminal can show: control characters are escaped and long texts
+    cut, because a message may quote names in files, which can contain anything.
     """
 
     def __init__(self, message: str) -> None:

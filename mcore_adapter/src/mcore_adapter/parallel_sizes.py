@@ -96,11 +96,11 @@ class ParallelSizes:
         raise LayoutError(f"layer {layer} of a model of {num_layers}")
 
     def layers_of(self, stage: int, chunk: int, num_layers: int) -> range:
-        """Return the layers of the `chunk`-th model chunk of a stage, counted from 0."""
+        """Return the layers of a stage's chunk, numbered from 0; raise as `chunks` does."""
         return self.chunks(num_layers)[chunk * self.pp + stage]
 
     def expert_rank(self, expert: int, num_experts: int) -> int:
-        """Return the expert parallel rank that holds an expert."""
+        """Return the expert parallel rank that holds an expert; raise as `experts_each` does."""
         return expert // self.experts_each(num_experts)
 
     def experts_each(self, num_experts: int) -> int:

@@ -164,7 +164,7 @@ def _cpu_cuda() -> types.ModuleType:
 
 
 def _on_cpu(factory: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Wrap a function that creates tensors so that `device="cuda"` means the CPU.
+    """Wrap a function that creates tensors so that `device="cuda"` means the CPU, not pinned.
 
     Megatron-Core's pipeline schedules, gradient clipping, optimizer and tracker of auxiliary losses
     name that device literally.

@@ -69,6 +69,9 @@ def to_mcore(
         sizes: parallel sizes of the new layout.
         settings: options of the conversion.
         base: folder of the model that a PEFT adapter changes, see `open_source`.
+
+    Raises:
+        McoreAdapterError: as `open_source` and `conversions.to_mcore` raise it.
     """
     source = open_source(src, base)
 
@@ -163,7 +166,7 @@ def _copy(src: Path, dst: Path) -> None:
 
 
 def _base_config(path: Path, base: Path | None) -> Mapping[str, Any]:
-    """Read the base model's config, from `base` or else from where the adapter says it lies."""
+    """Read the base model's config from `base`, or from where the adapter says; raise if absent."""
     named = base or Path(str(read_json(path / lora.CONFIG).get("base_model_name_or_path")))
     if not (named / "config.json").is_file():
         raise ConversionError(

@@ -125,14 +125,10 @@ def present(planned: Iterable[Task], have: Iterable[str]) -> list[Task]:
 
 
 def check_coverage(planned: Iterable[Task], have: Iterable[str], table: ModelTable) -> None:
-    """Check that a Hugging Face checkpoint has exactly the tensors that the plan uses.
+    """Check that `have`, names in a Hugging Face checkpoint, are exactly those that the plan uses.
 
-    Tensors that the table drops or lists in `repeats` may be there in addition.
-
-    Args:
-        planned: tasks of the model.
-        have: names of the tensors of the checkpoint.
-        table: table of the model.
+    Optional tensors may be absent, all together. Tensors that the table drops or lists in `repeats`
+    may be there in addition.
 
     Raises:
         ConversionError: tensors are missing or unmapped, or the table uses a tensor twice. The
@@ -183,6 +179,7 @@ def _expand(param: Param, table: ModelTable, layer: int | None) -> Iterator[Task
 
 
 def _fill(pattern: str, layer: int | None, expert: int | None) -> str:
+    """Return a name pattern with `*` and `@` replaced by the numbers of layer and expert."""
     return pattern.replace("*", str(layer)).replace("@", str(expert))
 
 
@@ -191,5 +188,6 @@ def _regex(pattern: str) -> str:
 
 
 def _some(names: list[str]) -> str:
+    """Return the first names as text, and how many more there are."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more

@@ -219,6 +219,7 @@ def _copy_companions(source: Source, folder: Path, settings: Settings) -> None:
 
 
 def _of(refs: Iterable[HfRef], deltas: Mapping[str, Delta]) -> tuple[Delta | None, ...]:
+    """Return the update of each tensor, None where there is none."""
     return tuple(deltas.get(ref.name) for ref in refs)
 
 
@@ -241,6 +242,7 @@ def _job(full: FullTensor, target: HfSide | McoreSide) -> Job:
 
 
 def _target_dtype(full: FullTensor, settings: Settings) -> str:
+    """Return the type that a tensor gets, which is its own if none is asked for or it keeps it."""
     found = full.spec.dtype
     if settings.dtype is None or full.task.param.keeps_dtype:
         return found
@@ -248,6 +250,7 @@ def _target_dtype(full: FullTensor, settings: Settings) -> str:
 
 
 def _announced(files: Mapping[str, Mapping[str, Spec]], settings: Settings) -> int:
+    """Announce the bytes of all tensors; return the bytes that the disk needs, headers included."""
     total = sum(spec.num_bytes for specs in files.values() for spec in specs.values())
     if settings.announce is not None:
         settings.announce(total)
@@ -271,6 +274,7 @@ def _run(jobs: Sequence[Job], source: Source, settings: Settings) -> None:
 
 
 def _vocab(source: Source) -> int | None:
+    """Return the number of rows of the embedding without padding; None: there is no embedding."""
     if isinstance(source.folder, McoreFolder):
         return source.folder.vocab
     for full in source.tensors.values():

@@ -190,6 +190,7 @@ def open_peft(path: Path, base: Mapping[str, Any]) -> HfFolder:
 
 
 def _partner(name: str) -> str:
+    """Return the name of factor B of the same layer for that of factor A, and vice versa."""
     one, other = (".lora_A.", ".lora_B.") if ".lora_A." in name else (".lora_B.", ".lora_A.")
     return name.replace(one, other)
 

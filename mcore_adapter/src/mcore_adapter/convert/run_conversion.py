@@ -98,7 +98,7 @@ class EqualPair:
 
 
 def create_files(files: Iterable[tuple[Path, dict[str, Spec]]]) -> dict[Path, dict[str, Piece]]:
-    """Create files that have their headers and empty room for all tensors.
+    """Create or replace files, with their headers and empty room for all tensors.
 
     Returns:
         Place of each tensor, by path of the file and name of the tensor.
@@ -267,6 +267,7 @@ def _work(
 
 
 def _bits(tensor: Bits) -> Bits:
+    """Return the bytes of a tensor, in one dimension."""
     return tensor.reshape(-1).view(np.uint8)
 
 
@@ -299,6 +300,7 @@ def _convert(job: Job, shape: Shape, reader: Reader, writer: Writer) -> None:
 
 
 def _product(delta: Delta, reader: Reader) -> Bits:
+    """Return the update scale * B A, in float32."""
     a, b = (to_float(reader.read(piece), piece.spec.dtype) for piece in (delta.a, delta.b))
     return np.float32(delta.scale) * (b @ a)
 

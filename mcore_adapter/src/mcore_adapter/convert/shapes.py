@@ -72,6 +72,7 @@ def check_shapes(
 
 
 def _told(shape: tuple[int, ...]) -> str:
+    """Return a shape as text, with the keys of `config.json` that give it where they are known."""
     numbers = list(map(int, shape))
     keys = [str(getattr(size, "label", size)) for size in shape]
     plain = keys == [str(number) for number in numbers]

@@ -92,6 +92,7 @@ class LoraHook:
         return output[0] + linear.lora_B(narrow) * self.lora.scale, output[1]
 
     def _dropped(self, x: Tensor, linear: Linear) -> Tensor:
+        """Return the input of A: in training after dropout, otherwise unchanged."""
         if not (linear.training and self.lora.dropout):
             return x
         # Ranks with the same input must drop the same entries; other ranks draw independently.

@@ -119,6 +119,7 @@ def _linear_layers(config: TransformerConfig) -> list[bool]:
 
 
 def _te_layer(config: TransformerConfig, sparse: bool, out_bias: bool) -> ModuleSpec:
+    """Return the layer spec of Transformer Engine; `out_bias` must be False, see `block_spec`."""
     return get_gpt_layer_with_transformer_engine_spec(
         num_experts=config.num_moe_experts if sparse else None,
         moe_grouped_gemm=config.moe_grouped_gemm,

@@ -151,10 +151,9 @@ class Config(dict[str, Any]):
 
 
 def completed(config: Mapping[str, Any]) -> Config:
-    """Check a config, and complete it with the defaults of its model type.
+    """Check the content of a `config.json`, and complete it with the defaults of its model type.
 
-    Args:
-        config: content of a `config.json`.
+    A `Config` is returned as it is.
 
     Raises:
         ConfigError: a value has the wrong type or is out of range, or two keys contradict each
@@ -256,5 +255,6 @@ def _label(value: int) -> str:
 
 
 def _factor(value: int) -> str:
+    """Return the label of a number, in parentheses if it is a sum."""
     label = _label(value)
     return f"({label})" if " + " in label else label

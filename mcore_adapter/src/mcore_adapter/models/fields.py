@@ -80,7 +80,7 @@ def windows(config: Config) -> dict[str, Any]:
     """Return the fields of sliding windows; empty if there are none.
 
     All layers have a window, or those that `layer_types` names; if that key is missing, those that
-    transformers would choose.
+    transformers would choose. Another kind of layer raises `ConfigError`, even without windows.
     """
     kind, size = config["model_type"], config.get("sliding_window")
     # Other types, such as llama, have no windows, whatever their `config.json` says.

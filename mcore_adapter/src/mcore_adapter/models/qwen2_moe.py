@@ -24,6 +24,7 @@ from mcore_adapter.models.fields import Attention, Fields, with_experts
 
 
 def attention_of(config: Config) -> Attention:
+    """Return the variant of attention, whose biases depend on other keys in qwen2_moe."""
     if config["model_type"] == "qwen2_moe":
         return Attention(qkv_bias=config.flag("qkv_bias"))
     biased = config.flag("attention_bias")

@@ -197,24 +197,28 @@ def _read_meta(path: Path, meta: Mapping[str, Any]) -> _Meta:
 
 
 def _count(value: object) -> int:
+    """Return the value; raise ValueError unless it is a whole number from 0 on."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"{value!r} is no count")
     return value
 
 
 def _typed(kind: type[T], value: object) -> T:
+    """Return the value; raise ValueError unless it is of this class."""
     if not isinstance(value, kind):
         raise ValueError(f"{value!r} is no {kind.__name__}")
     return value
 
 
 def _flag(value: object) -> bool:
+    """Return the value; raise ValueError unless it is true or false."""
     if not isinstance(value, bool):
         raise ValueError(f"{value!r} is neither true nor false")
     return value
 
 
 def _text(value: object) -> str:
+    """Return the value; raise ValueError unless it is a text."""
     if not isinstance(value, str):
         raise ValueError(f"{value!r} is no name")
     return value

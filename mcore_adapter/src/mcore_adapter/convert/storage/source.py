@@ -128,6 +128,7 @@ def _hf_source(
 
 
 def _check_repeat(name: str, of: str, have: Mapping[str, Piece]) -> None:
+    """Raise ConversionError unless a repetition and its original have one type and one shape."""
     one, other = have[name].spec, have[of].spec
     if one != other:
         raise ConversionError(
@@ -137,6 +138,7 @@ def _check_repeat(name: str, of: str, have: Mapping[str, Piece]) -> None:
 
 
 def _dropped(have: Mapping[str, Piece], table: ModelTable) -> tuple[str, ...]:
+    """Return a note that names a tensor that is left out; no note if there are none."""
     names = [name for name in have if is_dropped(name, table)]
     if not names:
         return ()
