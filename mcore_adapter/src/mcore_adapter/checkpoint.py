@@ -83,17 +83,9 @@ def save(
     Raises:
         ConversionError: on all ranks, if any rank could not write.
     """
-    rank, slots = dist.get_rank(), states_of(chunks, optimizer)
+    slots = states_of(chunks, optimizer)
     parts = list(_parts(chunks, slots, table, sizes))
-    file = f"rank{rank:05d}.safetensors"
-    mine = _Announced(
-        {part.key: (part.start, part.shape) for part in parts},
-        max((slot.step for slot in slots.values()), default=0),
-        sum(part.tensor.nbytes for part in parts),
-    )
-    every: list[_Announced] | None = [mine] * dist.get_world_size() if rank == 0 else None
-    dist.gather_object(mine, every)
-
+    every = _announce(parts, slots)
     with ExitStack() as stack:
 
         def begin() -> Path | None:
@@ -102,27 +94,15 @@ def save(
             num_bytes = sum(each.num_bytes for each in every)
             return stack.enter_context(complete_or_absent(folder, num_bytes))
 
-        def write(aside: Path) -> None:
-            specs = {p.key: spec_of(tuple(p.tensor.shape), p.tensor.dtype) for p in parts}
-            with written({aside / file: specs}) as put:
-                for part in parts:
-                    put(part.key, part.tensor)
-
         def end(aside: Path) -> None:
-            """Write the index and give the folder its name, on rank 0; do nothing elsewhere."""
             if every is not None:
-                index = {
-                    "sizes": asdict(sizes),
-                    "step": max(each.step for each in every),
-                    "tensors": _index([each.shards for each in every]),
-                    "extra": extra or {},
-                }
-                (aside / INDEX).write_text(json.dumps(index))
+                _write_index(aside / INDEX, every, sizes, extra or {})
                 stack.close()
 
         aside = _gather_results(begin)[0]
         assert aside is not None
-        _gather_results(lambda: write(aside))
+        file = aside / f"rank{dist.get_rank():05d}.safetensors"
+        _gather_results(lambda: _write_parts(file, parts))
         _gather_results(lambda: end(aside))
 
 
@@ -201,15 +181,40 @@ def _copy_of(task: Task) -> int:
     return int(parallel_state.get_data_parallel_rank())
 
 
-def _index(every: Sequence[dict[str, tuple[int, tuple[int, ...]]]]) -> dict[str, Any]:
-    """Return, for each shard, its shape and the ranks whose files hold its parts, in order."""
-    index: dict[str, Any] = {}
-    for rank, held in enumerate(every):
-        for key, (start, shape) in held.items():
-            index.setdefault(key, {"shape": shape, "parts": []})["parts"].append((start, rank))
-    for found in index.values():
+def _announce(
+    parts: Sequence[_Part], slots: Mapping[Tensor, ParameterState]
+) -> list[_Announced] | None:
+    """Return on rank 0 what each rank will write, on other ranks None. A collective."""
+    mine = _Announced(
+        {part.key: (part.start, part.shape) for part in parts},
+        max((slot.step for slot in slots.values()), default=0),
+        sum(part.tensor.nbytes for part in parts),
+    )
+    every = [mine] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(mine, every)
+    return every
+
+
+def _write_parts(file: Path, parts: Sequence[_Part]) -> None:
+    specs = {part.key: spec_of(part.tensor.shape, part.tensor.dtype) for part in parts}
+    with written({file: specs}) as write:
+        for part in parts:
+            write(part.key, part.tensor)
+
+
+def _write_index(
+    path: Path, every: Sequence[_Announced], sizes: ParallelSizes, extra: dict[str, Any]
+) -> None:
+    """Write the index: for each shard its shape and the ranks that hold its parts, in order."""
+    tensors: dict[str, Any] = {}
+    for rank, each in enumerate(every):
+        for key, (start, shape) in each.shards.items():
+            tensors.setdefault(key, {"shape": shape, "parts": []})["parts"].append((start, rank))
+    for found in tensors.values():
         found["parts"] = [rank for _, rank in sorted(found["parts"])]
-    return index
+    step = max(each.step for each in every)
+    index = {"sizes": asdict(sizes), "step": step, "tensors": tensors, "extra": extra}
+    path.write_text(json.dumps(index))
 
 
 def _gather_results(work: Callable[[], T]) -> list[T]:

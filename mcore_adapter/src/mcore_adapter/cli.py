@@ -248,11 +248,8 @@ def _progress() -> Iterator[Callable[[str | None, int | None, bool], Settings]]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     start, total = time.monotonic(), 0
-    columns = (
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f}% {task.fields[rate]}"),
-        TimeRemainingColumn(),
-    )
+    text = TextColumn("{task.percentage:>3.0f}% {task.fields[rate]}")
+    columns = BarColumn(), text, TimeRemainingColumn()
     with (
         signals_raised(),
         Progress(

@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mcore_adapter.convert.lora import CONFIG, WEIGHTS, open_peft, scale_key
 from mcore_adapter.convert.lora_table import target_modules
 from mcore_adapter.convert.storage.json_file import read_json
 from mcore_adapter.convert.storage.output import complete_or_absent
+from mcore_adapter.convert.storage.peft import CONFIG, WEIGHTS, open_peft, scale_key
 from mcore_adapter.errors import ConversionError
 from mcore_adapter.gather import ShapeAndDtype, ShardTransform, export, exported
 from mcore_adapter.load import load

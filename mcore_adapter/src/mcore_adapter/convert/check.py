@@ -54,31 +54,26 @@ def check(
 
     Args:
         path: Hugging Face checkpoint, Megatron layout, or adapter in either format.
-        sizes: parallel sizes for which the bytes per rank are reported. Default: the sizes of
-            `path` if `path` is a Megatron layout, otherwise 1 for each.
+        sizes: sizes for which the bytes per rank are reported. Default: those of a Megatron layout,
+            otherwise 1 for each.
         dtype: data type for which the bytes per rank are reported, one of `arrays.FLOATS`.
             Default: the types of the files.
         base: folder of the model that a PEFT adapter changes. Default: the one the adapter names.
 
     Raises:
-        ConversionError: files of the folder are missing or damaged, or tensors are missing or
-            unmapped.
+        ConversionError: files are missing or damaged, or tensors are missing or unmapped.
         LayoutError: the model does not divide over `sizes`.
         UnknownModelError: there is no table for the model type.
     """
     source = open_source(path, base)
-    kind = "Hugging Face"
     if isinstance(source.folder, McoreFolder):
-        kind = f"Megatron, {describe(source.folder.sizes)}"
         sizes = sizes or source.folder.sizes
-    if source.adapter is not None:
-        kind += ", LoRA adapter"
     dtypes: Counter[str] = Counter()
     for full in source.tensors.values():
         dtypes[full.spec.dtype] += prod(full.spec.shape)
     return Report(
         model_type=source.table.model_type,
-        kind=kind,
+        kind=_kind(source),
         num_tensors=len(source.tensors),
         num_parameters=sum(dtypes.values()),
         num_bytes=sum(full.spec.num_bytes for full in source.tensors.values()),
@@ -102,6 +97,14 @@ def describe(sizes: ParallelSizes) -> str:
     if sizes.layers is not None:
         parts.append(f"layers {','.join(map(str, sizes.layers))}")
     return " ".join(parts) or "tp 1"
+
+
+def _kind(source: Source) -> str:
+    """Return the format of a folder in words, see `Report.kind`."""
+    kind = "Hugging Face"
+    if isinstance(source.folder, McoreFolder):
+        kind = f"Megatron, {describe(source.folder.sizes)}"
+    return kind if source.adapter is None else f"{kind}, LoRA adapter"
 
 
 def _divides(source: Source) -> dict[str, list[int]]:

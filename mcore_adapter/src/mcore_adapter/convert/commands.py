@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,6 +16,7 @@ from mcore_adapter.convert.conversions import Settings
 from mcore_adapter.convert.fused_experts import fused, table_as_stored
 from mcore_adapter.convert.storage.folders import META, HfFolder, open_folder
 from mcore_adapter.convert.storage.json_file import read_json
+from mcore_adapter.convert.storage.peft import CONFIG, WEIGHTS, deltas_of, open_peft
 from mcore_adapter.convert.storage.source import Source, source_of
 from mcore_adapter.errors import ConversionError
 from mcore_adapter.models import table_of
@@ -39,7 +41,7 @@ def open_source(path: Path, base: Path | None = None) -> Source:
     if is_peft(path):
         config = _base_config(path, base)
         table = table_of(config)
-        folder = lora.open_peft(path, config)
+        folder = open_peft(path, config)
         targets = lora.factors_of(folder, table)
         source = source_of(folder, table, lora.adapter_plan(table, targets))
         return replace(source, adapter=lora.factors_to_json(targets))
@@ -99,42 +101,43 @@ def to_hf(
         dst: folder to write; must not exist.
         settings: options of the conversion.
         adapter: folder of an adapter of the model, in either format.
-        merge: add the adapter to the weights. Otherwise the adapter is written to `dst/adapter` in
-            PEFT format.
+        merge: add the adapter to the weights; otherwise write it to `dst/adapter` in PEFT format.
         max_shard_bytes: largest number of bytes of one file, see `conversions.to_hf`.
 
     Raises:
         ConversionError: the folders or arguments do not fit each other.
     """
     source, settings = open_source(src), settings or Settings()
-    if isinstance(source.folder, HfFolder):
-        raise ConversionError(f"{src} is in Hugging Face format already")
-    if merge and adapter is None:
-        raise ConversionError("--merge needs an --adapter")
+    _check_arguments(source, adapter, merge)
+    write = partial(conversions.to_hf, source, dst, settings, max_shard_bytes=max_shard_bytes)
     if source.adapter is not None:
-        if adapter is not None:
-            raise ConversionError(f"{src} is an adapter itself; name a model, or no --adapter")
         _to_peft(source, dst, settings)
-        return
-    if adapter is None:
-        conversions.to_hf(source, dst, settings, max_shard_bytes=max_shard_bytes)
-        return
-    with TemporaryDirectory() as scratch:
-        peft = _as_peft(adapter, Path(scratch) / "peft")
-        deltas = lora.deltas_of(lora.open_peft(peft, source.folder.config))
-        conversions.to_hf(
-            source,
-            dst,
-            settings,
-            deltas=deltas if merge else None,
-            max_shard_bytes=max_shard_bytes,
-            finish=None if merge else lambda to: _copy(peft, to / PEFT_FOLDER),
-        )
+    elif adapter is None:
+        write()
+    else:
+        with TemporaryDirectory() as scratch:
+            peft = _as_peft(adapter, Path(scratch) / "peft")
+            deltas = deltas_of(open_peft(peft, source.folder.config))
+            if merge:
+                write(deltas=deltas)
+            else:
+                write(finish=lambda to: _copy(peft, to / PEFT_FOLDER))
 
 
 def is_peft(path: Path) -> bool:
     """Return True if the folder is an adapter in PEFT format."""
-    return (path / lora.CONFIG).is_file() and not (path / "mcore.json").is_file()
+    return (path / CONFIG).is_file() and not (path / "mcore.json").is_file()
+
+
+def _check_arguments(source: Source, adapter: Path | None, merge: bool) -> None:
+    """Raise `ConversionError` unless the arguments of `to_hf` fit each other and the source."""
+    src = source.folder.path
+    if isinstance(source.folder, HfFolder):
+        raise ConversionError(f"{src} is in Hugging Face format already")
+    if merge and adapter is None:
+        raise ConversionError("--merge needs an --adapter")
+    if source.adapter is not None and adapter is not None:
+        raise ConversionError(f"{src} is an adapter itself; name a model, or no --adapter")
 
 
 def _to_peft(source: Source, dst: Path, settings: Settings) -> None:
@@ -143,7 +146,7 @@ def _to_peft(source: Source, dst: Path, settings: Settings) -> None:
         source,
         dst,
         settings,
-        single=lora.WEIGHTS,
+        single=WEIGHTS,
         # PEFT expects one file of weights; config.json belongs to the model, not to the adapter
         max_shard_bytes=1 << 62,
         finish=lambda folder: (folder / "config.json").unlink(),
@@ -167,7 +170,7 @@ def _copy(src: Path, dst: Path) -> None:
 
 def _base_config(path: Path, base: Path | None) -> Mapping[str, Any]:
     """Read the base model's config from `base`, or from where the adapter says; raise if absent."""
-    named = base or Path(str(read_json(path / lora.CONFIG).get("base_model_name_or_path")))
+    named = base or Path(str(read_json(path / CONFIG).get("base_model_name_or_path")))
     if not (named / "config.json").is_file():
         raise ConversionError(
             f"{path} changes {named}, where no config.json is; name the folder of the model with "

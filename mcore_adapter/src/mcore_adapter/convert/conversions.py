@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mcore_adapter.convert.arrays import FLOATS, Outline
-from mcore_adapter.convert.conversion_plan import HfRef, check_layout
+from mcore_adapter.convert.conversion_plan import check_layout
 from mcore_adapter.convert.run_conversion import (
     Delta,
     HfSide,
@@ -34,7 +34,7 @@ from mcore_adapter.convert.storage.source import (
     padded_shape,
     pieces_of,
 )
-from mcore_adapter.convert.storage.tensor_file import Spec
+from mcore_adapter.convert.storage.tensor_file import Piece, Spec
 from mcore_adapter.errors import ConversionError
 from mcore_adapter.parallel_sizes import ParallelSizes
 
@@ -105,37 +105,29 @@ def to_mcore(
     sizes: ParallelSizes,
     settings: Settings,
     *,
-    finish: Callable[[Path], None] | None = None,
+    finish: Callable[[Path], None] = lambda _: None,
 ) -> None:
     """Write a Hugging Face checkpoint or a Megatron layout as a Megatron layout of `sizes`.
 
     Args:
-        source: tensors to convert.
         dst: folder to write; must not exist.
-        sizes: parallel sizes of the new layout.
-        settings: options of the conversion.
-        finish: callback that writes further files into the folder, which it gets under its
-            temporary name.
+        finish: callback that writes further files into the folder, given its temporary name.
 
     Raises:
         LayoutError: the model does not divide over `sizes`.
         ConversionError: `dst` exists, the disk is too small, or a tensor cannot be converted.
     """
-    refuse_existing(dst)
-    _tell(source, settings)
+    _begin(source, dst, settings)
     layout = layout_of(source, sizes, settings)
     num_bytes = _announced(layout.files, settings)
     with complete_or_absent(dst, num_bytes, flush=settings.flush) as folder:
         made = create_files((folder / name, specs) for name, specs in layout.files.items())
         jobs = []
         for full in layout.fulls:
-            task = full.task
-            pieces = tuple(
-                made[folder / file][task.name] for file in files_of(task, sizes, source.table)
-            )
-            jobs.append(_job(full, McoreSide(pieces, layout.rows[task.name])))
-        _run(jobs, source, settings)
-        _copy_companions(source, folder, settings)
+            name, files = full.task.name, files_of(full.task, sizes, source.table)
+            pieces = tuple(made[folder / file][name] for file in files)
+            jobs.append(_job(full, McoreSide(pieces, layout.rows[name])))
+        _run(jobs, source, folder, settings)
         write_meta(
             folder,
             sizes,
@@ -146,8 +138,7 @@ def to_mcore(
             fused=source.table.fused,
             num_tensors={name: len(specs) for name, specs in layout.files.items()},
         )
-        if finish is not None:
-            finish(folder)
+        finish(folder)
 
 
 def to_hf(
@@ -158,29 +149,51 @@ def to_hf(
     deltas: Mapping[str, Delta] | None = None,
     max_shard_bytes: int | None = None,
     single: str = "model.safetensors",
-    finish: Callable[[Path], None] | None = None,
+    finish: Callable[[Path], None] = lambda _: None,
 ) -> None:
     """Write a Megatron layout as Hugging Face files.
 
     Args:
-        source: tensors to convert.
         dst: folder to write; must not exist.
-        settings: options of the conversion.
         deltas: low-rank updates to add, by Hugging Face name of the weight.
-        max_shard_bytes: largest number of bytes of one file. Default: see `shard_bytes`, which
-            lets several processes write at once.
+        max_shard_bytes: largest number of bytes of one file. Default: see `shard_bytes`.
         single: name of the file if one file is enough.
-        finish: callback that writes further files into the folder, which it gets under its
-            temporary name.
+        finish: callback that writes further files into the folder, given its temporary name.
 
     Raises:
         ConversionError: `dst` exists, the disk is too small, a tensor cannot be converted, or a
             delta does not fit a tensor.
     """
-    refuse_existing(dst)
-    _tell(source, settings)
+    _begin(source, dst, settings)
     deltas = deltas or {}
     fulls = [source.full(task) for task in source.plan(ParallelSizes())]
+    specs = _hf_specs(fulls, source, deltas, settings)
+    files = split_files(specs, max_shard_bytes or shard_bytes(specs), single)
+    with complete_or_absent(dst, _announced(files, settings), flush=settings.flush) as folder:
+        made = create_files((folder / name, held) for name, held in files.items())
+        where = {name: piece for pieces in made.values() for name, piece in pieces.items()}
+        jobs = [job for full in fulls for job in _hf_jobs(full, source, where, deltas)]
+        _run(jobs, source, folder, settings)
+        if len(files) > 1:
+            write_index(folder / "model.safetensors.index.json", files)
+        finish(folder)
+
+
+def _begin(source: Source, dst: Path, settings: Settings) -> None:
+    """Raise ConversionError if `dst` exists; pass the notes of the source on to the user."""
+    refuse_existing(dst)
+    for note in source.notes:
+        settings.note(note)
+
+
+def _hf_specs(
+    fulls: Sequence[FullTensor], source: Source, deltas: Mapping[str, Delta], settings: Settings
+) -> dict[str, Spec]:
+    """Return type and shape of each Hugging Face tensor to write, by name.
+
+    Raises:
+        ConversionError: a delta does not fit a tensor.
+    """
     specs: dict[str, Spec] = {}
     for full in fulls:
         parts = full.task.param.op.to_hf(Outline(full.spec.shape), source.table.shape)
@@ -189,38 +202,18 @@ def to_hf(
             specs[ref.name] = Spec(_target_dtype(full, settings), (*stacked, *part.shape))
     for name, delta in deltas.items():
         _check_delta(name, delta, specs)
-    for name in source.repeats:
-        specs[name] = specs[source.table.repeats[name]]
-    files = split_files(specs, max_shard_bytes or shard_bytes(specs), single)
-    with complete_or_absent(dst, _announced(files, settings), flush=settings.flush) as folder:
-        made = create_files((folder / name, held) for name, held in files.items())
-        where = {name: piece for pieces in made.values() for name, piece in pieces.items()}
-        jobs = []
-        for full in fulls:
-            refs = full.task.hf
-            jobs.append(_job(full, HfSide(pieces_of(refs, where), _of(refs, deltas))))
-            repeated = [n for n in source.repeats if source.table.repeats[n] == refs[0].name]
-            jobs += [_job(full, HfSide((where[name],), _of(refs, deltas))) for name in repeated]
-        _run(jobs, source, settings)
-        _copy_companions(source, folder, settings)
-        if len(files) > 1:
-            write_index(folder / "model.safetensors.index.json", files)
-        if finish is not None:
-            finish(folder)
+    return specs | {name: specs[source.table.repeats[name]] for name in source.repeats}
 
 
-def _tell(source: Source, settings: Settings) -> None:
-    for note in source.notes:
-        settings.note(note)
-
-
-def _copy_companions(source: Source, folder: Path, settings: Settings) -> None:
-    copy_companions(source.folder.path, folder, settings.dtype, without=(META,), note=settings.note)
-
-
-def _of(refs: Iterable[HfRef], deltas: Mapping[str, Delta]) -> tuple[Delta | None, ...]:
-    """Return the update of each tensor, None where there is none."""
-    return tuple(deltas.get(ref.name) for ref in refs)
+def _hf_jobs(
+    full: FullTensor, source: Source, where: Mapping[str, Piece], deltas: Mapping[str, Delta]
+) -> list[Job]:
+    """Return the jobs that write a tensor in Hugging Face format, once for each of its names."""
+    refs = full.task.hf
+    added = tuple(deltas.get(ref.name) for ref in refs)
+    repeated = [name for name in source.repeats if source.table.repeats[name] == refs[0].name]
+    places = [pieces_of(refs, where), *((where[name],) for name in repeated)]
+    return [_job(full, HfSide(pieces, added)) for pieces in places]
 
 
 def _check_delta(name: str, delta: Delta, specs: Mapping[str, Spec]) -> None:
@@ -257,8 +250,8 @@ def _announced(files: Mapping[str, Mapping[str, Spec]], settings: Settings) -> i
     return total + _PAGE_OF_META * (1 + len(files))
 
 
-def _run(jobs: Sequence[Job], source: Source, settings: Settings) -> None:
-    """Run the checks and jobs; default: one process per core, or one in all below 64 MB."""
+def _run(jobs: Sequence[Job], source: Source, folder: Path, settings: Settings) -> None:
+    """Run the checks and jobs, then copy the source's further files to `folder`."""
     workers = settings.workers
     if workers is None:
         small = sum(job.num_bytes for job in jobs) < 64_000_000
@@ -271,6 +264,7 @@ def _run(jobs: Sequence[Job], source: Source, settings: Settings) -> None:
         write_back=settings.flush,
         progress=settings.progress,
     )
+    copy_companions(source.folder.path, folder, settings.dtype, without=(META,), note=settings.note)
 
 
 def _vocab(source: Source) -> int | None:

@@ -1,4 +1,4 @@
-"""Conversion of LoRA adapters between PEFT format and Megatron shards, and merging into weights.
+"""Conversion of LoRA factors between PEFT's tensors and Megatron's shards.
 
 An adapter needs no table of its own, because the row of a weight also describes its factors. If the
 input dimension of the weight is cut over tensor parallel ranks, factor A is cut likewise and factor
@@ -16,10 +16,8 @@ trained on the fused weight has one A for all parts. In PEFT format each part ge
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +26,12 @@ import numpy as np
 from mcore_adapter.convert.arrays import A, cut, join, zeros
 from mcore_adapter.convert.conversion_plan import HfRef, Task, tasks
 from mcore_adapter.convert.ops import FormatOp, FuseGateUp, FuseQKV, Rename, Shape
-from mcore_adapter.convert.run_conversion import Delta
 from mcore_adapter.convert.shards import Replicated, Sharded
 from mcore_adapter.convert.storage.folders import HfFolder
-from mcore_adapter.convert.storage.json_file import read_json
-from mcore_adapter.convert.storage.tensor_file import read_header
+from mcore_adapter.convert.storage.peft import adapted_modules, factor_name
 from mcore_adapter.convert.table import ModelTable, Param
 from mcore_adapter.errors import ConversionError
 from mcore_adapter.parallel_sizes import ParallelSizes
-
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
-_UNSUPPORTED = ("modules_to_save", "use_dora", "target_parameters", "trainable_token_indices")
 
 
 @dataclass(frozen=True)
@@ -149,76 +141,20 @@ def _rows(fuse: FormatOp, index: int, known: Mapping[int, int], shape: Shape) ->
     raise ConversionError(f"{fuse.mcore}: give all of {', '.join(fuse.hf)} factors, or none")
 
 
-def open_peft(path: Path, base: Mapping[str, Any]) -> HfFolder:
-    """Read the configuration and the headers of an adapter in PEFT format.
-
-    Args:
-        path: folder of the adapter.
-        base: the `config.json` of the model that the adapter changes.
-
-    Raises:
-        ConversionError: `path` holds no complete LoRA adapter of linear layers.
-    """
-    config = read_json(path / CONFIG)
-    if config.get("peft_type") != "LORA":
-        raise ConversionError(f"{path} is of type {config.get('peft_type')!r}, expected 'LORA'")
-    for name in _UNSUPPORTED:
-        if config.get(name):
-            raise ConversionError(
-                f"{path / CONFIG}: {name} is {config[name]!r}; only low-rank factors of linear "
-                "layers are converted"
-            )
-    if not (path / WEIGHTS).is_file():
-        raise ConversionError(f"{path / WEIGHTS} is missing")
-    tensors = read_header(path / WEIGHTS)
-    strange = [name for name in tensors if not _NAME.fullmatch(name)]
-    if strange:
-        raise ConversionError(f"{path / WEIGHTS}: {strange[0]} is no factor of a linear layer")
-    flat = [name for name, piece in tensors.items() if len(piece.spec.shape) != 2]
-    if flat:
-        raise ConversionError(
-            f"{path / WEIGHTS}: {flat[0]} has shape {list(tensors[flat[0]].spec.shape)}, expected "
-            "a matrix"
-        )
-    empty = [name for name, piece in tensors.items() if 0 in piece.spec.shape]
-    if empty:
-        raise ConversionError(f"{path / WEIGHTS}: {empty[0]} is empty")
-    lonely = [name for name in tensors if _partner(name) not in tensors]
-    if lonely:
-        raise ConversionError(f"{path / WEIGHTS} has {lonely[0]} but not {_partner(lonely[0])}")
-    return HfFolder(path, base, tensors)
-
-
-def _partner(name: str) -> str:
-    """Return the name of factor B of the same layer for that of factor A, and vice versa."""
-    one, other = (".lora_A.", ".lora_B.") if ".lora_A." in name else (".lora_B.", ".lora_A.")
-    return name.replace(one, other)
-
-
-def factor(module: str, which: str) -> str:
-    """Return the name of a factor in a PEFT file.
-
-    Args:
-        module: Hugging Face name of the linear layer.
-        which: `A` or `B`.
-    """
-    return f"base_model.model.{module}.lora_{which}.weight"
-
-
 def factors_of(folder: HfFolder, table: ModelTable) -> dict[str, WeightFactors]:
     """Return the factors that a PEFT adapter has, by Megatron name of the weight that they change.
 
     Raises:
         ConversionError: the adapter changes a weight that the model does not have.
     """
-    have = {match[1] for name in folder.tensors if (match := _NAME.fullmatch(name))}
+    have = adapted_modules(folder)
     found = {}
     left = set(have)
     for task in tasks(table, ParallelSizes()):
         modules = tuple(m for ref in task.hf if (m := ref.name.removesuffix(".weight")) in have)
         if not modules:
             continue
-        ranks = tuple(folder.tensors[factor(m, "A")].spec.shape[0] for m in modules)
+        ranks = tuple(folder.tensors[factor_name(m, "A")].spec.shape[0] for m in modules)
         found[task.name] = WeightFactors(modules, ranks)
         left -= set(modules)
     if left:
@@ -279,18 +215,13 @@ def factor_rows(
     modules = [source.removesuffix(".weight") for source in names]
     if not set(target.modules) <= set(modules):
         raise ConversionError(f"{name} has factors of {', '.join(target.modules)}, not its own")
-    factors_a, factors_b = (tuple(factor(m, x) for m in target.modules) for x in "AB")
+    factors_a, factors_b = (tuple(factor_name(m, x) for m in target.modules) for x in "AB")
     of_input = isinstance(shard, Sharded) and shard.dim == 1
+    which = tuple(modules.index(m) for m in target.modules)
     stack = StackA(f"{module}.lora_A.weight", factors_a, target.ranks)
-    blocks = BlockB(
-        f"{module}.lora_B.weight",
-        factors_b,
-        target.ranks,
-        op,
-        tuple(modules.index(m) for m in target.modules),
-    )
+    blocks = BlockB(f"{module}.lora_B.weight", factors_b, target.ranks, op, which)
     shard_a, shard_b = (shard, Replicated()) if of_input else (Replicated(), shard)
-    weights = [row.shapes[modules.index(m)] for m in target.modules]
+    weights = [row.shapes[index] for index in which]
     if any(len(shape) != 2 for shape in weights):
         raise ConversionError(f"{name} is no weight of a linear layer; it can have no factors")
     shared = len(target.ranks) < len(target.modules)
@@ -331,63 +262,3 @@ def factors_from_json(note: Mapping[str, Any], path: Path) -> dict[str, WeightFa
         assert ranks is not None
         found[name] = WeightFactors(tuple(modules), tuple(ranks))
     return found
-
-
-def deltas_of(folder: HfFolder) -> dict[str, Delta]:
-    """Return the low-rank updates of a PEFT adapter, by Hugging Face name of the weight.
-
-    Raises:
-        ConversionError: `lora_alpha` or `alpha_pattern` of its configuration is missing or invalid.
-    """
-    path = folder.path / CONFIG
-    config = read_json(path)
-    default = scale_key(path, config, "lora_alpha")
-    patterns = _patterns(path, config)
-    found = {}
-    for name, piece in folder.tensors.items():
-        match = _NAME.fullmatch(name)
-        if match is None or match[2] != "A":
-            continue
-        rank = piece.spec.shape[0]
-        alpha = _pattern(patterns, match[1], default)
-        scale = alpha / (sqrt(rank) if config.get("use_rslora") else rank)
-        found[f"{match[1]}.weight"] = Delta(piece, folder.tensors[factor(match[1], "B")], scale)
-    return found
-
-
-def scale_key(path: Path, config: Mapping[str, Any], name: str) -> float:
-    """Return a positive number of `adapter_config.json`.
-
-    Args:
-        path: path of the file, for error messages.
-        config: content of the file, or of an object in it.
-        name: key of the number.
-
-    Raises:
-        ConversionError: the value is missing or no positive number.
-    """
-    found = config.get(name)
-    if isinstance(found, bool) or not isinstance(found, int | float) or found <= 0:
-        raise ConversionError(f"{path}: {name} is {found!r}, expected a positive number")
-    return found
-
-
-def _patterns(path: Path, config: Mapping[str, Any]) -> dict[re.Pattern[str], float]:
-    """Return the alpha of each key of `alpha_pattern`, by compiled pattern.
-
-    A pattern matches as in PEFT: against the end of a module's name.
-
-    Raises:
-        ConversionError: `alpha_pattern` is no object of valid patterns and positive numbers.
-    """
-    found = config.get("alpha_pattern") or {}
-    if not isinstance(found, dict):
-        raise ConversionError(f"{path}: alpha_pattern is {found!r}, expected an object")
-    try:
-        return {re.compile(rf"(.*\.)?({k})$"): scale_key(path, found, k) for k in found}
-    except re.error as error:
-        raise ConversionError(f"{path}: alpha_pattern has no pattern: {error}") from error
-
-
-def _pattern(patterns: Mapping[re.Pattern[str], float], module: str, default: float) -> float:
-    return next((v for k, v in patterns.items() if k.match(module)), default)

@@ -129,11 +129,8 @@ def run(
 
     Args:
         jobs: tensors to convert; each process gets neighbouring ones.
-        checks: pairs of tensors that must be equal.
-        shape: sizes of the model.
         workers: largest number of processes.
         write_back: start writing to the disk at once, because the caller waits for the disk later.
-        progress: callback that receives the number of bytes written since the previous call.
 
     Raises:
         ConversionError: tensors that must be equal differ, or a tensor cannot be converted to the
@@ -145,7 +142,18 @@ def run(
     shares = [share for share in _split_jobs(jobs, workers) if share]
     if len(shares) < 2:
         _work(jobs, checks, shape, write_back, report)
-        return
+    else:
+        _work_in_processes(shares, checks, shape, write_back, report)
+
+
+def _work_in_processes(
+    shares: Sequence[Sequence[Job]],
+    checks: Sequence[EqualPair],
+    shape: Shape,
+    write_back: bool,
+    report: Progress,
+) -> None:
+    """Let one child process do each share of the jobs, and the first of them the checks, too."""
     # fork starts fastest, but is safe only if this process has no other threads; a caller may have
     context: Any = multiprocessing.get_context("fork" if threading.active_count() == 1 else "spawn")
     running: dict[Connection, Any] = {}

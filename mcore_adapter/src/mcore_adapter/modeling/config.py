@@ -16,6 +16,7 @@ from mcore_adapter.modeling.rope import Rope, rope_of
 from mcore_adapter.models import fields_of, table_of
 from mcore_adapter.models.common import num_mtp_layers
 from mcore_adapter.models.config import Config, completed
+from mcore_adapter.models.fields import Fields
 from mcore_adapter.parallel_sizes import ParallelSizes
 
 ACTIVATIONS = {
@@ -104,35 +105,15 @@ def model_config(
     """
     config = completed(config)
     fields = fields_of(config)
-    values = dict(fields.config)
-    activation = values.pop("activation_func")
+    activation = fields.config["activation_func"]
     if activation not in ACTIVATIONS:
         raise ConfigError(
             f"config.json: hidden_act {activation!r} is not supported, only {list(ACTIVATIONS)}"
         )
-    values["activation_func"] = ACTIVATIONS[activation]
     rope = None if fields.latent else rope_of(config, fields.rope_width)
-    sparse = "num_moe_experts" in values
-    if sparse and values.get("add_bias_linear") and sizes.expert_tp > 1:
-        raise LayoutError(
-            f"experts of {config['model_type']} have biases, which Megatron-Core cannot cut over "
-            f"etp = {sizes.expert_tp} ranks; say etp = 1"
-        )
-    if options.mtp:
-        values["mtp_num_layers"] = _num_mtp_layers(config, sizes, options)
-    if options.grouped_experts:
-        _check_grouped(config, values, sizes, options)
+    own = _own_values(config, fields, sizes, options)
     made = (MLATransformerConfig if fields.latent else TransformerConfig)(
-        **{
-            **_values(
-                sizes,
-                options,
-                sparse=sparse,
-                num_layers=values["num_layers"],
-                further=values.get("mtp_num_layers", 0),
-            ),
-            **values,
-        }
+        **{**_common_values(sizes, options, own), **own}
     )
     if rope is not None and rope.scale != 1.0:
         # Attention computes the scale of cosines and sines as 0.1 * ln(factor) + 1.
@@ -149,28 +130,40 @@ def model_config(
     )
 
 
-def _values(
-    sizes: ParallelSizes, options: BuildOptions, *, sparse: bool, num_layers: int, further: int
+def _own_values(
+    config: Config, fields: Fields, sizes: ParallelSizes, options: BuildOptions
 ) -> dict[str, Any]:
-    """Return the values of Megatron-Core's config that all families have in common.
+    """Return the values of Megatron-Core's config that the model's own config gives.
+
+    Raises:
+        ConfigError: the options ask for MTP layers, and the model has none.
+        LayoutError: sizes or options do not fit the model's experts or MTP layers.
+    """
+    values = {**fields.config, "activation_func": ACTIVATIONS[fields.config["activation_func"]]}
+    if "num_moe_experts" in values and values.get("add_bias_linear") and sizes.expert_tp > 1:
+        raise LayoutError(
+            f"experts of {config['model_type']} have biases, which Megatron-Core cannot cut over "
+            f"etp = {sizes.expert_tp} ranks; say etp = 1"
+        )
+    if options.mtp:
+        values["mtp_num_layers"] = _num_mtp_layers(config, sizes, options)
+    if options.grouped_experts:
+        _check_grouped(config, values, sizes, options)
+    return values
+
+
+def _common_values(
+    sizes: ParallelSizes, options: BuildOptions, own: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the values of Megatron-Core's config that do not depend on the family of the model.
 
     Args:
-        sparse: whether the model has experts.
-        further: number of MTP layers.
+        own: values of the model, see `_own_values`.
 
     Raises:
         LayoutError: the options do not fit a model with experts.
     """
-    cuda = torch.cuda.is_available()
-    uneven = sizes.ep > 1 and sizes.expert_tp > 1
-    dispatcher = options.dispatcher or ("allgather" if uneven and not cuda else "alltoall")
-    if sparse and options.variable_lengths and dispatcher == "allgather":
-        raise LayoutError("micro-batches of variable lengths need the alltoall dispatcher")
-    sequence_parallel = options.sequence_parallel
-    if sequence_parallel is None:
-        sequence_parallel = sparse and sizes.tp > 1
-    if sparse and sizes.tp > 1 and not sequence_parallel:
-        raise LayoutError("models with experts need sequence_parallel where tp is more than 1")
+    sparse, cuda = "num_moe_experts" in own, torch.cuda.is_available()
     return {
         "normalization": "RMSNorm",
         "gated_linear_unit": True,
@@ -182,25 +175,45 @@ def _values(
         "pipeline_dtype": options.dtype,
         "bf16": options.dtype is torch.bfloat16,
         "fp16": options.dtype is torch.float16,
-        "tensor_model_parallel_size": sizes.tp,
-        "pipeline_model_parallel_size": sizes.pp,
-        "virtual_pipeline_model_parallel_size": sizes.vpp if sizes.vpp > 1 else None,
-        "pipeline_model_parallel_layout": _layout(sizes, num_layers, further),
-        "expert_model_parallel_size": sizes.ep,
-        "expert_tensor_parallel_size": sizes.expert_tp,
-        "sequence_parallel": sequence_parallel and sizes.tp > 1,
         "use_cpu_initialization": not cuda,
         # Training from scratch starts with these random weights; otherwise weights are loaded.
         "perform_initialization": True,
         "variable_seq_lengths": options.variable_lengths,
-        "moe_token_dispatcher_type": dispatcher,
         # Gloo cannot batch sends and receives.
         "batch_p2p_comm": cuda,
         "overlap_p2p_comm": False,
         "deallocate_pipeline_outputs": True,
         "transformer_impl": "transformer_engine" if options.te else "local",
+        **_parallel_values(sizes, options, own),
         **(_expert_values(options) if sparse else {}),
         **_recompute_values(options.recompute),
+    }
+
+
+def _parallel_values(
+    sizes: ParallelSizes, options: BuildOptions, own: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the part of `_common_values` that divides a model over ranks, and raise its errors."""
+    sparse, cuda = "num_moe_experts" in own, torch.cuda.is_available()
+    uneven = sizes.ep > 1 and sizes.expert_tp > 1
+    dispatcher = options.dispatcher or ("allgather" if uneven and not cuda else "alltoall")
+    if sparse and options.variable_lengths and dispatcher == "allgather":
+        raise LayoutError("micro-batches of variable lengths need the alltoall dispatcher")
+    sequence_parallel = options.sequence_parallel
+    if sequence_parallel is None:
+        sequence_parallel = sparse and sizes.tp > 1
+    if sparse and sizes.tp > 1 and not sequence_parallel:
+        raise LayoutError("models with experts need sequence_parallel where tp is more than 1")
+    further = own.get("mtp_num_layers", 0)
+    return {
+        "tensor_model_parallel_size": sizes.tp,
+        "pipeline_model_parallel_size": sizes.pp,
+        "virtual_pipeline_model_parallel_size": sizes.vpp if sizes.vpp > 1 else None,
+        "pipeline_model_parallel_layout": _layout(sizes, own["num_layers"], further),
+        "expert_model_parallel_size": sizes.ep,
+        "expert_tensor_parallel_size": sizes.expert_tp,
+        "sequence_parallel": sequence_parallel and sizes.tp > 1,
+        "moe_token_dispatcher_type": dispatcher,
     }
 
 

@@ -134,12 +134,10 @@ def add_adapter(
 ) -> Adapter:
     """Freeze a model and give its linear layers LoRA factors.
 
-    A starts with random values as in PEFT, which are the same under any layout; B starts with
-    zeros.
+    A starts with random values as in PEFT, the same under any layout; B starts with zeros.
 
     Args:
         chunks: chunks without wrappers; wrap them afterwards.
-        table: table of the model.
 
     Raises:
         ConfigError: a target is not a linear layer, or is one that cannot have factors.

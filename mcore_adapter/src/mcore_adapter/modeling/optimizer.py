@@ -28,9 +28,7 @@ def adam(
     `distributed_optimizer`.
 
     Args:
-        chunks: chunks that `data_parallel` wrapped.
-        weight_decay: strength with which weights are pulled to zero; biases and norms are left out,
-            where weight decay only hurts.
+        weight_decay: strength with which weights other than biases and norms are pulled to zero.
         max_grad_norm: largest gradient norm; larger gradients are scaled down to it; 0: no limit.
     """
     model = chunks[0].config
@@ -53,12 +51,18 @@ def adam(
         # Megatron-Core applies this factor only in its own scheduler of learning rates.
         group["weight_decay"] *= group["wd_mult"]
         group["fused"] = True
+    _set_ranks_of_experts(optimizer)
+    return optimizer
+
+
+def _set_ranks_of_experts(optimizer: MegatronOptimizer) -> None:
+    """Give the optimizer of experts their tensor parallel ranks, which differ from the others'.
+
+    The gradient norm counts a parameter that several of these ranks hold only once.
+    """
     for each in parts_of(optimizer):
-        # The gradient norm counts a parameter that several tensor parallel ranks hold only once.
-        # Experts have tensor parallel ranks of their own.
         if each.param_groups and each.param_groups[0]["is_expert_parallel"]:
             each.tp_group = parallel_state.get_expert_tensor_parallel_group()
-    return optimizer
 
 
 def parts_of(optimizer: MegatronOptimizer) -> Sequence[MegatronOptimizer]:

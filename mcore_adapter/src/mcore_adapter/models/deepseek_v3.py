@@ -176,28 +176,25 @@ def latent_attention(
 ) -> tuple[Param, ...]:
     """Return the rows of multi-head latent attention.
 
-    Queries, keys and values pass through narrow projections. These are sharded, too: in Megatron's
-    local layers they are column parallel.
+    The narrow projections are sharded, too: in Megatron's local layers they are column parallel.
     """
     ours, theirs = ours + "self_attention.", theirs + "self_attn."
     hidden, heads, narrow = shape.hidden, shape.num_heads, config.count("kv_lora_rank")
     plain, turned = config.count("qk_nope_head_dim"), config.count("qk_rope_head_dim")
     queries, values = heads * (plain + turned), config.count("v_head_dim")
 
-    def wide(mine: str, name: str, out: int, inner: int) -> Param:
-        return same(f"{ours}{mine}.weight", f"{theirs}{name}.weight", (out, inner), Sharded())
+    def wide(mine: str, name: str, out: int, inner: int, dim: int = 0) -> Param:
+        return same(f"{ours}{mine}.weight", f"{theirs}{name}.weight", (out, inner), Sharded(dim))
 
     def norm(mine: str, name: str, width: int) -> Param:
         return same(f"{ours}{mine}.weight", f"{theirs}{name}.weight", (width,))
 
     def bias(mine: str, name: str, width: int, shard: ShardRule) -> list[Param]:
-        if not config.flag("attention_bias"):
-            return []
-        return [same(f"{ours}{mine}.bias", f"{theirs}{name}.bias", (width,), shard)]
+        row = same(f"{ours}{mine}.bias", f"{theirs}{name}.bias", (width,), shard)
+        return [row] if config.flag("attention_bias") else []
 
-    if config["q_lora_rank"] is None:
-        of_queries = [wide("linear_q_proj", "q_proj", queries, hidden)]
-    else:
+    of_queries = [wide("linear_q_proj", "q_proj", queries, hidden)]
+    if config["q_lora_rank"] is not None:
         rank = config.count("q_lora_rank")
         of_queries = [
             wide("linear_q_down_proj", "q_a_proj", rank, hidden),
@@ -205,14 +202,13 @@ def latent_attention(
             norm("q_layernorm", "q_a_layernorm", rank),
             wide("linear_q_up_proj", "q_b_proj", queries, rank),
         ]
-    out = ours + "linear_proj.weight", theirs + "o_proj.weight"
     return (
         *of_queries,
         wide("linear_kv_down_proj", "kv_a_proj_with_mqa", narrow + turned, hidden),
         *bias("linear_kv_down_proj", "kv_a_proj_with_mqa", narrow + turned, Sharded()),
         norm("kv_layernorm", "kv_a_layernorm", narrow),
         wide("linear_kv_up_proj", "kv_b_proj", heads * (plain + values), narrow),
-        same(*out, (hidden, heads * values), Sharded(dim=1)),
+        wide("linear_proj", "o_proj", hidden, heads * values, dim=1),
         *bias("linear_proj", "o_proj", hidden, Replicated()),
     )
 

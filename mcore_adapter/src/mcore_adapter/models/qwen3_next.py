@@ -149,18 +149,14 @@ def delta_net(config: Config, shape: Shape, layers: tuple[int, ...]) -> tuple[Pa
         groups,
         (each[:4], each[4:]),
     )
+    shapes = ((2 * keys + 2 * values, hidden), (2 * heads, hidden))
     conv = (2 * keys + values, 1, config.count("linear_conv_kernel_dim"))
 
     def row(mine: str, name: str, shape: tuple[int, ...], shard: ShardRule) -> Param:
         return same(ours + mine, theirs + name, shape, shard, layers=layers)
 
     return (
-        Param(
-            op=projection,
-            shapes=((2 * keys + 2 * values, hidden), (2 * heads, hidden)),
-            shard=Sharded(blocks=of_all),
-            layers=layers,
-        ),
+        Param(op=projection, shapes=shapes, shard=Sharded(blocks=of_all), layers=layers),
         row("conv1d.weight", "conv1d.weight", conv, Sharded(blocks=of_all[:3])),
         row("A_log", "A_log", (heads,), Sharded()),
         row("dt_bias", "dt_bias", (heads,), Sharded()),

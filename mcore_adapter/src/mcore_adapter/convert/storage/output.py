@@ -32,10 +32,8 @@ def complete_or_absent(dst: Path, num_bytes: int, *, flush: bool = True) -> Iter
     After an error or a signal the folder is removed.
 
     Args:
-        dst: final path of the folder; must not exist.
         num_bytes: number of bytes that will be written.
-        flush: wait until everything is on the disk, so that the folder is complete or absent even
-            after a power failure.
+        flush: wait for the disk, so that the folder is complete or absent after a power failure.
 
     Raises:
         ConversionError: `dst` exists, or the disk has too little space before or during writing.
@@ -47,24 +45,14 @@ def complete_or_absent(dst: Path, num_bytes: int, *, flush: bool = True) -> Iter
         try:
             with _locked(dst.parent):
                 _clear_abandoned(dst)
-                free = shutil.disk_usage(dst.parent).free
-                if num_bytes > free:
-                    raise ConversionError(
-                        f"{dst.parent} has {_size(free)} free, {_size(num_bytes)} are needed"
-                    )
+                _check_space(dst.parent, num_bytes)
                 with signals_delayed():
                     partial = dst.parent / f".{dst.name}.partial-{uuid.uuid4().hex[:8]}"
                     partial.mkdir()
                     lock = os.open(partial, os.O_RDONLY)
                     fcntl.flock(lock, fcntl.LOCK_EX)
             yield partial
-            if flush:
-                for path in [*partial.rglob("*"), partial]:
-                    wait_for_disk(path)
-            refuse_existing(dst)
-            partial.rename(dst)
-            if flush:
-                wait_for_disk(dst.parent)
+            _rename(partial, dst, flush=flush)
         except BaseException as error:
             if partial is not None:
                 with signals_delayed():
@@ -84,6 +72,24 @@ def refuse_existing(dst: Path) -> None:
     """Raise `ConversionError` if `dst` exists, even as a broken link."""
     if dst.exists() or dst.is_symlink():
         raise ConversionError(f"{dst} exists; name a folder that does not, or remove it")
+
+
+def _check_space(folder: Path, num_bytes: int) -> None:
+    """Raise `ConversionError` unless the disk of a folder has room for so many bytes."""
+    free = shutil.disk_usage(folder).free
+    if num_bytes > free:
+        raise ConversionError(f"{folder} has {_size(free)} free, {_size(num_bytes)} are needed")
+
+
+def _rename(partial: Path, dst: Path, *, flush: bool) -> None:
+    """Give a complete folder its final name, before and after which `flush` waits for the disk."""
+    if flush:
+        for path in [*partial.rglob("*"), partial]:
+            wait_for_disk(path)
+    refuse_existing(dst)
+    partial.rename(dst)
+    if flush:
+        wait_for_disk(dst.parent)
 
 
 def _size(num_bytes: int) -> str:

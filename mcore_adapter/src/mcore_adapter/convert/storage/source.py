@@ -157,32 +157,16 @@ def _mcore_source(
     full_shape, expected = FullShapes(table), set()
     checks: list[EqualPair] = []
     for task in planned:
-        files = files_of(task, sizes, table)
-        expected |= {(file, task.name) for file in files}
-        lost = [file for file in files if task.name not in folder.files.get(file, {})]
-        if lost:
-            raise ConversionError(f"{folder.path / lost[0]} lacks {task.name}; convert it again")
-        shape = full_shape(task)
-        padded = padded_shape(shape, task, sizes)
-        each = task.param.shard.shard_shape(padded, len(files), task.name)
-        pieces = tuple(folder.files[file][task.name] for file in files)
-        for piece in pieces:
-            spec = Spec(pieces[0].spec.dtype, each)
-            if piece.spec != spec:
-                raise ConversionError(
-                    f"{piece.path} has {task.name} as {piece.spec.dtype} "
-                    f"{list(piece.spec.shape)}, expected {spec.dtype} {list(each)} of config.json "
-                    f"and {META}; convert it again"
-                )
+        full = _full_tensor(task, folder, table, full_shape)
+        pieces = full.side.pieces
+        expected |= {(piece.path.name, task.name) for piece in pieces}
         if isinstance(task.param.shard, Replicated):
             checks += [_same_on_ranks(task.name, pieces[0], other) for other in pieces[1:]]
         if task.param.copy_of is not None:
             originals = found[task.param.copy_of].side.pieces
             checks += map(_same_on_ranks, repeat(task.name), originals, pieces)
         else:
-            found[task.name] = FullTensor(
-                task, McoreSide(pieces, _rows(padded)), Spec(pieces[0].spec.dtype, shape)
-            )
+            found[task.name] = full
     extra = sorted({(f, name) for f, held in folder.files.items() for name in held} - expected)
     if extra:
         file, name = extra[0]
@@ -215,13 +199,32 @@ def _check_meta(folder: McoreFolder, table: ModelTable) -> None:
         )
 
 
+def _full_tensor(
+    task: Task, folder: McoreFolder, table: ModelTable, full_shape: FullShapes
+) -> FullTensor:
+    """Find the shards of a tensor; raise `ConversionError` if any lacks or has a wrong shape."""
+    files = files_of(task, folder.sizes, table)
+    lost = [file for file in files if task.name not in folder.files.get(file, {})]
+    if lost:
+        raise ConversionError(f"{folder.path / lost[0]} lacks {task.name}; convert it again")
+    shape = full_shape(task)
+    padded = padded_shape(shape, task, folder.sizes)
+    each = task.param.shard.shard_shape(padded, len(files), task.name)
+    pieces = tuple(folder.files[file][task.name] for file in files)
+    dtype = pieces[0].spec.dtype
+    for piece in pieces:
+        if piece.spec != Spec(dtype, each):
+            raise ConversionError(
+                f"{piece.path} has {task.name} as {piece.spec.dtype} {list(piece.spec.shape)}, "
+                f"expected {dtype} {list(each)} of config.json and {META}; convert it again"
+            )
+    rows = padded[0] if padded else 1
+    return FullTensor(task, McoreSide(pieces, rows), Spec(dtype, shape))
+
+
 def _same_on_ranks(name: str, one: Piece, other: Piece) -> EqualPair:
     """Return the check that two ranks hold the same tensor, of which only `one` is converted."""
     return EqualPair(one, other, (f"{other.path}: {name}", f"that in {one.path}"))
-
-
-def _rows(shape: tuple[int, ...]) -> int:
-    return shape[0] if shape else 1
 
 
 def padded_shape(shape: tuple[int, ...], task: Task, sizes: ParallelSizes) -> tuple[int, ...]:
