@@ -161,7 +161,7 @@ def _buckets(
 
 def _owners(task: Task, table: ModelTable, sizes: ParallelSizes) -> tuple[int, int | None]:
     """Return the stage and the expert parallel rank that send a tensor; None: any such rank."""
-    return task.stages(sizes, table)[0], task.expert_rank(sizes, table)
+    return task.stage(sizes, table), task.expert_rank(sizes, table)
 
 
 def _share(

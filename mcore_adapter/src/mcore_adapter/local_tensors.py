@@ -61,9 +61,6 @@ def held_tensors(
 
     Args:
         chunks: this rank's parts of the model; several if pipeline stages are interleaved.
-        table: table of the model or of its adapter.
-        sizes: sizes of the parallel groups.
-        ranks: this process's ranks in them.
 
     Raises:
         ConversionError: the table and the modules do not name the same tensors.
@@ -79,7 +76,7 @@ def held_tensors(
         task.name: task
         for task in planned
         if (further or not task.param.optional)
-        and ranks.pp in task.stages(sizes, table)
+        and ranks.pp == task.stage(sizes, table)
         and task.expert_rank(sizes, table) in (None, ranks.ep)
     }
     check_modules(due, have, table)

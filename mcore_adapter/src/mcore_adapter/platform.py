@@ -149,8 +149,8 @@ def _cpu_cuda() -> types.ModuleType:
             "default_stream": _Idle,
             "set_stream": _nothing,
             # A process has one generator, the CPU's: dropout draws from it.
-            "get_rng_state": lambda *_: torch.get_rng_state(),
-            "set_rng_state": lambda state, *_: torch.set_rng_state(state),
+            "get_rng_state": _get_rng_state,
+            "set_rng_state": _set_rng_state,
             "manual_seed": torch.manual_seed,
             "initial_seed": torch.initial_seed,
             # There is no caching allocator to empty or to ask.

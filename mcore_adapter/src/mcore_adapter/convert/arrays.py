@@ -129,23 +129,14 @@ def _zeros(like: Any, shape: Sequence[int]) -> Any:
 
 
 def to_float(bits: Bits, dtype: str) -> NDArray[np.float32]:
-    """Return the float32 values of an array of bits.
-
-    Args:
-        bits: values of the type `dtype`, of any shape.
-        dtype: safetensors name of a type in `FLOATS`.
-    """
+    """Return the float32 values of an array of bits of the safetensors type `dtype`."""
     if dtype == "BF16":
         return (bits.astype(np.uint32) << 16).view(np.float32)
     return bits.astype(np.float32, copy=False)
 
 
 def from_float(values: NDArray[np.float32], dtype: str) -> Bits:
-    """Return the bits of the values in a type of `FLOATS`, rounded to nearest, ties to even.
-
-    Args:
-        values: float32, of any shape.
-        dtype: safetensors name of a type in `FLOATS`.
+    """Return the values as bits of the safetensors type `dtype`, rounded to nearest, ties to even.
 
     Raises:
         OverflowError: a finite value is beyond the largest value of the type.

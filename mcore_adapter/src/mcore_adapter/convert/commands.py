@@ -68,8 +68,6 @@ def to_mcore(
     Args:
         src: folder to read, see `open_source`.
         dst: folder to write; must not exist.
-        sizes: parallel sizes of the new layout.
-        settings: options of the conversion.
         base: folder of the model that a PEFT adapter changes, see `open_source`.
 
     Raises:
@@ -99,7 +97,6 @@ def to_hf(
     Args:
         src: Megatron layout of a model, or of an adapter, which is written in PEFT format.
         dst: folder to write; must not exist.
-        settings: options of the conversion.
         adapter: folder of an adapter of the model, in either format.
         merge: add the adapter to the weights; otherwise write it to `dst/adapter` in PEFT format.
         max_shard_bytes: largest number of bytes of one file, see `conversions.to_hf`.
@@ -126,7 +123,7 @@ def to_hf(
 
 def is_peft(path: Path) -> bool:
     """Return True if the folder is an adapter in PEFT format."""
-    return (path / CONFIG).is_file() and not (path / "mcore.json").is_file()
+    return (path / CONFIG).is_file() and not (path / META).is_file()
 
 
 def _check_arguments(source: Source, adapter: Path | None, merge: bool) -> None:

@@ -42,11 +42,11 @@ class Task:
     expert: int | None
     """Number of the expert; None: the tensor belongs to no expert."""
 
-    def stages(self, sizes: ParallelSizes, table: ModelTable) -> tuple[int, ...]:
-        """Return the pipeline stages that hold the tensor."""
+    def stage(self, sizes: ParallelSizes, table: ModelTable) -> int:
+        """Return the pipeline stage that holds the tensor."""
         if self.layer is not None:
-            return (sizes.stage_of_layer(self.layer, table.shape.num_layers),)
-        return (0,) if self.param.place is PipelineEnd.FIRST else (sizes.pp - 1,)
+            return sizes.stage_of_layer(self.layer, table.shape.num_layers)
+        return 0 if self.param.place is PipelineEnd.FIRST else sizes.pp - 1
 
     def expert_rank(self, sizes: ParallelSizes, table: ModelTable) -> int | None:
         """Return the expert parallel rank that holds the tensor; None: all ranks hold it."""

@@ -290,7 +290,6 @@ def split_files(specs: Mapping[str, Spec], most: int, single: str) -> dict[str, 
     """Distribute tensors over files, in order.
 
     Args:
-        specs: type and shape of each tensor, by name.
         most: largest number of bytes of one file. A larger tensor gets a file of its own.
         single: name of the file if one file is enough.
 

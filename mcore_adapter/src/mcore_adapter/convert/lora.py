@@ -125,10 +125,8 @@ def _rows(fuse: FormatOp, index: int, known: Mapping[int, int], shape: Shape) ->
     """Return the number of output features of a part without factors of a fused weight.
 
     Args:
-        fuse: operator of the weight.
         index: index of the part.
         known: numbers of output features of the parts with factors, by index.
-        shape: sizes of the model.
 
     Raises:
         ConversionError: the number cannot be known, so all parts or none must have factors.
@@ -171,7 +169,6 @@ def adapter_plan(
     """Return a function that lists the tasks of an adapter for given parallel sizes.
 
     Args:
-        table: table of the model.
         targets: factors of the adapter, by Megatron name of the weight.
     """
 
@@ -243,11 +240,10 @@ def factors_from_json(note: Mapping[str, Any], path: Path) -> dict[str, WeightFa
     """Read the factors of an adapter from the JSON values that `factors_to_json` made.
 
     Args:
-        note: the JSON values.
-        path: path of the file that holds the note, for error messages.
+        path: path of the file that holds the values, for error messages.
 
     Raises:
-        ConversionError: the note does not have the form that `factors_to_json` makes.
+        ConversionError: the values do not have the form that `factors_to_json` makes.
     """
     found = {}
     for name, entry in note.items():

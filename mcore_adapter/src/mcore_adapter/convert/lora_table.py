@@ -54,10 +54,6 @@ class Lora:
 def adapter_table(table: ModelTable, lora: Lora) -> ModelTable:
     """Return the table of the LoRA factors of a model.
 
-    Args:
-        table: table of the model.
-        lora: rank and targets of the adapter.
-
     Raises:
         ConfigError: a target is no linear layer, or a linear layer that cannot have factors.
     """
@@ -85,7 +81,6 @@ def target_modules(adapter: ModelTable, lora: Lora) -> list[str]:
 
     Args:
         adapter: table of the factors, see `adapter_table`.
-        lora: targets of the adapter.
     """
     if lora.targets != "all-linear":
         return sorted(lora.targets)

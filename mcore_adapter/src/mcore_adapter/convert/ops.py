@@ -51,7 +51,6 @@ class FormatOp(Protocol):
 
         Args:
             hf: tensors in the order of the property `hf`, each in full and not one rank's shard.
-            shape: sizes of the model, such as the number of heads.
         """
         ...
 
@@ -60,7 +59,6 @@ class FormatOp(Protocol):
 
         Args:
             mcore: tensor in full, not one rank's shard.
-            shape: sizes of the model, such as the number of heads.
         """
         ...
 

@@ -49,9 +49,7 @@ def check_shapes(
     """Check that the tensors of a checkpoint have the shapes that follow from `config.json`.
 
     Args:
-        planned: tasks of the model.
         have: shapes of the tensors of a checkpoint, by Hugging Face name.
-        table: table of the model.
 
     Raises:
         ConversionError: a tensor has another shape. The message names such tensors, and the keys of

@@ -66,11 +66,6 @@ class Sharded:
     def shard_shape(self, full: Sequence[int], ranks: int, name: str) -> tuple[int, ...]:
         """Return the shape of one shard.
 
-        Args:
-            full: shape of the full tensor.
-            ranks: number of tensor parallel ranks.
-            name: name of the tensor, for error messages.
-
         Raises:
             LayoutError: the dimension or a block of it does not divide over the ranks.
         """

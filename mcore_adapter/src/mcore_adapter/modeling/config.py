@@ -95,9 +95,6 @@ def model_config(
 ) -> ModelConfig:
     """Translate a `config.json` into the config of a Megatron-Core model.
 
-    Args:
-        config: content of a `config.json`.
-
     Raises:
         ConfigError: the config names an activation, a rope or a layer that cannot be built.
         UnknownModelError: there is no family for its `model_type`.
@@ -139,7 +136,8 @@ def _own_values(
         ConfigError: the options ask for MTP layers, and the model has none.
         LayoutError: sizes or options do not fit the model's experts or MTP layers.
     """
-    values = {**fields.config, "activation_func": ACTIVATIONS[fields.config["activation_func"]]}
+    values = dict(fields.config)
+    values["activation_func"] = ACTIVATIONS[values["activation_func"]]
     if "num_moe_experts" in values and values.get("add_bias_linear") and sizes.expert_tp > 1:
         raise LayoutError(
             f"experts of {config['model_type']} have biases, which Megatron-Core cannot cut over "

@@ -13,7 +13,7 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 
 
 def data_parallel(
-    chunks: Sequence[GPTModel], *, distributed_optimizer: bool = False, overlap: bool = False
+    chunks: Sequence[GPTModel], *, distributed_optimizer: bool = False
 ) -> list[DistributedDataParallel]:
     """Wrap chunks for data parallelism; gradients are kept in fp32 buffers as `param.main_grad`.
 
@@ -24,14 +24,12 @@ def data_parallel(
     Args:
         distributed_optimizer: whether each data parallel rank will update only a part of the
             weights.
-        overlap: whether gradients are reduced while the backward pass runs.
     """
     wrapped = [
         DistributedDataParallel(
             chunk.config,
             DistributedDataParallelConfig(
                 grad_reduce_in_fp32=True,
-                overlap_grad_reduce=overlap,
                 use_distributed_optimizer=distributed_optimizer,
             ),
             chunk,

@@ -147,7 +147,7 @@ def add_adapter(
         raise LayoutError("adapters need the local layer spec, not Transformer Engine's layers")
     adapter, ranks = adapter_table(table, lora), Ranks.of_this_process()
     due = {
-        task.name: task for task in tasks(adapter, sizes) if ranks.pp in task.stages(sizes, table)
+        task.name: task for task in tasks(adapter, sizes) if ranks.pp == task.stage(sizes, table)
     }
     changes = []
     for number, chunk in enumerate(chunks):

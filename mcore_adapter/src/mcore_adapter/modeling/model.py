@@ -98,13 +98,10 @@ def _cut_groups() -> set[dist.ProcessGroup]:
 def build_model(
     config: Mapping[str, Any], sizes: ParallelSizes, options: BuildOptions | None = None
 ) -> list[GPTModel]:
-    """Build this rank's chunks of a model, with random weights.
+    """Build this rank's chunks of the model that a `config.json` describes, with random weights.
 
     There is one chunk, or `vpp` chunks in a virtual pipeline. Call `init_parallel(sizes)` first,
     and on a machine without CUDA `adapt_to_cpu()`.
-
-    Args:
-        config: content of a `config.json`.
 
     Raises:
         ConfigError: the config describes a model that cannot be built.

@@ -50,12 +50,7 @@ class ExpertOutput(RowParallelLinear):
 
 
 def block_spec(
-    config: TransformerConfig,
-    layers: range,
-    *,
-    te: bool,
-    grouped: bool = False,
-    out_bias: bool = False,
+    config: TransformerConfig, layers: range, *, te: bool, grouped: bool, out_bias: bool
 ) -> TransformerBlockSubmodules:
     """Return the specs of the given layers.
 

@@ -51,10 +51,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """Return the family of a config.
-
-    Args:
-        config: content of a `config.json`.
+    """Return the family of the model that a `config.json` describes.
 
     Raises:
         UnknownModelError: there is no family for its `model_type`.

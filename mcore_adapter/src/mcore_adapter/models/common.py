@@ -217,11 +217,7 @@ def mtp_layer(
 
 
 def deepseek_mtp(theirs: str) -> tuple[str, str, str, str]:
-    """Return the names for `mtp_layer`, for checkpoints that count MTP layers after other layers.
-
-    Args:
-        theirs: prefix of the MTP layer's names in Hugging Face.
-    """
+    """Return the names for `mtp_layer`, for checkpoints that count MTP layers after the others."""
     kinds = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
     enorm, hnorm, projection, last = (f"{theirs}{kind}.weight" for kind in kinds)
     return enorm, hnorm, projection, last

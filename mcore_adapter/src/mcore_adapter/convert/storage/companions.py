@@ -29,12 +29,10 @@ def copy_companions(
     either. `note` is called for each of these.
 
     Args:
-        src: folder of the checkpoint.
         dst: existing folder to copy to.
         dtype: data type that the weights were converted to, which is set in `config.json`, one of
             `arrays.FLOATS`; None: `config.json` is copied unchanged.
         without: names of files and folders directly in `src` that are not copied.
-        note: called with each note for the user.
     """
     _copy(src, dst, without, note, (src.resolve(),))
     config = dst / "config.json"
@@ -60,10 +58,7 @@ def _copy(
     """Copy a folder and the folders below it, except weights and hidden files.
 
     Args:
-        src: folder to copy.
-        dst: existing folder to copy to.
         without: names of files and folders directly in `src` that are not copied.
-        note: called with each note for the user.
         above: `src` and the folders above it that are being copied, with links resolved. A link to
             one of them is not followed, because copying would never end.
     """

@@ -160,11 +160,7 @@ class _Meta:
 
 
 def _read_meta(path: Path, meta: Mapping[str, Any]) -> _Meta:
-    """Check the content of `mcore.json`.
-
-    Args:
-        path: path of the file, for error messages.
-        meta: the content.
+    """Check the content `meta` of a file `mcore.json`, which lies at `path`.
 
     Raises:
         ConversionError: the content does not have the form that `write_meta` writes.
@@ -238,9 +234,6 @@ def write_meta(
     """Write `mcore.json`. The weight files must already have their final sizes.
 
     Args:
-        folder: folder of the layout.
-        sizes: parallel sizes of the layout.
-        model_type: `model_type` of `config.json`.
         vocab: number of rows of the embedding without padding; None: no embedding.
         repeats: repeated tensors that the original checkpoint stored, see `ModelTable.repeats`.
         adapter: factors of an adapter, see `convert.lora.factors_to_json`; None: of a model.

@@ -23,7 +23,6 @@ def open_peft(path: Path, base: Mapping[str, Any]) -> HfFolder:
     """Read the configuration and the headers of an adapter in PEFT format.
 
     Args:
-        path: folder of the adapter.
         base: the `config.json` of the model that the adapter changes.
 
     Raises:

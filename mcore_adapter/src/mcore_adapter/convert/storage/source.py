@@ -76,8 +76,6 @@ def source_of(
     """Find every tensor of a model or an adapter.
 
     Args:
-        folder: opened folder.
-        table: table of the model.
         plan: function that lists the tasks for given parallel sizes. Default: all rows of the
             table.
 
@@ -202,7 +200,7 @@ def _check_meta(folder: McoreFolder, table: ModelTable) -> None:
 def _full_tensor(
     task: Task, folder: McoreFolder, table: ModelTable, full_shape: FullShapes
 ) -> FullTensor:
-    """Find the shards of a tensor; raise `ConversionError` if any lacks or has a wrong shape."""
+    """Find the shards of a tensor; raise if one is missing or differs in type or from the table."""
     files = files_of(task, folder.sizes, table)
     lost = [file for file in files if task.name not in folder.files.get(file, {})]
     if lost:
@@ -242,8 +240,8 @@ def files_of(task: Task, sizes: ParallelSizes, table: ModelTable) -> list[str]:
 
     A tensor that all ranks hold is in every one of these files.
     """
-    (stage,) = task.stages(sizes, table)
-    expert_rank, ranks = task.expert_rank(sizes, table), range(task.shards(sizes))
+    stage, expert_rank = task.stage(sizes, table), task.expert_rank(sizes, table)
+    ranks = range(task.shards(sizes))
     if expert_rank is None:
         return [dense_file(stage, rank) for rank in ranks]
     return [expert_file(stage, expert_rank, rank) for rank in ranks]

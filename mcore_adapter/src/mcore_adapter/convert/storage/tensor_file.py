@@ -128,11 +128,7 @@ def _piece(path: Path, base: int, name: str, entry: object) -> Piece:
 
 
 def _counts(name: str, found: object) -> list[int]:
-    """Return a shape or a pair of offsets from the header, once it is known to be one.
-
-    Args:
-        name: name of the tensor, for the error message.
-        found: JSON value from the header.
+    """Return a shape or a pair of offsets of the tensor `name`, once it is known to be one.
 
     Raises:
         ValueError: it is no list of whole numbers from 0 on, or the list is too long.
@@ -315,13 +311,7 @@ def _copy(
 
 
 def _write_all(file: int, left: memoryview, offset: int) -> None:
-    """Write all bytes to a file, in as many calls as it takes.
-
-    Args:
-        file: descriptor of the file.
-        left: bytes that are still to be written.
-        offset: position in the file, in bytes.
-    """
+    """Write all bytes to the open file from `offset` on, in as many calls as it takes."""
     while left:
         written = os.pwrite(file, left[:_WRITE_BYTES], offset)
         offset, left = offset + written, left[written:]
