@@ -56,3 +56,15 @@ def test_they_are_those_of_the_whole_vocabulary(ranks: int, chunk: int, temperat
         torch.testing.assert_close(entropy.double(), expected[1], atol=1e-5, rtol=0)
     gradient = torch.cat([answer[2] for answer in answers], dim=-1)
     torch.testing.assert_close(gradient.double(), expected[2], atol=1e-5, rtol=0)
+
+
+def test_a_small_entropy_beside_large_logits_is_exact() -> None:
+    logits = torch.full((1, 1, VOCAB), 4096.0 - 20)
+    logits[..., 3] = 4096.0
+    found = token_logprobs(
+        logits, torch.tensor([[3]]), vocab=VOCAB, temperature=1.0, group=None, chunk=4
+    )
+    logprobs = logits.double().log_softmax(-1)
+    expected = -(logprobs.exp() * logprobs).sum(-1)
+    torch.testing.assert_close(found[1].double(), expected, rtol=1e-4, atol=0)
+    torch.testing.assert_close(found[0].double(), logprobs[..., 3], rtol=1e-4, atol=2e-8)

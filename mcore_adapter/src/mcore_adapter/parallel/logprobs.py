@@ -75,10 +75,10 @@ class _TokenLogprobs(torch.autograd.Function):
         _all_reduce(sums_3N, dist.ReduceOp.SUM, group)
         mass_N, weighted_N, target_N = sums_3N
         normalizer_N = mass_N.log() + top_N
-        entropy_N = normalizer_N - weighted_N / mass_N
+        entropy_N = mass_N.log() - weighted_N / mass_N
         ctx.save_for_backward(logits_NV, targets_N, normalizer_N, entropy_N)
         ctx.set_materialize_grads(False)
-        return target_N - normalizer_N, entropy_N
+        return (target_N - top_N) - mass_N.log(), entropy_N
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -113,14 +113,16 @@ def _top(rows_NV: Tensor) -> Tensor:
 def _sums(scaled_NV: Tensor, local_N: Tensor, top_N: Tensor) -> Tensor:
     """Return this rank's sums over its columns, `[3, N]`.
 
-    The rows are the sum of exp(x - top), the sum of exp(x - top) * x, and the target's x, which is
-    0 if another rank has the target.
+    The rows are the sum of exp(x - top), the sum of exp(x - top) * (x - top), and the target's x,
+    which is 0 if another rank has the target. With x in place of x - top, the entropy would be the
+    difference of two large numbers.
     """
-    weights_NV = (scaled_NV - top_N[:, None]).exp()
+    below_NV = scaled_NV - top_N[:, None]
+    weights_NV = below_NV.exp()
     mine_N = (local_N >= 0) & (local_N < scaled_NV.shape[1])
     target_N = torch.zeros_like(top_N)
     target_N[mine_N] = scaled_NV[mine_N, local_N[mine_N]]
-    return torch.stack([weights_NV.sum(dim=1), (weights_NV * scaled_NV).sum(dim=1), target_N])
+    return torch.stack([weights_NV.sum(dim=1), (weights_NV * below_NV).sum(dim=1), target_N])
 
 
 def _all_reduce(tensor: Tensor, op: dist.ReduceOp.RedOpType, group: object) -> None:
