@@ -15,7 +15,7 @@ from mcore_adapter.errors import DataError
 from mcore_adapter.train.data import dataset
 from mcore_adapter.train.data.dataset import Dataset
 from mcore_adapter.train.data.encode import encode_answer, encode_pair, encode_text
-from mcore_adapter.train.data.micro_batches import balanced, micro, plan
+from mcore_adapter.train.data.micro_batches import balanced, micro, plan, round_up
 from mcore_adapter.train.data.order import Order
 from tests.convert.trainer_runs import (
     TEMPLATE,
@@ -200,6 +200,34 @@ def test_parts_hold_each_example_once(loads: list[int], capacity: int, multiple:
     assert max(filled) - min(loads[i] for i in fullest) <= min(filled)
 
 
+def test_a_load_above_the_capacity_is_refused() -> None:
+    with pytest.raises(ValueError, match="a load of 9 is above the capacity of 8"):
+        balanced([3, 9], 8, 1)
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 8), st.integers(1, 8)), min_size=1, max_size=20),
+    more=st.integers(0, 50),
+    multiple=st.integers(1, 5),
+    packing=st.booleans(),
+)
+def test_no_micro_batch_has_more_tokens_than_allowed_with_its_padding(
+    lengths: list[tuple[int, int]], more: int, multiple: int, packing: bool
+) -> None:
+    # The settings make sure that one example of the largest length fits.
+    largest = round_up(16, multiple) if packing else 2 * round_up(8, multiple)
+    shape = plan(
+        lengths,
+        capacity=largest + more,
+        packing=packing,
+        width_multiple=multiple,
+        count_multiple=2,
+    )
+    assert shape.rows * shape.width <= largest + more
+    assert shape.width % multiple == 0
+    assert sorted(i for part in shape.parts for i in part) == list(range(len(lengths)))
+
+
 @pytest.mark.parametrize("packing", [True, False])
 def test_a_micro_batch_says_where_its_trained_tokens_are(
     packing: bool, model: Path, tmp_path: Path
@@ -213,7 +241,7 @@ def test_a_micro_batch_says_where_its_trained_tokens_are(
         count_multiple=2,
     )
     assert shape.width % 4 == 0
-    assert shape.rows * shape.width <= 128 + 4 * shape.rows
+    assert shape.rows * shape.width <= 128
     seen = []
     for part in [*shape.parts, []]:
         made = micro(found, part, shape, packing=packing, device=torch.device("cpu"))

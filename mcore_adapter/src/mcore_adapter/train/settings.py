@@ -229,7 +229,11 @@ class Settings(Section):
         if self.mtp_loss_weight and (self.method == "dpo" or self.lora is not None):
             what = "method is dpo" if self.method == "dpo" else "lora is given"
             raise ValueError(f"mtp_loss_weight is {self.mtp_loss_weight}, but {what}; set it to 0")
-        longest = self.data.max_length * self.sequences_per_example
+        sequences, rows = self.sequences_per_example, 1
+        if not self.batch.packing:
+            sequences, rows = 1, sequences
+        row = self.data.max_length * sequences
+        longest = (row + -row % self.layout.tp) * rows  # rows are padded to a multiple of tp
         if self.batch.tokens < longest:
             raise ValueError(
                 f"batch.tokens is {self.batch.tokens}, but one example can have {longest} tokens; "

@@ -62,21 +62,26 @@ def plan(
     Args:
         lengths: for each example, the numbers of tokens of its sequences. The sequences of an
             example stay together.
-        capacity: largest number of tokens of a micro-batch. No example may have more.
+        capacity: largest number of tokens of a micro-batch, padding included. No example may have
+            more with its padding.
         packing: True: one row with all sequences; False: one row for each sequence.
         width_multiple: the width of rows is rounded up to a multiple of this number.
         count_multiple: the number of micro-batches is a multiple of this number.
     """
     if packing:
         loads = [sum(each) for each in lengths]
-        parts = balanced(loads, capacity, count_multiple)
-        widest, rows = max(sum(loads[i] for i in part) for part in parts), 1
-    else:
-        widest = max(max(each) for each in lengths)
-        fit = max(1, capacity // (widest * len(lengths[0])))
-        parts = balanced([1] * len(lengths), fit, count_multiple)
-        rows = max(map(len, parts)) * len(lengths[0])
-    return Plan(parts, rows, -(-widest // width_multiple) * width_multiple)
+        parts = balanced(loads, capacity // width_multiple * width_multiple, count_multiple)
+        widest = max(sum(loads[i] for i in part) for part in parts)
+        return Plan(parts, 1, round_up(widest, width_multiple))
+    width = round_up(max(max(each) for each in lengths), width_multiple)
+    fit = max(1, capacity // (width * len(lengths[0])))
+    parts = balanced([1] * len(lengths), fit, count_multiple)
+    return Plan(parts, max(map(len, parts)) * len(lengths[0]), width)
+
+
+def round_up(number: int, multiple: int) -> int:
+    """Return the smallest multiple of `multiple` that is not below `number`."""
+    return -(-number // multiple) * multiple
 
 
 def balanced(loads: Sequence[int], capacity: int, multiple: int) -> list[list[int]]:
@@ -92,7 +97,12 @@ def balanced(loads: Sequence[int], capacity: int, multiple: int) -> list[list[in
 
     Returns:
         For each part the indices of its loads.
+
+    Raises:
+        ValueError: a load is larger than `capacity`.
     """
+    if max(loads) > capacity:
+        raise ValueError(f"a load of {max(loads)} is above the capacity of {capacity}")
     count = -(-sum(loads) // (capacity * multiple)) * multiple
     order = sorted(range(len(loads)), key=lambda i: (-loads[i], i))
     while True:
