@@ -108,6 +108,8 @@ def test_the_trainer_s_checkpoints_are_not_unpickled(
         {"tensors": {"a#weight#0": {"shape": "23", "parts": [0]}}},
         {"sizes": {"tp": "2", "layers": None}},
         {"sizes": {"tp": 0, "layers": None}},
+        {"sizes": asdict(ParallelSizes()) | {"tp": 2.0}},
+        {"sizes": asdict(ParallelSizes()) | {"layers": [1.0]}},
         {"sizes": None},
         {"step": "1"},
         {"extra": 7},

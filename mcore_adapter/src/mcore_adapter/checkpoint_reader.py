@@ -61,6 +61,9 @@ class Saved:
             index = read_json(path)
             layers = index["sizes"]["layers"]
             sizes = {**index["sizes"], "layers": None if layers is None else tuple(layers)}
+            for size in [*(layers or ()), *(v for k, v in sizes.items() if k != "layers")]:
+                if size is not None:  # as `etp` may be
+                    _count(size)
             self._saved_sizes = ParallelSizes(**sizes)
             self._tensors = {key: _place(found) for key, found in index["tensors"].items()}
             self.step = _count(index["step"])

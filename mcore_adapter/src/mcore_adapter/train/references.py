@@ -14,6 +14,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 
+from mcore_adapter.errors import ConfigError
 from mcore_adapter.train.data.dataset import Dataset, read_arrays
 from mcore_adapter.train.data.micro_batches import Micro
 from mcore_adapter.train.policy import Policy
@@ -39,6 +40,11 @@ def references(
     """
     count = len(dataset) * dataset.sequences_per_example
     known_S = read_arrays(path)["logprobs"] if path.is_file() else torch.full((count,), torch.nan)
+    if len(known_S) != count:
+        raise ConfigError(
+            f"{path} has {len(known_S)} values, expected {count}, one per sequence of the dataset; "
+            "delete it, and the values are computed anew"
+        )
     missing = sorted(
         {e for e in examples if known_S[dataset.sequences_of(e).start].isnan()},
         key=dataset.lengths_of,
