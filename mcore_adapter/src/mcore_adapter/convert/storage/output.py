@@ -15,7 +15,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mcore_adapter.convert.storage.signals import cleaned_up, signals_delayed
@@ -103,15 +103,20 @@ def _clear_abandoned(dst: Path) -> None:
     for folder in [path for path in dst.parent.iterdir() if left.fullmatch(path.name)]:
         if folder.is_symlink() or not folder.is_dir():
             continue
-        lock = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            continue  # another process writes there now; the first one to rename wins
-        else:
-            shutil.rmtree(folder)
-        finally:
-            os.close(lock)
+        with suppress(FileNotFoundError):  # its owner has just renamed or removed it
+            _remove_unless_locked(folder)
+
+
+def _remove_unless_locked(folder: Path) -> None:
+    """Remove a hidden folder whose owner has ended; one that is locked is written to now."""
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder)
+    except BlockingIOError:
+        pass  # the first process to rename its folder wins
+    finally:
+        os.close(lock)
 
 
 @contextmanager
