@@ -339,6 +339,27 @@ def test_broken_yaml_and_missing_files_are_one_line(tmp_path: Path, run_file: Pa
     assert "set twice" in error(tmp_path / "twice.yaml")
 
 
+def test_keys_that_come_from_a_merge_have_a_line(tmp_path: Path, run_file: Path) -> None:
+    over = tmp_path / "over.yaml"
+    text = "defaults: [run.yaml]\nalgorithm:\n  <<: &base\n    preset: {}\n  {}\n"
+    over.write_text(text.format("gspo", "advantage: {whiten: no}"))
+    assert "over.yaml:5: algorithm.advantage" in error(over)
+    over.write_text(text.format("gspoo", "advantage: {}"))
+    assert "over.yaml:4: algorithm.preset = 'gspoo': unknown (did you mean 'gspo'" in error(over)
+
+
+def test_names_that_are_no_text_and_aliases_of_themselves_are_one_line(
+    tmp_path: Path, run_file: Path
+) -> None:
+    over = tmp_path / "over.yaml"
+    over.write_text("defaults: [run.yaml]\npipeline: [rlvr]\n")
+    assert "pipeline = ['rlvr']: unknown" in error(over)
+    over.write_text("defaults: [run.yaml]\nalgorithm: {preset: [gspo]}\n")
+    assert "algorithm.preset = ['gspo']: unknown" in error(over)
+    over.write_text("defaults: [run.yaml]\nmodel: &m {a: *m}\n")
+    assert "over.yaml: an alias (`*name`) stands inside of its own anchor" in error(over)
+
+
 def test_a_config_never_changes(run_file: Path) -> None:
     config = load_config(run_file).config
     with pytest.raises(ValueError, match="frozen"):

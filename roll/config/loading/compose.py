@@ -39,6 +39,8 @@ PRESETS = Path(__file__).parents[1] / "presets"
 """Folder of the presets, one YAML file each. A preset lies under the run file that names it."""
 NAMED = (("rewards",), ("pools",), ("teachers",), ("validation", "sets"))
 """Mappings whose keys are names that the user chooses."""
+MERGE = "tag:yaml.org,2002:merge"
+"""Tag of the key `<<` in YAML."""
 UNNAMED = object()
 """Value that stands for the preset of a layer that does not mention one; null is a valid
 mention."""
@@ -63,7 +65,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> LoadedConfig
     path = Path(path)
     data, origins = compose(path, overrides)
     name = data.get("pipeline", "rlvr")
-    if name not in PIPELINES:
+    if not isinstance(name, str) or name not in PIPELINES:
         raise ConfigError(
             f"{origins.where('pipeline')}: pipeline = {name!r}: unknown"
             f"{nearest(str(name), PIPELINES)} (known: {', '.join(PIPELINES)})"
@@ -153,7 +155,7 @@ def _read_preset(name: Any, by: str) -> Layer:
     """Return the layer of a preset. Problems in its settings are reported at the place `by`, which
     named the preset."""
     known = {file.stem: file for file in sorted(PRESETS.glob("*.yaml"))}
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise ConfigError(
             f"{by}: algorithm.preset = {name!r}: unknown{nearest(str(name), known)} (known: "
             f"{', '.join(known)})"
@@ -202,6 +204,8 @@ def _read(path: Path, *, named_by: Path | None) -> Layer:
         raise ConfigError(f"{path}:{line}: not valid YAML: {error.problem}") from None
     except OmegaConfBaseException as error:
         raise ConfigError(f"{path}: {str(error).splitlines()[0]}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: an alias (`*name`) stands inside of its own anchor") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: must be a mapping of keys to values, is {content!r:.60}")
     places = {key: f"{path}:{line}" for key, line in lines.items()}
@@ -209,7 +213,8 @@ def _read(path: Path, *, named_by: Path | None) -> Layer:
 
 
 def _collect_lines(node: yaml.Node | None, prefix: str, lines: dict[str, int], path: Path) -> None:
-    """Write the line of each key below `node` into `lines`.
+    """Write the line of each key below `node` into `lines`. A key that comes from a merge
+    (`<<: *anchor`) has the line at which the merged mapping sets it.
 
     Args:
         node: YAML node; None for an empty file.
@@ -228,6 +233,12 @@ def _collect_lines(node: yaml.Node | None, prefix: str, lines: dict[str, int], p
                 raise ConfigError(f"{path}:{line}: {name}: set twice, first in line {lines[name]}")
             lines[name] = line
             _collect_lines(value, f"{name}.", lines, path)
+        for key, value in node.value:
+            if key.tag == MERGE:
+                for mapping in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                    merged: dict[str, int] = {}
+                    _collect_lines(mapping, prefix, merged, path)
+                    lines |= merged | lines  # a key of the mapping itself wins
     elif isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             lines[f"{prefix}{index}"] = item.start_mark.line + 1
