@@ -116,8 +116,10 @@ def load_prompts(
 
 
 def _identity(prompt: Prompt) -> list[Any]:
-    """Return what the fingerprint covers of a prompt: all but `extra` and the text."""
-    return [prompt.id, prompt.tokens, prompt.answer, prompt.tag]
+    """Return what the fingerprint covers of a prompt: all but the text, which the tokens stand for.
+    Rows without further columns have the fingerprint of earlier versions, whose runs resume."""
+    told = [prompt.id, prompt.tokens, prompt.answer, prompt.tag]
+    return [*told, dict(prompt.extra)] if prompt.extra else told
 
 
 def source_prompts(
@@ -224,5 +226,6 @@ def fingerprint(sources: Sequence[Source[Row]], identity: Callable[[Row], list[A
     for source in sources:
         digest.update(json.dumps([source.name, len(source.items)]).encode())
         for item in source.items:
-            digest.update(json.dumps(identity(item)).encode())
+            # Further columns may hold what JSON has not, such as dates in a Parquet file.
+            digest.update(json.dumps(identity(item), default=str).encode())
     return digest.hexdigest()[:32]

@@ -303,6 +303,8 @@ def _fitted(
 
 
 def _identity(example: Example) -> list[Any]:
-    """Return what the fingerprint covers of an example: all but the tag."""
-    told = [[sequence.tokens, sequence.trained] for sequence in example.sequences]
-    return [example.id, told, example.margin, example.label]
+    """Return what the fingerprint covers of an example. Without tags it is the fingerprint of
+    earlier versions, whose runs resume."""
+    sequences = [[sequence.tokens, sequence.trained] for sequence in example.sequences]
+    told = [example.id, sequences, example.margin, example.label]
+    return [*told, example.tag] if example.tag != "default" else told

@@ -135,8 +135,10 @@ def test_the_fingerprint_follows_every_field(tmp_path: Path) -> None:
         _load(_write(tmp_path / "a.jsonl", rows)).fingerprint
         for rows in ([base], [base | {"answer": "3"}], [base | {"prompt": "1+2="}], [base, base])
     }
+    for further in ({"tests": ["a"]}, {"tests": ["b"]}):  # rewards read such columns
+        prints.add(_load(_write(tmp_path / "a.jsonl", [base | further])).fingerprint)
     tagged = _write(tmp_path / "a.jsonl", [base]).model_copy(update={"tag": "other"})
     prints.add(_load(tagged).fingerprint)
-    assert len(prints) == 5
+    assert len(prints) == 7
     same = _write(tmp_path / "a.jsonl", [base])
     assert _load(same).fingerprint == _load(same).fingerprint
