@@ -82,6 +82,15 @@ class WeightSyncError(RollError):
     """Weights could not be moved from training to inference, or arrived with changed values."""
 
 
+def failure(error: BaseException) -> str:
+    """Return the text with which a process reports an error in a push of weights to others.
+
+    For errors other than a WeightSyncError the text begins with the type, which often tells more
+    than the message and would not reach the others otherwise.
+    """
+    return str(error) if isinstance(error, WeightSyncError) else f"{type(error).__name__}: {error}"
+
+
 class WorkerError(RollError):
     """A worker died or raised an exception. The message names the role and the rank, and holds the
     traceback or the last lines of the log."""

@@ -28,6 +28,7 @@ class Calls:
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._next_id = 1
         self._ended = False
+        self._listening: asyncio.Task[None] | None = None
 
     async def begin(self, order: StartMessage) -> None:
         """Let SGLang's process start its engine; return when it is ready for calls.
@@ -68,8 +69,11 @@ class Calls:
 
     def end(self) -> None:
         """Close the socket, which tells the other process to end."""
-        self._listening.cancel()
-        self._writer.close()
+        if self._listening is not None:
+            self._listening.cancel()
+            self._writer.close()
+        else:
+            self._connection.close()
         self._end()
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from roll.core.errors import WeightSyncError
+from roll.core.errors import failure
 from roll.platform.rendezvous import serve_on_named_address
 from roll.strategy.serving.report import numbers_of
 from roll.weight_sync.channel import Channel
@@ -103,10 +103,10 @@ def _load(model: Any, push: Push, rank: int) -> Answer:
             answer = Answer(**numbers_of(incoming))
         _held[model] = held | {meta.name for meta in incoming.manifest.tensors}
         return answer
-    except WeightSyncError as error:
+    except Exception as error:  # noqa: BLE001 - any other would end SGLang's scheduler
         if not intact:
             _held[model] = frozenset()
-        return Answer(error=str(error), intact=intact)
+        return Answer(error=failure(error), intact=intact)
 
 
 def run_scheduler(*arguments: Any, **options: Any) -> None:

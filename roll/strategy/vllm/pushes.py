@@ -166,12 +166,3 @@ class Pushes:
             max(answer["receive_s"] for answer in answers),
             max(answer["load_s"] for answer in answers),
         )
-
-
-def failure(error: Exception) -> str:
-    """Return the text with which a worker reports an error in a push.
-
-    For errors other than a WeightSyncError the text begins with the type, which often tells more
-    than the message and would not reach the engine otherwise.
-    """
-    return str(error) if isinstance(error, WeightSyncError) else f"{type(error).__name__}: {error}"

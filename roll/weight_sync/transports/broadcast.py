@@ -23,7 +23,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore
 from torch.distributed import ProcessGroupGloo
 
-from roll.core.errors import WeightSyncError
+from roll.core.errors import WeightSyncError, failure
 from roll.weight_sync.abort import Abort
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.checksum import Checksum
@@ -66,8 +66,8 @@ class BroadcastSender:
             self._notes = SenderNotes(self._board, channel, manifest, sender, verify=verify)
             self._buckets = [_allocate(channel, size), _allocate(channel, size)]
             self._group = _Group(channel, self._board, sender)
-        except WeightSyncError as error:
-            self._board.give_up(str(error))
+        except Exception as error:
+            self._board.give_up(failure(error))
             self.close()
             raise
 

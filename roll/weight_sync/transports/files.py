@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roll.core.errors import WeightSyncError
+from roll.core.errors import WeightSyncError, failure
 from roll.weight_sync.abort import Abort
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.checksum import Checksum
@@ -65,10 +65,12 @@ class FilesSender:
         abort.when_given_up(self._board.give_up)
         try:
             self._notes = SenderNotes(self._board, channel, manifest, sender, verify=verify)
-        except WeightSyncError:
+            self._memory = torch.empty(size, dtype=torch.uint8)
+        except Exception as error:
+            if not isinstance(error, WeightSyncError):  # others have told the reason or know it
+                self._board.give_up(failure(error))
             self.close()
             raise
-        self._memory = torch.empty(size, dtype=torch.uint8)
 
     def memory(self, index: int) -> Tensor:
         """Return this sender's own memory, once all receivers have read bucket `index - 2`.
@@ -302,12 +304,16 @@ def _claim(folder: Path) -> int:
         WeightSyncError: the folder cannot be made or locked.
     """
     made = folder.with_name(f".{folder.name}")
+    lock = -1
     try:
         made.mkdir(parents=True)
         lock = os.open(made / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         made.rename(folder)
     except OSError as error:
+        if lock >= 0:
+            os.close(lock)
+        shutil.rmtree(made, ignore_errors=True)
         raise WeightSyncError(
             f"weight transfer: could not make the folder {folder}: {error}; it must be on a file "
             "system that can be written to and locked"

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from roll.core.errors import WeightSyncError
+from roll.core.errors import WeightSyncError, failure
 from roll.weight_sync.abort import Abort
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.checks import check_same
@@ -94,8 +94,8 @@ class HostLeader:
             _answers(links.values(), "check of the manifest")
             for link in links.values():
                 link.put({"go": True})
-        except WeightSyncError as error:
-            self.stop(abort.reason or str(error))
+        except Exception as error:
+            self.stop(abort.reason or failure(error))
             self.close()
             raise
 
@@ -161,8 +161,8 @@ class HostHelper:
             check_same(manifest, Manifest.from_json(offer["manifest"]), sender)
             self._link.put({"ok": True})
             next_message(self._link, "go")
-        except WeightSyncError as error:
-            self.stop(str(error))
+        except Exception as error:
+            self.stop(failure(error))
             self.close()
             raise
 

@@ -11,9 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from roll.core.errors import WeightSyncError
+from roll.core.errors import WeightSyncError, failure
 from roll.strategy.serving.report import numbers_of
-from roll.strategy.vllm.pushes import failure
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.manifest import Manifest
 from roll.weight_sync.transfer import receive

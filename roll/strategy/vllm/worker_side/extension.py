@@ -16,8 +16,8 @@ from typing import Any
 
 from torch import Tensor
 
+from roll.core.errors import failure
 from roll.strategy.serving.report import numbers_of
-from roll.strategy.vllm.pushes import failure
 from roll.strategy.vllm.worker_side.heads import EmbeddingMemory, repack_heads
 from roll.strategy.vllm.worker_side.readback import Probes, read_back
 from roll.strategy.vllm.worker_side.reload import reload_weights
