@@ -51,4 +51,4 @@ class TeacherWorker(ScoreWorker[TeacherTerms]):
         """Return the last layer of the teacher, which turns hidden states into logits, as a list
         with one address. The method is collective; only the result of rank 0 is used."""
         head = self.strategy.output_head()
-        return store([head] if self.spec.rank == 0 else [], [head.weight_VD.nbytes])
+        return store([head], [head.weight_VD.nbytes]) if self.spec.rank == 0 else []

@@ -65,6 +65,13 @@ def test_each_row_has_the_teacher_of_its_tag_and_the_text_counts_too(tmp_path: P
         run_local(path, ["teachers.t.tags=[a]", "resume=never"])
 
 
+def test_a_teacher_of_two_workers_teaches_what_one_teaches(tmp_path: Path) -> None:
+    one = run_local(task(tmp_path / "one"), ["max_steps=1"])
+    both = ["max_steps=1", "pools.pair=0-1", "teachers.t.pool=pair"]
+    two = run_local(task(tmp_path / "two"), both)
+    assert two[0]["loss/total"] == pytest.approx(one[0]["loss/total"], rel=1e-6)
+
+
 def test_two_halves_are_the_whole(tmp_path: Path) -> None:
     whole = run_local(task(tmp_path / "whole"))
     halves = task(tmp_path / "halves")
