@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from roll.config.sections.lifecycle import TrackConfig
@@ -154,6 +155,8 @@ class ConsoleTracker:
         self._progress.stop()
 
 
+_RATES = ("/error_rate", "/timeout_rate")
+"""Ends of the names of metrics about calls of a reward, not about scores."""
 MAX_PARTS = 6
 """Largest number of parts of a reward that the line of a step shows; metrics.jsonl has all."""
 
@@ -185,7 +188,7 @@ def step_line(step: int, max_steps: int, record: Record) -> str:
         if name == "reward/mean":
             parts += _reward_parts(record)
     parts += [
-        f"[bold]{name} {value:.3f}[/bold]"
+        f"[bold]{escape(name)} {value:.3f}[/bold]"
         for name, value in record.items()
         if name.startswith("val/") and ("@" in name or name.endswith(("/loss", "/accuracy")))
     ]
@@ -195,10 +198,11 @@ def step_line(step: int, max_steps: int, record: Record) -> str:
 def _reward_parts(record: Record) -> list[str]:
     """Return the mean of each part of the reward; empty if there are fewer than two parts."""
     shown = [
-        f"{name.removeprefix('reward/').removesuffix('/mean')} {value:.3f}"
+        f"{escape(name.removeprefix('reward/').removesuffix('/mean'))} {value:.3f}"
         for name, value in record.items()
         if name.startswith("reward/")
         and not name.startswith("reward/tag/")
+        and not name.endswith(_RATES)
         and name not in ("reward/mean", "reward/std")
     ]
     if len(shown) < 2:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from rich.text import Text
 
 from roll.output_dir.summary import summarize
 from roll.output_dir.trackers import step_line
@@ -71,9 +72,17 @@ def test_the_verdict_of_a_healthy_run_is_its_validation() -> None:
 
 def test_the_parts_of_a_reward_are_in_the_line_of_a_step() -> None:
     parts = {"reward/mine/mean": 0.5, "reward/mine/right": 0.4, "reward/std": 0.1}
+    parts |= {"reward/mine/error_rate": 0.0, "reward/mine/timeout_rate": 0.0}
     line = step_line(3, 60, HEALTHY | parts | {"reward/tag/a/mean": 0.5})
     assert "reward 0.500  (mine 0.500, mine/right 0.400)  loss" in line
     assert "(" not in step_line(3, 60, HEALTHY | {"reward/math/mean": 0.5})
+
+
+def test_names_with_brackets_are_shown_as_they_are() -> None:
+    record = HEALTHY | {"val/[x]/mean@1": 0.5, "reward/[/b]/mean": 0.5, "reward/[/b]/part": 0.25}
+    line = Text.from_markup(step_line(3, 60, record)).plain
+    assert "val/[x]/mean@1 0.500" in line
+    assert "([/b] 0.500, [/b]/part 0.250)" in line
 
 
 def test_a_mismatch_says_how_old_the_tokens_are() -> None:
