@@ -54,18 +54,24 @@ class Owner:
             return _begun(self.pid) == self.begun
         except ProcessLookupError:
             return False
+        except PermissionError:  # of another user: the process lives, perhaps with a number reused
+            return True
 
     def __str__(self) -> str:
         return f"host {self.host}, process {self.pid}, since {self.since}"
 
 
 def read_owner(path: Path) -> Owner | None:
-    """Read the owner from a lock file; None if the file is missing, unreadable or incomplete."""
+    """Read the owner from a lock file; None if the file is missing or incomplete.
+
+    Raises:
+        OSError: the file cannot be read, so it is unknown who has the folder.
+    """
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         owner = Owner(**found)
         return owner if isinstance(owner.pid, int) and isinstance(owner.begun, int) else None
-    except (OSError, ValueError, TypeError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
         return None
 
 
@@ -76,6 +82,7 @@ def _begun(pid: int) -> int:
     Raises:
         ProcessLookupError: there is no such process, or it has ended and its parent has not
             collected it.
+        PermissionError: the process lives, but may not be looked up.
     """
     if not Path("/proc/self/stat").exists():  # not Linux
         try:
@@ -85,6 +92,7 @@ def _begun(pid: int) -> int:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
+        os.kill(pid, 0)  # /proc may hide the processes of other users
         raise ProcessLookupError(pid) from None
     # The fields follow the process's name, which is in parentheses and may hold any character.
     fields = stat.rpartition(")")[2].split()

@@ -139,11 +139,18 @@ class RunLock:
             watch: the lock that an earlier attempt found; None in the first attempt.
 
         Raises:
-            ConfigError: the owner of the lock is alive.
+            ConfigError: the owner of the lock is alive, or the lock cannot be read.
         """
         with _alone(self._folder, make=True):
             make_writable(self._folder)
-            owner = read_owner(self.path)
+            try:
+                owner = read_owner(self.path)
+            except OSError as error:
+                raise ConfigError(
+                    f"output_dir: {self.path} cannot be read ({error.strerror}), so another run "
+                    "may be in the folder; mend the disk or the file's rights, or give this run "
+                    "another output_dir"
+                ) from None
             if owner is not None and not (self._holds and owner == self._owner):
                 if owner.is_near:
                     if owner.runs_here():
@@ -186,7 +193,10 @@ class RunLock:
         """
         if not self._holds:
             return ""
-        owner = read_owner(self.path)
+        try:
+            owner = read_owner(self.path)
+        except OSError:  # the run itself reports a bad disk
+            return ""
         if owner is not None:
             return "" if owner == self._owner else str(owner)
         if silent_s < self._silent_s or self.path.exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -231,6 +232,29 @@ def test_a_torn_lock_is_void(tmp_path: Path, content: str) -> None:
     (tmp_path / LOCK).write_text(content, encoding="latin-1")
     with RunLock(tmp_path):
         pass
+
+
+def test_a_lock_that_cannot_be_read_is_not_void(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(path: Path, **_: object) -> str:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(Path, "read_text", broken)
+    with pytest.raises(ConfigError, match=r"run\.lock cannot be read \(Input/output error\)"):
+        RunLock(tmp_path).take()
+
+
+def test_a_process_that_may_not_be_looked_up_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a /proc that hides the processes of other users."""
+    owner = replace(Owner.this_process(), pid=4_000_000)
+
+    def refuse(pid: int, number: int) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    assert not owner.runs_here()
+    monkeypatch.setattr(os, "kill", refuse)
+    assert owner.runs_here()
 
 
 def test_a_folder_set_aside_loses_the_lock_and_the_new_one_has_it(tmp_path: Path) -> None:
