@@ -41,6 +41,12 @@ FAMILIES: dict[str, list[list[str]]] = {
         [r"\frac12", r"\sin 30^\circ", r"\cos(60°)", r"\sin{30^{\circ}}", r"2\sin^2 30^\circ"], ["1", r"\tan 45^\circ"],
         [r"\sin 30"], [r"\sin 20^\circ", r"\cos 70^\circ"],
     ],
+    "temperatures": [
+        ["25 degrees Celsius", "25 degrees C", "25 deg C", "25 celsius", "25 degrees celsius", "25"],
+        ["77 degrees Fahrenheit"], ["25.5 degrees Celsius"], ["5 deg CF"],
+    ],
+    "scales": [["25 degrees Celsius"], ["25 degrees Fahrenheit", "25 degrees F", "25 fahrenheit"], ["25 kelvin", "25 degrees Kelvin"]],
+    "bounds with the unknown": [["y<xy"], ["y<x"], ["y<z"]],
     "adjectives": [["5 red apples", "5 small red apples"], ["5 green apples"], ["5 red balls"]],
     "units behind fractions": [
         [r"\frac{1}{2}", r"\frac{1}{2}\text{ cups}", r"\frac12\text{ cup}", "(1/2) cups", r"\dfrac{1}{2}\,\mathrm{m}", r"$\frac{1}{2}$ cups", "1/2 of the pizza",

@@ -157,4 +157,4 @@ def _details(error: Exception) -> str:
 def _last_line(error: Exception) -> str:
     if isinstance(error, ChildRaisedError):
         return str(error).rstrip().splitlines()[-1]
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {error}".splitlines()[0]

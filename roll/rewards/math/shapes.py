@@ -202,8 +202,8 @@ def _is_name(text: str) -> bool:
 
 
 def _letters(text: str) -> set[str]:
-    """Return the first letter of each run of letters that is no LaTeX command."""
-    return set(re.findall(r"(?<![\\A-Za-z])[A-Za-z]", text))
+    """Return all letters outside of LaTeX commands."""
+    return set(re.findall(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", text)))
 
 
 def as_interval(shape: Shape) -> Shape:

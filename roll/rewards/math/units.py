@@ -185,13 +185,14 @@ def _read_unit(phrase: str, *, singular: bool) -> Unit | None:
     return Unit(dimensions, factor, frozenset(adjectives))
 
 
+_SCALES = {"C": "celsius", "F": "fahrenheit", "K": "kelvin"}
+_SCALE = re.compile(r"\bdeg(?:rees?)?\s+([CFK]|[Cc]elsius|[Ff]ahrenheit|[Kk]elvins?)(?![A-Za-z])")
+
+
 def _words(phrase: str) -> list[str]:
     """Split a phrase into words and the signs in `_JOINS`; "deg C" becomes "celsius"."""
-    words = re.split(r"\s+|(/|\\cdot)", phrase.replace("degrees C", "celsius"))
-    words = [word for word in words if word]
-    if words[0] in ("degrees", "degree", "deg") and len(words) == 2 and words[1] in "CFK":
-        words = [{"C": "celsius", "F": "fahrenheit", "K": "kelvin"}[words[1]]]
-    return words
+    phrase = _SCALE.sub(lambda match: _SCALES[match[1][0].upper()], phrase)
+    return [word for word in re.split(r"\s+|(/|\\cdot)", phrase) if word]
 
 
 def _powered_term(
