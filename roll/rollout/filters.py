@@ -106,7 +106,9 @@ def _check_call(function: Callable[..., Any], fn: str, kwargs: Mapping[str, Any]
     if not callable(function) or inspect.isclass(function):
         what = "a class" if inspect.isclass(function) else f"a {type(function).__name__}"
         raise ConfigError(f"{key}.fn: {fn} is {what}; name a function that takes a Group")
-    if inspect.iscoroutinefunction(function):
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        type(function).__call__
+    ):
         raise ConfigError(f"{key}.fn: {fn} is `async`; a filter is a plain function")
     try:
         signature = inspect.signature(function)

@@ -37,6 +37,11 @@ def odd(group):
 async def later(group):
     return None
 
+class Later:
+    async def __call__(self, group): return None
+
+later_called = Later()
+
 class Strict:
     def __call__(self, group): return None
 
@@ -111,6 +116,7 @@ def test_a_verdict_of_another_type_stops_the_run_with_the_key_and_the_prompt(min
         ("long_enough", {"most": 3}, ["rollout.filters.1", "unexpected keyword", "'most'"]),
         ("keep", {"group": 3}, ["rollout.filters.1", "multiple values", "'group'"]),
         ("later", {}, ["rollout.filters.1.fn", "`async`"]),
+        ("later_called", {}, ["rollout.filters.1.fn", "`async`"]),
         ("Strict", {}, ["rollout.filters.1.fn", "is a class"]),
         ("LIMIT", {}, ["rollout.filters.1.fn", "is a int"]),
         ("kep", {}, ["rollout.filters.1.fn", "did you mean 'keep'?"]),
