@@ -54,17 +54,17 @@ def run_in_parallel(calls: Sequence[Callable[[], object]]) -> None:
     A single call runs in the thread of the caller.
 
     Raises:
-        Exception: the exception of the first failed call, in the order of `calls`.
+        BaseException: the exception of the first failed call, in the order of `calls`.
     """
     if len(calls) == 1:
         calls[0]()
         return
-    ended: SimpleQueue[tuple[int, Exception | None]] = SimpleQueue()
+    ended: SimpleQueue[tuple[int, BaseException | None]] = SimpleQueue()
 
     def make(place: int) -> None:
         try:
             calls[place]()
-        except Exception as error:  # noqa: BLE001 - raised again below
+        except BaseException as error:  # noqa: BLE001 - raised again below
             ended.put((place, error))
         else:
             ended.put((place, None))

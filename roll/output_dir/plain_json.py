@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +49,12 @@ def encoded(value: Any, indent: int = 0) -> Iterator[str]:
 
 
 def _holds_others(value: Any) -> bool:
+    """Return True if a container holds another one, or a key that must be refused."""
     if isinstance(value, dict):
-        return any(_is_container(each) for each in value.values())
-    # Only the first item is looked at. A mixed list is then written in one line, which is also
-    # valid JSON.
-    return isinstance(value, list | tuple) and len(value) > 0 and _is_container(value[0])
+        return not all(isinstance(key, str) for key in value) or _any_container(value.values())
+    return isinstance(value, list | tuple) and _any_container(value)
 
 
-def _is_container(value: Any) -> bool:
-    return isinstance(value, dict | list | tuple)
+def _any_container(values: Iterable[Any]) -> bool:
+    """Return True if one of the values is a container; fast, as there may be millions of values."""
+    return any(issubclass(kind, dict | list | tuple) for kind in set(map(type, values)))

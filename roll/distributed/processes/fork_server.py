@@ -172,7 +172,14 @@ class _Server:
             if not pid:
                 self._leave(client, streams)
                 return wanted
-            self._watch(_Fork(pid, os.pidfd_open(pid), client), poll)
+            try:
+                ended = os.pidfd_open(pid)
+            except OSError:  # too many open files: nobody could tell the client of the fork's end
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                client.close()
+                return None
+            self._watch(_Fork(pid, ended, client), poll)
             with suppress(OSError):
                 client.sendall(fork_client.FORKED)
             return None
