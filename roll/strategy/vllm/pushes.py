@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from roll.core.errors import IncompleteWeightsError, WeightSyncError
+from roll.core.errors import IncompleteWeightsError, WeightSyncError, failure
 from roll.strategy.interfaces import LoadReport
 from roll.strategy.serving.progress import Progress
 
