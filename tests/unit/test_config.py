@@ -345,7 +345,7 @@ def test_keys_that_come_from_a_merge_have_a_line(tmp_path: Path, run_file: Path)
     over.write_text(text.format("gspo", "advantage: {whiten: no}"))
     assert "over.yaml:5: algorithm.advantage" in error(over)
     over.write_text(text.format("gspoo", "advantage: {}"))
-    assert "over.yaml:4: algorithm.preset = 'gspoo': unknown (did you mean 'gspo'" in error(over)
+    assert "over.yaml:4: algorithm.preset = 'gspoo': unknown; did you mean 'gspo'?" in error(over)
 
 
 def test_names_that_are_no_text_and_aliases_of_themselves_are_one_line(

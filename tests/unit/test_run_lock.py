@@ -240,9 +240,10 @@ def test_a_lock_that_cannot_be_read_is_not_void(
     def broken(path: Path, **_: object) -> str:
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
+    lock = RunLock(tmp_path)
     monkeypatch.setattr(Path, "read_text", broken)
     with pytest.raises(ConfigError, match=r"run\.lock cannot be read \(Input/output error\)"):
-        RunLock(tmp_path).take()
+        lock.take()
 
 
 def test_a_process_that_may_not_be_looked_up_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
