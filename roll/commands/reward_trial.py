@@ -108,7 +108,10 @@ def _verdict(name: str, reward: RewardConfig, folder: Path, sample: Sample) -> R
 
 
 def make_trial(folder: str, name: str, settings: dict[str, Any]) -> Callable[[Sample], Any]:
-    """Return the function that scores one sample as a run would; called in the child process."""
+    """Load the reward and return the function that scores one sample; called in the child process.
+
+    The function is async for classes and async rewards. `folder` goes first on `sys.path`.
+    """
     sys.path.insert(0, folder)
     config = RewardConfig.model_validate(settings)
     if config.fn is not None:
@@ -120,8 +123,8 @@ def make_trial(folder: str, name: str, settings: dict[str, Any]) -> Callable[[Sa
 
 
 def _trial_of_class(name: str, config: RewardConfig) -> Callable[[Sample], Any]:
-    """Build a reward worker in this process; return a function that sets it up, scores one sample
-    and tears it down."""
+    """Build a reward worker in this process; return an async function that sets it up, scores one
+    sample and tears it down, also after an error of the score."""
     import inspect
 
     from roll.config.sections.roles import Role

@@ -26,6 +26,7 @@ async def in_own_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwar
     future: asyncio.Future[T] = loop.create_future()
 
     def tell(result: T | None, error: BaseException | None) -> None:
+        """Settle the future, on the loop's thread; do nothing if the wait was cancelled."""
         if future.done():
             return
         if error is not None:
@@ -51,7 +52,7 @@ async def in_own_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwar
 def run_in_parallel(calls: Sequence[Callable[[], object]]) -> None:
     """Make all calls at the same time, each in its own thread, and return when all have ended.
 
-    A single call runs in the thread of the caller.
+    A single call runs in the thread of the caller. Exceptions after the first are dropped.
 
     Raises:
         BaseException: the exception of the first failed call, in the order of `calls`.

@@ -104,10 +104,10 @@ class Workers(ABC, Generic[W]):
         self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs
     ) -> R: ...
     def call(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Run the method on every rank and wait for the result.
+        """Run the method on every rank, wait at most `call_timeout_s`, return the combined result.
 
-        The method's `@dispatch` defines how arguments are split and how results are combined. The
-        errors are those of `Pending.result`.
+        Arguments and results go by the method's `@dispatch`; without one, by BROADCAST. The errors
+        are those of `Pending.result`.
 
         Example: `cluster.call(ActorWorker.train, batch)`.
         """
@@ -127,8 +127,11 @@ class Workers(ABC, Generic[W]):
         self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs
     ) -> Pending[R]: ...
     def submit(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Pending[Any]:
-        """Start the method on every rank, without waiting. Two roles work at the same time if the
-        driver submits both calls before it waits for their results."""
+        """Start the method on every rank, without waiting; arguments and results go as in `call`.
+
+        Two roles work at the same time if the driver submits both calls before it waits for their
+        results. Errors of ranks are raised by `Pending.result`, not here.
+        """
         mode = dispatch_of(method)
         answers = self._start(method.__name__, mode.scatter(self.ranks, Call(args, kwargs)))
         return Pending(
@@ -149,7 +152,9 @@ class Workers(ABC, Generic[W]):
     ) -> list[R]: ...
     def call_each(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
         """Run the method on every rank, wait, and return the results of all ranks in a list.
-        Arguments are split as in `call`; results are not combined."""
+
+        Arguments, time limit and errors are those of `call`; results are not combined.
+        """
         calls = dispatch_of(method).scatter(self.ranks, Call(args, kwargs))
         return self._start(method.__name__, calls).collect(self.call_timeout_s)
 
@@ -195,6 +200,8 @@ class Cluster(Workers[W], Generic[W]):
     ) -> R:
         """Run an asynchronous method on one rank, from any event loop. Many may run at a time.
 
+        Arguments and result are passed as they are; the method's `@dispatch` plays no part.
+
         There is no time limit: for one, use `asyncio.timeout` around the call. Cancelling the wait
         does not stop the method in the worker.
 
@@ -209,8 +216,8 @@ class Cluster(Workers[W], Generic[W]):
         self, method: Callable[Concatenate[W, P], None], /, *args: P.args, **kwargs: P.kwargs
     ) -> Pending[None]:
         """Start a short method on every rank, without waiting, while another call runs there, for
-        example to end that call. It runs in a different thread from the worker's other methods; its
-        results are dropped."""
+        example to end that call. It runs in a different thread from the worker's other methods;
+        arguments go as in `call`, results are dropped."""
         mode = dispatch_of(method)
         answers = self._start_beside(method.__name__, mode.scatter(self.ranks, Call(args, kwargs)))
         return Pending(answers, lambda _: None, self.call_timeout_s)

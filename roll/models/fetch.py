@@ -21,7 +21,9 @@ _FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py"]
 def fetch(
     models: Iterable[ModelConfig], *, download: Callable[..., Any] = snapshot_download
 ) -> None:
-    """Download models and tokenizers that are not on this machine; existing paths are skipped.
+    """Download hub models and tokenizers into this machine's cache; skip existing paths.
+
+    Only the files of `_FILES` come: no pytorch_model.bin. After an error, a retry goes on.
 
     The whole download has no time limit. The hub's client limits each read that receives no data
     (`HF_HUB_DOWNLOAD_TIMEOUT`). Nodes that do not share this machine's cache download the files

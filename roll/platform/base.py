@@ -70,7 +70,7 @@ def set_threads(num_threads: int) -> None:
 
 def join_group(backend: str, place: WorkerPlace, timeout_s: float) -> None:
     """Initialize the default process group of `torch.distributed` over TCP, with rank 0 at
-    `place.rendezvous`. No environment variables are read."""
+    `place.rendezvous`. Collective. No environment variables are read."""
     import torch.distributed as dist
 
     host, _, port = place.rendezvous.rpartition(":")
@@ -91,6 +91,7 @@ def join_group(backend: str, place: WorkerPlace, timeout_s: float) -> None:
 
 
 def leave_group() -> None:
+    """Destroy the default process group, if this process has joined one."""
     if "torch" not in sys.modules:  # without torch, this process has joined no group
         return
     import torch.distributed as dist

@@ -28,6 +28,7 @@ class CpuPlatform:
         set_threads(num_threads)
 
     def init_process_group(self, place: WorkerPlace, timeout_s: float) -> None:
+        """Join the cluster's group (gloo). Collective; errors as in `Platform`."""
         join_group(self.collective_backend, place, timeout_s)
 
     def destroy(self) -> None:

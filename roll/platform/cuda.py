@@ -29,6 +29,10 @@ class CudaPlatform:
         set_threads(num_threads)
 
     def init_process_group(self, place: WorkerPlace, timeout_s: float) -> None:
+        """Make the first visible GPU current, for NCCL, and join the cluster's group.
+
+        Collective; errors as in `Platform`. The group uses gloo for tensors on the CPU.
+        """
         import torch
 
         # NCCL uses the current device. Without this call, each rank derives a GPU from its number.

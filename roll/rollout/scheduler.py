@@ -184,7 +184,10 @@ class GenerateScheduler:
         )
 
     async def close(self) -> None:
-        """Stop all running groups and put back the prompts of all running and waiting groups."""
+        """Stop all running groups and put back the prompts of all running and waiting groups.
+
+        Wait until they have ended; ignore their errors. A later `collect` starts anew.
+        """
         # With this step the budget lets no more groups start.
         self._next_step = self._version + self.budget.max_staleness + 1
         await self._give_back(list(self.buffer.entries()))
@@ -206,8 +209,11 @@ class GenerateScheduler:
         }
 
     def restore(self, state: dict[str, Any], find: Callable[[str], Prompt]) -> None:
-        """Restore what `state` returned; the prompts of running groups are put back. `find` returns
-        the prompt of an id."""
+        """Restore what `state` returned; `find` returns the prompt of an id.
+
+        Finished groups are kept. Prompts of running ones are put back into `prompts`, which must be
+        restored before.
+        """
         for row in state["waiting"]:
             self.buffer.keep(from_json(row["group"], find), row["version"])
         for prompt_id in reversed(state["running"]):

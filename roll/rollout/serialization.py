@@ -23,7 +23,10 @@ def to_json(group: Group) -> dict[str, Any]:
 
 
 def from_json(row: dict[str, Any], find: Callable[[str], Prompt]) -> Group:
-    """Return the group that `to_json` turned into `row`; `find` returns the prompt of an id."""
+    """Return the group that `to_json` turned into `row`, without timing.
+
+    `find` returns the prompt of an id; its errors are passed on.
+    """
     prompt = find(row["prompt"])
     baseline = row["baseline"]
     return Group(
@@ -52,7 +55,7 @@ def _sample_to_json(scored: ScoredSample) -> dict[str, Any]:
 
 
 def _sample_from_json(row: dict[str, Any], prompt: Prompt) -> ScoredSample:
-    """Rebuild a scored sample on its prompt; older checkpoints without `failed` are read, too."""
+    """Rebuild a scored sample on its prompt; without `failed` (older checkpoints) it is ()."""
     written = row["completion"]
     completion = Completion(
         tuple(written["tokens"]),

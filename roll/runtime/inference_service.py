@@ -78,8 +78,8 @@ class InferenceService:
             yield
 
     def take_devices(self) -> None:
-        """Move the replicas onto their devices. They stay there until another role needs the
-        devices."""
+        """Move the replicas onto their devices, after a wait as in `trainer_busy`. They stay there
+        until another role needs the devices."""
         with self._trainer_lock.held(), self.colocation.use(Role.ACTOR_INFER):
             return
 
@@ -139,7 +139,10 @@ class InferenceService:
         return self.colocation.shares(part_name(Role.ACTOR_INFER, index))
 
     def _start_anew(self, index: int) -> None:
-        """Replace the worker of a replica and start its engine, within the limit of restarts."""
+        """Replace the worker of a replica and start its engine, within the limit of restarts.
+
+        Its next push sends all tensors. If the engine fails to start, the new worker is ended.
+        """
         self.pusher.forget(index)
         deadline = time.monotonic() + self.limits.restart_timeout_s
         self.infer.restart(index, self.limits.restart_timeout_s)
@@ -151,7 +154,10 @@ class InferenceService:
             raise
 
     def _start_on_shared(self, index: int) -> None:
-        """Do `_start_anew` while no other role is on the replica's devices."""
+        """Do `_start_anew` while no other role is on the replica's devices.
+
+        Others that left them come back after a failure; else `_bring_weights` brings them back.
+        """
         try:
             with self.colocation.starting(part_name(Role.ACTOR_INFER, index)):
                 self._start_anew(index)
@@ -160,7 +166,11 @@ class InferenceService:
             raise
 
     def _bring_weights(self, index: int, version: int) -> None:
-        """Push the weights to one replica, with trainer and replica on their devices."""
+        """Push the weights to one replica, unverified, with trainer and replica on their devices.
+
+        Afterwards, also after a failure, all living replicas go back onto their devices, and the
+        trainer off those.
+        """
         try:
             with self.colocation.push(Role.ACTOR_TRAIN, part_name(Role.ACTOR_INFER, index)):
                 self.pusher.push(version, [index], verify=False)
@@ -168,8 +178,8 @@ class InferenceService:
             self._bring_back()
 
     def _bring_back(self) -> None:
-        """Move the other replicas back onto the devices that they left for a restart or for the
-        push after it. This is also done after a failure, because nothing else would move them
-        back."""
+        """Move the other living replicas back onto the devices that they left for a restart or for
+        the push after it, and other roles off these. This is also done after a failure, because
+        nothing else would move them back."""
         with self.colocation.use(Role.ACTOR_INFER):
             return

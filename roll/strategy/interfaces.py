@@ -37,13 +37,14 @@ class ScoreStrategy(Protocol[T_co]):
     def rank_info(self) -> RankInfo: ...
 
     def score(self, batch: TokenBatch, *, entropy: bool = False) -> T_co:
-        """Compute the results of all rows of `batch`, in the order of the rows, without gradients.
+        """Compute the results of all rows, in order, without gradients. Collective.
 
-        Tensors of the result have shape `[B, T]` and are on the CPU. A teacher's result has no such
-        tensors, but one `TeacherRow` per row.
+        Tensors of the result have shape `[B, T]`, are on the CPU, and are 0 at padding and at
+        position 0. A teacher takes a TrainBatch and gives a `TeacherRow` of the trained tokens for
+        each row, in place of such tensors.
 
         Args:
-            entropy: also compute the policy's entropy at each token.
+            entropy: also compute a policy's entropy at each token; other models ignore this.
         """
         ...
 
@@ -74,8 +75,13 @@ class TrainStrategy(ScoreStrategy[T_co], Protocol[T_co]):
     def train(self, batch: B, loss: TermsLoss[T_co, B]) -> Metrics:
         """Take one optimizer step on the rows of all ranks and return the metrics of this rank.
 
-        Merging the metrics of all data parallel leaders gives those of the update. The step is
-        skipped if the gradient norm is zero or not finite. `batch.token_weights` must be set.
+        Collective. Merging the metrics of all data parallel leaders gives those of the update. The
+        step is skipped if the gradient norm is zero or not finite; the learning rate schedule
+        advances even then.
+
+        Raises:
+            ConfigError: the model was built without an optimizer.
+            ValueError: `batch.token_weights` is not set.
         """
         ...
 
@@ -114,19 +120,29 @@ class TrainStrategy(ScoreStrategy[T_co], Protocol[T_co]):
         ...
 
     def save(self, path: Path) -> None:
-        """Write the states of model, optimizer, schedule and RNGs to the folder `path`."""
+        """Write the states of model, optimizer, schedule and RNGs to the folder `path`, which is
+        made if it does not exist. Collective.
+
+        Raises:
+            ConfigError: the model was built without an optimizer.
+        """
         ...
 
     def load(self, path: Path) -> None:
         """Restore the states that `save` wrote, also if the number of ranks has changed.
 
+        Collective. A rank that the saving run did not have keeps its random states.
+
         Raises:
-            CheckpointError: files are missing or belong to another model.
+            ConfigError: the model was built without an optimizer.
+            CheckpointError: files are missing or damaged, or belong to another model.
         """
         ...
 
     def score_base(self, batch: TokenBatch) -> T_co:
         """Compute the same results as `score`, with the model's adapter switched off.
+
+        Collective. No entropy is computed.
 
         Raises:
             ConfigError: the model has no adapter.
@@ -136,7 +152,8 @@ class TrainStrategy(ScoreStrategy[T_co], Protocol[T_co]):
     def save_hf(self, path: Path, *, merged: bool = False) -> None:
         """Write a folder that `from_pretrained` of the model's class loads, tokenizer included.
 
-        If the model has an adapter, write the adapter alone, in PEFT's format.
+        If the model has an adapter, write the adapter alone, in PEFT's format. Collective; rank 0
+        writes.
 
         Args:
             merged: if the model has an adapter, write the full model with the adapter added to

@@ -34,7 +34,7 @@ def weight(tensor: Tensor) -> Tensor | None:
 
 
 def gradient(tensor: Tensor) -> Tensor | None:
-    """Return the gradient of a parameter, wherever Megatron-Core keeps it; None for a buffer.
+    """Return a parameter's gradient, wherever Megatron-Core keeps it; None if it has none.
 
     The gradient is that of the whole batch only after `finalize_model_grads`.
     """
@@ -140,9 +140,9 @@ def _buckets(
     metas: dict[str, ShapeAndDtype],
     bucket_bytes: int,
 ) -> Iterator[list[Task]]:
-    """Yield groups of neighbouring tensors that have the same owners and the same dtype.
+    """Yield groups of neighbouring tensors with the same stage, expert rank and dtype.
 
-    A group has at most `bucket_bytes` bytes, unless it is a single larger tensor.
+    The full tensors (all shards) of a group have at most `bucket_bytes`, unless there is just one.
     """
     bucket: list[Task] = []
     filled, last = 0, None
@@ -211,6 +211,7 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 
 
 def _device(mine: dict[str, Tensor]) -> torch.device:
+    """Return the device of this rank's tensors; the CPU if it has none."""
     return next((t.device for t in mine.values()), torch.device("cpu"))
 
 

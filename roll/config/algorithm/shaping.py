@@ -93,7 +93,9 @@ class OverlongPenaltyConfig(Choice):
         return self
 
     def within(self, max_new_tokens: int) -> Self:
-        """Return the config with `max_tokens` filled in if it was left out.
+        """Return a copy with `max_tokens` filled in if it was left out.
+
+        Nothing is checked: `limits` of the copy raises ValueError if `buffer_tokens` is more.
 
         Args:
             max_new_tokens: sampling.max_new_tokens of the run.

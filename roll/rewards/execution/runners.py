@@ -166,7 +166,10 @@ class ProcessRunner:
 def make_child_reward(
     fn: str, kwargs: dict[str, Any], ctx: RewardContext
 ) -> Callable[[Sample], Any]:
-    """Load the reward in the child process and return the function that scores one sample."""
+    """Load the reward and return the function that scores one sample; called in the child process.
+
+    The function is async for an async reward.
+    """
     bound = load_reward(fn, kwargs, ctx)
     if bound.is_async:
 

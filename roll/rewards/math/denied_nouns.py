@@ -43,7 +43,11 @@ _DENIED = (
 
 
 def is_denied(word: str) -> bool:
-    """Return whether a lower-case word, singular or plural, changes the number before it."""
+    """Return whether a lower-case word is no unit: a number word, an operation or a function word.
+
+    Examples: "5 thirds", "5 squared", "5 of". Words of `COUNTABLE` are denied, too, and so is
+    "second": search the table of units first.
+    """
     return (
         word in _DENIED
         or word.removesuffix("s") in _DENIED

@@ -110,6 +110,10 @@ class DeepspeedStrategy(Generic[T]):
         )
 
     def train(self, batch: B, loss: TermsLoss[T, B]) -> Metrics:
+        """Sum gradients over micro-batches, up to DeepSpeed's boundary at the last, take a step.
+
+        Collective. See `TrainStrategy.train`.
+        """
         update, info = require_trainable(self._update), self._rank_info
         metrics = LossMetrics(len(batch), info.dp_size)
         self._engine.train()

@@ -73,7 +73,13 @@ def make(config: Fsdp2Config, spec: WorkerSpec, device: torch.device) -> Meshes:
 
 
 def _shards(config: Fsdp2Config, parts: int, device: torch.device) -> SequenceShards | None:
-    """Make the groups of ranks that share rows; return None if no rows are shared. Collective."""
+    """Make the groups of ranks that share rows, by ulysses or tp; None if each has its own rows.
+
+    Collective.
+
+    Args:
+        parts: number of such groups, into which a batch is split.
+    """
     if config.ranks_per_part == 1:
         return None
     group = _mesh(device, parts=parts, rows=config.ranks_per_part).get_group("rows")

@@ -105,6 +105,10 @@ class Fsdp2Strategy(Generic[T]):
         return output_head(self._model.model, lambda part: whole(part).to(self._dtype))
 
     def train(self, batch: B, loss: TermsLoss[T, B]) -> Metrics:
+        """Sum gradients over micro-batches, reduce them in the last, take a step.
+
+        Collective. See `TrainStrategy.train`.
+        """
         update, info = require_trainable(self._update), self._rank_info
         metrics = LossMetrics(len(batch), info.dp_size)
         self._model.train()

@@ -42,7 +42,7 @@ def save(path: Path, model: MegatronModel, update: Update) -> None:
 
 
 def load(path: Path, model: MegatronModel, update: Update) -> None:
-    """Restore what `save` wrote. The ranks wait for each other only at the end.
+    """Restore what `save` wrote. Collective, but the ranks wait for each other only at the end.
 
     The layout may differ from that of the saving run. A rank that the saving run did not have keeps
     its random states.

@@ -105,6 +105,10 @@ class MegatronStrategy:
         )
 
     def train(self, batch: B, loss: TermsLoss[PolicyTerms, B]) -> Metrics:
+        """Run all micro-batches through the pipeline, forward and backward, then take a step.
+
+        Collective. See `TrainStrategy.train`.
+        """
         update = require_trainable(self._update)
         batch.require("token_weights", made_by="token_weights")
         info = self._rank_info

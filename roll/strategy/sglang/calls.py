@@ -56,7 +56,7 @@ class Calls:
 
         Returns:
             A future of the method's result or error; of a ConnectionError if the other process has
-            ended.
+            ended. Cancelling it does not end the method.
         """
         waiting: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         if self._ended:
@@ -68,7 +68,7 @@ class Calls:
         return waiting
 
     def end(self) -> None:
-        """Close the socket, which tells the other process to end."""
+        """Close the socket, which tells the other process to end; calls under way fail."""
         if self._listening is not None:
             self._listening.cancel()
             self._writer.close()

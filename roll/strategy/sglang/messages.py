@@ -67,7 +67,7 @@ async def read(reader: asyncio.StreamReader) -> Any:
 
 
 def write(writer: asyncio.StreamWriter, message: object) -> None:
-    """Queue a message; the event loop sends it later."""
+    """Queue a message; the event loop sends it later, or drops it if the other process is gone."""
     writer.write(_packed(message))
 
 
@@ -77,13 +77,14 @@ def read_now(connection: socket.socket) -> Any:
     Raises:
         EOFError, ConnectionError: the other process has ended.
     """
+    # Unbuffered: `server.main` then hands the socket to asyncio; reading ahead would lose calls.
     with connection.makefile("rb", buffering=0) as stream:
         (length,) = _LENGTH.unpack(_exactly(stream.read, _LENGTH.size))
         return pickle.loads(_exactly(stream.read, length))
 
 
 def write_now(connection: socket.socket, message: object) -> None:
-    """Send a message without an event loop."""
+    """Send a message without an event loop; ConnectionError if the other process has ended."""
     connection.sendall(_packed(message))
 
 

@@ -31,6 +31,8 @@ STAND_INS = Path(__file__).parent / "stand_ins"
 def main(fd: int) -> None:
     """Start SGLang as the first message says, and serve calls until the worker ends.
 
+    If the engine cannot start, send the error as answer 0, then raise it.
+
     Args:
         fd: file descriptor of the socket to the worker.
     """
@@ -51,7 +53,10 @@ def main(fd: int) -> None:
 
 
 async def _serve(connection: socket.socket, replica: Replica) -> None:
-    """Answer calls, each in a task of its own, until the worker closes its end or dies."""
+    """Send this process's id as answer 0, then answer calls, each in a task of its own.
+
+    Return when the worker closes its end or dies; calls under way are dropped.
+    """
     reader, writer = await asyncio.open_connection(sock=connection)
     write(writer, Answer(0, os.getpid()))
     tasks: set[asyncio.Task[None]] = set()
@@ -66,7 +71,7 @@ async def _serve(connection: socket.socket, replica: Replica) -> None:
 
 
 async def _answer(writer: asyncio.StreamWriter, replica: Replica, call: Call) -> None:
-    """Run a call and send its result or error."""
+    """Run a call and send its result or its exception, as `_known` makes it."""
     try:
         value = await call.method(replica, *call.arguments, **call.options)
     except Exception as error:  # noqa: BLE001 - sent back: the worker raises it again
@@ -76,7 +81,7 @@ async def _answer(writer: asyncio.StreamWriter, replica: Replica, call: Call) ->
 
 
 def _known(error: Exception) -> Exception:
-    """Turn an error into one that the worker can unpickle."""
+    """Return a RollError unchanged, else an EngineError, which the worker can unpickle."""
     if isinstance(error, RollError):
         return error
     return EngineError(f"{type(error).__name__}: {error}")

@@ -22,6 +22,8 @@ def run(
 ) -> ModelOutputs:
     """Run the model's `forward` for the needed tokens of one micro-batch; results are on `device`.
 
+    Collective if ranks share the model or rows. Position 0 is left out.
+
     Args:
         needed_BT: bool mask of the needed tokens, on the CPU.
         entropy: also compute the entropy at each needed token.
@@ -44,15 +46,15 @@ def run(
 def token_terms(
     model: TokenModel[T], batch: TokenBatch, needed_BT: Tensor, device: torch.device, entropy: bool
 ) -> T:
-    """Compute the terms of the needed tokens of one micro-batch, on `device`; zero at others.
+    """Compute the terms of a micro-batch's needed tokens, `[B, T]` on `device`.
 
-    Arguments are those of `run`.
+    They are 0 at other tokens and at position 0. A teacher's terms are empty. Arguments: see `run`.
     """
     return model.terms(run(model, batch, needed_BT, device, entropy))
 
 
 def empty_pass(model: TokenModel[T], device: torch.device) -> Tensor:
-    """Run a forward pass without needed tokens and return a loss of zero.
+    """Run a forward pass without needed tokens and return a loss of zero to run backward from.
 
     A rank that has fewer micro-batches than others uses such passes to join their collectives.
     """
@@ -71,6 +73,8 @@ def score(
     agree: Callable[[int], int],
 ) -> T:
     """Compute the terms of the tokens that `model.needed` selects, on the CPU, without gradients.
+
+    Collective if `agree` is, or ranks share the model. The caller sets evaluation mode.
 
     Args:
         max_tokens: maximum number of tokens in a micro-batch, padding included.

@@ -38,10 +38,12 @@ class Board(Protocol):
         ...
 
     def read(self, key: str, peer: str) -> dict[str, Any]:
-        """Wait until `peer` has posted a note under `key`, and return the note.
+        """Wait for the note under `key` and return it; `peer` only names the late one in the error.
+
+        While the note is missing, a stop ends the wait: first post that this process has left.
 
         Raises:
-            WeightSyncError: the note did not come in time, or a process stopped the transfer.
+            WeightSyncError: the note is late, the board is gone, or the transfer was stopped.
         """
         ...
 
@@ -52,7 +54,10 @@ class Board(Protocol):
 
 
 class SenderNotes:
-    """A sender's side of the handshake; the constructor returns once all processes have agreed."""
+    """A sender's side of the handshake; the constructor returns once all processes have agreed.
+
+    If it raises a WeightSyncError, it has stopped the transfer.
+    """
 
     def __init__(
         self, board: Board, channel: Channel, manifest: Manifest, sender: int, *, verify: bool
@@ -78,6 +83,10 @@ class SenderNotes:
         Returns:
             The leading sender's checksum covers the pieces of all senders, another sender's only
             its own. None if `checksum` is None.
+
+        Raises:
+            WeightSyncError: a process failed, is late or stopped the transfer. It is not stopped
+                here; call `stop`.
         """
         if self._sender > 0:
             total = checksum.hexdigest() if checksum else None
@@ -100,7 +109,11 @@ class SenderNotes:
             self._board.stop(reason)
 
     def _agree(self, manifest: Manifest) -> None:
-        """Check the manifest against sender 0's, post the result, wait until sender 0 says go."""
+        """Check the manifest against sender 0's, post the result, wait until sender 0 says go.
+
+        Raises:
+            WeightSyncError: the manifests differ, or sender 0 is late or stopped the transfer.
+        """
         offer = self._board.read("offer", LEADER)
         key = f"agreed/{sender_name(self._sender)}"
         try:
@@ -112,7 +125,7 @@ class SenderNotes:
         self._board.read("verdict", LEADER)
 
     def _expect(self, step: str, names: list[str]) -> list[dict[str, Any]]:
-        """Wait for a step's notes of all `names`; raise WeightSyncError listing their failures."""
+        """Wait for a step's notes of all `names`, then raise WeightSyncError listing failures."""
         notes = []
         failures = []
         for name in names:
@@ -126,7 +139,10 @@ class SenderNotes:
 
 
 class ReceiverNotes:
-    """A receiver's side of the handshake; the constructor waits for the sender's offer."""
+    """A receiver's side of the handshake; the constructor waits for the sender's offer.
+
+    Every method but `fail` raises the errors of the board; none of them stops the transfer.
+    """
 
     def __init__(self, board: Board, index: int) -> None:
         self._board = board
@@ -140,7 +156,7 @@ class ReceiverNotes:
         """Agree to the manifest and wait until all other processes have agreed.
 
         Raises:
-            WeightSyncError: a process refused, or the sender gave up.
+            WeightSyncError: a process refused, or the sender gave up or is late.
         """
         self._post({"ok": True})
         self._step = "done"
@@ -153,11 +169,14 @@ class ReceiverNotes:
             self._board.stop(f"{self._name}: {reason}")
 
     def end(self) -> str | None:
+        """Wait until all is sent; return the leading sender's checksum, None if it made none."""
         checksum: str | None = self._board.read("end", LEADER)["end"]
         return checksum
 
     def done(self) -> None:
+        """Post that this receiver uses the new weights."""
         self._post({"ok": True})
 
     def _post(self, note: dict[str, Any]) -> None:
+        """Post under the present step: `agreed`, after `accept` `done`."""
         self._board.post(f"{self._step}/{self._name}", note)

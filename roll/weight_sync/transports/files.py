@@ -190,10 +190,13 @@ class FolderBoard:
         self.post(f"left/{self._name}", {"ok": True})
 
     def wait(self, file: Path, peer: str) -> None:
-        """Wait until `file` exists.
+        """Wait until `file` exists; `peer` only names the late one in the error.
+
+        While it is missing, a stop ends the wait: first post that this process has left.
 
         Raises:
-            WeightSyncError: `peer` did not write `file` in time, or a process stopped the transfer.
+            WeightSyncError: `file` is late, as it is if the folder is gone, or the transfer was
+                stopped.
         """
         deadline = time.monotonic() + self._timeout_s
         pause_s, longest_s = _PAUSE_S

@@ -66,7 +66,7 @@ class StoreBoard:
             self.stop(reason)
 
     def raise_if_stopped(self) -> None:
-        """Raise an error if the transfer was stopped.
+        """Raise an error if the transfer was stopped; first post that this process has left.
 
         Raises:
             WeightSyncError: a process stopped the transfer, or the board is gone.

@@ -41,11 +41,13 @@ class Joined:
         return self.parts[0].dtype
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        """Return one numpy array; copy several parts, or for another dtype. `copy` is ignored."""
         one = len(self.parts) == 1
         whole = self.parts[0] if one else np.concatenate(self.parts, axis=self.dim)
         return whole if dtype is None else whole.astype(dtype, copy=False)
 
     def __getitem__(self, index: Any) -> Joined:
+        """Return a slice, as views of the parts; copy only for a step along `dim` that is not 1."""
         slices = list(index if isinstance(index, tuple) else (index,))
         slices += [slice(None)] * (self.dim + 1 - len(slices))
         start, stop, step = slices[self.dim].indices(self.shape[self.dim])
@@ -63,7 +65,11 @@ class Joined:
         return Joined(tuple(found), self.dim)
 
     def reshape(self, *shape: int) -> Joined:
-        """Reshape as numpy does; copy only if a part does not divide into whole new rows."""
+        """Reshape; `shape` must fit, which is not checked where several parts are kept.
+
+        Copy if the parts do not divide into whole new rows, or do not lie end to end along
+        dimension 0.
+        """
         known = max(prod(n for n in shape if n != -1), 1)
         shape = tuple(prod(self.shape) // known if n == -1 else n for n in shape)
         rest = shape[1:]
@@ -75,6 +81,7 @@ class Joined:
         return Joined(tuple(part.reshape(-1, *rest) for part in parts))
 
     def swapaxes(self, one: int, other: int) -> Joined:
+        """Swap two dimensions, both counted from 0 and up, without a copy."""
         dim = {one: other, other: one}.get(self.dim, self.dim)
         return Joined(tuple(part.swapaxes(one, other) for part in self.parts), dim)
 
@@ -87,5 +94,8 @@ class Joined:
 
 
 def join_end_to_end(arrays: Sequence[Joined], dim: int) -> Joined:
-    """Join several arrays into one, end to end along `dim`."""
+    """Join arrays end to end along `dim`; copy those with parts along another dimension.
+
+    That the other dimensions agree is not checked.
+    """
     return Joined(tuple(part for array in arrays for part in array.along(dim)), dim)

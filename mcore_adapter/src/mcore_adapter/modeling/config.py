@@ -130,7 +130,7 @@ def model_config(
 def _own_values(
     config: Config, fields: Fields, sizes: ParallelSizes, options: BuildOptions
 ) -> dict[str, Any]:
-    """Return the values of Megatron-Core's config that the model's own config gives.
+    """Return the values of Megatron-Core's config that the model's own config and options give.
 
     Raises:
         ConfigError: the options ask for MTP layers, and the model has none.
@@ -153,13 +153,13 @@ def _own_values(
 def _common_values(
     sizes: ParallelSizes, options: BuildOptions, own: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the values of Megatron-Core's config that do not depend on the family of the model.
+    """Return the values of the config that do not depend on the family, some on CUDA's presence.
 
     Args:
-        own: values of the model, see `_own_values`.
+        own: values of the model, see `_own_values`; the caller lets them override these.
 
     Raises:
-        LayoutError: the options do not fit a model with experts.
+        LayoutError: layers do not divide over stages, or options do not fit a model with experts.
     """
     sparse, cuda = "num_moe_experts" in own, torch.cuda.is_available()
     return {
@@ -262,6 +262,9 @@ def _layout(sizes: ParallelSizes, num_layers: int, further: int) -> list[list[st
 
     The layout is always explicit, so that ownership is what `ParallelSizes` says. None if there is
     only one stage.
+
+    Raises:
+        LayoutError: the layers do not divide over the stages.
     """
     if sizes.pp == 1:
         return None

@@ -147,9 +147,10 @@ class Policy:
     def _loss(
         self, logits_BTV: Tensor, of: Micro, reduce: Reduce[Result]
     ) -> tuple[Tensor, Result | None]:
-        """Return the loss of a micro-batch and the result to keep.
+        """Return the loss of a micro-batch, for Megatron-Core to divide, and the result to keep.
 
-        A micro-batch without sequences has the loss 0 and the result None.
+        A micro-batch without sequences has the loss 0 and the result None. Collective over the
+        tensor parallel ranks.
         """
         if not of.sequences:
             return logits_BTV[:0].float().sum(), None
@@ -182,7 +183,8 @@ class Policy:
         tokens with fewer than `ahead` tokens before them are left out.
 
         Args:
-            logits_BTV: logits of the next layer's predictions, `[B, T, padded vocabulary / tp]`.
+            logits_BTV: logits of the layer that predicts `ahead` tokens ahead,
+                `[B, T, padded vocabulary / tp]`.
             ahead: distance of the predicted token; 1: the next token.
 
         Returns:

@@ -26,12 +26,12 @@ def references(
     """Return the reference log-probabilities of the sequences of a dataset.
 
     Values that are not in the file yet are computed with the present weights of `policy`, without
-    its adapter, and are added to the file. This is a collective: all ranks call it.
+    its adapter, and rank 0 adds them to the file. Collective: every rank must see `path`.
 
     Args:
         dataset: dataset of pairs.
         examples: numbers of the examples whose values are needed.
-        path: file that keeps the values.
+        path: file of the values; ConfigError if of another dataset, DataError if damaged.
         per_step: number of examples that are computed together.
 
     Returns:

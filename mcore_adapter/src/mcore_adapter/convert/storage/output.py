@@ -29,7 +29,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 def complete_or_absent(dst: Path, num_bytes: int, *, flush: bool = True) -> Iterator[Path]:
     """Yield the folder to write to; rename it to `dst` when the block ends without an error.
 
-    After an error or a signal the folder is removed.
+    Missing parent folders are made. After an error or a signal the folder itself is removed.
 
     Args:
         num_bytes: number of bytes that will be written.
@@ -69,7 +69,7 @@ def complete_or_absent(dst: Path, num_bytes: int, *, flush: bool = True) -> Iter
 
 
 def refuse_existing(dst: Path) -> None:
-    """Raise `ConversionError` if `dst` exists, even as a broken link."""
+    """Raise `ConversionError` if `dst` exists, even as an empty folder or a broken link."""
     if dst.exists() or dst.is_symlink():
         raise ConversionError(f"{dst} exists; name a folder that does not, or remove it")
 
@@ -82,7 +82,11 @@ def _check_space(folder: Path, num_bytes: int) -> None:
 
 
 def _rename(partial: Path, dst: Path, *, flush: bool) -> None:
-    """Give a complete folder its final name, before and after which `flush` waits for the disk."""
+    """Rename a complete folder; `flush` waits for the disk before and after.
+
+    Raises:
+        ConversionError: `dst` exists, even as an empty folder or a broken link.
+    """
     if flush:
         for path in [*partial.rglob("*"), partial]:
             wait_for_disk(path)
@@ -98,7 +102,10 @@ def _size(num_bytes: int) -> str:
 
 
 def _clear_abandoned(dst: Path) -> None:
-    """Remove the hidden folders that killed conversions to `dst` left behind; keep locked ones."""
+    """Remove the hidden folders that killed conversions to `dst` left behind; keep locked ones.
+
+    The caller holds `_locked(dst.parent)`.
+    """
     left = re.compile(re.escape(f".{dst.name}.partial-") + "[0-9a-f]{8}")
     for folder in [path for path in dst.parent.iterdir() if left.fullmatch(path.name)]:
         if folder.is_symlink() or not folder.is_dir():
@@ -108,7 +115,11 @@ def _clear_abandoned(dst: Path) -> None:
 
 
 def _remove_unless_locked(folder: Path) -> None:
-    """Remove a hidden folder whose owner has ended; one that is locked is written to now."""
+    """Remove a hidden folder whose owner has ended; keep a locked one, which is written to now.
+
+    Raises:
+        FileNotFoundError: its owner has just renamed or removed it.
+    """
     lock = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -135,7 +146,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def wait_for_disk(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
+    """Wait until a file, or a folder's list of entries without their contents, is on the disk."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)

@@ -149,13 +149,13 @@ def _chat(
 def _bounds_of_turn(
     turn: int, messages: Sequence[Message], tokens: list[int], tokenizer: Tokenizer, name: str
 ) -> tuple[int, int]:
-    """Return start and end of an assistant's turn in `tokens`, the rendering of all messages.
+    """Return the bounds of an assistant's turn, without its header, in `tokens` (all messages).
 
     They are found by rendering: first the messages before the turn with the generation prompt, then
-    the messages up to and including it.
+    the messages up to and including it. A first message starts at 0, header included.
 
     Raises:
-        DataError: a rendering does not start with the one before.
+        DataError: the template fails, or a longer rendering does not begin with a shorter one.
     """
     given = _render(messages[:turn], tokenizer, ask=True)
     until = _render(messages[: turn + 1], tokenizer)
@@ -170,7 +170,7 @@ def _bounds_of_turn(
 
 
 def _render(messages: Sequence[Message], tokenizer: Tokenizer, *, ask: bool = False) -> list[int]:
-    """Return the tokens of messages in the model's chat template.
+    """Return the tokens of messages in the chat template of the model, which must have one.
 
     Args:
         messages: messages; without any, the result is empty.
