@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from mcore_adapter.convert.conversion_plan import check_layout
 from mcore_adapter.convert.storage.folders import open_hf
-from mcore_adapter.errors import DataError, McoreAdapterError
+from mcore_adapter.errors import DataError
 from mcore_adapter.models import table_of
 from mcore_adapter.train.data import dataset
 from mcore_adapter.train.data.dataset import Dataset
@@ -75,26 +75,25 @@ def prepare(settings: Settings, device: torch.device) -> Run:
 
 
 def _dataset(path: Path, folder: Folder, settings: Settings) -> Dataset:
-    """Return the dataset of a data file: rank 0 encodes the file, and all ranks map the result.
+    """Return the dataset of a file, which rank 0 encodes unless an earlier run did.
 
-    This is a collective: all ranks call it.
+    Collective: every rank must see `path` and `folder`.
 
     Raises:
-        DataError: rank 0 could not read the file.
+        DataError: on other ranks than 0, that rank 0 failed; on any, that the result is damaged.
+        Exception: on rank 0, its own error, such as DataError, ConfigError or OSError.
     """
-    name = dataset.digest(path, settings)
-    target = folder.tokens(name)
-    failed: list[bool] = [False]
+    failed: list[bool] = [True]
     try:
+        name = dataset.digest(path, settings)
+        target = folder.tokens(name)
         if dist.get_rank() == 0:
             dataset.prepare(path, target, settings)
-    except McoreAdapterError:
-        failed = [True]
-        raise
+        failed = [False]
     finally:
-        dist.broadcast_object_list(failed, src=0)
+        dist.broadcast_object_list(failed, src=0)  # also after an error, for which others wait
     if failed[0]:
-        raise DataError(f"rank 0 could not read {path}")
+        raise DataError(f"rank 0 could not encode {path}; its own error says why")
     return dataset.read(target, name, settings.sequences_per_example)
 
 

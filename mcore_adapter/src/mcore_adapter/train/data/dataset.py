@@ -114,7 +114,7 @@ def digest(path: Path, settings: Settings) -> str:
 
 
 def prepare(path: Path, target: Path, settings: Settings) -> None:
-    """Encode a data file and write its arrays, unless the target exists.
+    """Encode a data file and write its arrays, unless the target exists. For one rank only.
 
     Args:
         path: data file.
@@ -124,6 +124,7 @@ def prepare(path: Path, target: Path, settings: Settings) -> None:
         DataError: a row cannot be used (the message has its file and line), or no row is left to
             train on.
         ConfigError: the folder of the model has no usable tokenizer.
+        OSError: the data file cannot be read, or the target not written.
     """
     if target.is_file():
         return
