@@ -20,18 +20,26 @@ LEARNERS = {
     "deepspeed": "roll.strategy.deepspeed.train",
     "megatron": "roll.strategy.megatron.train",
 }
-"""Modules by kind of strategy. Engines that are not listed start processes of their own, which are
-not forked from a process that has imported torch."""
+"""Modules by kind of strategy. An engine that is not listed starts new interpreters."""
+ENGINES_APART = {"vllm": "roll.strategy.vllm.preload"}
+"""Modules of engines that change other packages when they are imported."""
 
 
 def preloads(config: RunConfig) -> list[str]:
-    """Return the names of the modules that the workers of this run need."""
+    """Return the names of the modules that the workers of this run need, but for those of engines
+    that are loaded apart."""
     found = dict.fromkeys(SHARED)
     for role in config.roles.values():
         modules = ENGINES if isinstance(role, InferRole) else LEARNERS
         if (module := modules.get(role.strategy.kind)) is not None:
             found[module] = None
     return list(found)
+
+
+def engine_preloads(config: RunConfig) -> list[str]:
+    """Return the names of the modules that workers with an engine need in addition."""
+    kinds = [role.strategy.kind for role in config.roles.values() if isinstance(role, InferRole)]
+    return [ENGINES_APART[kind] for kind in kinds if kind in ENGINES_APART]
 
 
 @contextmanager
@@ -43,5 +51,5 @@ def forking(config: RunConfig) -> Iterator[ForkServer | None]:
     if not here or cluster.platform == "cuda" or count_gpus() or not can_fork():
         yield None
         return
-    with ForkServer(preloads(config)) as server:
+    with ForkServer(preloads(config), engine_preloads(config)) as server:
         yield server

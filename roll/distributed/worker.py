@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Awaitable
+from typing import ClassVar
 
 from roll.core.types import RankInfo, WorkerSpec
 from roll.platform import get_platform
@@ -20,6 +21,9 @@ class Worker:
     and its asynchronous methods run concurrently. Any other class runs one call at a time. On Ray,
     each worker has its own process.
     """
+
+    starts_processes: ClassVar[bool] = False
+    """True if workers of this class start processes that need the same slow imports."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.spec = spec

@@ -21,6 +21,8 @@ from roll.weight_sync.transport_choice import Endpoint
 class InferWorker(Worker):
     """A replica of `actor_infer`. All methods run on one event loop, which serves many requests."""
 
+    starts_processes = True
+
     def __init__(
         self, spec: WorkerSpec, role: InferRole, model: ModelConfig, max_model_len: int
     ) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.commands.preloads import ENGINES, LEARNERS, SHARED
+from roll.commands.preloads import ENGINES, ENGINES_APART, LEARNERS, SHARED
 from roll.distributed.on_ray.environment import WORKER_TOKEN
 from roll.distributed.processes import fork_client
 from roll.distributed.processes.fork_server import ONLY_AT_LOAD, ForkServer
@@ -43,11 +43,13 @@ def server() -> Iterator[ForkServer]:
         yield server
 
 
-def started(server: ForkServer, folder: Path, code: str, **env: str) -> subprocess.Popen[str]:
+def started(
+    server: ForkServer, folder: Path, code: str, *, command: str | None = None, **env: str
+) -> subprocess.Popen[str]:
     script = folder / "script.py"
     script.write_text(code)
     return subprocess.Popen(
-        f"exec {server.python} -s {script} one 'two three'",
+        f"exec {command or server.python} -s {script} one 'two three'",
         shell=True,
         cwd=folder,
         env={"PATH": os.environ["PATH"], **env},
@@ -179,9 +181,24 @@ def test_the_server_ends_with_a_driver_that_is_killed() -> None:
     assert eventually(lambda: not lives(int(done.stdout)))
 
 
-@pytest.mark.parametrize("kinds", [["fsdp2", "hf"], ["deepspeed"], ["megatron"]], ids=str)
+def test_an_engines_modules_are_in_forks_for_engines_alone(tmp_path: Path) -> None:
+    code = "import sys; print('decimal' in sys.modules, 'colorsys' in sys.modules)"
+    with ForkServer(["decimal"], ["colorsys"]) as server:
+        assert started(server, tmp_path, code).communicate(timeout=LIMIT_S)[0] == "True False\n"
+        engine = started(server, tmp_path, code, command=server.engine_python)
+        assert engine.communicate(timeout=LIMIT_S)[0] == "True True\n"
+        assert isinstance(server.engine_python, str)
+        name = server.engine_python.split()[-1]
+        server.close()
+        assert eventually(lambda: name not in Path("/proc/net/unix").read_text())
+    with ForkServer(["decimal"]) as server:
+        assert server.engine_python is None
+
+
+@pytest.mark.parametrize("kinds", [["fsdp2", "hf"], ["deepspeed"], ["megatron"], ["vllm"]], ids=str)
 def test_what_is_imported_starts_no_thread_and_not_ray(kinds: list[str]) -> None:
-    modules = [*SHARED, *ENGINES.values(), *(LEARNERS[kind] for kind in kinds)]
+    apart = LEARNERS | ENGINES_APART
+    modules = [*SHARED, *ENGINES.values(), *(apart[kind] for kind in kinds)]
     code = (
         "import importlib, os, sys\n"
         "sys.modules.setdefault('triton', None)\n"

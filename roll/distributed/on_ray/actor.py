@@ -22,6 +22,8 @@ from roll.distributed.dispatch import Call
 from roll.distributed.on_ray.environment import WORKER_TOKEN, actor_env
 from roll.distributed.on_ray.host import BESIDE_GROUP, WATCH_GROUP, AsyncHost, HostInfo, SyncHost
 from roll.distributed.on_ray.members import Member
+from roll.distributed.processes.child_forks import FORKS_CHILDREN
+from roll.distributed.processes.fork_server import ForkServer
 from roll.distributed.processes.reaper import end_marked
 from roll.distributed.watchdog import Watchdog
 from roll.distributed.worker import is_async
@@ -62,8 +64,8 @@ class ActorSettings:
     """True if all workers are on this machine, on a Ray that the run has started."""
     python_path: tuple[str, ...]
     """Folders with user code, which workers search first for modules."""
-    python: str | None
-    """Command with which Ray starts workers, in place of Python; None: Python."""
+    fork_server: ForkServer | None
+    """Makes the processes of workers; None: they are new interpreters."""
     start_timeout_s: float
     """Time limit for the start of a cluster or of a worker, in seconds."""
     call_timeout_s: float
@@ -112,12 +114,12 @@ class RayActor:
             keep_memory=settings.platform == "cpu" and not asynchronous,
             single_host=settings.single_node,
         )
+        python = _python(settings.fork_server, recipe.worker_cls, env)
         options: dict[str, Any] = {
             "num_cpus": 0,
             "num_gpus": 0,
             "max_restarts": 0,
-            "runtime_env": {"env_vars": env}
-            | ({"py_executable": settings.python} if settings.python else {}),
+            "runtime_env": {"env_vars": env} | python,
             "scheduling_strategy": self._where,
         }
         if asynchronous:
@@ -197,6 +199,17 @@ class RayActor:
         arrives; empty if Ray does not know it any more."""
         nodes = placement_group_table(self._own.group).get("bundles_to_node_id", {})
         return str(nodes.get(self._own.bundle, ""))
+
+
+def _python(server: ForkServer | None, worker_cls: type, env: dict[str, str]) -> dict[str, str]:
+    """Return the option of a runtime environment that has the server fork the worker; empty without
+    a server. A worker that starts an engine gets a variable in `env` for forks of its own."""
+    if server is None:
+        return {}
+    if getattr(worker_cls, "starts_processes", False) and server.engine_python:
+        env[FORKS_CHILDREN] = "1"
+        return {"py_executable": server.engine_python}
+    return {"py_executable": server.python}
 
 
 def _actor_class(name: str, host: type[AsyncHost | SyncHost]) -> Any:

@@ -80,8 +80,8 @@ class ResourceManager:
             self.close(graceful=False)
             raise
         forks = self.layout.platform == "cpu" and self.layout.nodes == 1 and not address
-        python = fork_server.python if fork_server is not None and forks else None
-        self._settings = self._actor_settings(config, python_path, python, joined)
+        server = fork_server if forks else None
+        self._settings = self._actor_settings(config, python_path, server, joined)
 
     @property
     def platform(self) -> str:
@@ -183,13 +183,17 @@ class ResourceManager:
         return layout, usable_nodes(nodes, layout)
 
     def _actor_settings(
-        self, config: ClusterConfig, python_path: Sequence[str], python: str | None, joined: bool
+        self,
+        config: ClusterConfig,
+        python_path: Sequence[str],
+        fork_server: ForkServer | None,
+        joined: bool,
     ) -> ActorSettings:
         return ActorSettings(
             platform=self.layout.platform,
             single_node=self.layout.nodes == 1 and not joined,
             python_path=tuple(os.path.abspath(folder) for folder in python_path),
-            python=python,
+            fork_server=fork_server,
             start_timeout_s=config.start_timeout_s,
             call_timeout_s=config.call_timeout_s,
         )

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from roll.distributed.processes.child_forks import forked_children
 from roll.platform.rendezvous import serve_on_named_address
 
 DEFAULT_CPU_KV_CACHE_BYTES = 64 << 20
@@ -62,6 +64,26 @@ def engine_environment(
     if platform == "cpu":
         wanted["VLLM_CPU_OMP_THREADS_BIND"] = thread_binding(cores, processes)
     return wanted
+
+
+@contextmanager
+def forked_core() -> Iterator[None]:
+    """Let vLLM start its core as a fork during the block, if this process can have forks made;
+    otherwise the core is a new interpreter, as vLLM wants it in Ray actors."""
+    with forked_children() as context:
+        if context is None:
+            yield
+            return
+        from vllm.v1.engine import utils
+
+        # The core has threads when it starts processes for further ranks.
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+        of_vllm = utils.get_mp_context
+        utils.get_mp_context = lambda: context
+        try:
+            yield
+        finally:
+            utils.get_mp_context = of_vllm
 
 
 def yield_cores() -> None:

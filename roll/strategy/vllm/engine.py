@@ -31,6 +31,7 @@ from roll.strategy.vllm.arguments import engine_arguments
 from roll.strategy.vllm.compat import (
     engine_environment,
     forget_aborted_groups,
+    forked_core,
     keep_deaths_quiet,
 )
 from roll.strategy.vllm.endpoint import Endpoint
@@ -265,7 +266,8 @@ class VllmEngine:
             seed=self._spec.seed,
             cpu=cpu,
         )
-        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+        with forked_core():
+            self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
 
     async def _generate(self, request: GenerateRequest) -> list[Completion]:
         """Run a request in vLLM to its end; return its completions in the order of siblings."""

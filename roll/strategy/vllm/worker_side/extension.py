@@ -79,7 +79,8 @@ class WeightLoader:
         """Kill this process and the engine's core as soon as process `owner` ends.
 
         vLLM's core does not notice when the process that started it is killed. If the model runs
-        in the core itself, the parent of this process is the owner, which has ended already.
+        in the core itself, the parent of this process is the owner, which has ended already, or the
+        owner's server of forks.
         """
         core = os.getppid()
         handle = os.pidfd_open(owner)

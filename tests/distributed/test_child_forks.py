@@ -1,0 +1,120 @@
+"""A worker that is a fork has its own children forked, although it has threads by then."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from roll.distributed.on_ray.environment import WORKER_TOKEN
+from roll.distributed.processes.child_forks import FORKS_CHILDREN, forked_children
+from roll.distributed.processes.fork_server import ForkServer
+from roll.distributed.processes.reaper import end_marked
+from tests.distributed.test_fork_server import LIMIT_S, eventually, lives, started
+
+JOBS = """
+import json, os, sys, time
+
+def tell(number):
+    found = {
+        "number": number, "had": "decimal" in sys.modules, "env": dict(os.environ),
+        "pid": os.getpid(), "cwd": os.getcwd(), "main": "ran" in vars(sys.modules["__main__"]),
+    }
+    print(json.dumps(found), flush=True)
+    sys.exit(number)
+
+def sleep():
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+"""
+WORKER = """
+import os, sys, threading
+import jobs
+from roll.distributed.processes.child_forks import forked_children
+
+ran = True
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+os.environ["LATER"] = "1"
+with forked_children() as context:
+    child = context.Process(target=jobs.{job}, args={args})
+    os.environ["LATEST"] = "2"
+    child.start()
+with forked_children() as context:
+    assert context is None, "the server was given away twice"
+child.join()
+print(child.exitcode, flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    with ForkServer(["decimal", "roll.distributed.processes.child_forks"]) as server:
+        yield server
+
+
+def worker(
+    server: ForkServer, folder: Path, job: str, *args: int, **env: str
+) -> subprocess.Popen[str]:
+    (folder / "jobs.py").write_text(JOBS)
+    code = WORKER.format(job=job, args=args)
+    return started(server, folder, code, **{FORKS_CHILDREN: "1", "TMPDIR": str(folder)} | env)
+
+
+def test_a_child_is_a_fork_with_what_the_worker_has_when_it_starts(
+    server: ForkServer, tmp_path: Path
+) -> None:
+    out, err = worker(server, tmp_path, "tell", 5).communicate(timeout=LIMIT_S)
+    assert err == ""
+    told, code = out.splitlines()
+    found = json.loads(told)
+    assert found["number"] == 5
+    assert found["had"], "the child is a new interpreter"
+    assert found["env"]["LATER"] == "1"
+    assert found["env"]["LATEST"] == "2"
+    assert not found["main"], "the worker's program ran again"
+    assert code == "5"
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == [
+        "jobs.py",
+        "script.py",
+    ], "the server's socket was left"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_worker_sees_the_signal_that_ended_its_child(
+    server: ForkServer, tmp_path: Path, number: signal.Signals
+) -> None:
+    client = worker(server, tmp_path, "sleep")
+    assert client.stdout is not None
+    os.kill(int(client.stdout.readline()), number)
+    assert client.communicate(timeout=LIMIT_S)[0] == f"{-number}\n"
+
+
+def test_children_carry_the_mark_of_their_worker(server: ForkServer, tmp_path: Path) -> None:
+    client = worker(server, tmp_path, "sleep", **{WORKER_TOKEN: "a-token"})
+    assert client.stdout is not None
+    child = int(client.stdout.readline())
+    assert end_marked(f"{WORKER_TOKEN}=a-token", LIMIT_S)
+    assert not lives(child)
+
+
+def test_the_server_ends_with_the_worker_and_its_children(
+    server: ForkServer, tmp_path: Path
+) -> None:
+    client = worker(server, tmp_path, "sleep")
+    assert client.stdout is not None
+    child = int(client.stdout.readline())
+    status = Path(f"/proc/{child}/status").read_text().splitlines()
+    parent = next(int(line.split()[1]) for line in status if line.startswith("PPid:"))
+    client.kill()
+    os.kill(child, signal.SIGKILL)
+    assert eventually(lambda: not lives(parent))
+
+
+def test_a_process_without_a_server_has_no_context() -> None:
+    with forked_children() as context:
+        assert context is None
