@@ -134,6 +134,12 @@ def test_what_is_written_plainly_is_what_the_standard_library_writes(tmp_path: P
         assert json.loads((tmp_path / "x.json").read_text()) == json.loads(json.dumps(value))
 
 
+@pytest.mark.parametrize("value", [{2: 3}, [1, {2: 3}], {"a": [[], {2: 3}]}])
+def test_a_key_that_is_no_string_is_refused_wherever_it_is(value: Any) -> None:
+    with pytest.raises(TypeError, match="keys of JSON are strings, not 2"):
+        list(encoded(value))
+
+
 def test_a_state_is_readable_and_no_list_of_tokens_is_cut_into_lines(tmp_path: Path) -> None:
     waiting = [{"version": 1, "group": to_json(group(1000))} for _ in range(20)]
     state = RunState(step=1, sampler={"scheduler": {"waiting": waiting}})
