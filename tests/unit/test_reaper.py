@@ -6,14 +6,22 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from roll.distributed.processes.reaper import end_marked
 
 SLEEP = [sys.executable, "-I", "-S", "-c", "import time; print(flush=True); time.sleep(600)"]
+
+OWNER = (
+    "import sys, time; from roll.distributed.processes.reaper import start_reaper\n"
+    "start_reaper(sys.argv[1]); print(flush=True); time.sleep(600)"
+)
+ROOT = Path(__file__).parents[2]
 
 
 def sleeper(**environ: str) -> subprocess.Popen[bytes]:
@@ -48,3 +56,17 @@ def test_nothing_to_end_is_the_end_too() -> None:
 
 def test_a_time_that_is_over_is_said() -> None:
     assert not end_marked(f"MARK={uuid.uuid4().hex}", timeout_s=0)
+
+
+def test_a_reaper_finds_a_process_that_shows_its_mark_late() -> None:
+    token = uuid.uuid4().hex
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, f"MARK={token}"], cwd=ROOT, stdout=subprocess.PIPE
+    )
+    assert owner.stdout is not None
+    owner.stdout.readline()
+    owner.kill()
+    owner.wait()
+    time.sleep(0.7)
+    late = sleeper(MARK=token)
+    assert late.wait(timeout=20) == -signal.SIGKILL
