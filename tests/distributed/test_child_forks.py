@@ -19,12 +19,15 @@ from tests.distributed.test_fork_server import LIMIT_S, eventually, lives, start
 
 JOBS = """
 import json, os, sys, time
+import setproctitle
 
 def tell(number):
     found = {
         "number": number, "had": "decimal" in sys.modules, "env": dict(os.environ),
         "pid": os.getpid(), "cwd": os.getcwd(), "main": "ran" in vars(sys.modules["__main__"]),
     }
+    setproctitle.setproctitle("a::title")
+    found["title"] = open("/proc/self/cmdline").read().rstrip("\\0")
     print(json.dumps(found), flush=True)
     sys.exit(number)
 
@@ -53,7 +56,7 @@ print(child.exitcode, flush=True)
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
-    with ForkServer(["decimal", "roll.distributed.processes.child_forks"]) as server:
+    with ForkServer(["decimal", "tests.distributed.titles"]) as server:
         yield server
 
 
@@ -77,6 +80,7 @@ def test_a_child_is_a_fork_with_what_the_worker_has_when_it_starts(
     assert found["env"]["LATER"] == "1"
     assert found["env"]["LATEST"] == "2"
     assert not found["main"], "the worker's program ran again"
+    assert found["title"] == "a::title", "runs find vLLM's core by its title"
     assert code == "5"
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == [
         "jobs.py",

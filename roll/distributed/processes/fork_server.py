@@ -46,6 +46,8 @@ class ForkServer:
         prepare_ray()  # marks the forks: the reaper ends them if the driver is killed
         stages = [modules, engine_modules] if engine_modules else [modules]
         self._names = [f"roll_fork_{secrets.token_hex(16)}" for _ in stages]
+        # Not first: the C library moves GLIBC_TUNABLES, and setproctitle starts at the first one.
+        env = {**os.environ, **(ONLY_AT_LOAD | os.environ)}
         with ExitStack() as listeners:
             orders = []
             for name, imported in zip(self._names, stages, strict=True):
@@ -58,7 +60,7 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,  # hides warnings of the imports
-                env=ONLY_AT_LOAD | os.environ,
+                env=env,
                 pass_fds=[descriptor for descriptor, _ in orders],
                 start_new_session=True,
             )

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from roll.distributed.on_ray.environment import environment
 from roll.distributed.processes.child_forks import forked_children
 from roll.platform.rendezvous import serve_on_named_address
 
@@ -76,12 +77,12 @@ def forked_core() -> Iterator[None]:
             return
         from vllm.v1.engine import utils
 
-        # The core has threads when it starts processes for further ranks.
-        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
         of_vllm = utils.get_mp_context
         utils.get_mp_context = lambda: context
         try:
-            yield
+            # The core has threads when it starts processes for further ranks.
+            with environment({"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}):
+                yield
         finally:
             utils.get_mp_context = of_vllm
 

@@ -7,20 +7,20 @@ import sys
 
 import setproctitle
 
+from roll.distributed.on_ray.environment import environment
 from roll.strategy.vllm.compat import engine_environment
 
-# vLLM reads variables when it is imported. Forks replace all of them by their own.
-os.environ.update(engine_environment("cpu", (0,), 1, os.environ))
-
-# The first call finds the memory of the title, beside the environment that forks replace.
+# The first call finds the memory of the title by the environment as it was at the start.
 setproctitle.getproctitle()
 
 # vLLM imports Ray where it can. Ray keeps the environment of its import, which is a worker's own.
 sys.modules["ray"] = None  # type: ignore[assignment]
 try:
-    import vllm.engine.arg_utils
-    import vllm.v1.engine.async_llm
-    import vllm.v1.engine.core
-    import vllm.v1.worker.cpu_worker  # noqa: F401
+    # vLLM reads variables when it is imported.
+    with environment(engine_environment("cpu", (0,), 1, os.environ)):
+        import vllm.engine.arg_utils
+        import vllm.v1.engine.async_llm
+        import vllm.v1.engine.core
+        import vllm.v1.worker.cpu_worker  # noqa: F401
 finally:
     del sys.modules["ray"]
