@@ -27,10 +27,10 @@ LOOKS = 3
 """Number of consecutive searches without a match after which no marked process is left. One is not
 enough, because a process may start while the list of processes is read."""
 
-LAST_LOOKS = 40
-"""The same for a reaper, for which nobody waits: two seconds. Ray starts an agent again that was
-killed before Ray, and a process shows no environment while the kernel loads its program, which
-takes long on a busy machine."""
+LATE_LOOKS = 10
+"""Number of further searches of a reaper, one a second; nobody waits for them. Ray starts an agent
+again that was killed before Ray, and a process shows no environment while the kernel loads its
+program, which takes long on a busy machine."""
 
 
 def start_reaper(token: str) -> None:
@@ -76,15 +76,15 @@ def _carries(process: str, token: str) -> bool:
     return False
 
 
-def end_marked(token: str, timeout_s: float, looks: int = LOOKS) -> bool:
-    """Kill all processes that carry `token` until `looks` searches in a row have found none. Return
-    False if that took longer than `timeout_s`."""
+def end_marked(token: str, timeout_s: float) -> bool:
+    """Kill all processes that carry `token` until none is left. Return False if some are left after
+    `timeout_s`."""
     empty = 0
     deadline = time.monotonic() + timeout_s
-    while empty < looks and time.monotonic() < deadline:
+    while empty < LOOKS and time.monotonic() < deadline:
         empty = 0 if kill_marked(token) else empty + 1
         time.sleep(0.05)
-    return empty == looks
+    return empty == LOOKS
 
 
 def _wait_for_exit(pid: int) -> None:
@@ -117,7 +117,10 @@ def _main(pid: int, token: str) -> None:
     for descriptor in (0, 1, 2):  # otherwise a pipe of a shell or a test would stay open
         os.dup2(null, descriptor)
     _wait_for_exit(pid)
-    end_marked(token, GIVE_UP_S, LAST_LOOKS)
+    end_marked(token, GIVE_UP_S)
+    for _ in range(LATE_LOOKS):
+        time.sleep(1)
+        kill_marked(token)
 
 
 if __name__ == "__main__":
