@@ -54,9 +54,17 @@ print(child.exitcode, flush=True)
 """
 
 
+TITLED_BY_RAY = """
+from ray._raylet import setproctitle
+
+setproctitle("ray::a[0]")
+print(open("/proc/self/cmdline").read().rstrip("\\0"))
+"""
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[ForkServer]:
-    with ForkServer(["decimal", "tests.distributed.titles"]) as server:
+    with ForkServer(["decimal", "setproctitle"]) as server:
         yield server
 
 
@@ -117,6 +125,24 @@ def test_the_server_ends_with_the_worker_and_its_children(
     client.kill()
     os.kill(child, signal.SIGKILL)
     assert eventually(lambda: not lives(parent))
+
+
+def test_ray_names_a_worker_that_has_such_a_server(server: ForkServer, tmp_path: Path) -> None:
+    code = WORKER.format(job="tell", args=(0,)) + TITLED_BY_RAY
+    (tmp_path / "jobs.py").write_text(JOBS)
+    out, err = started(server, tmp_path, code, **{FORKS_CHILDREN: "1"}).communicate(timeout=LIMIT_S)
+    assert err == ""
+    told, _, title = out.splitlines()
+    assert json.loads(told)["title"] == "a::title"
+    assert title == "ray::a[0]"
+
+
+def test_a_worker_that_ends_without_a_child_leaves_no_socket(
+    server: ForkServer, tmp_path: Path
+) -> None:
+    env = {FORKS_CHILDREN: "1", "TMPDIR": str(tmp_path)}
+    assert started(server, tmp_path, "", **env).wait(LIMIT_S) == 0
+    assert eventually(lambda: [path.name for path in tmp_path.iterdir()] == ["script.py"])
 
 
 def test_a_process_without_a_server_has_no_context() -> None:

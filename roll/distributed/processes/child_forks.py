@@ -46,7 +46,8 @@ _held: list[int] = []
 
 
 def start_child_server(script: str) -> None:
-    """Start the server as a fork of this process, which must have no thread but this one.
+    """Start the server as a fork of this process, which must have no thread but this one, and still
+    the environment variables with which its program was started.
 
     Args:
         script: program that this process is about to run. Forks do not run it again, as
@@ -64,11 +65,24 @@ def start_child_server(script: str) -> None:
         if not pid:
             os.close(alive)
             sys.modules["__main__"].__file__ = os.path.normpath(script)
+            _find_title()
             with suppress(BaseException):
                 forkserver.main(listener.fileno(), ended, [])
+            shutil.rmtree(address.parent, ignore_errors=True)  # the worker may have ended first
             os._exit(0)
         os.close(ended)
     _server = _ChildServer(pid, address, alive)
+
+
+def _find_title() -> None:
+    """Let the forks of this process set their title with setproctitle.
+
+    The first call of the package looks for the memory of the title just before the environment
+    variables, and moves these. So it must come before they are replaced, and not in the worker:
+    Ray has a copy of the package, which then would not find the memory.
+    """
+    if setproctitle := sys.modules.get("setproctitle"):
+        setproctitle.getproctitle()
 
 
 @contextmanager

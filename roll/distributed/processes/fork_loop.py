@@ -183,7 +183,6 @@ def _receive(client: socket.socket, streams: list[int]) -> _ForkRequest:
 def _become(wanted: _ForkRequest) -> None:
     """Turn this fork into the requested Python process, with the modules already imported."""
     os.setpgid(0, 0)  # Ray kills the rest of a worker's process group at its end
-    replace_environment(wanted.env)
     os.chdir(wanted.cwd)
     _mark(wanted.env)
     if WITHOUT_TRITON not in wanted.env:
@@ -203,6 +202,7 @@ def _become(wanted: _ForkRequest) -> None:
     sys.argv[:] = argv
     if FORKS_CHILDREN in wanted.env:
         start_child_server(script)
+    replace_environment(wanted.env)
     runpy.run_path(script, run_name="__main__")
 
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import sys
 
-import setproctitle
+import setproctitle  # noqa: F401  # vLLM's cores set their title with it
 
 from roll.distributed.on_ray.environment import environment
 from roll.strategy.vllm.compat import engine_environment
-
-# The first call finds the memory of the title by the environment as it was at the start.
-setproctitle.getproctitle()
 
 # vLLM imports Ray where it can. Ray keeps the environment of its import, which is a worker's own.
 sys.modules["ray"] = None  # type: ignore[assignment]
