@@ -8,9 +8,11 @@ writes the measurements to `looks.jsonl` in the folder of `--out`.
 For every process it prints the memory (a line fitted to all measurements after the first tenth of
 the steps), and open files and threads at the beginning and at the end of these; also shared memory,
 and the step time in the first and in the last tenth. It checks that every sample of every step was
-there exactly once, is complete, and is not older than allowed.
+there exactly once, is complete, and is not older than allowed. Engines that are killed every few
+minutes live too short for a line; `--kill-until` lets the last ones live to the end of the run.
 
-    python benchmarks/soak.py [--steps 3000] [--kill-every 120] [--out outputs/soak] [key=value ...]
+    python benchmarks/soak.py [--steps 4500] [--kill-every 120] [--kill-until 3000]
+        [--out outputs/soak] [key=value ...]
 
 The exit code is 1 if the memory of any process grows by a megabyte or more in 1,000 steps, if steps
 of the last tenth take more than 5 % longer than those of the first, or if a sample is missing or
@@ -138,6 +140,7 @@ def soak(args: argparse.Namespace) -> tuple[Books, Samples, list[str]]:
     dice, books = random.Random(args.seed), Books(args.out / "looks.jsonl")
     records, log = args.out / "run" / "metrics.jsonl", args.out / "run.log"
     samples, kills = Samples(args.out / "run" / "rollouts"), []
+    until = args.steps if args.kill_until is None else args.kill_until
     with log.open("w") as output:
         run = subprocess.Popen(command(args), cwd=ROOT, stdout=output, stderr=output)
         kill_at = None
@@ -150,7 +153,7 @@ def soak(args: argparse.Namespace) -> tuple[Books, Samples, list[str]]:
                 now_s = time.monotonic()
                 if done and kill_at is None:
                     kill_at = now_s + args.kill_every
-                elif kill_at is not None and now_s >= kill_at and done < args.steps:
+                elif kill_at is not None and now_s >= kill_at and done < until:
                     kills.append(f"step {done}: {kill_one(dice)}")
                     print(f"killed at {kills[-1]}", flush=True)
                     kill_at = now_s + args.kill_every
@@ -221,6 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("overrides", nargs="*", help="key=value of the run")
     add("--steps", type=int, default=3000)
     add("--kill-every", type=float, default=120, help="seconds between two kills")
+    add("--kill-until", type=int, help="step of the last kill at the latest (default: no end)")
     add("--checkpoint-every", type=int, default=200, help="steps")
     add("--seed", type=int, default=0, help="of the kills")
     add("--out", type=Path, default=Path("outputs/soak"), help="is emptied first")

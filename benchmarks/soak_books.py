@@ -41,8 +41,8 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Growth of the processes with one name (a process and its successors) after the first tenth of
-    the run."""
+    """Growth of a process after the first tenth of the run. Of a process and its successors, which
+    have the same name, it is that of the one with the most steps."""
 
     name: str
     lives: int
@@ -81,27 +81,29 @@ class Books:
                 threads = _threads(pid)
                 files = len(os.listdir(f"/proc/{pid}/fd"))
                 age_s = _age_s(pid)
-                self._names[pid] = _name(pid)
+                name = _name(pid)
             except (OSError, IndexError, ValueError):  # the process has ended meanwhile
                 continue
             shared_mb += sizes.get("Pss_Shmem", 0.0)
             memory_mb = sizes.get("Anonymous", 0.0)
-            self._looks[pid].append(Look(step, age_s, memory_mb, files, threads))
-            self._write({"pid": pid, "name": self._names[pid], **asdict(self._looks[pid][-1])})
+            self.take(pid, name, Look(step, age_s, memory_mb, files, threads))
         self._shared.append((step, shared_mb))
 
-    def _write(self, look: dict[str, object]) -> None:
+    def take(self, pid: int, name: str, look: Look) -> None:
+        """Add a measurement of the process `pid`, which has this name."""
+        self._names[pid] = name
+        self._looks[pid].append(look)
         if self.record is not None:
             with self.record.open("a") as file:
-                file.write(json.dumps(look) + "\n")
+                file.write(json.dumps({"pid": pid, "name": name, **asdict(look)}) + "\n")
 
     def looks(self, pid: int) -> list[Look]:
         """Return all measurements of one process."""
         return list(self._looks[pid])
 
     def growths(self, steps: int) -> list[Growth]:
-        """Return the growth for every process name that has measurements over at least a tenth of
-        the steps, with the largest slope first.
+        """Return the growth for every process name of which one process has measurements over at
+        least a tenth of the steps, with the largest slope first.
 
         Args:
             steps: number of steps of the whole run.
@@ -120,41 +122,34 @@ class Books:
                 ]
                 for pid in own
             ]
-            if sum(looks[-1].step - looks[0].step for looks in grown if looks) >= steps / 10:
-                found.append(fitted(name, len(own), [looks for looks in grown if looks]))
+            longest = max(grown, key=lambda looks: looks[-1].step - looks[0].step if looks else 0)
+            if longest and longest[-1].step - longest[0].step >= steps / 10:
+                found.append(fitted(name, len(own), longest))
         return sorted(found, key=lambda growth: -growth.mb_per_1000_steps)
 
     def shared(self, steps: int) -> Growth:
         """Return the growth of the shared memory that all processes together have mapped. Files in
         shared memory that no process has mapped are not counted."""
         late = [Look(step, 0, mb, 0, 0) for step, mb in self._shared if step >= steps / 10]
-        return fitted(SHARED, 1, [late])
+        return fitted(SHARED, 1, late)
 
 
-def fitted(name: str, lives: int, grown: Sequence[Sequence[Look]]) -> Growth:
-    """Fit one slope to the memory of all processes of a name, and return the growth.
-
-    Each process has a level of its own: where one of them begins says nothing about growth.
+def fitted(name: str, lives: int, looks: Sequence[Look]) -> Growth:
+    """Fit a line to the memory of one process, and return the growth.
 
     Args:
-        name: name of the processes.
+        name: name of the process.
         lives: number of processes that had this name.
-        grown: measurements of each process, in the order of their steps.
+        looks: measurements, in the order of their steps.
     """
-    looks = [look for own in grown for look in own]
-    steps, memory = [], []
-    for own in grown:
-        level_step, level_mb = fmean(o.step for o in own), fmean(o.memory_mb for o in own)
-        steps += [look.step - level_step for look in own]
-        memory += [look.memory_mb - level_mb for look in own]
-    slope = linear_regression(steps, memory, proportional=True).slope
-    level = fmean(look.memory_mb for look in looks)
+    steps = [look.step for look in looks]
+    slope, start = linear_regression(steps, [look.memory_mb for look in looks])
     tenth = max(1, len(looks) // 10)
     first, last = looks[:tenth], looks[-tenth:]
     return Growth(
         name,
         lives,
-        (level + slope * min(steps), level + slope * max(steps)),
+        (start + slope * steps[0], start + slope * steps[-1]),
         1000 * slope,
         (fmean(look.files for look in first), fmean(look.files for look in last)),
         (fmean(look.threads for look in first), fmean(look.threads for look in last)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def test_a_group_that_two_steps_train_on_is_found(tmp_path: Path) -> None:
 
 def test_a_slope_is_that_of_the_line_through_all_looks() -> None:
     looks = [Look(step, 100, 50 + 0.002 * step, 10 + step // 100, 4) for step in range(100, 1000)]
-    growth = fitted("driver", 2, [looks])
+    growth = fitted("driver", 2, looks)
     assert growth.mb_per_1000_steps == pytest.approx(2)
     assert growth.memory_mb == pytest.approx((50.2, 51.998))
     assert growth.files[0] < growth.files[1]
@@ -85,12 +86,17 @@ def test_a_slope_is_that_of_the_line_through_all_looks() -> None:
     assert "| driver | 2 | 50.2 | 52.0 | +2.00 |" in row(growth)
 
 
-def test_lives_of_one_name_share_a_slope_and_no_level() -> None:
-    lives = [
-        [Look(step, 400, level + 0.003 * step, 4, 4) for step in range(begin, begin + 200)]
-        for begin, level in ((100, 50.0), (500, 20.0), (900, 80.0))
-    ]
-    assert fitted("engine", 3, lives).mb_per_1000_steps == pytest.approx(3)
+def test_of_processes_that_replace_each_other_the_one_with_most_steps_counts() -> None:
+    books = Books()
+    lives = ((100, 200, 9.0), (300, 600, 3.0), (900, 100, 7.0))
+    for pid, (begin, steps, slope) in enumerate(lives):
+        for step in range(begin, begin + steps):
+            look = Look(step, 400, pid + slope / 1000 * step, 4, 4)
+            books.take(pid, "engine", look)
+            books.take(pid + 10, "young", replace(look, age_s=200))
+    (growth,) = books.growths(1000)
+    assert (growth.name, growth.lives) == ("engine", 3)
+    assert growth.mb_per_1000_steps == pytest.approx(3)
 
 
 def test_living_processes_are_looked_at() -> None:
