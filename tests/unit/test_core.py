@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+import pickle
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pytest
@@ -14,9 +15,11 @@ from torch import Tensor
 
 from roll.config.errors import ConfigError
 from roll.core.batch import Batch, tensor
+from roll.core.batches import RolloutBatch, TokenBatch
 from roll.core.metrics import Last, Max, Mean, Metrics, Sum
 from roll.core.registry import Registry, load_object
 from roll.core.timing import Timers
+from tests.tiny import rollout_batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +118,50 @@ def test_mistakes_in_a_batch_name_the_field() -> None:
         Small.concat([])
     with pytest.raises(ValueError, match=r"Small\.score is not set; run the judge first"):
         make(1, 2, optional=False).require("score", made_by="the judge")
+
+
+def sent(batch: RolloutBatch, *, out_of_band: bool) -> Any:
+    """The batch at its receiver. Buffers can only be read, as in Ray's object store."""
+    beside: list[pickle.PickleBuffer] = []
+    keep = beside.append if out_of_band else None
+    message = pickle.dumps(batch, protocol=5, buffer_callback=keep)
+    buffers = [memoryview(bytes(each.raw())) for each in beside]
+    return pickle.loads(message, buffers=buffers)
+
+
+@pytest.mark.parametrize("out_of_band", [True, False])
+def test_a_batch_arrives_as_it_was_and_can_be_changed(out_of_band: bool) -> None:
+    batch = rollout_batch(4)
+    part = batch.split(2)[1].trim(6)
+    tokens = part.tokens.clone()
+    found = sent(part, out_of_band=out_of_band)
+    assert type(found) is type(batch)
+    for spec in fields(part):
+        before, after = getattr(part, spec.name), getattr(found, spec.name)
+        if isinstance(before, torch.Tensor):
+            assert after.dtype == before.dtype
+            assert torch.equal(after, before)
+            after.zero_()
+        else:
+            assert after == before
+    assert torch.equal(part.tokens, tokens), "the sender's memory was changed"
+
+
+def test_a_part_of_a_large_batch_is_sent_without_the_rest() -> None:
+    batch = TokenBatch(tokens=torch.ones(1000, 64).long(), lengths=torch.full((1000,), 64))
+    part = batch.split(100)[7]
+    assert len(pickle.dumps(part, protocol=5)) < 1.2 * 10 * 64 * 8
+    beside: list[pickle.PickleBuffer] = []
+    message = pickle.dumps(part, protocol=5, buffer_callback=beside.append)
+    assert len(message) < 1000, "the numbers are in the message, which costs further copies"
+
+
+def test_tensors_that_numpy_does_not_know_are_sent_as_they_are() -> None:
+    batch = rollout_batch(2)
+    half = replace(batch, rewards=batch.rewards.bfloat16())
+    found = pickle.loads(pickle.dumps(half, protocol=5))
+    assert found.rewards.dtype == torch.bfloat16
+    assert torch.equal(found.rewards, half.rewards)
 
 
 NUMBERS = st.integers(-1000, 1000).map(float)
