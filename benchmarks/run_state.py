@@ -1,35 +1,37 @@
-"""Benchmark of the time to write `state.json`, and of the time that other threads wait meanwhile.
+"""Benchmark of the time to write a driver's state, and of the time that other threads wait then.
 
 The state is that of a run with generation ahead of training: `--tokens` tokens in waiting groups of
-8 samples, each of `--length` tokens. The file is written in three ways: as checkpoints write it
-(`plain`), by the standard library's encoder with indentation (`indented`, implemented in Python),
-and by the one without (`whole`, implemented in C, in one call).
+8 samples, each of `--length` tokens. It is written as checkpoints write it, to `state.json` and
+`arrays.bin` (`arrays`), and as one JSON with a number per token (`numbers`), as checkpoints did.
 
-    python benchmarks/run_state.py [--tokens 1000000,25000000] [--length 2000] [--ways plain,whole]
+    python benchmarks/run_state.py [--tokens 1000000,25000000] [--length 2000]
+        [--ways arrays,numbers]
 
-The table shows the seconds, the size of the file, and the longest wait of another thread of the
-process. That thread is due every millisecond, like the event loop of a run. 25 M tokens need
-several gigabytes of memory.
+The table shows the seconds to write and to read, the size of the files, and the longest wait of
+another thread of the process while the state is written. That thread is due every millisecond, like
+the event loop of a run. `numbers` needs several gigabytes of memory for 25 M tokens.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from array import array
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script also runs by its path
 
-from roll.core.types import Completion, FinishReason, Prompt, Sample
-from roll.output_dir.plain_json import write_plain
-from roll.rollout.serialization import to_json
+import torch
+
+from roll.core.completion import Completion, FinishReason, VersionRuns
+from roll.core.types import Prompt, Sample
+from roll.output_dir.plain_json import read_arrays, write_plain
+from roll.rollout.serialization import to_plain
 from roll.rollout.types import Group, ScoredSample
 
 SIBLINGS = 8
@@ -37,44 +39,34 @@ TICK_S = 0.001
 State = dict[str, Any]
 
 
-def group(number: int, length: int, rng: random.Random) -> Group:
+def group(number: int, length: int) -> Group:
     """Return a scored group with random tokens and log-probs, all of weight version `number`."""
     prompt = Prompt(f"made:{number}", (1, 2, 3), "three", "", "")
     samples = []
     for sibling in range(SIBLINGS):
-        completion = Completion(
-            tuple(rng.randrange(150_000) for _ in range(length)),
-            tuple(-rng.random() for _ in range(length)),
-            (number,) * length,
-            FinishReason.STOP,
-        )
+        tokens, logprobs = array("i"), array("f")
+        tokens.frombytes(torch.randint(150_000, (length,), dtype=torch.int32).numpy().tobytes())
+        logprobs.frombytes((-torch.rand(length)).numpy().tobytes())
+        versions = VersionRuns(((number, length),))
+        completion = Completion(tokens, logprobs, versions, FinishReason.STOP)
         sample = Sample(f"{number}:{sibling}", str(number), prompt, completion, "a" * 4 * length)
         samples.append(ScoredSample(sample, 1.0, {}, {}))
     return Group(prompt, tuple(samples), number)
 
 
 def state(tokens: int, length: int) -> State:
-    rng = random.Random(0)
-    groups = [group(i, length, rng) for i in range(max(1, tokens // (SIBLINGS * length)))]
-    waiting = [{"version": i, "group": to_json(each)} for i, each in enumerate(groups)]
+    groups = [group(i, length) for i in range(max(1, tokens // (SIBLINGS * length)))]
+    waiting = [{"version": i, "group": to_plain(each)} for i, each in enumerate(groups)]
     return {"step": 100, "sampler": {"scheduler": {"running": [], "waiting": waiting}}}
 
 
-def indented(path: Path, value: State) -> None:
-    """Write the state with indentation; the encoder for this is implemented in Python."""
-    path.write_text(json.dumps(value, indent=1), encoding="utf-8")
-
-
-def whole(path: Path, value: State) -> None:
-    """Write the state in one call of the encoder that is implemented in C."""
-    path.write_text(json.dumps(value), encoding="utf-8")
-
-
-WAYS: dict[str, Callable[[Path, State], None]] = {
-    "plain": write_plain,
-    "indented": indented,
-    "whole": whole,
-}
+def with_numbers(value: Any) -> Any:
+    """Return the value with lists of numbers in place of arrays."""
+    if isinstance(value, dict):
+        return {key: with_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [with_numbers(item) for item in value]
+    return value.tolist() if isinstance(value, array) else value
 
 
 class Ticks:
@@ -103,26 +95,32 @@ class Ticks:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tokens", default="1000000,25000000")
     parser.add_argument("--length", type=int, default=2000)
-    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--ways", default="arrays,numbers")
     arguments = parser.parse_args()
-    print("| waiting tokens | written | seconds | MB | longest wait of another thread, ms |")
-    print("|---|---|---|---|---|")
+    print("| waiting tokens | written as | seconds | to read | MB | wait of another thread, ms |")
+    print("|---|---|---|---|---|---|")
     for tokens in map(int, arguments.tokens.split(",")):
-        value = state(tokens, arguments.length)
         for way in arguments.ways.split(","):
+            value = state(tokens, arguments.length)
+            if way == "numbers":
+                value = with_numbers(value)
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / "state.json"
-                begun = time.perf_counter()
                 with Ticks() as ticks:
-                    WAYS[way](path, value)
-                took_s = time.perf_counter() - begun
-                assert json.loads(path.read_text(encoding="utf-8"))["step"] == value["step"]
-                size_mb = path.stat().st_size / 1e6
+                    begun = time.perf_counter()
+                    write_plain(path, value)
+                    took_s = time.perf_counter() - begun
+                begun = time.perf_counter()
+                found = read_arrays(json.loads(path.read_text(encoding="utf-8")), path.parent)
+                read_s = time.perf_counter() - begun
+                assert found["step"] == value["step"]
+                size_mb = sum(file.stat().st_size for file in Path(folder).iterdir()) / 1e6
             print(
-                f"| {tokens:,} | {way} | {took_s:.2f} | {size_mb:.0f} | {ticks.late_s * 1e3:.0f} |",
+                f"| {tokens:,} | {way} | {took_s:.2f} | {read_s:.2f} | {size_mb:.0f} "
+                f"| {ticks.late_s * 1e3:.0f} |",
                 flush=True,
             )
 

@@ -9,6 +9,7 @@ from collections.abc import Generator
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
@@ -22,6 +23,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Threads wait for one another by spinning, and tiny tensors are no faster with several: two of
 # pytest's workers on two cores took four times as long with two threads each.
 torch.set_num_threads(1)
+
+# Speed belongs into a benchmark: on a busy machine any example may take long.
+hypothesis.settings.register_profile("suite", deadline=None)
+hypothesis.settings.load_profile("suite")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

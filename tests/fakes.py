@@ -6,20 +6,16 @@ Time is counted in turns of the event loop, so that delays cost nothing and runs
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from roll.core.completion import Completion, FinishReason
 from roll.core.errors import EngineError
-from roll.core.types import (
-    Completion,
-    FinishReason,
-    GenerateRequest,
-    Heartbeat,
-    Prompt,
-    Sample,
-    SamplingParams,
-)
+from roll.core.types import GenerateRequest, Heartbeat, Prompt, Sample, SamplingParams
+from roll.output_dir.plain_json import read_arrays, write_plain
 from roll.rollout.budget import Budget
 from roll.rollout.fleet.fleet import Fleet
 from roll.rollout.fleet.replica import Replica
@@ -39,7 +35,7 @@ def completion(
     *tokens: int, version: int = 0, finish: FinishReason = FinishReason.STOP
 ) -> Completion:
     count = len(tokens)
-    return Completion(tokens, (-0.5,) * count, (version,) * count, finish)
+    return Completion.of(tokens, (-0.5,) * count, (version,) * count, finish)
 
 
 def group(
@@ -64,6 +60,13 @@ def group(
         )
         scored.append(ScoredSample(sample, reward))
     return Group(of, tuple(scored), step)
+
+
+def from_disk(value: Any, folder: Path) -> Any:
+    """The value as it comes back from the files of a checkpoint."""
+    path = folder / "value.json"
+    write_plain(path, value)
+    return read_arrays(json.loads(path.read_text()), folder)
 
 
 @dataclass

@@ -22,8 +22,9 @@ from dataclasses import dataclass, field
 
 from benchmarks.simulation.clock import Event, virtual_loop
 from benchmarks.simulation.lengths import Lengths
+from roll.core.completion import Completion, FinishReason, VersionRuns
 from roll.core.errors import EngineDiedError
-from roll.core.types import Completion, FinishReason, GenerateRequest, Heartbeat, Piece
+from roll.core.types import GenerateRequest, Heartbeat, Piece
 
 PROMPT_TOKENS = 16
 """Length of every prompt, in tokens. Further tokens in the prompt of a request were written on
@@ -31,7 +32,7 @@ another replica before."""
 SLACK_TOKENS = 1e-6
 """Tolerance for rounding, in tokens: an end that is at most this far away has been reached."""
 
-NO_NEWS = {finish: Completion((), (), (), finish) for finish in FinishReason}
+NO_NEWS = {finish: Completion.of((), (), (), finish) for finish in FinishReason}
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +338,7 @@ class ScriptedEngine:
         pieces = []
         for sequence in request.sequences:
             ended = request.done[sequence.sibling]
-            count = self._written(sequence) if ended is None else len(ended.tokens)
+            count = self._written(sequence) if ended is None else len(ended)
             finish = FinishReason.ABORT if ended is None else ended.finish
             if count > sequence.reported:
                 news = self._piece(sequence, sequence.reported, count, finish)
@@ -350,17 +351,17 @@ class ScriptedEngine:
     def _piece(self, sequence: _Sequence, begin: int, end: int, finish: FinishReason) -> Completion:
         """Return the tokens from `begin` up to (not including) `end` of those that this engine
         wrote for the sequence, each with the version of its weights."""
-        versions: tuple[int, ...] = ()
+        versions = VersionRuns()
         upper = end
         for switched_at, version in reversed(self._switches):
             before = int(switched_at - sequence.begin_work + SLACK_TOKENS)
             lower = min(max(begin, before), upper)
-            versions = (version,) * (upper - lower) + versions
+            versions = VersionRuns.of_starts([(version, lower)], upper) + versions
             upper = lower
             if lower == begin:
                 break
         count = end - begin
-        return Completion((sequence.length,) * count, (-1.0,) * count, versions, finish)
+        return Completion.of((sequence.length,) * count, (-1.0,) * count, versions, finish)
 
     def _is_over(self, sequence: _Sequence) -> bool:
         return sequence.request.done[sequence.sibling] is not None

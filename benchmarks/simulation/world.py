@@ -277,17 +277,15 @@ class World:
 
     def _check_sample(self, sample: Sample, step: int) -> int:
         written = sample.completion
-        length = len(written.tokens)
-        if set(written.tokens) != {length} or len(written.versions) != length:
+        length, runs = len(written), written.versions.runs
+        if set(written.tokens) != {length}:
             raise AssertionError(f"{sample.id} should have {written.tokens[0]} tokens: {written}")
-        if list(written.versions) != sorted(written.versions):
+        if list(runs) != sorted(runs):
             raise AssertionError(f"{sample.id} goes back to older weights: {written.versions}")
-        if step - written.versions[0] > self.scenario.staleness:
+        if step - runs[0][0] > self.scenario.staleness:
             raise AssertionError(f"{sample.id} is too old for step {step}: {written.versions}")
-        if step == written.versions[0] == written.versions[-1]:
-            self.staleness[0] += length
-        else:
-            self.staleness.update(step - version for version in written.versions)
+        for version, count in runs:
+            self.staleness[step - version] += count
         return length
 
 

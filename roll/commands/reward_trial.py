@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from roll.config.errors import UserError
 from roll.config.sections.reward import RewardConfig
+from roll.core.completion import Completion, FinishReason
 from roll.core.errors import ConfigError
-from roll.core.types import Completion, FinishReason, Prompt, Sample
+from roll.core.types import Prompt, Sample
 from roll.rewards.api import Reward
 from roll.rewards.execution.child import (
     Child,
@@ -75,12 +76,8 @@ def short_sample(row: Prompt) -> Sample:
     is no answer."""
     text = row.answer.strip().splitlines()[-1][:SHORT_CHARS] if row.answer.strip() else "42"
     num_tokens = len(text.split())
-    done = Completion(
-        tokens=(0,) * num_tokens,
-        logprobs=(0.0,) * num_tokens,
-        versions=(0,) * num_tokens,
-        finish=FinishReason.STOP,
-    )
+    zeros = [0] * num_tokens
+    done = Completion.of(zeros, zeros, zeros, FinishReason.STOP)
     group = f"0/{row.id}"
     return Sample(f"{group}/0", group, row, done, text)
 

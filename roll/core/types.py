@@ -1,4 +1,4 @@
-"""Data types that several layers use: ranks, prompts, requests, completions, samples.
+"""Data types that several layers use: ranks, prompts, requests, heartbeats, samples.
 
 The types are plain, can be pickled, and do not need torch, so that small processes can use them.
 """
@@ -7,21 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from roll.config.sections.roles import Role
-
-
-class FinishReason(StrEnum):
-    """The reason why an engine stopped generating tokens."""
-
-    STOP = "stop"
-    """The engine generated an end-of-sequence token or a stop string."""
-    LENGTH = "length"
-    """The completion reached the token limit; the sample is truncated."""
-    ABORT = "abort"
-    """The request was cancelled; the tokens generated until then are kept."""
+from roll.core.completion import Completion, FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,23 +117,11 @@ class GenerateRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
-    """A continuation of a prompt. All tuples hold one entry per token."""
-
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    """Natural logarithm of each token's probability in the distribution that was sampled from."""
-    versions: tuple[int, ...]
-    """Version of the weights that produced each token."""
-    finish: FinishReason
-
-
-@dataclass(frozen=True, slots=True)
 class Piece:
     """Consecutive tokens of one continuation, and the position of the first of them.
 
-    Example: Piece(start=7, written=Completion(tokens=(5, 9), ...)) holds the tokens at positions 7
-    and 8.
+    Example: Piece(start=7, written=Completion(...)), whose completion has two tokens, holds the
+    tokens at positions 7 and 8.
     """
 
     start: int
@@ -209,7 +186,7 @@ class Sample:
 
     @property
     def num_response_tokens(self) -> int:
-        return len(self.completion.tokens)
+        return len(self.completion)
 
     @property
     def truncated(self) -> bool:

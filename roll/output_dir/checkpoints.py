@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 
 from roll.config.sections.lifecycle import CheckpointConfig
 from roll.core.errors import CheckpointError
-from roll.output_dir.plain_json import write_plain
+from roll.output_dir.plain_json import read_arrays, write_plain
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,8 @@ class RunState:
     step: int
     """Number of steps done."""
     sampler: dict[str, Any]
-    """State of the sampler: its position in the data."""
+    """State of the sampler: its position in the data, and the samples that wait. After
+    `load_state`, objects that stand for arrays; see `load_sampler`."""
     carried: dict[str, float] = field(default_factory=dict)
     """Validation metrics of this step, to be reported with the next record."""
     wall_s: float = 0.0
@@ -55,16 +57,20 @@ class Checkpoints:
     @contextmanager
     def writing(self, state: RunState) -> Iterator[Path]:
         """Open a folder for a new checkpoint. When the block ends without an error, the checkpoint
-        is complete, and those that need not be kept are deleted."""
+        is complete, and those that need not be kept are deleted.
+
+        The state is written in a thread during the block, in which the workers save theirs.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         self.tidy()
         aside = self.folder / f".writing_step_{state.step:06d}"
         aside.mkdir()
+        values = {each.name: getattr(state, each.name) for each in fields(state)}
         try:
-            yield aside
-            write_plain(
-                aside / STATE, {each.name: getattr(state, each.name) for each in fields(state)}
-            )
+            with ThreadPoolExecutor(1, "state") as beside:
+                written = beside.submit(write_plain, aside / STATE, values)
+                yield aside
+                written.result()
             _flush(aside)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
@@ -170,6 +176,25 @@ def load_state(path: Path) -> RunState:
         raise CheckpointError(
             f"{path / STATE}: not a checkpoint of this version: {error}"
         ) from None
+
+
+def load_sampler(path: Path, state: RunState) -> dict[str, Any]:
+    """Return the sampler's state with its arrays, which `load_state` leaves out: they may hold
+    millions of tokens.
+
+    Args:
+        path: folder of the complete checkpoint.
+        state: what `load_state` returned.
+
+    Raises:
+        CheckpointError: the arrays are missing or damaged.
+    """
+    try:
+        found = read_arrays(state.sampler, path)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: the waiting samples cannot be read: {error}") from None
+    assert isinstance(found, dict)
+    return found
 
 
 def require_written(file: Path) -> None:

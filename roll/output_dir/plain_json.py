@@ -1,36 +1,108 @@
-"""Writer of plain values as JSON: nested containers have one line per item, flat lists one line.
+"""Writer of plain values as JSON, with a binary file for arrays.
 
-A state may hold millions of tokens. The standard library's encoder that indents is written in
-Python and slow. The encoder that does not indent is written in C and fast, but blocks all threads
-while it runs. Here each flat list goes to the fast encoder by itself, so that threads are blocked
-for no longer than one list takes (`benchmarks/run_state.py`).
+Nested containers have one line per item, flat lists one line. Arrays of numbers, such as the
+millions of tokens of samples that wait, go to a second file; the JSON says where they are in it.
+
+The standard library's encoder that indents is written in Python and slow. The encoder that does not
+indent is written in C and fast, but blocks all threads while it runs. Here each flat list goes to
+the fast encoder by itself, so that threads are blocked for no longer than one list takes
+(`benchmarks/run_state.py`).
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+ARRAY_FILE = "arrays.bin"
+"""Name of the file with the arrays, beside the JSON; missing if there are none."""
+ARRAY_TYPES = ("i", "f")
+"""Type codes of the arrays that can be written: int32 and float32."""
+_KEYS = {"array", "at", "length"}
+"""Keys of the JSON object that stands for an array: type code, position of the first item in the
+file in bytes, and number of items."""
+
+Store = Callable[["array[Any]"], dict[str, Any]]
+"""Function that stores an array and returns the JSON object that stands for it."""
 
 
 def write_plain(path: Path, value: Any) -> None:
-    """Write `value` to `path` and force it to disk; the keys of all dicts must be strings.
+    """Write `value` to `path`, and its arrays to `ARRAY_FILE` beside it; force both to disk.
 
     Raises:
         OSError: the disk is full, or another error of the disk.
-        TypeError: `value` contains something that JSON cannot hold.
+        TypeError: `value` contains something that cannot be written: a key that is no string, an
+            array of another type than `ARRAY_TYPES`, or an unknown object.
     """
-    with path.open("w", encoding="utf-8") as file:
-        file.writelines(encoded(value))
+    with path.open("w", encoding="utf-8") as file, path.with_name(ARRAY_FILE).open("wb") as arrays:
+        file.writelines(encoded(value, _store(arrays)))
         file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
+        for each in (file, arrays):
+            each.flush()
+            os.fsync(each.fileno())
+        empty = not arrays.tell()
+    if empty:
+        path.with_name(ARRAY_FILE).unlink()
 
 
-def encoded(value: Any, indent: int = 0) -> Iterator[str]:
-    """Yield the JSON text of `value` in pieces."""
+def read_arrays(value: Any, folder: Path) -> Any:
+    """Return a value that was read from JSON, with the arrays that `write_plain` put beside it.
+
+    Args:
+        value: the value, or a part of it.
+        folder: folder of the JSON file.
+
+    Raises:
+        OSError: the file with the arrays cannot be read.
+        ValueError: the file does not hold what the value says.
+    """
+    path = folder / ARRAY_FILE
+    with path.open("rb") if path.exists() else BytesIO() as file:
+        return _with_arrays(value, file, path)
+
+
+def _with_arrays(value: Any, file: BinaryIO, path: Path) -> Any:
+    """Return `value` with arrays in place of the objects that stand for them."""
+    if isinstance(value, list):
+        return [_with_arrays(item, file, path) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() != _KEYS:
+        return {key: _with_arrays(item, file, path) for key, item in value.items()}
+    kind, at, length = value["array"], value["at"], value["length"]
+    if kind not in ARRAY_TYPES or not all(type(n) is int and n >= 0 for n in (at, length)):
+        raise ValueError(f"{value} names no array of {path}")
+    items = array(kind)
+    file.seek(at)
+    data = file.read(length * items.itemsize)
+    if len(data) != length * items.itemsize:
+        raise ValueError(f"{path} ends before the array {value}")
+    items.frombytes(data)
+    return items
+
+
+def _store(file: BinaryIO) -> Store:
+    """Return a function that appends arrays to a file."""
+
+    def store(values: array[Any]) -> dict[str, Any]:
+        if values.typecode not in ARRAY_TYPES:
+            raise TypeError(f"arrays of type {values.typecode!r} cannot be written")
+        place = {"array": values.typecode, "at": file.tell(), "length": len(values)}
+        file.write(values)
+        return place
+
+    return store
+
+
+def encoded(value: Any, store: Store, indent: int = 0) -> Iterator[str]:
+    """Yield the JSON text of `value` in pieces; call `store` for each array."""
+    if isinstance(value, array):
+        value = store(value)
     if not _holds_others(value):
         yield json.dumps(value, separators=(", ", ": "))
         return
@@ -44,7 +116,7 @@ def encoded(value: Any, indent: int = 0) -> Iterator[str]:
             if not isinstance(key, str):
                 raise TypeError(f"keys of JSON are strings, not {key!r}")
             yield f"{json.dumps(key)}: "
-        yield from encoded(item, indent + 1)
+        yield from encoded(item, store, indent + 1)
     yield "\n" + " " * indent + ("}" if opened else "]")
 
 
@@ -57,4 +129,4 @@ def _holds_others(value: Any) -> bool:
 
 def _any_container(values: Iterable[Any]) -> bool:
     """Return True if one of the values is a container; fast, as there may be millions of values."""
-    return any(issubclass(kind, dict | list | tuple) for kind in set(map(type, values)))
+    return any(issubclass(kind, dict | list | tuple | array) for kind in set(map(type, values)))

@@ -20,7 +20,7 @@ from roll.core.batches import RolloutBatch
 from roll.core.metrics import Last, Max, Metrics
 from roll.core.types import Prompt
 from roll.distributed.cluster import Cluster
-from roll.output_dir.checkpoints import RunState
+from roll.output_dir.checkpoints import RunState, load_sampler
 from roll.pipeline.base import Pipeline
 from roll.pipeline.batch_scoring import add_logprobs, add_teacher_outputs, add_values
 from roll.pipeline.collect import collect
@@ -163,8 +163,9 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
 
     def restore(self, checkpoint: Path | None, state: RunState | None) -> None:
         if checkpoint is not None and state is not None:
-            self.runtime.restore(state.sampler)
-            self.shaping.load(state.sampler.get("shaping", {}))
+            sampler = load_sampler(checkpoint, state)
+            self.runtime.restore(sampler)
+            self.shaping.load(sampler.get("shaping", {}))
             self.load(checkpoint)
         # Without a checkpoint too: a push that cannot work should fail before the first rollout.
         verify = self.config.track.verify_weights != "never"

@@ -124,7 +124,7 @@ def _readable(scored: ScoredSample, read: Callable[[Sequence[int]], str]) -> dic
         "rewards": scored.by_name,
         "failed_rewards": scored.failed,
         "parts": scored.parts,
-        "weight_version": [min(versions), max(versions)] if versions else None,
+        "weight_version": [versions.oldest, versions.newest] if len(versions) else None,
         "finish_reason": sample.completion.finish.value,
         "prompt_tokens": len(sample.prompt.tokens),
         "response_tokens": sample.num_response_tokens,

@@ -14,7 +14,8 @@ import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from roll.core.types import Completion, FinishReason, Prompt, Sample
+from roll.core.completion import Completion, FinishReason
+from roll.core.types import Prompt, Sample
 from roll.rewards.api import Reward, RewardContext
 from roll.rewards.loading import BoundReward, bind_reward, normalise
 
@@ -87,11 +88,8 @@ def sample_of(response: str, *, answer: str, extra: Mapping[str, Any] | None = N
         extra=extra or {},
     )
     num_tokens = len(response.split())
-    completion = Completion(
-        tokens=(1,) * num_tokens,
-        logprobs=(-0.5,) * num_tokens,
-        versions=(0,) * num_tokens,
-        finish=FinishReason.STOP,
+    completion = Completion.of(
+        [1] * num_tokens, [-0.5] * num_tokens, [0] * num_tokens, FinishReason.STOP
     )
     return Sample("0/contract:0/0", "0/contract:0", prompt, completion, response)
 

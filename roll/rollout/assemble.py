@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from array import array
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -30,14 +31,11 @@ def assemble(
             `named_rewards`; without it the batch has no `named_rewards`.
 
     Raises:
-        ValueError: there are no samples, the lists of a completion differ in length, or only some
-            samples have a greedy baseline.
+        ValueError: there are no samples, or only some samples have a greedy baseline.
     """
     rows = [scored for group in groups for scored in group.samples]
     if not rows:
         raise ValueError("assemble got no samples; a step needs at least one group")
-    for scored in rows:
-        _check_lengths(scored)
     batch = _without_rewards(groups, rows)
     greedy = [group.baseline for group in groups for _ in group.samples]
     pairs = zip(rows, greedy, strict=True)
@@ -65,7 +63,10 @@ def rollout_metrics(groups: Sequence[Group], *, current_version: int) -> Metrics
     rows = [scored for group in groups for scored in group.samples]
     samples = [scored.sample for scored in rows]
     response_tokens = [sample.num_response_tokens for sample in samples]
-    lags = [current_version - v for sample in samples for v in sample.completion.versions]
+    lags = Counter[int]()
+    for sample in samples:
+        for version, count in sample.completion.versions.runs:
+            lags[current_version - version] += count
     metrics: dict[str, Metric] = {
         "response_tokens/mean": _mean(response_tokens),
         "response_tokens/max": Max(max(response_tokens)),
@@ -73,7 +74,7 @@ def rollout_metrics(groups: Sequence[Group], *, current_version: int) -> Metrics
         "truncated_fraction": _mean(sample.truncated for sample in samples),
         "samples/left_out": Sum(sum(not scored.has_reward for scored in rows)),
         "groups/equal_rewards_fraction": _mean(group.equal_rewards for group in groups),
-        "staleness/mean": _mean(lags),
+        "staleness/mean": Mean(float(sum(lag * n for lag, n in lags.items())), lags.total()),
         "staleness/max": Max(max(lags, default=0)),
     }
     return reward_metrics(rows) | metrics
@@ -118,27 +119,32 @@ def _without_rewards(groups: Sequence[Group], rows: Sequence[ScoredSample]) -> R
 
     A row holds the prompt, then the response, then padding. All response tokens are trained.
     """
-    prompts = [scored.sample.prompt.tokens for scored in rows]
-    completions = [scored.sample.completion for scored in rows]
-    whole = [(*prompt, *c.tokens) for prompt, c in zip(prompts, completions, strict=True)]
-    starts, lengths = [len(prompt) for prompt in prompts], [len(tokens) for tokens in whole]
-    width = max(lengths)
-    positions_1T = torch.arange(width)[None]
+    samples = [scored.sample for scored in rows]
+    starts = [len(sample.prompt.tokens) for sample in samples]
+    lengths = [len(sample.prompt.tokens) + sample.num_response_tokens for sample in samples]
+    shape = len(rows), max(lengths)
+    tokens_BT = torch.zeros(shape, dtype=torch.int64)
+    logprobs_BT = torch.zeros(shape, dtype=torch.float32)
+    versions_BT = torch.full(shape, -1, dtype=torch.int64)
+    for row, (sample, start, end) in enumerate(zip(samples, starts, lengths, strict=True)):
+        tokens_BT[row, :start] = torch.tensor(sample.prompt.tokens)
+        _fill(tokens_BT[row, start:end], sample.completion.tokens, torch.int32)
+        _fill(logprobs_BT[row, start:end], sample.completion.logprobs, torch.float32)
+        for version, count in sample.completion.versions.runs:
+            versions_BT[row, start : start + count] = version
+            start += count
+    positions_1T = torch.arange(shape[1])[None]
     starts_B1, lengths_B = torch.tensor(starts)[:, None], torch.tensor(lengths)
     return RolloutBatch(
-        tokens=_padded(whole, [0] * len(rows), width, fill=0, dtype=torch.int64),
+        tokens=tokens_BT,
         lengths=lengths_B,
         loss_mask=(positions_1T >= starts_B1) & (positions_1T < lengths_B[:, None]),
-        sample_ids=[scored.sample.id for scored in rows],
-        tags=[scored.sample.tag for scored in rows],
+        sample_ids=[sample.id for sample in samples],
+        tags=[sample.tag for sample in samples],
         group_ids=torch.tensor([i for i, group in enumerate(groups) for _ in group.samples]),
-        truncated=torch.tensor([scored.sample.truncated for scored in rows]),
-        rollout_logprobs=_padded(
-            [c.logprobs for c in completions], starts, width, fill=0, dtype=torch.float32
-        ),
-        versions=_padded(
-            [c.versions for c in completions], starts, width, fill=-1, dtype=torch.int64
-        ),
+        truncated=torch.tensor([sample.truncated for sample in samples]),
+        rollout_logprobs=logprobs_BT,
+        versions=versions_BT,
     )
 
 
@@ -175,28 +181,7 @@ def _mean(values: Iterable[float]) -> Mean:
     return Mean(math.fsum(numbers), len(numbers))
 
 
-def _check_lengths(scored: ScoredSample) -> None:
-    """Raise ValueError unless a completion has one log-prob and one version per token."""
-    completion = scored.sample.completion
-    sizes = {len(completion.tokens), len(completion.logprobs), len(completion.versions)}
-    if len(sizes) != 1:
-        raise ValueError(
-            f"completion of {scored.sample.id} has {len(completion.tokens)} tokens, "
-            f"{len(completion.logprobs)} log-probs and {len(completion.versions)} versions; "
-            "expected one of each per token"
-        )
-
-
-def _padded(
-    rows: Sequence[Sequence[float]],
-    starts: Sequence[int],
-    width: int,
-    *,
-    fill: int,
-    dtype: torch.dtype,
-) -> Tensor:
-    """Return a tensor `[B, width]` with the values of row i from `starts[i]` on, else `fill`."""
-    padded = torch.full((len(rows), width), fill, dtype=dtype)
-    for i, (values, start) in enumerate(zip(rows, starts, strict=True)):
-        padded[i, start : start + len(values)] = torch.tensor(values, dtype=dtype)
-    return padded
+def _fill(row_N: Tensor, values: array[int] | array[float], dtype: torch.dtype) -> None:
+    """Copy the values of an array, whose items have the type `dtype`, into a row of its length."""
+    if len(values):  # `frombuffer` refuses an empty buffer
+        row_N.copy_(torch.frombuffer(values, dtype=dtype))

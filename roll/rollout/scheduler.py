@@ -21,7 +21,7 @@ from roll.core.metrics import Metrics, Sum
 from roll.core.types import Prompt
 from roll.rollout.budget import Budget
 from roll.rollout.replay import Entry, ReplayBuffer
-from roll.rollout.serialization import from_json, to_json
+from roll.rollout.serialization import from_plain, to_plain
 from roll.rollout.types import Group, GroupFilter, GroupTask, RunGroup
 
 
@@ -193,7 +193,8 @@ class GenerateScheduler:
         await self._give_back(list(self.buffer.entries()))
 
     def state(self) -> dict[str, Any]:
-        """Return the waiting groups and the prompt ids of the running groups, as a JSON object.
+        """Return the waiting groups and the prompt ids of the running groups, as JSON
+        objects and arrays.
 
         Save and restore this state together with the state of `prompts`, which records the same
         prompts as taken.
@@ -202,7 +203,7 @@ class GenerateScheduler:
         return {
             "running": [entry.prompt.id for entry in entries if entry.group is None],
             "waiting": [
-                {"version": entry.version, "group": to_json(entry.group)}
+                {"version": entry.version, "group": to_plain(entry.group)}
                 for entry in entries
                 if entry.group is not None
             ],
@@ -215,7 +216,7 @@ class GenerateScheduler:
         restored before.
         """
         for row in state["waiting"]:
-            self.buffer.keep(from_json(row["group"], find), row["version"])
+            self.buffer.keep(from_plain(row["group"], find), row["version"])
         for prompt_id in reversed(state["running"]):
             self.prompts.put_back(find(prompt_id))
 

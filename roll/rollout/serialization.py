@@ -1,29 +1,29 @@
-"""Exact conversion of finished groups to JSON and back, for the checkpoint of the replay buffer."""
+"""Exact conversion of finished groups to plain values and back, for the checkpoint of the replay
+buffer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
-from roll.core.types import Completion, FinishReason, Prompt, Sample
+from roll.core.completion import Completion, FinishReason, VersionRuns
+from roll.core.types import Prompt, Sample
 from roll.rollout.types import Group, ScoredSample
 
-COMPLETION = fields(Completion)
 
-
-def to_json(group: Group) -> dict[str, Any]:
-    """Return a group as a JSON object, without its timing, which no other process can use."""
+def to_plain(group: Group) -> dict[str, Any]:
+    """Return a group as JSON objects and arrays, without its timing, which no other process can
+    use. The arrays are those of the group: to copy every token would block the event loop."""
     return {
         "prompt": group.prompt.id,
         "step": group.step,
-        "samples": [_sample_to_json(scored) for scored in group.samples],
-        "baseline": None if group.baseline is None else _sample_to_json(group.baseline),
+        "samples": [_sample_to_plain(scored) for scored in group.samples],
+        "baseline": None if group.baseline is None else _sample_to_plain(group.baseline),
     }
 
 
-def from_json(row: dict[str, Any], find: Callable[[str], Prompt]) -> Group:
-    """Return the group that `to_json` turned into `row`, without timing.
+def from_plain(row: dict[str, Any], find: Callable[[str], Prompt]) -> Group:
+    """Return the group that `to_plain` turned into `row`, without timing.
 
     `find` returns the prompt of an id; its errors are passed on.
     """
@@ -31,22 +31,26 @@ def from_json(row: dict[str, Any], find: Callable[[str], Prompt]) -> Group:
     baseline = row["baseline"]
     return Group(
         prompt,
-        tuple(_sample_from_json(sample, prompt) for sample in row["samples"]),
+        tuple(_sample_from_plain(sample, prompt) for sample in row["samples"]),
         row["step"],
-        baseline=None if baseline is None else _sample_from_json(baseline, prompt),
+        baseline=None if baseline is None else _sample_from_plain(baseline, prompt),
     )
 
 
-def _sample_to_json(scored: ScoredSample) -> dict[str, Any]:
-    """Return a scored sample as a JSON object that shares its tokens with the sample and leaves its
-    prompt out."""
+def _sample_to_plain(scored: ScoredSample) -> dict[str, Any]:
+    """Return a scored sample as plain values, without its prompt."""
     sample = scored.sample
+    written = sample.completion
     return {
         "id": sample.id,
         "group": sample.group,
         "text": sample.response_text,
-        # The tuples are not copied: to copy every token would block the event loop for a minute.
-        "completion": {each.name: getattr(sample.completion, each.name) for each in COMPLETION},
+        "completion": {
+            "tokens": written.tokens,
+            "logprobs": written.logprobs,
+            "runs": written.versions.runs,
+            "finish": written.finish.value,
+        },
         "reward": scored.reward,
         "parts": scored.parts,
         "by_name": scored.by_name,
@@ -54,13 +58,16 @@ def _sample_to_json(scored: ScoredSample) -> dict[str, Any]:
     }
 
 
-def _sample_from_json(row: dict[str, Any], prompt: Prompt) -> ScoredSample:
-    """Rebuild a scored sample on its prompt; without `failed` (older checkpoints) it is ()."""
+def _sample_from_plain(row: dict[str, Any], prompt: Prompt) -> ScoredSample:
+    """Rebuild a scored sample on its prompt. Older checkpoints have no `failed`, and one version
+    per token in place of `runs`."""
     written = row["completion"]
-    completion = Completion(
-        tuple(written["tokens"]),
-        tuple(written["logprobs"]),
-        tuple(written["versions"]),
+    completion = Completion.of(
+        written["tokens"],
+        written["logprobs"],
+        VersionRuns(tuple((version, count) for version, count in written["runs"]))
+        if "runs" in written
+        else written["versions"],
         FinishReason(written["finish"]),
     )
     sample = Sample(row["id"], row["group"], prompt, completion, row["text"])

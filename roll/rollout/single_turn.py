@@ -8,8 +8,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from roll.core.completion import Completion
 from roll.core.errors import RewardError, WaitTimeoutError
-from roll.core.types import Completion, GenerateRequest, Sample, SamplingParams
+from roll.core.types import GenerateRequest, Sample, SamplingParams
 from roll.rollout.async_utils import all_or_first_error, first_done
 from roll.rollout.fleet.fleet import Fleet
 from roll.rollout.types import Group, GroupTask, GroupTiming, Score, ScoredSample
@@ -135,7 +136,7 @@ class SingleTurn:
                 group=task.group_id,
                 prompt=task.prompt,
                 completion=completion,
-                response_text=self.decode(completion.tokens),
+                response_text=self.decode(completion.tokens.tolist()),
             )
             for name, completion in zip(names, completions, strict=True)
         ]

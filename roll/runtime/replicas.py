@@ -11,9 +11,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from roll.config.rlvr import RlvrConfig
 from roll.config.sections.rollout import HealthConfig
+from roll.core.completion import Completion
 from roll.core.errors import EngineError, WaitTimeoutError, WorkerLostError
 from roll.core.loop_thread import LoopThread
-from roll.core.types import Completion, GenerateRequest, Heartbeat
+from roll.core.types import GenerateRequest, Heartbeat
 from roll.distributed.cluster import Cluster
 from roll.distributed.colocation import Resident
 from roll.rollout.fleet.fleet import Fleet

@@ -62,7 +62,8 @@ class Runtime:
     """Function that decodes token ids to text, special tokens included."""
 
     def state(self) -> dict[str, Any]:
-        """Return the position in the data and the groups of the scheduler, as plain JSON."""
+        """Return the position in the data and the groups of the scheduler, as JSON objects
+        and arrays."""
 
         async def on_loop() -> dict[str, Any]:  # on the loop, no group can end between the two
             return {"position": self.prompts.state(), "scheduler": self.scheduler.state()}

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from roll.algorithms.loss_interface import TermsLoss
 from roll.core.batches import TokenBatch, TrainBatch
+from roll.core.completion import Completion
 from roll.core.metrics import Metrics
 from roll.core.teacher_outputs import OutputHead
-from roll.core.types import Completion, GenerateRequest, Heartbeat, RankInfo
+from roll.core.types import GenerateRequest, Heartbeat, RankInfo
 from roll.weight_sync.channel import Channel
 from roll.weight_sync.manifest import Manifest
 

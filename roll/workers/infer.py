@@ -8,8 +8,9 @@ from contextlib import contextmanager
 
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.training import InferRole
+from roll.core.completion import Completion
 from roll.core.errors import EngineError
-from roll.core.types import Completion, GenerateRequest, Heartbeat, WorkerSpec
+from roll.core.types import GenerateRequest, Heartbeat, WorkerSpec
 from roll.distributed.worker import Worker
 from roll.platform.processes import stopped_below
 from roll.strategy.build import build_engine

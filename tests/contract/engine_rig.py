@@ -21,13 +21,8 @@ from roll.config.sections.engine_options import EndpointConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.roles import Role
 from roll.config.sections.strategy import HfEngineConfig, SglangConfig, VllmConfig
-from roll.core.types import (
-    Completion,
-    GenerateRequest,
-    Heartbeat,
-    SamplingParams,
-    WorkerSpec,
-)
+from roll.core.completion import Completion
+from roll.core.types import GenerateRequest, Heartbeat, SamplingParams, WorkerSpec
 from roll.platform.machine import free_port
 from roll.strategy.backend_setup import EngineSetup
 from roll.strategy.hf.engine import HfEngine
@@ -141,9 +136,9 @@ def shake(model: PreTrainedModel, seed: int) -> None:
 
 @torch.no_grad()
 def rescore(
-    model: PreTrainedModel, prompt: tuple[int, ...], tokens: tuple[int, ...], temperature: float = 1
+    model: PreTrainedModel, prompt: tuple[int, ...], tokens: Sequence[int], temperature: float = 1
 ) -> Tensor:
-    logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].double()
+    logits = model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1].double()
     logprobs = (logits / temperature).log_softmax(-1)
     chosen: Tensor = logprobs.gather(1, torch.tensor(tokens)[:, None])[:, 0]
     return chosen

@@ -16,8 +16,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import HfEngineConfig
+from roll.core.completion import Completion
 from roll.core.errors import EngineDiedError, WeightSyncError
-from roll.core.types import Completion, GenerateRequest, Heartbeat
+from roll.core.types import GenerateRequest, Heartbeat
 from roll.rollout.fleet.fleet import Fleet
 from roll.rollout.fleet.replica import Replica
 from roll.strategy.backend_setup import EngineSetup

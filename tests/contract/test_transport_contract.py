@@ -141,7 +141,6 @@ def test_float32_masters_arrive_in_the_announced_bfloat16(
 
 @settings(
     max_examples=40,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(

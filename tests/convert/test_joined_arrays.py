@@ -32,7 +32,7 @@ def arrays(draw: st.DrawFn) -> tuple[Joined, np.ndarray[Any, Any]]:
 
 
 @given(arrays(), st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_whatever_operators_do_gives_what_it_gives_of_the_whole(
     both: tuple[Joined, np.ndarray[Any, Any]], data: st.DataObject
 ) -> None:
@@ -62,7 +62,6 @@ def test_whatever_operators_do_gives_what_it_gives_of_the_whole(
 
 
 @given(arrays())
-@settings(deadline=None)
 def test_a_file_holds_the_whole(
     tmp_path_factory: pytest.TempPathFactory, both: tuple[Joined, np.ndarray[Any, Any]]
 ) -> None:

@@ -74,7 +74,7 @@ def layouts(draw: st.DrawFn, config: Config) -> ParallelSizes:
     )
 
 
-@settings(max_examples=12, deadline=None)  # more of all families: tests/convert/test_fuzz.py
+@settings(max_examples=12)  # more of all families: tests/convert/test_fuzz.py
 @given(st.data())
 def test_any_model_comes_back_byte_for_byte_from_any_layout(data: st.DataObject) -> None:
     config = data.draw(models())
@@ -88,7 +88,7 @@ def test_any_model_comes_back_byte_for_byte_from_any_layout(data: st.DataObject)
         assert_same(folder / "direct", folder / "moved")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_every_element_is_stored_once_or_once_per_rank_that_replicates_it(
     data: st.DataObject,

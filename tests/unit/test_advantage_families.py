@@ -108,7 +108,7 @@ def test_every_registered_estimator_is_tested_here() -> None:
 
 @pytest.mark.parametrize("estimator", EVERY, ids=NAMES)
 @given(seed=st.integers(0, 10_000), columns=st.integers(0, 3))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_row_order_and_padding_change_nothing_and_masked_junk_stays_out(
     estimator: AdvantageEstimator, seed: int, columns: int
 ) -> None:
@@ -242,7 +242,7 @@ def pass_k_by_enumeration(success: list[bool], k: int) -> list[float]:
     groups=st.lists(st.lists(st.booleans(), min_size=4, max_size=7), min_size=1, max_size=3),
     k=st.integers(1, 4),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_pass_k_is_the_mean_over_all_subsets(groups: list[list[bool]], k: int) -> None:
     expected = [a for success in groups for a in pass_k_by_enumeration(success, k)]
     ids_B = torch.tensor([i for i, success in enumerate(groups) for _ in success])

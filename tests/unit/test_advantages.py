@@ -59,7 +59,7 @@ def advantages_by_loops(rewards: list[float], groups: list[int], std: StdKind) -
     ),
     random=st.randoms(use_true_random=False),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_groups_in_any_row_order_match_the_loops(
     std: StdKind, rows: list[tuple[float, int]], random: Random
 ) -> None:

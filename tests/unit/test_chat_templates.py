@@ -211,7 +211,7 @@ TOKENIZERS = {kind: sentencepiece_like(kind) for kind in ("normalizer", "first",
         st.text("aY5 \n.,(", min_size=1, max_size=12).filter(str.strip), min_size=1, max_size=3
     )
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_the_tokens_of_a_dialogue_decode_to_its_text(
     kind: str, end: str, answers: list[str]
 ) -> None:

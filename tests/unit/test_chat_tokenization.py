@@ -105,7 +105,7 @@ def test_a_template_that_forgets_is_refused_unless_the_last_turn_alone_is_traine
 
 
 @given(st.lists(st.text("abc12 ", min_size=1).filter(str.strip), min_size=2, max_size=8))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_what_stands_before_a_trained_turn_is_what_the_model_would_be_asked(
     turns: list[str],
 ) -> None:

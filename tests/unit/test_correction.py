@@ -99,7 +99,7 @@ def random_batch(seed: int, rows: int = 6, length: int = 9) -> RolloutBatch:
 
 @pytest.mark.parametrize("level", LEVELS)
 @given(seed=st.integers(0, 100_000), upper=st.floats(1.0, 3.0), lower=st.floats(0.1, 0.9))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_weights_and_rejection_match_the_loops(
     level: RatioLevel, seed: int, upper: float, lower: float
 ) -> None:
@@ -242,7 +242,7 @@ def test_enormous_gaps_and_garbage_outside_the_mask_stay_finite(level: RatioLeve
 
 @pytest.mark.parametrize("level", LEVELS)
 @given(seed=st.integers(0, 10_000))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_row_order_padding_and_empty_rows_change_nothing(level: RatioLevel, seed: int) -> None:
     batch = random_batch(seed)
     config = CorrectionConfig(

@@ -26,7 +26,7 @@ def sums_by_a_loop(values: list[float], decay: float) -> list[float]:
     shared=st.booleans(),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_discounted_sums_match_the_recursion(
     rows: int, steps: int, decays: list[float], shared: bool, seed: int
 ) -> None:

@@ -37,7 +37,7 @@ def tensor_parallel_ranks(dp_size: int, width: int) -> list[RankInfo]:
     ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(dp_size=st.integers(1, 4), width=st.integers(1, 3), rows_each=st.integers(1, 3))
 def test_shards_of_leaders_join_to_the_whole_batch_in_order(
     dp_size: int, width: int, rows_each: int

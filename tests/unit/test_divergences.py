@@ -72,7 +72,7 @@ def log_distributions(seed: int, rows: int = 5) -> tuple[torch.Tensor, torch.Ten
 
 @pytest.mark.parametrize(("config", "by_hand"), BY_HAND)
 @given(seed=st.integers(0, 999))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_each_is_its_formula(
     config: DivergenceConfig, by_hand: Callable[[list[float], list[float]], float], seed: int
 ) -> None:

@@ -15,8 +15,8 @@ from roll.config import load_config
 from roll.config.sections.engine_options import DraftSpeculationConfig, NgramSpeculationConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import VllmConfig
+from roll.core.completion import Completion, FinishReason
 from roll.core.errors import ConfigError, EngineError, WeightSyncError
-from roll.core.types import Completion, FinishReason
 from roll.strategy.serving.progress import Progress
 from roll.strategy.vllm.arguments import engine_arguments
 from roll.strategy.vllm.supported_arguments import (
@@ -31,7 +31,7 @@ from tests.runs import write_task
 
 def piece(length: int, start: int = 0) -> Completion:
     tokens = tuple(range(start, length))
-    return Completion(tokens, (0.0,) * len(tokens), (0,) * len(tokens), FinishReason.ABORT)
+    return Completion.of(tokens, (0.0,) * len(tokens), (0,) * len(tokens), FinishReason.ABORT)
 
 
 @given(
@@ -75,7 +75,7 @@ def test_every_token_is_counted_once_and_reported_at_most_once(
             for running, pieces in beat.progress.items():
                 for i, part in enumerate(pieces):
                     assert part.start == reported[running][i]
-                    assert part.written.tokens == tuple(range(part.start, lengths[running][i]))
+                    assert list(part.written.tokens) == list(range(part.start, lengths[running][i]))
                 reported[running] = list(lengths[running])
             assert beat.written_tokens == over + sum(map(sum, lengths.values()))
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from roll.core.completion import Completion
 from roll.core.errors import EngineError, IncompleteWeightsError
-from roll.core.types import Completion
 from tests.unit.test_fleet import Writer, answer, counts_up, finish, fleet_of, request, turns
 
 

@@ -94,7 +94,7 @@ def random_batch(
     policy_lambda=st.sampled_from([0.0, 0.5, 0.95, 1.0]),
     paid=st.booleans(),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_gae_matches_the_loop_whatever_stands_outside_the_mask(
     seed: int, rows: int, width: int, gamma: float, policy_lambda: float, paid: bool
 ) -> None:

@@ -17,16 +17,10 @@ import pytest
 
 from roll.config.sections.roles import Role
 from roll.config.sections.rollout import HealthConfig
+from roll.core.completion import Completion, FinishReason
 from roll.core.errors import EngineDiedError, EngineError, WaitTimeoutError
 from roll.core.loop_thread import LoopThread
-from roll.core.types import (
-    Completion,
-    FinishReason,
-    GenerateRequest,
-    Heartbeat,
-    SamplingParams,
-    WorkerSpec,
-)
+from roll.core.types import GenerateRequest, Heartbeat, SamplingParams, WorkerSpec
 from roll.distributed.cluster import Placement
 from roll.distributed.colocation import Colocation, Resident
 from roll.distributed.local import LocalCluster, LocalLauncher
@@ -95,7 +89,7 @@ class Scripted(InferWorker):
     async def generate(self, request: GenerateRequest) -> list[Completion]:
         await self._meet("")
         self.asked.append(self.version)
-        return [Completion((7,), (0.0,), (0,), FinishReason.STOP)] * request.n
+        return [Completion.of((7,), (0.0,), (0,), FinishReason.STOP)] * request.n
 
     async def heartbeat(self) -> Heartbeat:
         await self._meet("")

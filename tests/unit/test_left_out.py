@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,11 +30,11 @@ from roll.rewards.loading import bind_reward
 from roll.rollout.assemble import assemble, rollout_metrics
 from roll.rollout.evaluate import evaluate
 from roll.rollout.filters import equal_rewards, mean_reward
-from roll.rollout.serialization import from_json, to_json
+from roll.rollout.serialization import from_plain, to_plain
 from roll.rollout.types import Group
 from roll.runtime.reward_router import RewardCluster, RewardRouter
 from roll.workers.reward import RewardWorker
-from tests.fakes import completion, group
+from tests.fakes import completion, from_disk, group
 from tests.tiny import rollout_batch
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
@@ -187,15 +187,15 @@ def test_filters_look_at_the_samples_that_have_a_reward() -> None:
     assert mean_reward(fail(group("a", [1, 0, 0]), 0), low=-1, high=1) is None
 
 
-def test_a_group_that_waits_in_a_checkpoint_keeps_what_failed() -> None:
+def test_a_group_that_waits_in_a_checkpoint_keeps_what_failed(tmp_path: Path) -> None:
     one = fail(group("a", [1, 0]), 1)
-    row = json.loads(json.dumps(to_json(one)))
-    back = from_json(row, lambda name: one.prompt)
+    row = from_disk(to_plain(one), tmp_path)
+    back = from_plain(row, lambda name: one.prompt)
     assert back.rewards == (1,)
     assert back.samples[1].failed == ("judge",)
     for sample in row["samples"]:
         del sample["failed"]  # as checkpoints were
-    assert from_json(row, lambda name: one.prompt).rewards == (1, 0)
+    assert from_plain(row, lambda name: one.prompt).rewards == (1, 0)
 
 
 def test_validation_is_over_the_samples_that_have_a_reward() -> None:

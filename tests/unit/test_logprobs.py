@@ -52,7 +52,7 @@ def by_hand(logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor,
     return logp, entropy
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(st.integers(1, 30), st.floats(0.3, 2.0), st.booleans())
 def test_any_chunk_size_gives_values_and_gradients_of_plain_autograd(
     chunk: int, temperature: float, with_bias: bool

@@ -326,7 +326,7 @@ def test_a_row_without_trained_tokens_gives_zero(name: str) -> None:
 
 @pytest.mark.parametrize("name", ORACLES)
 @given(seed=st.integers(0, 10_000), cuts=st.sets(st.integers(1, 5)))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_order_padding_and_split_change_nothing(name: str, seed: int, cuts: set[int]) -> None:
     """In float32, with weights of all rows, as a step is trained."""
     term = ORACLES[name][0]

@@ -105,7 +105,6 @@ def test_a_piece_of_an_answer_without_a_box_is_not_the_answer(
 fractions = st.fractions(min_value=-50, max_value=50, max_denominator=60)
 
 
-@settings(deadline=None)
 @given(fractions, fractions)
 def test_a_fraction_equals_its_spellings_and_no_other_number(a: Fraction, b: Fraction) -> None:
     for spelling in _spellings(a):
@@ -113,7 +112,6 @@ def test_a_fraction_equals_its_spellings_and_no_other_number(a: Fraction, b: Fra
         assert plainly_equal(str(b), spelling) is (a == b), spelling
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10**6), st.integers(2, 10), st.integers(2, 10))
 def test_a_base_is_part_of_the_number(value: int, base: int, other: int) -> None:
     digits = _in_base(value, base)
@@ -137,7 +135,7 @@ def test_units_convert_as_in_sympy(table: dict[str, sympy.Expr]) -> None:
     assert plainly_equal("3 m", "3 s") is False
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 2**32))
 def test_expressions_are_equal_where_their_values_are(equal: Equal, seed: int) -> None:
     dice = random.Random(seed)
@@ -152,7 +150,6 @@ def test_expressions_are_equal_where_their_values_are(equal: Equal, seed: int) -
     assert equal(sympy.latex(left), sympy.latex(right)) is bool(same)
 
 
-@settings(deadline=None)
 @given(st.text(max_size=60))
 def test_any_text_is_tidied_and_what_is_tidy_stays_equal_to_itself(text: str) -> None:
     assert plainly_equal(text, text) is bool(tidy(text))

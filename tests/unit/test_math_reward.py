@@ -1,7 +1,7 @@
 """The math reward: which answer is taken, and what it is equal to."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.rewards.contract import sample_of
@@ -140,7 +140,6 @@ def test_comparing_any_text_never_raises(truth: str, answer: str) -> None:
     assert plainly_equal(truth, answer) in (True, False, None)
 
 
-@settings(deadline=None)
 @given(st.integers(-(10**12), 10**12), st.integers(-(10**12), 10**12))
 def test_integers_are_equal_exactly_when_they_are(a: int, b: int) -> None:
     assert plainly_equal(str(a), f"{b:,}") is (a == b)

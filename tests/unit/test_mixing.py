@@ -43,7 +43,7 @@ SOURCES = st.lists(
 
 
 @given(SOURCES, st.integers(0, 60), st.booleans(), st.integers(0, 5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_restored_sampler_goes_on_exactly(
     sources: list[tuple[int, float]], split: int, shuffle: bool, seed: int
 ) -> None:
@@ -57,7 +57,7 @@ def test_a_restored_sampler_goes_on_exactly(
 
 
 @given(SOURCES, st.integers(1, 200))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_shares_follow_the_weights_at_every_moment(
     sources: list[tuple[int, float]], draws: int
 ) -> None:
@@ -118,7 +118,7 @@ def test_a_state_that_is_none_is_refused() -> None:
     st.integers(1, 4),
 )
 @example([(1, 1.0), (1, 1.0), (1, 3.0), (1, 3.0)], ["settle", "replace", "put_back"], 4)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_shares_of_what_is_settled_are_exact_whatever_comes_to_nothing(
     sources: list[tuple[int, float]], ends: list[str], at_once: int
 ) -> None:

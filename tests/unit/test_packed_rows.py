@@ -69,7 +69,7 @@ def terms_and_gradients(
     runs=st.lists(st.tuples(st.integers(1, 11), st.integers(1, 3)), min_size=1, max_size=4),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_packed_rows_have_the_log_probs_and_gradients_of_padded_ones(
     make: Any, runs: list[tuple[int, int]], seed: int
 ) -> None:
@@ -125,7 +125,6 @@ def test_a_model_that_keeps_the_borders_of_sequences_to_itself_is_refused() -> N
     st.integers(1, 200),
     st.booleans(),
 )
-@settings(deadline=None)
 def test_plans_of_pairs_keep_pairs_and_budget(
     lengths: list[int], budget: int, packed: bool
 ) -> None:

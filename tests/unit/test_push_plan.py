@@ -37,7 +37,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
     return Manifest(tuple(metas), tuple(cuts))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(manifest=manifests(), bucket_bytes=st.integers(64, 4096))
 def test_every_byte_travels_once_from_the_sender_that_holds_it(
     manifest: Manifest, bucket_bytes: int
@@ -57,7 +57,7 @@ def test_every_byte_travels_once_from_the_sender_that_holds_it(
             assert (mine == sender).all()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(manifest=manifests(), bucket_bytes=st.integers(64, 4096))
 def test_pieces_neither_overlap_nor_leave_their_bucket(
     manifest: Manifest, bucket_bytes: int
@@ -75,7 +75,7 @@ def test_pieces_neither_overlap_nor_leave_their_bucket(
     assert flat == sorted(flat)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(manifest=manifests(), bucket_bytes=st.integers(64, 4096))
 def test_a_tensor_that_fits_lies_in_one_piece_that_can_be_used_where_it_is(
     manifest: Manifest, bucket_bytes: int
@@ -93,7 +93,7 @@ def test_a_tensor_that_fits_lies_in_one_piece_that_can_be_used_where_it_is(
             assert all(p.offset - first.offset == p.start for _, p in pieces)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(manifest=manifests(), bucket_bytes=st.integers(64, 4096))
 def test_stretches_are_the_bucket_in_runs_of_one_sender(
     manifest: Manifest, bucket_bytes: int

@@ -7,7 +7,8 @@ from typing import Any
 
 from roll.config.sections.reward import RewardConfig
 from roll.config.sections.roles import Role
-from roll.core.types import Completion, FinishReason, Prompt, Sample
+from roll.core.completion import Completion, FinishReason
+from roll.core.types import Prompt, Sample
 from roll.data.datasets import Dataset, Source
 from roll.distributed.cluster import Placement
 from roll.distributed.local import LocalCluster, LocalLauncher
@@ -50,7 +51,7 @@ def prompt(number: int, tag: str) -> Prompt:
 
 
 def sample(tag: str) -> Sample:
-    completion = Completion((1,), (0.0,), (0,), FinishReason.STOP)
+    completion = Completion.of((1,), (0.0,), (0,), FinishReason.STOP)
     return Sample("s:0/0", "s:0", prompt(0, tag), completion, "")
 
 

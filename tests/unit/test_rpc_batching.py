@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from roll.rollout.rpc_batching import BatchedCalls
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(
         st.tuples(st.lists(st.integers(), max_size=4), st.integers(0, 4), st.booleans()),

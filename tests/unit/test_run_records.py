@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 import math
 import random
+from array import array
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from roll.config.sections.lifecycle import CheckpointConfig
-from roll.core.types import Completion, FinishReason, Prompt, Sample
-from roll.output_dir.checkpoints import Checkpoints, RunState, load_state
-from roll.output_dir.plain_json import encoded, write_plain
+from roll.core.completion import Completion, FinishReason
+from roll.core.errors import CheckpointError
+from roll.core.types import Prompt, Sample
+from roll.output_dir.checkpoints import Checkpoints, RunState, load_sampler, load_state
+from roll.output_dir.plain_json import ARRAY_FILE, encoded, write_plain
 from roll.output_dir.summary import summarize
 from roll.output_dir.trackers import JsonlTracker, read_records
 from roll.pipeline.updates import dump_rollouts
-from roll.rollout.serialization import to_json
+from roll.rollout.serialization import to_plain
 from roll.rollout.types import Group, ScoredSample
+from tests.fakes import from_disk
 from tests.full_disk import files_up_to
 
 NAN = math.nan
@@ -27,7 +31,7 @@ NAN = math.nan
 def group(tokens: int) -> Group:
     prompt = Prompt("p", (1, 2), "text", "answer", "tag")
     numbers = tuple(range(tokens))
-    completion = Completion(
+    completion = Completion.of(
         numbers, tuple(float(n) for n in numbers), (3,) * tokens, FinishReason.STOP
     )
     sample = Sample("s", "g", prompt, completion, "text")
@@ -137,26 +141,89 @@ def test_what_is_written_plainly_is_what_the_standard_library_writes(tmp_path: P
 @pytest.mark.parametrize("value", [{2: 3}, [1, {2: 3}], {"a": [[], {2: 3}]}])
 def test_a_key_that_is_no_string_is_refused_wherever_it_is(value: Any) -> None:
     with pytest.raises(TypeError, match="keys of JSON are strings, not 2"):
-        list(encoded(value))
+        list(encoded(value, lambda items: {}))
 
 
-def test_a_state_is_readable_and_no_list_of_tokens_is_cut_into_lines(tmp_path: Path) -> None:
-    waiting = [{"version": 1, "group": to_json(group(1000))} for _ in range(20)]
+def test_a_state_is_readable_and_its_tokens_are_beside_it(tmp_path: Path) -> None:
+    waiting = [{"version": 1, "group": to_plain(group(1000))} for _ in range(20)]
     state = RunState(step=1, sampler={"scheduler": {"waiting": waiting}})
     with Checkpoints(tmp_path, CheckpointConfig()).writing(state) as folder:
         pass
     assert not folder.exists()
-    path = tmp_path / "step_000001" / "state.json"
-    assert load_state(path.parent).sampler == json.loads(json.dumps(state.sampler))
-    lines = path.read_text().splitlines()
+    path = tmp_path / "step_000001"
+    found = load_state(path)
+    assert load_sampler(path, found) == json_like(state.sampler)
+    lines = (path / "state.json").read_text().splitlines()
     assert 20 * 10 < len(lines) < 20 * 40
-    assert sum('"tokens": [0, 1, 2' in line for line in lines) == 20
+    assert (path / "state.json").stat().st_size < 20 * 1000
+    assert (path / ARRAY_FILE).stat().st_size == 20 * 1000 * 8
 
 
-def test_a_state_does_not_copy_the_tokens_and_holds_nobody_up_for_long() -> None:
+def json_like(value: Any) -> Any:
+    """The value with lists in place of tuples."""
+    if isinstance(value, dict):
+        return {key: json_like(item) for key, item in value.items()}
+    return [json_like(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def test_a_state_does_not_copy_the_tokens_and_holds_nobody_up_for_long(tmp_path: Path) -> None:
     own = group(1000)
-    row = to_json(own)["samples"][0]["completion"]
+    row = to_plain(own)["samples"][0]["completion"]
     assert row["tokens"] is own.samples[0].sample.completion.tokens
     # One call of the encoder, for which all threads wait, is a list long and no longer.
-    pieces = list(encoded({"waiting": [{"group": to_json(group(1000))} for _ in range(5)]}))
-    assert max(map(len, pieces)) < 10_000
+    rows = {"waiting": [{"group": to_plain(group(1000))} for _ in range(5)]}
+    assert max(map(len, encoded(rows, lambda items: {"length": len(items)}))) < 200
+
+
+@pytest.mark.parametrize("length", [0, 1, 5])
+def test_arrays_of_any_length_come_back_from_anywhere_in_a_value(
+    tmp_path: Path, length: int
+) -> None:
+    value = {"a": [1, array("i", range(length))], "b": {"c": array("f", [0.1] * length)}, "d": None}
+    assert from_disk(value, tmp_path) == value
+
+
+def test_a_value_without_arrays_has_no_second_file(tmp_path: Path) -> None:
+    write_plain(tmp_path / "x.json", {"a": 1})
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_an_array_of_another_type_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="arrays of type 'd'"):
+        write_plain(tmp_path / "x.json", array("d", [1.0]))
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ({"array": "i", "at": 0, "length": 4}, "ends before"),
+        ({"array": "i", "at": 10**6, "length": 1}, "ends before"),
+        ({"array": "u", "at": 0, "length": 1}, "names no array"),
+        ({"array": "i", "at": -4, "length": 1}, "names no array"),
+        ({"array": "i", "at": 0, "length": True}, "names no array"),
+        ({"array": ["i"], "at": 0, "length": 1}, "names no array"),
+    ],
+)
+def test_a_damaged_place_of_an_array_is_refused(
+    tmp_path: Path, place: dict[str, Any], message: str
+) -> None:
+    (tmp_path / ARRAY_FILE).write_bytes(b"\0" * 12)
+    state = RunState(step=1, sampler={"scheduler": [place]})
+    with pytest.raises(CheckpointError, match=message):
+        load_sampler(tmp_path, state)
+
+
+def test_a_state_whose_arrays_are_missing_is_refused(tmp_path: Path) -> None:
+    state = RunState(step=1, sampler={"x": {"array": "i", "at": 0, "length": 1}})
+    with pytest.raises(CheckpointError, match="ends before"):
+        load_sampler(tmp_path, state)
+
+
+@pytest.mark.parametrize("limit", [100, 10_000])
+def test_a_full_disk_leaves_no_state_that_looks_complete(tmp_path: Path, limit: int) -> None:
+    state = RunState(step=1, sampler={"waiting": [to_plain(group(5000))]})
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig())
+    with files_up_to(limit), pytest.raises(OSError), checkpoints.writing(state):
+        pass
+    assert checkpoints.complete() == []
+    assert list(tmp_path.iterdir()) == []

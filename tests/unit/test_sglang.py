@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import SglangConfig
+from roll.core.completion import FinishReason
 from roll.core.errors import ConfigError, EngineError
-from roll.core.types import FinishReason, GenerateRequest, SamplingParams
+from roll.core.types import GenerateRequest, SamplingParams
 from roll.strategy.available import status
 from roll.strategy.serving.engine_args import check_engine_args
 from roll.strategy.sglang.arguments import engine_arguments, engine_environment
@@ -125,15 +126,15 @@ def test_pieces_of_output_add_up_to_tokens_with_the_version_that_wrote_each(
         assert sibling.finish is FinishReason.ABORT
     sibling.extend(output(tokens, versions, {"type": "length"}), PLAIN)
     whole = sibling.after(0)
-    assert (whole.tokens, whole.versions) == (tuple(tokens), tuple(versions))
-    assert whole.logprobs == tuple(-0.1 * token for token in tokens)
+    assert (list(whole.tokens), list(whole.versions)) == (tokens, versions)
+    assert list(whole.logprobs) == pytest.approx([-0.1 * token for token in tokens])
     assert whole.finish is FinishReason.LENGTH
 
 
 def test_a_cut_distribution_reports_its_own_logprobs_and_a_refusal_is_an_error() -> None:
     sibling = Sibling()
     sibling.extend(output([1, 2], [0, 0], None), CUT)
-    assert sibling.logprobs == [-0.2, -0.4]
+    assert list(sibling.logprobs) == pytest.approx([-0.2, -0.4])
     refusal = {"type": "abort", "status_code": 400, "message": "too long"}
     with pytest.raises(EngineError, match="too long"):
         sibling.extend(output([1, 2], [0, 0], refusal), CUT)

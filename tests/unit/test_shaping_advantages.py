@@ -46,7 +46,7 @@ def shape(batch: RolloutBatch, *parts: AdvantageShapingConfig) -> Tensor:
 
 @pytest.mark.parametrize("mean", [True, False])
 @given(seed=st.integers(0, 300), rows=st.integers(1, 6))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_whitening_matches_the_loop_over_trained_tokens(mean: bool, seed: int, rows: int) -> None:
     batch = estimated(rows, seed)
     assert batch.advantages is not None

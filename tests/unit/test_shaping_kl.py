@@ -60,7 +60,7 @@ def kl_by_loops(batch: RolloutBatch, estimator: str) -> list[list[float]]:
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 @given(seed=st.integers(0, 200))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_every_trained_token_pays_its_divergence(
     estimator: Literal["k1", "k2", "k3"], seed: int
 ) -> None:

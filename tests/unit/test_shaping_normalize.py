@@ -68,7 +68,7 @@ def by_loops(steps: list[list[tuple[float, int]]], mean: Level, std: Level) -> l
 
 @pytest.mark.parametrize(("mean", "std"), PAIRS)
 @given(steps=st.lists(step_of_rewards, min_size=1, max_size=4))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_every_pair_of_levels_matches_the_loops_over_several_steps(
     mean: Level, std: Level, steps: list[list[tuple[float, int]]]
 ) -> None:
@@ -159,7 +159,7 @@ def test_the_greedy_baseline_is_moved_like_its_samples_and_moves_no_moment() -> 
 
 
 @given(st.lists(st.lists(st.floats(-1e3, 1e3), max_size=8), max_size=8))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_merged_moments_are_those_of_all_numbers(parts: list[list[float]]) -> None:
     merged = Moments()
     for part in parts:

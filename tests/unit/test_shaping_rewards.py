@@ -85,7 +85,7 @@ def overlong_by_dapo(length: int, longest: int, cache: int) -> float:
     share=st.floats(0, 1),
     penalty=st.floats(0.1, 4),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_overlong_penalty_is_that_of_dapo(
     length: int, longest: int, share: float, penalty: float
 ) -> None:
@@ -125,7 +125,7 @@ def length_reward_by_kimi(lengths: list[int], passed: list[bool], groups: list[i
         st.tuples(st.integers(0, 17), st.booleans(), st.integers(0, 2)), min_size=1, max_size=10
     )
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_length_penalty_is_that_of_kimi(rows: list[tuple[int, bool, int]]) -> None:
     lengths = [length for length, _, _ in rows]
     passed = [ok for _, ok, _ in rows]

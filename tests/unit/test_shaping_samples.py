@@ -144,7 +144,7 @@ def test_several_weights_multiply() -> None:
 
 @pytest.mark.parametrize("mode", Aggregation)
 @given(seed=st.integers(0, 500), scale=st.sampled_from([1e-3, 1.0, 70.0]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_weighed_tokens_add_up_to_what_they_did_and_keep_their_ratios(
     mode: Aggregation, seed: int, scale: float
 ) -> None:

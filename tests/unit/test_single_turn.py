@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
+from roll.core.completion import Completion
 from roll.core.errors import EngineError, RewardError, WaitTimeoutError
-from roll.core.types import Completion, GenerateRequest, Sample
+from roll.core.types import GenerateRequest, Sample
 from roll.rollout.fleet.fleet import Fleet
 from roll.rollout.fleet.replica import Replica
 from roll.rollout.single_turn import group_seed

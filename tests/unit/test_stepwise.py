@@ -32,7 +32,7 @@ def test_returns_follow_the_order_of_the_steps_and_not_of_the_rows() -> None:
     gamma=st.sampled_from([0.0, 0.5, 0.95, 1.0]),
     random=st.randoms(use_true_random=False),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_returns_match_the_recursion(
     episodes: list[list[float]], gamma: float, random: Random
 ) -> None:
@@ -83,7 +83,7 @@ def gigpo_by_loops(
     ),
     data=st.data(),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_gigpo_matches_the_loops(
     std: Literal["group", "none"], episodes: list[tuple[float, int]], data: st.DataObject
 ) -> None:

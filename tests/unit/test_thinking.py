@@ -4,7 +4,8 @@ import pytest
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
-from roll.core.types import Completion, FinishReason, Prompt, Sample
+from roll.core.completion import Completion, FinishReason
+from roll.core.types import Prompt, Sample
 from roll.rewards.math.final_answer import FoundAnswer, find_answer
 from roll.rewards.math.reward import math_reward
 from roll.rewards.thinking import MARKS, final_text
@@ -17,7 +18,7 @@ NOTHING = FoundAnswer(None, boxed=False)
 
 def _sample(prompt: str, response: str, finish: FinishReason = FinishReason.STOP) -> Sample:
     asked = Prompt("a:0", (1,), prompt, answer="42", tag="math")
-    return Sample("0/a:0/0", "0/a:0", asked, Completion((1,), (0.0,), (0,), finish), response)
+    return Sample("0/a:0/0", "0/a:0", asked, Completion.of((1,), (0.0,), (0,), finish), response)
 
 
 @pytest.mark.parametrize(("opens", "closes"), MARKS)

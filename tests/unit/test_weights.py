@@ -37,7 +37,7 @@ def aggregate_by_loops(
 
 @pytest.mark.parametrize("mode", Aggregation)
 @given(bits=rows_of_bits, seed=st.integers(0, 1000))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_weighted_sum_is_the_aggregation(
     mode: Aggregation, bits: list[list[bool]], seed: int
 ) -> None:

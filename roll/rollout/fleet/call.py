@@ -7,8 +7,9 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from roll.core.completion import Completion, FinishReason
 from roll.core.errors import EngineError
-from roll.core.types import Completion, FinishReason, GenerateRequest, Piece
+from roll.core.types import GenerateRequest, Piece
 from roll.rollout.fleet.engine_protocol import Engine
 from roll.rollout.fleet.partial_completions import KnownTokens
 

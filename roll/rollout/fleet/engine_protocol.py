@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from roll.core.types import Completion, GenerateRequest, Heartbeat
+from roll.core.completion import Completion
+from roll.core.types import GenerateRequest, Heartbeat
 
 
 class Engine(Protocol):

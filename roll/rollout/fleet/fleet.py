@@ -21,15 +21,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from roll.core.completion import Completion, FinishReason
 from roll.core.errors import EngineError, RollError
 from roll.core.metrics import Metrics, Sum
-from roll.core.types import Completion, FinishReason, GenerateRequest
+from roll.core.types import GenerateRequest
 from roll.rollout.async_utils import all_or_first_error
 from roll.rollout.fleet.call import ReplicaLostError
 from roll.rollout.fleet.partial_completions import (
     NOTHING,
     continuable_part,
-    joined,
     remaining_request,
 )
 from roll.rollout.fleet.replica import Replica, State
@@ -153,14 +153,14 @@ class Fleet:
     ) -> list[Completion]:
         """Finish the aborted completions in `found` on other replicas; return all completions."""
         written = [self._usable(one, request) for one in found]
-        self._counters["moved_tokens"] += sum(len(one.tokens) for one in written)
+        self._counters["moved_tokens"] += sum(map(len, written))
 
         async def finish(sibling: int, one: Completion) -> Completion:
             if one.finish is not FinishReason.ABORT:
                 return one
             rest = remaining_request(request, sibling, one)
             (more,) = await self._answer(rest, session, timeout_s, moves, moved=True)
-            return joined(one, more)
+            return one + more
 
         return await all_or_first_error(
             [finish(sibling, one) for sibling, one in enumerate(written)]
@@ -170,7 +170,7 @@ class Fleet:
         """Return the part of a completion that is kept on another replica; see
         `continue_in_flight` and `continuable_part`."""
         ended = written.finish is not FinishReason.ABORT
-        same = all(version == self.version for version in written.versions)
+        same = all(version == self.version for version, _ in written.versions.runs)
         if ended or same or self.continue_in_flight:
             return continuable_part(written, request.sampling)
         return NOTHING

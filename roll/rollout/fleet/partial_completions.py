@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 from dataclasses import replace
 
-from roll.core.types import Completion, FinishReason, GenerateRequest, Piece, SamplingParams
+from roll.core.completion import (
+    LOGPROB_TYPE,
+    TOKEN_TYPE,
+    Completion,
+    FinishReason,
+    VersionRuns,
+)
+from roll.core.types import GenerateRequest, Piece, SamplingParams
 
-NOTHING = Completion((), (), (), FinishReason.ABORT)
+NOTHING = Completion.of((), (), (), FinishReason.ABORT)
 TOKENS_PER_CHARACTER = 4
 """Largest number of tokens of one character: a character has at most 4 bytes in UTF-8, and a token
 may be a single byte."""
-
-
-def joined(first: Completion, then: Completion) -> Completion:
-    """Concatenate two parts of one completion; the finish reason is that of the second part."""
-    return Completion(
-        first.tokens + then.tokens,
-        first.logprobs + then.logprobs,
-        first.versions + then.versions,
-        then.finish,
-    )
 
 
 class KnownTokens:
@@ -29,36 +27,32 @@ class KnownTokens:
     A heartbeat that timed out has lost its pieces. All pieces after such a gap are dropped, also
     the one with the end of the sibling, because the sibling can only continue from before the gap.
 
-    The tokens are in lists that grow. To join tuples at every heartbeat would cost the square of
-    their length.
+    The tokens are in arrays that grow. To join completions at every heartbeat would cost the square
+    of their length.
     """
 
     __slots__ = ("_finish", "_logprobs", "_tokens", "_versions")
 
     def __init__(self) -> None:
-        self._tokens: list[int] = []
-        self._logprobs: list[float] = []
-        self._versions: list[int] = []
+        self._tokens: array[int] = array(TOKEN_TYPE)
+        self._logprobs: array[float] = array(LOGPROB_TYPE)
+        self._versions = VersionRuns()
         self._finish = FinishReason.ABORT
 
     def add(self, news: Piece) -> None:
         """Append a piece; if its beginning is known already, append only the rest."""
         known = len(self._tokens) - news.start
-        if known < 0:
+        if known < 0 or known > len(news.written):  # a gap, or an older piece that was sent again
             return
-        written = news.written
-        if known > len(written.tokens):  # an older piece that was sent again
-            return
-        self._finish = written.finish
-        if written.tokens:
-            self._tokens.extend(written.tokens[known:])
-            self._logprobs.extend(written.logprobs[known:])
-            self._versions.extend(written.versions[known:])
+        self._finish = news.written.finish
+        if len(news.written):
+            new = news.written.part(known)
+            self._tokens.extend(new.tokens)
+            self._logprobs.extend(new.logprobs)
+            self._versions += new.versions
 
     def so_far(self) -> Completion:
-        return Completion(
-            tuple(self._tokens), tuple(self._logprobs), tuple(self._versions), self._finish
-        )
+        return Completion(self._tokens[:], self._logprobs[:], self._versions, self._finish)
 
 
 def continuable_part(written: Completion, sampling: SamplingParams) -> Completion:
@@ -72,13 +66,12 @@ def continuable_part(written: Completion, sampling: SamplingParams) -> Completio
     """
     if written.finish is not FinishReason.ABORT:
         return written
-    if len(written.tokens) >= sampling.max_new_tokens:
+    if len(written) >= sampling.max_new_tokens:
         return replace(written, finish=FinishReason.LENGTH)
     if not sampling.stop:
         return written
-    end = max(0, len(written.tokens) - TOKENS_PER_CHARACTER * max(map(len, sampling.stop)))
-    return Completion(
-        written.tokens[:end], written.logprobs[:end], written.versions[:end], FinishReason.ABORT
+    return written.part(
+        0, max(0, len(written) - TOKENS_PER_CHARACTER * max(map(len, sampling.stop)))
     )
 
 
@@ -95,11 +88,11 @@ def remaining_request(
         sibling: index of the sibling in `request`.
         written: tokens of the sibling so far.
     """
-    count = len(written.tokens)
+    count = len(written)
     sampling = request.sampling
     return GenerateRequest(
         id=f"{request.id}~{sibling}.{count}",
-        prompt_tokens=request.prompt_tokens + written.tokens,
+        prompt_tokens=(*request.prompt_tokens, *written.tokens),
         sampling=replace(sampling, max_new_tokens=sampling.max_new_tokens - count),
         n=1,
         seed=None if request.seed is None else _seed(request.seed + sibling, count),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from roll.core.completion import Completion
 from roll.core.errors import (
     EngineDiedError,
     EngineError,
@@ -15,7 +16,7 @@ from roll.core.errors import (
     WaitTimeoutError,
     WorkerLostError,
 )
-from roll.core.types import Completion, GenerateRequest, Heartbeat, Piece
+from roll.core.types import GenerateRequest, Heartbeat, Piece
 from roll.rollout.fleet.call import Call
 from roll.rollout.fleet.engine_protocol import Engine
 from roll.rollout.fleet.pace import Work

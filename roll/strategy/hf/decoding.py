@@ -8,6 +8,7 @@ the weights alone, never on other requests.
 from __future__ import annotations
 
 import contextlib
+from array import array
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 
@@ -15,7 +16,14 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from roll.core.types import Completion, FinishReason, GenerateRequest
+from roll.core.completion import (
+    LOGPROB_TYPE,
+    TOKEN_TYPE,
+    Completion,
+    FinishReason,
+    VersionRuns,
+)
+from roll.core.types import GenerateRequest
 from roll.strategy.hf.sampling import sample_tokens, scaled_logprobs
 
 
@@ -32,8 +40,8 @@ class Sibling:
     """Running continuation of a prompt."""
 
     generator: torch.Generator
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    tokens: array[int] = field(default_factory=lambda: array(TOKEN_TYPE))
+    logprobs: array[float] = field(default_factory=lambda: array(LOGPROB_TYPE))
     versions: list[int] = field(default_factory=list)
     """Version of the weights that generated each token. Appended last: other threads read only as
     many tokens as there are versions."""
@@ -49,9 +57,9 @@ class Sibling:
         """Return the completion without its first `start` tokens."""
         end = len(self.versions)
         return Completion(
-            tuple(self.tokens[start:end]),
-            tuple(self.logprobs[start:end]),
-            tuple(self.versions[start:end]),
+            self.tokens[start:end],
+            self.logprobs[start:end],
+            VersionRuns.of_tokens(self.versions[start:end]),
             self.finish,
         )
 
@@ -130,7 +138,7 @@ class Decoding:
         prompt = list(self.request.prompt_tokens)
         written = [self.siblings[index].tokens for index in self._live]
         if written[0]:  # these tokens were generated with other weights
-            inputs_NT = torch.tensor([prompt + tokens for tokens in written])
+            inputs_NT = torch.tensor([[*prompt, *tokens] for tokens in written])
             logits_NV = _logits(model, inputs_NT, cache)
         else:
             inputs_NT = torch.tensor([prompt])
@@ -160,7 +168,7 @@ class Decoding:
         if sampling.stop:
             # A character takes at most four tokens (UTF-8 bytes), so a stop string fits here.
             tail = sibling.tokens[-4 * max(map(len, sampling.stop)) :]
-            text = self._tokenizer.decode(tail, skip_special_tokens=True)
+            text = self._tokenizer.decode(tail.tolist(), skip_special_tokens=True)
             if any(stop in text for stop in sampling.stop):
                 return FinishReason.STOP
         return FinishReason.LENGTH if len(sibling.tokens) >= self._limit else FinishReason.ABORT

@@ -19,8 +19,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from roll.config.sections.strategy import HfEngineConfig
+from roll.core.completion import Completion
 from roll.core.errors import EngineDiedError, EngineError, IncompleteWeightsError, WeightSyncError
-from roll.core.types import Completion, GenerateRequest, Heartbeat
+from roll.core.types import GenerateRequest, Heartbeat
 from roll.models.load import load_causal_lm, load_tokenizer
 from roll.strategy.backend_setup import EngineSetup
 from roll.strategy.hf.decoding import Decoding, Weights

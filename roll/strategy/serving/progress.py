@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from roll.core.completion import Completion
 from roll.core.errors import EngineError
-from roll.core.types import Completion, Heartbeat, Piece
+from roll.core.types import Heartbeat, Piece
 
 ReadFrom = Callable[[str, Sequence[int]], Sequence[Completion]]
 """Function of a request's id and a number of tokens per sibling.
@@ -44,7 +45,7 @@ class Progress:
     def end(self, request_id: str, completions: Sequence[Completion] = ()) -> None:
         """Record that a request has ended, with `completions`, or with none if it failed."""
         reported = self._reported.pop(request_id)
-        written = sum(len(completion.tokens) for completion in completions)
+        written = sum(map(len, completions))
         self._written_tokens += max(0, written - sum(reported))
 
     def heartbeat(self, version: int, prefilled_tokens: int, read: ReadFrom) -> Heartbeat:
@@ -60,7 +61,7 @@ class Progress:
             pieces = []
             for index, written in enumerate(read(request_id, reported)):
                 pieces.append(Piece(reported[index], written))
-                reported[index] += len(written.tokens)
-                self._written_tokens += len(written.tokens)
+                reported[index] += len(written)
+                self._written_tokens += len(written)
             progress[request_id] = tuple(pieces)
         return Heartbeat(version, self._written_tokens, prefilled_tokens, progress)

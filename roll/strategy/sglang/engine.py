@@ -18,8 +18,9 @@ from typing import TypeVar
 import psutil
 
 from roll.config.sections.strategy import SglangConfig
+from roll.core.completion import Completion
 from roll.core.errors import EngineError
-from roll.core.types import Completion, GenerateRequest, Heartbeat
+from roll.core.types import GenerateRequest, Heartbeat
 from roll.strategy.available import check_engine
 from roll.strategy.backend_setup import EngineSetup
 from roll.strategy.hf_folder import read_checkpoint

@@ -10,8 +10,9 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from roll.core.completion import Completion, FinishReason
 from roll.core.errors import EngineError, IncompleteWeightsError, WeightSyncError
-from roll.core.types import Completion, FinishReason, GenerateRequest, Heartbeat
+from roll.core.types import GenerateRequest, Heartbeat
 from roll.strategy.interfaces import LoadReport
 from roll.strategy.serving.progress import Progress
 from roll.strategy.sglang.extension import PREFILLED, Push, run_scheduler

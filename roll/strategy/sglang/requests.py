@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import secrets
+from array import array
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
+from roll.core.completion import (
+    LOGPROB_TYPE,
+    TOKEN_TYPE,
+    Completion,
+    FinishReason,
+    VersionRuns,
+)
 from roll.core.errors import EngineError
-from roll.core.types import Completion, FinishReason, GenerateRequest, SamplingParams
+from roll.core.types import GenerateRequest, SamplingParams
 
 STREAM_INTERVAL = 32
 """Number of tokens that SGLang sends at once: the most that a dying replica loses per sibling."""
@@ -22,23 +30,24 @@ So many tokens may be generated in vain after a stop string."""
 class Sibling:
     """Continuation of a prompt, filled while its tokens arrive."""
 
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
+    tokens: array[int] = field(default_factory=lambda: array(TOKEN_TYPE))
+    logprobs: array[float] = field(default_factory=lambda: array(LOGPROB_TYPE))
+    versions: VersionRuns = field(default_factory=VersionRuns)
     finish: FinishReason = FinishReason.ABORT
 
     def after(self, start: int) -> Completion:
         """Return the tokens from number `start` on, as a completion."""
         return Completion(
-            tuple(self.tokens[start:]),
-            tuple(self.logprobs[start:]),
-            tuple(self.versions[start:]),
+            self.tokens[start:],
+            self.logprobs[start:],
+            self.versions.part(start, len(self.tokens)),
             self.finish,
         )
 
     def stop_at(self, length: int) -> None:
         """End the continuation with STOP after its first `length` tokens; drop the later ones."""
-        del self.tokens[length:], self.logprobs[length:], self.versions[length:]
+        del self.tokens[length:], self.logprobs[length:]
+        self.versions = self.versions.part(0, length)
         self.finish = FinishReason.STOP
 
     def extend(self, output: dict[str, Any], sampling: SamplingParams) -> None:
@@ -53,14 +62,13 @@ class Sibling:
             raise EngineError(f"SGLang refuses the request: {finish['message']}")
         have, tokens = len(self.tokens), output["output_ids"]
         if len(tokens) > have:
-            self.tokens += tokens[have:]
+            self.tokens.extend(tokens[have:])
             if is_partitioned(sampling):
-                self.logprobs += meta["output_token_sampling_logprobs"][have:]
+                self.logprobs.extend(meta["output_token_sampling_logprobs"][have:])
             else:
-                self.logprobs += [entry[0] for entry in meta["output_token_logprobs"][have:]]
-            for span in meta["weight_versions"]:
-                begin = max(span["start"], have)
-                self.versions += [int(span["version"])] * (span["end"] - begin)
+                self.logprobs.extend(entry[0] for entry in meta["output_token_logprobs"][have:])
+            spans = [(int(span["version"]), span["start"]) for span in meta["weight_versions"]]
+            self.versions += VersionRuns.of_starts(spans, len(tokens), begin=have)
         if finish is not None:
             self.finish = FinishReason(finish["type"])
 

@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 import psutil
 
 from roll.config.sections.strategy import VllmConfig
+from roll.core.completion import Completion, FinishReason
 from roll.core.errors import EngineError, WeightSyncError
-from roll.core.types import Completion, FinishReason, GenerateRequest, Heartbeat
+from roll.core.types import GenerateRequest, Heartbeat
 from roll.strategy.available import check_engine
 from roll.strategy.backend_setup import EngineSetup
 from roll.strategy.hf_folder import Checkpoint, read_checkpoint

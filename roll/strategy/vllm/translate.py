@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from roll.core.types import Completion, FinishReason, GenerateRequest
+from roll.core.completion import Completion, FinishReason, VersionRuns
+from roll.core.types import GenerateRequest
 
-NOTHING_YET = Completion((), (), (), FinishReason.ABORT)
+NOTHING_YET = Completion.of((), (), (), FinishReason.ABORT)
 
 
 def sampling_params(request: GenerateRequest) -> Any:
@@ -33,7 +34,7 @@ def sampling_params(request: GenerateRequest) -> Any:
 
 def finished(output: Any, start: int = 0) -> Completion:
     """Return a final `CompletionOutput` as a completion, without its first `start` tokens."""
-    spans = [(span.version, span.start) for span in output.weight_versions or ()]
+    spans = [(int(span.version), span.start) for span in output.weight_versions or ()]
     return _completion(
         output.token_ids, output.logprobs, spans, output.finish_reason or "abort", start
     )
@@ -53,7 +54,7 @@ def unfinished(processor: Any, request_id: str, starts: Sequence[int]) -> list[C
         pieces[index] = _completion(
             state.detokenizer.output_token_ids,
             state.logprobs_processor.logprobs,
-            state.weight_version_starts,
+            [(int(version), begin) for version, begin in state.weight_version_starts],
             "abort",
             starts[index],
         )
@@ -67,7 +68,7 @@ def unfinished(processor: Any, request_id: str, starts: Sequence[int]) -> list[C
 def _completion(
     tokens: Sequence[int],
     logprobs: Any,
-    spans: Sequence[tuple[str, int]],
+    spans: Sequence[tuple[int, int]],
     finish: str,
     start: int,
 ) -> Completion:
@@ -80,13 +81,9 @@ def _completion(
         finish: value of a `FinishReason`.
         start: number of leading tokens to leave out.
     """
-    bounds = [*(begin for _, begin in spans), len(tokens)]
-    versions: list[int] = []
-    for (version, begin), end in zip(spans, bounds[1:], strict=True):
-        versions += [int(version)] * (end - max(begin, start))
-    return Completion(
-        tokens=tuple(tokens[start:]),
-        logprobs=tuple(logprobs.logprobs[start:]),
-        versions=tuple(versions),
-        finish=FinishReason(finish),
+    return Completion.of(
+        tokens[start:],
+        logprobs.logprobs[start:],
+        VersionRuns.of_starts(spans, len(tokens), begin=start),
+        FinishReason(finish),
     )

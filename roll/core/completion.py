@@ -1,0 +1,163 @@
+"""`Completion`: tokens that an engine has written, with the log-prob and weight version of each.
+
+The columns are arrays of machine numbers, because a step has millions of tokens: a Python number
+takes eight times the memory, and as much more time to send and to put into a batch. They are arrays
+of the standard library, so that small processes need neither numpy nor torch.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import chain, groupby, repeat
+from typing import Self
+
+TOKEN_TYPE = "i"
+"""Type code of arrays of token ids: int32."""
+LOGPROB_TYPE = "f"
+"""Type code of arrays of log-probs: float32."""
+
+
+class FinishReason(StrEnum):
+    """The reason why an engine stopped generating tokens."""
+
+    STOP = "stop"
+    """The engine generated an end-of-sequence token or a stop string."""
+    LENGTH = "length"
+    """The completion reached the token limit; the sample is truncated."""
+    ABORT = "abort"
+    """The request was cancelled; the tokens generated until then are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRuns:
+    """Weight versions of consecutive tokens, as runs of equal versions.
+
+    Example: VersionRuns(((3, 120), (4, 35))) says that version 3 wrote 120 tokens, and version 4
+    the 35 tokens after them.
+    """
+
+    runs: tuple[tuple[int, int], ...] = ()
+    """Pairs of a version and the number of tokens, which is positive; neighbours have different
+    versions."""
+
+    @classmethod
+    def of_tokens(cls, versions: Iterable[int]) -> Self:
+        """Return the runs of a list with one version per token."""
+        return cls(tuple((version, sum(1 for _ in same)) for version, same in groupby(versions)))
+
+    @classmethod
+    def of_starts(cls, starts: Sequence[tuple[int, int]], end: int, begin: int = 0) -> Self:
+        """Return the runs of the tokens with the numbers `begin` to `end` - 1.
+
+        Args:
+            starts: pairs of a version and the number of the first token written with it, in order.
+            end: number of tokens.
+            begin: number of leading tokens to leave out.
+        """
+        ends = [*(start for _, start in starts[1:]), end]
+        return cls._of(
+            (version, min(stop, end) - max(start, begin))
+            for (version, start), stop in zip(starts, ends, strict=False)
+        )
+
+    @classmethod
+    def _of(cls, runs: Iterable[tuple[int, int]]) -> Self:
+        """Return runs of which neighbours may have equal versions, and lengths may be 0 or less."""
+        joined: list[tuple[int, int]] = []
+        for version, count in runs:
+            if count > 0:
+                if joined and joined[-1][0] == version:
+                    count += joined.pop()[1]
+                joined.append((version, count))
+        return cls(tuple(joined))
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+        return sum(count for _, count in self.runs)
+
+    def __iter__(self) -> Iterator[int]:
+        """Return an iterator over the version of each token."""
+        return chain.from_iterable(repeat(version, count) for version, count in self.runs)
+
+    def __add__(self, later: VersionRuns) -> VersionRuns:
+        return VersionRuns._of((*self.runs, *later.runs))
+
+    def part(self, begin: int, end: int) -> VersionRuns:
+        """Return the runs of the tokens with the numbers `begin` to `end` - 1."""
+        start, found = 0, []
+        for version, count in self.runs:
+            found.append((version, min(start + count, end) - max(start, begin)))
+            start += count
+        return VersionRuns._of(found)
+
+    @property
+    def oldest(self) -> int | None:
+        """Smallest version; None if there are no tokens."""
+        return min((version for version, _ in self.runs), default=None)
+
+    @property
+    def newest(self) -> int | None:
+        """Largest version; None if there are no tokens."""
+        return max((version for version, _ in self.runs), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A continuation of a prompt. The columns have one entry per token."""
+
+    tokens: array[int]
+    """Token ids, int32."""
+    logprobs: array[float]
+    """Natural logarithm of each token's probability in the distribution that was sampled from,
+    float32."""
+    versions: VersionRuns
+    """Version of the weights that wrote each token."""
+    finish: FinishReason
+
+    def __post_init__(self) -> None:
+        sizes = len(self.tokens), len(self.logprobs), len(self.versions)
+        if len(set(sizes)) != 1:
+            raise ValueError(
+                "a completion has {} tokens, {} log-probs and {} versions; expected one of each "
+                "per token".format(*sizes)
+            )
+
+    @classmethod
+    def of(
+        cls,
+        tokens: Iterable[int],
+        logprobs: Iterable[float],
+        versions: Iterable[int] | VersionRuns,
+        finish: FinishReason,
+    ) -> Self:
+        """Make a completion of Python numbers, with one entry per token; also an entry per token
+        for `versions`, unless they are runs."""
+        if not isinstance(versions, VersionRuns):
+            versions = VersionRuns.of_tokens(versions)
+        return cls(array(TOKEN_TYPE, tokens), array(LOGPROB_TYPE, logprobs), versions, finish)
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+        return len(self.tokens)
+
+    def __add__(self, later: Completion) -> Completion:
+        """Concatenate two parts; the finish reason is that of the second one."""
+        return Completion(
+            self.tokens + later.tokens,
+            self.logprobs + later.logprobs,
+            self.versions + later.versions,
+            later.finish,
+        )
+
+    def part(self, begin: int, end: int | None = None) -> Completion:
+        """Return the tokens with the numbers `begin` to `end` - 1, by default to the last one."""
+        stop = len(self) if end is None else end
+        return Completion(
+            self.tokens[begin:stop],
+            self.logprobs[begin:stop],
+            self.versions.part(begin, stop),
+            self.finish,
+        )
