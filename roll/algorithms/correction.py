@@ -44,7 +44,7 @@ def correct(batch: RolloutBatch, config: CorrectionConfig) -> tuple[RolloutBatch
     Raises:
         ValueError: `old_logprobs` or `rollout_logprobs` are not set.
     """
-    trainer_BT = batch.require("old_logprobs", made_by="add_old_logprobs")
+    trainer_BT = batch.require("old_logprobs", made_by="add_logprobs")
     engine_BT = batch.require("rollout_logprobs", made_by="an engine that returns log-probs")
     mask_BT = batch.loss_mask
     gap_BT = (trainer_BT.double() - engine_BT.double()).masked_fill(~mask_BT, 0.0)

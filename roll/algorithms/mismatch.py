@@ -58,7 +58,7 @@ def mismatch_metrics(batch: RolloutBatch) -> Metrics:
     """
     if batch.rollout_logprobs is None:
         return Metrics()
-    trainer = batch.require("old_logprobs", made_by="add_old_logprobs")[batch.loss_mask].double()
+    trainer = batch.require("old_logprobs", made_by="add_logprobs")[batch.loss_mask].double()
     engine = batch.rollout_logprobs[batch.loss_mask].double()
     count = engine.numel()
     if count == 0:

@@ -42,6 +42,9 @@ class Batch:
     unit: ClassVar[int] = 1
     """Number of consecutive rows that belong together, such as 2 for pairs. `split` keeps them in
     the same part."""
+    row_lengths: ClassVar[str | None] = None
+    """Name of the field with the number of positions of each row along axis T that are no padding;
+    None if all are to be kept. Padding is not sent to other processes."""
 
     def __len__(self) -> int:
         first = getattr(self, fields(self)[0].name)
@@ -62,10 +65,15 @@ class Batch:
                 )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Let pickle send tensors as numpy arrays: Ray writes these into its object store with one
-        copy, and tensors eight times as slowly, with all of the memory that they are a part of."""
-        columns = {spec.name: _to_numpy(getattr(self, spec.name)) for spec in fields(self)}
-        return _from_numpy, (type(self), columns)
+        """Let pickle send tensors without padding, as numpy arrays: Ray writes these into its
+        object store with one copy, and tensors eight times as slowly, with all of the memory that
+        they are a part of. At the receiver, padding has the declared value."""
+        lengths = None if self.row_lengths is None else getattr(self, self.row_lengths).tolist()
+        columns = {
+            spec.name: _packed(getattr(self, spec.name), lengths if "T" in _axes(spec) else None)
+            for spec in fields(self)
+        }
+        return _unpacked, (type(self), columns)
 
     def select(self, index: Sequence[int] | Tensor) -> Self:
         """Return the rows with the numbers `index`, in that order; a number may be repeated."""
@@ -162,20 +170,50 @@ class Batch:
         return replace(self, **columns)
 
 
-def _to_numpy(value: Any) -> Any:
-    """Return a tensor as a numpy array with the same memory, if there is one; all else as it is."""
-    if isinstance(value, Tensor) and value.device.type == "cpu" and value.dtype in NUMPY_TYPES:
-        return value.detach().numpy()
-    return value
+def _packed(value: Any, lengths: Sequence[int] | None) -> Any:
+    """Return a tensor as a numpy array; all else, also a tensor that numpy does not know, as it is.
+
+    Args:
+        value: value of a field.
+        lengths: number of positions of each row to keep, if the value has an axis T with padding.
+            The result is then `[N]`: the kept positions of all rows, one row after the other.
+    """
+    if not isinstance(value, Tensor) or value.device.type != "cpu":
+        return value
+    if value.dtype not in NUMPY_TYPES:
+        return value
+    values = value.detach().numpy()
+    if lengths is None:
+        return values
+    if max(lengths, default=0) > values.shape[1]:
+        raise ValueError(f"a row has {max(lengths)} positions, axis T only {values.shape[1]}")
+    kept = [row[:length] for row, length in zip(values, lengths, strict=True)]
+    return np.concatenate(kept) if kept else values.reshape(0)
 
 
-def _from_numpy(kind: type[Batch], columns: dict[str, Any]) -> Batch:
-    """Rebuild a batch of this class from what `_to_numpy` made of its columns."""
-    for name, value in columns.items():
-        if isinstance(value, np.ndarray):
-            # What lies in Ray's object store can only be read, and is shared with other processes.
-            columns[name] = torch.from_numpy(value if value.flags.writeable else value.copy())
+def _unpacked(kind: type[Batch], columns: dict[str, Any]) -> Batch:
+    """Rebuild a batch of this class from what `_packed` made of its columns."""
+    lengths = columns[kind.row_lengths].tolist() if kind.row_lengths else None
+    for spec in fields(kind):
+        value = columns[spec.name]
+        if not isinstance(value, np.ndarray):
+            continue
+        if lengths is not None and "T" in _axes(spec):
+            value = _padded(value, lengths, spec.metadata["pad"])
+        elif not value.flags.writeable:  # it is in Ray's object store, which processes share
+            value = value.copy()
+        columns[spec.name] = torch.from_numpy(value)
     return kind(**columns)
+
+
+def _padded(values: Any, lengths: Sequence[int], fill: float) -> Any:
+    """Return the rows `[B, T]` whose values `[N]` come one after the other, padded with `fill`."""
+    rows = np.full((len(lengths), max(lengths, default=0)), fill, dtype=values.dtype)
+    start = 0
+    for row, length in zip(rows, lengths, strict=True):
+        row[:length] = values[start : start + length]
+        start += length
+    return rows
 
 
 def _axes(spec: Field[Any]) -> str:

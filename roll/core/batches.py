@@ -6,10 +6,11 @@ by one position between logits and tokens happens only in `algorithms/logprobs.p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Self
 
 from torch import Tensor
+from torch.nn.functional import pad
 
 from roll.core.batch import Batch, tensor
 
@@ -18,10 +19,47 @@ from roll.core.batch import Batch, tensor
 class TokenBatch(Batch):
     """Input of every forward pass: right-padded tokens and the number of real tokens per row."""
 
+    row_lengths = "lengths"
     tokens: Tensor = tensor("BT", required=True)
     """Token ids, int64 `[B, T]`. Positions at or after `lengths` hold padding of any value."""
     lengths: Tensor = tensor("B", required=True)
     """Number of tokens of each row without padding, int64 `[B]`."""
+
+    def inputs(self) -> TokenBatch:
+        """Return what a forward pass reads, without all other fields."""
+        return TokenBatch(tokens=self.tokens, lengths=self.lengths)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenColumn(Batch):
+    """One number for each token of a batch: the result of a forward pass."""
+
+    row_lengths = "lengths"
+    lengths: Tensor = tensor("B", required=True)
+    """Number of tokens of each row without padding, int64 `[B]`."""
+    values: Tensor = tensor("BT", required=True)
+    """Log-probability or value of each token, float32 `[B, T]`."""
+
+    def aligned(self, batch: TokenBatch) -> Tensor:
+        """Return `values` with the width of `batch`, whose rows these are."""
+        missing = batch.tokens.shape[1] - self.values.shape[1]
+        return pad(self.values, [0, missing])
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowColumn(Batch):
+    """One number for each row of a batch."""
+
+    values: Tensor = tensor("B", required=True)
+    """Number of each row, float32 `[B]`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherColumn(Batch):
+    """Output of a teacher for each row of a batch."""
+
+    outputs: list[Any]
+    """`RemoteValue` of a `TeacherRow` for each row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +74,12 @@ class TrainBatch(TokenBatch):
     teacher_outputs: list[Any] | None = None
     """Outputs of the teacher at the trained tokens, one item per row: a `RemoteValue` on the way to
     the student, a `TeacherRow` once the student has fetched the value."""
+
+    def trained_inputs(self) -> Self:
+        """Return the batch with all fields unset that may be unset, which leaves what a forward
+        pass reads, and which tokens are trained."""
+        unset: dict[str, Any] = {s.name: None for s in fields(self) if s.default is None}
+        return replace(self, **unset)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,16 +28,16 @@ def add_logprobs(batch: RolloutBatch, config: RlvrConfig, runtime: Runtime) -> R
     """
     if runtime.reference is not None:
         with runtime.colocation.use(Role.REFERENCE):
-            scored = runtime.reference.call(ReferenceWorker.add_ref_logprobs, batch)
-        batch = replace(batch, ref_logprobs=scored.ref_logprobs)
+            scored = runtime.reference.call(ReferenceWorker.logprobs, batch.inputs())
+        batch = replace(batch, ref_logprobs=scored.aligned(batch))
     elif Need.REFERENCE in config.algorithm.needs:  # the reference is the base of the adapter
         with runtime.colocation.use(Role.ACTOR_TRAIN):
-            scored = runtime.actor.call(ActorWorker.add_base_logprobs, batch)
-        batch = replace(batch, ref_logprobs=scored.ref_logprobs)
+            scored = runtime.actor.call(ActorWorker.base_logprobs, batch.inputs())
+        batch = replace(batch, ref_logprobs=scored.aligned(batch))
     if config.scores_old_logprobs:
         with runtime.colocation.use(Role.ACTOR_TRAIN):
-            scored = runtime.actor.call(ActorWorker.add_old_logprobs, batch)
-        batch = replace(batch, old_logprobs=scored.old_logprobs)
+            scored = runtime.actor.call(ActorWorker.logprobs, batch.inputs())
+        batch = replace(batch, old_logprobs=scored.aligned(batch))
     return batch
 
 
@@ -46,8 +46,8 @@ def add_values(
 ) -> RolloutBatch:
     """Add `values`: the critic's value of the state of each token."""
     with colocation.use(Role.CRITIC):
-        scored = critic.call(CriticWorker.add_values, replace(batch, teacher_outputs=None))
-    return replace(batch, values=scored.values)
+        scored = critic.call(CriticWorker.values, batch.inputs())
+    return replace(batch, values=scored.aligned(batch))
 
 
 def add_teacher_outputs(batch: RolloutBatch, config: RlvrConfig, runtime: Runtime) -> RolloutBatch:

@@ -78,13 +78,12 @@ class DpoPipeline(OfflinePipeline[DpoConfig, Preferences, PreferenceWorker]):
         role = Role.REFERENCE if self.reference else Role.ACTOR_TRAIN
         with self.sharing.colocation.use(role), self.timers.timed("logprob"):
             if self.reference is not None:
-                rows = filled(batch, self.reference.dp_size)
-                scored = self.reference.call(ReferenceWorker.add_ref_sums, rows)
+                rows = filled(batch, self.reference.dp_size).trained_inputs()
+                scored = self.reference.call(ReferenceWorker.response_sums, rows)
             else:  # an adapter's base is its reference
-                rows = filled(batch, self.learner.dp_size)
-                scored = self.learner.call(PreferenceWorker.add_base_sums, rows)
-        assert scored.ref_sums is not None
-        return replace(batch, ref_sums=scored.ref_sums[: len(batch)])
+                rows = filled(batch, self.learner.dp_size).trained_inputs()
+                scored = self.learner.call(PreferenceWorker.base_sums, rows)
+        return replace(batch, ref_sums=scored.values[: len(batch)])
 
     def divergence(self, examples: Sequence[Example]) -> torch.Tensor:
         """Estimate the divergence of the policy from the reference (KTO, arXiv 2402.01306).
@@ -97,7 +96,6 @@ class DpoPipeline(OfflinePipeline[DpoConfig, Preferences, PreferenceWorker]):
         )
         with self.sharing.colocation.use(Role.ACTOR_TRAIN), self.timers.timed("logprob"):
             scored = self.learner.call(
-                PreferenceWorker.add_divergence, filled(rows, self.learner.dp_size)
+                PreferenceWorker.log_ratios, filled(rows, self.learner.dp_size)
             )
-        assert scored.divergence is not None
-        return scored.divergence[: len(rows)].mean().clamp(min=0)
+        return scored.values[: len(rows)].mean().clamp(min=0)

@@ -88,6 +88,8 @@ def decode_with_marks(
         marks: result of `marks_to_show`.
         decode: function that turns token ids into text without special tokens.
     """
+    if marks.keys().isdisjoint(tokens):
+        return decode(tokens)
     pieces: list[str] = []
     start = 0
     for place, token in enumerate(tokens):
@@ -97,8 +99,6 @@ def decode_with_marks(
             opens = marks[token] in _OPENINGS and said and not said.endswith("\n")
             pieces += [before, "\n" if opens else "", marks[token]]
             start = place + 1
-    if not pieces:
-        return decode(tokens)
     pieces.append(decode(tokens[start:]))
     while pieces and (not pieces[-1] or pieces[-1] in _CHANNEL_ENDS):
         pieces.pop()

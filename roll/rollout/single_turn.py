@@ -136,7 +136,7 @@ class SingleTurn:
                 group=task.group_id,
                 prompt=task.prompt,
                 completion=completion,
-                response_text=self.decode(completion.tokens.tolist()),
+                response_text=self.decode(completion.tokens),
             )
             for name, completion in zip(names, completions, strict=True)
         ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from roll.config.algorithm import Need
@@ -220,7 +221,8 @@ def make_decode(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]],
     marks = marks_to_show(special)
 
     def decode(tokens: Sequence[int]) -> str:
-        return str(tokenizer.decode(tokens, skip_special_tokens=True))
+        # transformers looks at the type of each item of a list, but not of an array.
+        return str(tokenizer.decode(np.asarray(tokens), skip_special_tokens=True))
 
     return partial(decode_with_marks, marks=marks, decode=decode)
 

@@ -15,7 +15,7 @@ from roll.config.run import RunConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.roles import Role
 from roll.config.sections.training import TeacherRole
-from roll.core.batches import RolloutBatch, TrainBatch
+from roll.core.batches import RolloutBatch, TeacherColumn, TokenColumn, TrainBatch
 from roll.core.errors import ConfigError
 from roll.distributed.cluster import Cluster, Launcher, Placement
 from roll.distributed.colocation import Colocation
@@ -89,8 +89,8 @@ class Teachers:
         `[B, T]`."""
 
         def ask(cluster: Cluster[Any], rows: RolloutBatch) -> list[Tensor]:
-            scored = cluster.call(ReferenceWorker.add_ref_logprobs, rows)
-            return list(scored.require("ref_logprobs", made_by="add_ref_logprobs"))
+            scored: TokenColumn = cluster.call(ReferenceWorker.logprobs, rows.inputs())
+            return list(scored.aligned(rows))
 
         return torch.stack(self._ask(batch, tags, ask))
 
@@ -99,9 +99,8 @@ class Teachers:
         row's tag, for the trained tokens."""
 
         def ask(cluster: Cluster[Any], rows: TrainBatch) -> list[Any]:
-            teacher_outputs = cluster.call(TeacherWorker.add_teacher_outputs, rows).teacher_outputs
-            assert teacher_outputs is not None
-            return teacher_outputs
+            found: TeacherColumn = cluster.call(TeacherWorker.outputs, rows.trained_inputs())
+            return found.outputs
 
         return self._ask(batch, tags, ask)
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from roll.algorithms.build import build_loss
 from roll.algorithms.loss_interface import PolicyTerms
 from roll.algorithms.teacher_divergence import comparison
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.training import TrainRole
-from roll.core.batches import RolloutBatch
+from roll.core.batches import RolloutBatch, TokenBatch, TokenColumn
 from roll.core.metrics import Metrics
 from roll.core.types import WorkerSpec
 from roll.distributed.dispatch import BROADCAST, SHARD_BATCH, dispatch
@@ -52,16 +50,17 @@ class ActorWorker(TrainWorker[PolicyTerms]):
         self.aborts = PushAborts()
 
     @dispatch(SHARD_BATCH)
-    def add_old_logprobs(self, batch: RolloutBatch) -> RolloutBatch:
-        """Return the batch with `old_logprobs`: log-probabilities under the policy. The driver
-        calls this before the first update of a step."""
-        return replace(batch, old_logprobs=self.strategy.score(batch).logprobs_BT)
+    def logprobs(self, batch: TokenBatch) -> TokenColumn:
+        """Return the log-probability of each token under the policy. The driver calls this before
+        the first update of a step."""
+        return TokenColumn(lengths=batch.lengths, values=self.strategy.score(batch).logprobs_BT)
 
     @dispatch(SHARD_BATCH)
-    def add_base_logprobs(self, batch: RolloutBatch) -> RolloutBatch:
-        """Return the batch with `ref_logprobs`, computed with the adapter switched off. For a
+    def base_logprobs(self, batch: TokenBatch) -> TokenColumn:
+        """Return the log-probability of each token, computed with the adapter switched off. For a
         policy with a LoRA adapter, whose base model is the reference."""
-        return replace(batch, ref_logprobs=self.strategy.score_base(batch).logprobs_BT)
+        scored = self.strategy.score_base(batch)
+        return TokenColumn(lengths=batch.lengths, values=scored.logprobs_BT)
 
     @dispatch(SHARD_BATCH)
     def train(self, batch: RolloutBatch) -> Metrics:

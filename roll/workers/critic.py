@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from roll.algorithms.loss_interface import ValueTerms
 from roll.algorithms.losses.value import ClippedValueLoss
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.training import CriticRole
-from roll.core.batches import RolloutBatch
+from roll.core.batches import RolloutBatch, TokenBatch, TokenColumn
 from roll.core.metrics import Metrics
 from roll.core.types import WorkerSpec
 from roll.distributed.dispatch import SHARD_BATCH, dispatch
@@ -28,10 +26,10 @@ class CriticWorker(TrainWorker[ValueTerms]):
         self.loss = ClippedValueLoss(role.loss)
 
     @dispatch(SHARD_BATCH)
-    def add_values(self, batch: RolloutBatch) -> RolloutBatch:
-        """Return the batch with `values`, which the critic predicts. The driver calls this before
+    def values(self, batch: TokenBatch) -> TokenColumn:
+        """Return the value that the critic predicts at each token. The driver calls this before
         the first update of a step."""
-        return replace(batch, values=self.strategy.score(batch).values_BT)
+        return TokenColumn(lengths=batch.lengths, values=self.strategy.score(batch).values_BT)
 
     @dispatch(SHARD_BATCH)
     def train(self, batch: RolloutBatch) -> Metrics:

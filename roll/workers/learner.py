@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -11,7 +10,7 @@ from roll.algorithms.loss_interface import PolicyTerms, TermsLoss
 from roll.algorithms.losses.preferences import response_sums
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.training import LearnerRole
-from roll.core.batches import LabelledBatch, PreferenceBatch, TrainBatch
+from roll.core.batches import LabelledBatch, RowColumn, TrainBatch
 from roll.core.metrics import Metrics
 from roll.core.types import WorkerSpec
 from roll.distributed.dispatch import SHARD_BATCH, dispatch
@@ -22,7 +21,6 @@ from roll.workers.model import TrainWorker
 
 T = TypeVar("T")
 B = TypeVar("B", bound=TrainBatch)
-P = TypeVar("P", PreferenceBatch, LabelledBatch)
 
 
 class LearnerWorker(TrainWorker[T], Generic[T, B]):
@@ -62,20 +60,21 @@ class PreferenceWorker(LearnerWorker[PolicyTerms, Any]):
     """A worker that trains a policy on preferences or on labelled responses."""
 
     @dispatch(SHARD_BATCH)
-    def add_base_sums(self, batch: P) -> P:
-        """Return the batch with `ref_sums`, computed with the adapter switched off. For a policy
-        with a LoRA adapter, whose base model is the reference."""
+    def base_sums(self, batch: TrainBatch) -> RowColumn:
+        """Return the log-probability of each row's trained tokens, summed over them and computed
+        with the adapter switched off. For a policy with a LoRA adapter, whose base model is the
+        reference."""
         logprobs_BT = self.strategy.score_base(batch).logprobs_BT
-        return replace(batch, ref_sums=response_sums(logprobs_BT, batch.loss_mask))
+        return RowColumn(values=response_sums(logprobs_BT, batch.loss_mask))
 
     @dispatch(SHARD_BATCH)
-    def add_divergence(self, batch: LabelledBatch) -> LabelledBatch:
-        """Return the batch with `divergence` set to the log ratio of each row, float32 `[B]`: the
-        sum of the log-probabilities of its trained tokens under the policy, minus `ref_sums`.
+    def log_ratios(self, batch: LabelledBatch) -> RowColumn:
+        """Return the log ratio of each row: the sum of the log-probabilities of its trained tokens
+        under the policy, minus `ref_sums`.
 
         Raises:
             ValueError: `ref_sums` is not set.
         """
         logprobs_BT = self.strategy.score(batch).logprobs_BT
         sums_B = response_sums(logprobs_BT, batch.loss_mask)
-        return replace(batch, divergence=sums_B - batch.require("ref_sums", made_by="add_ref_sums"))
+        return RowColumn(values=sums_B - batch.require("ref_sums", made_by="add_reference"))

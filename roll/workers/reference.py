@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TypeVar
-
 from roll.algorithms.loss_interface import PolicyTerms
 from roll.algorithms.losses.preferences import response_sums
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.training import ScoreRole
-from roll.core.batches import LabelledBatch, PreferenceBatch, RolloutBatch
+from roll.core.batches import RowColumn, TokenBatch, TokenColumn, TrainBatch
 from roll.core.types import WorkerSpec
 from roll.distributed.dispatch import SHARD_BATCH, dispatch
 from roll.strategy.build import build_score
 from roll.strategy.training.heads import PolicyHead
 from roll.workers.model import ScoreWorker
-
-P = TypeVar("P", PreferenceBatch, LabelledBatch)
 
 
 class ReferenceWorker(ScoreWorker[PolicyTerms]):
@@ -33,13 +28,12 @@ class ReferenceWorker(ScoreWorker[PolicyTerms]):
         super().__init__(spec, build_score(role, model, spec, head))
 
     @dispatch(SHARD_BATCH)
-    def add_ref_logprobs(self, batch: RolloutBatch) -> RolloutBatch:
-        """Return the batch with `ref_logprobs`."""
-        return replace(batch, ref_logprobs=self.strategy.score(batch).logprobs_BT)
+    def logprobs(self, batch: TokenBatch) -> TokenColumn:
+        """Return the log-probability of each token under this model."""
+        return TokenColumn(lengths=batch.lengths, values=self.strategy.score(batch).logprobs_BT)
 
     @dispatch(SHARD_BATCH)
-    def add_ref_sums(self, batch: P) -> P:
-        """Return the batch with `ref_sums`: log-probabilities, summed over a row's trained
-        tokens."""
+    def response_sums(self, batch: TrainBatch) -> RowColumn:
+        """Return the log-probability of each row's trained tokens, summed over them."""
         logprobs_BT = self.strategy.score(batch).logprobs_BT
-        return replace(batch, ref_sums=response_sums(logprobs_BT, batch.loss_mask))
+        return RowColumn(values=response_sums(logprobs_BT, batch.loss_mask))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar
 
 from roll.config.algorithm.divergences import DistillTargetConfig
 from roll.config.sections.training import TeacherRole
-from roll.core.batches import TrainBatch
+from roll.core.batches import TeacherColumn, TrainBatch
 from roll.core.teacher_outputs import OutputHead
 from roll.core.types import WorkerSpec
 from roll.distributed.dispatch import BROADCAST, SHARD_BATCH, dispatch
@@ -15,8 +14,6 @@ from roll.distributed.remote_values import RemoteValue, store
 from roll.strategy.build import build_score
 from roll.strategy.training.teacher_forward import TeacherHead, TeacherTerms
 from roll.workers.model import ScoreWorker
-
-B = TypeVar("B", bound=TrainBatch)
 
 
 class TeacherWorker(ScoreWorker[TeacherTerms]):
@@ -38,13 +35,13 @@ class TeacherWorker(ScoreWorker[TeacherTerms]):
         super().__init__(spec, build_score(role, role.model, spec, head))
 
     @dispatch(SHARD_BATCH)
-    def add_teacher_outputs(self, batch: B) -> B:
-        """Return the batch with `teacher_outputs`: a `RemoteValue` of a `TeacherRow` for each row.
-        Only data-parallel leaders set them: the results of other ranks are not used."""
+    def outputs(self, batch: TrainBatch) -> TeacherColumn:
+        """Return a `RemoteValue` of a `TeacherRow` for each row. Only data-parallel leaders make
+        them: the results of other ranks are not used."""
         rows = [replace(row, teacher=self.spec.label) for row in self.strategy.score(batch).rows]
         if not self.rank_info.is_dp_leader:
-            return batch
-        return replace(batch, teacher_outputs=store(rows, [row.num_bytes for row in rows]))
+            return TeacherColumn(outputs=[None] * len(batch))
+        return TeacherColumn(outputs=store(rows, [row.num_bytes for row in rows]))
 
     @dispatch(BROADCAST)
     def output_head(self) -> list[RemoteValue[OutputHead]]:

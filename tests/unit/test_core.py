@@ -15,7 +15,7 @@ from torch import Tensor
 
 from roll.config.errors import ConfigError
 from roll.core.batch import Batch, tensor
-from roll.core.batches import RolloutBatch, TokenBatch
+from roll.core.batches import RolloutBatch, TokenBatch, TokenColumn
 from roll.core.metrics import Last, Max, Mean, Metrics, Sum
 from roll.core.registry import Registry, load_object
 from roll.core.timing import Timers
@@ -120,7 +120,7 @@ def test_mistakes_in_a_batch_name_the_field() -> None:
         make(1, 2, optional=False).require("score", made_by="the judge")
 
 
-def sent(batch: RolloutBatch, *, out_of_band: bool) -> Any:
+def sent(batch: Batch, *, out_of_band: bool) -> Any:
     """The batch at its receiver. Buffers can only be read, as in Ray's object store."""
     beside: list[pickle.PickleBuffer] = []
     keep = beside.append if out_of_band else None
@@ -132,7 +132,8 @@ def sent(batch: RolloutBatch, *, out_of_band: bool) -> Any:
 @pytest.mark.parametrize("out_of_band", [True, False])
 def test_a_batch_arrives_as_it_was_and_can_be_changed(out_of_band: bool) -> None:
     batch = rollout_batch(4)
-    part = batch.split(2)[1].trim(6)
+    part = batch.split(2)[1]
+    part = part.trim(int(part.lengths.max()))
     tokens = part.tokens.clone()
     found = sent(part, out_of_band=out_of_band)
     assert type(found) is type(batch)
@@ -145,6 +146,29 @@ def test_a_batch_arrives_as_it_was_and_can_be_changed(out_of_band: bool) -> None
         else:
             assert after == before
     assert torch.equal(part.tokens, tokens), "the sender's memory was changed"
+
+
+def test_padding_is_not_sent_and_comes_back_as_declared() -> None:
+    lengths = torch.tensor([900, 3, 0, 7])
+    tokens, versions = torch.full((4, 1000), 5), torch.full((4, 1000), 6)
+    batch = replace(rollout_batch(4), tokens=tokens, lengths=lengths, versions=versions,
+                    loss_mask=torch.ones(4, 1000).bool(), rollout_logprobs=None)  # fmt: skip
+    assert len(pickle.dumps(batch, protocol=5)) < 910 * (8 + 8 + 1) + 2000
+    found = sent(batch, out_of_band=True)
+    real_BT = torch.arange(900) < lengths[:, None]
+    assert torch.equal(found.tokens, torch.where(real_BT, 5, 0))
+    assert torch.equal(found.versions, torch.where(real_BT, 6, -1))
+    assert torch.equal(found.loss_mask, real_BT)
+    with pytest.raises(ValueError, match="a row has 900 positions, axis T only 10"):
+        pickle.dumps(batch.trim(10))
+
+
+def test_a_column_is_as_wide_as_the_batch_whose_rows_it_describes() -> None:
+    batch = rollout_batch(4)
+    column = TokenColumn(lengths=batch.lengths, values=torch.rand(batch.tokens.shape))
+    real_BT = torch.arange(batch.tokens.shape[1]) < batch.lengths[:, None]
+    joined = TokenColumn.concat([sent(part, out_of_band=True) for part in column.split(2)])
+    assert torch.equal(joined.aligned(batch), column.values * real_BT)
 
 
 def test_a_part_of_a_large_batch_is_sent_without_the_rest() -> None:

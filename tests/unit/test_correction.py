@@ -268,7 +268,7 @@ def test_a_step_without_trained_tokens_reports_nothing() -> None:
 
 def test_missing_log_probs_name_what_makes_them() -> None:
     config = CorrectionConfig(weight=WeightConfig())
-    with pytest.raises(ValueError, match="run add_old_logprobs first"):
+    with pytest.raises(ValueError, match="run add_logprobs first"):
         correct(rollout_batch(), config)
     batch = replace(rollout_batch(), rollout_logprobs=None)
     with pytest.raises(ValueError, match="engine that returns log-probs"):

@@ -225,7 +225,7 @@ def test_what_was_not_computed_is_not_reported() -> None:
 
 def test_missing_inputs_name_what_makes_them() -> None:
     terms, batch = full_batch()
-    with pytest.raises(ValueError, match="run add_ref_logprobs"):
+    with pytest.raises(ValueError, match="run add_logprobs"):
         KlToReference(KlConfig())(terms, replace(batch, ref_logprobs=None))
     with pytest.raises(ValueError, match="run add_advantages"):
         PpoClip(PpoClipConfig())(terms, replace(batch, advantages=None))

@@ -142,7 +142,7 @@ def test_an_unprepared_batch_says_what_to_run() -> None:
     for term in (ClipCov(ClipCovConfig()), KlCov(KlCovConfig())):
         with pytest.raises(ValueError, match=r"run SumLoss\.prepare first"):
             term(terms, batch)
-    with pytest.raises(ValueError, match="run add_old_logprobs first"):
+    with pytest.raises(ValueError, match="run add_logprobs first"):
         KlCov(KlCovConfig()).prepare(replace(batch, old_logprobs=None))
 
 

@@ -102,7 +102,7 @@ def test_the_engine_s_log_probs_serve_where_the_trainer_has_none() -> None:
     assert torch.equal(kl(from_engine)[0], kl(batch)[0])
     with pytest.raises(ValueError, match="rollout_logprobs is not set"):
         kl(replace(from_engine, rollout_logprobs=None))
-    with pytest.raises(ValueError, match="run add_ref_logprobs"):
+    with pytest.raises(ValueError, match="run add_logprobs"):
         kl(replace(batch, ref_logprobs=None))
 
 

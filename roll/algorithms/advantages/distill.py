@@ -39,7 +39,7 @@ class Distill:
                 rewards are missing.
         """
         config = self.config
-        teacher_BT = batch.require("teacher_logprobs", made_by="add_teacher_logprobs")
+        teacher_BT = batch.require("teacher_logprobs", made_by="add_teacher_outputs")
         gap_BT = teacher_BT.double() - _policy_logprobs(batch).double()
         advantages_BT = config.coef * gap_BT.masked_fill(~batch.loss_mask, 0)
         if config.mix:

@@ -24,5 +24,5 @@ class KlToReference:
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
         """Compute the loss; needs `ref_logprobs`."""
-        ref_BT = batch.require("ref_logprobs", made_by="add_ref_logprobs")
+        ref_BT = batch.require("ref_logprobs", made_by="add_logprobs")
         return TokenLoss(loss_BT=KL_ESTIMATORS[self.config.estimator](terms.logprobs_BT, ref_BT))

@@ -28,10 +28,10 @@ def policy_kl(batch: RolloutBatch, estimator: str) -> Tensor:
     Raises:
         ValueError: log-probs of the reference or of the policy are missing.
     """
-    ref_BT = batch.require("ref_logprobs", made_by="add_ref_logprobs")
+    ref_BT = batch.require("ref_logprobs", made_by="add_logprobs")
     own_BT = batch.old_logprobs
     if own_BT is None:
-        own_BT = batch.require("rollout_logprobs", made_by="assemble or add_old_logprobs")
+        own_BT = batch.require("rollout_logprobs", made_by="assemble or add_logprobs")
     outside_BT = ~batch.loss_mask
     return KL_ESTIMATORS[estimator](
         own_BT.double().masked_fill(outside_BT, 0), ref_BT.double().masked_fill(outside_BT, 0)

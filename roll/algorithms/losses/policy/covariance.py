@@ -23,7 +23,7 @@ def covariance(batch: RolloutBatch) -> Tensor:
     Raises:
         ValueError: `old_logprobs` or `advantages` are not set.
     """
-    old_BT = batch.require("old_logprobs", made_by="add_old_logprobs")
+    old_BT = batch.require("old_logprobs", made_by="add_logprobs")
     advantages_BT = batch.require("advantages", made_by="add_advantages")
     mask_BT = batch.loss_mask
     found_BT = _centred(old_BT, mask_BT) * _centred(advantages_BT, mask_BT)

@@ -33,7 +33,7 @@ class Dro:
         Metrics: `ratio/mean` and `approx_kl` of the old policy, which the loss does not use.
         """
         advantages_BT = batch.require("advantages", made_by="add_advantages")
-        gap_BT = terms.logprobs_BT - batch.require("ref_logprobs", made_by="add_ref_logprobs")
+        gap_BT = terms.logprobs_BT - batch.require("ref_logprobs", made_by="add_logprobs")
         square_BT = squared_log_ratio(gap_BT, batch.loss_mask, self.config.level)
         log_ratio_BT = log_ratio(terms, batch)
         return TokenLoss(
