@@ -171,22 +171,24 @@ class Batch:
 
 
 def _packed(value: Any, lengths: Sequence[int] | None) -> Any:
-    """Return a tensor as a numpy array; all else, also a tensor that numpy does not know, as it is.
+    """Return a tensor as a numpy array; all else as it is.
 
     Args:
         value: value of a field.
         lengths: number of positions of each row to keep, if the value has an axis T with padding.
-            The result is then `[N]`: the kept positions of all rows, one row after the other.
+            The result is then `[N]`: the kept positions of all rows, one row after the other. A
+            tensor that numpy does not know is only cut to the longest row.
     """
-    if not isinstance(value, Tensor) or value.device.type != "cpu":
+    if not isinstance(value, Tensor):
         return value
-    if value.dtype not in NUMPY_TYPES:
-        return value
+    longest = 0 if lengths is None else max(lengths, default=0)
+    if lengths is not None and longest > value.shape[1]:
+        raise ValueError(f"a row has {longest} positions, axis T only {value.shape[1]}")
+    if value.device.type != "cpu" or value.dtype not in NUMPY_TYPES:
+        return value if lengths is None else value[:, :longest].clone()
     values = value.detach().numpy()
     if lengths is None:
         return values
-    if max(lengths, default=0) > values.shape[1]:
-        raise ValueError(f"a row has {max(lengths)} positions, axis T only {values.shape[1]}")
     kept = [row[:length] for row, length in zip(values, lengths, strict=True)]
     return np.concatenate(kept) if kept else values.reshape(0)
 

@@ -153,7 +153,8 @@ class Workers(ABC, Generic[W]):
     def call_each(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
         """Run the method on every rank, wait, and return the results of all ranks in a list.
 
-        Arguments, time limit and errors are those of `call`; results are not combined.
+        Arguments, time limit and errors are those of `call`; results are not combined. Where
+        `@dispatch` uses only the results of data-parallel leaders, others may be None.
         """
         calls = dispatch_of(method).scatter(self.ranks, Call(args, kwargs))
         return self._start(method.__name__, calls).collect(self.call_timeout_s)

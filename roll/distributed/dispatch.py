@@ -41,6 +41,9 @@ class Dispatch:
     gather: Callable[[Sequence[RankInfo], list[Any]], Any]
     """Function from the ranks and their results, in the same order, to one value of the method's
     return type."""
+    leaders_only: bool = False
+    """True if `gather` uses only the results of data-parallel leaders. Other ranks need not send
+    theirs."""
 
 
 def _same_call(ranks: Sequence[RankInfo], call: Call) -> list[Call]:
@@ -97,7 +100,7 @@ BROADCAST = Dispatch(_same_call, _first_result)
 """Give every rank the same arguments; return the result of the first rank. This is also the rule
 for methods without `@dispatch`."""
 
-SHARD_BATCH = Dispatch(_shard_batches, _concat_leaders)
+SHARD_BATCH = Dispatch(_shard_batches, _concat_leaders, leaders_only=True)
 """Split arguments that are batches over the data-parallel ranks, and give every rank the other
 arguments. Join the results of the data-parallel leaders with `concat`."""
 

@@ -127,6 +127,14 @@ class HalfAdder(Adder):
         rank, world = self.spec.rank, self.spec.world_size
         return RankInfo(rank, rank // 2, world // 2, is_dp_leader=rank % 2 == 1)
 
+    @dispatch(SHARD_BATCH)
+    def remember(self, batch: TokenBatch) -> None:
+        batch.tokens.add_(self.spec.rank)  # each rank has memory of its own
+        self.remembered = batch.tokens.tolist()
+
+    def recall(self) -> list[list[int]]:
+        return self.remembered
+
 
 class Echo(Spawner):
     """Asynchronous, like an engine."""

@@ -36,13 +36,13 @@ def echoes(launcher: ResourceManager | LocalLauncher) -> Iterator[Cluster[Echo]]
 
 
 def some_batch() -> TokenBatch:
-    return TokenBatch(tokens=torch.arange(8).reshape(4, 2), lengths=torch.tensor([1, 2, 2, 1]))
+    return TokenBatch(tokens=torch.arange(8).reshape(4, 2), lengths=torch.full((4,), 2))
 
 
 def test_a_batch_is_split_over_the_ranks_and_joined_in_order(adders: Cluster[Adder]) -> None:
     result = adders.call(Adder.add, some_batch())
     assert result.tokens.tolist() == [[5, 6], [7, 8], [109, 110], [111, 112]]
-    assert adders.call(Adder.mean_length, some_batch()).values_by_name() == {"length": 1.5}
+    assert adders.call(Adder.mean_length, some_batch()).values_by_name() == {"length": 2.0}
 
 
 def test_workers_hand_each_other_values_that_the_driver_never_has(adders: Cluster[Adder]) -> None:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import ray
 import torch
 
 from roll.config.sections.placement import ClusterConfig
@@ -15,6 +16,8 @@ from roll.config.sections.roles import Role
 from roll.core.batches import TokenBatch
 from roll.core.errors import ConfigError, WaitTimeoutError, WorkerError
 from roll.distributed.cluster import Placement
+from roll.distributed.dispatch import Call
+from roll.distributed.on_ray.cluster import shared_batches
 from roll.distributed.on_ray.resources import ResourceManager
 from roll.platform.machine import cores
 from roll.platform.processes import descendants
@@ -68,10 +71,25 @@ def test_two_roles_share_a_pool_and_ranks_of_one_role_talk_to_each_other(
 
 def test_results_come_from_the_leaders_of_each_part(manager: ResourceManager) -> None:
     cluster = manager.start(HalfAdder, Placement(Role.ACTOR_TRAIN, pool="all"), 0)
-    batch = TokenBatch(tokens=torch.zeros(2, 1, dtype=torch.long), lengths=torch.ones(2))
+    batch = TokenBatch(tokens=torch.tensor([[10], [20]]), lengths=torch.ones(2).long())
     assert cluster.dp_size == 2
-    assert cluster.call(HalfAdder.add, batch).tokens.tolist() == [[100], [300]]
+    assert cluster.call(HalfAdder.add, batch).tokens.tolist() == [[110], [320]]
+    answers = cluster.call_each(HalfAdder.add, batch)
+    assert [each is None for each in answers] == [True, False, True, False], "sent for nothing"
+    cluster.call(HalfAdder.remember, batch)
+    assert cluster.call_each(HalfAdder.recall) == [[[10]], [[11]], [[22]], [[23]]]
     cluster.close()
+
+
+def test_a_batch_for_several_ranks_is_stored_once(manager: ResourceManager) -> None:
+    one, other = (
+        TokenBatch(tokens=torch.tensor([[i]]), lengths=torch.ones(1).long()) for i in range(2)
+    )
+    calls = [Call((one, 5)), Call((one, 5)), Call((other, 5))]
+    (first, five), (second, _), (third, _) = (call.args for call in shared_batches(calls))
+    assert first is second
+    assert ray.get(first).tokens.tolist() == [[0]]
+    assert (five, third) == (5, other)
 
 
 def test_one_rank_that_raises_ends_the_wait_for_the_others(manager: ResourceManager) -> None:

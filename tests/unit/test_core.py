@@ -15,7 +15,7 @@ from torch import Tensor
 
 from roll.config.errors import ConfigError
 from roll.core.batch import Batch, tensor
-from roll.core.batches import RolloutBatch, TokenBatch, TokenColumn
+from roll.core.batches import TokenBatch, TokenColumn
 from roll.core.metrics import Last, Max, Mean, Metrics, Sum
 from roll.core.registry import Registry, load_object
 from roll.core.timing import Timers
@@ -183,8 +183,11 @@ def test_a_part_of_a_large_batch_is_sent_without_the_rest() -> None:
 def test_tensors_that_numpy_does_not_know_are_sent_as_they_are() -> None:
     batch = rollout_batch(2)
     rewards = torch.tensor([0.5, 0.25]).bfloat16()
-    half = replace(batch, rewards=rewards)
+    values = torch.rand(batch.tokens.shape).bfloat16()
+    half = replace(batch, rewards=rewards, values=values)
     found = pickle.loads(pickle.dumps(half, protocol=5))
+    assert torch.equal(found.values, values[:, : int(batch.lengths.max())])
+    assert found.values.shape == found.tokens.shape
     assert found.rewards.dtype == torch.bfloat16
     assert torch.equal(found.rewards, rewards)
 

@@ -6,11 +6,14 @@ import asyncio
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Awaitable, Sequence
+from dataclasses import replace
 from typing import Any, Generic
 
 import ray
 
+from roll.core.batch import Batch
 from roll.core.errors import WaitTimeoutError, WorkerLostError
 from roll.core.types import WorkerSpec
 from roll.distributed.cluster import Cluster, W
@@ -238,7 +241,8 @@ class RayCluster(Cluster[W], Generic[W]):
 
     def _start_on(self, ranks: Sequence[int], method: str, calls: Sequence[Call]) -> RayAnswers:
         actors = [self._actors[rank] for rank in ranks]
-        refs = [actor.run(method, call) for actor, call in zip(actors, calls, strict=True)]
+        shared = shared_batches(calls)
+        refs = [actor.run(method, call) for actor, call in zip(actors, shared, strict=True)]
         return self._answers(method, actors, refs)
 
     def _start_beside(self, method: str, calls: Sequence[Call]) -> RayAnswers:
@@ -268,3 +272,20 @@ class RayCluster(Cluster[W], Generic[W]):
             raise_failure(error, actor.member, method, self._watchdog, grace_s=0)
         finally:
             self._watchdog.release(future)
+
+
+def shared_batches(calls: Sequence[Call]) -> list[Call]:
+    """Return the calls with references in place of batches that several ranks get, such as tensor
+    parallel ranks: Ray then stores such a batch once, not once for each rank. Ray resolves the
+    references among positional arguments before it runs a method."""
+    times = Counter(id(arg) for call in calls for arg in call.args if isinstance(arg, Batch))
+    refs: dict[int, Any] = {}
+
+    def shared(arg: Any) -> Any:
+        if times[id(arg)] < 2:
+            return arg
+        if id(arg) not in refs:
+            refs[id(arg)] = ray.put(arg)
+        return refs[id(arg)]
+
+    return [replace(call, args=tuple(map(shared, call.args))) for call in calls]

@@ -20,6 +20,7 @@ import ray
 
 from roll.core.logs import setup_logging
 from roll.core.types import RankInfo, WorkerSpec
+from roll.distributed.dispatch import dispatch_of
 from roll.distributed.on_ray.environment import WITHOUT_TRITON, WORKER_TOKEN
 from roll.distributed.processes.reaper import start_reaper
 from roll.distributed.worker import Worker
@@ -85,6 +86,12 @@ class _HostBase:
         method: Callable[..., Any] = getattr(self._worker, name)
         return method
 
+    def _to_send(self, method: str, result: Any) -> Any:
+        """Return the result of a call, or None if the driver does not use that of this rank."""
+        assert self._worker is not None, "build comes first"
+        unused = dispatch_of(self._method(method)).leaders_only
+        return None if unused and not self._worker.rank_info.is_dp_leader else result
+
 
 class SyncHost(_HostBase):
     """A host that runs one call at a time, in one thread."""
@@ -99,7 +106,7 @@ class SyncHost(_HostBase):
         return self._build(*given)
 
     def run(self, method: str, kwargs: Mapping[str, Any], *args: Any) -> Any:
-        return self._method(method)(*args, **kwargs)
+        return self._to_send(method, self._method(method)(*args, **kwargs))
 
     def beat(self) -> list[str]:
         """Return the names of stopped processes that the worker needs. Runs in `BESIDE_GROUP`."""
@@ -125,7 +132,7 @@ class AsyncHost(_HostBase):
 
     async def run(self, method: str, kwargs: Mapping[str, Any], *args: Any) -> Any:
         result = self._method(method)(*args, **kwargs)
-        return await result if inspect.isawaitable(result) else result
+        return self._to_send(method, await result if inspect.isawaitable(result) else result)
 
     async def beat(self) -> list[str]:
         """Return the names of stopped processes that the worker needs. Runs in `BESIDE_GROUP`,
