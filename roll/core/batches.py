@@ -154,8 +154,6 @@ class RolloutBatch(TrainBatch):
     rollout_logprobs: Tensor | None = tensor("BT")
     """Log-probabilities of the tokens as the engine reported them, float32 `[B, T]`; zero outside
     the response."""
-    versions: Tensor | None = tensor("BT", pad=-1)
-    """Version of the weights that produced each token, int64 `[B, T]`; -1 outside the response."""
     old_logprobs: Tensor | None = tensor("BT")
     """Log-probabilities of the tokens, which the trainer computes before the first update of the
     step, float32 `[B, T]`."""

@@ -125,14 +125,10 @@ def _without_rewards(groups: Sequence[Group], rows: Sequence[ScoredSample]) -> R
     shape = len(rows), max(lengths)
     tokens_BT = torch.zeros(shape, dtype=torch.int64)
     logprobs_BT = torch.zeros(shape, dtype=torch.float32)
-    versions_BT = torch.full(shape, -1, dtype=torch.int64)
     for row, (sample, start, end) in enumerate(zip(samples, starts, lengths, strict=True)):
         tokens_BT[row, :start] = torch.tensor(sample.prompt.tokens)
         _fill(tokens_BT[row, start:end], sample.completion.tokens, torch.int32)
         _fill(logprobs_BT[row, start:end], sample.completion.logprobs, torch.float32)
-        for version, count in sample.completion.versions.runs:
-            versions_BT[row, start : start + count] = version
-            start += count
     positions_1T = torch.arange(shape[1])[None]
     starts_B1, lengths_B = torch.tensor(starts)[:, None], torch.tensor(lengths)
     return RolloutBatch(
@@ -144,7 +140,6 @@ def _without_rewards(groups: Sequence[Group], rows: Sequence[ScoredSample]) -> R
         group_ids=torch.tensor([i for i, group in enumerate(groups) for _ in group.samples]),
         truncated=torch.tensor([sample.truncated for sample in samples]),
         rollout_logprobs=logprobs_BT,
-        versions=versions_BT,
     )
 
 

@@ -42,12 +42,6 @@ def test_a_batch_holds_prompt_response_and_padding() -> None:
     ]
     assert batch.rollout_logprobs is not None
     assert torch.equal(batch.rollout_logprobs, -0.5 * batch.loss_mask)
-    assert batch.versions is not None
-    assert batch.versions.tolist() == [
-        [-1, -1, -1, 2, 2, 2],
-        [-1, -1, -1, 1, -1, -1],
-        [-1, -1, -1, 2, 2, -1],
-    ]
     assert batch.group_ids.tolist() == [0, 0, 1]
     assert batch.sample_ids == ["0/a/0", "0/a/1", "0/b/0"]
     assert batch.tags == ["default", "default", "other"]
