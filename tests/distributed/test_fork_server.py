@@ -17,7 +17,7 @@ import pytest
 from roll.commands.preloads import ENGINES, ENGINES_APART, LEARNERS, SHARED
 from roll.distributed.on_ray.environment import WORKER_TOKEN
 from roll.distributed.processes import fork_client
-from roll.distributed.processes.fork_server import NO_THREADS, ForkServer
+from roll.distributed.processes.fork_server import ONLY_AT_LOAD, ForkServer
 from roll.distributed.processes.reaper import end_marked
 
 ROOT = Path(__file__).parents[2]
@@ -211,7 +211,7 @@ def test_what_is_imported_starts_no_thread_and_not_ray(kinds: list[str]) -> None
     done = subprocess.run(
         command,
         cwd=ROOT,
-        env=NO_THREADS | os.environ,
+        env=ONLY_AT_LOAD | os.environ,
         capture_output=True,
         text=True,
         timeout=120,

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from roll.commands.launch import launch
 from roll.commands.preloads import forking
 from roll.config import load_config
@@ -43,6 +45,10 @@ class AllStruck(RollError):
 
 def pid_of(kind: Kind) -> int | None:
     """The process of that kind that this one, or the Ray that it started, has started."""
+    if kind is Kind.FORKER:  # of all fork servers the one that the replica started
+        worker = pid_of(Kind.REPLICA)
+        children = [] if worker is None else psutil.Process(worker).children()
+        return next((c.pid for c in children if any("fork_loop" in w for w in c.cmdline())), None)
     wanted = {Kind.CORE: "EngineCore", Kind.RAYLET: "/raylet/raylet "}.get(
         kind, f"ray::{NAMES[kind].replace(':', '_')}"
     )

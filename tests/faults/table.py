@@ -17,6 +17,7 @@ class Kind(StrEnum):
     TRAINER = "trainer"
     REPLICA = "replica"
     CORE = "engine core"
+    FORKER = "its fork server"
     REWARD = "reward"
     JUDGE = "reward model"
     REFERENCE = "reference"
@@ -39,13 +40,14 @@ class Phase(StrEnum):
     VALIDATE = "validate"
 
 
-REPLACED = frozenset({Kind.REPLICA, Kind.CORE})
+REPLACED = frozenset({Kind.REPLICA, Kind.CORE, Kind.FORKER})
 """Kinds that are replaced while the run goes on; all others end it."""
 
 NAMES = {
     Kind.TRAINER: "actor_train[0]",
     Kind.REPLICA: "actor_infer[0]",
     Kind.CORE: "actor_infer[0]",
+    Kind.FORKER: "actor_infer[0]",
     Kind.REWARD: "reward:digits[0]",
     Kind.JUDGE: "reward:judge[0]",
     Kind.REFERENCE: "reference[0]",
@@ -101,6 +103,7 @@ CHOSEN = (
     Cell(Kind.REPLICA, Phase.VALIDATE, KILL),
     Cell(Kind.CORE, Phase.GENERATE, KILL),
     Cell(Kind.CORE, Phase.ASLEEP, STOP),
+    Cell(Kind.FORKER, Phase.PUSH, KILL),
     Cell(Kind.RAYLET, Phase.GENERATE, KILL),
     Cell(Kind.RAYLET, Phase.TRAIN, STOP),
 )

@@ -76,7 +76,7 @@ def task(folder: Path, kind: Kind) -> Path:
         "checkpoint": {"every": 1, "export_hf": False},
         "track": {"tensorboard": False, "rollouts_every": 1, "rollouts_samples": 2 * SAMPLES},
     }
-    if kind is Kind.CORE:
+    if kind in (Kind.CORE, Kind.FORKER):
         changes["actor_infer"] = {"pool": "one", "strategy": {"kind": "vllm"}}
     folder.mkdir(parents=True)
     return write_task(folder, **(changes | roles(folder, kind)))
@@ -103,6 +103,8 @@ def together(cell: Cell) -> str:
     base = {Kind.TRAINER, Kind.REWARD, Kind.REFERENCE, Kind.REPLICA}
     if cell.kind is Kind.RAYLET:
         return str(cell)
+    if cell.kind is Kind.FORKER:
+        return str(Kind.CORE)
     return "trainer, replica, reward, reference" if cell.kind in base else str(cell.kind)
 
 

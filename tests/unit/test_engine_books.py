@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from roll.config.sections.engine_options import DraftSpeculationConfig, NgramSpe
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import VllmConfig
 from roll.core.completion import Completion, FinishReason
-from roll.core.errors import ConfigError, EngineError, WeightSyncError
+from roll.core.errors import ConfigError, EngineDiedError, EngineError, WeightSyncError
+from roll.strategy.serving.processes import DeathWatch
 from roll.strategy.serving.progress import Progress
 from roll.strategy.vllm.arguments import engine_arguments
 from roll.strategy.vllm.supported_arguments import (
@@ -187,3 +189,17 @@ def test_the_check_before_a_run_names_a_wrong_engine_argument(tmp_path: Path) ->
     )
     problems = [str(finding.error) for finding in inspect(loaded)]
     assert any("did you mean 'block_size'?" in problem for problem in problems)
+
+
+def test_a_call_of_an_engine_that_takes_itself_for_dead_ends() -> None:
+    dead: list[str] = []
+
+    async def main() -> None:
+        watch = DeathWatch("the engine", lambda: bool(dead))
+        call = asyncio.ensure_future(watch.until_dead(asyncio.Event().wait()))
+        await asyncio.sleep(0)
+        dead.append("it says so")
+        await call
+
+    with pytest.raises(EngineDiedError, match="the engine reports that it is dead"):
+        asyncio.run(asyncio.wait_for(main(), 30))

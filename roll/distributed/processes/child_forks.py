@@ -41,8 +41,8 @@ class _ChildServer:
 
 _server: _ChildServer | None = None
 """The server of this process that `forked_children` has not used yet."""
-_held: list[int] = []
-"""Pipes of the servers in use."""
+_used: list[_ChildServer] = []
+"""Servers of this process that are in use."""
 
 
 def start_child_server(script: str) -> None:
@@ -94,7 +94,7 @@ def forked_children() -> Iterator[context.BaseContext | None]:
     if server is None:
         yield None
         return
-    _held.append(server.alive)
+    _used.append(server)
     ours = forkserver._forkserver
     before = dict(vars(ours))
     vars(ours).update(
@@ -107,6 +107,12 @@ def forked_children() -> Iterator[context.BaseContext | None]:
     finally:
         vars(ours).update(before)
         shutil.rmtree(server.address.parent, ignore_errors=True)
+
+
+def servers_in_use() -> list[int]:
+    """Return the process ids of the servers that have been used. Without its server, a process
+    counts as ended for `multiprocessing`."""
+    return [server.pid for server in _used]
 
 
 class _Forked(context.ForkServerProcess):

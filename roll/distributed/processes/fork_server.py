@@ -20,11 +20,13 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from roll.distributed.on_ray.environment import prepare_ray
+from roll.distributed.on_ray.environment import KEEP_FREED_MEMORY, TUNABLES, prepare_ray
 from roll.distributed.processes import fork_client
 
-NO_THREADS = {"OPENBLAS_NUM_THREADS": "1"}
-"""Without this variable, importing numpy starts threads."""
+ONLY_AT_LOAD = {
+    TUNABLES: KEEP_FREED_MEMORY[TUNABLES],  # a running process cannot set this one
+    "OPENBLAS_NUM_THREADS": "1",  # otherwise importing numpy starts threads
+}
 
 
 class ForkServer:
@@ -44,6 +46,8 @@ class ForkServer:
         prepare_ray()  # marks the forks: the reaper ends them if the driver is killed
         stages = [modules, engine_modules] if engine_modules else [modules]
         self._names = [f"roll_fork_{secrets.token_hex(16)}" for _ in stages]
+        # Not first: the C library moves GLIBC_TUNABLES, and setproctitle starts at the first one.
+        env = {**os.environ, **(ONLY_AT_LOAD | os.environ)}
         with ExitStack() as listeners:
             orders = []
             for name, imported in zip(self._names, stages, strict=True):
@@ -56,7 +60,7 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,  # hides warnings of the imports
-                env=NO_THREADS | os.environ,
+                env=env,
                 pass_fds=[descriptor for descriptor, _ in orders],
                 start_new_session=True,
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 import psutil
@@ -13,6 +13,10 @@ import psutil
 from roll.core.errors import EngineDiedError
 
 R = TypeVar("R")
+LOOK_S = 1.0
+"""Interval at which a wait asks the engine whether it takes itself for dead, in seconds."""
+CAUSE_S = 2.0
+"""Longest wait for the name of the dead process after an engine reports its death, in seconds."""
 
 
 def new_children(before: set[psutil.Process]) -> dict[psutil.Process, str]:
@@ -39,16 +43,19 @@ class DeathWatch:
     """Watch over an engine's processes, which ends every wait for the engine when one of them dies.
 
     An engine notices a death itself, but does not end all of its calls: a utility call of vLLM,
-    such as a push of weights, would wait for ever.
+    such as a push of weights, would wait for ever. So would a call of an engine that takes itself
+    for dead although all of its processes live.
     """
 
-    def __init__(self, engine: str) -> None:
+    def __init__(self, engine: str, says_dead: Callable[[], bool] = lambda: False) -> None:
         """Watch no process yet.
 
         Args:
             engine: name of the engine in error messages.
+            says_dead: function that returns whether the engine takes itself for dead.
         """
         self._engine = engine
+        self._says_dead = says_dead
         self._end = asyncio.Event()
         self._reason = "reports that it is dead, though its processes live"
         self._handles: set[int] = set()
@@ -73,12 +80,17 @@ class DeathWatch:
         """Wait for `work` and return its result.
 
         Raises:
-            EngineDiedError: a process died, or the watch has ended; `work` is then cancelled.
+            EngineDiedError: a process died, the engine takes itself for dead, or the watch has
+                ended; `work` is then cancelled.
         """
         call = asyncio.ensure_future(work)
         end = asyncio.ensure_future(self._end.wait())
+        first = asyncio.FIRST_COMPLETED
         try:
-            await asyncio.wait([call, end], return_when=asyncio.FIRST_COMPLETED)
+            while not (call.done() or end.done()):
+                await asyncio.wait([call, end], timeout=LOOK_S, return_when=first)
+                if not call.done() and self._says_dead():
+                    raise await self.cause(timeout_s=CAUSE_S)
             if call.done():
                 return call.result()
             raise self._error()

@@ -21,11 +21,12 @@ from roll.config.sections.strategy import VllmConfig
 from roll.core.completion import Completion, FinishReason
 from roll.core.errors import EngineError, WeightSyncError
 from roll.core.types import GenerateRequest, Heartbeat
+from roll.distributed.processes.child_forks import servers_in_use
 from roll.strategy.available import check_engine
 from roll.strategy.backend_setup import EngineSetup
 from roll.strategy.hf_folder import Checkpoint, read_checkpoint
 from roll.strategy.interfaces import LoadReport
-from roll.strategy.serving.processes import DeathWatch, new_children
+from roll.strategy.serving.processes import CAUSE_S, DeathWatch, new_children
 from roll.strategy.serving.progress import Progress
 from roll.strategy.serving.sleep import SleepState
 from roll.strategy.vllm.arguments import engine_arguments
@@ -49,8 +50,6 @@ from roll.weight_sync.channel import Channel
 
 R = TypeVar("R")
 _SHUTDOWN_S = 5.0
-_CAUSE_S = 2.0
-"""Longest wait for the name of the dead process after vLLM reports its death, in seconds."""
 
 
 class VllmEngine:
@@ -67,7 +66,9 @@ class VllmEngine:
         self._processes: dict[psutil.Process, str] = {}
         """Processes that vLLM started -> their names, kept because a dead process has none."""
         self._name = f"vLLM of {setup.spec.name}"
-        self._watch = DeathWatch(self._name)
+        self._watch = DeathWatch(
+            self._name, lambda: self._engine is not None and bool(self._engine.errored)
+        )
         self._progress = Progress()
         self._prefilled_tokens = 0
         self._aborted: set[str] = set()
@@ -98,7 +99,12 @@ class VllmEngine:
         before = set(psutil.Process().children(recursive=True))
         try:
             await asyncio.to_thread(self._build)
-            self._processes = new_children(before)
+            self._processes = new_children(before) | {
+                # vLLM learns from this process that its core has ended: without it, the core counts
+                # as dead.
+                psutil.Process(pid): f"process {pid} (which forks the processes of vLLM)"
+                for pid in servers_in_use()
+            }
             self._watch.begin(self._processes)
             await self._ask(self._engine.collective_rpc("roll_die_with", args=(os.getpid(),)))
             await self._ask(self._engine.collective_rpc("roll_count_prefill"))
@@ -298,7 +304,7 @@ class VllmEngine:
         try:
             return await self._watch.until_dead(work)
         except EngineDeadError as error:
-            raise await self._watch.cause(timeout_s=_CAUSE_S) from error
+            raise await self._watch.cause(timeout_s=CAUSE_S) from error
         except (VLLMServerError, VLLMValidationError, ValueError) as error:
             raise EngineError(f"{self._name}: {error}") from error
 
