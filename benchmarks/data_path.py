@@ -26,8 +26,8 @@ old log-probs and one update. The lengths are log-normal, cut at `--longest`.
 `--goals` makes the exit code 1 unless the last row needs at most 5 ns of the driver's CPU time per
 token, and less than 1,000 bytes per sample (out and in together) pass through the driver.
 `--profile` prints the functions that take most time in the driver's two threads, which costs time
-itself. A row of 16,384 samples needs a large machine while batches are padded: 16,384 rows of
-32,768 tokens are 11 GB in the driver alone, for each copy of the batch.
+itself. A row of 16,384 samples needs a large machine, because batches are padded in the driver:
+16,384 rows of 32,768 tokens are 7 GB for each copy of the batch.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from roll.commands.preloads import forking
 from roll.config.rlvr import RlvrConfig
 from roll.config.sections.roles import Role
 from roll.core.collector import calm_collector
-from roll.core.loop_thread import LoopThread
+from roll.core.threads.loop_thread import LoopThread
 from roll.distributed.cluster import Cluster, Launcher, Placement
 from roll.distributed.on_ray.resources import ResourceManager
 from roll.pipeline.rlvr import RlvrPipeline
@@ -307,6 +307,8 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def missed(last: Step) -> list[str]:
     """Return one sentence for each goal that the row misses."""
     found = []
+    if not any(last.sent.values()):
+        found.append("no bytes were counted: Ray's serialization is not where it was")
     if last.cpu_ns > GOAL_NS:
         found.append(f"{last.cpu_ns:.1f} ns of the driver per token; the goal is {GOAL_NS:g}")
     if last.bytes_per_sample >= GOAL_BYTES:

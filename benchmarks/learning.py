@@ -127,7 +127,7 @@ def _run(job: Job) -> None:
     import torch
 
     from roll.config import RlvrConfig, load_config
-    from roll.core.loop_thread import LoopThread
+    from roll.core.threads.loop_thread import LoopThread
     from roll.distributed.local import LocalLauncher
     from roll.pipeline.rlvr import RlvrPipeline
     from roll.runtime.run_data import load_data

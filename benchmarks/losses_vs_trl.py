@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.vs_trl import make_trl_python  # noqa: E402 - found once the root is on the path
 from roll.commands.launch import PIPELINES  # noqa: E402
 from roll.config import load_config  # noqa: E402
-from roll.core.loop_thread import LoopThread  # noqa: E402
+from roll.core.threads.loop_thread import LoopThread  # noqa: E402
 from roll.distributed.local import LocalLauncher  # noqa: E402
 from roll.output_dir.trackers import read_records  # noqa: E402
 from tests.tiny import char_tokenizer  # noqa: E402

@@ -15,7 +15,7 @@ import yaml
 
 from roll.commands.launch import PIPELINES
 from roll.config import load_config
-from roll.core.loop_thread import LoopThread
+from roll.core.threads.loop_thread import LoopThread
 from roll.distributed.local import LocalLauncher
 from roll.output_dir.trackers import read_records
 from tests.tiny import save_tiny_model

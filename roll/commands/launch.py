@@ -16,7 +16,7 @@ from roll.config.loading.compose import LoadedConfig
 from roll.config.run import RunConfig
 from roll.core.collector import calm_collector
 from roll.core.logs import setup_logging
-from roll.core.loop_thread import LoopThread
+from roll.core.threads.loop_thread import LoopThread
 from roll.distributed.on_ray.resources import ResourceManager
 from roll.distributed.processes.fork_server import ForkServer
 from roll.distributed.processes.shutdown import orderly_end

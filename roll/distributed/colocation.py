@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-from roll.core.own_thread import run_in_parallel
+from roll.core.threads.own_thread import run_in_parallel
 
 
 @dataclass(frozen=True, slots=True)

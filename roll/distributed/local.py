@@ -20,7 +20,7 @@ from queue import SimpleQueue
 from typing import Any, Concatenate, Generic
 
 from roll.core.errors import WaitTimeoutError, WorkerLostError
-from roll.core.loop_thread import LoopThread
+from roll.core.threads.loop_thread import LoopThread
 from roll.core.types import WorkerSpec
 from roll.distributed.cluster import Cluster, P, Placement, W, ranks_name
 from roll.distributed.dispatch import Call

@@ -14,8 +14,8 @@ import yaml
 
 from roll.config.run import RunConfig
 from roll.config.sections.roles import Role
-from roll.core.loop_thread import LoopThread
 from roll.core.metrics import Metrics
+from roll.core.threads.loop_thread import LoopThread
 from roll.core.timing import Timers
 from roll.distributed.cluster import Cluster, Launcher
 from roll.output_dir.checkpoints import Checkpoints, RunState, require_written, write_folder
@@ -141,7 +141,8 @@ class Pipeline(ABC, Generic[C]):
 
     @abstractmethod
     def sampler_state(self) -> dict[str, Any]:
-        """Return the position in the data, and other state of the driver, as plain JSON."""
+        """Return the position in the data, and other state of the driver, as JSON objects and
+        arrays of numbers."""
 
     def run(self) -> dict[str, Any]:
         """Run from the checkpoint that `resume` selects to the last step; return the summary.

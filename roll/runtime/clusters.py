@@ -12,7 +12,7 @@ from roll.config.sections.placement import parse_devices
 from roll.config.sections.roles import Role
 from roll.config.sections.training import CriticRole, ScoreRole, TeacherRole
 from roll.core.errors import WaitTimeoutError
-from roll.core.loop_thread import LoopThread
+from roll.core.threads.loop_thread import LoopThread
 from roll.distributed.cluster import Cluster, Launcher, Placement
 from roll.distributed.colocation import Colocation
 from roll.distributed.pending import Pending

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 from roll.config.sections.roles import Role
 from roll.core.errors import WorkerLostError
-from roll.core.fair_lock import FairLock
-from roll.core.own_thread import in_own_thread
+from roll.core.threads.fair_lock import FairLock
+from roll.core.threads.own_thread import in_own_thread
 from roll.distributed.colocation import Colocation, part_name
 from roll.distributed.worker import Worker
 from roll.rollout.fleet.fleet import Fleet

@@ -13,7 +13,7 @@ from roll.config.rlvr import RlvrConfig
 from roll.config.sections.rollout import HealthConfig
 from roll.core.completion import Completion
 from roll.core.errors import EngineError, WaitTimeoutError, WorkerLostError
-from roll.core.loop_thread import LoopThread
+from roll.core.threads.loop_thread import LoopThread
 from roll.core.types import GenerateRequest, Heartbeat
 from roll.distributed.cluster import Cluster
 from roll.distributed.colocation import Resident

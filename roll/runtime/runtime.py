@@ -14,7 +14,7 @@ from roll.config.algorithm import Need
 from roll.config.rlvr import RlvrConfig
 from roll.config.sections.sampling import SamplingConfig
 from roll.core.errors import CheckpointError
-from roll.core.loop_thread import LoopThread
+from roll.core.threads.loop_thread import LoopThread
 from roll.core.types import Prompt, SamplingParams
 from roll.data.datasets import Dataset
 from roll.data.mixing import Sampler

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 
-from roll.core.fair_lock import FairLock
+from roll.core.threads.fair_lock import FairLock
 
 
 def test_a_coroutine_gets_its_turn_before_a_thread_that_comes_again_and_again() -> None:

@@ -19,7 +19,7 @@ from roll.config.sections.roles import Role
 from roll.config.sections.rollout import HealthConfig
 from roll.core.completion import Completion, FinishReason
 from roll.core.errors import EngineDiedError, EngineError, WaitTimeoutError
-from roll.core.loop_thread import LoopThread
+from roll.core.threads.loop_thread import LoopThread
 from roll.core.types import GenerateRequest, Heartbeat, SamplingParams, WorkerSpec
 from roll.distributed.cluster import Placement
 from roll.distributed.colocation import Colocation, Resident

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from roll.core.loop_thread import LoopThread
+from roll.core.threads.loop_thread import LoopThread
 from roll.distributed.processes.shutdown import Terminated, orderly_end
 
 

@@ -14,7 +14,7 @@ from roll.config.rlvr import RlvrConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.roles import Role
 from roll.config.sections.strategy import VllmConfig
-from roll.core.loop_thread import LoopThread
+from roll.core.threads.loop_thread import LoopThread
 from roll.core.types import WorkerSpec
 from roll.runtime.clusters import start_model_clusters
 from roll.strategy.backend_setup import EngineSetup

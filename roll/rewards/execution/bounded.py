@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from roll.core.loop_thread import LoopThread
+from roll.core.threads.loop_thread import LoopThread
 
 POLL_S = 0.01
 

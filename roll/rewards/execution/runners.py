@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from roll.core.errors import RewardError
-from roll.core.loop_thread import LoopThread
+from roll.core.threads.loop_thread import LoopThread
 from roll.core.types import Sample
 from roll.rewards.api import Reward, RewardContext
 from roll.rewards.execution.bounded import BlockedLoopError, run_bounded
