@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
-from roll.core.batch import Batch
 from roll.core.types import RankInfo
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -57,6 +56,8 @@ def _first_result(ranks: Sequence[RankInfo], results: list[Any]) -> Any:
 def _shard_batches(ranks: Sequence[RankInfo], call: Call) -> list[Call]:
     """Return one call per rank, with each Batch split by data-parallel rank and all else repeated;
     ValueError unless all ranks are called."""
+    from roll.core.batch import Batch  # here: a worker without tensors loads no torch
+
     parts = ranks[0].dp_size
     if {info.dp_rank for info in ranks} != set(range(parts)):
         some = ", ".join(str(info.rank) for info in ranks)
