@@ -201,7 +201,8 @@ class Cluster(Workers[W], Generic[W]):
     ) -> R:
         """Run an asynchronous method on one rank, from any event loop. Many may run at a time.
 
-        Arguments and result are passed as they are; the method's `@dispatch` plays no part.
+        Arguments and result are passed as they are. A method whose `@dispatch` uses only the
+        results of data-parallel leaders may give None on other ranks.
 
         There is no time limit: for one, use `asyncio.timeout` around the call. Cancelling the wait
         does not stop the method in the worker.

@@ -36,9 +36,14 @@ def sleep():
     time.sleep(600)
 """
 WORKER = """
-import os, sys, threading
+import os, sys, tempfile, threading
 import jobs
+from pathlib import Path
 from roll.distributed.processes.child_forks import forked_children
+
+temporary = Path(os.environ["TMPDIR"])
+assert list(temporary.glob("roll-forks-*/socket")), "the socket is elsewhere"
+assert tempfile.gettempdir() == str(temporary), "the folder of the fork server was kept"
 
 ran = True
 threading.Thread(target=threading.Event().wait, daemon=True).start()
@@ -130,7 +135,8 @@ def test_the_server_ends_with_the_worker_and_its_children(
 def test_ray_names_a_worker_that_has_such_a_server(server: ForkServer, tmp_path: Path) -> None:
     code = WORKER.format(job="tell", args=(0,)) + TITLED_BY_RAY
     (tmp_path / "jobs.py").write_text(JOBS)
-    out, err = started(server, tmp_path, code, **{FORKS_CHILDREN: "1"}).communicate(timeout=LIMIT_S)
+    env = {FORKS_CHILDREN: "1", "TMPDIR": str(tmp_path)}
+    out, err = started(server, tmp_path, code, **env).communicate(timeout=LIMIT_S)
     assert err == ""
     told, _, title = out.splitlines()
     assert json.loads(told)["title"] == "a::title"
@@ -141,7 +147,8 @@ def test_a_worker_that_ends_without_a_child_leaves_no_socket(
     server: ForkServer, tmp_path: Path
 ) -> None:
     env = {FORKS_CHILDREN: "1", "TMPDIR": str(tmp_path)}
-    assert started(server, tmp_path, "", **env).wait(LIMIT_S) == 0
+    code = "from pathlib import Path; print(len(list(Path(__file__).parent.glob('roll-forks-*'))))"
+    assert started(server, tmp_path, code, **env).communicate(timeout=LIMIT_S)[0] == "1\n"
     assert eventually(lambda: [path.name for path in tmp_path.iterdir()] == ["script.py"])
 
 

@@ -45,18 +45,21 @@ _used: list[_ChildServer] = []
 """Servers of this process that are in use."""
 
 
-def start_child_server(script: str) -> None:
+def start_child_server(script: str, temporary: str | None = None) -> None:
     """Start the server as a fork of this process, which must have no thread but this one, and still
     the environment variables with which its program was started.
 
     Args:
         script: program that this process is about to run. Forks do not run it again, as
             `multiprocessing` otherwise does for the sake of what it defines.
+        temporary: folder for temporary files of the worker, whose environment variables this
+            process does not have yet; `/tmp` if there is none.
     """
     global _server
     if sys.version_info >= (3, 14):  # there the server asks for a key that is made elsewhere
         return
-    address = Path(tempfile.mkdtemp(prefix="roll-forks-")) / "socket"
+    folder = temporary if temporary and os.path.isdir(temporary) else "/tmp"
+    address = Path(tempfile.mkdtemp(prefix="roll-forks-", dir=folder)) / "socket"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(address))
         listener.listen()

@@ -201,7 +201,7 @@ def _become(wanted: _ForkRequest) -> None:
     sys.path[:] = [str(Path(script).parent), *named, *sys.path[1:]]
     sys.argv[:] = argv
     if FORKS_CHILDREN in wanted.env:
-        start_child_server(script)
+        start_child_server(script, wanted.env.get("TMPDIR"))
     replace_environment(wanted.env)
     runpy.run_path(script, run_name="__main__")
 
