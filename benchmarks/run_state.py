@@ -61,9 +61,12 @@ def state(tokens: int, length: int) -> State:
 
 
 def with_numbers(value: Any) -> Any:
-    """Return the value with lists of numbers in place of arrays."""
+    """Return the value with lists of numbers in place of arrays and of runs of versions."""
     if isinstance(value, dict):
-        return {key: with_numbers(item) for key, item in value.items()}
+        return {
+            key: list(VersionRuns(item)) if key == "runs" else with_numbers(item)
+            for key, item in value.items()
+        }
     if isinstance(value, list):
         return [with_numbers(item) for item in value]
     return value.tolist() if isinstance(value, array) else value

@@ -65,9 +65,12 @@ class Batch:
                 )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Let pickle send tensors without padding, as numpy arrays: Ray writes these into its
-        object store with one copy, and tensors eight times as slowly, with all of the memory that
-        they are a part of. At the receiver, padding has the declared value."""
+        """Let pickle send tensors without padding, as numpy arrays.
+
+        Ray writes arrays into its object store with one copy, and tensors eight times as slowly,
+        with all of the memory that they are a part of. At the receiver, padding has the declared
+        value (except in types that numpy does not know). The module `copy` takes this way, too.
+        """
         lengths = None if self.row_lengths is None else getattr(self, self.row_lengths).tolist()
         columns = {
             spec.name: _packed(getattr(self, spec.name), lengths if "T" in _axes(spec) else None)
@@ -86,7 +89,8 @@ class Batch:
         return self._map(take)
 
     def split(self, parts: int) -> list[Self]:
-        """Cut the batch into `parts` consecutive parts of equal size, which share its memory.
+        """Cut the batch into `parts` consecutive parts of equal size, which share its memory: who
+        gets a part must not write into it.
 
         Raises:
             ValueError: the number of rows is no multiple of `unit`, or the number of units is no
@@ -177,7 +181,7 @@ def _packed(value: Any, lengths: Sequence[int] | None) -> Any:
         value: value of a field.
         lengths: number of positions of each row to keep, if the value has an axis T with padding.
             The result is then `[N]`: the kept positions of all rows, one row after the other. A
-            tensor that numpy does not know is only cut to the longest row.
+            tensor that numpy does not know is only cut to the longest row, and keeps its padding.
     """
     if not isinstance(value, Tensor):
         return value
@@ -190,7 +194,7 @@ def _packed(value: Any, lengths: Sequence[int] | None) -> Any:
     if lengths is None:
         return values
     kept = [row[:length] for row, length in zip(values, lengths, strict=True)]
-    return np.concatenate(kept) if kept else values.reshape(0)
+    return np.concatenate(kept) if kept else values.reshape(0, *values.shape[2:])
 
 
 def _unpacked(kind: type[Batch], columns: dict[str, Any]) -> Batch:
@@ -210,7 +214,8 @@ def _unpacked(kind: type[Batch], columns: dict[str, Any]) -> Batch:
 
 def _padded(values: Any, lengths: Sequence[int], fill: float) -> Any:
     """Return the rows `[B, T]` whose values `[N]` come one after the other, padded with `fill`."""
-    rows = np.full((len(lengths), max(lengths, default=0)), fill, dtype=values.dtype)
+    shape = len(lengths), max(lengths, default=0), *values.shape[1:]
+    rows = np.full(shape, fill, dtype=values.dtype)
     start = 0
     for row, length in zip(rows, lengths, strict=True):
         row[:length] = values[start : start + length]

@@ -23,9 +23,9 @@ ARRAY_FILE = "arrays.bin"
 """Name of the file with the arrays, beside the JSON; missing if there are none."""
 ARRAY_TYPES = ("i", "f")
 """Type codes of the arrays that can be written: int32 and float32."""
-_KEYS = {"array", "at", "length"}
-"""Keys of the JSON object that stands for an array: type code, position of the first item in the
-file in bytes, and number of items."""
+_KEY = "__array__"
+"""Only key of the JSON object that stands for an array. Its value is a list: type code, position of
+the first item in the file in bytes, and number of items."""
 
 Store = Callable[["array[Any]"], dict[str, Any]]
 """Function that stores an array and returns the JSON object that stands for it."""
@@ -72,17 +72,18 @@ def _with_arrays(value: Any, file: BinaryIO, path: Path) -> Any:
         return [_with_arrays(item, file, path) for item in value]
     if not isinstance(value, dict):
         return value
-    if value.keys() != _KEYS:
+    place = value.get(_KEY)
+    if len(value) != 1 or not isinstance(place, list):
         return {key: _with_arrays(item, file, path) for key, item in value.items()}
-    kind, at, length = value["array"], value["at"], value["length"]
+    kind, at, length = place if len(place) == 3 else ("", 0, 0)
     if kind not in ARRAY_TYPES or not all(type(n) is int and n >= 0 for n in (at, length)):
         raise ValueError(f"{value} names no array of {path}")
     items = array(kind)
-    file.seek(at)
-    data = file.read(length * items.itemsize)
-    if len(data) != length * items.itemsize:
+    size = length * items.itemsize
+    if at + size > file.seek(0, os.SEEK_END):  # before memory is taken for what is not there
         raise ValueError(f"{path} ends before the array {value}")
-    items.frombytes(data)
+    file.seek(at)
+    items.frombytes(file.read(size))
     return items
 
 
@@ -92,7 +93,7 @@ def _store(file: BinaryIO) -> Store:
     def store(values: array[Any]) -> dict[str, Any]:
         if values.typecode not in ARRAY_TYPES:
             raise TypeError(f"arrays of type {values.typecode!r} cannot be written")
-        place = {"array": values.typecode, "at": file.tell(), "length": len(values)}
+        place = {_KEY: [values.typecode, file.tell(), len(values)]}
         file.write(values)
         return place
 

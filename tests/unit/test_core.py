@@ -166,6 +166,22 @@ def test_padding_is_not_sent_and_comes_back_as_declared() -> None:
         pickle.dumps(batch.trim(10))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Deep(TokenBatch):
+    scores: Tensor = tensor("BTR", pad=-1, required=True)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_an_axis_after_that_of_the_tokens_is_sent_with_them(rows: int) -> None:
+    lengths = torch.tensor([4, 0, 2][:rows], dtype=torch.long)
+    scores = torch.arange(rows * 5 * 3.0).reshape(rows, 5, 3)
+    batch = Deep(tokens=torch.ones(rows, 5).long(), lengths=lengths, scores=scores)
+    found = sent(batch, out_of_band=True)
+    width = 4 if rows else 0
+    real_BT = torch.arange(width) < lengths[:, None]
+    assert torch.equal(found.scores, torch.where(real_BT[..., None], scores[:, :width], -1.0))
+
+
 def test_a_column_is_as_wide_as_the_batch_whose_rows_it_describes() -> None:
     batch = rollout_batch(4)
     column = TokenColumn(lengths=batch.lengths, values=torch.rand(batch.tokens.shape))

@@ -183,6 +183,11 @@ def test_arrays_of_any_length_come_back_from_anywhere_in_a_value(
     assert from_disk(value, tmp_path) == value
 
 
+def test_parts_of_a_reward_may_have_any_name(tmp_path: Path) -> None:
+    value = {"parts": {"__array__": 1.0}, "more": {"array": 1.0, "at": 0.0, "length": 3.0}}
+    assert from_disk(value, tmp_path) == value
+
+
 def test_a_value_without_arrays_has_no_second_file(tmp_path: Path) -> None:
     write_plain(tmp_path / "x.json", {"a": 1})
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
@@ -196,25 +201,28 @@ def test_an_array_of_another_type_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ({"array": "i", "at": 0, "length": 4}, "ends before"),
-        ({"array": "i", "at": 10**6, "length": 1}, "ends before"),
-        ({"array": "u", "at": 0, "length": 1}, "names no array"),
-        ({"array": "i", "at": -4, "length": 1}, "names no array"),
-        ({"array": "i", "at": 0, "length": True}, "names no array"),
-        ({"array": ["i"], "at": 0, "length": 1}, "names no array"),
+        (["i", 0, 4], "ends before"),
+        (["i", 10**6, 1], "ends before"),
+        (["i", 0, 10**18], "ends before"),
+        (["i", 10**40, 10**40], "ends before"),
+        (["u", 0, 1], "names no array"),
+        (["i", -4, 1], "names no array"),
+        (["i", 0, True], "names no array"),
+        ([["i"], 0, 1], "names no array"),
+        (["i", 0], "names no array"),
     ],
 )
 def test_a_damaged_place_of_an_array_is_refused(
-    tmp_path: Path, place: dict[str, Any], message: str
+    tmp_path: Path, place: list[Any], message: str
 ) -> None:
     (tmp_path / ARRAY_FILE).write_bytes(b"\0" * 12)
-    state = RunState(step=1, sampler={"scheduler": [place]})
+    state = RunState(step=1, sampler={"scheduler": [{"__array__": place}]})
     with pytest.raises(CheckpointError, match=message):
         load_sampler(tmp_path, state)
 
 
 def test_a_state_whose_arrays_are_missing_is_refused(tmp_path: Path) -> None:
-    state = RunState(step=1, sampler={"x": {"array": "i", "at": 0, "length": 1}})
+    state = RunState(step=1, sampler={"x": {"__array__": ["i", 0, 1]}})
     with pytest.raises(CheckpointError, match="ends before"):
         load_sampler(tmp_path, state)
 

@@ -129,7 +129,7 @@ class LabelledLoss:
         """Compute the loss; needs `ref_sums` and `divergence`."""
         config, mask_BT = self.config, batch.loss_mask
         ref_B = batch.require("ref_sums", made_by="add_reference")
-        divergence_B = batch.require("divergence", made_by="add_divergence")
+        divergence_B = batch.require("divergence", made_by="make_batch")
         rewards_B = response_sums(terms.logprobs_BT, mask_BT) - ref_B
         sign_B = torch.where(batch.desirable, 1.0, -1.0)
         weight_B = torch.where(batch.desirable, config.desirable_weight, config.undesirable_weight)

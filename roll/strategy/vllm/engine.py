@@ -123,7 +123,7 @@ class VllmEngine:
         """Return `request.n` completions in sibling order; after `abort` they finish with ABORT.
 
         Raises:
-            EngineDiedError: one of the engine's processes died.
+            EngineDiedError: one of the engine's processes died, or vLLM takes itself for dead.
             EngineError: the engine refused the request.
             IncompleteWeightsError: a push of weights broke off, earlier or while the request ran.
         """
@@ -295,7 +295,7 @@ class VllmEngine:
         """Wait for an answer of the engine.
 
         Raises:
-            EngineDiedError: a process of the engine died.
+            EngineDiedError: a process of the engine died, or vLLM takes itself for dead.
             EngineError: vLLM refused the call or failed in it.
         """
         from vllm.exceptions import VLLMServerError, VLLMValidationError
