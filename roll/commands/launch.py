@@ -30,7 +30,7 @@ from roll.pipeline.dpo import DpoPipeline
 from roll.pipeline.reward_model import RewardModelPipeline
 from roll.pipeline.rlvr import RlvrPipeline
 from roll.pipeline.sft import SftPipeline
-from roll.platform.allocator import keep_freed_memory
+from roll.platform.allocator import give_back_each_minute, keep_freed_memory
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +60,7 @@ def launch(
     """
     setup_logging("driver")
     keep_freed_memory()
+    give_back_each_minute()
     folder = user_folder(loaded)
     sys.path.insert(0, str(folder))
     pipeline = pipelines[loaded.config.pipeline]

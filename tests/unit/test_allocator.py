@@ -37,6 +37,32 @@ threads = [threading.Thread(target=work) for _ in range(4)]
 libc.malloc_stats()
 """
 
+HOLES = """
+import ctypes, time
+from pathlib import Path
+from roll.platform.allocator import give_back_each_minute, keep_freed_memory
+assert keep_freed_memory()
+def rss_mb():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.malloc.argtypes = (ctypes.c_size_t,)
+libc.free.argtypes = (ctypes.c_void_p,)
+before_mb = rss_mb()
+blocks = [libc.malloc(size) for _ in range(100) for size in (1 << 20, 64)]
+for block in blocks:
+    ctypes.memset(block, 1, 64 if block in blocks[1::2] else 1 << 20)
+for block in blocks[::2]:
+    libc.free(block)
+kept_mb = rss_mb() - before_mb
+give_back_each_minute(every_s=0.05)
+for _ in range(100):
+    time.sleep(0.1)
+    if rss_mb() - before_mb < 10:
+        break
+print(kept_mb, rss_mb() - before_mb)
+"""
+
 
 def faults(mode: str) -> int:
     done = subprocess.run(
@@ -55,3 +81,12 @@ def test_threads_share_one_heap() -> None:
     )
     assert "Arena 0:" in done.stderr
     assert "Arena 1:" not in done.stderr
+
+
+def test_free_memory_between_blocks_in_use_is_given_back_after_a_while() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HOLES], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    kept_mb, left_mb = map(float, done.stdout.split())
+    assert kept_mb > 90
+    assert left_mb < 10

@@ -24,6 +24,7 @@ from roll.distributed.dispatch import dispatch_of
 from roll.distributed.on_ray.environment import WITHOUT_TRITON, WORKER_TOKEN
 from roll.distributed.processes.reaper import start_reaper
 from roll.distributed.worker import Worker
+from roll.platform.allocator import give_back_each_minute
 from roll.platform.machine import free_port
 
 WATCH_GROUP = "watch"
@@ -52,8 +53,10 @@ class _HostBase:
     """Common part of `SyncHost` and `AsyncHost`."""
 
     def __init__(self) -> None:
-        """Start a reaper for this process; hide triton if `WITHOUT_TRITON` is set."""
+        """Start a reaper for this process and the thread that gives memory back; hide triton if
+        `WITHOUT_TRITON` is set."""
         start_reaper(f"{WORKER_TOKEN}={os.environ[WORKER_TOKEN]}")
+        give_back_each_minute()
         if WITHOUT_TRITON in os.environ:
             sys.modules.setdefault("triton", None)  # type: ignore[arg-type]
         self._worker: Worker | None = None
