@@ -9,11 +9,11 @@ old log-probs and one update. The lengths are log-normal, cut at `--longest`.
 * `tokens`: tokens of the responses of a step. `s`: seconds of the step, medians over all steps but
   the first (if there are several), as all numbers but peaks.
 * `driver CPU`: CPU time of the driver's process in the step, all threads, with Ray's; in
-  nanoseconds per token. The second table divides it: `receive` is generation, decoding and rewards;
+  nanoseconds per token. The second table divides it: `receive` is generation and rewards;
   `assemble` the metrics and the batch; `score` reference and old log-probs; `advantages`; `train`
   the update; `rest` everything else, such as the push of weights. The columns after `rest` are
   shares of all that: `pickle` and `unpickle` turn arguments into bytes and bytes into results (not
-  the copies from and to the store), `decode` tokens into text.
+  the copies from and to the store).
 * `out`, `in`: bytes that the driver serializes for workers and reads from them, per sample, counted
   in Ray's serialization (`driver_meter.Border`). A value that stays in the object store counts as
   its reference. The third table divides them by part.
@@ -41,15 +41,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 if __name__ == "__main__":
     sys.modules.setdefault("triton", None)  # type: ignore[arg-type]  # as `roll run` leaves it out
-
-from transformers import PreTrainedTokenizerFast
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script also runs by its path
 
@@ -84,7 +82,6 @@ class Step:
     """Part of the step -> CPU time of the driver, in seconds."""
     pickle_s: float
     unpickle_s: float
-    decode_s: float
     sent: dict[str, int]
     """Part of the step -> bytes that the driver serialized."""
     received: dict[str, int]
@@ -103,18 +100,6 @@ class Step:
     def per_token(self, seconds: float) -> float:
         """Return seconds as nanoseconds per token."""
         return seconds * 1e9 / self.tokens
-
-
-class TimedTokenizer(PreTrainedTokenizerFast):
-    """A tokenizer that adds up the CPU time of its `decode`."""
-
-    decode_s = 0.0
-
-    def decode(self, *args: Any, **kwargs: Any) -> Any:
-        begun_s = time.thread_time()
-        text = super().decode(*args, **kwargs)
-        self.decode_s += time.thread_time() - begun_s
-        return text
 
 
 class Profiles:
@@ -147,14 +132,12 @@ class Meters:
 
     timers: PartTimers
     border: Border
-    tokenizer: TimedTokenizer
     observer: Cluster[Observer]
     profiles: Profiles | None
 
     def step(self, pipeline: RlvrPipeline, number: int) -> Step:
         """Do one step of the pipeline and measure it."""
         self.observer.call(Observer.begin, os.getpid())
-        self.tokenizer.decode_s = 0.0
         with self.border.watched(), self.profiles.taken() if self.profiles else nullcontext():
             self.border.begin()
             begun_s = time.perf_counter()
@@ -169,7 +152,6 @@ class Meters:
             dict(self.timers.cpu_s),
             self.border.pickle_cpu_s,
             self.border.unpickle_cpu_s,
-            self.tokenizer.decode_s,
             dict(self.border.sent),
             dict(self.border.received),
             self.observer.call(Observer.end),
@@ -181,20 +163,14 @@ def measure(
 ) -> list[Step]:
     """Run the steps of `config` with scripted models; return the measurements of each step."""
     config, data = RlvrPipeline.prepare(config)
-    tokenizer = TimedTokenizer.from_pretrained(config.train_model.path)
     watching = Placement(Role.REWARD, pool="train", workers=1, label="observer")
     observer = launcher.start(Observer, watching)
     timers = PartTimers()
     with LoopThread("roll-rollout") as loop:
         profiles = Profiles(loop) if profile else None
-        meters = Meters(timers, Border(lambda: timers.part), tokenizer, observer, profiles)
-        pipeline = RlvrPipeline(
-            config,
-            ScriptedLauncher(launcher, script),
-            loop,
-            platform="cpu",
-            data=replace(data, tokenizer=tokenizer),
-        )
+        meters = Meters(timers, Border(lambda: timers.part), observer, profiles)
+        scripted = ScriptedLauncher(launcher, script)
+        pipeline = RlvrPipeline(config, scripted, loop, platform="cpu", data=data)
         pipeline.timers = timers
         pipeline.open()
         try:
@@ -250,7 +226,6 @@ def row(steps: Sequence[Step]) -> Step:
         middles([step.cpu_s for step in later]),
         middle(lambda step: step.pickle_s),
         middle(lambda step: step.unpickle_s),
-        middle(lambda step: step.decode_s),
         middles([step.sent for step in later]),
         middles([step.received for step in later]),
         Peaks(*map(max, tops)),
@@ -276,7 +251,7 @@ def markdown(rows: Sequence[Step]) -> str:
     shares = [
         [f"{one.samples:,}"]
         + [f"{one.per_token(one.cpu_s[part]):.1f}" for part in PARTS]
-        + [f"{one.per_token(s):.1f}" for s in (one.pickle_s, one.unpickle_s, one.decode_s)]
+        + [f"{one.per_token(s):.1f}" for s in (one.pickle_s, one.unpickle_s)]
         for one in rows
     ]
     sizes = [
@@ -291,7 +266,7 @@ def markdown(rows: Sequence[Step]) -> str:
         [
             _table(heads, totals),
             "Driver's CPU time, ns per token:\n",
-            _table(["samples", *PARTS, "pickle", "unpickle", "decode"], shares),
+            _table(["samples", *PARTS, "pickle", "unpickle"], shares),
             "Bytes per sample, out / in:\n",
             _table(["samples", *PARTS], sizes),
         ]

@@ -24,6 +24,7 @@ from benchmarks.simulation.lengths import LogNormal
 from roll.algorithms.build import build_loss
 from roll.algorithms.loss_interface import PolicyTerms, TermsLoss
 from roll.config.algorithm import AlgorithmConfig
+from roll.config.sections.model import ModelConfig
 from roll.core.batches import TokenBatch
 from roll.core.completion import LOGPROB_TYPE, TOKEN_TYPE, Completion, FinishReason, VersionRuns
 from roll.core.metrics import Mean, Metrics, Sum
@@ -169,10 +170,13 @@ class ScriptedStrategy:
 class ScriptedInfer(InferWorker):
     """A replica with a scripted engine."""
 
-    def __init__(self, spec: WorkerSpec, script: Script, *_: Any) -> None:
+    def __init__(
+        self, spec: WorkerSpec, script: Script, role: object, model: ModelConfig, *_: Any
+    ) -> None:
         Worker.__init__(self, spec)
         self.engine = ScriptedEngine(script)
         self.lora = None
+        self.model = model
 
 
 class ScriptedActor(ActorWorker):

@@ -116,6 +116,9 @@ class Completion:
     versions: VersionRuns
     """Version of the weights that wrote each token."""
     finish: FinishReason
+    text: str | None = None
+    """Text of all tokens, as rewards read it; None if it is not known. Of a part, and of parts that
+    were joined, it is not: a character may lie across the boundary."""
 
     def __post_init__(self) -> None:
         sizes = len(self.tokens), len(self.logprobs), len(self.versions)

@@ -32,7 +32,8 @@ class SingleTurn:
 
     fleet: Fleet
     decode: Callable[[Sequence[int]], str]
-    """Function that turns the token ids of a response into text without special tokens."""
+    """Function that turns the token ids of a response into text without special tokens. It is
+    called for completions that come without their text: those that several replicas wrote."""
     score: Score
     sampling: SamplingParams
     samples_per_prompt: int
@@ -136,7 +137,9 @@ class SingleTurn:
                 group=task.group_id,
                 prompt=task.prompt,
                 completion=completion,
-                response_text=self.decode(completion.tokens),
+                response_text=(
+                    self.decode(completion.tokens) if completion.text is None else completion.text
+                ),
             )
             for name, completion in zip(names, completions, strict=True)
         ]

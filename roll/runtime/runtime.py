@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-from transformers import PreTrainedTokenizerBase
-
 from roll.config.algorithm import Need
 from roll.config.rlvr import RlvrConfig
 from roll.config.sections.sampling import SamplingConfig
@@ -21,8 +18,8 @@ from roll.data.mixing import Sampler
 from roll.distributed.cluster import Cluster, Launcher
 from roll.distributed.colocation import Colocation
 from roll.distributed.worker import Worker
+from roll.rewards.decoding import make_decode
 from roll.rewards.execution.counters import Purpose
-from roll.rewards.thinking import decode_with_marks, marks_to_show
 from roll.rollout.budget import Budget
 from roll.rollout.filters import build_filters
 from roll.rollout.fleet.fleet import Fleet
@@ -204,27 +201,6 @@ def _single_turn(
         separate_siblings=config.rollout.siblings == "separate",
         **options,
     )
-
-
-def make_decode(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], str]:
-    """Return a function that decodes the tokens of a response.
-
-    Special tokens are left out, except the marks around thoughts, which are special tokens in some
-    families (Magistral, gpt-oss and others). Without these marks a thought would look like a part
-    of the answer.
-    """
-    special = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)) | {
-        added.content: token
-        for token, added in tokenizer.added_tokens_decoder.items()
-        if added.special
-    }
-    marks = marks_to_show(special)
-
-    def decode(tokens: Sequence[int]) -> str:
-        # transformers looks at the type of each item of a list, but not of an array.
-        return str(tokenizer.decode(np.asarray(tokens), skip_special_tokens=True))
-
-    return partial(decode_with_marks, marks=marks, decode=decode)
 
 
 def _find_prompt(by_id: Mapping[str, Prompt], prompt_id: str) -> Prompt:

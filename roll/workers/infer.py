@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.training import InferRole
-from roll.core.completion import Completion
+from roll.core.completion import Completion, FinishReason
 from roll.core.errors import EngineError
 from roll.core.types import GenerateRequest, Heartbeat, WorkerSpec
 from roll.distributed.worker import Worker
+from roll.models.load import load_tokenizer
 from roll.platform.processes import stopped_below
+from roll.rewards.decoding import Decode, make_decode
 from roll.strategy.build import build_engine
 from roll.strategy.interfaces import LoadReport, ServesAdapters
 from roll.weight_sync.channel import Channel
@@ -23,6 +27,9 @@ class InferWorker(Worker):
     """A replica of `actor_infer`. All methods run on one event loop, which serves many requests."""
 
     starts_processes = True
+    model: ModelConfig | None = None
+    """Model whose tokenizer decodes completions; None: they are not decoded here."""
+    _decode: Decode | None = None
 
     def __init__(
         self, spec: WorkerSpec, role: InferRole, model: ModelConfig, max_model_len: int
@@ -30,14 +37,24 @@ class InferWorker(Worker):
         super().__init__(spec)
         self.engine = build_engine(role, model, spec, max_model_len=max_model_len)
         self.lora = model.lora if model.serves_adapter else None
+        self.model = model
 
     async def start(self) -> None:
-        """Load the model. Return when the engine can serve requests."""
+        """Load the model and its tokenizer. Return when the engine can serve requests."""
+        if self.model is not None:
+            self._decode = make_decode(await asyncio.to_thread(load_tokenizer, self.model))
         await self.engine.start()
 
     async def generate(self, request: GenerateRequest) -> list[Completion]:
-        """Generate the completions of a request; see `InferenceStrategy.generate`."""
-        return await self.engine.generate(request)
+        """Generate the completions of a request; see `InferenceStrategy.generate`. Finished ones
+        have their text: to decode all of them would take most of the driver's time."""
+        return [self._with_text(one) for one in await self.engine.generate(request)]
+
+    def _with_text(self, written: Completion) -> Completion:
+        """Return the completion with its text, unless another replica will continue it."""
+        if self._decode is None or written.finish is FinishReason.ABORT:
+            return written
+        return replace(written, text=self._decode(written.tokens))
 
     async def abort(self, request_id: str) -> None:
         """End a running request, whose call of `generate` then returns; ignore an unknown id."""

@@ -31,7 +31,6 @@ STEP = Step(
     cpu_s=dict.fromkeys(PARTS, 1e-6),
     pickle_s=0.0,
     unpickle_s=0.0,
-    decode_s=0.0,
     sent=dict.fromkeys(PARTS, 400),
     received=dict.fromkeys(PARTS, 200),
     peaks=Peaks(1, 2, 3, 4),
@@ -78,7 +77,6 @@ def test_a_row_measures_whole_steps_of_the_real_pipeline(tmp_path: Path) -> None
         )
         assert set(step.cpu_s) == set(PARTS)
         assert min(step.cpu_s.values()) >= 0
-        assert step.decode_s > 0
         assert 0 < step.peaks.anonymous <= step.peaks.resident
     assert "| 16 |" in markdown([row(steps)])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -28,6 +29,17 @@ def test_siblings_are_decoded_scored_and_named_in_order() -> None:
     assert list(group.rewards) == [float(t % 2) for t in tokens]
     assert group.timing is not None
     assert group.timing.started_s <= group.timing.generated_s <= group.timing.scored_s
+
+
+def test_a_text_that_comes_with_a_completion_is_not_decoded_again() -> None:
+    class Decodes(ScriptedEngine):
+        async def generate(self, request: GenerateRequest) -> list[Completion]:
+            first, *others = await super().generate(request)
+            return [replace(first, text="decoded"), *others]
+
+    group = asyncio.run(single_turn(Decodes(), seed=5).run(TASK))
+    token = (group_seed(5, "4/p0") + 1) % 1000
+    assert [one.sample.response_text for one in group.samples] == ["decoded", str(token)]
 
 
 def test_a_seed_depends_on_run_step_and_prompt_and_is_stable() -> None:

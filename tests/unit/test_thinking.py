@@ -6,10 +6,10 @@ from transformers import PreTrainedTokenizerFast
 
 from roll.core.completion import Completion, FinishReason
 from roll.core.types import Prompt, Sample
+from roll.rewards.decoding import make_decode
 from roll.rewards.math.final_answer import FoundAnswer, find_answer
 from roll.rewards.math.reward import math_reward
 from roll.rewards.thinking import MARKS, final_text
-from roll.runtime.runtime import make_decode
 from roll.runtime.validator import answer_key
 from tests.tiny import char_tokenizer
 
