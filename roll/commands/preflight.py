@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from roll.commands.import_paths import check_import_path
-from roll.config.errors import ConfigError, UserError, nearest
+from roll.config.errors import ConfigError, UserError
 from roll.config.loading.compose import LoadedConfig
 from roll.config.rlvr import RlvrConfig
 from roll.config.run import RunConfig
@@ -24,7 +24,8 @@ from roll.data.sources import check_source
 from roll.distributed.device_layout import address_to_join, plan_layout
 from roll.output_dir.trackers import check_trackers
 from roll.platform.machine import this_machine
-from roll.rewards.names import BUILT_IN
+from roll.rewards.api import RewardContext
+from roll.rewards.loading import load_reward
 from roll.strategy.available import check_engine
 from roll.strategy.sglang import supported_arguments as sglang
 from roll.strategy.vllm import supported_arguments as vllm
@@ -111,7 +112,7 @@ def _check_user_code(config: RunConfig, folder: Path) -> Iterator[Callable[[], o
     """Yield a check for each reward and each custom filter of the config.
 
     A check is a function that raises ConfigError if its import path cannot work. It reads files of
-    the user and imports nothing. Names of built-in rewards are checked, too.
+    the user and imports nothing of them. Names and arguments of built-in rewards are checked, too.
 
     Args:
         config: config of any pipeline; only RLVR runs have rewards and filters.
@@ -128,20 +129,11 @@ def _check_user_code(config: RunConfig, folder: Path) -> Iterator[Callable[[], o
                 keywords = tuple(reward.kwargs) if kind == "fn" else ()
                 yield partial(check_import_path, key, path, folder, keywords)
             else:
-                yield partial(_check_built_in, key, path)
+                yield partial(load_reward, path, reward.kwargs, RewardContext(name, seed=0))
     for i, choice in enumerate(config.rollout.filters):
         if isinstance(choice, CustomFilterConfig):
             key = f"rollout.filters.{i}.fn"
             yield partial(check_import_path, key, choice.fn, folder, tuple(choice.kwargs))
-
-
-def _check_built_in(key: str, name: str) -> None:
-    """Raise ConfigError if no built-in reward has this name."""
-    if name not in BUILT_IN:
-        raise ConfigError(
-            f"{key}: unknown reward {name!r}{nearest(name, BUILT_IN)} (built in: "
-            f"{', '.join(BUILT_IN)}; a function of your own reads 'package.module:function')"
-        )
 
 
 def _check_engine_arguments(config: RunConfig) -> None:

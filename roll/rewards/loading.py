@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import inspect
+import json
 import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, get_type_hints, runtime_checkable
+
+from pydantic import TypeAdapter, ValidationError
 
 from roll.config.errors import nearest
 from roll.core.errors import ConfigError
-from roll.core.registry import Registry, load_object
+from roll.core.registry import load_object
 from roll.core.types import Sample
 from roll.rewards.api import Reward, RewardContext
-from roll.rewards.math.reward import math_reward, start_checkers
-from roll.rewards.text import exact_reward
+from roll.rewards.built_in import CHECKS, REWARDS
 
 
 @runtime_checkable
 class _ArrayLike(Protocol):
     def item(self) -> Any: ...
 
-
-REWARDS: Registry[Callable[..., Any]] = Registry("reward")
-"""Built-in rewards by the name that `fn` of the config uses."""
-REWARDS.register("math")(math_reward)
-REWARDS.register("exact")(exact_reward)
-
-PREPARE: dict[str, Callable[[], None]] = {"math": start_checkers}
-"""Functions that prepare a built-in reward, by its name. Each is called once before the first
-sample and may take seconds."""
 
 RESERVED_PARTS = frozenset({"mean", "error_rate", "timeout_rate"})
 """Names that parts must not have, because the pool logs its own metrics under them."""
@@ -56,18 +49,43 @@ def load_reward(fn: str, kwargs: Mapping[str, Any], ctx: RewardContext) -> Bound
         ctx: context, passed to the function if it has a parameter `ctx`.
 
     Raises:
-        ConfigError: the function does not exist, or does not take these arguments.
+        ConfigError: the function does not exist, or does not take these arguments; of a built-in
+            reward also: an argument has another type, or the arguments do not fit together.
     """
     if ":" in fn:
         function = load_object(fn)
     elif fn in REWARDS:
-        function = REWARDS[fn]
+        return _bind_built_in(fn, kwargs, ctx)
     else:
         raise ConfigError(
             f"rewards.{ctx.name}.fn: unknown reward {fn!r}{nearest(fn, REWARDS)} (built in: "
             f"{', '.join(REWARDS)}; a function of your own reads 'package.module:function')"
         )
     return bind_reward(function, kwargs, ctx, label=fn)
+
+
+def _bind_built_in(name: str, kwargs: Mapping[str, Any], ctx: RewardContext) -> BoundReward:
+    """Bind a built-in reward; ConfigError if a value of `kwargs` has another type than its
+    parameter, or the values do not fit together."""
+    where = f"rewards.{ctx.name}.kwargs"
+    bind_reward(REWARDS[name], kwargs, ctx, label=name)
+    types = get_type_hints(REWARDS[name])
+    values = {}
+    for key, value in kwargs.items():
+        try:
+            values[key] = TypeAdapter(types[key]).validate_json(json.dumps(value), strict=True)
+        except ValidationError as error:
+            found = error.errors()[0]
+            place = ".".join(map(str, (key, *found["loc"])))
+            raise ConfigError(
+                f"{where}.{place}: found {found['input']!r:.60}; {found['msg'].lower()}"
+            ) from None
+    if name in CHECKS:
+        try:
+            CHECKS[name](**values)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+    return bind_reward(REWARDS[name], values, ctx, label=name)
 
 
 def bind_reward(

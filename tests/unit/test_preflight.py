@@ -16,8 +16,6 @@ from roll.config.sections.placement import ClusterConfig
 from roll.core.errors import ConfigError
 from roll.core.hub import may_be_on_hub
 from roll.distributed.device_layout import address_to_join
-from roll.rewards.loading import REWARDS
-from roll.rewards.names import BUILT_IN
 from roll.strategy.available import REQUIREMENTS, Requirement
 from tests.runs import write_task
 
@@ -94,10 +92,6 @@ def test_modules_without_a_source_file_are_left_to_the_import(tmp_path: Path) ->
     (tmp_path / "spaces" / "deep").mkdir(parents=True)
     (tmp_path / "spaces" / "deep" / "mod.py").write_text("f = 1")
     check_import_path("fn", "spaces.deep.mod:f", tmp_path)
-
-
-def test_the_names_of_built_in_rewards_are_those_that_exist() -> None:
-    assert set(BUILT_IN) == set(REWARDS)
 
 
 @pytest.mark.parametrize(

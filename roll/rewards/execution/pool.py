@@ -19,6 +19,7 @@ from roll.core.errors import ConfigError, RewardError
 from roll.core.metrics import Metrics
 from roll.core.types import Sample
 from roll.rewards.api import RewardContext
+from roll.rewards.built_in import PREPARE
 from roll.rewards.execution.child import ChildRaisedError
 from roll.rewards.execution.counters import (
     ErrorBudget,
@@ -29,7 +30,7 @@ from roll.rewards.execution.counters import (
 )
 from roll.rewards.execution.runners import LoopRunner, ProcessRunner, Runner, ThreadRunner
 from roll.rewards.execution.tracebacks import users_traceback
-from roll.rewards.loading import PREPARE, BoundReward, load_reward
+from roll.rewards.loading import BoundReward, load_reward
 
 __all__ = ["ErrorBudget", "RewardPool", "Scored"]
 

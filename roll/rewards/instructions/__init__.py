@@ -1,0 +1,1 @@
+"""The `ifeval` reward: instructions that a program can check."""
