@@ -11,6 +11,7 @@ from roll.rewards.built_in import REWARDS
 from roll.rewards.contract import check_reward
 
 NEEDS: dict[str, dict[str, Any]] = {
+    "multiple_choice": {"answer": "C"},
     "ifeval": {"extra": {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}},
 }
 """Arguments of `check_reward` for rewards that need columns or options, by name."""
