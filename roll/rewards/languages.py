@@ -31,6 +31,29 @@ def language_of(text: str) -> str | None:
         return None
 
 
+def is_in(text: str, language: str) -> bool:
+    """Return whether a text is in a language; False if none can be told.
+
+    Chinese, Japanese and Korean are told by their scripts, because langdetect takes short Chinese
+    texts for Korean. `zh` is both `zh-cn` and `zh-tw`.
+
+    Raises:
+        ConfigError: the package langdetect is missing.
+    """
+    letters = [char for char in text[:MAX_CHARS] if char.isalpha()]
+    kana = sum("\u3040" <= char <= "\u30ff" for char in letters)
+    hangul = sum("\uac00" <= char <= "\ud7af" for char in letters)
+    han = sum("\u3400" <= char <= "\u9fff" for char in letters)
+    found: str | None
+    if hangul * 2 > len(letters):
+        found = "ko"
+    elif (han + kana) * 2 > len(letters) and "-" not in language:
+        found = "ja" if kana * 20 > han else "zh"
+    else:
+        found = language_of(text)
+    return found is not None and language in (found, found.partition("-")[0])
+
+
 @functools.cache
 def detectors() -> Any:
     """Return langdetect's factory of detectors; loads the profiles of all languages at the first

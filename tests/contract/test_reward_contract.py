@@ -11,6 +11,8 @@ from roll.rewards.built_in import REWARDS
 from roll.rewards.contract import check_reward
 
 NEEDS: dict[str, dict[str, Any]] = {
+    "format": {"kwargs": {"tags": ("think", "answer"), "language": "en", "words": (1, 9)}},
+    "length": {"kwargs": {"longest": 9}},
     "multiple_choice": {"answer": "C"},
     "ifeval": {"extra": {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}},
 }

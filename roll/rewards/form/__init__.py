@@ -1,0 +1,1 @@
+"""Rewards for the form of a response: format, length, repetition, hygiene."""
