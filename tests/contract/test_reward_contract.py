@@ -12,8 +12,10 @@ from roll.rewards.contract import check_reward
 
 NEEDS: dict[str, dict[str, Any]] = {
     "format": {"kwargs": {"tags": ("think", "answer"), "language": "en", "words": (1, 9)}},
+    "json": {"kwargs": {"schema": {"type": "object"}}},
     "length": {"kwargs": {"longest": 9}},
     "multiple_choice": {"answer": "C"},
+    "pattern": {"kwargs": {"pattern": r"(\w+)\1"}},
     "ifeval": {"extra": {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}},
 }
 """Arguments of `check_reward` for rewards that need columns or options, by name."""

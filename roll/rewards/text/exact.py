@@ -1,4 +1,4 @@
-"""Rewards that compare text."""
+"""The `exact` reward."""
 
 from __future__ import annotations
 
