@@ -136,18 +136,20 @@ class ScriptedEngine:
 
     # Methods of an engine.
 
-    async def generate(self, request: GenerateRequest) -> list[Completion]:
+    def generate(self, request: GenerateRequest) -> asyncio.Future[list[Completion]]:
         """Return the siblings when all have ended; the value of each token is the length of its
         response."""
-        self._require_alive()
         with self._meter:
             answer: asyncio.Future[list[Completion]] = self._loop.create_future()
+            if not self.alive:
+                answer.set_exception(self._death())
+                return answer
             self._advance()
             self.requests += 1
             self._begin(request, answer)
             self._fill()
             self._plan()
-        return await answer
+        return answer
 
     async def abort(self, request_id: str) -> None:
         """End a request; its `generate` call returns what was written so far."""
@@ -234,13 +236,13 @@ class ScriptedEngine:
     def _prefill_tokens_per_s(self) -> float:
         return self.model.prefill_tokens_per_s / self._slow
 
-    def _require_alive(self) -> None:
-        if not self.alive:
-            raise EngineDiedError(f"scripted engine {self.index} is dead")
+    def _death(self) -> EngineDiedError:
+        return EngineDiedError(f"scripted engine {self.index} is dead")
 
     async def _answering(self) -> None:
         """Raise EngineDiedError if the engine is dead; wait forever if it hangs."""
-        self._require_alive()
+        if not self.alive:
+            raise self._death()
         if self.hangs:
             await self._loop.create_future()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -35,8 +35,8 @@ class ClusterEngine:
     cluster: Cluster[InferWorker]
     rank: int
 
-    async def generate(self, request: GenerateRequest) -> list[Completion]:
-        return await self.cluster.ask(self.rank, InferWorker.generate, request)
+    def generate(self, request: GenerateRequest) -> Awaitable[list[Completion]]:
+        return self.cluster.ask(self.rank, InferWorker.generate, request)
 
     async def abort(self, request_id: str) -> None:
         await self.cluster.ask(self.rank, InferWorker.abort, request_id)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from roll.core.completion import Completion, FinishReason
 from roll.core.errors import EngineError
@@ -27,19 +28,30 @@ class ReplicaLostError(EngineError):
         """Known tokens of each sibling, in sibling order."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Call:
     """Request that runs on a replica."""
 
     request: GenerateRequest
+    timeout_s: float
+    """Longest time without progress of the replica, in seconds."""
+    begun_s: float
+    """Time at which the request began, on the clock of the event loop."""
     outcome: asyncio.Future[list[Completion]]
     """Result for the caller that waits: the completions, or the error of the request."""
-    task: asyncio.Task[list[Completion]]
-    """Call of the engine for this request."""
+    answer: asyncio.Future[list[Completion]]
+    """Answer of the engine to this request."""
     heard: list[KnownTokens] = field(default_factory=list)
     """Tokens known from heartbeats, one entry per sibling; empty before the first heartbeat."""
     ended: int = 0
     """Number of siblings that have ended and whose places on the replica are free again."""
+
+    def left_s(self, moved_s: float, now_s: float) -> float:
+        """Return the seconds from `now_s` until the request is overdue, if the replica has made
+        progress at `moved_s` for the last time; infinity once the outcome is known."""
+        if self.outcome.done():
+            return inf
+        return max(self.begun_s, moved_s) + self.timeout_s - now_s
 
     def hear(self, news: Sequence[Piece]) -> int:
         """Add one piece for each sibling; return how many siblings have ended by these pieces."""
@@ -57,7 +69,7 @@ class Call:
             self.outcome.set_exception(ReplicaLostError(reason, written))
 
     async def abort(self, engine: Engine, timeout_s: float) -> None:
-        """Ask the engine again and again to end the request, until `task` ends or `timeout_s`
+        """Ask the engine again and again to end the request, until it has answered or `timeout_s`
         seconds have passed."""
         aborting = asyncio.ensure_future(self._insist(engine))
         await asyncio.wait([aborting], timeout=timeout_s)
@@ -74,16 +86,16 @@ class Call:
         try:
             await asyncio.wait([aborting], timeout=timeout_s)
         finally:
-            ended = self.task.done()
+            ended = self.answer.done()
             aborting.cancel()
-            self.task.cancel()
-            results = await asyncio.gather(aborting, self.task, return_exceptions=True)
+            self.answer.cancel()
+            results = await asyncio.gather(aborting, self.answer, return_exceptions=True)
         errors = [repr(result) for result in results if isinstance(result, Exception)]
         return "; ".join(errors) or ("" if ended else f"it did not end within {timeout_s:g} s")
 
     async def _insist(self, engine: Engine) -> None:
-        """Ask the engine every `ABORT_AGAIN_S` seconds to end the request, until `task` ends."""
+        """Ask the engine every `ABORT_AGAIN_S` seconds to end the request, until it has answered."""
         # The abort may reach the engine before the request, and engines ignore unknown ids.
-        while not self.task.done():
+        while not self.answer.done():
             await engine.abort(self.request.id)
-            await asyncio.wait([self.task], timeout=ABORT_AGAIN_S)
+            await asyncio.wait([self.answer], timeout=ABORT_AGAIN_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Protocol
 
 from roll.core.completion import Completion
@@ -12,9 +13,12 @@ class Engine(Protocol):
     """Interface of an inference engine; every method may raise `EngineDiedError` or
     `WorkerLostError` if the engine is gone."""
 
-    async def generate(self, request: GenerateRequest) -> list[Completion]:
-        """Return `request.n` completions, in sibling order; after `abort` unfinished ones end with
-        ABORT."""
+    def generate(self, request: GenerateRequest) -> Awaitable[list[Completion]]:
+        """Start a request; the awaitable gives `request.n` completions, in sibling order. After
+        `abort` unfinished ones end with ABORT. Errors come from the awaitable alone.
+
+        A coroutine is run as a task. A future costs the driver less.
+        """
         ...
 
     async def abort(self, request_id: str) -> None:

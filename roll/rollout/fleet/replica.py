@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
+from math import inf
 
 from roll.core.completion import Completion
 from roll.core.errors import (
@@ -69,6 +71,8 @@ class Replica:
     """Progress of the current engine; times are on the clock of the event loop."""
     _loading: bool = field(default=False, init=False, repr=False)
     _calls: dict[str, Call] = field(default_factory=dict, init=False, repr=False)
+    _look: asyncio.TimerHandle | None = field(default=None, init=False, repr=False)
+    """Timer of the next look for overdue requests."""
     _changed: Callable[[Replica], None] = field(
         default_factory=lambda: lambda _: None, init=False, repr=False
     )
@@ -175,33 +179,54 @@ class Replica:
                 replica.
             EngineError: the engine refused the request, or returned a wrong number of completions.
         """
-        outcome: asyncio.Future[list[Completion]] = asyncio.get_running_loop().create_future()
-        task = asyncio.ensure_future(self.engine.generate(request))
-        call = self._calls[request.id] = Call(request, outcome, task)
-        task.add_done_callback(lambda _: self._settle(call))
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[list[Completion]] = loop.create_future()
+        answer = asyncio.ensure_future(self.engine.generate(request))
+        call = Call(request, timeout_s, loop.time(), outcome, answer)
+        self._calls[request.id] = call
+        answer.add_done_callback(partial(self._settle, call))
+        self._look_within(timeout_s)
         try:
-            await self._wait_for(call, timeout_s)
-            return outcome.result()
+            return await outcome
         finally:
             outcome.cancel()
             del self._calls[request.id]
-            self._shift(request, call.ended)  # `release` subtracts the ended siblings, too
+            if call.ended:
+                self._shift(request, call.ended)  # `release` subtracts the ended siblings, too
             if self.gone:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-            elif not task.done():
+                answer.cancel()
+                await asyncio.gather(answer, return_exceptions=True)
+            elif not answer.done():
                 await self._stop(call)
 
-    async def _wait_for(self, call: Call, timeout_s: float) -> None:
-        """Wait until `call` has an outcome; raise WaitTimeoutError after `timeout_s` without
-        progress."""
-        begun_s = _now_s()
-        while not call.outcome.done():
-            moved_s = _now_s() if self.loading else max(begun_s, self.vitals.progress_s)
-            left_s = moved_s + timeout_s - _now_s()
+    def _look_within(self, seconds: float) -> None:
+        """Look for overdue requests in `seconds`, unless that is planned for an earlier time.
+
+        One timer serves all requests of the replica: a timer for each would cost more than the rest
+        of the request.
+        """
+        loop = asyncio.get_running_loop()
+        if self._look is not None:
+            if self._look.when() <= loop.time() + seconds:
+                return
+            self._look.cancel()
+        self._look = loop.call_later(seconds, self._end_overdue)
+
+    def _end_overdue(self) -> None:
+        """End the requests during whose time limit the replica has made no progress; look again
+        when the next one can be overdue."""
+        self._look = None
+        now_s = _now_s()
+        moved_s = now_s if self.loading else self.vitals.progress_s
+        next_s = inf
+        for call in self._calls.values():
+            left_s = call.left_s(moved_s, now_s)
             if left_s <= 0:
-                raise self._overdue(call.request, timeout_s)
-            await asyncio.wait([call.outcome], timeout=left_s)
+                call.outcome.set_exception(self._overdue(call.request, call.timeout_s))
+            else:
+                next_s = min(next_s, left_s)
+        if next_s < inf:
+            self._look_within(next_s)
 
     async def listen(self, timeout_s: float) -> Heartbeat | None:
         """Ask the engine for one heartbeat, take it in and return it; return None without one.
@@ -276,12 +301,12 @@ class Replica:
         aborts = [call.abort(self.engine, self.abort_timeout_s) for call in calls]
         await asyncio.gather(*aborts)
 
-    def _settle(self, call: Call) -> None:
+    def _settle(self, call: Call, answer: asyncio.Future[list[Completion]]) -> None:
         """Pass the answer of the engine, or its error, to the outcome of `call`."""
-        if call.task.cancelled():
+        if answer.cancelled():
             call.outcome.cancel()
             return
-        error = call.task.exception()
+        error = answer.exception()
         if isinstance(error, EngineDiedError | WorkerLostError):
             self.lose(str(error))
             call.fail(str(error))
@@ -295,7 +320,7 @@ class Replica:
             return
         elif error is not None:
             call.outcome.set_exception(error)
-        elif len(found := call.task.result()) == call.request.n:
+        elif len(found := answer.result()) == call.request.n:
             self.vitals.progress_s = _now_s()
             call.outcome.set_result(found)
         else:
