@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
-from roll.core.completion import Completion
 from roll.core.errors import RewardError, WaitTimeoutError
-from roll.core.types import GenerateRequest, Sample, SamplingParams
-from roll.rollout.async_utils import all_or_first_error, first_done
+from roll.core.types import GenerateRequest, Prompt, Sample, SamplingParams
+from roll.rollout.async_utils import SharedTimeout, all_or_first_error, first_done
 from roll.rollout.fleet.fleet import Fleet
 from roll.rollout.types import Group, GroupTask, GroupTiming, Score, ScoredSample
 
@@ -52,6 +51,10 @@ class SingleTurn:
     reward_timeout_s: float = 3600.0
     """Time limit for the rewards of the samples of one request, in seconds. Normally not reached,
     because each reward has its own time limit per sample."""
+    _reward_limit: SharedTimeout = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_reward_limit", SharedTimeout(self.reward_timeout_s))
 
     async def run(self, task: GroupTask) -> Group:
         """Generate and score the siblings of `task.prompt`.
@@ -62,12 +65,13 @@ class SingleTurn:
             EngineError: the engine refused the request, or returned a wrong number of samples.
             RewardError: the scored samples are not those of the group, or a reward is not finite.
         """
-        clock = _Clock()
-        seed = group_seed(self.seed, task.group_id)
-        work = [self._siblings(task, seed, clock)]
+        name = task.group_id
+        group = _UnfinishedGroup(task.prompt, name, group_seed(self.seed, name), _Clock())
+        work = [self._siblings(group)]
         if self.greedy_baseline:
-            work.append(self._greedy(task, seed, clock))
+            work.append(self._greedy(group))
         samples, *baseline = await all_or_first_error(work)
+        clock = group.clock
         timing = GroupTiming(clock.started_s, clock.generated_s, clock.now_s())
         return Group(
             task.prompt,
@@ -77,89 +81,87 @@ class SingleTurn:
             baseline=baseline[0][0] if baseline else None,
         )
 
-    async def _siblings(self, task: GroupTask, seed: int, clock: _Clock) -> list[ScoredSample]:
+    async def _siblings(self, group: _UnfinishedGroup) -> list[ScoredSample]:
         """Generate and score the siblings of a group.
 
-        They are one request with `seed`; or, with `separate_siblings`, a request each, with seeds
-        that count up from `seed`. Then `redundant` further siblings are generated, and those that
-        end last are stopped and left out.
+        They are one request with the seed of the group; or, with `separate_siblings`, a request
+        each, with seeds that count up from it. Then `redundant` further siblings are generated, and
+        those that end last are stopped and left out.
         """
         wanted = self.samples_per_prompt
         if not self.separate_siblings:
-            return await self._part(task, 0, wanted, seed, clock)
-        each = [self._part(task, i, 1, seed + i, clock) for i in range(wanted + self.redundant)]
+            request = self._request(group, group.name, group.seed, n=wanted)
+            return await self._ask(group, request, range(wanted))
+        each = [
+            self._ask(group, self._request(group, f"{group.name}/{i}", group.seed + i), (i,))
+            for i in range(wanted + self.redundant)
+        ]
         return [scored for part in await first_done(each, wanted) for scored in part]
 
-    async def _part(
-        self, task: GroupTask, first: int, n: int, seed: int, clock: _Clock
-    ) -> list[ScoredSample]:
-        """Generate and score siblings `first` to `first + n - 1` as one request."""
-        name = f"{task.group_id}/{first}" if self.separate_siblings else task.group_id
-        request = GenerateRequest(
-            id=name, prompt_tokens=task.prompt.tokens, sampling=self.sampling, n=n, seed=seed
-        )
-        completions = await self._ask(task, request, clock)
-        names = [str(first + i) for i in range(n)]
-        return await self._judge(task, names, completions)
-
-    async def _greedy(self, task: GroupTask, seed: int, clock: _Clock) -> list[ScoredSample]:
+    async def _greedy(self, group: _UnfinishedGroup) -> list[ScoredSample]:
         """Generate and score the greedy response to the prompt, as a list of one."""
-        request = GenerateRequest(
-            id=f"{task.group_id}/greedy",
-            prompt_tokens=task.prompt.tokens,
-            sampling=replace(self.sampling, temperature=0.0),
-            seed=seed,
-        )
-        return await self._judge(task, ["greedy"], await self._ask(task, request, clock))
+        request = self._request(group, f"{group.name}/greedy", group.seed)
+        sampling = replace(self.sampling, temperature=0.0)
+        return await self._ask(group, replace(request, sampling=sampling), ("greedy",))
+
+    def _request(self, group: _UnfinishedGroup, name: str, seed: int, n: int = 1) -> GenerateRequest:
+        return GenerateRequest(name, group.prompt.tokens, self.sampling, n, seed)
 
     async def _ask(
-        self, task: GroupTask, request: GenerateRequest, clock: _Clock
-    ) -> list[Completion]:
-        """Let the fleet generate the completions of a request; note on the clock when they came."""
-        completions = await self.fleet.generate(
-            request, session=task.prompt.id, timeout_s=self.request_timeout_s
-        )
-        clock.generated_s = clock.now_s()
-        return completions
-
-    async def _judge(
-        self, task: GroupTask, names: Sequence[str], completions: Sequence[Completion]
+        self, group: _UnfinishedGroup, request: GenerateRequest, names: Iterable[int | str]
     ) -> list[ScoredSample]:
-        """Decode and score the completions of one request; `names` end the ids of its samples.
+        """Let the fleet generate the completions of a request; decode and score them. The ids of
+        the samples end with `names`.
 
         Raises:
             WaitTimeoutError: the rewards took longer than `reward_timeout_s`.
             RewardError: the scored samples are others, or a reward is not finite.
         """
+        completions = await self.fleet.generate(
+            request, session=group.prompt.id, timeout_s=self.request_timeout_s
+        )
+        group.clock.generated_s = group.clock.now_s()
         samples = [
             Sample(
-                id=f"{task.group_id}/{name}",
-                group=task.group_id,
-                prompt=task.prompt,
-                completion=completion,
-                response_text=(
-                    self.decode(completion.tokens) if completion.text is None else completion.text
-                ),
+                f"{group.name}/{name}",
+                group.name,
+                group.prompt,
+                completion,
+                self.decode(completion.tokens) if completion.text is None else completion.text,
             )
             for name, completion in zip(names, completions, strict=True)
         ]
+        wait = self._reward_limit.wait()
         try:
-            async with asyncio.timeout(self.reward_timeout_s) as limit:
+            with wait:
                 scored = list(await self.score(samples))
         except TimeoutError as error:
-            if not limit.expired():
+            if not wait.expired:
                 raise
             raise WaitTimeoutError(
-                f"the rewards of group {task.group_id} did not finish within "
+                f"the rewards of group {group.name} did not finish within "
                 f"{self.reward_timeout_s:g} s"
             ) from error
-        _check_scored(scored, [sample.id for sample in samples], task.group_id)
+        _check_scored(scored, samples, group.name)
         return scored
 
 
-def _check_scored(scored: Sequence[ScoredSample], expected: list[str], group_id: str) -> None:
-    """Raise RewardError unless `scored` has the `expected` ids, in order, and finite rewards."""
-    found = [one.sample.id for one in scored]
+@dataclass(frozen=True, slots=True)
+class _UnfinishedGroup:
+    """Group whose requests are under way, as they all know it."""
+
+    prompt: Prompt
+    name: str
+    """Id of the group."""
+    seed: int
+    clock: _Clock
+
+
+def _check_scored(
+    scored: Sequence[ScoredSample], samples: Sequence[Sample], group_id: str
+) -> None:
+    """Raise RewardError unless `scored` has the ids of `samples`, in order, and finite rewards."""
+    found, expected = [one.sample.id for one in scored], [sample.id for sample in samples]
     if found != expected:
         raise RewardError(f"rewards of group {group_id} came back for {found}; expected {expected}")
     for one in scored:

@@ -90,7 +90,7 @@ def test_the_longest_unused_session_is_forgotten_first() -> None:
 
 @given(st.integers(1, 9), st.lists(st.tuples(st.integers(0, 8), st.integers(0, 40), st.booleans())))
 @settings(max_examples=80)
-def test_the_tournament_finds_what_a_search_finds(
+def test_the_index_of_loads_finds_what_a_search_finds(
     count: int, changes: list[tuple[int, int, bool]]
 ) -> None:
     fleet = replicas(*[(0, 0)] * count)

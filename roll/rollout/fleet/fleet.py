@@ -118,7 +118,9 @@ class Fleet:
             moves: number of further moves after a failure that are allowed.
             moved: True if the request ran on another replica before; it then waits first in line.
         """
-        replica = await self._acquire_replica(request, session, first=moved)
+        replica = self._free_replica(request, session, moved=moved)
+        if replica is None:
+            replica = await self._seat(request, session, moved=moved)
         asked = replica.hand_overs
         try:
             found = await replica.run(request, timeout_s=timeout_s)
@@ -282,21 +284,24 @@ class Fleet:
         self._reported = self._counters.copy()
         return Metrics({f"rollout/{name}": Sum(count) for name, count in new.items()})
 
-    async def _acquire_replica(
-        self, request: GenerateRequest, session: str, *, first: bool
-    ) -> Replica:
-        """Wait for a replica with room and reserve it for the request; a request that was moved
-        (`first`) waits at the head of the queue."""
+    def _free_replica(
+        self, request: GenerateRequest, session: str, *, moved: bool
+    ) -> Replica | None:
+        """Reserve a replica with room for the request and return it; None if the request must
+        wait."""
         if self._failure is not None:
             raise self._failure
-        if not self._waiting:
-            replica = self.routing.choose(session, self._loads)
-            if replica is not None:
-                replica.reserve(request, moved=first)
-                return replica
+        replica = None if self._waiting else self.routing.choose(session, self._loads)
+        if replica is not None:
+            replica.reserve(request, moved=moved)
+        return replica
+
+    async def _seat(self, request: GenerateRequest, session: str, *, moved: bool) -> Replica:
+        """Wait for a replica with room that is reserved for the request; a request that was moved
+        waits at the head of the queue."""
         seat: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
-        waiting = _Waiting(session, request, seat, moved=first)
-        if first:
+        waiting = _Waiting(session, request, seat, moved)
+        if moved:
             self._waiting.appendleft(waiting)
         else:
             self._waiting.append(waiting)
@@ -311,7 +316,7 @@ class Fleet:
         """Note the changed load or state of a replica; if it is open, give its room to waiting
         requests."""
         self._loads.update(replica)
-        if self._waiting and replica.open and not self._admitting:
+        if self._waiting and not self._admitting and replica.open:
             self._admitting = True
             try:
                 self._admit_waiting()

@@ -364,8 +364,12 @@ class Replica:
 
     def _count(self, request: GenerateRequest, sign: int) -> None:
         """Add a request to the load (`sign` 1) or subtract it (-1), and report the change."""
-        self.in_flight_tokens += sign * len(request.prompt_tokens)
-        self._shift(request, sign * request.n)
+        siblings = sign * request.n
+        self.in_flight_tokens += (
+            sign * len(request.prompt_tokens) + siblings * request.sampling.max_new_tokens
+        )
+        self.in_flight_sequences += siblings
+        self._count_time()
         self._changed(self)
 
     def _shift(self, request: GenerateRequest, siblings: int) -> None:
@@ -376,8 +380,11 @@ class Replica:
 
     def _count_time(self) -> None:
         """Tell `vitals` on how many sequences the engine works from now on."""
-        at_work = self.serving and not self.loading
-        sequences = min(self.in_flight_sequences, self.capacity) if at_work else 0
+        sequences = self.in_flight_sequences
+        if sequences > self.capacity:
+            sequences = self.capacity
+        if self._loading or not self.serving:
+            sequences = 0
         if sequences != self.vitals.sequences:
             self.vitals.occupy(sequences, _now_s())
 

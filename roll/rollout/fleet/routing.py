@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,38 +11,56 @@ from typing import Protocol
 
 from roll.rollout.fleet.replica import Replica
 
+MAX_ENTRIES = 4
+"""Number of entries per replica, present and old, with which the heap of loads is built anew."""
+
 
 class Loads:
-    """Index of replicas by load: finds the least loaded open replica in constant time.
+    """Index of replicas by load: finds the least loaded open replica. Of equal loads the lower
+    index wins.
 
-    A change of load costs O(log replicas). The data structure is a tournament tree: replica i is
-    leaf `size + i`, each inner node holds the less loaded of its two children, and node 1 the least
-    loaded of all. Of equal loads the lower index wins.
+    The data structure is a heap of loads. A change of load adds an entry, in O(log replicas), and
+    leaves the old entry in the heap, where it is dropped when it comes to the top. The heap is
+    built anew when most of it is old.
     """
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         """Build the index of `replicas`, at least one; `replicas[i].index` is i."""
         self.replicas = replicas
-        self._size = 1 << (len(replicas) - 1).bit_length()
-        self._best: list[tuple[float, int]] = [(inf, 0)] * (2 * self._size)
-        for replica in replicas:
-            self.update(replica)
+        self._loads = [_load(replica) for replica in replicas]
+        """Present load of each replica; infinity if the replica is not open."""
+        self._heap: list[tuple[float, int]] = []
+        self._build()
 
     def update(self, replica: Replica) -> None:
-        """Update the tree after a change of the load or state of `replica`."""
-        node = self._size + replica.index
-        value = (replica.load if replica.open else inf, replica.index)
-        best = self._best
-        while node and best[node] != value:
-            best[node] = value
-            node >>= 1
-            if node:
-                value = min(best[2 * node], best[2 * node + 1])
+        """Note a change of the load or state of `replica`."""
+        load, index = _load(replica), replica.index
+        if load == self._loads[index]:
+            return
+        self._loads[index] = load
+        if load < inf:
+            heapq.heappush(self._heap, (load, index))
+            if len(self._heap) > MAX_ENTRIES * len(self._loads):
+                self._build()
 
     def least(self) -> Replica | None:
         """Return the open replica with the lowest `load`; None if no replica is open."""
-        load, index = self._best[1]
-        return None if load == inf else self.replicas[index]
+        heap, loads = self._heap, self._loads
+        while heap:
+            load, index = heap[0]
+            if loads[index] == load:
+                return self.replicas[index]
+            heapq.heappop(heap)
+        return None
+
+    def _build(self) -> None:
+        """Build the heap from the present loads alone."""
+        self._heap = [(load, index) for index, load in enumerate(self._loads) if load < inf]
+        heapq.heapify(self._heap)
+
+
+def _load(replica: Replica) -> float:
+    return replica.load if replica.open else inf
 
 
 class RoutingPolicy(Protocol):
