@@ -56,8 +56,6 @@ async def first_done(work: Sequence[Coroutine[Any, Any, T]], count: int) -> list
     finally:
         if len(results) < len(work):
             await _stop(running)
-            for each in work:
-                each.close()  # one whose task was stopped before it began
     return [results[index] for index in sorted(results)[:count]]
 
 

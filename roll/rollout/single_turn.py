@@ -104,7 +104,9 @@ class SingleTurn:
         sampling = replace(self.sampling, temperature=0.0)
         return await self._ask(group, replace(request, sampling=sampling), ("greedy",))
 
-    def _request(self, group: _UnfinishedGroup, name: str, seed: int, n: int = 1) -> GenerateRequest:
+    def _request(
+        self, group: _UnfinishedGroup, name: str, seed: int, n: int = 1
+    ) -> GenerateRequest:
         return GenerateRequest(name, group.prompt.tokens, self.sampling, n, seed)
 
     async def _ask(
@@ -157,9 +159,7 @@ class _UnfinishedGroup:
     clock: _Clock
 
 
-def _check_scored(
-    scored: Sequence[ScoredSample], samples: Sequence[Sample], group_id: str
-) -> None:
+def _check_scored(scored: Sequence[ScoredSample], samples: Sequence[Sample], group_id: str) -> None:
     """Raise RewardError unless `scored` has the ids of `samples`, in order, and finite rewards."""
     found, expected = [one.sample.id for one in scored], [sample.id for sample in samples]
     if found != expected:

@@ -1,10 +1,11 @@
-"""Time limits of requests: one timer per replica ends each request when it is due, in virtual time."""
+"""Time limits of requests: one timer per replica ends each of them when it is due."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from contextvars import Context
+from typing import Any, TypeVarTuple, Unpack
 
 import pytest
 
@@ -15,6 +16,8 @@ from roll.core.types import GenerateRequest, Heartbeat
 from roll.rollout.fleet.fleet import Fleet
 from roll.rollout.fleet.replica import Replica
 from tests.fakes import SAMPLING, completion
+
+Arguments = TypeVarTuple("Arguments")
 
 
 class Silent:
@@ -39,7 +42,8 @@ class Silent:
 
 async def end_of(replica: Replica, name: str, timeout_s: float) -> float:
     """The time at which a request is given up."""
-    with pytest.raises(WaitTimeoutError, match=f"request {name} .* no progress for {timeout_s:g} s"):
+    told = f"request {name} .* no progress for {timeout_s:g} s"
+    with pytest.raises(WaitTimeoutError, match=told):
         await replica.run(GenerateRequest(name, (1,), SAMPLING), timeout_s=timeout_s)
     return asyncio.get_running_loop().time()
 
@@ -52,10 +56,11 @@ def ends(replica: Replica, limits: dict[str, float], *others: Awaitable[Any]) ->
         return await end_of(replica, name, timeout_s)
 
     async def main() -> list[float]:
-        for other in others:
-            asyncio.ensure_future(other)
+        beside = asyncio.gather(*others)
         each = [later(i, name, limit) for i, (name, limit) in enumerate(limits.items())]
-        return await asyncio.gather(*each)
+        found = await asyncio.gather(*each)
+        await beside
+        return found
 
     return run_virtually(main())
 
@@ -108,9 +113,15 @@ def test_a_thousand_requests_of_a_replica_need_one_timer() -> None:
 
         timers = 0
 
-        def call_at(self, *args: Any, **kwargs: Any) -> asyncio.TimerHandle:
+        def call_at(
+            self,
+            when: float,
+            callback: Callable[[Unpack[Arguments]], object],
+            *args: *Arguments,
+            context: Context | None = None,
+        ) -> asyncio.TimerHandle:
             self.timers += 1
-            return super().call_at(*args, **kwargs)
+            return super().call_at(when, callback, *args, context=context)
 
     engine = Silent()
     replica = Replica(0, engine, capacity=1000)

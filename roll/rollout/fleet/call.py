@@ -94,7 +94,7 @@ class Call:
         return "; ".join(errors) or ("" if ended else f"it did not end within {timeout_s:g} s")
 
     async def _insist(self, engine: Engine) -> None:
-        """Ask the engine every `ABORT_AGAIN_S` seconds to end the request, until it has answered."""
+        """Ask the engine every `ABORT_AGAIN_S` seconds to end the request, until it answers."""
         # The abort may reach the engine before the request, and engines ignore unknown ids.
         while not self.answer.done():
             await engine.abort(self.request.id)
