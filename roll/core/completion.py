@@ -83,7 +83,13 @@ class VersionRuns:
         return chain.from_iterable(repeat(version, count) for version, count in self.runs)
 
     def __add__(self, later: VersionRuns) -> VersionRuns:
-        return VersionRuns._of((*self.runs, *later.runs))
+        if not self.runs or not later.runs:
+            return later if later.runs else self
+        (version, count), (next_version, next_count) = self.runs[-1], later.runs[0]
+        if version != next_version:
+            return VersionRuns(self.runs + later.runs)
+        joined = (version, count + next_count)
+        return VersionRuns((*self.runs[:-1], joined, *later.runs[1:]))
 
     def part(self, begin: int, end: int) -> VersionRuns:
         """Return the runs of the tokens with the numbers `begin` to `end` - 1."""

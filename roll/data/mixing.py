@@ -8,6 +8,7 @@ permutation in each epoch. No random state is stored, and a restored sampler con
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from math import lcm
@@ -40,19 +41,20 @@ class Sampler(Iterator[Row], Generic[Row]):
         }
         self._numbers = {source.name: index for index, source in enumerate(dataset.sources)}
         self._shares = _integer_shares(dataset.sources)
+        self._total_share = sum(self._shares)
         self._settled = [0] * len(dataset.sources)
         self._under_way = [0] * len(dataset.sources)
         self._drawn = [0] * len(dataset.sources)
         self._returned: list[list[Row]] = [[] for _ in dataset.sources]
         """Rows that were put back, by source; the last one is drawn first."""
-        self._due_sources: list[int] = []
+        self._due_sources: deque[int] = deque()
         """Sources of rows that were replaced or put back, and for which no other row was drawn
         yet; the first entry is drawn first."""
         self._orders: dict[int, tuple[int, list[int]]] = {}
 
     def __next__(self) -> Row:
         if self._due_sources:
-            index = self._due_sources.pop(0)
+            index = self._due_sources.popleft()
         else:
             turns = [a + b for a, b in zip(self._settled, self._under_way, strict=True)]
             index = self._most_behind(turns)
@@ -126,11 +128,11 @@ class Sampler(Iterator[Row], Generic[Row]):
         self._under_way = list(state["under_way"])
         self._drawn = list(state["drawn"])
         self._returned = [[find(name) for name in names] for names in state["returned"]]
-        self._due_sources = list(state.get("owed", []))
+        self._due_sources = deque(state.get("owed", []))
 
     def _most_behind(self, turns: Sequence[int]) -> int:
         """Return the index of the source furthest behind its share; the first one of equals."""
-        total = sum(self._shares)
+        total = self._total_share
         drawn = sum(turns) + 1
         gaps = [
             share * drawn - count * total for share, count in zip(self._shares, turns, strict=True)

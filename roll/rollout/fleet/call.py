@@ -57,9 +57,12 @@ class Call:
         """Add one piece for each sibling; return how many siblings have ended by these pieces."""
         if not self.heard:
             self.heard = [KnownTokens() for _ in range(self.request.n)]
+        ended, running = 0, FinishReason.ABORT
         for sibling, piece in zip(self.heard, news, strict=True):
             sibling.add(piece)
-        return sum(piece.written.finish is not FinishReason.ABORT for piece in news)
+            if piece.written.finish is not running:
+                ended += 1
+        return ended
 
     def fail(self, reason: str) -> None:
         """Make `outcome` fail with `ReplicaLostError`, unless it is set already."""

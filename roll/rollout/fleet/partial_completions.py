@@ -41,12 +41,14 @@ class KnownTokens:
 
     def add(self, news: Piece) -> None:
         """Append a piece; if its beginning is known already, append only the rest."""
+        new = news.written
         known = len(self._tokens) - news.start
-        if known < 0 or known > len(news.written):  # a gap, or an older piece that was sent again
+        if known < 0 or known > len(new):  # a gap, or an older piece that was sent again
             return
-        self._finish = news.written.finish
-        if len(news.written):
-            new = news.written.part(known)
+        self._finish = new.finish
+        if len(new) > known:
+            if known:
+                new = new.part(known)
             self._tokens.extend(new.tokens)
             self._logprobs.extend(new.logprobs)
             self._versions += new.versions
