@@ -55,6 +55,11 @@ def slow(sample):
     time.sleep(0.2)
     return float(len(sample.response_text) % 2)
 
+def longest(samples):
+    """Sees all samples of a prompt: 1 for the longest responses."""
+    lengths = [len(sample.response_text) for sample in samples]
+    return [Reward(float(n == max(lengths)), {"size": float(len(samples))}) for n in lengths]
+
 class Owner(RewardWorker):
     async def setup(self, ctx, base):
         self.base = base

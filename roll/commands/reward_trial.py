@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from roll.config.errors import UserError
@@ -64,6 +65,8 @@ def try_rewards(rewards: Mapping[str, RewardConfig], folder: Path, trial: Trial)
                 )
             )
         else:
+            if isinstance(verdict, list):
+                verdict = verdict[0]
             parts = ", ".join(f"{part} {value:g}" for part, value in verdict.parts.items())
             trial.told.append(
                 f"rewards.{name}: {verdict.score:g} for the response {sample.response_text!r:.60} "
@@ -82,14 +85,16 @@ def short_sample(row: Prompt) -> Sample:
     return Sample(f"{group}/0", group, row, done, text)
 
 
-def _verdict(name: str, reward: RewardConfig, folder: Path, sample: Sample) -> Reward:
-    """Score a sample in a child process that is then killed; ConfigError if the reward fails,
-    TimeoutError if it is too slow."""
+def _verdict(
+    name: str, reward: RewardConfig, folder: Path, sample: Sample
+) -> Reward | list[Reward]:
+    """Score a sample in a child process that is then killed; a group reward gets the sample and an
+    empty response as a group. ConfigError if the reward fails, TimeoutError if it is too slow."""
     factory = "roll.commands.reward_trial:make_trial"
     child = Child(ChildSpec(factory, (str(folder), name, reward.model_dump())))
     limit_s = reward.timeout_s + (SETUP_TIMEOUT_S if reward.worker else 0.0)
     try:
-        found = child.call(sample, limit_s)
+        found = child.call(_group(sample) if reward.per == "group" else sample, limit_s)
     except ChildTimeoutError as error:
         raise TimeoutError(str(error)) from None
     except (ChildRaisedError, ChildDiedError, OSError) as error:
@@ -100,11 +105,18 @@ def _verdict(name: str, reward: RewardConfig, folder: Path, sample: Sample) -> R
         ) from None
     finally:
         child.close()
-    assert isinstance(found, Reward)
+    assert isinstance(found, Reward | list)
     return found
 
 
-def make_trial(folder: str, name: str, settings: dict[str, Any]) -> Callable[[Sample], Any]:
+def _group(sample: Sample) -> list[Sample]:
+    """Return a group of the sample and an empty response."""
+    empty = Completion.of([], [], [], FinishReason.STOP)
+    other = replace(sample, id=f"{sample.group}/1", completion=empty, response_text="")
+    return [sample, other]
+
+
+def make_trial(folder: str, name: str, settings: dict[str, Any]) -> Callable[[Any], Any]:
     """Load the reward and return the function that scores one sample; called in the child process.
 
     The function is async for classes and async rewards. `folder` goes first on `sys.path`.

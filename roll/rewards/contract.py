@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from roll.core.completion import Completion, FinishReason
 from roll.core.types import Prompt, Sample
-from roll.rewards.api import Reward, RewardContext
-from roll.rewards.loading import BoundReward, bind_reward, normalise
+from roll.rewards.api import RewardContext
+from roll.rewards.loading import BoundReward, Work, bind_reward
 
 RESPONSES: Mapping[str, str] = {
     "an empty response": "",
@@ -44,6 +44,7 @@ def check_reward(
     extra: Mapping[str, Any] | None = None,
     responses: Sequence[str] = (),
     deterministic: bool = True,
+    per: Literal["sample", "group"] = "sample",
 ) -> None:
     """Raise AssertionError, which names the response, if a reward breaks one of the rules.
 
@@ -58,6 +59,8 @@ def check_reward(
         responses: more responses to try.
         deterministic: False for a reward that uses random numbers, such as a judge model that
             samples.
+        per: `group` for a reward that takes the list of all samples of a prompt, as in the config;
+            it gets each response together with two others, and alone.
 
     Raises:
         AssertionError: the reward breaks a rule.
@@ -69,12 +72,18 @@ def check_reward(
     for what, response in cases:
         for truth in dict.fromkeys((answer, "")):
             sample = sample_of(response, answer=truth, extra=extra)
-            case = f"{what}, answer {truth!r}"
-            verdict = _verdict(bound, sample, case)
-            if pickle.loads(pickle.dumps(verdict)) != verdict:
-                raise AssertionError(f"{case}: {verdict} changes when pickled")
-            if deterministic and (again := _verdict(bound, sample, case)) != verdict:
-                raise AssertionError(f"{case}: first {verdict}, then {again}")
+            others = [sample_of(text, answer=truth, extra=extra) for text in ("", answer)]
+            for work in [sample] if per == "sample" else [[sample], [sample, *others]]:
+                _check_verdict(bound, work, f"{what}, answer {truth!r}", deterministic)
+
+
+def _check_verdict(bound: BoundReward, work: Work, case: str, deterministic: bool) -> None:
+    """Raise AssertionError if the verdict changes when pickled, or at a second call."""
+    verdict = _verdict(bound, work, case)
+    if pickle.loads(pickle.dumps(verdict)) != verdict:
+        raise AssertionError(f"{case}: {verdict} changes when pickled")
+    if deterministic and (again := _verdict(bound, work, case)) != verdict:
+        raise AssertionError(f"{case}: first {verdict}, then {again}")
 
 
 def sample_of(response: str, *, answer: str, extra: Mapping[str, Any] | None = None) -> Sample:
@@ -94,13 +103,13 @@ def sample_of(response: str, *, answer: str, extra: Mapping[str, Any] | None = N
     return Sample("0/contract:0/0", "0/contract:0", prompt, completion, response)
 
 
-def _verdict(bound: BoundReward, sample: Sample, case: str) -> Reward:
-    """Score a sample and return the normalised reward; any exception becomes an AssertionError that
-    names `case`."""
+def _verdict(bound: BoundReward, work: Work, case: str) -> Any:
+    """Score a sample or group and return the normalised reward or rewards; any exception becomes an
+    AssertionError that names `case`."""
     try:
-        value = bound.call(sample)
+        value = bound.call(work)
         if bound.is_async:
             value = asyncio.run(value)
-        return normalise(value)
+        return bound.result(work, value)
     except Exception as error:
         raise AssertionError(f"{case}: {type(error).__name__}: {error}") from error

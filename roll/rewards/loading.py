@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Real
@@ -30,14 +30,23 @@ RESERVED_PARTS = frozenset({"mean", "error_rate", "timeout_rate"})
 """Names that parts must not have, because the pool logs its own metrics under them."""
 
 
+Work = Sample | Sequence[Sample]
+"""What a reward function gets: a sample, or all samples of a group."""
+
+
 @dataclass(frozen=True, slots=True)
 class BoundReward:
     """Reward function with its keyword arguments and context bound."""
 
-    call: Callable[[Sample], Any]
+    call: Callable[[Any], Any]
     """Function that returns the value of the user's function, or an awaitable of this value if
-    `is_async`; `normalise` turns the value into a `Reward`."""
+    `is_async`; `result` turns the value into a `Reward`."""
     is_async: bool
+
+    def result(self, work: Work, value: Any) -> Any:
+        """Return the reward of a sample, or the list of rewards of a group, for the value that
+        `call` returned; TypeError or ValueError as of `normalise`."""
+        return normalise(value) if isinstance(work, Sample) else normalise_group(value, len(work))
 
 
 def load_reward(fn: str, kwargs: Mapping[str, Any], ctx: RewardContext) -> BoundReward:
@@ -108,13 +117,13 @@ def bind_reward(
     if any(p.name == "ctx" for p in parameters[1:]):
         bound["ctx"] = ctx
 
-    def call(sample: Sample) -> Any:
+    def call(work: Work) -> Any:
         with _no_exit():
-            return function(sample, **bound)
+            return function(work, **bound)
 
-    async def call_async(sample: Sample) -> Any:
+    async def call_async(work: Work) -> Any:
         with _no_exit():
-            return await function(sample, **bound)
+            return await function(work, **bound)
 
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         type(function).__call__
@@ -149,6 +158,24 @@ def normalise(value: Any) -> Reward:
     if reserved:
         raise ValueError(f"part {min(reserved)!r} has the name of a metric; rename it")
     return Reward(_finite(reward.score, "score"), parts)
+
+
+def normalise_group(value: Any, number: int) -> list[Reward]:
+    """Convert the value that a group reward returned into a list of `number` rewards.
+
+    Raises:
+        TypeError, ValueError: the value is no list of so many rewards; or as of `normalise`.
+    """
+    if isinstance(value, Awaitable):
+        normalise(value)
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise TypeError(
+            f"must return a list of {number} rewards, one for each sample of the group; found "
+            f"{type(value).__name__} {repr(value)[:60]}"
+        )
+    if len(value) != number:
+        raise ValueError(f"returned {len(value)} rewards for a group of {number} samples")
+    return [normalise(each) for each in value]
 
 
 def _finite(value: Any, what: str) -> float:

@@ -5,14 +5,22 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from roll.core.errors import RewardError, WaitTimeoutError
 from roll.core.types import GenerateRequest, Prompt, Sample, SamplingParams
 from roll.rollout.async_utils import SharedTimeout, all_or_first_error, first_done
 from roll.rollout.fleet.fleet import Fleet
-from roll.rollout.types import Group, GroupTask, GroupTiming, Score, ScoredSample
+from roll.rollout.types import (
+    Group,
+    GroupTask,
+    GroupTiming,
+    Score,
+    ScoredSample,
+    ScoreGroup,
+)
 
 
 def group_seed(run_seed: int, group_id: str) -> int:
@@ -40,6 +48,9 @@ class SingleTurn:
     """Seed of the run; the seed of each group is derived from it."""
     request_timeout_s: float
     """Time in which a request must make some progress on its replica, in seconds."""
+    score_group: ScoreGroup | None = None
+    """Function that adds the rewards that see all siblings, once the last one is finished; None if
+    there are no such rewards. The greedy response is no sibling."""
     separate_siblings: bool = False
     """True: each sibling is a separate request. False: all siblings of a group are one request. The
     samples are the same."""
@@ -49,8 +60,8 @@ class SingleTurn:
     greedy_baseline: bool = False
     """True: each group also gets a greedy response (ReMax)."""
     reward_timeout_s: float = 3600.0
-    """Time limit for the rewards of the samples of one request, in seconds. Normally not reached,
-    because each reward has its own time limit per sample."""
+    """Time limit for the rewards of the samples of one request, and for those of the group, in
+    seconds. Normally not reached, because each reward has its own time limit."""
     _reward_limit: SharedTimeout = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -71,6 +82,11 @@ class SingleTurn:
         if self.greedy_baseline:
             work.append(self._greedy(group))
         samples, *baseline = await all_or_first_error(work)
+        if self.score_group is not None:
+            before = [one.sample for one in samples]
+            with self._reward_time(name):
+                samples = await self.score_group(samples)
+            _check_scored(samples, before, name)
         clock = group.clock
         timing = GroupTiming(clock.started_s, clock.generated_s, clock.now_s())
         return Group(
@@ -133,19 +149,24 @@ class SingleTurn:
             )
             for name, completion in zip(names, completions, strict=True)
         ]
+        with self._reward_time(group.name):
+            scored = list(await self.score(samples))
+        _check_scored(scored, samples, group.name)
+        return scored
+
+    @contextmanager
+    def _reward_time(self, group_id: str) -> Iterator[None]:
+        """End the block with WaitTimeoutError if it takes longer than `reward_timeout_s`."""
         wait = self._reward_limit.wait()
         try:
             with wait:
-                scored = list(await self.score(samples))
+                yield
         except TimeoutError as error:
             if not wait.expired:
                 raise
             raise WaitTimeoutError(
-                f"the rewards of group {group.name} did not finish within "
-                f"{self.reward_timeout_s:g} s"
+                f"the rewards of group {group_id} did not finish within {self.reward_timeout_s:g} s"
             ) from error
-        _check_scored(scored, samples, group.name)
-        return scored
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,5 +94,8 @@ Score = Callable[[list[Sample]], Awaitable[Sequence[ScoredSample]]]
 """Function that scores samples of one prompt and returns the results in the same order. It also
 selects the rewards by the tag of the samples."""
 
+ScoreGroup = Callable[[Sequence[ScoredSample]], Awaitable[list[ScoredSample]]]
+"""Function that adds the rewards that see all samples of a group; returns the samples in order."""
+
 GroupFilter = Callable[[Group], str | None]
 """Function that returns a short reason to reject a group, or None to keep the group."""

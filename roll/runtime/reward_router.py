@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle
 
@@ -35,15 +35,34 @@ class RewardRouter:
 
     rewards: Mapping[str, RewardCluster]
     _lanes: dict[tuple[str, Purpose], Iterator[BatchedCalls[Sample, Scored]]] = field(init=False)
-    """Name of the reward and purpose -> endless round-robin iterator over the reward's workers.
-    Each worker is behind a `BatchedCalls`, which joins calls that come at almost the same time."""
+    """Name of a reward of samples and purpose -> endless round-robin iterator over the reward's
+    workers. Each worker is behind a `BatchedCalls`, which joins calls that come at almost the same
+    time."""
+
+    _group_lanes: dict[tuple[str, Purpose], Iterator[BatchedCalls[list[Sample], list[Scored]]]] = (
+        field(init=False)
+    )
+    """The same for the rewards of groups."""
 
     def __post_init__(self) -> None:
+        per = {name: hosted.config.per for name, hosted in self.rewards.items()}
         self._lanes = {
             (name, purpose): cycle(_lanes(hosted, purpose))
             for name, hosted in self.rewards.items()
             for purpose in Purpose
+            if per[name] == "sample"
         }
+        self._group_lanes = {
+            (name, purpose): cycle(_group_lanes(hosted, purpose))
+            for name, hosted in self.rewards.items()
+            for purpose in Purpose
+            if per[name] == "group"
+        }
+
+    @property
+    def scores_groups(self) -> bool:
+        """True if a reward sees all samples of a group."""
+        return bool(self._group_lanes)
 
     def begin_step(
         self, samples_by_tag: Mapping[str, float], purpose: Purpose = Purpose.TRAINING
@@ -66,7 +85,8 @@ class RewardRouter:
     async def score(
         self, samples: list[Sample], purpose: Purpose = Purpose.TRAINING
     ) -> list[ScoredSample]:
-        """Return the scored samples, in order; each has the weighted sum of its rewards' scores.
+        """Return the scored samples, in order; each has the weighted sum of its rewards' scores,
+        without the rewards that see whole groups.
 
         This method is called once per finished request, with its samples. A sample on which a
         reward failed has no reward, unless the setting `on_error` of that reward names a score.
@@ -78,11 +98,48 @@ class RewardRouter:
         names = [
             name
             for name, hosted in self.rewards.items()
-            if any(sample.tag in hosted.config.tags for sample in samples)
+            if (name, purpose) in self._lanes
+            and any(sample.tag in hosted.config.tags for sample in samples)
         ]
         columns = await asyncio.gather(*(self._ask(name, samples, purpose) for name in names))
         verdicts = dict(zip(names, columns, strict=True))
         return [self._total(i, sample, verdicts) for i, sample in enumerate(samples)]
+
+    async def score_group(
+        self, samples: Sequence[ScoredSample], purpose: Purpose = Purpose.TRAINING
+    ) -> list[ScoredSample]:
+        """Return the samples of one group, in order, with the scores of the rewards that see all of
+        them added. Such a reward gets every sample, also one on which another reward failed.
+
+        Raises:
+            RewardError: a reward failed more often than its error budget allows.
+        """
+        group = [one.sample for one in samples]
+        names = [
+            name
+            for name, hosted in self.rewards.items()
+            if (name, purpose) in self._group_lanes and group[0].tag in hosted.config.tags
+        ]
+        lanes = [next(self._group_lanes[name, purpose]) for name in names]
+        answers = await asyncio.gather(*(lane.ask([group]) for lane in lanes))
+        scored = list(samples)
+        for name, [column] in zip(names, answers, strict=True):
+            scored = [
+                self._added(name, one, each) for one, each in zip(scored, column, strict=True)
+            ]
+        return scored
+
+    def _added(self, name: str, one: ScoredSample, by_group: Scored) -> ScoredSample:
+        """Return the sample with the score of one more reward, or with its failure."""
+        reward = by_group.reward
+        if reward is None:
+            return replace(one, failed=(*one.failed, name))
+        return replace(
+            one,
+            reward=one.reward + reward.score * self.rewards[name].config.weight,
+            parts=one.parts | {f"{name}/{part}": v for part, v in reward.parts.items()},
+            by_name=one.by_name | {name: reward.score},
+        )
 
     async def _ask(self, name: str, samples: list[Sample], purpose: Purpose) -> dict[int, Scored]:
         """Return index -> score by the reward `name`, for those samples whose tag it takes."""
@@ -98,7 +155,8 @@ class RewardRouter:
         """Add up the weighted scores of a sample and name failed rewards, which add nothing;
         DataError if no reward takes its tag."""
         asked = {name: column[row].reward for name, column in verdicts.items() if row in column}
-        if not asked and self.rewards:
+        takers = (hosted.config.tags for hosted in self.rewards.values())
+        if self.rewards and not any(sample.tag in tags for tags in takers):
             raise DataError(
                 f"sample {sample.id} has the tag {sample.tag!r}, which no reward takes; add it to "
                 "the `tags` of a reward"
@@ -127,5 +185,14 @@ class RewardRouter:
 def _lanes(hosted: RewardCluster, purpose: Purpose) -> list[BatchedCalls[Sample, Scored]]:
     def ask(rank: int, samples: list[Sample]) -> Awaitable[list[Scored]]:
         return hosted.cluster.ask(rank, RewardWorker.score_samples, samples, purpose)
+
+    return [BatchedCalls(partial(ask, rank)) for rank in range(hosted.cluster.world_size)]
+
+
+def _group_lanes(
+    hosted: RewardCluster, purpose: Purpose
+) -> list[BatchedCalls[list[Sample], list[Scored]]]:
+    def ask(rank: int, groups: list[list[Sample]]) -> Awaitable[list[list[Scored]]]:
+        return hosted.cluster.ask(rank, RewardWorker.score_groups, groups, purpose)
 
     return [BatchedCalls(partial(ask, rank)) for rank in range(hosted.cluster.world_size)]

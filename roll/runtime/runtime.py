@@ -194,6 +194,11 @@ def _single_turn(
         fleet=fleet,
         decode=decode,
         score=partial(reward_router.score, purpose=purpose),
+        score_group=(
+            partial(reward_router.score_group, purpose=purpose)
+            if reward_router.scores_groups
+            else None
+        ),
         sampling=SamplingParams(**sampling.model_dump()),
         samples_per_prompt=samples,
         seed=config.seed,

@@ -91,6 +91,12 @@ class RewardWorker(Worker):
         """Score samples, in order; see `RewardPool.score`."""
         return await self.pool.score(samples, purpose)
 
+    async def score_groups(
+        self, groups: list[list[Sample]], purpose: Purpose = Purpose.TRAINING
+    ) -> list[list[Scored]]:
+        """Score groups, in order; see `RewardPool.score_groups`."""
+        return await self.pool.score_groups(groups, purpose)
+
     async def take_metrics(self, purpose: Purpose = Purpose.TRAINING) -> Metrics:
         """Return the metrics since the last call."""
         return self.pool.take_metrics(purpose)

@@ -147,6 +147,33 @@ def test_a_reward_worker_and_a_function_add_up_by_weight(tmp_path: Path) -> None
     assert record["reward/owner/error_rate"] == 0
 
 
+def test_a_group_reward_sees_all_siblings_beside_filters_and_a_resume(tmp_path: Path) -> None:
+    rewards = {
+        "digits": {"fn": "test_run_rewards:digits"},
+        "longest": {"fn": "test_run_rewards:longest", "per": "group", "weight": 2.0},
+    }
+    filters = [{"kind": "equal_rewards"}]
+    path = write_task(
+        tmp_path,
+        rewards=rewards,
+        rollout={"filters": filters, "max_prompts_factor": 20, "siblings": "separate"},
+        checkpoint={"every": 2, "export_hf": False},
+    )
+    straight = run_local(path, [f"output_dir={tmp_path / 'straight'}"])
+    first = tmp_path / "halves"
+    run_local(path, [f"output_dir={first}"])
+    for late in first.glob("checkpoints/step_000004"):
+        late.rename(tmp_path / "gone")
+    resumed = run_local(path, [f"output_dir={first}"])
+    for one, other in zip(straight, resumed, strict=True):
+        assert without_times(one) == without_times(other)
+    for record in straight[:-1]:
+        total = record["reward/digits/mean"] + 2 * record["reward/longest/mean"]
+        assert record["reward/mean"] == pytest.approx(total)
+        assert record["reward/longest/size"] == 4
+        assert record["reward/longest/error_rate"] == 0
+
+
 def test_a_finished_run_says_so_and_goes_on_with_more_steps(tmp_path: Path) -> None:
     path = write_task(tmp_path, max_steps=2)
     assert len(run_local(path)) == 3

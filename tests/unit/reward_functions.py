@@ -73,3 +73,27 @@ class Stateful:
 
 stateful = Stateful()
 not_a_function = 3
+
+
+def rank(samples: list[Sample]) -> list[Reward]:
+    """Score each sample by how many of its group have shorter responses."""
+    lengths = [len(sample.response_text) for sample in samples]
+    size = float(len(samples))
+    return [Reward(float(sum(x < n for x in lengths)), {"size": size}) for n in lengths]
+
+
+async def rank_async(samples: list[Sample]) -> list[Reward]:
+    await asyncio.sleep(0)
+    return rank(samples)
+
+
+def obey_group(samples: list[Sample]) -> object:
+    """Do what the first response says."""
+    match samples[0].response_text:
+        case "too few":
+            return [1.0]
+        case "number":
+            return 1.0
+        case "hang":
+            RELEASE.wait(1)
+    return [obey(sample) for sample in samples]

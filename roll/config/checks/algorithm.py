@@ -14,6 +14,7 @@ def algorithm_problems(config: RlvrBase) -> Iterator[str]:
     yield from _roles(config)
     yield from _pass_k(config)
     yield from _separate_rewards(config)
+    yield from _group_rewards(config)
     yield from _teachers(config)
     yield from _unread_advantages(config)
 
@@ -73,6 +74,20 @@ def _separate_rewards(config: RlvrBase) -> Iterator[str]:
             yield (
                 f"algorithm.{key}: gdpo normalises each reward by itself and never sees their "
                 "total; drop it, or use another advantage"
+            )
+
+
+def _group_rewards(config: RlvrBase) -> Iterator[str]:
+    """Yield rewards that see all samples of a prompt where a greedy response, which is none of
+    these, needs a reward too."""
+    if Need.GREEDY_BASELINE not in config.algorithm.needs:
+        return
+    for name, reward in config.rewards.items():
+        if reward.per == "group":
+            yield (
+                f"rewards.{name}.per: group rewards do not see the greedy response, with which "
+                f"{_who(config.algorithm.needs, Need.GREEDY_BASELINE)} compares; use "
+                "another advantage"
             )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -25,15 +25,19 @@ class RewardConfig(Config):
     """Number of tokens, padding included, in one forward pass; only for `model`."""
     kwargs: dict[str, Any] = {}
     """Keyword arguments for the function or the class."""
+    per: Literal["sample", "group"] = "sample"
+    """What the function gets: `sample`: one sample; `group`: the list of all samples of a prompt,
+    once they are finished, to return the list of their rewards. `group` is only for `fn`."""
     tags: tuple[str, ...] = Field(default=("default",), min_length=1)
     """Tags of the samples that this reward scores. If several rewards score a tag, their weighted
     scores are added."""
     weight: float = 1.0
     """Factor of this reward in the total reward."""
     timeout_s: float = Field(default=10.0, gt=0)
-    """Time limit for one sample, in seconds. A sample that takes longer counts as failed."""
+    """Time limit for one sample, or for one group with `per: group`, in seconds. A sample that
+    takes longer counts as failed."""
     concurrency: int = Field(default=64, ge=1)
-    """Number of samples that one worker scores at once."""
+    """Number of samples, or groups, that one worker scores at once."""
     in_process: bool = True
     """Run the function in the worker's own process. False runs the function in child processes that
     can be killed: for heavy or untrusted code. Only for `fn`: a `worker` keeps its state in its own
@@ -63,6 +67,11 @@ class RewardConfig(Config):
             raise ValueError(
                 "set exactly one of `fn` (a function), `worker` (a class) and `model` (a reward "
                 "model)"
+            )
+        if self.per == "group" and ":" not in (self.fn or ""):
+            raise ValueError(
+                "`per: group` works for a function of your own (`fn: my_module:fn`) only; built-in "
+                "rewards, `worker` and `model` score samples one by one. Drop `per`"
             )
         if self.model is not None and (self.kwargs or not self.in_process or self.workers != 1):
             raise ValueError(

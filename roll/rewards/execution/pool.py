@@ -30,7 +30,7 @@ from roll.rewards.execution.counters import (
 )
 from roll.rewards.execution.runners import LoopRunner, ProcessRunner, Runner, ThreadRunner
 from roll.rewards.execution.tracebacks import users_traceback
-from roll.rewards.loading import BoundReward, load_reward
+from roll.rewards.loading import BoundReward, Work, load_reward
 
 __all__ = ["ErrorBudget", "RewardPool", "Scored"]
 
@@ -100,9 +100,23 @@ class RewardPool:
                 blocks its event loop.
             ValueError: no step has begun.
         """
+        return [scored for [scored] in await self._all(list(samples), purpose)]
+
+    async def score_groups(
+        self, groups: Sequence[Sequence[Sample]], purpose: Purpose = Purpose.TRAINING
+    ) -> list[list[Scored]]:
+        """Score groups with a reward that sees all samples of a group; return one result per
+        sample.
+
+        A failure on a group is a failure on each of its samples. Raises as `score` does.
+        """
+        return await self._all([list(group) for group in groups], purpose)
+
+    async def _all(self, works: Sequence[Work], purpose: Purpose) -> list[list[Scored]]:
+        """Score samples, or groups, at once; return the results of each."""
         counters = self._counters[purpose]
         budget = counters.opened()
-        tasks = [asyncio.ensure_future(self._one(sample, counters, budget)) for sample in samples]
+        tasks = [asyncio.ensure_future(self._one(work, counters, budget)) for work in works]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
@@ -130,21 +144,25 @@ class RewardPool:
         """Let idle threads end, and kill child processes."""
         self._runner.close()
 
-    async def _one(self, sample: Sample, counters: RewardCounters, budget: ErrorBudget) -> Scored:
-        """Score a sample when a slot is free; an exception or timeout becomes a counted failure,
-        only RewardError passes."""
+    async def _one(self, work: Work, counters: RewardCounters, budget: ErrorBudget) -> list[Scored]:
+        """Score a sample or group when a slot is free; an exception or timeout becomes a counted
+        failure of each sample, only RewardError passes."""
+        samples = [work] if isinstance(work, Sample) else work
         async with self._slots:
             try:
-                scored = Scored(await self._runner.run(sample))
+                rewards = await self._runner.run(work)
+                scored = [Scored(r) for r in ([rewards] if isinstance(work, Sample) else rewards)]
             except RewardError:
                 raise
             except TimeoutError as error:
                 text = f"TimeoutError: no result within timeout_s = {self._config.timeout_s:g}"
                 text += f" ({error})" if str(error) else ""
-                scored = counters.failed(sample, budget, text, text, timed_out=True)
+                scored = [counters.failed(s, budget, text, text, timed_out=True) for s in samples]
             except Exception as error:  # noqa: BLE001 - the fault boundary of rewards
-                scored = counters.failed(sample, budget, _last_line(error), _details(error))
-        counters.count(scored, budget)
+                line, details = _last_line(error), _details(error)
+                scored = [counters.failed(s, budget, line, details) for s in samples]
+        for each in scored:
+            counters.count(each, budget)
         return scored
 
 

@@ -14,12 +14,12 @@ from typing import Any, Protocol
 from roll.core.errors import RewardError
 from roll.core.threads.loop_thread import LoopThread
 from roll.core.types import Sample
-from roll.rewards.api import Reward, RewardContext
+from roll.rewards.api import RewardContext
 from roll.rewards.execution.bounded import BlockedLoopError, run_bounded
 from roll.rewards.execution.child import ChildSpec
 from roll.rewards.execution.child_pool import ChildPool
 from roll.rewards.execution.threads import DaemonThreads, TooManyHungError
-from roll.rewards.loading import BoundReward, load_reward, normalise
+from roll.rewards.loading import BoundReward, Work, load_reward
 
 MAX_HUNG_THREADS = 8
 """Number of calls that may hang in a thread; once this many hang, the next call stops the run."""
@@ -36,8 +36,8 @@ class Runner(Protocol):
         """Number of samples that may run at once."""
         ...
 
-    async def run(self, sample: Sample) -> Reward:
-        """Score one sample.
+    async def run(self, work: Work) -> Any:
+        """Score one sample, or one group; return its reward, or the list of its rewards.
 
         Raises:
             TimeoutError: the function took longer than its time limit.
@@ -68,20 +68,19 @@ class LoopRunner:
         self._timeout_s = timeout_s
         self._loop = LoopThread(f"reward-{name}", cancel_timeout_s=CLOSE_TIMEOUT_S)
 
-    async def run(self, sample: Sample) -> Reward:
-        """Score one sample; see `Runner`.
+    async def run(self, work: Work) -> Any:
+        """Score a sample or group; see `Runner`.
 
         Raises:
             RewardError: a call blocks the loop, so that no time limit can end it; the run must
                 stop.
         """
         try:
-            return normalise(
-                await run_bounded(self._loop, lambda: self._bound.call(sample), self._timeout_s)
-            )
+            value = await run_bounded(self._loop, lambda: self._bound.call(work), self._timeout_s)
+            return self._bound.result(work, value)
         except BlockedLoopError as error:
             raise RewardError(
-                f"reward {self._name!r} is `async` but blocks: sample {sample.id} ran out of its "
+                f"reward {self._name!r} is `async` but blocks: {_name(work)} ran out of its "
                 f"{self._timeout_s:g} s, and {error}. Await what takes time, wrap a blocking call "
                 "in `asyncio.to_thread`, or make the function a plain `def`; what may hang for "
                 f"good needs rewards.{self._name}.in_process: false (child processes that can be "
@@ -105,21 +104,21 @@ class ThreadRunner:
         self._timeout_s = timeout_s
         self._threads = DaemonThreads(f"reward-{name}", max_hung=MAX_HUNG_THREADS)
 
-    async def run(self, sample: Sample) -> Reward:
-        """Score one sample; see `Runner`.
+    async def run(self, work: Work) -> Any:
+        """Score a sample or group; see `Runner`.
 
         Raises:
             RewardError: `MAX_HUNG_THREADS` calls hang; the run must stop.
         """
         try:
-            value = await self._threads.run(lambda: self._bound.call(sample), self._timeout_s)
+            value = await self._threads.run(lambda: self._bound.call(work), self._timeout_s)
         except TooManyHungError as error:
             raise RewardError(
                 f"reward {self._name!r}: {error} within {self._timeout_s:g} s and hold a thread "
                 f"each, which nothing can kill; set rewards.{self._name}.in_process: false to run "
                 "it in child processes that can be killed"
             ) from None
-        return normalise(value)
+        return self._bound.result(work, value)
 
     async def host(self, make: Callable[[], Awaitable[None]], timeout_s: float | None) -> None:
         await asyncio.wait_for(make(), timeout_s)
@@ -147,13 +146,11 @@ class ProcessRunner:
         self._children = ChildPool(spec, self.width)
         self._threads = DaemonThreads(f"reward-{ctx.name}", max_hung=self.width + 1)
 
-    async def run(self, sample: Sample) -> Reward:
+    async def run(self, work: Work) -> Any:
         # The thread needs no time limit, because the time limit of the child always ends the call.
-        value = await self._threads.run(
-            lambda: self._children.call(sample, self._timeout_s), timeout_s=None
+        return await self._threads.run(
+            lambda: self._children.call(work, self._timeout_s), timeout_s=None
         )
-        assert isinstance(value, Reward)
-        return value
 
     async def host(self, make: Callable[[], Awaitable[None]], timeout_s: float | None) -> None:
         await asyncio.wait_for(make(), timeout_s)
@@ -163,18 +160,21 @@ class ProcessRunner:
         self._children.close()
 
 
-def make_child_reward(
-    fn: str, kwargs: dict[str, Any], ctx: RewardContext
-) -> Callable[[Sample], Any]:
-    """Load the reward and return the function that scores one sample; called in the child process.
+def _name(work: Work) -> str:
+    return f"sample {work.id}" if isinstance(work, Sample) else f"group {work[0].group}"
+
+
+def make_child_reward(fn: str, kwargs: dict[str, Any], ctx: RewardContext) -> Callable[[Work], Any]:
+    """Load the reward and return the function that scores one sample or group; called in the child
+    process.
 
     The function is async for an async reward.
     """
     bound = load_reward(fn, kwargs, ctx)
     if bound.is_async:
 
-        async def score_async(sample: Sample) -> Reward:
-            return normalise(await bound.call(sample))
+        async def score_async(work: Work) -> Any:
+            return bound.result(work, await bound.call(work))
 
         return score_async
-    return lambda sample: normalise(bound.call(sample))
+    return lambda work: bound.result(work, bound.call(work))
