@@ -1,0 +1,20 @@
+"""Runs programs that nobody trusts. Imports nothing else of roll, so it can be used alone."""
+
+from roll.sandbox.errors import NoLevelError, SandboxError
+from roll.sandbox.levels import LEVELS
+from roll.sandbox.outcome import Job, Limits, Outcome, Status
+from roll.sandbox.sandbox import Sandbox, available_levels
+from roll.sandbox.session import Session
+
+__all__ = [
+    "LEVELS",
+    "Job",
+    "Limits",
+    "NoLevelError",
+    "Outcome",
+    "Sandbox",
+    "SandboxError",
+    "Session",
+    "Status",
+    "available_levels",
+]

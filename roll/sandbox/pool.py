@@ -1,0 +1,105 @@
+"""`Pool`: several workers and the jobs that wait for them."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from roll.sandbox.errors import SandboxError
+from roll.sandbox.outcome import Job, Limits, Outcome
+from roll.sandbox.worker_process import WorkerLostError, WorkerProcess
+
+_ATTEMPTS = 2
+"""A job whose worker is lost is run again: a worker may be killed for want of memory."""
+
+
+@dataclass
+class Ticket:
+    """A job in the pool."""
+
+    job: Job
+    limits: Limits
+    future: Future[Outcome] = field(default_factory=Future)
+    _worker: WorkerProcess | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def cancel(self) -> None:
+        """Take the job out of the queue, or kill it where it runs."""
+        with self._lock:
+            if not self.future.cancel() and self._worker is not None:
+                self._worker.cancel()
+
+    def run_on(self, worker: WorkerProcess) -> Outcome:
+        """Run the job on a worker, where `cancel` finds it."""
+        with self._lock:  # `cancel` comes before the order, or after it
+            worker.order(self.job, self.limits)
+            self._worker = worker
+        try:
+            return worker.outcome(self.limits)
+        finally:
+            with self._lock:
+                self._worker = None
+
+
+class Pool:
+    """Workers, each with a thread that gives it one job after another."""
+
+    def __init__(self, settings: Mapping[str, Any], workers: Sequence[WorkerProcess]) -> None:
+        """Take over running workers.
+
+        Args:
+            settings: what further workers are started with.
+            workers: workers that take jobs or will soon.
+        """
+        self._settings = settings
+        self.workers = list(workers)
+        """Those that run now; one that is lost is replaced."""
+        self._waiting: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._work, args=(place,), daemon=True, name="sandbox")
+            for place in range(len(workers))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, job: Job, limits: Limits) -> Ticket:
+        """Put a job at the end of the queue."""
+        ticket = Ticket(job, limits)
+        self._waiting.put(ticket)
+        return ticket
+
+    def close(self) -> None:
+        """Fail jobs that wait, finish those that run, and end the workers."""
+        for _ in self._threads:
+            self._waiting.put(None)
+        for thread in self._threads:
+            thread.join()
+        while not self._waiting.empty():
+            ticket = self._waiting.get()
+            if ticket is not None and ticket.future.set_running_or_notify_cancel():
+                ticket.future.set_exception(SandboxError("the sandbox is closed"))
+
+    def _work(self, place: int) -> None:
+        """Run jobs on a worker until the pool closes; replace the worker when it is lost."""
+        while (ticket := self._waiting.get()) is not None:
+            if not ticket.future.set_running_or_notify_cancel():
+                continue
+            for attempt in range(_ATTEMPTS):
+                worker = self.workers[place]
+                try:
+                    worker.wait()
+                    ticket.future.set_result(ticket.run_on(worker))
+                    break
+                except WorkerLostError as error:
+                    worker.close()
+                    self.workers[place] = WorkerProcess(self._settings)
+                    if attempt == _ATTEMPTS - 1:
+                        ticket.future.set_exception(error)
+                except Exception as error:  # noqa: BLE001  # goes to whoever waits for the job
+                    ticket.future.set_exception(error)
+                    break
+        self.workers[place].close()

@@ -1,0 +1,202 @@
+"""`Sandbox`: runs programs that nobody trusts."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import threading
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Self
+
+from roll.sandbox.errors import NoLevelError, SandboxError
+from roll.sandbox.levels import LEVELS, NEEDS, NONE, settings
+from roll.sandbox.outcome import Job, Limits, Outcome
+from roll.sandbox.pool import Pool, Ticket
+from roll.sandbox.selftest import find_leak
+from roll.sandbox.session import Session
+from roll.sandbox.worker_process import WorkerProcess
+
+
+class Sandbox:
+    """Workers that run programs at one level of isolation. Close it, or use it in `with`.
+
+    Its methods may be called from any thread and any event loop.
+    """
+
+    level: str
+    """The level that is used."""
+    refused: dict[str, str]
+    """Why stronger levels are not used, by level."""
+
+    def __init__(
+        self,
+        level: str = "auto",
+        *,
+        workers: int | None = None,
+        preload: Sequence[str] = (),
+        readable: Sequence[str] = (),
+        limits: Limits | None = None,
+    ) -> None:
+        """Find a level that works on this machine, and start the workers.
+
+        Args:
+            level: `auto` (the strongest that passes its self-test), one of `LEVELS`, or `none`,
+                which isolates nothing.
+            workers: programs that run at the same time; None: one for each core.
+            preload: modules that programs find imported, such as `numpy`.
+            readable: further folders that programs may read and import from.
+            limits: for jobs that name none.
+
+        Raises:
+            ValueError: there is no such level.
+            NoLevelError: the level does not work here, or with `auto` none does.
+        """
+        if level not in ("auto", *LEVELS, NONE):
+            known = ", ".join(("auto", *LEVELS, NONE))
+            raise ValueError(f"level: unknown {level!r}; expected one of {known}")
+        self.limits = limits or Limits()
+        self.refused = {}
+        first = None
+        for candidate in LEVELS if level == "auto" else (level,):
+            try:
+                first = _start(candidate, tuple(preload), tuple(readable))
+            except SandboxError as error:
+                self.refused[candidate] = str(error)
+            else:
+                self.level = candidate
+                break
+        if first is None:
+            raise NoLevelError(_refusal(self.refused))
+        if level == NONE:
+            warnings.warn(
+                "the sandbox runs programs at level `none`: they can do what this process can",
+                stacklevel=2,
+            )
+        self._settings = settings(self.level, preload, readable)
+        count = workers or len(os.sched_getaffinity(0))
+        rest = [WorkerProcess(self._settings) for _ in range(count - 1)]
+        self._pool = Pool(self._settings, [first, *rest])
+
+    async def run(
+        self,
+        program: str | bytes,
+        stdin: str | bytes = b"",
+        files: Mapping[str, str | bytes] | None = None,
+        limits: Limits | None = None,
+    ) -> Outcome:
+        """Run one program and wait for its end. If the waiting is cancelled, it is killed.
+
+        Args:
+            program: text of a Python program.
+            stdin: what it reads from standard input.
+            files: contents of files in its working folder, by relative path.
+            limits: None: those of the sandbox.
+
+        Raises:
+            SandboxError: it could not be run; this is never the program's doing.
+            ValueError: the level gives programs no files, or a path leads out of the folder.
+        """
+        return await self._finished(self._submit(Job(program, stdin, files or {}, limits)))
+
+    async def run_batch(self, jobs: Iterable[Job]) -> list[Outcome]:
+        """Run programs on all workers; return their outcomes in the same order.
+
+        Raises:
+            SandboxError: one of them could not be run. The others are killed.
+        """
+        tickets = [self._submit(job) for job in jobs]
+        try:
+            return [await self._finished(ticket) for ticket in tickets]
+        except BaseException:
+            for ticket in tickets:
+                ticket.cancel()
+            raise
+
+    def run_now(self, job: Job) -> Outcome:
+        """Run one program in the calling thread's time, for callers without an event loop."""
+        return self._submit(job).future.result()
+
+    def session(self, limits: Limits | None = None) -> Session:
+        """Return a session: a process that keeps its state from call to call.
+
+        It has a worker of its own, which starts when the session is entered. CPU and wall time
+        hold for each call, the other limits for the whole.
+        """
+        return Session(self._settings, limits or self.limits)
+
+    def close(self) -> None:
+        """End the workers, after the programs that run now. A second call does nothing."""
+        self._pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _submit(self, job: Job) -> Ticket:
+        if job.files and self.level == "strict":
+            raise ValueError(
+                "files: at level `strict` a program opens nothing, so it cannot be given files; "
+                "pass them as standard input, or use another level"
+            )
+        return self._pool.submit(job, job.limits or self.limits)
+
+    async def _finished(self, ticket: Ticket) -> Outcome:
+        try:
+            return await asyncio.wrap_future(ticket.future)
+        except asyncio.CancelledError:
+            ticket.cancel()
+            raise
+
+
+_tested: dict[tuple[str, tuple[str, ...], tuple[str, ...]], str] = {}
+"""What the self-tests of this process have found: empty if nothing leaks."""
+_testing = threading.Lock()
+
+
+def _start(level: str, preload: tuple[str, ...], readable: tuple[str, ...]) -> WorkerProcess:
+    """Return a worker of a level that has passed its self-test in this process.
+
+    Raises:
+        SandboxError: it does not work here, or does not isolate.
+    """
+    worker = WorkerProcess(settings(level, preload, readable))
+    try:
+        worker.wait()
+        key = (level, preload, readable)
+        with _testing:
+            if key not in _tested:
+                _tested[key] = find_leak(worker, level)
+        if _tested[key]:
+            raise SandboxError(f"its self-test failed: {_tested[key]}")
+    except BaseException:
+        worker.close()
+        raise
+    return worker
+
+
+def _refusal(refused: Mapping[str, str]) -> str:
+    reasons = "".join(
+        f"\n  {level}: {reason}" + (f" (needs {NEEDS[level]})" if level in NEEDS else "")
+        for level, reason in refused.items()
+    )
+    return (
+        f"no level of the sandbox works on this machine:{reasons}\n"
+        f"Programs that you trust can be run without isolation: level={NONE!r}"
+    )
+
+
+@functools.cache
+def available_levels() -> dict[str, str]:
+    """Try all levels once; return for each why it does not work here, or an empty text."""
+    found = {}
+    for level in LEVELS:
+        try:
+            _start(level, (), ()).close()
+            found[level] = ""
+        except SandboxError as error:
+            found[level] = str(error)
+    return found
