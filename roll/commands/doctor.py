@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from packaging.specifiers import SpecifierSet
@@ -14,6 +14,8 @@ from roll.config.sections.placement import ClusterConfig
 from roll.distributed.device_layout import address_to_join
 from roll.distributed.on_ray.token import HOW_TO_USE_A_TOKEN, found_token
 from roll.platform.machine import this_machine
+from roll.sandbox import NoLevelError, Sandbox
+from roll.sandbox.levels import NEEDS
 from roll.strategy.available import REQUIREMENTS, Requirement, status
 
 TRAINING = ("fsdp2", "deepspeed", "megatron")
@@ -42,6 +44,7 @@ def examine() -> list[Line]:
         examine_token(),
         *examine_backends(),
         _lscpu(),
+        *examine_sandbox(),
     ]
 
 
@@ -117,6 +120,30 @@ def examine_backends(requirements: Mapping[str, Requirement] = REQUIREMENTS) -> 
             advice = f"install one of {', '.join(kinds)}"
             lines.append(Line(f"a backend that {what}", "-", "", False, advice))
     return lines
+
+
+def _open_sandbox() -> Sandbox:
+    return Sandbox(workers=1)
+
+
+def examine_sandbox(open_sandbox: Callable[[], Sandbox] = _open_sandbox) -> list[Line]:
+    """Return a line for the level that programs of a policy run at, and for each that failed here.
+
+    The levels are tried, with hostile programs, because no version tells what they are worth.
+
+    Args:
+        open_sandbox: opens a sandbox at the strongest level.
+    """
+    try:
+        with open_sandbox() as sandbox:
+            found, refused = sandbox.level, sandbox.refused
+    except NoLevelError as error:
+        return [Line("sandbox", "-", "", False, str(error), needed=False)]
+    lines = [
+        Line(f"sandbox level {level}", "-", "", False, f"{reason}: needs {NEEDS[level]}", False)
+        for level, reason in refused.items()
+    ]
+    return [Line("sandbox", found, "", True), *lines]
 
 
 def _lscpu() -> Line:

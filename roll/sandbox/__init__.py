@@ -3,7 +3,7 @@
 from roll.sandbox.errors import NoLevelError, SandboxError
 from roll.sandbox.levels import LEVELS
 from roll.sandbox.outcome import Job, Limits, Outcome, Status
-from roll.sandbox.sandbox import Sandbox, available_levels
+from roll.sandbox.sandbox import Sandbox
 from roll.sandbox.session import Session
 
 __all__ = [
@@ -16,5 +16,4 @@ __all__ = [
     "SandboxError",
     "Session",
     "Status",
-    "available_levels",
 ]

@@ -29,7 +29,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Amounts that one program may use. It is killed beyond, or gets an error where it asks for more."""
+    """Amounts that one program may use. Beyond, it is killed, or gets an error when it asks."""
 
     cpu_s: float = 10.0
     """CPU time of all its processes together. A busy machine does not use it up."""

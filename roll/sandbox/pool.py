@@ -55,10 +55,11 @@ class Pool:
             settings: what further workers are started with.
             workers: workers that take jobs or will soon.
         """
-        self._settings = settings
+        self._settings, self._closed = settings, False
         self.workers = list(workers)
         """Those that run now; one that is lost is replaced."""
         self._waiting: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
+        self._running: list[Ticket | None] = [None] * len(workers)
         self._threads = [
             threading.Thread(target=self._work, args=(place,), daemon=True, name="sandbox")
             for place in range(len(workers))
@@ -67,27 +68,38 @@ class Pool:
             thread.start()
 
     def submit(self, job: Job, limits: Limits) -> Ticket:
-        """Put a job at the end of the queue."""
+        """Put a job at the end of the queue.
+
+        Raises:
+            SandboxError: the pool is closed.
+        """
+        if self._closed:
+            raise SandboxError("the sandbox is closed")
         ticket = Ticket(job, limits)
         self._waiting.put(ticket)
         return ticket
 
     def close(self) -> None:
-        """Fail jobs that wait, finish those that run, and end the workers."""
-        for _ in self._threads:
-            self._waiting.put(None)
-        for thread in self._threads:
-            thread.join()
+        """Fail jobs that wait, kill those that run, and end the workers."""
+        self._closed = True
         while not self._waiting.empty():
             ticket = self._waiting.get()
             if ticket is not None and ticket.future.set_running_or_notify_cancel():
                 ticket.future.set_exception(SandboxError("the sandbox is closed"))
+        for _ in self._threads:
+            self._waiting.put(None)
+        for ticket in self._running:
+            if ticket is not None:
+                ticket.cancel()
+        for thread in self._threads:
+            thread.join()
 
     def _work(self, place: int) -> None:
         """Run jobs on a worker until the pool closes; replace the worker when it is lost."""
         while (ticket := self._waiting.get()) is not None:
             if not ticket.future.set_running_or_notify_cancel():
                 continue
+            self._running[place] = ticket
             for attempt in range(_ATTEMPTS):
                 worker = self.workers[place]
                 try:
@@ -102,4 +114,5 @@ class Pool:
                 except Exception as error:  # noqa: BLE001  # goes to whoever waits for the job
                     ticket.future.set_exception(error)
                     break
+            self._running[place] = None
         self.workers[place].close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import threading
 import warnings
@@ -16,7 +15,7 @@ from roll.sandbox.outcome import Job, Limits, Outcome
 from roll.sandbox.pool import Pool, Ticket
 from roll.sandbox.selftest import find_leak
 from roll.sandbox.session import Session
-from roll.sandbox.worker_process import WorkerProcess
+from roll.sandbox.worker_process import WorkerProcess, as_bytes
 
 
 class Sandbox:
@@ -127,7 +126,7 @@ class Sandbox:
         return Session(self._settings, limits or self.limits)
 
     def close(self) -> None:
-        """End the workers, after the programs that run now. A second call does nothing."""
+        """Kill the programs that run, fail those that wait, end the workers; again: do nothing."""
         self._pool.close()
 
     def __enter__(self) -> Self:
@@ -142,7 +141,14 @@ class Sandbox:
                 "files: at level `strict` a program opens nothing, so it cannot be given files; "
                 "pass them as standard input, or use another level"
             )
-        return self._pool.submit(job, job.limits or self.limits)
+        limits = job.limits or self.limits
+        size = sum(len(as_bytes(each)) for each in job.files.values())
+        if len(job.files) > limits.files or size > limits.disk_mb * 2**20:
+            raise ValueError(
+                f"files: {len(job.files)} with {size} bytes are more than the limits allow "
+                f"(files={limits.files}, disk_mb={limits.disk_mb:g})"
+            )
+        return self._pool.submit(job, limits)
 
     async def _finished(self, ticket: Ticket) -> Outcome:
         try:
@@ -187,16 +193,3 @@ def _refusal(refused: Mapping[str, str]) -> str:
         f"no level of the sandbox works on this machine:{reasons}\n"
         f"Programs that you trust can be run without isolation: level={NONE!r}"
     )
-
-
-@functools.cache
-def available_levels() -> dict[str, str]:
-    """Try all levels once; return for each why it does not work here, or an empty text."""
-    found = {}
-    for level in LEVELS:
-        try:
-            _start(level, (), ()).close()
-            found[level] = ""
-        except SandboxError as error:
-            found[level] = str(error)
-    return found

@@ -74,7 +74,8 @@ def test_only_what_is_listed_is_allowed(machine: str, level: str) -> None:
     numbers = {TABLE[name][MACHINES.index(machine)] for name in names}
     program = filter_for(level, 7, machine)
     allowed = {n for n in range(600) if answer(program, AUDIT_ARCH[machine], n) == ALLOW}
-    by_argument = "clone prctl fcntl ioctl prlimit64 socketpair personality newfstatat kill"
+    by_argument = "clone prctl fcntl ioctl prlimit64 socketpair personality newfstatat kill sendto"
+    by_argument += " recvfrom"
     checked = {TABLE[name][MACHINES.index(machine)] for name in by_argument.split()}
     assert numbers - {None} - checked <= allowed
     assert allowed - numbers <= checked
@@ -100,6 +101,9 @@ def test_what_kernels_have_had_holes_in_is_refused(machine: str, level: str) -> 
     assert call(machine, level, "socketpair", 2, 1) == REFUSED
     assert call(machine, level, "fcntl", 0, 8) == REFUSED  # F_SETOWN
     assert call(machine, level, "fcntl", 0, 0) == ALLOW
+    assert (call(machine, level, "fcntl", 0, 6) == ALLOW) == (level == "namespaces")  # F_SETLK
+    assert call(machine, level, "sendto", 0, 0, 0, 1) == REFUSED  # MSG_OOB
+    assert call(machine, level, "recvfrom", 0, 0, 0, 0x40) == ALLOW
     assert call(machine, level, "ioctl", 1, 0x5412) == ERRNO | errno.ENOTTY  # TIOCSTI
     assert call(machine, level, "prctl", 1) == ERRNO | errno.EINVAL  # PR_SET_PDEATHSIG
     assert call(machine, level, "prlimit64", 1) == REFUSED

@@ -234,7 +234,12 @@ def test_a_session_ends_at_a_limit_and_does_not_run_on(strongest: Sandbox) -> No
         )
         async with strongest.session(PATIENT) as session:
             await session.run(program)
-            await asyncio.sleep(2.5)
+            assert session._worker is not None
+            family = [*descendants([session._worker.pid])]
+            deadline = time.monotonic() + 60
+            while all(map(alive, family)):
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.02)
             outcome = await session.run("print(1)")
             assert outcome.status is Status.CPU_TIME
             assert "between two calls" in outcome.reason
@@ -331,3 +336,22 @@ def test_a_container_gets_landlock_and_is_told_why_not_more() -> None:
     assert lines[1] == "no level of the sandbox works on this machine:"
     assert "needs Linux 5.14 with user namespaces" in lines[2]
     assert lines[3].endswith("level='none'")
+
+
+def test_closing_kills_what_runs_and_refuses_what_comes(sandbox: Sandbox) -> None:
+    one = Sandbox(sandbox.level, workers=1, limits=PATIENT)
+    runs, waits = (one._submit(Job("while True: pass")).future for _ in range(2))
+    while not runs.running():
+        time.sleep(0.01)
+    time.sleep(0.05)
+    one.close()
+    assert runs.result(timeout=0).status is Status.CANCELLED
+    for ask in (waits.result, lambda: one.run_now(Job(""))):
+        with pytest.raises(SandboxError, match="the sandbox is closed"):
+            ask()
+    one.close()
+
+
+def test_more_files_than_the_limits_allow_are_refused(strongest: Sandbox) -> None:
+    with pytest.raises(ValueError, match="files: 2 with 3 bytes are more than the limits allow"):
+        strongest.run_now(Job("", files={"a": "xx", "b": "y"}, limits=Limits(files=1)))

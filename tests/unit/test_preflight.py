@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from roll.commands.doctor import RAY, Line, examine_backends, examine_ray, examine_token
+from roll.commands.doctor import (
+    RAY,
+    Line,
+    examine_backends,
+    examine_ray,
+    examine_sandbox,
+    examine_token,
+)
 from roll.commands.import_paths import check_import_path
 from roll.commands.preflight import inspect
 from roll.config import load_config
@@ -16,6 +23,7 @@ from roll.config.sections.placement import ClusterConfig
 from roll.core.errors import ConfigError
 from roll.core.hub import may_be_on_hub
 from roll.distributed.device_layout import address_to_join
+from roll.sandbox import LEVELS, NoLevelError, Sandbox
 from roll.strategy.available import REQUIREMENTS, Requirement
 from tests.runs import write_task
 
@@ -141,6 +149,19 @@ def test_doctor_compares_the_version_of_ray() -> None:
     assert "outside >=1000" in old.advice
     missing = examine_ray(Requirement(("no-such-ray",), SpecifierSet(">=1"), "pip install it"))
     assert (missing.ok, missing.found) == (False, "-")
+
+
+def test_doctor_names_the_level_of_the_sandbox_or_says_why_there_is_none() -> None:
+    def refuse() -> Sandbox:
+        raise NoLevelError("no level works: needs a newer Linux")
+
+    (found,) = examine_sandbox(lambda: Sandbox("strict", workers=1))
+    assert found.ok
+    assert found.found in LEVELS
+    (absent,) = examine_sandbox(refuse)
+    assert not absent.ok
+    assert absent.advice == "no level works: needs a newer Linux"
+    assert healthy([absent])  # runs without such programs need none
 
 
 def healthy(lines: list[Line]) -> bool:

@@ -71,6 +71,8 @@ class Running:
         self.peak = 0
         """Most bytes in memory that were measured."""
         self._room: str | None = None
+        self._readers: dict[int, str] = {}
+        self._channel, self._job_end = socket.socketpair()
         self._pids: list[int] = []
         self._handle = -1
         self._heard = bytearray()
@@ -96,7 +98,6 @@ class Running:
         with ExitStack() as theirs:
             given = [_sealed(pieces["program"]), _sealed(pieces["stdin"])]
             theirs.callback(lambda: _close_all(given))
-            self._readers: dict[int, str] = {}
             for name in self.written:
                 mine, other = os.pipe()
                 given.append(other)
@@ -104,9 +105,8 @@ class Running:
                 os.set_blocking(mine, False)
                 if self.template.user is not None:  # so that it can open /dev/stdout
                     os.fchown(other, self.template.user, self.template.user)
-            self._channel, other_end = socket.socketpair()
             self._channel.setblocking(False)
-            given.append(other_end.detach())
+            given.append(self._job_end.detach())
             if files or self.template.level == "none":
                 given.append(self._files(files))
             room = "/" if self._room or self.template.level in ("landlock", "strict") else WORK
@@ -341,6 +341,7 @@ class Running:
         for descriptor in self._readers:
             os.close(descriptor)
         self._channel.close()
+        self._job_end.close()
         if self._handle >= 0:
             os.close(self._handle)
         if self._room is not None:

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from . import landlock, linux, namespaces, program, seccomp
 
-READY = b"R"
+READY = b"\0"
 """What a job says on its channel when it has given up its rights, before the program begins."""
 
 DONE, RAISED = b".", b"!"

@@ -23,7 +23,7 @@ EVERYWHERE = """
 brk mmap munmap mprotect mremap madvise msync mlock munlock munlockall membarrier read write readv
 writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek close close_range dup dup2 dup3 pipe
 pipe2 poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait
-eventfd eventfd2 signalfd signalfd4 timerfd_create timerfd_settime timerfd_gettime sendto recvfrom
+eventfd eventfd2 signalfd signalfd4 timerfd_create timerfd_settime timerfd_gettime 
 shutdown getsockopt getsockname getpeername fadvise64 flock clock_gettime clock_getres
 clock_nanosleep nanosleep gettimeofday time times alarm setitimer getitimer pause timer_create
 timer_settime timer_gettime timer_getoverrun timer_delete rt_sigaction rt_sigprocmask
@@ -75,13 +75,18 @@ CHECKS = (
     Check("socketpair", 1, values=(1, 1 | 0x800, 1 | 0x80000, 1 | 0x80800)),
     # Name, dumpable, seccomp, timer slack, no_new_privs, names of memory. Not: PDEATHSIG, PTRACER.
     Check("prctl", 0, values=(3, 15, 16, 21, 30, 39, 0x53564D41), error=errno.EINVAL),
-    # Duplicates, flags, locks, pipe size (to read). Not: F_SETOWN and F_SETSIG, which send signals.
-    Check("fcntl", 1, values=(0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032, 1034)),
     # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX.
     Check("ioctl", 1, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451), error=errno.ENOTTY),
+    # Not: MSG_OOB, which nobody uses and which kernels have had holes in.
+    Check("sendto", 3, refused=1),
+    Check("recvfrom", 3, refused=1),
     Check("personality", 0, values=(0xFFFFFFFF,)),
     Check("prlimit64", 0, values=(0, JOB)),
 )
+# Commands of fcntl: duplicates, flags, pipe size (to read), seals (to read). Not: F_SETOWN and
+# F_SETSIG, which send signals.
+COMMANDS = (0, 1, 2, 3, 4, 1030, 1032, 1034)
+LOCKS = (5, 6, 7, 36, 37, 38)
 
 
 def filter_for(level: str, landlock_abi: int = 0, of: str | None = None) -> bytes:
@@ -96,9 +101,13 @@ def filter_for(level: str, landlock_abi: int = 0, of: str | None = None) -> byte
     checks = [*CHECKS]
     if level == "namespaces":
         names += [*READING.split(), *WRITING.split(), *PROCESSES.split()]
-        checks.append(Check("clone", 0, refused=NEW_NAMESPACES | CLONE_PARENT))
+        checks += [
+            Check("clone", 0, refused=NEW_NAMESPACES | CLONE_PARENT),
+            Check("fcntl", 1, values=COMMANDS + LOCKS),
+        ]
     else:
         checks += [
+            Check("fcntl", 1, values=COMMANDS),
             Check("clone", 0, needed=CLONE_THREAD, refused=NEW_NAMESPACES),
             Check("kill", 0, values=(JOB,)),
             Check("tgkill", 0, values=(JOB,)),

@@ -129,10 +129,12 @@ class Template:
         os.close(handle)
         cpu_s = usage.ru_utime + usage.ru_stime
         send_packet(self._link, {"ended": status, "cpu_s": cpu_s, "peak_kb": usage.ru_maxrss})
+        if first:  # while the supervisor answers
+            _empty_folders()
 
 
 def _end_namespace(first: int) -> None:
-    """Kill all processes of a job's pid namespace and empty its folders.
+    """Kill all processes of a job's pid namespace, and wait until they are gone.
 
     Raises:
         TimeoutError: they are still there after `_END_S`.
@@ -142,6 +144,10 @@ def _end_namespace(first: int) -> None:
     waiting.register(first, select.POLLIN)
     if not waiting.poll(_END_S * 1000):
         raise TimeoutError(f"processes of a killed job are still there after {_END_S} s")
+
+
+def _empty_folders() -> None:
+    """Unmount what a job has had; nobody uses it any more."""
     if namespaces.shows_processes():
         linux.unmount("/proc")
     linux.unmount(namespaces.WORK)
