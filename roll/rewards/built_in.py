@@ -10,6 +10,7 @@ from roll.rewards.answers.crossthink import crossthink_reward
 from roll.rewards.answers.multiple_choice import check_multiple_choice, multiple_choice_reward
 from roll.rewards.answers.qa import check_qa, qa_reward
 from roll.rewards.form.format import check_format, format_reward
+from roll.rewards.form.hygiene import check_hygiene, hygiene_reward
 from roll.rewards.form.length import check_length, length_reward
 from roll.rewards.form.repetition import check_repetition, repetition_reward
 from roll.rewards.instructions.reward import ifeval_reward, start_ifeval
@@ -31,6 +32,7 @@ REWARDS.register("contains")(contains_reward)
 REWARDS.register("crossthink")(crossthink_reward)
 REWARDS.register("exact")(exact_reward)
 REWARDS.register("format")(format_reward)
+REWARDS.register("hygiene")(hygiene_reward)
 REWARDS.register("ifeval")(ifeval_reward)
 REWARDS.register("json")(json_reward)
 REWARDS.register("length")(length_reward)
@@ -55,6 +57,7 @@ sample and may take seconds."""
 CHECKS: dict[str, Callable[..., None]] = {
     "contains": check_contains,
     "format": check_format,
+    "hygiene": check_hygiene,
     "json": check_json,
     "length": check_length,
     "multiple_choice": check_multiple_choice,

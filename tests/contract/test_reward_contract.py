@@ -13,6 +13,7 @@ from roll.rewards.contract import check_reward
 NEEDS: dict[str, dict[str, Any]] = {
     "format": {"kwargs": {"tags": ("think", "answer"), "language": "en", "words": (1, 9)}},
     "json": {"kwargs": {"schema": {"type": "object"}}},
+    "hygiene": {"kwargs": {"rules": ("language_mixing", "text_after_end", "tool_syntax")}},
     "length": {"kwargs": {"longest": 9}},
     "multiple_choice": {"answer": "C"},
     "pattern": {"kwargs": {"pattern": r"(\w+)\1"}},
