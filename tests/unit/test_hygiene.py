@@ -81,11 +81,21 @@ def test_thoughts_that_the_prompt_opens_may_be_empty_too() -> None:
     assert hygiene_reward(full, rules=("empty_thoughts",)).score == 0.0
 
 
-@pytest.mark.parametrize(
-    ("char", "script"),
-    [("a", "Latin"), ("\u0430", "Cyrillic"), ("\u4e2d", "Han"), ("\u3042", "Han"), ("\ud55c", "Hangul"),
-     ("\u0627", "Arabic"), ("\u03b1", "Greek"), ("\U0001d465", "Latin"), ("1", None), (" ", None)],
-)  # fmt: skip
+SCRIPTS = {
+    "a": "Latin",
+    "\u0430": "Cyrillic",
+    "\u4e2d": "Han",
+    "\u3042": "Han",
+    "\ud55c": "Hangul",
+    "\u0627": "Arabic",
+    "\u03b1": "Greek",
+    "\U0001d465": "Latin",
+    "1": None,
+    " ": None,
+}
+
+
+@pytest.mark.parametrize(("char", "script"), SCRIPTS.items())
 def test_letters_have_their_scripts(char: str, script: str | None) -> None:
     assert script_of(char) == script
 
