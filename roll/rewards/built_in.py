@@ -9,6 +9,7 @@ from roll.core.registry import Registry
 from roll.rewards.answers.crossthink import crossthink_reward
 from roll.rewards.answers.multiple_choice import check_multiple_choice, multiple_choice_reward
 from roll.rewards.answers.qa import check_qa, qa_reward
+from roll.rewards.detection.reward import detection_reward
 from roll.rewards.form.format import check_format, format_reward
 from roll.rewards.form.hygiene import check_hygiene, hygiene_reward
 from roll.rewards.form.length import check_length, length_reward
@@ -30,6 +31,7 @@ REWARDS: Registry[Callable[..., Any]] = Registry("reward")
 REWARDS.register("bleu")(bleu_reward)
 REWARDS.register("contains")(contains_reward)
 REWARDS.register("crossthink")(crossthink_reward)
+REWARDS.register("detection")(detection_reward)
 REWARDS.register("exact")(exact_reward)
 REWARDS.register("format")(format_reward)
 REWARDS.register("hygiene")(hygiene_reward)

@@ -11,6 +11,7 @@ from roll.rewards.built_in import REWARDS
 from roll.rewards.contract import check_reward
 
 NEEDS: dict[str, dict[str, Any]] = {
+    "detection": {"answer": '[{"bbox_2d": [0, 0, 10, 10], "label": "cat"}]'},
     "format": {"kwargs": {"tags": ("think", "answer"), "language": "en", "words": (1, 9)}},
     "json": {"kwargs": {"schema": {"type": "object"}}},
     "hygiene": {"kwargs": {"rules": ("language_mixing", "text_after_end", "tool_syntax")}},

@@ -45,14 +45,14 @@ def json_reward(
         TimeoutError: the machine gave the check no CPU time; this is a failure of the reward.
     """
     rules = json.dumps(schema) if schema is not None else _of_row(sample, column or "")
-    text = _value(final_of(sample), place)
+    text = json_text(final_of(sample), place)
     if text is None or not _is_strict(text):
         return Reward(0.0, {"json": 0.0, "timeout": 0.0})
     fits = limited(fits_schema, rules, text)
     return Reward(float(bool(fits)), {"json": 1.0, "timeout": float(fits is None)})
 
 
-def _value(final: str, place: str) -> str | None:
+def json_text(final: str, place: str) -> str | None:
     """Return the text of the value; None if it is not at its place."""
     fences = list(_FENCE.finditer(final)) if place != "all" else []
     if len(fences) >= 2 and not fences[-1][1]:

@@ -1,0 +1,1 @@
+"""The `detection` reward: boxes of objects in an image."""
