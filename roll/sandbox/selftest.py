@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -55,16 +56,16 @@ def find_leak(worker: WorkerProcess, level: str) -> str:
     Raises:
         SandboxError: a program could not be run.
     """
-    family = set(descendants([worker.pid]))
+    worker.run(Job(""), _LIMITS)
+    family = _count(worker.pid)
     with _bait() as bait:
         for trial in (_honest, *_TRIALS) if level != NONE else (_honest,):
             leak = trial(lambda job: worker.run(job, job.limits or _LIMITS), bait)
             if leak:
                 return leak
-            # The nursery of `namespaces` has made the first process of the next job meanwhile.
-            strays = [pid for pid in set(descendants([worker.pid])) - family if _runs(pid)]
-            if len(strays) > 1:
-                return f"{len(strays)} processes were left running"
+            strays = _count(worker.pid) - family
+            if strays > 0:
+                return f"{strays} processes were left running"
     return ""
 
 
@@ -192,6 +193,22 @@ _TRIALS: tuple[Callable[[_Run, Bait], str], ...] = (
     _next_job,
     _honest,
 )
+
+
+_SETTLE_S = 0.5
+
+
+def _count(worker: int) -> int:
+    """Return the number of processes below a worker, when it is the same for a moment.
+
+    Meanwhile the worker's template prepares the next job: in `namespaces` it has three processes.
+    """
+    deadline = time.monotonic() + _SETTLE_S
+    counted = [0]
+    while time.monotonic() < deadline and (len(counted) < 3 or len({*counted[-3:]}) > 1):
+        counted.append(len([pid for pid in descendants([worker]) if _runs(pid)]))
+        time.sleep(0.01)
+    return counted[-1]
 
 
 def _runs(pid: int) -> bool:

@@ -148,9 +148,9 @@ class Lane:
         """Return whether processes of a job are left after a moment."""
         deadline = time.monotonic() + SOON_S
         while True:
-            # Template, nursery, and the first process of the next job.
+            # Worker, template and the next job; nursery, and first processes of the next two jobs.
             family = [pid for pid in descendants([self.worker]) if _runs(pid)]
-            if len(family) <= 1 + (3 if self.sandbox.level == "namespaces" else 1):
+            if len(family) <= (6 if self.sandbox.level == "namespaces" else 3):
                 return []
             if time.monotonic() > deadline:
                 return [f"left processes: {len(family)}"]

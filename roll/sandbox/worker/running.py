@@ -32,8 +32,8 @@ IDLE_CPU_S = 0.5
 _SETTLE_S = 15.0
 """How long a job may take to be gone after it was killed, or to begin."""
 _READ = 1 << 16
-_HELPERS = 4
-"""Processes of the user that a sandbox has beside a job's: template, nursery, two first ones."""
+_HELPERS = 6
+"""Processes of the user beside a job's: template, nursery, the next job, three first ones."""
 
 
 class Running:

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from . import landlock, linux, namespaces, program, seccomp
+from .packets import receive_packet
 
 READY = b"\0"
 """What a job says on its channel when it has given up its rights, before the program begins."""
@@ -43,20 +44,33 @@ class World:
     """The module `__main__` of every job."""
 
 
-def run_job(world: World, order: dict[str, Any], descriptors: Sequence[int]) -> NoReturn:
-    """Become the job, and end with it.
+def run_job(world: World, link: socket.socket) -> NoReturn:
+    """Become a job: wait for an order, carry it out, and end.
+
+    An order holds `limits`, pairs of a resource's name and its limit; `session`; `room`, the
+    working folder; and `disk`, bytes and files that fit into /tmp. Its descriptors are program,
+    standard input, output and error, and a channel; then the packed files, or at `landlock` the
+    folder of files, if there are any.
 
     Args:
         world: what the level asks for.
-        order: `limits`: pairs of a resource's name and its limit; `session`; `room`.
-        descriptors: program, standard input, output and error, channel; then the packed files, or
-            at `landlock` the folder of files, if there are any.
+        link: from the template. The job ends if it closes without an order.
     """
+    trouble = None
     try:
-        source = _read(descriptors[0])
-        _arrange(descriptors[1:])
+        _settle(world)
+    except Exception as error:  # noqa: BLE001  # there is nobody to tell yet
+        trouble = error
+    packet = receive_packet(link)
+    if packet is None:
+        os._exit(0)
+    order, descriptors = packet
+    source = _read(descriptors[0])
+    _arrange(descriptors[1:])
+    try:
+        if trouble is not None:
+            raise trouble
         _give_up_rights(world, order, has_files=len(descriptors) > 5)
-        program.seed()
         os.write(_CHANNEL, READY)
     except BaseException as error:  # noqa: BLE001  # told to the supervisor, which says it failed
         os.write(_CHANNEL, f"{type(error).__name__}: {error}".encode())
@@ -65,6 +79,17 @@ def run_job(world: World, order: dict[str, Any], descriptors: Sequence[int]) -> 
         _answer_calls(socket.socket(fileno=_CHANNEL), world.module)
     os.close(_CHANNEL)
     program.run_to_end(source, world.module)
+
+
+def _settle(world: World) -> None:
+    """Do what needs no order, ahead of time."""
+    linux.die_with_parent(world.pid)
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    program.seed()
+    if world.level == "namespaces":
+        linux.unshare(linux.NEW_NS)  # its mounts end with it
+        namespaces.show_processes()
 
 
 def _arrange(descriptors: Sequence[int]) -> None:
@@ -76,11 +101,8 @@ def _arrange(descriptors: Sequence[int]) -> None:
 
 def _give_up_rights(world: World, order: dict[str, Any], has_files: bool) -> None:
     """Bind this process to its level. Nothing of the program has run yet."""
-    linux.die_with_parent(world.pid)
-    os.setsid()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     if world.level == "namespaces":
-        namespaces.show_processes()
+        namespaces.make_room(*order["disk"])
     for name, limit in order["limits"]:
         _lower(getattr(resource, name), limit)
     places = [*world.places]

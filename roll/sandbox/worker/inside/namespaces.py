@@ -97,7 +97,7 @@ def become_inside_user() -> None:
 
 
 def make_room(size: int, files: int) -> None:
-    """Mount an empty /tmp for the next job.
+    """Mount an empty /tmp for this job.
 
     Args:
         size: bytes that fit into it.
@@ -119,11 +119,6 @@ def show_processes() -> bool:
     except OSError:
         return False
     return True
-
-
-def shows_processes() -> bool:
-    """Return whether a job's /proc is mounted: the covering one underneath is empty."""
-    return bool(os.listdir("/proc"))
 
 
 class Nursery:

@@ -16,6 +16,7 @@ import site
 import socket
 import sys
 import warnings
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -90,47 +91,66 @@ class Template:
         self._nursery = namespaces.Nursery()
 
     def serve(self) -> None:
-        """Fork a job for each order, until the supervisor closes the link."""
+        """Carry out one order after another, until the supervisor closes the link."""
+        fork = self._fork()
         while (packet := receive_packet(self._link)) is not None:
-            order, descriptors = packet
-            if self._nursery is None:
-                self._run(order, descriptors, first=None)
-                continue
-            namespaces.make_room(*order["disk"])
-            first = self._nursery.take()
+            self._hand_over(fork, *packet)
+            spare = self._fork()  # now, because the next order should not wait for it
+            self._see_out(fork, spare)
+            fork = spare
+
+    def _fork(self) -> _Fork:
+        """Return a new job, which waits for its order."""
+        first = self._nursery.take() if self._nursery is not None else None
+        if first:
             linux.enter_pid_namespace(first[1])
-            self._run(order, descriptors, first)
-
-    def _run(
-        self, order: dict[str, Any], descriptors: list[int], first: tuple[int, int] | None
-    ) -> None:
-        """Fork one job, wait for its end, end whatever it has started, and say how it ended.
-
-        Args:
-            order: see `run_job`.
-            descriptors: for the job; closed here.
-            first: pid and pidfd of the first process of the job's pid namespace, if it has one.
-        """
+        link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = linux.clone()
         if pid == 0:
             try:
-                run_job(self._world, order, descriptors)
+                link.close()
+                run_job(self._world, theirs)
             finally:
                 os._exit(1)
-        for each in descriptors:
-            os.close(each)
+        theirs.close()
         handle = first[1] if first else os.pidfd_open(pid)
-        send_packet(self._link, {"job": pid, "first": first[0] if first else 0}, [handle])
-        _, status, usage = os.wait4(pid, 0)
-        if first:
-            _end_namespace(handle)
+        return _Fork(pid, first[0] if first else 0, handle, link)
+
+    def _hand_over(self, fork: _Fork, order: dict[str, Any], descriptors: list[int]) -> None:
+        """Give an order and its descriptors to a job that waits; close them here."""
+        send_packet(fork.link, order, descriptors)
+        for each in (*descriptors, fork.link.detach()):
+            os.close(each)
+        send_packet(self._link, {"job": fork.pid, "first": fork.first}, [fork.handle])
+
+    def _see_out(self, fork: _Fork, spare: _Fork) -> None:
+        """Wait for a job's end, end whatever it has started, and say how it ended.
+
+        Args:
+            fork: the job.
+            spare: the next one, which goes on.
+        """
+        _, status, usage = os.wait4(fork.pid, 0)
+        if fork.first:
+            _end_namespace(fork.handle)
         elif self._level == "none":
-            _end_children()
-        os.close(handle)
+            _end_children(spare.pid)
+        os.close(fork.handle)
         cpu_s = usage.ru_utime + usage.ru_stime
         send_packet(self._link, {"ended": status, "cpu_s": cpu_s, "peak_kb": usage.ru_maxrss})
-        if first:  # while the supervisor answers
-            _empty_folders()
+
+
+@dataclass(frozen=True, slots=True)
+class _Fork:
+    """A job, from its fork to its end."""
+
+    pid: int
+    first: int
+    """First process of its pid namespace; 0 if it has no namespace."""
+    handle: int
+    """Descriptor (pidfd) of the process whose end ends them all."""
+    link: socket.socket
+    """Takes its order."""
 
 
 def _end_namespace(first: int) -> None:
@@ -146,21 +166,16 @@ def _end_namespace(first: int) -> None:
         raise TimeoutError(f"processes of a killed job are still there after {_END_S} s")
 
 
-def _empty_folders() -> None:
-    """Unmount what a job has had; nobody uses it any more."""
-    if namespaces.shows_processes():
-        linux.unmount("/proc")
-    linux.unmount(namespaces.WORK)
-
-
-def _end_children() -> None:
-    """Kill what a job without a namespace has left; orphans are this process's children."""
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
-                for child in file.read().split():
-                    os.kill(int(child), signal.SIGKILL)
-            os.waitpid(-1, 0)
+def _end_children(spare: int) -> None:
+    """Kill what a job without a namespace has left, but `spare`. Orphans are children here."""
+    while True:
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+            left = [int(child) for child in file.read().split() if int(child) != spare]
+        if not left:
+            return
+        for child in left:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
 
 def _import(path: list[str], preload: list[str], optional: list[str]) -> None:
