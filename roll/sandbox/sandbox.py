@@ -14,7 +14,7 @@ from roll.sandbox.levels import LEVELS, NEEDS, NONE, settings
 from roll.sandbox.outcome import Job, Limits, Outcome
 from roll.sandbox.pool import Pool, Ticket
 from roll.sandbox.selftest import find_leak
-from roll.sandbox.session import Session
+from roll.sandbox.session import Session, SessionWorkers
 from roll.sandbox.worker_process import WorkerProcess, as_bytes
 
 
@@ -73,10 +73,11 @@ class Sandbox:
                 "the sandbox runs programs at level `none`: they can do what this process can",
                 stacklevel=2,
             )
-        self._settings = settings(self.level, preload, readable)
+        made = settings(self.level, preload, readable)
         count = workers or len(os.sched_getaffinity(0))
-        rest = [WorkerProcess(self._settings) for _ in range(count - 1)]
-        self._pool = Pool(self._settings, [first, *rest])
+        rest = [WorkerProcess(made) for _ in range(count - 1)]
+        self._pool = Pool(made, [first, *rest])
+        self._session_workers = SessionWorkers(made, spare=2 * count)
 
     async def run(
         self,
@@ -120,14 +121,16 @@ class Sandbox:
     def session(self, limits: Limits | None = None) -> Session:
         """Return a session: a process that keeps its state from call to call.
 
-        It has a worker of its own, which starts when the session is entered. CPU and wall time
+        It has a worker of its own, which starts when the session is entered, or waits since an
+        earlier session has ended. CPU and wall time
         hold for each call, the other limits for the whole.
         """
-        return Session(self._settings, limits or self.limits)
+        return Session(self._session_workers, limits or self.limits)
 
     def close(self) -> None:
         """Kill the programs that run, fail those that wait, end the workers; again: do nothing."""
         self._pool.close()
+        self._session_workers.close()
 
     def __enter__(self) -> Self:
         return self

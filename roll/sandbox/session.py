@@ -3,12 +3,49 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Mapping
 from typing import Any, Self
 
 from roll.sandbox.errors import SandboxError
 from roll.sandbox.outcome import Job, Limits, Outcome
 from roll.sandbox.worker_process import WorkerProcess, as_bytes
+
+
+class SessionWorkers:
+    """Workers of sessions: as many as are open, and some that wait for the next."""
+
+    def __init__(self, settings: Mapping[str, Any], spare: int) -> None:
+        """Start none yet.
+
+        Args:
+            settings: what workers are started with.
+            spare: workers that may wait.
+        """
+        self._settings, self._spare = settings, spare
+        self._waiting: list[WorkerProcess] = []
+        self._lock = threading.Lock()
+
+    def take(self) -> WorkerProcess:
+        """Return a worker that no session has."""
+        with self._lock:
+            return self._waiting.pop() if self._waiting else WorkerProcess(self._settings)
+
+    def give_back(self, worker: WorkerProcess) -> None:
+        """Keep a worker whose session has ended, or end it if enough wait."""
+        with self._lock:
+            if len(self._waiting) < self._spare:
+                self._waiting.append(worker)
+                return
+        worker.close()
+
+    def close(self) -> None:
+        """End the workers that wait, and from now on those that are given back."""
+        with self._lock:
+            self._spare, waiting = 0, self._waiting
+            self._waiting = []
+        for worker in waiting:
+            worker.close()
 
 
 class Session:
@@ -18,9 +55,9 @@ class Session:
     judge answers by it. Limits and the end of the process are seen from outside.
     """
 
-    def __init__(self, settings: Mapping[str, Any], limits: Limits) -> None:
-        """Keep the settings; `Sandbox.session` makes sessions."""
-        self._settings, self._limits = settings, limits
+    def __init__(self, workers: SessionWorkers, limits: Limits) -> None:
+        """Keep the arguments; `Sandbox.session` makes sessions."""
+        self._workers, self._limits = workers, limits
         self._worker: WorkerProcess | None = None
         self._turn = asyncio.Lock()
 
@@ -58,7 +95,7 @@ class Session:
                 raise
 
     def _start(self) -> None:
-        worker = WorkerProcess(self._settings)
+        worker = self._workers.take()
         try:
             worker.wait()
             worker.open_session(Job(""), self._limits)
@@ -73,7 +110,8 @@ class Session:
         try:
             outcome, goes_on = self._worker.call(program, self._limits)
         except SandboxError:
-            self._close()
+            worker, self._worker = self._worker, None
+            worker.close()
             raise
         if not goes_on:
             self._close()
@@ -81,5 +119,11 @@ class Session:
 
     def _close(self) -> None:
         worker, self._worker = self._worker, None
-        if worker is not None:
+        if worker is None:
+            return
+        try:
+            worker.end_session()
+        except SandboxError:
             worker.close()
+        else:
+            self._workers.give_back(worker)

@@ -247,6 +247,21 @@ def test_a_session_ends_at_a_limit_and_does_not_run_on(strongest: Sandbox) -> No
     asyncio.run(calls())
 
 
+def test_a_session_finds_nothing_of_the_one_before(sandbox: Sandbox) -> None:
+    async def calls() -> list[int]:
+        workers = []
+        for _ in range(2):
+            async with sandbox.session(PATIENT) as session:
+                assert (await session.run("'x' in globals()")).stdout == "False\n"
+                await session.run("x = 1\nimport builtins; builtins.x = 1")
+                assert session._worker is not None
+                workers.append(session._worker.pid)
+        return workers
+
+    first, second = asyncio.run(calls())
+    assert first == second  # the worker is the same, and its process for programs another
+
+
 def test_a_killed_worker_leaves_nothing_and_its_job_is_run_again(sandbox: Sandbox) -> None:
     with Sandbox(sandbox.level, workers=1, limits=PATIENT) as one:
         worker = one._pool.workers[0].pid

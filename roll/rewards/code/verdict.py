@@ -1,0 +1,45 @@
+"""`Verdict`: what became of the cases of one program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from roll.sandbox import Outcome, Status
+
+
+class Kind(StrEnum):
+    """The kinds of result that a case can have."""
+
+    PASSED = "passed"
+    WRONG = "wrong"
+    RAISED = "raised"
+    TIMED_OUT = "timed_out"
+    MEMORY = "memory"
+    CRASHED = "crashed"
+    """Ended before it gave a result, whatever its exit code."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The result of one case."""
+
+    kind: Kind
+    why: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """True only if the right result came back."""
+        return self.kind is Kind.PASSED
+
+
+def without_result(outcome: Outcome) -> Verdict:
+    """Return the verdict on a case of which a program told no result."""
+    kinds = {
+        Status.CPU_TIME: Kind.TIMED_OUT,
+        Status.WALL_TIME: Kind.TIMED_OUT,
+        Status.MEMORY: Kind.MEMORY,
+        Status.FAILED: Kind.RAISED,
+    }
+    last = outcome.stderr.rstrip().rpartition("\n")[2]
+    return Verdict(kinds.get(outcome.status, Kind.CRASHED), outcome.reason or last or "no result")
