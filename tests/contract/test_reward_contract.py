@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from roll.core.types import Sample
+from roll.rewards.api import RewardContext
 from roll.rewards.built_in import REWARDS
-from roll.rewards.contract import check_reward
+from roll.rewards.contract import check_reward, sample_of
+from roll.rewards.loading import load_reward
 
 NEEDS: dict[str, dict[str, Any]] = {
     "detection": {"answer": '[{"bbox_2d": [0, 0, 10, 10], "label": "cat"}]'},
@@ -26,6 +28,41 @@ NEEDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", list(REWARDS))
 def test_built_in_rewards_keep_the_contract(name: str) -> None:
     check_reward(REWARDS[name], **NEEDS.get(name, {}))
+
+
+ROW = {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
+BOX = '[{"bbox_2d": [0, 0, 10, 10], "label": "cat"}]'
+RIGHT: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "bleu": ("the cat sat down", "the cat sat down", {}),
+    "contains": ("the cat", "cat", {}),
+    "crossthink": (r"\boxed{C}", "C", {"thoughts": False}),
+    "detection": (BOX, BOX, {}),
+    "ifeval": ("no comma", "", {}),
+    "json": ("{}", "", {"schema": {"type": "object"}}),
+    "math": (r"\boxed{7}", "7", {}),
+    "multiple_choice": ("The answer is C.", "C", {}),
+    "number": ("7", "7", {}),
+    "pattern": ("cat", "", {"pattern": "cat"}),
+    "qa": ("Answer: cat", "cat", {}),
+    "rouge": ("the cat", "the cat", {}),
+    "similarity": ("the cat", "the cat", {}),
+}
+"""Responses that are right, with the answers of their rows and arguments, by the reward."""
+OF_FORM = {"exact", "format", "hygiene", "length", "repetition"}
+"""Rewards that look at the whole response."""
+
+
+@pytest.mark.parametrize("name", sorted(set(REWARDS) - OF_FORM))
+def test_answers_count_after_the_thoughts_only(name: str) -> None:
+    response, answer, kwargs = RIGHT[name]
+
+    def score(text: str) -> float:
+        reward = load_reward(name, kwargs, RewardContext("mine", 0))
+        found = reward.result(one := sample_of(text, answer=answer, extra=ROW), reward.call(one))
+        return float(found.score)
+
+    assert score(response) == score(f"<think>hm</think>\n{response}") == pytest.approx(1)
+    assert score(f"<think>{response}") == score(f"<think>{response}</think>") == score("") == 0
 
 
 def test_an_async_reward_with_arguments_can_be_checked() -> None:

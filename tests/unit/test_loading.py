@@ -12,6 +12,7 @@ from roll.rewards.api import Reward, RewardContext
 from roll.rewards.built_in import REWARDS
 from roll.rewards.contract import sample_of
 from roll.rewards.loading import bind_reward, load_reward, normalise
+from roll.rewards.packages import optional_package
 
 CTX = RewardContext(name="mine", seed=7)
 HERE = "tests.unit.reward_functions"
@@ -58,6 +59,12 @@ def test_async_functions_are_known_and_context_is_handed_on() -> None:
 def test_what_does_not_fit_is_a_config_error(fn: str, kwargs: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         load_reward(fn, kwargs, CTX)
+
+
+def test_a_missing_package_is_named_with_what_to_install() -> None:
+    says = r"'some-package' is missing; without it no moon rises.*pip install 'roll\[rewards\]'"
+    with pytest.raises(ConfigError, match=says):
+        optional_package("no_such_module", "some-package", "moon rises")
 
 
 def test_a_missing_argument_and_a_missing_sample_are_config_errors() -> None:

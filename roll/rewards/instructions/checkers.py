@@ -91,7 +91,10 @@ def letter_frequency(value: str, letter: str, let_frequency: int, let_relation: 
 
 
 def is_in_language(value: str, language: str) -> bool:
-    """Return whether the text is in the language; True if no language can be told."""
+    """Return whether the text is in the language; True if no language can be told.
+
+    The languages are langdetect's: Chinese is `zh-cn` or `zh-tw`, and no text is in `zh`.
+    """
     return language_of(value) in (language, None)
 
 
