@@ -16,6 +16,7 @@ from roll.core.types import Sample
 from roll.rewards.api import RewardContext
 from roll.rewards.contract import sample_of
 from roll.rewards.form.format import format_reward
+from roll.rewards.form.hygiene import hygiene_reward
 from roll.rewards.form.length import length_reward
 from roll.rewards.form.repetition import compression_ratio, repeated_share, repetition_reward
 from roll.rewards.form.tags import in_order_and_once
@@ -104,6 +105,16 @@ def test_loops_are_punished_and_prose_is_not(kind: Any) -> None:
     hidden = _sample(f"<think>{loop}</think>{PROSE}")
     assert repetition_reward(hidden, kind=kind).score < -0.6
     assert repetition_reward(hidden, kind=kind, text="final").score == 0.0
+
+
+def test_no_penalty_is_zero_without_a_sign() -> None:
+    for found in (
+        repetition_reward(_sample("x")),
+        repetition_reward(_sample("x"), kind="compression"),
+        length_reward(_sample("x"), longest=9),
+        hygiene_reward(_sample("x"), rules=("tool_syntax",)),
+    ):
+        assert str(found.score) == "0.0"
 
 
 def test_short_texts_are_not_judged_by_compression() -> None:

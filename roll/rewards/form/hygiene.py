@@ -86,7 +86,7 @@ def hygiene_reward(
         else:
             broken[rule] = final is not None and _OF_ANSWERS[rule](final)
     parts = {rule: float(is_broken) for rule, is_broken in broken.items()}
-    return Reward(-sum(parts.values()) / max(1, len(parts)), parts)
+    return Reward(0.0 - sum(parts.values()) / max(1, len(parts)), parts)
 
 
 def _mixes(sample: Sample, scripts: frozenset[str]) -> bool:

@@ -44,7 +44,7 @@ def length_reward(
     else:
         length = count_words(final_text(sample.response_text, prompt=sample.prompt.text) or "")
     outside = max(0, shortest - length, length - longest if longest is not None else 0)
-    score = -min(1.0, outside / slope)
+    score = max(-1.0, 0.0 - outside / slope)
     if truncated and sample.truncated:
         score = -1.0
     return Reward(score, {"units": float(length), "outside": float(outside)})

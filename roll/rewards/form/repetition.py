@@ -54,9 +54,9 @@ def repetition_reward(
         judged = final_text(sample.response_text, prompt=sample.prompt.text)
     if kind == "ngram":
         share = repeated_share(judged or "", n)
-        return Reward(-max(0.0, share - free) / (1 - free), {"share": share})
+        return Reward(min(0.0, free - share) / (1 - free), {"share": share})
     ratio = compression_ratio(judged or "")
-    return Reward(-max(0.0, 1 - ratio / floor), {"ratio": ratio})
+    return Reward(min(0.0, ratio / floor - 1), {"ratio": ratio})
 
 
 def repeated_share(text: str, n: int) -> float:
