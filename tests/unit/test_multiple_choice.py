@@ -61,6 +61,9 @@ CHOSEN = [
     ("The answer is A because a cat is an animal", "A"),
     ("The answer is C, A is wrong.", "C"),
     ("Thus C is the best answer.", "C"),
+    ("C is my final answer.", "C"),
+    ("Choice: C", "C"),
+    ("Answer - C", "C"),
     ("I'd pick C.", "C"),
     ("\u7b54\u6848\u662fC\u3002", "C"),
     ("\u6545\u9009\uff1aC", "C"),
@@ -86,6 +89,8 @@ NOT_CHOSEN = [
     r"\boxed{E}",
     r"\boxed{}",
     "Plan B it is",
+    "One option: a long walk",
+    "My answer - a long one - is no",
     "Neither A nor B is correct",
     "Either A or B is correct",
 ]

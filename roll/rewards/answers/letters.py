@@ -24,6 +24,7 @@ _STATED = re.compile(
     rf"{_WORDS}[ \t]*\**[ \t]*(?:{_VERB})"
     r"|\b(?:I|we)(?:['\u2019](?:ll|d)|[ \t]+will|[ \t]+would)?[ \t]+"
     r"(?:choose|pick|select|go[ \t]+with)\b"
+    r"|\b(?:option|choice|letter)\b\**[ \t]*[:=]|\banswer\b\**[ \t]+[-\u2013\u2014](?=[ \t])"
     r"|####|<answer>"
     r"|\u7b54\u6848[ \t]*(?:[\u662f\u4e3a\u9009:\uff1a][ \t]*)+"
     r"|[\u6545\u5e94]\u9009[ \t]*[:\uff1a]?",
@@ -31,7 +32,8 @@ _STATED = re.compile(
 )
 _CALLED_RIGHT = re.compile(
     r"(?<!nor )(?<!or )(?<!and )(?<!not )(?<!neither )(?<![^\W_])([A-Z])[*_)\]]{0,3}"
-    r"[ \t]+is[ \t]+(?:the[ \t]+)?(?:correct|right|best)\b"
+    r"[ \t]+is[ \t]+(?:(?:the[ \t]+)?(?:correct|right|best)\b"
+    r"|(?:the|my)[ \t]+(?:final[ \t]+)?answer\b)"
 )
 _BEFORE = re.compile(
     r"(?:[\s*_`\"'\u201c\u2018(\[{<$:]|\\(?:text|textbf|mathrm|mathbf|boxed|fbox)\s*\{|\\[(\[]"
