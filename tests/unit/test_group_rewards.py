@@ -151,6 +151,21 @@ def test_a_failed_group_reward_leaves_its_samples_without_a_reward() -> None:
         ] * 2
 
 
+def test_siblings_that_are_stopped_early_are_not_in_the_group() -> None:
+    seen: list[str] = []
+
+    async def by_group(samples: Sequence[ScoredSample]) -> list[ScoredSample]:
+        seen.extend(one.sample.id for one in samples)
+        return list(samples)
+
+    # The first two siblings never end.
+    engine = ScriptedEngine(turns=lambda request: None if request.id[-1] in "01" else 1)
+    options: dict[str, Any] = {"separate_siblings": True, "redundant": 2}
+    turn = single_turn(engine, samples_per_prompt=2, score_group=by_group, **options)
+    group = asyncio.run(turn.run(TASK))
+    assert seen == [one.sample.id for one in group.samples] == ["4/p0/2", "4/p0/3"]
+
+
 @pytest.mark.parametrize("separate", [True, False])
 def test_a_group_is_scored_once_after_its_last_sample(separate: bool) -> None:
     seen: list[list[str]] = []
