@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -47,10 +48,11 @@ class Limits:
     """Size of all its files together."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError if one is not above zero."""
+        """Raise ValueError for one that is not above zero, or that is no limit."""
         for name in self.__slots__:
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}: expected more than 0, got {getattr(self, name)!r}")
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name}: expected a finite number above 0, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,10 @@ ATTACK = {
     "kill_groups": (
         f"import os\nfor pid in ({PIDS}):\n    try: os.killpg(pid, 9)\n    except OSError: pass"
     ),
+    "signal_first_process": (
+        "import os, time\nfor n in range(1, 65):\n    try: os.kill(1, n)\n    except OSError: pass\n"
+        "time.sleep(0.1)\nprint('still here')"
+    ),
     "kill_by_calls": CALLS + f"for pid in ({PIDS}):\n"
     "    call('kill', pid, 9); call('tkill', pid, 9); call('tgkill', pid, pid, 9)\n"
     "    call('rt_sigqueueinfo', pid, 9, ctypes.create_string_buffer(128))\n"

@@ -140,9 +140,10 @@ def test_a_file_outside_of_the_folder_is_refused(name: str) -> None:
         Job("", files={name: "x"})
 
 
-def test_a_limit_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="memory_mb: expected more than 0, got 0"):
-        Limits(memory_mb=0)
+@pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan")])
+def test_a_limit_that_is_none_is_refused(value: float) -> None:
+    with pytest.raises(ValueError, match="memory_mb: expected a finite number above 0, got"):
+        Limits(memory_mb=value)
 
 
 def test_what_programs_commonly_use_works(sandbox: Sandbox) -> None:
@@ -370,3 +371,10 @@ def test_closing_kills_what_runs_and_refuses_what_comes(sandbox: Sandbox) -> Non
 def test_more_files_than_the_limits_allow_are_refused(strongest: Sandbox) -> None:
     with pytest.raises(ValueError, match="files: 2 with 3 bytes are more than the limits allow"):
         strongest.run_now(Job("", files={"a": "xx", "b": "y"}, limits=Limits(files=1)))
+
+
+def test_a_limit_holds_from_the_program_on_not_for_its_preparation(sandbox: Sandbox) -> None:
+    """Reading so long a program takes longer than it may run."""
+    program = "#" + "x" * 50_000_000
+    outcome = sandbox.run_now(Job(program, limits=Limits(wall_s=0.001)))
+    assert outcome.status in (Status.WALL_TIME, Status.OK)

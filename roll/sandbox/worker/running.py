@@ -80,8 +80,7 @@ class Running:
         self.cpu_s = 0.0
         """CPU time of the job, or of the last call of a session."""
         self._cpu_before = 0.0
-        self._began = time.monotonic()
-        self._next_look = self._began + LOOK_S
+        self._began, self._next_look = time.monotonic(), math.inf  # until the program begins
         self.wall_s = 0.0
         """How long the job, or the last call of a session, took."""
         try:
@@ -160,11 +159,14 @@ class Running:
         self._pids = [pid for pid in (answer["first"], answer["job"]) if pid]
         self._until(lambda: bool(self._heard) or self.ended is not None, _SETTLE_S)
         if not self._heard.startswith(READY):
-            said = self._heard.decode("utf-8", "replace") or "it ended"
+            said = self._heard.decode("utf-8", "replace")
+            said = said or ("it ended" if self.ended else f"not done after {_SETTLE_S:g} s")
             self.stop("cancelled", "its setup failed")
             self.finish()
             raise BrokenTemplateError(f"a job could not give up its rights: {said}")
         del self._heard[:1]
+        self._began = time.monotonic()
+        self._next_look = self._began + LOOK_S
 
     # -- watching ------------------------------------------------------------------------------
 
@@ -250,7 +252,8 @@ class Running:
                 return
             if self.verdict is not None:
                 deadline = min(deadline, now + _SETTLE_S)
-            for descriptor, _ in poll.poll(max(0.0, self._next_look - now) * 1000 + 1):
+            pause_s = min(self._next_look, deadline) - now
+            for descriptor, _ in poll.poll(max(0.0, min(pause_s, _SETTLE_S)) * 1000 + 1):
                 if not self._take(descriptor, interrupt):
                     poll.unregister(descriptor)
             if self._pids and self.verdict is None and time.monotonic() >= self._next_look:

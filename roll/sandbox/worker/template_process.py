@@ -83,6 +83,11 @@ class TemplateProcess:
         self.size, self.memory = size_and_memory(self._process.pid)
 
     def _greet(self, settings: dict[str, Any]) -> None:
+        if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
+            raise BrokenTemplateError(
+                "/proc does not list the children of processes, so those of a program could not be "
+                "measured: mount a full /proc, of a kernel with CONFIG_PROC_CHILDREN"
+            )
         told = {**settings, "parent": os.getpid(), "user": self.user}
         send_packet(self.link, told)
         answer, _ = self.receive(_START_S)

@@ -160,6 +160,8 @@ class Nursery:
 def _serve_firsts(link: socket.socket) -> None:
     """Send a first process for each request, until the other end closes."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    # The kernel keeps a job's signals from the first process, but for those that have a handler.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     ready = _first_process(link)
     while link.recv(16):
         pid, descriptor = ready
