@@ -24,7 +24,7 @@ _ANSWER_S = 60.0
 
 
 class WorkerLostError(SandboxError):
-    """A worker ended, or gives no answer."""
+    """A worker or its template ended, or gives no answer. Another may run the same job."""
 
 
 class WorkerProcess:
@@ -158,7 +158,7 @@ class WorkerProcess:
         if frame is None:
             raise WorkerLostError(self._last_words())
         if "error" in frame[0]:
-            raise SandboxError(frame[0]["error"])
+            raise (WorkerLostError if frame[0]["again"] else SandboxError)(frame[0]["error"])
         return frame
 
     def _last_words(self) -> str:

@@ -52,8 +52,10 @@ class Worker:
         try:
             header, pieces = handle()
         except (BrokenTemplateError, OSError) as error:
+            # One that has never worked will not do so at the next try.
+            again = self._template is not None
             self._drop_template()
-            header, pieces = {"error": str(error)}, []
+            header, pieces = {"error": str(error), "again": again}, []
         try:
             send_frame(self._link, header, *pieces)
         except OSError:
@@ -109,7 +111,7 @@ class Worker:
     def _call(self, source: bytes) -> Frame:
         session = self._session
         if session is None:
-            return {"error": "the session has ended"}, []
+            return {"error": "the session has ended", "again": False}, []
         status = session.call(source, self._interrupted, self._link)
         outcome = _outcome(session)
         if status is None:
