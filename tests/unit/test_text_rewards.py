@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable
@@ -12,9 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from roll.config.sections.reward import RewardConfig
 from roll.core.errors import ConfigError, DataError
 from roll.rewards.api import Reward, RewardContext
 from roll.rewards.contract import sample_of
+from roll.rewards.execution.pool import RewardPool
 from roll.rewards.loading import load_reward
 from roll.rewards.text.bleu import bleu, bleu_reward
 from roll.rewards.text.contains import contains_reward
@@ -261,3 +264,15 @@ def test_no_response_fails(response: str) -> None:
     _all(f"<answer>{response}</answer>")
     assert _score(json_reward, response, schema=SCHEMA) == 0.0
     assert _score(pattern_reward, response + "\ud800", pattern="x") == float("x" in response)
+
+
+def test_a_batch_of_responses_that_blow_a_pattern_up_costs_no_sample() -> None:
+    config = RewardConfig(fn="pattern", kwargs={"pattern": r"^(?:a|a|aa)+$"})
+    pool = RewardPool.from_config("r", config, seed=0)
+    try:
+        pool.begin_step(6)
+        samples = [sample_of("a" * 40 + f"b{i}", answer="") for i in range(6)]
+        scored = asyncio.run(pool.score(samples))
+        assert [each.reward for each in scored] == [Reward(0.0, {"timeout": 1.0})] * 6
+    finally:
+        pool.close()

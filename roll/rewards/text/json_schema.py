@@ -12,7 +12,7 @@ from roll.core.errors import ConfigError, DataError
 from roll.core.types import Sample
 from roll.rewards.api import Reward
 from roll.rewards.packages import optional_package
-from roll.rewards.text.limited import fits_schema, limited
+from roll.rewards.text.limited import SCHEMA_CPU_S, fits_schema, limited
 from roll.rewards.text.references import final_of
 
 _FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[ \t]*$", re.MULTILINE)
@@ -48,7 +48,7 @@ def json_reward(
     text = json_text(final_of(sample), place)
     if text is None or not _is_strict(text):
         return Reward(0.0, {"json": 0.0, "timeout": 0.0})
-    fits = limited(fits_schema, rules, text)
+    fits = limited(fits_schema, rules, text, cpu_s=SCHEMA_CPU_S)
     return Reward(float(bool(fits)), {"json": 1.0, "timeout": float(fits is None)})
 
 

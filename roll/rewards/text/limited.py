@@ -6,7 +6,9 @@ schema with patterns. With CPU time the same response gets the same verdict on a
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 import json
 import os
 from collections.abc import Callable
@@ -15,11 +17,14 @@ from typing import Any, Literal
 from roll.rewards.execution.child import ChildDiedError, ChildSpec
 from roll.rewards.execution.child_pool import ChildPool, NoChildFreeError
 
-CHECK_CPU_S = 1.0
-"""Limit on the CPU time of one check, in seconds."""
+PATTERN_CPU_S = 0.2
+"""Limit on the CPU time of a regular expression, in seconds; a good one takes milliseconds. It is
+short, so that a whole batch of responses that blow it up leaves the queue in time."""
+SCHEMA_CPU_S = 1.0
+"""Limit on the CPU time of a JSON schema, in seconds; a large value takes a part of it."""
 CHECK_PATIENCE_S = 30.0
 """Limit on the wall-clock time of one check, in seconds; after it the sample has no verdict."""
-QUEUE_TIMEOUT_S = 5.0
+QUEUE_TIMEOUT_S = 8.0
 """Longest wait for a free child, in seconds; below the default `timeout_s` of a reward."""
 MEMORY_BYTES = 2**30
 """Limit on the address space that a child may add after its start, in bytes."""
@@ -29,9 +34,9 @@ MAX_PROCESSES = 2
 Find = Literal["search", "fullmatch"]
 
 
-def limited(check: Callable[..., bool], *args: object) -> bool | None:
-    """Return the result of one of the checks below, run in a child process; None if it ran out of
-    CPU time or memory.
+def limited(check: Callable[..., bool], *args: object, cpu_s: float) -> bool | None:
+    """Return the result of one of the checks below, run in a child process; None if it used up
+    `cpu_s` seconds of CPU time, or its memory.
 
     Raises:
         TimeoutError: no child was free in time, or the machine gave it too little CPU time.
@@ -39,7 +44,7 @@ def limited(check: Callable[..., bool], *args: object) -> bool | None:
     try:
         verdict = _children().call(
             (check.__name__, args),
-            CHECK_CPU_S,
+            cpu_s,
             queue_timeout_s=QUEUE_TIMEOUT_S,
             patience_s=CHECK_PATIENCE_S,
         )
@@ -80,6 +85,10 @@ def fits_schema(schema: str, value: str) -> bool:
 
 def make_checker() -> Callable[[tuple[str, tuple[Any, ...]]], bool | None]:
     """Return the function that runs in the child: one of the checks above, by its name."""
+    # Imported once, before the child forks: later, their import would count as time of a check.
+    for package in ("regex", "jsonschema", "referencing.exceptions"):
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(package)
     checks: dict[str, Callable[..., bool]] = {c.__name__: c for c in (matches, fits_schema)}
 
     def check(call: tuple[str, tuple[Any, ...]]) -> bool | None:

@@ -8,7 +8,7 @@ from roll.core.errors import ConfigError, DataError
 from roll.core.types import Sample
 from roll.rewards.api import Reward
 from roll.rewards.packages import optional_package
-from roll.rewards.text.limited import Find, limited, matches
+from roll.rewards.text.limited import PATTERN_CPU_S, Find, limited, matches
 from roll.rewards.text.references import final_of
 
 
@@ -24,7 +24,7 @@ def pattern_reward(
     """Return 1 if a regular expression matches the text after the thoughts, else 0.
 
     The expression is one of the package `regex`, a superset of Python's. A match that takes more
-    than a second of CPU time, which a response can cause, scores 0 in either case and shows as the
+    than 0.2 s of CPU time, which a response can cause, scores 0 in either case and shows as the
     part `timeout`. So does an empty text.
 
     Args:
@@ -46,7 +46,7 @@ def pattern_reward(
     text = final_of(sample).strip()
     if not text:
         return Reward(0.0, {"timeout": 0.0})
-    found = limited(matches, expression, ignore_case, find, text)
+    found = limited(matches, expression, ignore_case, find, text, cpu_s=PATTERN_CPU_S)
     right = found is not None and found == (expect == "match")
     return Reward(float(right), {"timeout": float(found is None)})
 
