@@ -26,7 +26,7 @@ from roll.sandbox.worker_process import WorkerProcess
 _LIMITS = Limits(
     cpu_s=5, wall_s=10, memory_mb=256, processes=8, output_bytes=2**16, files=16, disk_mb=1
 )
-_SHORT_S = 0.3
+_SHORT_S, _MOMENT_S = 0.3, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +56,13 @@ def find_leak(worker: WorkerProcess, level: str) -> str:
     Raises:
         SandboxError: a program could not be run.
     """
-    worker.run(Job(""), _LIMITS)
-    family = _count(worker.pid)
     with _bait() as bait:
         for trial in (_honest, *_TRIALS) if level != NONE else (_honest,):
             leak = trial(lambda job: worker.run(job, job.limits or _LIMITS), bait)
             if leak:
                 return leak
-            strays = _count(worker.pid) - family
-            if strays > 0:
+            strays = _strays(worker.pid, level)
+            if strays:
                 return f"{strays} processes were left running"
     return ""
 
@@ -195,20 +193,19 @@ _TRIALS: tuple[Callable[[_Run, Bait], str], ...] = (
 )
 
 
-_SETTLE_S = 0.5
+def _strays(worker: int, level: str) -> int:
+    """Return how many processes more than its own a worker has, after a moment.
 
-
-def _count(worker: int) -> int:
-    """Return the number of processes below a worker, when it is the same for a moment.
-
-    Meanwhile the worker's template prepares the next job: in `namespaces` it has three processes.
+    Its own are itself, its template and the next job; in `namespaces` also the nursery and the
+    first processes of the next two jobs.
     """
-    deadline = time.monotonic() + _SETTLE_S
-    counted = [0]
-    while time.monotonic() < deadline and (len(counted) < 3 or len({*counted[-3:]}) > 1):
-        counted.append(len([pid for pid in descendants([worker]) if _runs(pid)]))
-        time.sleep(0.01)
-    return counted[-1]
+    own = 6 if level == "namespaces" else 3
+    deadline = time.monotonic() + _MOMENT_S
+    while True:
+        more = sum(map(_runs, descendants([worker]))) - own
+        if more <= 0 or time.monotonic() > deadline:
+            return max(more, 0)
+        time.sleep(0.005)
 
 
 def _runs(pid: int) -> bool:

@@ -90,6 +90,9 @@ def _settle(world: World) -> None:
     if world.level == "namespaces":
         linux.unshare(linux.NEW_NS)  # its mounts end with it
         namespaces.show_processes()
+    # A fork gets its own copy of a page when it first writes to it: better now than later.
+    program.run(b"pass", ModuleType("rehearsal"))
+    seccomp.for_process(world.seccomp, os.getpid())
 
 
 def _arrange(descriptors: Sequence[int]) -> None:

@@ -132,12 +132,14 @@ class Template:
         """
         _, status, usage = os.wait4(fork.pid, 0)
         if fork.first:
-            _end_namespace(fork.handle)
+            signal.pidfd_send_signal(fork.handle, signal.SIGKILL)  # the kernel kills the others
         elif self._level == "none":
             _end_children(spare.pid)
-        os.close(fork.handle)
         cpu_s = usage.ru_utime + usage.ru_stime
         send_packet(self._link, {"ended": status, "cpu_s": cpu_s, "peak_kb": usage.ru_maxrss})
+        if fork.first:
+            _await_end(fork.handle)
+        os.close(fork.handle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +155,12 @@ class _Fork:
     """Takes its order."""
 
 
-def _end_namespace(first: int) -> None:
-    """Kill all processes of a job's pid namespace, and wait until they are gone.
+def _await_end(first: int) -> None:
+    """Wait until no process of a job's pid namespace is left: the first one ends as the last.
 
     Raises:
         TimeoutError: they are still there after `_END_S`.
     """
-    signal.pidfd_send_signal(first, signal.SIGKILL)
     waiting = select.poll()
     waiting.register(first, select.POLLIN)
     if not waiting.poll(_END_S * 1000):
