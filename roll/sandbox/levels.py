@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import site
 import sys
-import sysconfig
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,6 +41,8 @@ encodings.cp1252 encodings.idna encodings.unicode_escape encodings.raw_unicode_e
 encodings.utf_16 encodings.utf_16_be encodings.utf_16_le encodings.utf_32 encodings.utf_8_sig
 """
 
+_PACKAGES = ("site-packages", "dist-packages")
+
 # Shared libraries, commands and time zones. Not all of /usr: images keep projects in /usr/src.
 _SYSTEM = """
 /bin /lib /lib64 /usr/bin /usr/lib /usr/lib64 /usr/local/lib /usr/share/zoneinfo
@@ -57,9 +58,12 @@ def settings(level: str, preload: Sequence[str], readable: Sequence[str]) -> dic
         preload: modules to import beside `STANDARD`.
         readable: further folders that jobs may read and import from.
     """
-    base = sysconfig.get_paths(vars={"base": sys.base_prefix, "platbase": sys.base_prefix})
-    standard = [base["stdlib"], sysconfig.get_config_var("DESTSHARED")]
-    packages = [folder for folder in site.getsitepackages() if os.path.isdir(folder)]
+    library = os.path.dirname(os.__file__)
+    standard = [library, os.path.join(library, "lib-dynload")]
+    # `sys.path` has those of the user and of a virtual environment that sees the system's. Other
+    # folders of it may be a project's, which programs should not read.
+    known = [each for each in sys.path if os.path.basename(each) in _PACKAGES]
+    packages = [each for each in (*site.getsitepackages(), *known) if os.path.isdir(each)]
     path = [os.path.abspath(each) for each in (*standard, *packages, *readable)]
     places = [*path, *(os.path.join(sys.base_prefix, each) for each in ("lib", "bin"))]
     places += _SYSTEM.split()

@@ -35,23 +35,38 @@ class WorkerProcess:
 
         Args:
             settings: `level`, `places`, `path` and `preload` of its template.
+
+        Raises:
+            SandboxError: this user cannot start the interpreter.
         """
-        python = os.path.realpath(sys.executable)  # not a virtual environment's link to it
         self._errors = os.memfd_create("errors")
         self._link, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(
-                [python, *FLAGS, _BOOT.format(theirs.fileno()), str(Path(__file__).parent)],
+            self._process = self._popen(theirs.fileno())
+        self._answered = False
+        send_frame(self._link, {**settings, "parent": os.getpid()})
+
+    def _popen(self, descriptor: int) -> subprocess.Popen[bytes]:
+        python = os.path.realpath(sys.executable)  # not a virtual environment's link to it
+        folder = str(Path(__file__).parent)
+        try:
+            return subprocess.Popen(
+                [python, *FLAGS, _BOOT.format(descriptor), folder],
                 env={},
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[descriptor],
                 start_new_session=True,  # Ctrl-C reaches the sandbox's own process alone
             )
-        self._answered = False
-        send_frame(self._link, {**settings, "parent": os.getpid()})
+        except OSError as error:
+            self._link.close()
+            os.close(self._errors)
+            raise SandboxError(
+                f"cannot start {python} as user {os.geteuid()}: {error.strerror}; each folder on "
+                "the way to the interpreter must be open to the user"
+            ) from error
 
     @property
     def pid(self) -> int:

@@ -378,3 +378,18 @@ def test_a_limit_holds_from_the_program_on_not_for_its_preparation(sandbox: Sand
     program = "#" + "x" * 50_000_000
     outcome = sandbox.run_now(Job(program, limits=Limits(wall_s=0.001)))
     assert outcome.status in (Status.WALL_TIME, Status.OK)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_an_interpreter_that_the_user_cannot_start_is_named(tmp_path: Path) -> None:
+    """An interpreter in a folder of root's, as in many images."""
+    tmp_path.chmod(0o700)
+    code = (
+        "import os, sys, shutil; from roll.sandbox import NoLevelError, Sandbox\n"
+        f"shutil.copy(os.path.realpath(sys.executable), {str(tmp_path / 'copy')!r})\n"
+        f"sys.executable = {str(tmp_path / 'copy')!r}\n"
+        "os.setgroups([]); os.setresgid(23456, 23456, 23456); os.setresuid(23456, 23456, 23456)\n"
+        "try: Sandbox()\nexcept NoLevelError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert f"cannot start {tmp_path / 'copy'} as user 23456: Permission denied" in done.stdout, done
