@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from roll.sandbox import Job, Limits, NoLevelError, Sandbox, SandboxError, Status
 from roll.sandbox.levels import LEVELS, settings
 from roll.sandbox.selftest import find_leak
+from roll.sandbox.worker.template_process import FIRST_USER
 from roll.sandbox.worker.usage import descendants
 from roll.sandbox.worker_process import WorkerProcess
 
@@ -300,6 +302,34 @@ def test_nothing_is_left_when_the_program_around_it_is_killed() -> None:
     process.kill()
     process.wait()
     until_gone(family)
+
+
+def test_nothing_is_left_of_a_worker_that_is_killed_at_any_moment(strongest: Sandbox) -> None:
+    """Also of one whose processes are just being made, and know no parent in their namespace."""
+    if os.geteuid() != 0:
+        pytest.skip("the user of jobs is told from others where root gives each worker its own")
+    users = []
+    for n in range(15):
+        worker = WorkerProcess(settings(strongest.level, (), ()))
+        worker.wait()
+        users.append(FIRST_USER + worker.pid)
+        worker.order(Job("import time; time.sleep(30)"), PATIENT)
+        time.sleep(n / 2500)
+        os.kill(worker.pid, signal.SIGKILL)
+        worker.close()
+
+    def left() -> list[str]:
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if int((entry / "status").read_text().split("Uid:")[1].split()[0]) in users:
+                    found.append(entry.name)
+        return found
+
+    deadline = time.monotonic() + 5
+    while left() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert left() == []
 
 
 def test_a_template_that_dies_is_replaced(strongest: Sandbox) -> None:

@@ -19,7 +19,9 @@ from .usage import size_and_memory
 _HERE = Path(__file__).parent
 _START_S = 120.0
 """How long the imports of a template may take."""
-_FIRST_USER, _NOBODY = 1 << 30, 65534
+FIRST_USER = 1 << 30
+"""Plus the worker's pid: the user of its jobs, if root may choose one."""
+_NOBODY = 65534
 _SETGID, _SETUID = 6, 7  # bits of capabilities
 
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from inside.template import main; main({})"
@@ -178,7 +180,7 @@ def unprivileged_user() -> int | None:
     capabilities = int(status.split("CapEff:")[1].split()[0], 16)
     if os.geteuid() != 0 or not capabilities >> _SETUID & capabilities >> _SETGID & 1:
         return None
-    for user in (_FIRST_USER + os.getpid(), _NOBODY):
+    for user in (FIRST_USER + os.getpid(), _NOBODY):
         if all(_exists(user, Path(f"/proc/self/{name}")) for name in ("uid_map", "gid_map")):
             return user
     return None

@@ -33,8 +33,8 @@ class World:
     """Things that all jobs of a template share."""
 
     level: str
-    pid: int
-    """The template's; 0 if its jobs cannot see it."""
+    template: int
+    """Its pidfd."""
     landlock_abi: int
     places: Sequence[tuple[int, int]]
     """What jobs may read at `landlock` (`landlock.open_places`)."""
@@ -83,7 +83,7 @@ def run_job(world: World, link: socket.socket) -> NoReturn:
 
 def _settle(world: World) -> None:
     """Do what needs no order, ahead of time."""
-    linux.die_with_parent(world.pid)
+    linux.die_with_parent(world.template)
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     program.seed()

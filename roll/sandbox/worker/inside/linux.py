@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 
 from .syscalls import machine, number
 
@@ -134,10 +135,13 @@ def die_with_parent(parent: int) -> None:
     """Let the kernel kill this process when its parent ends, from now on.
 
     Args:
-        parent: pid of the parent; 0 where it has no pid in this namespace.
+        parent: pidfd of the parent. Its pid would not do: in a pid namespace of its own, a process
+            cannot tell by it that the parent has ended already.
     """
     prctl(PR_SET_PDEATHSIG, 9)
-    if os.getppid() != parent:  # it ended before
+    ended = select.poll()
+    ended.register(parent, select.POLLIN)
+    if ended.poll(0):  # before the kernel was told
         os._exit(1)
 
 

@@ -131,7 +131,7 @@ class Nursery:
     def __init__(self) -> None:
         """Fork it; it ends with this process."""
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        parent = os.getpid()
+        parent = os.pidfd_open(os.getpid())
         if os.fork() == 0:
             try:
                 linux.die_with_parent(parent)
@@ -143,6 +143,7 @@ class Nursery:
             finally:
                 os._exit(1)
         theirs.close()
+        os.close(parent)
 
     def take(self) -> tuple[int, int]:
         """Return pid and pidfd of a new first process.
@@ -177,17 +178,19 @@ def _serve_firsts(link: socket.socket) -> None:
 
 def _first_process(link: socket.socket) -> tuple[int, int]:
     """Return pid and pidfd of a child that is the first of a new pid namespace."""
+    nursery = os.pidfd_open(os.getpid())
     pid = linux.clone(linux.NEW_PID)
     if pid == 0:
         try:
+            linux.die_with_parent(nursery)
             link.close()
-            os.closerange(0, 16)
-            linux.die_with_parent(0)
+            os.closerange(0, 64)
             while True:  # collects the orphans of the namespace, until it is killed
                 signal.sigwait({signal.SIGCHLD})
                 _collect()
         finally:
             os._exit(1)
+    os.close(nursery)
     return pid, os.pidfd_open(pid)
 
 

@@ -62,6 +62,9 @@ class Template:
         """
         self._link, self._level = link, settings["level"]
         self._nursery: namespaces.Nursery | None = None
+        supervisor = os.pidfd_open(os.getppid())
+        if os.getppid() != settings["parent"]:
+            raise ProcessLookupError("the supervisor has ended")
         abi, places, filter_ = 0, [], b""
         if self._level == "namespaces":
             self._enter_namespaces(settings)
@@ -75,9 +78,10 @@ class Template:
         linux.bound_capabilities()
         linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
         linux.prctl(linux.PR_SET_DUMPABLE, 0)
-        linux.die_with_parent(settings["parent"])
-        pid = 0 if self._nursery else os.getpid()
-        self._world = World(self._level, pid, abi, places, filter_, main_module())
+        linux.die_with_parent(supervisor)
+        os.close(supervisor)
+        own = os.pidfd_open(os.getpid())
+        self._world = World(self._level, own, abi, places, filter_, main_module())
 
     def _enter_namespaces(self, settings: dict[str, Any]) -> None:
         if settings["user"] is not None:
@@ -133,12 +137,11 @@ class Template:
         _, status, usage = os.wait4(fork.pid, 0)
         if fork.first:
             signal.pidfd_send_signal(fork.handle, signal.SIGKILL)  # the kernel kills the others
+            _await_end(fork.handle)
         elif self._level == "none":
             _end_children(spare.pid)
         cpu_s = usage.ru_utime + usage.ru_stime
         send_packet(self._link, {"ended": status, "cpu_s": cpu_s, "peak_kb": usage.ru_maxrss})
-        if fork.first:
-            _await_end(fork.handle)
         os.close(fork.handle)
 
 
