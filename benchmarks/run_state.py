@@ -48,7 +48,7 @@ def group(number: int, length: int) -> Group:
         tokens.frombytes(torch.randint(150_000, (length,), dtype=torch.int32).numpy().tobytes())
         logprobs.frombytes((-torch.rand(length)).numpy().tobytes())
         versions = VersionRuns(((number, length),))
-        completion = Completion(tokens, logprobs, versions, FinishReason.STOP)
+        completion = Completion.of(tokens, logprobs, versions, FinishReason.STOP)
         sample = Sample(f"{number}:{sibling}", str(number), prompt, completion, "a" * 4 * length)
         samples.append(ScoredSample(sample, 1.0, {}, {}))
     return Group(prompt, tuple(samples), number)

@@ -68,7 +68,7 @@ def scripted_completion(seed: int, version: int, script: Script) -> Completion:
     length = scripted_length(seed, script)
     rng = np.random.default_rng(seed)
     tokens, logprobs = rng.integers(FIRST_TOKEN, VOCABULARY, length), -rng.random(length)
-    return Completion(
+    return Completion.of(
         tokens=array(TOKEN_TYPE, tokens.astype(np.int32).tobytes()),
         logprobs=array(LOGPROB_TYPE, logprobs.astype(np.float32).tobytes()),
         versions=VersionRuns(((version, length),)),

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain, groupby, repeat
-from typing import Self
+from typing import Any, Protocol, Self
 
 TOKEN_TYPE = "i"
 """Type code of arrays of token ids: int32."""
@@ -111,28 +111,47 @@ class VersionRuns:
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
-    """A continuation of a prompt. The columns have one entry per token."""
+class Written:
+    """Tokens of a completion. The columns have one entry per token."""
 
     tokens: array[int]
     """Token ids, int32."""
     logprobs: array[float]
     """Natural logarithm of each token's probability in the distribution that was sampled from,
     float32."""
-    versions: VersionRuns
-    """Version of the weights that wrote each token."""
-    finish: FinishReason
     text: str | None = None
     """Text of all tokens, as rewards read it; None if it is not known. Of a part, and of parts that
     were joined, it is not: a character may lie across the boundary."""
 
-    def __post_init__(self) -> None:
-        sizes = len(self.tokens), len(self.logprobs), len(self.versions)
-        if len(set(sizes)) != 1:
-            raise ValueError(
-                "a completion has {} tokens, {} log-probs and {} versions; expected one of each "
-                "per token".format(*sizes)
-            )
+    def get(self) -> Written:
+        """Return these tokens themselves."""
+        return self
+
+
+class Content(Protocol):
+    """Tokens of a completion, here or in another process."""
+
+    def get(self) -> Written:
+        """Return the tokens. If they are elsewhere, this waits until they are here.
+
+        Raises:
+            WorkerError: they are lost.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A continuation of a prompt: what a scheduler needs of it, and its tokens or where they are.
+
+    The driver should not read the tokens: there may be hundreds of millions of them in a step.
+    """
+
+    content: Content
+    """The tokens, or their address."""
+    versions: VersionRuns
+    """Version of the weights that wrote each token."""
+    finish: FinishReason
 
     @classmethod
     def of(
@@ -142,21 +161,53 @@ class Completion:
         versions: Iterable[int] | VersionRuns,
         finish: FinishReason,
     ) -> Self:
-        """Make a completion of Python numbers, with one entry per token; also an entry per token
-        for `versions`, unless they are runs."""
+        """Make a completion whose tokens are here.
+
+        Args:
+            tokens: token ids; an array of `TOKEN_TYPE` is kept, everything else is copied.
+            logprobs: log-prob of each token; an array of `LOGPROB_TYPE` is kept.
+            versions: runs of versions, or a version for each token.
+            finish: reason of the end.
+
+        Raises:
+            ValueError: the numbers of entries differ.
+        """
         if not isinstance(versions, VersionRuns):
             versions = VersionRuns.of_tokens(versions)
-        return cls(array(TOKEN_TYPE, tokens), array(LOGPROB_TYPE, logprobs), versions, finish)
+        written = Written(_array(TOKEN_TYPE, tokens), _array(LOGPROB_TYPE, logprobs))
+        sizes = len(written.tokens), len(written.logprobs), len(versions)
+        if len(set(sizes)) != 1:
+            raise ValueError(
+                "a completion has {} tokens, {} log-probs and {} versions; expected one of each "
+                "per token".format(*sizes)
+            )
+        return cls(written, versions, finish)
+
+    @property
+    def tokens(self) -> array[int]:
+        """Token ids, int32; see `Content.get`."""
+        return self.content.get().tokens
+
+    @property
+    def logprobs(self) -> array[float]:
+        """Natural logarithm of each token's probability in the distribution that was sampled from,
+        float32; see `Content.get`."""
+        return self.content.get().logprobs
+
+    @property
+    def text(self) -> str | None:
+        """Text of all tokens; see `Written.text` and `Content.get`."""
+        return self.content.get().text
 
     def __len__(self) -> int:
         """Return the number of tokens."""
-        return len(self.tokens)
+        return len(self.versions)
 
     def __add__(self, later: Completion) -> Completion:
         """Concatenate two parts; the finish reason is that of the second one."""
+        first, second = self.content.get(), later.content.get()
         return Completion(
-            self.tokens + later.tokens,
-            self.logprobs + later.logprobs,
+            Written(first.tokens + second.tokens, first.logprobs + second.logprobs),
             self.versions + later.versions,
             later.finish,
         )
@@ -164,9 +215,16 @@ class Completion:
     def part(self, begin: int, end: int | None = None) -> Completion:
         """Return the tokens with the numbers `begin` to `end` - 1, by default to the last one."""
         stop = len(self) if end is None else end
+        written = self.content.get()
         return Completion(
-            self.tokens[begin:stop],
-            self.logprobs[begin:stop],
+            Written(written.tokens[begin:stop], written.logprobs[begin:stop]),
             self.versions.part(begin, stop),
             self.finish,
         )
+
+
+def _array(kind: str, values: Iterable[Any]) -> array[Any]:
+    """Return the values as an array of this type; an array that is one already, as it is."""
+    if isinstance(values, array) and values.typecode == kind:
+        return values
+    return array(kind, values)

@@ -54,7 +54,8 @@ class InferWorker(Worker):
         """Return the completion with its text, unless another replica will continue it."""
         if self._decode is None or written.finish is FinishReason.ABORT:
             return written
-        return replace(written, text=self._decode(written.tokens))
+        content = written.content.get()
+        return replace(written, content=replace(content, text=self._decode(content.tokens)))
 
     async def abort(self, request_id: str) -> None:
         """End a running request, whose call of `generate` then returns; ignore an unknown id."""

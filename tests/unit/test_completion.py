@@ -76,7 +76,7 @@ def test_columns_of_other_lengths_are_refused(
     tokens: int, logprobs: int, versions: int, sizes: str
 ) -> None:
     with pytest.raises(ValueError, match=sizes):
-        Completion(
+        Completion.of(
             array("i", [1] * tokens),
             array("f", [0.0] * logprobs),
             VersionRuns.of_tokens([0] * versions),

@@ -35,7 +35,8 @@ def test_a_text_that_comes_with_a_completion_is_not_decoded_again() -> None:
     class Decodes(ScriptedEngine):
         async def generate(self, request: GenerateRequest) -> list[Completion]:
             first, *others = await super().generate(request)
-            return [replace(first, text="decoded"), *others]
+            written = replace(first.content.get(), text="decoded")
+            return [replace(first, content=written), *others]
 
     group = asyncio.run(single_turn(Decodes(), seed=5).run(TASK))
     token = (group_seed(5, "4/p0") + 1) % 1000

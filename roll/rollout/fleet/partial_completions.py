@@ -54,7 +54,7 @@ class KnownTokens:
             self._versions += new.versions
 
     def so_far(self) -> Completion:
-        return Completion(self._tokens[:], self._logprobs[:], self._versions, self._finish)
+        return Completion.of(self._tokens[:], self._logprobs[:], self._versions, self._finish)
 
 
 def continuable_part(written: Completion, sampling: SamplingParams) -> Completion:

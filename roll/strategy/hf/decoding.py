@@ -56,7 +56,7 @@ class Sibling:
     def completion(self, start: int = 0) -> Completion:
         """Return the completion without its first `start` tokens."""
         end = len(self.versions)
-        return Completion(
+        return Completion.of(
             self.tokens[start:end],
             self.logprobs[start:end],
             VersionRuns.of_tokens(self.versions[start:end]),

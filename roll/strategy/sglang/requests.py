@@ -37,7 +37,7 @@ class Sibling:
 
     def after(self, start: int) -> Completion:
         """Return the tokens from number `start` on, as a completion."""
-        return Completion(
+        return Completion.of(
             self.tokens[start:],
             self.logprobs[start:],
             self.versions.part(start, len(self.tokens)),
