@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain, groupby, repeat
 from typing import Any, Protocol, Self
@@ -198,6 +198,10 @@ class Completion:
     def text(self) -> str | None:
         """Text of all tokens; see `Written.text` and `Content.get`."""
         return self.content.get().text
+
+    def with_text(self, text: str) -> Completion:
+        """Return the completion with this text of all its tokens."""
+        return replace(self, content=replace(self.content.get(), text=text))
 
     def __len__(self) -> int:
         """Return the number of tokens."""

@@ -152,7 +152,7 @@ class Heartbeat:
     heartbeat."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Sample:
     """A finished response to a prompt, as reward functions get it.
 
@@ -166,9 +166,29 @@ class Sample:
     """Id of the group; the siblings of one prompt in one step have the same."""
     prompt: Prompt
     completion: Completion
-    response_text: str
-    """Decoded completion without special tokens, except those that mark the begin and end of
-    thoughts (such as `<think>`)."""
+
+    def __init__(
+        self,
+        id: str,
+        group: str,
+        prompt: Prompt,
+        completion: Completion,
+        response_text: str | None = None,
+    ) -> None:
+        """Make a sample; `response_text` is needed if the completion has no text yet."""
+        if response_text is not None:
+            completion = completion.with_text(response_text)
+        for name, value in zip(self.__slots__, (id, group, prompt, completion), strict=True):
+            object.__setattr__(self, name, value)
+
+    @property
+    def response_text(self) -> str:
+        """Decoded completion without special tokens, except those that mark the begin and end of
+        thoughts (such as `<think>`)."""
+        text = self.completion.text
+        if text is None:
+            raise ValueError(f"the completion of sample {self.id} was not decoded")
+        return text
 
     @property
     def answer(self) -> str:

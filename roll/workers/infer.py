@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.training import InferRole
@@ -54,8 +53,7 @@ class InferWorker(Worker):
         """Return the completion with its text, unless another replica will continue it."""
         if self._decode is None or written.finish is FinishReason.ABORT:
             return written
-        content = written.content.get()
-        return replace(written, content=replace(content, text=self._decode(content.tokens)))
+        return written.with_text(self._decode(written.tokens))
 
     async def abort(self, request_id: str) -> None:
         """End a running request, whose call of `generate` then returns; ignore an unknown id."""
