@@ -111,9 +111,8 @@ def _verdict(
 
 def _group(sample: Sample) -> list[Sample]:
     """Return a group of the sample and an empty response."""
-    empty = Completion.of([], [], [], FinishReason.STOP)
-    other = replace(sample, id=f"{sample.group}/1", completion=empty, response_text="")
-    return [sample, other]
+    empty = Completion.of([], [], [], FinishReason.STOP).with_text("")
+    return [sample, replace(sample, id=f"{sample.group}/1", completion=empty)]
 
 
 def make_trial(folder: str, name: str, settings: dict[str, Any]) -> Callable[[Any], Any]:

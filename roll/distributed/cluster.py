@@ -15,7 +15,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, over
 
 from roll.config.sections.roles import Role
 from roll.core.types import RankInfo, WorkerSpec, worker_name
-from roll.distributed.dispatch import Call, dispatch_of
+from roll.distributed.dispatch import Apart, Call, dispatch_of
 from roll.distributed.pending import Answers, Pending
 from roll.distributed.worker import Worker
 
@@ -211,7 +211,8 @@ class Cluster(Workers[W], Generic[W]):
             WorkerError: this worker raised an exception, or a worker that is not replaceable died.
             WorkerLostError: this worker died or was ended; it is replaceable.
         """
-        answer: R = await self._ask(rank, method.__name__, Call(args, kwargs))
+        apart = dispatch_of(method).apart
+        answer: R = await self._ask(rank, method.__name__, Call(args, kwargs), apart)
         return answer
 
     def beside(
@@ -285,8 +286,12 @@ class Cluster(Workers[W], Generic[W]):
         """Start one call on each rank, even while another call runs there."""
 
     @abstractmethod
-    def _ask(self, rank: int, method: str, call: Call) -> Awaitable[Any]:
-        """Call an asynchronous method on one rank; return the answer, to be awaited."""
+    def _ask(self, rank: int, method: str, call: Call, apart: Apart | None) -> Awaitable[Any]:
+        """Call an asynchronous method on one rank; return the answer, to be awaited.
+
+        Args:
+            apart: rule for a part of the result that stays in the object store, if there is one.
+        """
         ...
 
 

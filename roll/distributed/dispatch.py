@@ -32,6 +32,18 @@ class Concatenable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Apart:
+    """A rule for results of which a part stays in the object store when `Cluster.ask` gets them."""
+
+    divide: Callable[[Any], tuple[Any, list[Any] | None]]
+    """Function from a result to what the caller gets, and the list that stays; None in place of the
+    list if the caller gets everything."""
+    join: Callable[[Any, Callable[[int], Any]], Any]
+    """Function from what the caller got, and a function that returns the address of an item of the
+    list, to the method's return type."""
+
+
+@dataclass(frozen=True, slots=True)
 class Dispatch:
     """A rule for the arguments and the results of a call that runs on several ranks."""
 
@@ -43,6 +55,8 @@ class Dispatch:
     leaders_only: bool = False
     """True if `gather` uses only the results of data-parallel leaders. Other ranks need not send
     theirs."""
+    apart: Apart | None = None
+    """Part of a result that stays in the object store; None: the caller gets all of it."""
 
 
 def _same_call(ranks: Sequence[RankInfo], call: Call) -> list[Call]:

@@ -23,7 +23,7 @@ from roll.core.errors import WaitTimeoutError, WorkerLostError
 from roll.core.threads.loop_thread import LoopThread
 from roll.core.types import WorkerSpec
 from roll.distributed.cluster import Cluster, P, Placement, W, ranks_name
-from roll.distributed.dispatch import Call
+from roll.distributed.dispatch import Apart, Call
 from roll.distributed.local_answers import LocalAnswers, raise_as_worker_error
 from roll.distributed.pending import Answers
 from roll.distributed.worker import is_async
@@ -240,7 +240,7 @@ class LocalCluster(Cluster[W], Generic[W]):
         name = ranks_name(self._placement.name, ranks)
         return LocalAnswers(name, method, names, futures)
 
-    def _ask(self, rank: int, method: str, call: Call) -> Awaitable[Any]:
+    def _ask(self, rank: int, method: str, call: Call, apart: Apart | None) -> Awaitable[Any]:
         future = self._run(rank, method, call)
         return self._answer(self._seats[rank].worker.spec.name, method, future)
 

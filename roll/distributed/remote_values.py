@@ -16,6 +16,9 @@ T = TypeVar("T")
 SHARED_BYTES = 1 << 20
 """Size up to which consecutive values are stored together in one object of Ray, in bytes. To store
 and fetch an object takes about a millisecond, even if the object is small."""
+GET_TIMEOUT_S = 600.0
+"""Time limit of `RemoteValue.get`, in seconds. Values are stored before their address is known, so
+the limit covers only the transfer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,12 @@ class RemoteValue(Generic[T]):
     """The value and those that were stored together with it, or a reference to the list of them."""
     place: int = 0
     """Index of the value in the list."""
+    node: str = ""
+    """Ray's id of the node with the value; empty if it is not known."""
+
+    def get(self) -> T:
+        """Return the value; see `fetch`, which is faster for several values."""
+        return fetch([self], timeout_s=GET_TIMEOUT_S, what="a value in the object store")[0]
 
 
 def store(values: Sequence[T], num_bytes: Sequence[int]) -> list[RemoteValue[T]]:

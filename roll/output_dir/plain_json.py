@@ -34,6 +34,9 @@ Store = Callable[["array[Any]"], dict[str, Any]]
 def write_plain(path: Path, value: Any) -> None:
     """Write `value` to `path`, and its arrays to `ARRAY_FILE` beside it; force both to disk.
 
+    A function without arguments stands for what it returns, and is called only when that is
+    written. So not all that is written needs to be in memory at the same time.
+
     Raises:
         OSError: the disk is full, or another error of the disk.
         TypeError: `value` contains something that cannot be written: a key that is no string, an
@@ -102,6 +105,8 @@ def _store(file: BinaryIO) -> Store:
 
 def encoded(value: Any, store: Store, indent: int = 0) -> Iterator[str]:
     """Yield the JSON text of `value` in pieces; call `store` for each array."""
+    if callable(value):
+        value = value()
     if isinstance(value, array):
         value = store(value)
     if not _holds_others(value):
@@ -130,4 +135,5 @@ def _holds_others(value: Any) -> bool:
 
 def _any_container(values: Iterable[Any]) -> bool:
     """Return True if one of the values is a container; fast, as there may be millions of values."""
-    return any(issubclass(kind, dict | list | tuple | array) for kind in set(map(type, values)))
+    kinds = set(map(type, values))
+    return any(issubclass(kind, dict | list | tuple | array | Callable) for kind in kinds)

@@ -11,18 +11,22 @@ run.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
 from roll.core.metrics import Metrics, Sum
 from roll.core.types import Prompt
+from roll.distributed.remote_contents import living_nodes, node_of
 from roll.rollout.budget import Budget
 from roll.rollout.replay import Entry, ReplayBuffer
 from roll.rollout.serialization import from_plain, to_plain
-from roll.rollout.types import Group, GroupFilter, GroupTask, RunGroup
+from roll.rollout.types import Group, GroupFilter, GroupTask, GroupTiming, RunGroup
+
+logger = logging.getLogger(__name__)
 
 
 class PromptSource(Protocol):
@@ -107,8 +111,9 @@ class _Counts:
     """Start of the counting, on the clock of the event loop, in seconds."""
     begun: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
-    ended: list[Group] = field(default_factory=list)
-    """Groups that ended without an error, accepted or rejected."""
+    ended: list[tuple[GroupTiming | None, int]] = field(default_factory=list)
+    """Times and number of response tokens of each group that ended without an error, accepted or
+    rejected. The groups themselves would keep tokens in memory that nobody needs any more."""
 
 
 @dataclass
@@ -130,6 +135,9 @@ class GenerateScheduler:
     budget: Budget
     filters: Sequence[GroupFilter] = ()
     """Filters, asked in order; the first one that returns a reason rejects the group."""
+    living_nodes: Callable[[], Collection[str]] = living_nodes
+    """Function that returns the ids of all nodes that live; called in a thread. Tokens of finished
+    groups may be on other nodes."""
     buffer: ReplayBuffer = field(init=False)
     _tasks: dict[int, asyncio.Task[Group]] = field(default_factory=dict, init=False, repr=False)
     _tries: Counter[str] = field(default_factory=Counter, init=False, repr=False)
@@ -163,8 +171,7 @@ class GenerateScheduler:
         self._exhausted = False
         try:
             self._begin_more()
-            schedule = await self._wait_for(step)
-            taken = self.buffer.choose(schedule)
+            taken = await self._choose(step)
             expired = self.buffer.expired(step + 1, besides=taken)
             aborted = sum(entry.group is None for entry in expired)
             counts = self._take_counts()
@@ -219,6 +226,25 @@ class GenerateScheduler:
             self.buffer.keep(from_plain(row["group"], find), row["version"])
         for prompt_id in reversed(state["running"]):
             self.prompts.put_back(find(prompt_id))
+
+    async def _choose(self, step: int) -> list[Entry]:
+        """Wait for the groups of `step`, and return them. A group whose tokens are lost with their
+        node is given back, and the next prompt takes its place."""
+        while True:
+            chosen = self.buffer.choose(await self._wait_for(step))
+            nodes = {node for entry in chosen for node in _nodes(entry)}
+            gone = nodes - set(await asyncio.to_thread(self.living_nodes)) if nodes else nodes
+            lost = [entry for entry in chosen if not gone.isdisjoint(_nodes(entry))]
+            if not lost:
+                return chosen
+            logger.warning(
+                "step %d: the tokens of %d groups are lost with node %s; their prompts begin again",
+                step,
+                len(lost),
+                ", ".join(sorted(gone)),
+            )
+            await self._give_back(lost)
+            self._begin_more()
 
     async def _wait_for(self, step: int) -> list[str]:
         """Wait until the groups of `step` are in the buffer; return the source of each group."""
@@ -280,7 +306,7 @@ class GenerateScheduler:
             self._error = self._error or error
             self._tasks[entry.number] = task
         else:
-            self._counts.ended.append(group)
+            self._counts.ended.append((group.timing, group.num_response_tokens))
             if reason is None:
                 self.buffer.accept(entry, group)
             else:
@@ -312,6 +338,15 @@ class GenerateScheduler:
         return counts
 
 
+def _nodes(entry: Entry) -> set[str]:
+    """Return the ids of the nodes with tokens of a group, without those that are in this
+    process."""
+    if entry.group is None:
+        return set()
+    found = {node_of(scored.sample.completion.content) for scored in entry.group.samples}
+    return {node for node in found if node is not None}
+
+
 def _stats(counts: _Counts, aborted: int, surplus: int) -> CollectStats:
     """Compute counts and times since the last `collect`, up to now on the event loop's clock.
 
@@ -320,13 +355,13 @@ def _stats(counts: _Counts, aborted: int, surplus: int) -> CollectStats:
         surplus: number of accepted groups that became too old.
     """
     now_s = asyncio.get_running_loop().time()
-    times = [group.timing for group in counts.ended if group.timing is not None]
+    times = [timing for timing, _ in counts.ended if timing is not None]
     return CollectStats(
         begun=counts.begun,
         rejected=dict(counts.rejected),
         aborted=aborted,
         surplus=surplus,
-        generated_tokens=sum(group.num_response_tokens for group in counts.ended),
+        generated_tokens=sum(tokens for _, tokens in counts.ended),
         elapsed_s=now_s - counts.since_s,
         generate_s=_covered_s([(t.started_s, t.generated_s) for t in times], counts.since_s),
         reward_s=_covered_s([(t.generated_s, t.scored_s) for t in times], counts.since_s),

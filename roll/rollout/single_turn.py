@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from roll.core.completion import Completion, Written
 from roll.core.errors import RewardError, WaitTimeoutError
 from roll.core.types import GenerateRequest, Prompt, Sample, SamplingParams
 from roll.rollout.async_utils import SharedTimeout, all_or_first_error, first_done
@@ -145,9 +146,8 @@ class SingleTurn:
                 group.name,
                 group.prompt,
                 completion,
-                self.decode(completion.tokens) if completion.text is None else completion.text,
             )
-            for name, completion in zip(names, completions, strict=True)
+            for name, completion in zip(names, self._decoded(completions), strict=True)
         ]
         with self._reward_time(group.name):
             scored = list(await self.score(samples))
@@ -167,6 +167,15 @@ class SingleTurn:
             raise WaitTimeoutError(
                 f"the rewards of group {group_id} did not finish within {self.reward_timeout_s:g} s"
             ) from error
+
+    def _decoded(self, completions: Sequence[Completion]) -> list[Completion]:
+        """Return the completions with their texts. Tokens that are elsewhere have theirs."""
+        return [
+            one.with_text(self.decode(one.content.tokens))
+            if isinstance(one.content, Written) and one.content.text is None
+            else one
+            for one in completions
+        ]
 
 
 @dataclass(frozen=True, slots=True)

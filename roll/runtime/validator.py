@@ -44,7 +44,10 @@ class Validator:
         results: dict[str, float] = {}
         for name, prompts in self.sets.items():
             groups = await all_or_first_error([self._one(room, p, step) for p in prompts])
-            scores = evaluate(groups, pass_score=self.config.pass_score, extract=self.extract)
+            # In a thread, because long responses are fetched from other processes.
+            scores = await asyncio.to_thread(
+                evaluate, groups, pass_score=self.config.pass_score, extract=self.extract
+            )
             results |= {f"val/{name}/{key}": value for key, value in scores.items()}
         rates = self.reward_router.take_rates(Purpose.VALIDATION).values_by_name()
         return results | {f"val/{key}": rate for key, rate in rates.items() if rate}

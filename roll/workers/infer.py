@@ -12,6 +12,8 @@ from roll.config.sections.training import InferRole
 from roll.core.completion import Completion, FinishReason
 from roll.core.errors import EngineError
 from roll.core.types import GenerateRequest, Heartbeat, WorkerSpec
+from roll.distributed.dispatch import dispatch
+from roll.distributed.remote_contents import CONTENTS_APART
 from roll.distributed.worker import Worker
 from roll.models.load import load_tokenizer
 from roll.platform.processes import stopped_below
@@ -44,6 +46,7 @@ class InferWorker(Worker):
             self._decode = make_decode(await asyncio.to_thread(load_tokenizer, self.model))
         await self.engine.start()
 
+    @dispatch(CONTENTS_APART)
     async def generate(self, request: GenerateRequest) -> list[Completion]:
         """Generate the completions of a request; see `InferenceStrategy.generate`. Finished ones
         have their text: to decode all of them would take most of the driver's time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Awaitable
 from typing import Any
@@ -10,6 +11,7 @@ from roll.config.sections.reward import RewardConfig
 from roll.core.errors import ConfigError
 from roll.core.metrics import Metrics
 from roll.core.types import Sample, WorkerSpec
+from roll.distributed.remote_contents import are_here, fetch_samples
 from roll.distributed.worker import Worker
 from roll.rewards.api import Reward, RewardContext
 from roll.rewards.execution.counters import Purpose, Scored
@@ -89,13 +91,13 @@ class RewardWorker(Worker):
         self, samples: list[Sample], purpose: Purpose = Purpose.TRAINING
     ) -> list[Scored]:
         """Score samples, in order; see `RewardPool.score`."""
-        return await self.pool.score(samples, purpose)
+        return await self.pool.score(await _fetched(samples), purpose)
 
     async def score_groups(
         self, groups: list[list[Sample]], purpose: Purpose = Purpose.TRAINING
     ) -> list[list[Scored]]:
         """Score groups, in order; see `RewardPool.score_groups`."""
-        return await self.pool.score_groups(groups, purpose)
+        return await self.pool.score_groups([await _fetched(one) for one in groups], purpose)
 
     async def take_metrics(self, purpose: Purpose = Purpose.TRAINING) -> Metrics:
         """Return the metrics since the last call."""
@@ -109,6 +111,11 @@ class RewardWorker(Worker):
             finally:
                 self._pool.close()
         super().close()
+
+
+async def _fetched(samples: list[Sample]) -> list[Sample]:
+    """Return the samples with their tokens and texts, which may be in the object store."""
+    return samples if are_here(samples) else await asyncio.to_thread(fetch_samples, samples)
 
 
 class FunctionReward(RewardWorker):

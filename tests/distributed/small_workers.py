@@ -16,10 +16,12 @@ import torch.distributed as dist
 
 from roll.core.batch import Batch, tensor
 from roll.core.batches import TokenBatch
+from roll.core.completion import Completion, FinishReason
 from roll.core.errors import DataError
 from roll.core.metrics import Mean, Metrics
-from roll.core.types import RankInfo, WorkerSpec
+from roll.core.types import RankInfo, Sample, WorkerSpec
 from roll.distributed.dispatch import SHARD_BATCH, dispatch
+from roll.distributed.remote_contents import CONTENTS_APART, fetch_samples
 from roll.distributed.remote_values import RemoteValue, fetch, store
 from roll.distributed.worker import Worker
 
@@ -146,6 +148,26 @@ class Echo(Spawner):
 
     async def echo(self, text: str) -> str:
         return f"{self.spec.name}: {text}"
+
+    @dispatch(CONTENTS_APART)
+    async def write(self, lengths: tuple[int, ...]) -> list[Completion]:
+        """Completions of these lengths, as an engine writes them; a negative one is cut off."""
+        return [
+            Completion.of(
+                range(abs(length)),
+                [-0.5] * abs(length),
+                [4] * abs(length),
+                FinishReason.STOP if length >= 0 else FinishReason.ABORT,
+            ).with_text(f"{length} tokens")
+            for length in lengths
+        ]
+
+    async def read(self, samples: list[Sample]) -> list[tuple[int, int, str]]:
+        """Number of tokens, last token and text of each sample."""
+        return [
+            (len(one.completion), one.completion.tokens[-1], one.response_text)
+            for one in fetch_samples(samples)
+        ]
 
     async def wait_for_gate(self) -> str:
         await self.gate.wait()

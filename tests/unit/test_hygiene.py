@@ -77,7 +77,7 @@ def test_thoughts_that_the_prompt_opens_may_be_empty_too() -> None:
     sample = sample_of("\n</think>42", answer="")
     opened = replace(sample, prompt=replace(sample.prompt, text="...<think>\n"))
     assert hygiene_reward(opened, rules=("empty_thoughts",)).score == -1.0
-    full = replace(opened, response_text="6 * 7</think>42")
+    full = replace(opened, completion=opened.completion.with_text("6 * 7</think>42"))
     assert hygiene_reward(full, rules=("empty_thoughts",)).score == 0.0
 
 

@@ -6,13 +6,14 @@ import json
 import math
 import random
 from array import array
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from roll.config.sections.lifecycle import CheckpointConfig
-from roll.core.completion import Completion, FinishReason
+from roll.core.completion import Completion, FinishReason, VersionRuns, Written
 from roll.core.errors import CheckpointError
 from roll.core.types import Prompt, Sample
 from roll.output_dir.checkpoints import Checkpoints, RunState, load_sampler, load_state
@@ -20,22 +21,22 @@ from roll.output_dir.plain_json import ARRAY_FILE, encoded, write_plain
 from roll.output_dir.summary import summarize
 from roll.output_dir.trackers import JsonlTracker, read_records
 from roll.pipeline.updates import dump_rollouts
-from roll.rollout.serialization import to_plain
+from roll.rollout.serialization import from_plain, to_plain
 from roll.rollout.types import Group, ScoredSample
 from tests.fakes import from_disk
 from tests.full_disk import files_up_to
 
 NAN = math.nan
+PROMPT = Prompt("p", (1, 2), "text", "answer", "tag")
 
 
 def group(tokens: int) -> Group:
-    prompt = Prompt("p", (1, 2), "text", "answer", "tag")
     numbers = tuple(range(tokens))
     completion = Completion.of(
         numbers, tuple(float(n) for n in numbers), (3,) * tokens, FinishReason.STOP
     )
-    sample = Sample("s", "g", prompt, completion, "text")
-    return Group(prompt, (ScoredSample(sample, 1.0, {"a": 1.0}, {"r": 1.0}),), 1)
+    sample = Sample("s", "g", PROMPT, completion, "text")
+    return Group(PROMPT, (ScoredSample(sample, 1.0, {"a": 1.0}, {"r": 1.0}),), 1)
 
 
 def test_resume_on_a_full_disk_keeps_all_records(tmp_path: Path) -> None:
@@ -160,7 +161,9 @@ def test_a_state_is_readable_and_its_tokens_are_beside_it(tmp_path: Path) -> Non
 
 
 def json_like(value: Any) -> Any:
-    """The value with lists in place of tuples."""
+    """The value with lists in place of tuples, and results in place of functions."""
+    if callable(value):
+        value = value()
     if isinstance(value, dict):
         return {key: json_like(item) for key, item in value.items()}
     return [json_like(item) for item in value] if isinstance(value, list | tuple) else value
@@ -168,11 +171,34 @@ def json_like(value: Any) -> Any:
 
 def test_a_state_does_not_copy_the_tokens_and_holds_nobody_up_for_long(tmp_path: Path) -> None:
     own = group(1000)
-    row = to_plain(own)["samples"][0]["completion"]
+    row = to_plain(own)["samples"][0]["written"]()
     assert row["tokens"] is own.samples[0].sample.completion.tokens
     # One call of the encoder, for which all threads wait, is a list long and no longer.
     rows = {"waiting": [{"group": to_plain(group(1000))} for _ in range(5)]}
     assert max(map(len, encoded(rows, lambda items: {"length": len(items)}))) < 200
+
+
+def test_what_is_elsewhere_is_fetched_only_when_it_is_written(tmp_path: Path) -> None:
+    fetched: list[int] = []
+
+    @dataclass
+    class Far:
+        number: int
+
+        def get(self) -> Written:
+            fetched.append(self.number)
+            return Written(array("i", [self.number]), array("f", [0.5]), f"text {self.number}")
+
+    def sample(number: int) -> ScoredSample:
+        far = Completion(Far(number), VersionRuns(((3, 1),)), FinishReason.STOP)
+        return ScoredSample(Sample(f"s/{number}", "s", PROMPT, far), 1.0)
+
+    plain = to_plain(Group(PROMPT, tuple(map(sample, range(3))), 1))
+    assert fetched == []
+    found = from_plain(from_disk(plain, tmp_path), lambda _: PROMPT)
+    assert fetched == [0, 1, 2]
+    assert [one.sample.completion.tokens[0] for one in found.samples] == [0, 1, 2]
+    assert [one.sample.response_text for one in found.samples] == ["text 0", "text 1", "text 2"]
 
 
 @pytest.mark.parametrize("length", [0, 1, 5])

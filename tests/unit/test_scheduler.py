@@ -8,6 +8,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 from zlib import crc32
@@ -20,6 +21,7 @@ from roll.core.errors import EngineError, RollError
 from roll.core.types import GenerateRequest
 from roll.data.datasets import Dataset, Source
 from roll.data.mixing import Sampler
+from roll.distributed.remote_values import RemoteValue
 from roll.rollout.budget import Budget
 from roll.rollout.filters import equal_rewards
 from roll.rollout.scheduler import CollectResult, GenerateScheduler
@@ -408,6 +410,34 @@ def test_what_waits_and_what_runs_goes_on_in_another_scheduler(tmp_path: Path) -
     assert [(one.prompt.id, one.step) for one in finish(second_step())] == [("p2", 0), ("p3", 1)]
 
 
+def test_groups_whose_tokens_are_lost_with_their_node_begin_again() -> None:
+    """Prompts p0 to p2; what p1 got first is on a node that is dead when the step takes it."""
+    tries: Counter[str] = Counter()
+
+    async def elsewhere(task: GroupTask) -> Group:
+        tries[task.prompt.id] += 1
+        node = "dead" if tries["p1"] == 1 and task.prompt.id == "p1" else "alive"
+        made = group(task.prompt.id, [1.0], step=task.step)
+        (scored,) = made.samples
+        content = RemoteValue([scored.sample.completion.content.get()], node=node)
+        completion = replace(scored.sample.completion, content=content)
+        return replace(
+            made,
+            samples=(replace(scored, sample=replace(scored.sample, completion=completion)),),
+        )
+
+    async def collected() -> list[str]:
+        made = scheduler(numbered(10), elsewhere, groups=3)
+        made.living_nodes = lambda: ["alive", "another"]
+        result = await made.collect(0)
+        assert len(made.buffer) == 0
+        await made.close()
+        return [one.prompt.id for one in result.groups]
+
+    assert sorted(finish(collected())) == ["p0", "p1", "p2"]
+    assert tries == {"p0": 1, "p1": 2, "p2": 1}
+
+
 def test_a_saved_group_is_the_same_when_it_is_read_again(tmp_path: Path) -> None:
     one = group(
         "s:0", [0.1, 1 / 3], completions=[completion(5, 6, version=2), completion(7)], step=4
@@ -418,9 +448,14 @@ def test_a_saved_group_is_the_same_when_it_is_read_again(tmp_path: Path) -> None
 def test_a_group_of_an_older_checkpoint_is_read() -> None:
     one = group("s:0", [0.1], completions=[completion(5, 6, version=2)], step=4)
     row = to_plain(one)
-    numbers = {"tokens": [5, 6], "logprobs": [-0.5, -0.5], "versions": [2, 2], "finish": "stop"}
-    row["samples"][0]["completion"] = numbers
-    assert from_plain(row, prompt) == one
+    (sample,) = row["samples"]
+    for new in ("written", "runs", "finish"):
+        del sample[new]
+    sample["text"] = one.samples[0].sample.response_text
+    numbers = {"tokens": [5, 6], "logprobs": [-0.5, -0.5], "finish": "stop"}
+    for versions in ({"versions": [2, 2]}, {"runs": [[2, 2]]}):
+        sample["completion"] = numbers | versions
+        assert from_plain(row, prompt) == one
 
 
 def test_a_rejected_group_is_replaced_by_one_of_its_own_source() -> None:

@@ -156,6 +156,12 @@ class RayActor:
         """Call a method of the worker; return the reference to the result."""
         return self._handle.run.remote(method, call.kwargs, *call.args)
 
+    def run_apart(self, method: str, call: Call) -> tuple[Any, Any]:
+        """Call a method whose result is divided; return references to both parts of it."""
+        divided = self._handle.run_apart.options(num_returns=2)
+        answer, content = divided.remote(method, call.kwargs, *call.args)
+        return answer, content
+
     def run_beside(self, method: str, call: Call) -> Any:
         """Call a method while another call may run; return the reference to the result."""
         beside = self._handle.run.options(concurrency_group=BESIDE_GROUP)

@@ -17,7 +17,7 @@ from roll.core.batch import Batch
 from roll.core.errors import WaitTimeoutError, WorkerLostError
 from roll.core.types import WorkerSpec
 from roll.distributed.cluster import Cluster, W
-from roll.distributed.dispatch import Call
+from roll.distributed.dispatch import Apart, Call
 from roll.distributed.on_ray.actor import (
     END_TIMEOUT_S,
     ActorSettings,
@@ -29,6 +29,7 @@ from roll.distributed.on_ray.actor import (
 from roll.distributed.on_ray.answers import RayAnswers
 from roll.distributed.on_ray.failures import GRACE_S, raise_failure
 from roll.distributed.on_ray.host import HostInfo
+from roll.distributed.remote_values import RemoteValue
 from roll.distributed.watchdog import Watchdog
 
 LOGGER = logging.getLogger(__name__)
@@ -253,13 +254,22 @@ class RayCluster(Cluster[W], Generic[W]):
         members = [actor.member for actor in actors]
         return RayAnswers(method, refs, members, self._watchdog)
 
-    def _ask(self, rank: int, method: str, call: Call) -> Awaitable[Any]:
-        return self._wait_guarded(self._actors[rank], method, call)
+    def _ask(self, rank: int, method: str, call: Call, apart: Apart | None) -> Awaitable[Any]:
+        actor = self._actors[rank]
+        if apart is None:
+            return self._wait_guarded(actor, method, actor.run(method, call))
+        return self._ask_apart(actor, method, call, apart)
 
-    async def _wait_guarded(self, actor: RayActor, method: str, call: Call) -> Any:
-        """Await a call on one actor; if the actor has died, raise its loss in place of Ray's error
-        or the cancellation."""
-        future: asyncio.Future[Any] = asyncio.wrap_future(actor.run(method, call).future())
+    async def _ask_apart(self, actor: RayActor, method: str, call: Call, apart: Apart) -> Any:
+        """Await a call whose result is divided; return it with addresses of the part that stays."""
+        answer, content = actor.run_apart(method, call)
+        found = await self._wait_guarded(actor, method, answer)
+        return apart.join(found, lambda item: RemoteValue(content, item, actor.info.node))
+
+    async def _wait_guarded(self, actor: RayActor, method: str, answer: Any) -> Any:
+        """Await the answer of one actor, given as a reference; if the actor has died, raise its
+        loss in place of Ray's error or the cancellation."""
+        future: asyncio.Future[Any] = asyncio.wrap_future(answer.future())
         self._watchdog.guard(future, actor.member)
         try:
             return await future

@@ -137,6 +137,13 @@ class AsyncHost(_HostBase):
         result = self._method(method)(*args, **kwargs)
         return self._to_send(method, await result if inspect.isawaitable(result) else result)
 
+    async def run_apart(self, method: str, kwargs: Mapping[str, Any], *args: Any) -> Any:
+        """Run a method whose `@dispatch` leaves a part of the result in the object store; return
+        the other part and that one, which Ray stores apart from each other."""
+        apart = dispatch_of(self._method(method)).apart
+        assert apart is not None, f"{method} has a result that is not divided"
+        return apart.divide(await self.run(method, kwargs, *args))
+
     async def beat(self) -> list[str]:
         """Return the names of stopped processes that the worker needs. Runs in `BESIDE_GROUP`,
         which has its own event loop."""
