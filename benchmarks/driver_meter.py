@@ -25,6 +25,8 @@ INSIDE = {"rollout": "receive", "logprob": "score", "train": "train"}
 BEFORE = {"logprob": "assemble", "train": "advantages"}
 """Timed phase -> the part that lies between the phase before it and this one."""
 POLL_S = 0.02
+RELEASE_LOOKS = 100
+"""Number of readings, `POLL_S` apart, after which what is in the store counts as left there."""
 STORE_EVERY = 5
 """Number of readings of the driver's memory per reading of the store, which takes a call."""
 
@@ -143,6 +145,8 @@ class Peaks:
     """Objects in Ray's object store."""
     spilled: int
     """Bytes that Ray has moved from the store to disk, from its start on."""
+    left: int = 0
+    """Objects in the store after the step, in which nobody generates ahead."""
 
 
 class Observer(Worker):
@@ -171,7 +175,7 @@ class Observer(Worker):
         assert self._thread is not None, "begin comes first"
         self._ending.set()
         self._thread.join()
-        return Peaks(self._anonymous, self._size("VmHWM"), self._store, self._spilled)
+        return Peaks(self._anonymous, self._size("VmHWM"), self._store, self._spilled, _left())
 
     def _watch(self) -> None:
         look = store_reader()
@@ -186,6 +190,18 @@ class Observer(Worker):
     def _size(self, name: str) -> int:
         lines = Path(f"/proc/{self._pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name + ":"))
+
+
+def _left() -> int:
+    """Return the bytes in the store, as soon as they do not become fewer, since Ray learns a little
+    later that nobody needs a value."""
+    look, left = store_reader(), 0
+    for _ in range(RELEASE_LOOKS):
+        left, _spilled = look()
+        if not left:
+            break
+        time.sleep(POLL_S)
+    return left
 
 
 def store_reader() -> Callable[[], tuple[int, int]]:

@@ -18,6 +18,7 @@ from roll.config import load_config
 from roll.core.threads.loop_thread import LoopThread
 from roll.distributed.local import LocalLauncher
 from roll.output_dir.trackers import read_records
+from roll.pipeline.base import Pipeline
 from tests.tiny import save_tiny_model
 
 ROOT = Path(__file__).parents[1]
@@ -145,13 +146,19 @@ def write_rows_task(folder: Path, pipeline: str, rows: Mapping[str, Any], **chan
     return path
 
 
-def run_local(path: Path, overrides: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Run in this process, without Ray; returns the records of metrics.jsonl."""
+def run_local(
+    path: Path, overrides: Sequence[str] = (), *, pipeline: type[Pipeline[Any]] | None = None
+) -> list[dict[str, Any]]:
+    """Run in this process, without Ray; returns the records of metrics.jsonl.
+
+    Args:
+        pipeline: class to run in place of the one that the config names.
+    """
     config = load_config(path, overrides).config
     sys.path.insert(0, str(path.parent))
     try:
         with LocalLauncher() as launcher, LoopThread("rollout") as loop:
-            pipeline = PIPELINES[config.pipeline]
+            pipeline = pipeline or PIPELINES[config.pipeline]
             config, data = pipeline.prepare(config)
             pipeline(config, launcher, loop, platform="cpu", data=data).run()
     finally:

@@ -35,6 +35,11 @@ class SumLoss:
                 f"a loss needs at least one term and each part once; got {parts or 'none'}"
             )
 
+    @property
+    def needs_update(self) -> bool:
+        """True if a term computes from the tokens of a whole update."""
+        return any(isinstance(term, PreparedTerm) for term in self.terms)
+
     def prepare(self, batch: RolloutBatch) -> RolloutBatch:
         """Return the batch with what the terms need to compute from the whole update.
 

@@ -7,12 +7,14 @@ micro-batches, ranks or packed rows.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from torch import Tensor
 
 from roll.core.batches import RolloutBatch, TrainBatch
+from roll.core.sample_table import SampleTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +99,31 @@ class AdvantageEstimator(Protocol):
     """Function from rewards to advantages; it must be called with the batch of a whole step."""
 
     def __call__(self, batch: RolloutBatch) -> Estimate: ...
+
+
+Samples = RolloutBatch | SampleTable
+"""Samples with or without their tokens."""
+
+
+class SampleEstimator(ABC):
+    """Advantage estimator with one advantage per sample, the same on all its trained tokens.
+
+    It needs no tokens, so the driver need not have them.
+    """
+
+    @property
+    def spreads(self) -> bool:
+        """True if the settings of the estimator give all tokens of a sample the same advantage."""
+        return True
+
+    @abstractmethod
+    def per_sample(self, samples: Samples) -> Tensor:
+        """Return the advantage of each sample of a whole step, float64 `[B]`.
+
+        Raises:
+            ValueError: rewards are missing.
+        """
+
+    def __call__(self, batch: RolloutBatch) -> Estimate:
+        """Compute the advantages of all tokens; raise ValueError if rewards are missing."""
+        return Estimate(self.per_sample(batch)[:, None].float() * batch.loss_mask)

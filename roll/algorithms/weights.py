@@ -28,22 +28,32 @@ def token_weights(mask_BT: Tensor, mode: Aggregation, *, max_tokens: int | None 
     Raises:
         ValueError: `mode` is `constant` and `max_tokens` is not positive.
     """
+    weights_B = row_weights(mask_BT.sum(1), mode, max_tokens=max_tokens)
+    return (weights_B[:, None] * mask_BT).to(torch.float32)
+
+
+def row_weights(tokens_B: Tensor, mode: Aggregation, *, max_tokens: int | None = None) -> Tensor:
+    """Return the weight that every trained token of a row has, float64 `[B]`; see `token_weights`.
+
+    Args:
+        tokens_B: number of trained tokens of each row; ALL rows of one optimizer step.
+        max_tokens: divisor of `constant`, in tokens.
+    """
     # Float64, because float32 cannot count beyond 2**24 tokens.
-    trained_BT = mask_BT.to(torch.float64)
-    tokens_B1 = trained_BT.sum(1, keepdim=True)
-    num_sequences = (tokens_B1 > 0).sum().clamp(min=1)
+    tokens_B = tokens_B.to(torch.float64)
+    one_B = torch.ones_like(tokens_B)
+    num_sequences = (tokens_B > 0).sum().clamp(min=1)
     match mode:
         case Aggregation.TOKEN_MEAN:
-            weights_BT = trained_BT / tokens_B1.sum().clamp(min=1)
+            return one_B / tokens_B.sum().clamp(min=1)
         case Aggregation.SEQUENCE_MEAN:
-            weights_BT = trained_BT / tokens_B1.clamp(min=1) / num_sequences
+            return one_B / tokens_B.clamp(min=1) / num_sequences
         case Aggregation.SEQUENCE_SUM:
-            weights_BT = trained_BT / num_sequences
+            return one_B / num_sequences
         case Aggregation.CONSTANT:
             if max_tokens is None or max_tokens < 1:
                 raise ValueError(
                     f"constant aggregation divides by max_tokens, which is {max_tokens}; pass "
                     "algorithm.aggregation_tokens or sampling.max_new_tokens"
                 )
-            weights_BT = trained_BT / max_tokens / num_sequences
-    return weights_BT.to(torch.float32)
+            return one_B / max_tokens / num_sequences

@@ -6,6 +6,7 @@ by one position between logits and tokens happens only in `algorithms/logprobs.p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from roll.core.batch import Batch, tensor
+from roll.core.metrics import Metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,24 @@ class RowColumn(Batch):
 
     values: Tensor = tensor("B", required=True)
     """Number of each row, float32 `[B]`."""
+
+
+@dataclass(frozen=True)
+class ScoredSamples:
+    """Result of a forward pass over samples: log-probs that stay in the object store."""
+
+    logprobs: list[Any]
+    """`RemoteValue` of a float32 array for each row: the log-probability of each of its tokens."""
+    metrics: Metrics
+    """Metrics of the log-probs."""
+
+    @classmethod
+    def concat(cls, parts: Sequence[Self]) -> Self:
+        """Join the rows and merge the metrics of all parts, in order."""
+        return cls(
+            [row for part in parts for row in part.logprobs],
+            Metrics.concat([part.metrics for part in parts]),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,3 +195,12 @@ class RolloutBatch(TrainBatch):
     chosen_tokens: Tensor | None = tensor("BT")
     """True for tokens that a loss term treats differently from the others, bool `[B, T]`; chosen by
     comparing all tokens of the update."""
+
+    def trained_tokens(self) -> Tensor:
+        """Return the number of trained tokens of each sample, int64 `[B]`."""
+        return self.loss_mask.sum(1)
+
+    def keep(self, kept_B: Tensor) -> Self:
+        """Return the batch with only the tokens of those samples trained that are `kept_B`, bool
+        `[B]`."""
+        return replace(self, loss_mask=self.loss_mask & kept_B[:, None])

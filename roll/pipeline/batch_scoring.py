@@ -11,6 +11,8 @@ from roll.config.algorithm import Need
 from roll.config.rlvr import RlvrConfig
 from roll.config.sections.roles import Role
 from roll.core.batches import RolloutBatch
+from roll.core.metrics import Metrics
+from roll.core.sample_table import SampleTable
 from roll.distributed.cluster import Cluster
 from roll.distributed.colocation import Colocation
 from roll.runtime.runtime import Runtime
@@ -39,6 +41,27 @@ def add_logprobs(batch: RolloutBatch, config: RlvrConfig, runtime: Runtime) -> R
             scored = runtime.actor.call(ActorWorker.logprobs, batch.inputs())
         batch = replace(batch, old_logprobs=scored.aligned(batch))
     return batch
+
+
+def add_sample_logprobs(
+    table: SampleTable, config: RlvrConfig, runtime: Runtime
+) -> tuple[SampleTable, Metrics]:
+    """Do what `add_logprobs` does to samples whose tokens the driver does not have; return the
+    table and the metrics of the policy's log-probs."""
+    metrics = Metrics()
+    if runtime.reference is not None:
+        with runtime.colocation.use(Role.REFERENCE):
+            scored = runtime.reference.call(ReferenceWorker.score_samples, table)
+        table = replace(table, ref_logprobs=scored.logprobs)
+    elif Need.REFERENCE in config.algorithm.needs:
+        with runtime.colocation.use(Role.ACTOR_TRAIN):
+            scored = runtime.actor.call(ActorWorker.score_samples_base, table)
+        table = replace(table, ref_logprobs=scored.logprobs)
+    if config.scores_old_logprobs:
+        with runtime.colocation.use(Role.ACTOR_TRAIN):
+            scored = runtime.actor.call(ActorWorker.score_samples, table)
+        table, metrics = replace(table, old_logprobs=scored.logprobs), scored.metrics
+    return table, metrics
 
 
 def add_values(

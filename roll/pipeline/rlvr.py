@@ -18,13 +18,20 @@ from roll.config.rlvr import RlvrConfig
 from roll.config.sections.roles import Role
 from roll.core.batches import RolloutBatch
 from roll.core.metrics import Last, Max, Metrics
+from roll.core.sample_table import SampleTable
 from roll.core.types import Prompt
 from roll.distributed.cluster import Cluster
 from roll.output_dir.checkpoints import RunState, load_sampler
 from roll.pipeline.base import Pipeline
-from roll.pipeline.batch_scoring import add_logprobs, add_teacher_outputs, add_values
+from roll.pipeline.batch_scoring import (
+    add_logprobs,
+    add_sample_logprobs,
+    add_teacher_outputs,
+    add_values,
+)
 from roll.pipeline.collect import collect
-from roll.pipeline.updates import advantage_metrics, updates
+from roll.pipeline.updates import updates
+from roll.rollout.dense import dense
 from roll.runtime.run_data import RunData, load_data
 from roll.runtime.runtime import Runtime, start_runtime
 from roll.runtime.teachers import check_others
@@ -40,6 +47,9 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
     runtime: Runtime
     version = 0
     """Version of the weights that the engines have: the number of steps done."""
+    needs_tokens: bool
+    """True if the algorithm computes with single tokens of all samples, which the driver then
+    needs."""
 
     @classmethod
     def prepare(cls, config: RlvrConfig) -> tuple[RlvrConfig, RunData[Prompt]]:
@@ -55,25 +65,54 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         self.loss = build_loss(config.algorithm)
         longest = config.sampling.max_new_tokens
         self.shaping = build_shaping(config.algorithm, max_new_tokens=longest)
+        self.needs_tokens = (
+            self.shaping.needs_tokens(self.advantage)
+            or self.loss.needs_update
+            or config.critic is not None
+            or config.algorithm.correction is not None
+            or config.algorithm.old_logprobs == "rollout"
+            or bool(config.teachers)
+        )
         self.runtime = start_runtime(
             config, self.launcher, self.loop, self.data, platform=self.platform
         )
 
     def step(self, step: int) -> Metrics:
-        batch, metrics = collect(self.runtime, self.config, step, self.version, self.timers)
+        table, metrics = collect(self.runtime, self.config, step, self.version, self.timers)
         with self.runtime.inference.trainer_busy():
-            metrics = metrics | self.learn(batch, step)
+            metrics = metrics | self.learn(table, step)
         memory = {"memory/rss_gb_max": Max(self.runtime.memory_gb())}
         return metrics | self.runtime.reward_router.take_rates() | memory
 
-    def learn(self, batch: RolloutBatch, step: int) -> Metrics:
+    def learn(self, table: SampleTable, step: int) -> Metrics:
         """Do all of a step that follows `collect`; return the metrics of these parts.
 
-        The reference, the teachers and the critic, as far as there are any, score the batch;
-        advantages and corrections are computed; critic and policy train; the engines get the new
+        Samples get log-probs and advantages, critic and policy train, and the engines get the new
         weights, version `step + 1`. Call this method inside `trainer_busy`.
         """
-        config, runtime = self.config, self.runtime
+        learn = self.learn_from_tokens if self.needs_tokens else self.learn_from_samples
+        metrics = learn(table, step)
+        self.sync_weights(step + 1, verify=self.config.track.verify_weights == "always")
+        return metrics
+
+    def learn_from_samples(self, table: SampleTable, step: int) -> Metrics:
+        """Do the part of a step between `collect` and the push of weights, for algorithms that give
+        all tokens of a sample the same advantage; return its metrics.
+
+        The tokens stay with the workers: the driver has numbers of whole samples only.
+        """
+        table, metrics = self.shaping.add_advantages(table, self.advantage)
+        with self.timers.timed("logprob"):
+            table, seen = add_sample_logprobs(table, self.config, self.runtime)
+        return metrics | seen | self.train(table, step)
+
+    def learn_from_tokens(self, table: SampleTable, step: int) -> Metrics:
+        """Do the same for all other algorithms, with all tokens on the driver.
+
+        The reference, the teachers and the critic, as far as there are any, score the batch;
+        advantages and corrections are computed; critic and policy train.
+        """
+        config, runtime, batch = self.config, self.runtime, dense(table)
         with self.timers.timed("logprob"):
             batch = add_teacher_outputs(add_logprobs(batch, config, runtime), config, runtime)
         if config.algorithm.old_logprobs == "rollout":
@@ -88,16 +127,15 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         if config.algorithm.correction is not None:
             batch, corrected = correct(batch, config.algorithm.correction)
             metrics = metrics | corrected
-        metrics = metrics | self.train(batch, step)
-        self.sync_weights(step + 1, verify=config.track.verify_weights == "always")
-        return metrics
+        return metrics | self.train(batch, step)
 
-    def train(self, batch: RolloutBatch, step: int) -> Metrics:
+    def train(self, batch: RolloutBatch | SampleTable, step: int) -> Metrics:
         """Do all optimizer steps on the samples of a step: first those of the critic, if there is
         one, then those of the policy. During `critic.warmup_steps` only the critic trains."""
         critic, metrics, tokens = self.config.critic, Metrics(), 0
         with self.timers.timed("train"):
             if critic is not None:
+                assert isinstance(batch, RolloutBatch), "a critic has values of single tokens"
                 metrics = self.train_critic(batch)
             if critic is None or step >= critic.warmup_steps:
                 metrics = metrics | self.train_actor(batch)
@@ -105,24 +143,28 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         rate = tokens / max(self.timers.seconds("train"), 1e-9)
         return metrics | {"perf/trained_tokens_per_s": Last(rate)}
 
-    def train_actor(self, batch: RolloutBatch) -> Metrics:
+    def train_actor(self, batch: RolloutBatch | SampleTable) -> Metrics:
         """Do the policy's optimizer steps on the samples of a step, one call for each of them."""
-        actor, algorithm = self.runtime.actor, self.config.algorithm
-        longest = algorithm.aggregation_tokens or self.config.sampling.max_new_tokens
+        actor = self.runtime.actor
         with self.runtime.colocation.use(Role.ACTOR_TRAIN):
-            parts = [
-                actor.call(ActorWorker.train, update) | advantage_metrics(update)
-                for update in updates(
-                    batch,
-                    epochs=self.config.actor_train.epochs,
-                    num_updates=self.config.updates_per_pass(),
-                    ranks=actor.dp_size,
-                    aggregation=algorithm.aggregation,
-                    aggregation_tokens=longest,
-                    prepare=self.loss.prepare,
-                )
-            ]
+            parts = [actor.call(ActorWorker.train, update) for update in self._updates(batch)]
         return Metrics.concat(parts)
+
+    def _updates(self, batch: RolloutBatch | SampleTable) -> Iterator[RolloutBatch | SampleTable]:
+        """Return an iterator over the rows of each optimizer step of the policy."""
+        algorithm = self.config.algorithm
+        settings: dict[str, Any] = {
+            "epochs": self.config.actor_train.epochs,
+            "num_updates": self.config.updates_per_pass(),
+            "ranks": self.runtime.actor.dp_size,
+            "aggregation": algorithm.aggregation,
+            "aggregation_tokens": (
+                algorithm.aggregation_tokens or self.config.sampling.max_new_tokens
+            ),
+        }
+        if isinstance(batch, SampleTable):
+            return updates(batch, **settings)
+        return updates(batch, prepare=self.loss.prepare, **settings)
 
     def train_critic(self, batch: RolloutBatch) -> Metrics:
         """Do the critic's optimizer steps. The value of every token counts the same, whatever the

@@ -8,31 +8,32 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from roll.algorithms.shaping.sample_weights import weigh_samples
-from roll.algorithms.weights import token_weights
+from roll.algorithms.weights import row_weights
 from roll.config.algorithm import Aggregation
 from roll.core.batches import RolloutBatch, TokenBatch
-from roll.core.metrics import Mean, Metrics
+from roll.core.sample_table import SampleTable
 from roll.data.balance import balanced_order
 from roll.rollout.types import Group, ScoredSample
 
 logger = logging.getLogger(__name__)
 
-B = TypeVar("B", bound=TokenBatch)
+B = TypeVar("B", bound=TokenBatch | SampleTable)
+S = TypeVar("S", RolloutBatch, SampleTable)
 
 
 def updates(
-    batch: RolloutBatch,
+    batch: S,
     *,
     epochs: int = 1,
     num_updates: int,
     ranks: int,
     aggregation: Aggregation,
     aggregation_tokens: int | None = None,
-    prepare: Callable[[RolloutBatch], RolloutBatch] | None = None,
-) -> Iterator[RolloutBatch]:
+    prepare: Callable[[S], S] | None = None,
+) -> Iterator[S]:
     """Yield one batch for each optimizer step on the samples of a step.
 
     Each batch holds `token_weights`, computed from all rows of the batch. The rows are ordered so
@@ -51,10 +52,20 @@ def updates(
     for update in [*batch.split(num_updates)] * epochs:
         if prepare is not None:
             update = prepare(update)
-        weights_BT = token_weights(update.loss_mask, aggregation, max_tokens=aggregation_tokens)
-        if update.sample_weights is not None:
-            weights_BT = weigh_samples(weights_BT, update.sample_weights)
-        yield balanced(replace(update, token_weights=weights_BT), ranks)
+        yield balanced(weighed(update, aggregation, aggregation_tokens), ranks)
+
+
+def weighed(update: S, aggregation: Aggregation, aggregation_tokens: int | None) -> S:
+    """Return all rows of an update with their `token_weights`; the arguments are those of
+    `updates`."""
+    tokens_B = update.trained_tokens()
+    weights_B = row_weights(tokens_B, aggregation, max_tokens=aggregation_tokens).float()
+    if update.sample_weights is not None:
+        weights_B1 = weights_B[:, None]
+        weights_B = weigh_samples(weights_B1, update.sample_weights, tokens_B=tokens_B)[:, 0]
+    if isinstance(update, SampleTable):
+        return replace(update, token_weights=weights_B)
+    return replace(update, token_weights=weights_B[:, None] * update.loss_mask)
 
 
 def balanced(batch: B, ranks: int) -> B:
@@ -63,26 +74,7 @@ def balanced(batch: B, ranks: int) -> B:
     unit = batch.unit
     lengths = batch.lengths.view(-1, unit).sum(1).tolist()
     order = balanced_order(lengths, ranks)
-    return batch.select([one * unit + i for one in order for i in range(unit)])
-
-
-def advantage_metrics(update: RolloutBatch) -> Metrics:
-    """Return metrics of the advantages and token weights of one update.
-
-    `advantage/mean` is weighted as the loss is; the loss of an on-policy update must be minus this
-    number. `advantage/abs_mean` is an unweighted mean over trained tokens. `token_weights/sum` is 1
-    if the aggregation is a mean.
-    """
-    weights_BT = update.require("token_weights", made_by="updates").double()
-    advantages_BT = update.require("advantages", made_by="add_advantages").double()
-    trained = advantages_BT[update.loss_mask]
-    return Metrics(
-        {
-            "advantage/mean": Mean((advantages_BT * weights_BT).sum().item()),
-            "advantage/abs_mean": Mean(trained.abs().sum().item(), len(trained)),
-            "token_weights/sum": Mean(weights_BT.sum().item()),
-        }
-    )
+    return cast(B, batch.select([one * unit + i for one in order for i in range(unit)]))
 
 
 def dump_rollouts(

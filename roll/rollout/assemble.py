@@ -1,4 +1,4 @@
-"""Conversion of scored groups into the training batch and into the metrics of a step."""
+"""Conversion of scored groups into the table of samples and into the metrics of a step."""
 
 from __future__ import annotations
 
@@ -6,29 +6,28 @@ import math
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from roll.core.batches import RolloutBatch
+from roll.core.completion import TOKEN_TYPE
 from roll.core.metrics import Last, Max, Mean, Metric, Metrics, Sum
+from roll.core.sample_table import SampleTable
 from roll.rollout.types import Group, ScoredSample
 
 
 def assemble(
     groups: Sequence[Group], reward_weights: Mapping[str, float] | None = None
-) -> RolloutBatch:
-    """Build the training batch: one row per sample, in the order of groups and siblings.
+) -> SampleTable:
+    """Make the table of a step: one row per sample, in the order of groups and siblings.
 
-    `group_ids` are positions in `groups`; they are unique in this batch only. A row has no trained
-    tokens if the response is empty, or if a reward of it or of its greedy baseline failed (then
-    `has_reward` is False).
+    `group_ids` are positions in `groups`; they are unique in this table only. A row is not trained
+    on if a reward of it or of its greedy baseline failed (then `has_reward` is False).
 
     Args:
         groups: groups to train on, with at least one sample.
         reward_weights: weight of each reward of the run by its name, in the order of the columns of
-            `named_rewards`; without it the batch has no `named_rewards`.
+            `named_rewards`; without it the table has no `named_rewards`.
 
     Raises:
         ValueError: there are no samples, or only some samples have a greedy baseline.
@@ -36,19 +35,32 @@ def assemble(
     rows = [scored for group in groups for scored in group.samples]
     if not rows:
         raise ValueError("assemble got no samples; a step needs at least one group")
-    batch = _without_rewards(groups, rows)
+    samples = [scored.sample for scored in rows]
+    prompts = [
+        prompt
+        for group in groups
+        for prompt in [array(TOKEN_TYPE, group.prompt.tokens)] * len(group.samples)
+    ]
     greedy = [group.baseline for group in groups for _ in group.samples]
     pairs = zip(rows, greedy, strict=True)
     has_reward = torch.tensor([s.has_reward and (g is None or g.has_reward) for s, g in pairs])
     named, weights = _named_rewards(rows, reward_weights or {})
-    return replace(
-        batch,
-        loss_mask=batch.loss_mask & has_reward[:, None],
+    responses = torch.tensor([sample.num_response_tokens for sample in samples])
+    return SampleTable(
+        sample_ids=[sample.id for sample in samples],
+        tags=[sample.tag for sample in samples],
+        prompts=prompts,
+        contents=[sample.completion.content for sample in samples],
+        group_ids=torch.tensor([i for i, group in enumerate(groups) for _ in group.samples]),
+        lengths=torch.tensor(list(map(len, prompts))) + responses,
+        response_tokens=responses,
+        trained=has_reward,
         has_reward=None if has_reward.all() else has_reward,
         rewards=torch.tensor([scored.reward for scored in rows], dtype=torch.float32),
         named_rewards=named,
         reward_weights=weights,
         baseline_rewards=_baseline_rewards(greedy),
+        truncated=torch.tensor([sample.truncated for sample in samples]),
     )
 
 
@@ -114,35 +126,6 @@ def reward_metrics(rows: Sequence[ScoredSample]) -> Metrics:
     )
 
 
-def _without_rewards(groups: Sequence[Group], rows: Sequence[ScoredSample]) -> RolloutBatch:
-    """Return the batch of `rows`, the samples of `groups`, before rewards are known.
-
-    A row holds the prompt, then the response, then padding. All response tokens are trained.
-    """
-    samples = [scored.sample for scored in rows]
-    starts = [len(sample.prompt.tokens) for sample in samples]
-    lengths = [len(sample.prompt.tokens) + sample.num_response_tokens for sample in samples]
-    shape = len(rows), max(lengths)
-    tokens_BT = torch.zeros(shape, dtype=torch.int64)
-    logprobs_BT = torch.zeros(shape, dtype=torch.float32)
-    for row, (sample, start, end) in enumerate(zip(samples, starts, lengths, strict=True)):
-        tokens_BT[row, :start] = torch.tensor(sample.prompt.tokens)
-        _fill(tokens_BT[row, start:end], sample.completion.tokens, torch.int32)
-        _fill(logprobs_BT[row, start:end], sample.completion.logprobs, torch.float32)
-    positions_1T = torch.arange(shape[1])[None]
-    starts_B1, lengths_B = torch.tensor(starts)[:, None], torch.tensor(lengths)
-    return RolloutBatch(
-        tokens=tokens_BT,
-        lengths=lengths_B,
-        loss_mask=(positions_1T >= starts_B1) & (positions_1T < lengths_B[:, None]),
-        sample_ids=[sample.id for sample in samples],
-        tags=[sample.tag for sample in samples],
-        group_ids=torch.tensor([i for i, group in enumerate(groups) for _ in group.samples]),
-        truncated=torch.tensor([sample.truncated for sample in samples]),
-        rollout_logprobs=logprobs_BT,
-    )
-
-
 def _named_rewards(
     rows: Sequence[ScoredSample], weights: Mapping[str, float]
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -174,9 +157,3 @@ def _baseline_rewards(rows: Sequence[ScoredSample | None]) -> Tensor | None:
 def _mean(values: Iterable[float]) -> Mean:
     numbers = list(values)
     return Mean(math.fsum(numbers), len(numbers))
-
-
-def _fill(row_N: Tensor, values: array[int] | array[float], dtype: torch.dtype) -> None:
-    """Copy the values of an array, whose items have the type `dtype`, into a row of its length."""
-    if len(values):  # `frombuffer` refuses an empty buffer
-        row_N.copy_(torch.frombuffer(values, dtype=dtype))

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from roll.algorithms.build import build_loss
 from roll.algorithms.loss_interface import PolicyTerms
+from roll.algorithms.mismatch import mismatch_metrics
 from roll.algorithms.teacher_divergence import comparison
+from roll.algorithms.update_metrics import advantage_metrics
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.training import TrainRole
-from roll.core.batches import RolloutBatch, TokenBatch, TokenColumn
+from roll.core.batches import RolloutBatch, ScoredSamples, TokenBatch, TokenColumn
 from roll.core.metrics import Metrics
+from roll.core.sample_table import SampleTable
 from roll.core.types import WorkerSpec
 from roll.distributed.dispatch import BROADCAST, SHARD_BATCH, dispatch
+from roll.rollout.dense import dense
 from roll.strategy.build import build_train
 from roll.strategy.training.heads import PolicyHead
 from roll.weight_sync.abort import PushAborts
@@ -20,6 +24,7 @@ from roll.weight_sync.push_plan import unsent_frozen_tensors
 from roll.weight_sync.transfer import SendReport, send
 from roll.weight_sync.transport_choice import Endpoint, Route, new_channel
 from roll.workers.model import TrainWorker
+from roll.workers.samples import score_samples
 
 
 class ActorWorker(TrainWorker[PolicyTerms]):
@@ -63,9 +68,32 @@ class ActorWorker(TrainWorker[PolicyTerms]):
         return TokenColumn(lengths=batch.lengths, values=scored.logprobs_BT)
 
     @dispatch(SHARD_BATCH)
-    def train(self, batch: RolloutBatch) -> Metrics:
+    def score_samples(self, table: SampleTable) -> ScoredSamples:
+        """Compute the log-probability of each token under the policy, and leave it here; see
+        `logprobs`. The metrics compare it with that of the engine."""
+        return score_samples(
+            table,
+            lambda batch: self.strategy.score(batch).logprobs_BT,
+            measure=mismatch_metrics,
+            keeps=self.rank_info.is_dp_leader,
+        )
+
+    @dispatch(SHARD_BATCH)
+    def score_samples_base(self, table: SampleTable) -> ScoredSamples:
+        """Compute the log-probability of each token, with the adapter switched off, and leave it
+        here; see `base_logprobs`."""
+        return score_samples(
+            table,
+            lambda batch: self.strategy.score_base(batch).logprobs_BT,
+            keeps=self.rank_info.is_dp_leader,
+        )
+
+    @dispatch(SHARD_BATCH)
+    def train(self, batch: RolloutBatch | SampleTable) -> Metrics:
         """Do one optimizer step on the rows of all ranks; return the metrics."""
-        return self.strategy.train(self.teacher_heads.resolve(batch), self.loss)
+        batch = dense(batch) if isinstance(batch, SampleTable) else batch
+        seen = advantage_metrics(batch, ranks=self.rank_info.dp_size)
+        return seen | self.strategy.train(self.teacher_heads.resolve(batch), self.loss)
 
     @dispatch(BROADCAST)
     def place(self) -> Endpoint:

@@ -6,12 +6,14 @@ from roll.algorithms.loss_interface import PolicyTerms
 from roll.algorithms.losses.preferences import response_sums
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.training import ScoreRole
-from roll.core.batches import RowColumn, TokenBatch, TokenColumn, TrainBatch
+from roll.core.batches import RowColumn, ScoredSamples, TokenBatch, TokenColumn, TrainBatch
+from roll.core.sample_table import SampleTable
 from roll.core.types import WorkerSpec
 from roll.distributed.dispatch import SHARD_BATCH, dispatch
 from roll.strategy.build import build_score
 from roll.strategy.training.heads import PolicyHead
 from roll.workers.model import ScoreWorker
+from roll.workers.samples import score_samples
 
 
 class ReferenceWorker(ScoreWorker[PolicyTerms]):
@@ -31,6 +33,15 @@ class ReferenceWorker(ScoreWorker[PolicyTerms]):
     def logprobs(self, batch: TokenBatch) -> TokenColumn:
         """Return the log-probability of each token under this model."""
         return TokenColumn(lengths=batch.lengths, values=self.strategy.score(batch).logprobs_BT)
+
+    @dispatch(SHARD_BATCH)
+    def score_samples(self, table: SampleTable) -> ScoredSamples:
+        """Compute the log-probability of each token under this model, and leave it here."""
+        return score_samples(
+            table,
+            lambda batch: self.strategy.score(batch).logprobs_BT,
+            keeps=self.rank_info.is_dp_leader,
+        )
 
     @dispatch(SHARD_BATCH)
     def response_sums(self, batch: TrainBatch) -> RowColumn:

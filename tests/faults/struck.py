@@ -27,6 +27,7 @@ from roll.config import load_config
 from roll.core.batches import RolloutBatch
 from roll.core.errors import RollError
 from roll.core.metrics import Metrics
+from roll.core.sample_table import SampleTable
 from roll.distributed.on_ray import start as ray_start
 from roll.distributed.on_ray.environment import RUN_TOKEN, prepare_ray
 from roll.distributed.processes.fork_server import ForkServer
@@ -173,11 +174,11 @@ class Struck(RlvrPipeline):
             return True
         return False
 
-    def learn(self, batch: RolloutBatch, step: int) -> Metrics:
+    def learn(self, table: SampleTable, step: int) -> Metrics:
         self.striker.at(Phase.HAND_OVER)
-        return super().learn(batch, step)
+        return super().learn(table, step)
 
-    def train(self, batch: RolloutBatch, step: int) -> Metrics:
+    def train(self, batch: RolloutBatch | SampleTable, step: int) -> Metrics:
         self.striker.at(Phase.ASLEEP)
         begun = time.monotonic()
         self.striker.soon(Phase.TRAIN, lambda: time.monotonic() - begun > POLL_S)

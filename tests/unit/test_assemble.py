@@ -9,6 +9,7 @@ import torch
 
 from roll.core.completion import FinishReason
 from roll.rollout.assemble import assemble, reward_metrics, rollout_metrics
+from roll.rollout.dense import dense
 from roll.rollout.filters import equal_rewards
 from roll.rollout.types import Group, ScoredSample
 from tests.fakes import completion, group
@@ -28,7 +29,7 @@ def two_groups() -> list[Group]:
 
 
 def test_a_batch_holds_prompt_response_and_padding() -> None:
-    batch = assemble(two_groups())
+    batch = dense(assemble(two_groups()))
     assert batch.tokens.tolist() == [
         [0, 1, 2, 7, 8, 1],
         [0, 1, 2, 9, 0, 0],
@@ -50,7 +51,8 @@ def test_a_batch_holds_prompt_response_and_padding() -> None:
 
 
 def test_a_response_without_tokens_trains_nothing() -> None:
-    batch = assemble([group("a", [0.0, 1.0], completions=[completion(), completion(4)])])
+    groups = [group("a", [0.0, 1.0], completions=[completion(), completion(4)])]
+    batch = dense(assemble(groups))
     assert batch.lengths.tolist() == [3, 4]
     assert batch.loss_mask.sum(1).tolist() == [0, 1]
 

@@ -28,6 +28,7 @@ from roll.rewards.execution.counters import Purpose
 from roll.rewards.execution.pool import RewardPool
 from roll.rewards.loading import bind_reward
 from roll.rollout.assemble import assemble, rollout_metrics
+from roll.rollout.dense import dense
 from roll.rollout.evaluate import evaluate
 from roll.rollout.filters import equal_rewards, mean_reward
 from roll.rollout.serialization import from_plain, to_plain
@@ -161,7 +162,8 @@ def test_a_batch_says_which_rows_have_no_reward_and_means_leave_them_out() -> No
     batch = assemble(groups, {"judge": 1.0})
     assert batch.has_reward is not None
     assert batch.has_reward.tolist() == [True, False, True, True, True, True, True, True]
-    assert batch.loss_mask.any(1).tolist() == batch.has_reward.tolist()
+    assert batch.trained.tolist() == batch.has_reward.tolist()
+    assert dense(batch).loss_mask.any(1).tolist() == batch.has_reward.tolist()
     metrics = rollout_metrics(groups, current_version=0).values_by_name()
     assert metrics["reward/mean"] == pytest.approx(4 / 7)
     assert metrics["samples/left_out"] == 1
@@ -311,4 +313,4 @@ def _loss(update: RolloutBatch) -> float:
 
 def test_an_empty_completion_of_a_failed_sample_is_assembled() -> None:
     one = fail(group("a", [1, 0], completions=[completion(7), completion()]), 1)
-    assert assemble([one]).loss_mask.any(1).tolist() == [True, False]
+    assert dense(assemble([one])).loss_mask.any(1).tolist() == [True, False]

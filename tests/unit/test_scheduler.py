@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from roll.core.completion import Written
 from roll.core.errors import EngineError, RollError
 from roll.core.types import GenerateRequest
 from roll.data.datasets import Dataset, Source
@@ -419,7 +420,9 @@ def test_groups_whose_tokens_are_lost_with_their_node_begin_again() -> None:
         node = "dead" if tries["p1"] == 1 and task.prompt.id == "p1" else "alive"
         made = group(task.prompt.id, [1.0], step=task.step)
         (scored,) = made.samples
-        content = RemoteValue([scored.sample.completion.content.get()], node=node)
+        content: RemoteValue[Written] = RemoteValue(
+            [scored.sample.completion.content.get()], node=node
+        )
         completion = replace(scored.sample.completion, content=content)
         return replace(
             made,

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.advantages.group import group_advantages
-from roll.algorithms.loss_interface import Estimate
+from roll.algorithms.loss_interface import SampleEstimator, Samples
 from roll.algorithms.moments import standardized
 from roll.algorithms.registries import ADVANTAGES
 from roll.config.algorithm.advantages import GdpoConfig
-from roll.core.batches import RolloutBatch
 
 
 def gdpo_advantages(
@@ -44,7 +43,7 @@ def gdpo_advantages(
 
 @ADVANTAGES.register(GdpoConfig)
 @dataclass(frozen=True)
-class Gdpo:
+class Gdpo(SampleEstimator):
     """GDPO advantage from `named_rewards`, the same on every trained token of a sample.
 
     The `weight` of a reward multiplies the normalised reward; a factor before the normalisation
@@ -53,14 +52,14 @@ class Gdpo:
 
     config: GdpoConfig
 
-    def __call__(self, batch: RolloutBatch) -> Estimate:
-        """Compute the advantages; raise ValueError without named rewards or with token rewards."""
-        rewards_BR = batch.require("named_rewards", made_by="assemble")
-        weights_BR = batch.require("reward_weights", made_by="assemble")
-        if batch.token_rewards is not None:
+    def per_sample(self, samples: Samples) -> Tensor:
+        """Return the advantage of each sample; raise ValueError without named rewards or with token
+        rewards."""
+        rewards_BR = samples.require("named_rewards", made_by="assemble")
+        weights_BR = samples.require("reward_weights", made_by="assemble")
+        if samples.token_rewards is not None:
             raise ValueError(
                 "gdpo normalises each reward of a sample by itself and has no place for "
                 "token_rewards; put the KL penalty into the loss, or use another advantage"
             )
-        advantages_B = gdpo_advantages(rewards_BR, batch.group_ids, weights_BR, eps=self.config.eps)
-        return Estimate(advantages_B[:, None].float() * batch.loss_mask)
+        return gdpo_advantages(rewards_BR, samples.group_ids, weights_BR, eps=self.config.eps)

@@ -8,12 +8,11 @@ from typing import Literal
 from torch import Tensor
 
 from roll.algorithms.advantages.rewards import total_rewards
-from roll.algorithms.loss_interface import Estimate
+from roll.algorithms.loss_interface import SampleEstimator, Samples
 from roll.algorithms.moments import Moments
 from roll.algorithms.registries import ADVANTAGES
 from roll.algorithms.siblings import Siblings
 from roll.config.algorithm.advantages import GrpoConfig, RlooConfig
-from roll.core.batches import RolloutBatch
 
 StdKind = Literal["group", "batch", "none"]
 BaselineKind = Literal["mean", "leave_one_out"]
@@ -59,7 +58,7 @@ def group_advantages(
 
 @ADVANTAGES.register(GrpoConfig)
 @dataclass(frozen=True)
-class Grpo:
+class Grpo(SampleEstimator):
     """GRPO advantage (arXiv 2402.03300), the same on every trained token of a sample.
 
     With `std="none"` it is the advantage of Dr.GRPO (arXiv 2503.20783). Token rewards are added to
@@ -68,26 +67,24 @@ class Grpo:
 
     config: GrpoConfig
 
-    def __call__(self, batch: RolloutBatch) -> Estimate:
-        """Compute the advantages; raise ValueError if the batch has no rewards."""
+    def per_sample(self, samples: Samples) -> Tensor:
         config = self.config
-        advantages_B = group_advantages(
-            total_rewards(batch),
-            batch.group_ids,
+        return group_advantages(
+            total_rewards(samples),
+            samples.group_ids,
             std=config.std,
             eps=config.eps,
             baseline=config.baseline,
         )
-        return Estimate(advantages_B[:, None].float() * batch.loss_mask)
 
 
 @ADVANTAGES.register(RlooConfig)
 @dataclass(frozen=True)
-class Rloo:
+class Rloo(SampleEstimator):
     """Advantage reward - mean reward of the prompt's OTHER samples (RLOO, arXiv 2402.14740)."""
 
     config: RlooConfig
 
-    def __call__(self, batch: RolloutBatch) -> Estimate:
-        """Compute the advantages, 0 in a group of one; raise ValueError if there are no rewards."""
-        return Grpo(GrpoConfig(baseline="leave_one_out", std="none"))(batch)
+    def per_sample(self, samples: Samples) -> Tensor:
+        """Return the advantage of each sample, 0 in a group of one."""
+        return Grpo(GrpoConfig(baseline="leave_one_out", std="none")).per_sample(samples)

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from roll.algorithms.advantages.rewards import total_rewards
-from roll.algorithms.loss_interface import Estimate
+from roll.algorithms.loss_interface import SampleEstimator, Samples
 from roll.algorithms.registries import ADVANTAGES
 from roll.algorithms.siblings import Siblings
 from roll.config.algorithm.advantages import OpoConfig
-from roll.core.batches import RolloutBatch
 
 
 def opo_advantages(rewards_B: Tensor, tokens_B: Tensor, group_ids_B: Tensor) -> Tensor:
@@ -33,13 +32,10 @@ def opo_advantages(rewards_B: Tensor, tokens_B: Tensor, group_ids_B: Tensor) -> 
 
 @ADVANTAGES.register(OpoConfig)
 @dataclass(frozen=True)
-class Opo:
+class Opo(SampleEstimator):
     """OPO advantage, the same on every trained token of a sample; 0 for a group of one."""
 
     config: OpoConfig
 
-    def __call__(self, batch: RolloutBatch) -> Estimate:
-        """Compute the advantages; raise ValueError if the batch has no rewards."""
-        tokens_B = batch.loss_mask.sum(1)
-        advantages_B = opo_advantages(total_rewards(batch), tokens_B, batch.group_ids)
-        return Estimate(advantages_B[:, None].float() * batch.loss_mask)
+    def per_sample(self, samples: Samples) -> Tensor:
+        return opo_advantages(total_rewards(samples), samples.trained_tokens(), samples.group_ids)

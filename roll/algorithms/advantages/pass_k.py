@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.advantages.rewards import total_rewards
-from roll.algorithms.loss_interface import Estimate
+from roll.algorithms.loss_interface import SampleEstimator, Samples
 from roll.algorithms.registries import ADVANTAGES
 from roll.algorithms.siblings import Siblings
 from roll.config.algorithm.advantages import PassKConfig
-from roll.core.batches import RolloutBatch
 
 
 def pass_k_advantages(success_B: Tensor, group_ids_B: Tensor, *, k: int) -> Tensor:
@@ -54,7 +53,7 @@ def pass_k_advantages(success_B: Tensor, group_ids_B: Tensor, *, k: int) -> Tens
 
 @ADVANTAGES.register(PassKConfig)
 @dataclass(frozen=True)
-class PassK:
+class PassK(SampleEstimator):
     """Pass@k advantage, the same on every trained token of a sample.
 
     A sample succeeds if its total reward (token rewards included) is above `threshold`.
@@ -62,8 +61,6 @@ class PassK:
 
     config: PassKConfig
 
-    def __call__(self, batch: RolloutBatch) -> Estimate:
-        """Compute the advantages; raise ValueError if the batch has no rewards."""
-        success_B = total_rewards(batch) > self.config.threshold
-        advantages_B = pass_k_advantages(success_B, batch.group_ids, k=self.config.k)
-        return Estimate(advantages_B[:, None].float() * batch.loss_mask)
+    def per_sample(self, samples: Samples) -> Tensor:
+        success_B = total_rewards(samples) > self.config.threshold
+        return pass_k_advantages(success_B, samples.group_ids, k=self.config.k)

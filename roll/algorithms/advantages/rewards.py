@@ -7,10 +7,12 @@ from torch import Tensor
 
 from roll.algorithms.advantages.discounting import discounted_sums, discounts
 from roll.algorithms.advantages.trained import TrainedTokens
+from roll.algorithms.loss_interface import Samples
 from roll.core.batches import RolloutBatch
+from roll.core.sample_table import SampleTable
 
 
-def total_rewards(batch: RolloutBatch) -> Tensor:
+def total_rewards(batch: Samples) -> Tensor:
     """Return each sample's reward plus the rewards of its trained tokens, float64 `[B]`.
 
     This is for estimators that use one reward per sample.
@@ -19,7 +21,7 @@ def total_rewards(batch: RolloutBatch) -> Tensor:
         ValueError: the batch has no rewards.
     """
     rewards_B = batch.require("rewards", made_by="assemble").double()
-    if batch.token_rewards is None:
+    if isinstance(batch, SampleTable) or batch.token_rewards is None:
         return rewards_B
     return rewards_B + batch.token_rewards.double().masked_fill(~batch.loss_mask, 0).sum(1)
 

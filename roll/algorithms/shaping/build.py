@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from roll.algorithms.loss_interface import AdvantageEstimator
+from roll.algorithms.loss_interface import AdvantageEstimator, SampleEstimator
 from roll.algorithms.registries import PartRegistry
 from roll.algorithms.shaping.interface import (
     ADVANTAGE_SHAPINGS,
@@ -30,8 +30,10 @@ from roll.config.algorithm.shaping import ShapingConfig
 from roll.core.batches import RolloutBatch
 from roll.core.errors import CheckpointError
 from roll.core.metrics import Max, Mean, Metrics
+from roll.core.sample_table import SampleTable
 
 T = TypeVar("T")
+S = TypeVar("S", RolloutBatch, SampleTable)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +51,13 @@ class Shaping:
     advantage_parts: Mapping[str, AdvantageShaping] = field(default_factory=dict)
     kl: KlInReward | None = None
 
-    def add_advantages(
-        self, batch: RolloutBatch, estimator: AdvantageEstimator
-    ) -> tuple[RolloutBatch, Metrics]:
+    def needs_tokens(self, estimator: AdvantageEstimator) -> bool:
+        """Return whether this shaping and the estimator compute with single tokens, so that they
+        need a `RolloutBatch` in place of a `SampleTable`."""
+        by_sample = isinstance(estimator, SampleEstimator) and estimator.spreads
+        return not by_sample or self.kl is not None or bool(self.advantage_parts)
+
+    def add_advantages(self, batch: S, estimator: AdvantageEstimator) -> tuple[S, Metrics]:
         """Return the batch to train on from a step's scored batch, and metrics. Call once per step.
 
         The order is: 1. shape the rewards; 2. compute advantages and returns from them; 3. compute
@@ -69,38 +75,35 @@ class Shaping:
         )
         return _among(batch, found, judged), metrics
 
-    def _add_advantages(
-        self, batch: RolloutBatch, estimator: AdvantageEstimator
-    ) -> tuple[RolloutBatch, Metrics]:
+    def _add_advantages(self, batch: S, estimator: AdvantageEstimator) -> tuple[S, Metrics]:
         """Shape rewards, estimate advantages, then apply masks, weights and advantage parts."""
         rewarded, metrics = self.rewards(batch)
-        found = estimator(rewarded)
         masked, seen = self.masks(batch)
         weighed, also_seen = self.weights(batch)
-        if masked.loss_mask is not batch.loss_mask:
-            found = found.inside(masked.loss_mask)
+        metrics = metrics | seen | also_seen
         estimated = replace(
-            rewarded,
-            loss_mask=masked.loss_mask,
-            sample_weights=weighed.sample_weights,
-            advantages=found.advantages_BT,
-            returns=found.returns_BT,
+            _estimated(rewarded, masked, estimator), sample_weights=weighed.sample_weights
         )
+        if not self.advantage_parts:
+            return estimated, metrics
+        if isinstance(estimated, SampleTable):
+            raise ValueError("advantage_shaping needs the tokens of the samples")
         shaped, last_seen = self.advantages(estimated)
-        return shaped, metrics | seen | also_seen | last_seen
+        return shaped, metrics | last_seen
 
-    def rewards(self, batch: RolloutBatch) -> tuple[RolloutBatch, Metrics]:
+    def rewards(self, batch: S) -> tuple[S, Metrics]:
         """Return the batch with shaped `rewards`, `baseline_rewards` and `token_rewards`.
 
         `named_rewards` do not change: bounds, moments and penalties apply to the total reward,
         which is then no longer the weighted sum of the named rewards.
         """
         metrics = Metrics()
+        shaped = batch
         if self.kl is not None:
+            if isinstance(batch, SampleTable):
+                raise ValueError("kl_in_reward needs the tokens of the samples")
             token_rewards_BT, metrics = self.kl(batch)
             shaped = replace(batch, token_rewards=token_rewards_BT)
-        else:
-            shaped = batch
         if not self.reward_parts:
             return shaped, metrics
         baseline_B = batch.baseline_rewards
@@ -119,27 +122,27 @@ class Shaping:
         )
         return shaped, metrics | {"shaping/reward/mean": mean}
 
-    def masks(self, batch: RolloutBatch) -> tuple[RolloutBatch, Metrics]:
-        """Return the batch with a smaller `loss_mask`.
+    def masks(self, batch: S) -> tuple[S, Metrics]:
+        """Return the batch with fewer trained samples.
 
         Token weights must be computed afterwards, so that means are over the remaining tokens.
         """
         if not self.mask_parts:
             return batch, Metrics()
-        keep_B = torch.ones(len(batch), dtype=torch.bool, device=batch.loss_mask.device)
+        keep_B = torch.ones(len(batch), dtype=torch.bool, device=batch.group_ids.device)
         seen: dict[str, Mean] = {}
         for name, part in self.mask_parts.items():
             passed_B = part(batch)
             seen[f"shaping/mask/{name}/masked_fraction"] = _share(~passed_B)
             keep_B = keep_B & passed_B
         seen["shaping/mask/masked_fraction"] = _share(~keep_B)
-        return replace(batch, loss_mask=batch.loss_mask & keep_B[:, None]), Metrics(seen)
+        return batch.keep(keep_B), Metrics(seen)
 
-    def weights(self, batch: RolloutBatch) -> tuple[RolloutBatch, Metrics]:
+    def weights(self, batch: S) -> tuple[S, Metrics]:
         """Return the batch with the product of all sample weights as `sample_weights`."""
         if not self.weight_parts:
             return batch, Metrics()
-        weights_B = torch.ones(len(batch), dtype=torch.float64, device=batch.loss_mask.device)
+        weights_B = torch.ones(len(batch), dtype=torch.float64, device=batch.group_ids.device)
         for part in self.weight_parts.values():
             weights_B = weights_B * part(batch)
         metrics = Metrics(
@@ -190,14 +193,37 @@ class Shaping:
         return {name: part for name, part in parts.items() if isinstance(part, Stateful)}
 
 
-def _without_advantages(batch: RolloutBatch) -> RolloutBatch:
-    """Return the batch with an empty loss mask, and with advantages and returns of 0."""
+def _estimated(rewarded: S, kept: S, estimator: AdvantageEstimator) -> S:
+    """Return `rewarded` with the advantages of those samples that are trained in `kept`."""
+    if isinstance(rewarded, SampleTable):
+        assert isinstance(estimator, SampleEstimator)
+        advantages_B = estimator.per_sample(rewarded).float() * kept.trained
+        return replace(rewarded, trained=kept.trained, advantages=advantages_B)
+    found = estimator(rewarded)
+    if kept.loss_mask is not rewarded.loss_mask:
+        found = found.inside(kept.loss_mask)
+    return replace(
+        rewarded,
+        loss_mask=kept.loss_mask,
+        advantages=found.advantages_BT,
+        returns=found.returns_BT,
+    )
+
+
+def _without_advantages(batch: S) -> S:
+    """Return the batch with no token trained, and with advantages and returns of 0."""
+    if isinstance(batch, SampleTable):
+        return replace(
+            batch,
+            trained=torch.zeros_like(batch.trained),
+            advantages=torch.zeros(len(batch), dtype=torch.float32),
+        )
     zeros_BT = torch.zeros_like(batch.loss_mask, dtype=torch.float32)
     nobody = torch.zeros_like(batch.loss_mask)
     return replace(batch, loss_mask=nobody, advantages=zeros_BT, returns=zeros_BT)
 
 
-def _among(batch: RolloutBatch, found: RolloutBatch, rows: Tensor) -> RolloutBatch:
+def _among(batch: S, found: S, rows: Tensor) -> S:
     """Return `batch` with the tensors of `found` written to its rows `rows`.
 
     The other rows, which have no trained tokens, keep their values; in tensors that `batch` does
@@ -205,8 +231,8 @@ def _among(batch: RolloutBatch, found: RolloutBatch, rows: Tensor) -> RolloutBat
     """
     changed: dict[str, Any] = {}
     for spec in fields(batch):
-        new = getattr(found, spec.name)
-        old = getattr(batch, spec.name)
+        new: Any = getattr(found, spec.name)
+        old: Any = getattr(batch, spec.name)
         if isinstance(new, Tensor) and spec.name != "has_reward":
             blank = torch.ones if spec.name == "sample_weights" else torch.zeros
             whole = (

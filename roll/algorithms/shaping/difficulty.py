@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from roll.algorithms.loss_interface import Samples
 from roll.algorithms.shaping.interface import MASKS, SAMPLE_WEIGHTS
 from roll.algorithms.siblings import Siblings
 from roll.config.algorithm.shaping import DifficultyMaskConfig, DifficultyWeightConfig
-from roll.core.batches import RolloutBatch
 
 ROUNDING = 1e-6
 """Relative tolerance of a mean of float32 rewards: a mean of 0.1 may be 0.10000000149."""
@@ -25,7 +25,7 @@ class DifficultyMask:
 
     config: DifficultyMaskConfig
 
-    def __call__(self, batch: RolloutBatch) -> Tensor:
+    def __call__(self, batch: Samples) -> Tensor:
         mean_B = Siblings.of(batch.group_ids).mean(batch.require("rewards", made_by="assemble"))
         low, high = self.config.low, self.config.high
         low, high = low - ROUNDING * abs(low), high + ROUNDING * abs(high)
@@ -39,7 +39,7 @@ class DifficultyWeight:
 
     config: DifficultyWeightConfig
 
-    def __call__(self, batch: RolloutBatch) -> Tensor:
+    def __call__(self, batch: Samples) -> Tensor:
         mean_B = Siblings.of(batch.group_ids).mean(batch.require("rewards", made_by="assemble"))
         config = self.config
         return config.min + (config.max - config.min) * (1 - mean_B.clamp(0, 1))

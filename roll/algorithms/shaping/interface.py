@@ -1,8 +1,9 @@
 """Interfaces and registries of the parts of shaping.
 
-A part is registered for its config class. Every part gets the batch of a whole step as it was
-assembled: `batch.rewards` are the unshaped rewards, and `batch.loss_mask` marks all tokens that the
-policy generated, even if other parts have changed rewards or mask.
+A part is registered for its config class. Every part gets the samples of a whole step as they were
+assembled: `batch.rewards` are the unshaped rewards, and `batch.trained_tokens()` counts all tokens
+that the policy generated, even if other parts have changed rewards or mask. The tokens themselves
+may be elsewhere.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from roll.algorithms.loss_interface import Samples
 from roll.algorithms.registries import PartRegistry
-from roll.core.batches import RolloutBatch
 from roll.core.metrics import Metrics
 
 
@@ -37,19 +38,19 @@ class Rewards:
 class RewardShaping(Protocol):
     """Function that changes rewards; `rewards` are the results of the shapings before it."""
 
-    def __call__(self, rewards: Rewards, batch: RolloutBatch) -> tuple[Rewards, Metrics]: ...
+    def __call__(self, rewards: Rewards, batch: Samples) -> tuple[Rewards, Metrics]: ...
 
 
 class SampleMask(Protocol):
     """Function that selects the samples to train on, as bool `[B]`."""
 
-    def __call__(self, batch: RolloutBatch) -> Tensor: ...
+    def __call__(self, batch: Samples) -> Tensor: ...
 
 
 class SampleWeight(Protocol):
     """Function that computes relative weights of the samples, float64 `[B]`, above zero."""
 
-    def __call__(self, batch: RolloutBatch) -> Tensor: ...
+    def __call__(self, batch: Samples) -> Tensor: ...
 
 
 class AdvantageShaping(Protocol):

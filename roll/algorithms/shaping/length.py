@@ -7,19 +7,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from roll.algorithms.loss_interface import Samples
 from roll.algorithms.shaping.interface import REWARD_SHAPINGS, SAMPLE_WEIGHTS, Rewards
 from roll.algorithms.siblings import Siblings
 from roll.config.algorithm.shaping import LengthPenaltyConfig, LengthWeightConfig
-from roll.core.batches import RolloutBatch
 from roll.core.metrics import Mean, Metrics
 
 
-def response_tokens(batch: RolloutBatch) -> Tensor:
+def response_tokens(batch: Samples) -> Tensor:
     """Return the number of tokens that the policy generated, float64 `[B]`.
 
     Tokens of the prompt, of the environment and of padding do not count.
     """
-    return batch.loss_mask.sum(1).double()
+    return batch.trained_tokens().double()
 
 
 def relative_length(lengths_B: Tensor, shortest_B: Tensor, longest_B: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ class LengthPenalty:
 
     config: LengthPenaltyConfig
 
-    def __call__(self, rewards: Rewards, batch: RolloutBatch) -> tuple[Rewards, Metrics]:
+    def __call__(self, rewards: Rewards, batch: Samples) -> tuple[Rewards, Metrics]:
         passed_B = batch.require("rewards", made_by="assemble") >= self.config.pass_score
         lengths_B = response_tokens(batch)
         share_B = relative_length(lengths_B, *Siblings.of(batch.group_ids).range(lengths_B))
@@ -68,7 +68,7 @@ class LengthWeight:
 
     config: LengthWeightConfig
 
-    def __call__(self, batch: RolloutBatch) -> Tensor:
+    def __call__(self, batch: Samples) -> Tensor:
         lengths_B = response_tokens(batch)
         longest = lengths_B.amax()
         shortest = torch.where(lengths_B > 0, lengths_B, longest).amin()

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from roll.algorithms.loss_interface import Samples
 from roll.algorithms.moments import NO_SPREAD, Moments
 from roll.algorithms.shaping.interface import REWARD_SHAPINGS, Rewards
 from roll.algorithms.siblings import Siblings
 from roll.config.algorithm.shaping import Level, NormalizeRewardConfig
-from roll.core.batches import RolloutBatch
 from roll.core.metrics import Last, Metrics
 
 
@@ -54,7 +54,7 @@ class NormalizeReward:
     config: NormalizeRewardConfig
     moments: Moments = field(default=Moments(), init=False)
 
-    def __call__(self, rewards: Rewards, batch: RolloutBatch) -> tuple[Rewards, Metrics]:
+    def __call__(self, rewards: Rewards, batch: Samples) -> tuple[Rewards, Metrics]:
         """Normalise the rewards; call once per step, because running moments count every call."""
         config, values_B = self.config, rewards.total_B
         metrics = Metrics()

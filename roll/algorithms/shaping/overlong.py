@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from roll.algorithms.loss_interface import Samples
 from roll.algorithms.shaping.interface import MASKS, REWARD_SHAPINGS, Rewards
 from roll.algorithms.shaping.length import response_tokens
 from roll.config.algorithm.shaping import OverlongMaskConfig, OverlongPenaltyConfig
-from roll.core.batches import RolloutBatch
 from roll.core.metrics import Mean, Metrics
 
 
@@ -30,7 +30,7 @@ class OverlongPenalty:
 
     config: OverlongPenaltyConfig
 
-    def __call__(self, rewards: Rewards, batch: RolloutBatch) -> tuple[Rewards, Metrics]:
+    def __call__(self, rewards: Rewards, batch: Samples) -> tuple[Rewards, Metrics]:
         max_tokens, buffer_tokens = self.config.limits()
         free = max_tokens - buffer_tokens
         share_B = ((response_tokens(batch) - free) / buffer_tokens).clamp(0, 1)
@@ -54,6 +54,6 @@ class OverlongMask:
 
     config: OverlongMaskConfig
 
-    def __call__(self, batch: RolloutBatch) -> Tensor:
+    def __call__(self, batch: Samples) -> Tensor:
         """Return which samples are complete, bool `[B]`; needs `truncated`."""
         return ~batch.require("truncated", made_by="assemble")

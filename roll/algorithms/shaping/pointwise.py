@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from roll.algorithms.loss_interface import Samples
 from roll.algorithms.shaping.interface import REWARD_SHAPINGS, Rewards
 from roll.config.algorithm.shaping import ClipRewardConfig, ScaleRewardConfig
-from roll.core.batches import RolloutBatch
 from roll.core.metrics import Mean, Metrics
 
 
@@ -20,7 +20,7 @@ class ClipReward:
 
     config: ClipRewardConfig
 
-    def __call__(self, rewards: Rewards, batch: RolloutBatch) -> tuple[Rewards, Metrics]:
+    def __call__(self, rewards: Rewards, batch: Samples) -> tuple[Rewards, Metrics]:
         low, high = self.config.low, self.config.high
         clipped = rewards.map(lambda values_B: values_B.clamp(low, high))
         changed = int((clipped.total_B != rewards.total_B).sum())
@@ -34,6 +34,6 @@ class ScaleReward:
 
     config: ScaleRewardConfig
 
-    def __call__(self, rewards: Rewards, batch: RolloutBatch) -> tuple[Rewards, Metrics]:
+    def __call__(self, rewards: Rewards, batch: Samples) -> tuple[Rewards, Metrics]:
         factor, shift = self.config.factor, self.config.shift
         return rewards.map(lambda values_B: factor * values_B + shift), Metrics()

@@ -1,0 +1,75 @@
+"""`SampleTable`: the samples of a step as the driver has them, without a single token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+from torch import Tensor
+
+from roll.core.batch import Batch, tensor
+from roll.core.completion import Content
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleTable(Batch):
+    """Generated samples on their way through reward, scoring, advantage and training: numbers of
+    whole samples, and where their tokens are.
+
+    The fields that `RolloutBatch` has too mean the same. `dense` (`roll/rollout/assemble.py`) makes
+    a `RolloutBatch` of it, which the ranks do with their own rows, and the driver only where an
+    algorithm computes with single tokens of all samples.
+    """
+
+    sample_ids: list[str]
+    """`<group>/<sibling>` of each sample."""
+    tags: list[str]
+    """Tag of each prompt."""
+    prompts: list[Any]
+    """Token ids of each prompt, a sequence of int; siblings share one object."""
+    contents: list[Content]
+    """Tokens of each response, or where they are."""
+    group_ids: Tensor = tensor("B", required=True)
+    """Id of each sample's group, int64 `[B]`; siblings of one prompt have the same id."""
+    lengths: Tensor = tensor("B", required=True)
+    """Number of tokens of prompt and response, int64 `[B]`."""
+    response_tokens: Tensor = tensor("B", required=True)
+    """Number of tokens of the response, int64 `[B]`."""
+    trained: Tensor = tensor("B", required=True)
+    """False for a sample that loses its loss, all of it, bool `[B]`."""
+    rewards: Tensor | None = tensor("B")
+    """Total reward, float32 `[B]`."""
+    has_reward: Tensor | None = tensor("B")
+    """False where a reward failed, bool `[B]`; None where every sample has a reward."""
+    named_rewards: Tensor | None = tensor("BR")
+    """Score of each reward before its weight is applied, float32 `[B, R]`."""
+    reward_weights: Tensor | None = tensor("BR")
+    """Weight of each entry of `named_rewards`, float32 `[B, R]`."""
+    baseline_rewards: Tensor | None = tensor("B")
+    """Total reward of a greedy response to the same prompt, float32 `[B]`."""
+    sample_weights: Tensor | None = tensor("B")
+    """Weight of each sample in the loss, relative to other samples, float32 `[B]`, above zero."""
+    truncated: Tensor | None = tensor("B")
+    """True where the response ended at the length limit, bool `[B]`."""
+    advantages: Tensor | None = tensor("B")
+    """Advantage of every trained token of the sample, float32 `[B]`."""
+    token_weights: Tensor | None = tensor("B")
+    """Factor of the loss of every trained token of the sample, float32 `[B]`."""
+    ref_logprobs: list[Any] | None = None
+    """`RemoteValue` of the log-probabilities of a row's tokens under the frozen reference model, a
+    float32 array."""
+    old_logprobs: list[Any] | None = None
+    """`RemoteValue` of the log-probabilities of a row's tokens before the first update of the step,
+    a float32 array."""
+
+    token_rewards: ClassVar[None] = None
+    """No sample has rewards of single tokens: they would need a `RolloutBatch`."""
+
+    def trained_tokens(self) -> Tensor:
+        """Return the number of trained tokens of each sample, int64 `[B]`."""
+        return self.response_tokens * self.trained
+
+    def keep(self, kept_B: Tensor) -> Self:
+        """Return the table with only those samples trained that are trained now and are `kept_B`,
+        bool `[B]`."""
+        return replace(self, trained=self.trained & kept_B)
