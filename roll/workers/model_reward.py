@@ -19,7 +19,7 @@ from roll.rewards.execution.counters import Purpose, Scored, counters_of
 from roll.strategy.backend_setup import ModelSetup
 from roll.strategy.hf.score import HfScore
 from roll.strategy.training.heads import ScoreHead
-from roll.workers.reward import RewardWorker
+from roll.workers.reward import RewardWorker, fetched
 
 
 class ModelReward(RewardWorker):
@@ -64,7 +64,7 @@ class ModelReward(RewardWorker):
         """
         counters = self._counters[purpose]
         budget = counters.opened()
-        scores = await self._scores_here(samples)
+        scores = await self._scores_here(await fetched(samples))
         scored = []
         for sample, score in zip(samples, scores, strict=True):
             if math.isfinite(score):

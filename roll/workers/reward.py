@@ -91,13 +91,13 @@ class RewardWorker(Worker):
         self, samples: list[Sample], purpose: Purpose = Purpose.TRAINING
     ) -> list[Scored]:
         """Score samples, in order; see `RewardPool.score`."""
-        return await self.pool.score(await _fetched(samples), purpose)
+        return await self.pool.score(await fetched(samples), purpose)
 
     async def score_groups(
         self, groups: list[list[Sample]], purpose: Purpose = Purpose.TRAINING
     ) -> list[list[Scored]]:
         """Score groups, in order; see `RewardPool.score_groups`."""
-        return await self.pool.score_groups([await _fetched(one) for one in groups], purpose)
+        return await self.pool.score_groups([await fetched(one) for one in groups], purpose)
 
     async def take_metrics(self, purpose: Purpose = Purpose.TRAINING) -> Metrics:
         """Return the metrics since the last call."""
@@ -113,7 +113,7 @@ class RewardWorker(Worker):
         super().close()
 
 
-async def _fetched(samples: list[Sample]) -> list[Sample]:
+async def fetched(samples: list[Sample]) -> list[Sample]:
     """Return the samples with their tokens and texts, which may be in the object store."""
     return samples if are_here(samples) else await asyncio.to_thread(fetch_samples, samples)
 
