@@ -65,6 +65,20 @@ class SampleTable(Batch):
     token_rewards: ClassVar[None] = None
     """No sample has rewards of single tokens: they would need a `RolloutBatch`."""
 
+    def inputs(self) -> SampleTable:
+        """Return what a forward pass reads, and which samples are trained; names are blank."""
+        blank = [""] * len(self)
+        return SampleTable(
+            sample_ids=blank,
+            tags=blank,
+            prompts=self.prompts,
+            contents=self.contents,
+            group_ids=self.group_ids,
+            lengths=self.lengths,
+            response_tokens=self.response_tokens,
+            trained=self.trained,
+        )
+
     def trained_tokens(self) -> Tensor:
         """Return the number of trained tokens of each sample, int64 `[B]`."""
         return self.response_tokens * self.trained

@@ -48,18 +48,18 @@ def add_sample_logprobs(
 ) -> tuple[SampleTable, Metrics]:
     """Do what `add_logprobs` does to samples whose tokens the driver does not have; return the
     table and the metrics of the policy's log-probs."""
-    metrics = Metrics()
+    metrics, inputs = Metrics(), table.inputs()
     if runtime.reference is not None:
         with runtime.colocation.use(Role.REFERENCE):
-            scored = runtime.reference.call(ReferenceWorker.score_samples, table)
+            scored = runtime.reference.call(ReferenceWorker.score_samples, inputs)
         table = replace(table, ref_logprobs=scored.logprobs)
     elif Need.REFERENCE in config.algorithm.needs:
         with runtime.colocation.use(Role.ACTOR_TRAIN):
-            scored = runtime.actor.call(ActorWorker.score_samples_base, table)
+            scored = runtime.actor.call(ActorWorker.score_samples_base, inputs)
         table = replace(table, ref_logprobs=scored.logprobs)
     if config.scores_old_logprobs:
         with runtime.colocation.use(Role.ACTOR_TRAIN):
-            scored = runtime.actor.call(ActorWorker.score_samples, table)
+            scored = runtime.actor.call(ActorWorker.score_samples, inputs)
         table, metrics = replace(table, old_logprobs=scored.logprobs), scored.metrics
     return table, metrics
 

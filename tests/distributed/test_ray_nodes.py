@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from roll.distributed.remote_contents import INLINE_BYTES
 from tests.distributed.small_workers import ROOT
 
 
@@ -25,6 +26,10 @@ def test_two_joined_nodes_give_their_gpus_in_order_and_say_what_is_missing(tmp_p
         {"rank": 3, "node": 1, "devices": [1], "visible": "1"},
         {"rank": 0, "node": 1, "devices": [0, 1], "visible": "0,1"},
     ]
+    before, after = (line for line in lines if "lives" in line)
+    assert before == {"lives": True, "tokens": INLINE_BYTES // 8}
+    assert not after["lives"]
+    assert after["lost"].startswith("the tokens of completions cannot be had: ")
     errors = [line["error"] for line in lines if "error" in line]
     assert errors[0].startswith("WaitTimeoutError: waited 2 s for 3 Ray nodes")
     assert errors[1].startswith("ConfigError: pools.all names device 4, but there are 4 GPUs")

@@ -6,20 +6,23 @@ The cluster asks for a token, which the nodes and the driver take from a file. R
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 from ray.cluster_utils import Cluster as RayNodes
 
 from roll.config.sections.placement import ClusterConfig
 from roll.config.sections.roles import Role
-from roll.core.errors import RollError
+from roll.core.errors import RollError, WorkerError
 from roll.distributed.cluster import Placement
 from roll.distributed.on_ray.resources import ResourceManager
 from roll.distributed.on_ray.token import use_token_of_cluster
-from tests.distributed.small_workers import ROOT, Adder
+from roll.distributed.remote_contents import INLINE_BYTES, contents_here, living_nodes, node_of
+from tests.distributed.small_workers import ROOT, Adder, Echo
 
 SMALL = {"num_cpus": 2, "num_gpus": 2, "object_store_memory": 100 * 1024 * 1024}
 
@@ -43,11 +46,30 @@ def attempt(config: ClusterConfig, pools: dict[str, str]) -> str:
         return f"{type(error).__name__}: {error}"
 
 
+def lose_tokens(config: ClusterConfig, nodes: RayNodes, second: object) -> None:
+    """Let an engine on the second node write, end that node, and ask for what it has written."""
+    far = Placement(Role.ACTOR_INFER, pool="far", per_worker=2, replaceable=True)
+    with ResourceManager(config, {"far": "2-3"}, python_path=[ROOT]) as own:
+        written = asyncio.run(own.start(Echo, far).ask(0, Echo.write, (INLINE_BYTES // 8,)))
+        content = written[0].content
+        tell(
+            lives=node_of(content) in living_nodes(), tokens=len(contents_here([content])[0].tokens)
+        )
+        nodes.remove_node(second)
+        deadline = time.monotonic() + 60
+        while node_of(content) in living_nodes() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        try:
+            contents_here([content])
+        except WorkerError as error:
+            tell(lives=node_of(content) in living_nodes(), lost=str(error))
+
+
 def main(folder: Path) -> None:
     take_token(folder / "auth_token")
     with use_token_of_cluster():
         nodes = RayNodes(initialize_head=True, head_node_args=SMALL)
-        nodes.add_node(**SMALL)
+        second = nodes.add_node(**SMALL)
     try:
         joined = ClusterConfig(nodes=2, address=nodes.address, start_timeout_s=60)
         with ResourceManager(joined, {"all": "0-3", "far": "2-3"}, python_path=[ROOT]) as own:
@@ -60,6 +82,7 @@ def main(folder: Path) -> None:
         missing = joined.model_copy(update={"nodes": 3, "start_timeout_s": 2.0})
         tell(error=attempt(missing, {"all": "0"}))
         tell(error=attempt(joined, {"all": "0-4"}))
+        lose_tokens(joined, nodes, second)
         (folder / "auth_token").write_text("what a stranger may take for the secret of the cluster")
         tell(error=attempt(joined, {"all": "0"}))
         (folder / "auth_token").unlink()
