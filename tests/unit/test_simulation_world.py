@@ -72,7 +72,8 @@ def test_memory_does_not_grow_with_the_number_of_steps() -> None:
         tracemalloc.stop()
         return used
 
-    assert peak(9) < 1.2 * peak(3)
+    # In fewer steps, Python's collector of cycles has not reached its oldest generation yet.
+    assert peak(81) < 1.2 * peak(27)
 
 
 def test_the_command_prints_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
