@@ -330,6 +330,7 @@ class ScriptedEngine:
             if not request.answer.done():
                 request.answer.set_result([one for one in request.done if one is not None])
                 self._loop.hear()
+            request.sequences = []  # which refer to the request: no cycle is left to search for
 
     def _written(self, sequence: _Sequence) -> int:
         if sequence.begin_work < 0:

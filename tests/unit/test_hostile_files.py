@@ -47,7 +47,7 @@ UNPICKLES = {
     "roll/strategy/sglang/messages.py",
     # What it has pickled itself, on the line before.
     "roll/rewards/contract.py",
-    # Runs a program, in the process that has given up its rights for it; evaluates tests and codecs.
+    # Runs a program where it can do no harm, and evaluates tests and codecs of its judge.
     "roll/sandbox/worker/inside/program.py",
     "roll/rewards/code/asserts.py",
     "roll/rewards/code/calls.py",
