@@ -17,6 +17,7 @@ from ray.cluster_utils import Cluster as RayNodes
 
 from roll.config.sections.placement import ClusterConfig
 from roll.config.sections.roles import Role
+from roll.core.completion import Content
 from roll.core.errors import RollError, WorkerError
 from roll.distributed.cluster import Placement
 from roll.distributed.on_ray.resources import ResourceManager
@@ -50,11 +51,14 @@ def lose_tokens(config: ClusterConfig, nodes: RayNodes, second: object) -> None:
     """Let an engine on the second node write, end that node, and ask for what it has written."""
     far = Placement(Role.ACTOR_INFER, pool="far", per_worker=2, replaceable=True)
     with ResourceManager(config, {"far": "2-3"}, python_path=[ROOT]) as own:
-        written = asyncio.run(own.start(Echo, far).ask(0, Echo.write, (INLINE_BYTES // 8,)))
-        content = written[0].content
-        tell(
-            lives=node_of(content) in living_nodes(), tokens=len(contents_here([content])[0].tokens)
-        )
+        writer = own.start(Echo, far)
+
+        async def write() -> Content:
+            return (await writer.ask(0, Echo.write, (INLINE_BYTES // 8,)))[0].content
+
+        fetched, content = asyncio.run(write()), asyncio.run(write())  # a fetch leaves a copy here
+        (here,) = contents_here([fetched])
+        tell(lives=node_of(content) in living_nodes(), tokens=len(here.tokens))
         nodes.remove_node(second)
         deadline = time.monotonic() + 60
         while node_of(content) in living_nodes() and time.monotonic() < deadline:
