@@ -5,14 +5,15 @@ checkpoint every 200 steps. Every two minutes it sends SIGKILL to the worker of 
 to a process below the worker (the core of its engine). Meanwhile it measures every process, and
 writes the measurements to `looks.jsonl` in the folder of `--out`.
 
-For every process it prints the memory (a line fitted to all measurements after the first tenth of
-the steps), and open files and threads at the beginning and at the end of these; also shared memory,
-and the step time in the first and in the last tenth. It checks that every sample of every step was
-there exactly once, is complete, and is not older than allowed. Engines that are killed every few
-minutes live too short for a line; `--kill-until` lets the last ones live to the end of the run.
+For every process it prints the memory (a Theil-Sen line through the measurements after the first
+tenth of the steps), and open files and threads at the beginning and at the end of these; also
+shared memory, and the step time in the first and in the last tenth. It checks that every sample of
+every step was there exactly once, is complete, and is not older than allowed. Engines that are
+killed every few minutes live too short for a line; `--kill-until` lets the last ones live to the
+end of the run.
 
     python benchmarks/soak.py [--steps 4500] [--kill-every 120] [--kill-until 3000]
-        [--out outputs/soak] [key=value ...]
+        [--prompts 8 --siblings 8] [--out outputs/soak] [key=value ...]
 
 The exit code is 1 if the memory of any process grows by a megabyte or more in 1,000 steps, if steps
 of the last tenth take more than 5 % longer than those of the first, or if a sample is missing or
@@ -45,9 +46,8 @@ from roll.platform.processes import descendants
 
 ROOT = Path(__file__).parents[1]
 RUN = "examples/rlvr_quickstart/run.yaml"
-PROMPTS, SIBLINGS, NEW_TOKENS = 32, 16, 8
-"""Settings of the quickstart: prompts per step, samples per prompt, and largest length of a
-response in tokens."""
+NEW_TOKENS = 8
+"""Largest length of a response of the quickstart, in tokens."""
 STALENESS = 2
 MOST_MB_PER_1000_STEPS = 1.0
 MOST_SLOWER = 1.05
@@ -60,6 +60,10 @@ class Samples:
     deletes them."""
 
     folder: Path
+    prompts: int
+    """Number of prompts per step."""
+    siblings: int
+    """Number of samples per prompt."""
     steps: set[int] = field(default_factory=set)
     ids: set[str] = field(default_factory=set)
     faults: list[str] = field(default_factory=list)
@@ -77,7 +81,8 @@ class Samples:
         groups = {name.rpartition("/")[0] for name in ids}
         if step in self.steps:
             self.faults.append(f"step {step} was made twice")
-        if len(rows) != PROMPTS * SIBLINGS or len(ids) != len(rows) or len(groups) != PROMPTS:
+        all_there = len(rows) == len(ids) == self.prompts * self.siblings
+        if not all_there or len(groups) != self.prompts:
             self.faults.append(f"step {step}: {len(rows)} samples, {len(ids)} ids, {groups}")
         if again := groups & self.ids:
             self.faults.append(f"step {step} trains again on {sorted(again)[:3]}")
@@ -104,7 +109,9 @@ def command(args: argparse.Namespace) -> list[str]:
         f"checkpoint.every={args.checkpoint_every}",
         "validation.every=200",
         "track.rollouts_every=1",
-        f"track.rollouts_samples={PROMPTS * SIBLINGS}",
+        f"track.rollouts_samples={args.prompts * args.siblings}",
+        f"data.prompts_per_step={args.prompts}",
+        f"data.samples_per_prompt={args.siblings}",
         *args.overrides,
     ]  # fmt: skip
 
@@ -139,7 +146,7 @@ def soak(args: argparse.Namespace) -> tuple[Books, Samples, list[str]]:
     adopt_orphans()
     dice, books = random.Random(args.seed), Books(args.out / "looks.jsonl")
     records, log = args.out / "run" / "metrics.jsonl", args.out / "run.log"
-    samples, kills = Samples(args.out / "run" / "rollouts"), []
+    samples, kills = Samples(args.out / "run" / "rollouts", args.prompts, args.siblings), []
     until = args.steps if args.kill_until is None else args.kill_until
     with log.open("w") as output:
         run = subprocess.Popen(command(args), cwd=ROOT, stdout=output, stderr=output)
@@ -203,7 +210,7 @@ def report(args: argparse.Namespace, books: Books, samples: Samples, kills: list
         print(row(growth))
     first_s, last_s = step_times_s(args.out / "run" / "metrics.jsonl", args.steps)
     print(f"\nstep time: {first_s:.3f} s in the first tenth, {last_s:.3f} s in the last")
-    print(f"replicas killed: {len(kills)}; steps with all {PROMPTS * SIBLINGS} samples: "
+    print(f"replicas killed: {len(kills)}; steps with all {args.prompts * args.siblings} samples: "
           f"{len(samples.steps)} of {args.steps}")  # fmt: skip
     wrong = list(samples.faults)
     if missing := set(range(args.steps)) - samples.steps:
@@ -225,6 +232,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--steps", type=int, default=3000)
     add("--kill-every", type=float, default=120, help="seconds between two kills")
     add("--kill-until", type=int, help="step of the last kill at the latest (default: no end)")
+    add("--prompts", type=int, default=32, help="prompts per step")
+    add("--siblings", type=int, default=16, help="samples per prompt")
     add("--checkpoint-every", type=int, default=200, help="steps")
     add("--seed", type=int, default=0, help="of the kills")
     add("--out", type=Path, default=Path("outputs/soak"), help="is emptied first")

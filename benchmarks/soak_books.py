@@ -8,7 +8,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import fmean, linear_regression
+from statistics import fmean, median
+
+import numpy as np
 
 from benchmarks.process_meter import sizes_mb
 from roll.platform.processes import descendants
@@ -19,6 +21,8 @@ of younger processes do not count for growth."""
 REPLACED_WARM_UP_S = 300.0
 """The same age for processes that were replaced in the run, as engines are: an engine touches its
 cache for the first time for minutes, and each new one begins anew."""
+MOST_FITTED = 400
+"""Largest number of measurements of one process that a line is fitted to, since all pairs count."""
 SHARED = "shared memory of all"
 
 
@@ -50,7 +54,8 @@ class Growth:
     memory_mb: tuple[float, float]
     """Memory at the beginning and at the end of the fitted line, in MB."""
     mb_per_1000_steps: float
-    """Slope of the fitted line."""
+    """Slope of the fitted line: the median slope of all pairs of measurements (Theil-Sen). Memory
+    that grows without end moves it; one piece that a process keeps moves it little."""
     files: tuple[float, float]
     """Mean number of open files in the first and in the last tenth of the measurements."""
     threads: tuple[float, float]
@@ -142,14 +147,21 @@ def fitted(name: str, lives: int, looks: Sequence[Look]) -> Growth:
         lives: number of processes that had this name.
         looks: measurements, in the order of their steps.
     """
-    steps = [look.step for look in looks]
-    slope, start = linear_regression(steps, [look.memory_mb for look in looks])
+    thinned = looks[:: max(1, len(looks) // MOST_FITTED)]
+    steps = np.array([look.step for look in thinned])
+    memory_mb = np.array([look.memory_mb for look in thinned])
+    before, after = np.triu_indices(len(thinned), 1)
+    apart = steps[after] > steps[before]  # several measurements fall into a long step
+    before, after = before[apart], after[apart]
+    slopes = (memory_mb[after] - memory_mb[before]) / (steps[after] - steps[before])
+    slope = float(np.median(slopes)) if len(slopes) else 0.0
+    start = median(memory_mb - slope * steps)
     tenth = max(1, len(looks) // 10)
     first, last = looks[:tenth], looks[-tenth:]
     return Growth(
         name,
         lives,
-        (start + slope * steps[0], start + slope * steps[-1]),
+        (float(start + slope * looks[0].step), float(start + slope * looks[-1].step)),
         1000 * slope,
         (fmean(look.files for look in first), fmean(look.files for look in last)),
         (fmean(look.threads for look in first), fmean(look.threads for look in last)),

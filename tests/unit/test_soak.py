@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.soak import PROMPTS, SIBLINGS, Samples, row, step_times_s
+from benchmarks.soak import Samples, row, step_times_s
 from benchmarks.soak_books import Books, Look, fitted
 
 Row = dict[str, Any]
+PROMPTS, SIBLINGS = 4, 3
 
 
 def rows_of(step: int) -> list[Row]:
@@ -30,7 +31,7 @@ def rows_of(step: int) -> list[Row]:
 
 
 def taken(folder: Path, *steps: tuple[int, list[Row]]) -> Samples:
-    samples = Samples(folder)
+    samples = Samples(folder, PROMPTS, SIBLINGS)
     for step, rows in steps:
         text = "".join(json.dumps(one) + "\n" for one in rows)
         (folder / f"step_{step:06d}.jsonl").write_text(text)
@@ -47,7 +48,7 @@ def test_whole_steps_are_accounted_for_and_their_dumps_deleted(tmp_path: Path) -
 
 def test_a_dump_that_may_not_be_whole_yet_is_left(tmp_path: Path) -> None:
     (tmp_path / "step_000007.jsonl").write_text('{"id": ')
-    samples = Samples(tmp_path)
+    samples = Samples(tmp_path, PROMPTS, SIBLINGS)
     samples.take(7)
     assert samples.steps == set()
     assert list(tmp_path.iterdir())
@@ -56,8 +57,8 @@ def test_a_dump_that_may_not_be_whole_yet_is_left(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda rows: rows[1:], "511 samples"),
-        (lambda rows: [rows[1], *rows[1:]], "512 samples, 511 ids"),
+        (lambda rows: rows[1:], "11 samples"),
+        (lambda rows: [rows[1], *rows[1:]], "12 samples, 11 ids"),
         (lambda rows: [{**rows[0], "response_tokens": 0}, *rows[1:]], "'response_tokens': 0"),
         (lambda rows: [{**rows[0], "weight_version": [1, 4]}, *rows[1:]], r"\[1, 4\]"),
     ],
@@ -84,6 +85,22 @@ def test_a_slope_is_that_of_the_line_through_all_looks() -> None:
     assert growth.files[0] < growth.files[1]
     assert growth.threads == (4, 4)
     assert "| driver | 2 | 50.2 | 52.0 | +2.00 |" in row(growth)
+
+
+def test_only_memory_that_grows_on_moves_a_slope() -> None:
+    def slope(memory_mb: Callable[[int], float]) -> float:
+        looks = [Look(step, 100, memory_mb(step), 4, 4) for step in range(300, 3000, 3)]
+        return fitted("driver", 1, looks).mb_per_1000_steps
+
+    assert slope(lambda step: 5.0 * (step > 900)) == pytest.approx(0)
+    assert slope(lambda step: (step % 500) / 50) == pytest.approx(0, abs=0.6)
+    assert slope(lambda step: step // 500 * 2.0) == pytest.approx(4, rel=0.15)
+
+
+def test_several_looks_in_one_step_are_no_slope() -> None:
+    looks = [Look(step // 4, 100, 50 + 0.1 * (step % 4), 4, 4) for step in range(400)]
+    assert fitted("driver", 1, looks).mb_per_1000_steps == pytest.approx(0, abs=0.5)
+    assert fitted("driver", 1, looks[:3]).mb_per_1000_steps == 0
 
 
 def test_of_processes_that_replace_each_other_the_one_with_most_steps_counts() -> None:

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import psutil
+
 from roll.distributed.on_ray.environment import environment
 from roll.distributed.processes.child_forks import forked_children
 from roll.platform.rendezvous import serve_on_named_address
@@ -154,6 +156,23 @@ def cpu_arguments(
         executor = "roll.strategy.vllm.executor.InSchedulerExecutor"
         arguments["distributed_executor_backend"] = executor
     return arguments
+
+
+def shut_down(engine: Any, timeout_s: float) -> None:
+    """Shut an engine down, also if one of its processes ends at the very moment at which it is to
+    be killed.
+
+    After the time limit vLLM looks up a process and then its children. If the process ends in
+    between, the error of psutil leaves the rest undone: sockets and threads of this process.
+
+    Args:
+        engine: an `AsyncLLM`.
+        timeout_s: time in which its processes may end by themselves, in seconds.
+    """
+    try:
+        engine.shutdown(timeout_s)
+    except psutil.NoSuchProcess:
+        engine.engine_core.resources()
 
 
 def forget_aborted_groups(output_processor: Any) -> None:

@@ -35,6 +35,7 @@ from roll.strategy.vllm.compat import (
     forget_aborted_groups,
     forked_core,
     keep_deaths_quiet,
+    shut_down,
 )
 from roll.strategy.vllm.endpoint import Endpoint
 from roll.strategy.vllm.pushes import Pushes
@@ -234,7 +235,7 @@ class VllmEngine:
         self._watch.end()
         engine, self._engine = self._engine, None
         if engine is not None:
-            await asyncio.to_thread(engine.shutdown, _SHUTDOWN_S)
+            await asyncio.to_thread(shut_down, engine, _SHUTDOWN_S)
             # The engine is part of a reference cycle. If it is collected only when the interpreter
             # ends and its modules are gone, its destructor prints an error.
             del engine

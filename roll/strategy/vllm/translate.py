@@ -13,9 +13,10 @@ NOTHING_YET = Completion.of((), (), (), FinishReason.ABORT)
 
 def sampling_params(request: GenerateRequest) -> Any:
     """Make vLLM's `SamplingParams`: one final output with all siblings, flat log-prob lists."""
-    from vllm.sampling_params import RequestOutputKind, SamplingParams
+    from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
     sampling = request.sampling
+    schema = sampling.json_schema
     return SamplingParams(
         n=request.n,
         temperature=sampling.temperature,
@@ -28,6 +29,7 @@ def sampling_params(request: GenerateRequest) -> Any:
         logprobs=0,  # only those of the sampled token
         flat_logprobs=True,
         detokenize=bool(sampling.stop),
+        structured_outputs=None if schema is None else StructuredOutputsParams(json=schema),
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
 
