@@ -46,11 +46,16 @@ class Limits:
     """Files and folders that it can have, with those that it is given."""
     disk_mb: float = 64.0
     """Size of all its files together."""
+    addresses_mb: float | None = None
+    """Memory that each process may reserve without using it, as virtual machines of languages do;
+    None: `memory_mb`."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for one that is not above zero, or that is no limit."""
         for name in self.__slots__:
             value = getattr(self, name)
+            if value is None and name == "addresses_mb":
+                continue
             if not 0 < value < math.inf:
                 raise ValueError(f"{name}: expected a finite number above 0, got {value!r}")
 

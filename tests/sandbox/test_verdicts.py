@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.rewards.code.asserts import judge_asserts
-from roll.rewards.code.calls import Call, judge_calls
+from roll.rewards.code.calls import judge_calls
+from roll.rewards.code.rows.cases import Call
 from roll.rewards.code.values import decode, encode, same
 from roll.rewards.code.verdict import Kind, Verdict
 from roll.sandbox import Limits, Sandbox

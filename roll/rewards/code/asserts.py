@@ -1,111 +1,32 @@
-"""Tests with `assert` as cases, as HumanEval and MBPP have them.
+"""Tests in Python as cases: asserts (HumanEval, MBPP), pytest files, and programs of the row's own.
 
 The tests and the program run in two sandboxes that know nothing of one another. In that of the
 tests, a stand-in takes the place of each name that the program should define. A call of it is
 handed over, here, to the program's sandbox: its arguments go there as plain values, and what it
-returns comes back as one. So the program never sees an expected value, and an assert only ever
-compares plain values.
+returns comes back as one (`stand_ins`). So the program never sees an expected value, and a test
+only ever compares plain values.
 """
 
 from __future__ import annotations
 
-import ast
-import builtins
 import json
 import secrets
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from typing import Any
 
 from roll.rewards.code.calls import results
-from roll.rewards.code.values import DECODE, ENCODE
+from roll.rewards.code.parsed_tests import Parsed, parsed
+from roll.rewards.code.rows.cases import Suite
+from roll.rewards.code.running.programs import Program, ended_well
+from roll.rewards.code.stand_ins import PROGRAM, PYTEST, TESTS
 from roll.rewards.code.verdict import Kind, Verdict, without_result
-from roll.sandbox import Limits, Outcome, Sandbox, Session
+from roll.sandbox import Limits, Outcome, Sandbox, SandboxError, Session
 
-MOST_CALLS = 2000
-"""Calls that the tests of one program may make."""
+MOST_CALLS = 10_000
+"""Requests that the tests of one program may make."""
 
-_PROGRAM = (
-    ENCODE
-    + DECODE
-    + """
-import builtins, json, sys
-
-def answer(asked):
-    try:
-        path, arguments, named = asked["path"], decode(asked["arguments"]), decode(asked["named"])
-        target = held[path[0]] if isinstance(path[0], int) else names[path[0]]
-        for name in path[1:]:
-            target = getattr(target, name)
-        value = target(*arguments, **named)
-        if isinstance(target, type) and target.__module__ != "builtins":
-            held.append(value)
-            return {"object": len(held) - 1}
-        return {"value": encode(value), "after": [encode(arguments), encode(named)]}
-    except Exception as error:
-        kind = type(error).__name__
-        known = isinstance(getattr(builtins, kind, None), type)
-        return {"raised": [kind if known else "Exception", str(error)[:300]]}
-
-def tell(text, mark, write=sys.stdout.write, dump=json.dumps):
-    write(f"\\n{mark}0:{dump(answer(json.loads(text)))}{mark}\\n")
-
-names, held = {"__name__": "candidate", "__builtins__": builtins}, []
-"""
-)
-
-_TESTS = (
-    ENCODE
-    + DECODE
-    + """
-import builtins, json, queue, sys, threading
-asked, answered, judged = queue.Queue(), queue.Queue(), []
-
-class ProgramEnded(Exception): pass
-
-class StandIn:
-    def __init__(self, path): self.path = path
-    def __getattr__(self, name): return StandIn([*self.path, name])
-    def __call__(self, *arguments, **named):
-        before = [encode(list(arguments)), encode(named)]
-        asked.put({"path": self.path, "arguments": before[0], "named": before[1]})
-        answer = answered.get()
-        if "ended" in answer: raise ProgramEnded("no answer")
-        if "object" in answer: return StandIn([answer["object"]])
-        if "raised" in answer:
-            kind, text = answer["raised"]
-            kind = getattr(builtins, kind, Exception)
-            usual = isinstance(kind, type) and issubclass(kind, Exception)
-            # These would end a loop of the tests, and the asserts behind it were not reached.
-            ends_loops = kind in (StopIteration, StopAsyncIteration)
-            raise (kind if usual and not ends_loops else Exception)(text)
-        if answer["after"] != before:
-            now, now_named = map(decode, answer["after"])
-            for mine, changed in [*zip(arguments, now), *((named[k], now_named[k]) for k in named)]:
-                if type(mine) is list: mine[:] = changed
-                elif type(mine) in (dict, set): mine.clear(); mine.update(changed)
-        return decode(answer["value"])
-
-def run(tests, names, note):
-    found = {"__name__": "tests", "__builtins__": builtins, note: judged}
-    found.update({name: StandIn([name]) for name in names})
-    try:
-        exec(compile(tests, "tests.py", "exec", dont_inherit=True), found)
-        why = ""
-    except BaseException as error:
-        why = f"{type(error).__name__}: {error}"[:300]
-    asked.put({"judged": judged, "why": why})
-
-def begin(tests, names, note, mark):
-    threading.Thread(target=run, args=(tests, names, note), daemon=True).start()
-    wait(mark)
-
-def go_on(text, mark):
-    answered.put(json.loads(text))
-    wait(mark)
-
-def wait(mark):
-    sys.stdout.write(f"\\n{mark}0:{json.dumps(asked.get())}{mark}\\n")
-"""
-)
+_JUDGES = {"asserts": "plain_tests", "pytest": "test_file", "check": "checking_program"}
 
 
 async def judge_asserts(
@@ -117,43 +38,56 @@ async def judge_asserts(
 ) -> list[Verdict]:
     """Judge a program by the asserts of its tests; return a verdict for each that was reached.
 
+    See `judge_tests`.
+    """
+    made = Program(program, {})
+    return await judge_tests(sandbox, made, Suite(tests, "asserts", entry), limits)
+
+
+async def judge_tests(
+    sandbox: Sandbox,
+    program: Program,
+    tests: Suite,
+    limits: Limits | None = None,
+    for_tests: Sandbox | None = None,
+) -> list[Verdict]:
+    """Judge a program by tests; return a verdict for each case that was reached.
+
     If the tests cannot go on, a last verdict says why. There is always at least one.
 
     Args:
-        sandbox: runs the program, and the tests.
-        program: text that defines what the tests call.
-        tests: Python with asserts, anywhere in it.
-        entry: name of the function that the tests get as the argument of `check`, if they define a
-            function of this name and do not call it.
+        sandbox: runs the program.
+        program: defines what the tests call; or it is run by them (`run_solution`).
+        tests: the tests.
         limits: of each call of the program; None: those of the sandbox.
+        for_tests: runs the tests; None: `sandbox`.
 
     Raises:
         SandboxError: the sandbox failed.
         ValueError: the tests are no Python, or without asserts.
     """
-    note = f"judged_{secrets.token_hex(8)}"
-    tree = _parse(tests, entry)
-    names = sorted(_free_names(tree))
-    text = ast.unparse(ast.fix_missing_locations(_Noted(note).visit(tree)))
     limits = limits or sandbox.limits
-    async with sandbox.session(limits) as for_tests, sandbox.session(limits) as for_program:
-        judge = _Side(for_tests, await for_tests.run(_TESTS))
-        candidate = _Side(for_program, await for_program.run(_PROGRAM))
-        code = f"exec(compile({program!r}, 'candidate.py', 'exec', dont_inherit=True), names)"
-        defined = await for_program.run(code)
-        if not for_program.open or not defined.ok:
-            return [without_result(defined)]
-        said, ended = await judge.ask("begin", text, names, note), None
-        for _ in range(MOST_CALLS):
-            if not isinstance(said, dict):
-                return [without_result(judge.last)]
-            if "judged" in said:
-                return _verdicts(said, ended)
-            answer = None if ended else await candidate.ask("tell", json.dumps(said))
-            if not isinstance(answer, dict):
-                ended = ended or without_result(candidate.last)
-                answer = {"ended": True}
-            said = await judge.ask("go_on", json.dumps(answer))
+    text = parsed(tests)
+    async with AsyncExitStack() as open_sessions:
+        session = await open_sessions.enter_async_context((for_tests or sandbox).session(limits))
+        source = TESTS + (PYTEST if tests.style == "pytest" else "")
+        prepared = await session.run(source)
+        if not prepared.ok:
+            raise SandboxError(f"the tests could not be prepared: {prepared.stderr[-500:]}")
+        other = _Candidate(sandbox, program, limits, open_sessions)
+        return await _dialogue(_Side(session, prepared), other, text, _JUDGES[tests.style])
+
+
+async def _dialogue(judge: _Side, other: _Candidate, text: Parsed, style: str) -> list[Verdict]:
+    """Hand over requests of the tests and answers of the program until the tests end."""
+    given = (style, text.source, list(text.names), list(text.modules), text.note)
+    said = await judge.ask("begin", *given)
+    for _ in range(MOST_CALLS):
+        if not isinstance(said, dict):
+            return [other.ended or without_result(judge.last)]
+        if "judged" in said:
+            return _verdicts(said, other.ended)
+        said = await judge.ask("go_on", json.dumps(await other.answer(said)))
     return [Verdict(Kind.TIMED_OUT, f"the tests made more than {MOST_CALLS} calls")]
 
 
@@ -176,87 +110,71 @@ class _Side:
             return None
         try:
             return json.loads(told[0])
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
+
+
+@dataclass
+class _Candidate:
+    """The program's side: its session starts when the tests first ask for one of its names."""
+
+    sandbox: Sandbox
+    program: Program
+    limits: Limits
+    sessions: AsyncExitStack
+    ended: Verdict | None = None
+    """Why it gives no answers any more."""
+    _side: _Side | None = field(default=None)
+
+    async def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Return the program's answer to a request of the tests."""
+        if self.ended is None and asked.get("do") == "run":
+            return await self._run(str(asked["stdin"]))
+        if self.ended is None and self._side is None:
+            await self._start()
+        if self.ended is None and self._side is not None:
+            answer = await self._side.ask("tell", json.dumps(asked))
+            if isinstance(answer, dict):
+                return answer
+            self.ended = without_result(self._side.last)
+        return {"ended": True}
+
+    async def _start(self) -> None:
+        session = await self.sessions.enter_async_context(self.sandbox.session(self.limits))
+        prepared = await session.run(PROGRAM)
+        if not prepared.ok:
+            raise SandboxError(f"a program could not be prepared: {prepared.stderr[-500:]}")
+        self._side = _Side(session, prepared)
+        text = self.program.text
+        code = f"exec(compile({text!r}, 'candidate.py', 'exec', dont_inherit=True), names)"
+        defined = await session.run(code)
+        if not session.open or not defined.ok:
+            self.ended = without_result(defined)
+
+    async def _run(self, stdin: str) -> dict[str, Any]:
+        """Run the program on a standard input, and answer with its output."""
+        outcome = await self.program.run(self.sandbox, stdin, self.limits)
+        self.ended = ended_well(outcome)
+        return {"value": outcome.stdout} if self.ended is None else {"ended": True}
 
 
 def _verdicts(said: dict[str, Any], ended: Verdict | None) -> list[Verdict]:
     """Return what the tests have noted.
 
     Args:
-        said: `judged`: True, False or an exception for each assert; `why` the tests stopped.
-        ended: verdict on a program that has ended before.
+        said: `judged`: True, False or an exception for each case; `why` the tests stopped.
+        ended: verdict on a program that has ended before. It is the last one, whatever the tests
+            made of that end.
     """
-    found = [*said["judged"], *[each for each in (said["why"],) if each]]
-    return [_verdict(each, ended) for each in found or ["no assert was reached"]]
+    found = [_verdict(each, ended) for each in said["judged"]]
+    if ended is not None:
+        return [each for each in found if each.passed] + [ended]
+    if said["why"] or not found:
+        found.append(_verdict(said["why"] or "no case was reached", ended))
+    return found
 
 
 def _verdict(noted: bool | str, ended: Verdict | None) -> Verdict:
     if isinstance(noted, bool):
         return Verdict(Kind.PASSED if noted else Kind.WRONG)
-    if ended is not None and noted.startswith("ProgramEnded"):
-        return ended
     return Verdict(Kind.RAISED, noted)
-
-
-def _parse(tests: str, entry: str | None) -> ast.Module:
-    """Return the tests, with a call of `check` if they define it and do not call it.
-
-    Raises:
-        ValueError: they are no Python, or without asserts.
-    """
-    try:
-        tree = ast.parse(tests)
-    except (SyntaxError, RecursionError) as error:
-        raise ValueError(f"tests: no Python: {error}") from error
-    if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
-        raise ValueError("tests: expected at least one assert, found none")
-    defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    called = {
-        node.func.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    }
-    if entry is not None and "check" in defined and "check" not in called:
-        tree.body.append(ast.parse(f"check({entry})").body[0])
-    return tree
-
-
-def _free_names(tree: ast.Module) -> set[str]:
-    """Return the names that the tests use and neither they nor Python define."""
-    loaded: set[str] = set()
-    bound = set(dir(builtins))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            (loaded if isinstance(node.ctx, ast.Load) else bound).add(node.id)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            bound.add(node.name)
-        elif isinstance(node, ast.arg):
-            bound.add(node.arg)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            bound |= {(each.asname or each.name).partition(".")[0] for each in node.names}
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            bound.add(node.name)
-    return loaded - bound
-
-
-class _Noted(ast.NodeTransformer):
-    """Makes of each assert statements that note whether its condition holds, and go on."""
-
-    def __init__(self, name: str) -> None:
-        """Keep the name of the list that takes the notes."""
-        self._name = name
-
-    def visit_Assert(self, node: ast.Assert) -> ast.AST:
-        """Return a `try` that notes True, False, or the exception as text."""
-        name, error = self._name, f"{self._name}_error"
-        made = ast.parse(
-            f"try: {name}.append(bool(condition))\n"
-            f"except Exception as {error}:\n"
-            f"    {name}.append(type({error}).__name__ + ': ' + str({error})[:300])"
-        ).body[0]
-        for each in ast.walk(made):
-            if isinstance(each, ast.Call) and ast.unparse(each) == "bool(condition)":
-                each.args = [node.test]
-                break
-        return ast.copy_location(made, node)

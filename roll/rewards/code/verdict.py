@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from roll.sandbox import Outcome, Status
+from roll.sandbox import Outcome, SandboxError, Status
 
 
 class Kind(StrEnum):
     """The kinds of result that a case can have."""
 
     PASSED = "passed"
+    NOT_COMPILED = "not_compiled"
+    """There is no program, or its text is wrong; nothing has run."""
     WRONG = "wrong"
     RAISED = "raised"
     TIMED_OUT = "timed_out"
@@ -34,7 +36,13 @@ class Verdict:
 
 
 def without_result(outcome: Outcome) -> Verdict:
-    """Return the verdict on a case of which a program told no result."""
+    """Return the verdict on a case of which a program told no result.
+
+    Raises:
+        SandboxError: nobody waits for the program any more, so there is no verdict.
+    """
+    if outcome.status is Status.CANCELLED:
+        raise SandboxError(f"a program was not judged: {outcome.reason}")
     kinds = {
         Status.CPU_TIME: Kind.TIMED_OUT,
         Status.WALL_TIME: Kind.TIMED_OUT,

@@ -134,7 +134,8 @@ class Running:
 
     def _resource_limits(self, disk: int) -> list[tuple[str, int]]:
         """Return the limits of each process: nets below what is measured over all of them."""
-        level, memory = self.template.level, int(self.limits["memory_mb"] * 2**20)
+        level = self.template.level
+        memory = int((self.limits["addresses_mb"] or self.limits["memory_mb"]) * 2**20)
         more = max(memory - self.template.memory, 2**24)
         limits = [
             ("RLIMIT_AS", self.template.size + more),

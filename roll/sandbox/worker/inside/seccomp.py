@@ -69,10 +69,10 @@ class Check:
 
 
 CHECKS = (
-    # AF_UNIX and SOCK_STREAM: what asyncio wakes itself with. A datagram socket of a pair could
-    # send to any other.
+    # AF_UNIX and SOCK_STREAM: what asyncio wakes itself with; SOCK_SEQPACKET: how Rust starts
+    # processes. A datagram socket of a pair could send to any other.
     Check("socketpair", 0, values=(1,)),
-    Check("socketpair", 1, values=(1, 1 | 0x800, 1 | 0x80000, 1 | 0x80800)),
+    Check("socketpair", 1, values=(1, 1 | 0x800, 1 | 0x80000, 1 | 0x80800, 5 | 0x80000)),
     # Name, dumpable, seccomp, timer slack, no_new_privs, names of memory. Not: PDEATHSIG, PTRACER.
     Check("prctl", 0, values=(3, 15, 16, 21, 30, 39, 0x53564D41), error=errno.EINVAL),
     # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX.

@@ -1,0 +1,1 @@
+"""Problems with right programs and mutants, and programs that attack their judge."""

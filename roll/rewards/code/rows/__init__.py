@@ -1,0 +1,1 @@
+"""Cases of a row, and the program of a response."""

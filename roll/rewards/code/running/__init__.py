@@ -1,0 +1,1 @@
+"""Sandboxes and languages of programs, and programs that read standard input."""
