@@ -1,0 +1,43 @@
+"""Keys of the run file of `pipeline: agentic`; the checks read them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from roll.config.rlvr_base import RlvrBase
+from roll.config.sections.data import SourceConfig
+from roll.config.sections.environment import EnvironmentConfig, TaskDataConfig, TaskValidation
+
+
+class AgenticBase(RlvrBase):
+    """Keys of `pipeline: agentic`, before the rules between keys are checked."""
+
+    pipeline: Literal["agentic"] = "agentic"
+    data: TaskDataConfig
+    environments: dict[str, EnvironmentConfig] = Field(min_length=1)
+    """Environments by name; the name appears in the metrics. Their rewards count by themselves;
+    `rewards` are added to them."""
+    validation: TaskValidation = TaskValidation()
+
+    @property
+    def sources(self) -> tuple[SourceConfig, ...]:
+        every = (*self.data.sources, *self.validation.sets.values())
+        return tuple(source for source in every if source.seeds is None)
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        return self.data.max_episode_tokens
+
+    @property
+    def max_row_tokens(self) -> int:
+        return self.data.max_episode_tokens
+
+    @property
+    def longest_response(self) -> int:
+        return self.data.max_episode_tokens
+
+    @property
+    def max_response_tokens(self) -> int:
+        return self.data.max_episode_tokens

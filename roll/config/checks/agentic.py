@@ -1,0 +1,106 @@
+"""Rules between the parts of an agentic config; see `roll.config.checks.common`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from roll.config.agentic_base import AgenticBase
+from roll.config.algorithm import Need
+from roll.config.checks.common import raise_if_any
+from roll.config.checks.rlvr import policy_problems
+from roll.config.errors import nearest
+
+
+def check_agentic(config: AgenticBase) -> None:
+    """Raise one ValueError that names all problems, unless there is none."""
+    raise_if_any(
+        [*policy_problems(config), *_environments(config), *_tasks(config), *_rewards(config)]
+    )
+
+
+def _environments(config: AgenticBase) -> Iterator[str]:
+    """Yield environments in unknown pools, and tags of several environments."""
+    owners: dict[str, str] = {}
+    for name, environment in config.environments.items():
+        pool = environment.pool
+        if pool is not None and pool not in config.pools:
+            known = ", ".join(config.pools)
+            yield (
+                f"environments.{name}.pool: no pool {pool!r}{nearest(pool, config.pools)} "
+                f"(pools: {known})"
+            )
+        for tag in environment.tags:
+            if tag in owners:
+                yield (
+                    f"environments.{name}.tags: tasks with the tag {tag!r} are played in "
+                    f"environments.{owners[tag]}; a tag has one environment"
+                )
+            owners.setdefault(tag, name)
+
+
+def _tasks(config: AgenticBase) -> Iterator[str]:
+    """Yield tags of tasks without an environment, environments without tasks, seeds that are both
+    trained on and held out, and settings that concern single turns only."""
+    played = {tag for environment in config.environments.values() for tag in environment.tags}
+    sources = {f"data.sources.{i}": source for i, source in enumerate(config.data.sources)}
+    sources |= {f"validation.sets.{name}": each for name, each in config.validation.sets.items()}
+    for key, source in sources.items():
+        if source.columns.tag is None and source.tag not in played:
+            yield (
+                f"{key}.tag: no environment takes the tag {source.tag!r}"
+                f"{nearest(source.tag, played)} (tags with one: {', '.join(sorted(played))})"
+            )
+    if all(source.columns.tag is None for source in sources.values()):
+        used = {source.tag for source in sources.values()}
+        for name, environment in config.environments.items():
+            if used.isdisjoint(environment.tags):
+                yield (
+                    f"environments.{name}.tags: no source has one of the tags "
+                    f"{', '.join(environment.tags)} (tags of the sources: "
+                    f"{', '.join(sorted(used))})"
+                )
+    if "max_prompt_tokens" in config.data.model_fields_set:
+        yield (
+            "data.max_prompt_tokens: an episode has one limit for all that is said in it; set "
+            "data.max_episode_tokens"
+        )
+    if Need.GREEDY_BASELINE in config.needs:
+        yield (
+            f"algorithm.advantage.kind: {', '.join(config.needs[Need.GREEDY_BASELINE])} compares "
+            "with a greedy response, which episodes have not; use another advantage"
+        )
+    yield from _held_out(config)
+
+
+def _held_out(config: AgenticBase) -> Iterator[str]:
+    """Yield validation sets whose seeds are trained on."""
+    for name, held in config.validation.sets.items():
+        for i, source in enumerate(config.data.sources):
+            if held.seeds is None or source.seeds is None or held.tag != source.tag:
+                continue
+            first = max(held.first_seed, source.first_seed)
+            end = min(held.first_seed + held.seeds, source.first_seed + source.seeds)
+            if first < end:
+                yield (
+                    f"validation.sets.{name}.first_seed: the seeds {first} to {end - 1} are also "
+                    f"those of data.sources.{i}; set it to {source.first_seed + source.seeds}"
+                )
+
+
+def _rewards(config: AgenticBase) -> Iterator[str]:
+    """Yield tags of rewards that no source has, and an advantage that needs named rewards."""
+    sources = (*config.data.sources, *config.validation.sets.values())
+    if all(source.columns.tag is None for source in sources):
+        used = {source.tag for source in sources}
+        for name, reward in config.rewards.items():
+            for tag in reward.tags:
+                if tag not in used:
+                    yield (
+                        f"rewards.{name}.tags: no source has the tag {tag!r}{nearest(tag, used)} "
+                        f"(tags of the sources: {', '.join(sorted(used))})"
+                    )
+    if config.algorithm.advantage.kind == "gdpo":
+        yield (
+            "algorithm.advantage.kind: gdpo normalises each of `rewards` by itself, and the reward "
+            "of an environment is none of them; use another advantage"
+        )

@@ -1,0 +1,145 @@
+"""Settings of environments, which are built in or have an import path, and of their tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from roll.config.base import Config
+from roll.config.sections.data import DataConfig, SourceConfig
+from roll.config.sections.lifecycle import ValidationConfig
+
+
+class EnvironmentConfig(Config):
+    """Environment, and the workers that host its episodes."""
+
+    env: str | None = None
+    """Name of a built-in environment such as `frozen_lake`; of another package or a server, with
+    its prefix (`gymnasium:FrozenLake-v1`, `http://host:port`); or `package.module:Class` of your
+    own: an object with `reset`, `step` and `close` as in gymnasium. Set either this or `agent`."""
+    agent: str | None = None
+    """`package.module:function` that runs an agent of any framework. The agent asks the policy at
+    an OpenAI-compatible endpoint, and each of its requests is a turn."""
+    kwargs: dict[str, Any] = {}
+    """Keyword arguments for the environment."""
+    adapter: dict[str, Any] = {}
+    """Settings of the adapter that a prefix names, such as `{actions: [left, right]}`."""
+    process: bool | None = None
+    """Whether each episode has a process of its own, so that a crash, a leak or a hang ends this
+    episode alone. If left out: where `python` is set, and for packages whose environments share
+    one random state in a process."""
+    python: str | None = None
+    """Interpreter of these processes, for packages that cannot be installed beside roll. It needs
+    nothing of roll. If left out: roll's own."""
+    memory_gb: float | None = Field(default=2.0, gt=0)
+    """Memory that the process of an episode may take for itself, in GiB; null sets no limit. Other
+    environments have no limit of their own."""
+    tags: tuple[str, ...] = Field(default=("default",), min_length=1)
+    """Tags of the tasks that are played in this environment."""
+    max_turns: int = Field(default=16, ge=1)
+    """Largest number of turns of the policy in an episode. A longer episode is truncated."""
+    cut_turn: Literal["end", "go_on"] = "end"
+    """What follows a turn that reaches `sampling.max_new_tokens`. `end`: the episode is truncated,
+    and the environment does not see the turn. `go_on`: the environment sees it, and the turn gets
+    an end mark that is not trained."""
+    thoughts: Literal["hide", "show"] = "hide"
+    """Whether the environment sees the thoughts in a turn."""
+    special_tokens: Literal["hide", "show"] = "hide"
+    """Whether the environment sees the special tokens in a turn, without the one that ends it. Some
+    models mark calls of tools by them."""
+    credit: Literal["episode", "turns"] = "episode"
+    """Place of the rewards of turns. `episode`: their sum is the reward of the sample. `turns`:
+    each belongs to the last token of its turn, as a process reward."""
+    reset_timeout_s: float = Field(default=60.0, gt=0)
+    """Time limit for making and resetting an environment, in seconds."""
+    step_timeout_s: float = Field(default=30.0, gt=0)
+    """Time limit for one step, in seconds."""
+    concurrency: int = Field(default=64, ge=1)
+    """Number of calls to environments that run at once in one worker. Episodes that wait for the
+    policy do not count."""
+    workers: int = Field(default=1, ge=1)
+    """Number of workers that host episodes. A worker that dies is replaced; its episodes begin
+    again on another one."""
+    max_memory_gb: float | None = Field(default=None, gt=0)
+    """Memory of one worker with its child processes, in GiB, above which it is killed and replaced;
+    its episodes begin again. null: no limit."""
+    pool: str | None = None
+    """Pool on whose nodes the workers run. If left out: the pool of actor_infer."""
+    max_tries: int = Field(default=3, ge=1)
+    """Number of times that an episode is begun before it counts as failed: after an error, a time
+    limit or the death of a worker, it begins again."""
+    max_error_rate: float = Field(default=0.1, ge=0, le=1)
+    """Largest share of failed episodes among those of a step. A larger share stops the run."""
+
+    @property
+    def what(self) -> str:
+        """Name or import path of the environment or agent, for messages."""
+        return self.env or self.agent or ""
+
+    @model_validator(mode="after")
+    def _one_of_env_and_agent(self) -> Self:
+        """Require exactly one of `env` and `agent`."""
+        if (self.env is None) == (self.agent is None):
+            raise ValueError("set exactly one of `env` (an environment) and `agent` (a function)")
+        if self.agent is not None and self.credit == "turns":
+            raise ValueError("an agent reports one reward at its end; drop `credit: turns`")
+        if self.agent is not None and (self.adapter or self.process or self.python):
+            raise ValueError("`adapter`, `process` and `python` are for `env`; drop them")
+        return self
+
+    @model_validator(mode="after")
+    def _python_runs_processes(self) -> Self:
+        """Refuse another interpreter without processes."""
+        if self.python is not None and self.process is False:
+            raise ValueError("`python` needs processes; drop `process: false`")
+        return self
+
+
+class TaskSource(SourceConfig):
+    """Source of tasks: numbers from which an environment makes a task, or rows of a file."""
+
+    path: str = ""
+    """File with one task per row, as for other sources. The environment gets the columns of a row
+    as `options`. Set either this or `seeds`."""
+    seeds: int | None = Field(default=None, ge=1)
+    """Number of tasks that the environment makes of seeds."""
+    first_seed: int = Field(default=0, ge=0)
+    """First of these seeds. Sources for training and validation need different ones."""
+
+    @property
+    def columns_used(self) -> tuple[str, ...]:
+        return () if self.seeds is not None else super().columns_used
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        """Require exactly one of `path` and `seeds`."""
+        if (self.seeds is None) == (not self.path):
+            raise ValueError(
+                "set exactly one of `seeds` (tasks that the environment makes) and `path` (a file "
+                "of tasks)"
+            )
+        if self.first_seed and self.seeds is None:
+            raise ValueError("`first_seed` goes with `seeds`; drop it")
+        return self
+
+
+class TaskDataConfig(DataConfig):
+    """Data of an agentic run: sources of tasks, and tasks and episodes per step."""
+
+    sources: tuple[TaskSource, ...] = Field(min_length=1)
+    prompts_per_step: int = Field(ge=1)
+    """Number of tasks of one step."""
+    samples_per_prompt: int = Field(default=8, ge=1)
+    """Number of episodes of each task, which begin with the same seed."""
+    max_episode_tokens: int = Field(default=4096, ge=2)
+    """Largest number of tokens of an episode: of what the environment and the policy say together.
+    A longer episode is truncated."""
+
+
+class TaskValidation(ValidationConfig):
+    """Validation on held-out tasks."""
+
+    sets: Mapping[str, TaskSource] = {}
+    """Validation sets by name. Without sets there is no validation."""

@@ -1,0 +1,273 @@
+"""`AgentHost`: runs agents of other frameworks, whose requests are the turns of the policy.
+
+An agent asks the policy whenever it likes. Each request becomes an observation, so for the rest of
+the framework an agent is an environment: it "says" the messages of its request, and "hears" the
+answer. An episode has one request at a time; an agent that asks several times at once waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import math
+import secrets
+from array import array
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from roll.config.sections.environment import EnvironmentConfig
+from roll.core.errors import EnvironmentFailedError, RollError
+from roll.core.threads.daemon_threads import DaemonThreads
+from roll.data.chat.turns import Turns
+from roll.envs.agents.api import AgentTask
+from roll.envs.agents.conversations import (
+    ChatRequest,
+    Conversations,
+    RequestError,
+    chunks,
+    response,
+    shown,
+)
+from roll.envs.host import Observed
+
+logger = logging.getLogger(__name__)
+
+MAX_HUNG_THREADS = 256
+MODEL = "policy"
+"""Name of the policy at the endpoint."""
+
+
+@dataclass(eq=False)
+class _Episode:
+    """Agent that runs."""
+
+    name: str
+    key: str
+    requests: asyncio.Queue[tuple[ChatRequest, asyncio.Future[tuple[str, str]]]] = field(
+        default_factory=asyncio.Queue
+    )
+    """Requests that wait for the policy, each with the future of its answer: text and reason of the
+    end."""
+    conversations: Conversations = field(default_factory=Conversations)
+    last_tokens: dict[int, int | None] = field(default_factory=dict)
+    """Last token of the latest turn in each conversation; None if the turn was cut."""
+    asking: tuple[int, ChatRequest, asyncio.Future[tuple[str, str]]] | None = None
+    """Request that the policy answers now, with the number of its conversation."""
+    agent: asyncio.Task[Any] | None = None
+
+
+@dataclass(eq=False)
+class AgentHost:
+    """Agents of running episodes, by the name of the episode; all calls come from one event loop.
+    It has the methods of `EnvHost`."""
+
+    name: str
+    """Name of the environment in the config."""
+    config: EnvironmentConfig
+    run: Callable[[AgentTask], Any]
+    """Function of the user that runs an agent and returns the reward."""
+    turns: Turns
+    _running: dict[str, _Episode] = field(default_factory=dict, init=False)
+    _by_key: dict[str, _Episode] = field(default_factory=dict, init=False)
+    _threads: DaemonThreads = field(init=False)
+    _server: web.AppRunner | None = field(default=None, init=False)
+    _url: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        self._threads = DaemonThreads(f"agent-{self.name}", max_hung=MAX_HUNG_THREADS)
+
+    async def open(self, episode: str, seed: int, options: Mapping[str, Any]) -> Observed:
+        """Start the agent of an episode; return its first request.
+
+        Raises:
+            EnvironmentFailedError: the agent raised, ended or took too long before its first
+                request.
+        """
+        await self._serve()
+        running = _Episode(episode, secrets.token_urlsafe(16))
+        self._running[episode] = self._by_key[running.key] = running
+        task = AgentTask(self._url, running.key, MODEL, seed, dict(options))
+        running.agent = asyncio.ensure_future(self._run(task))
+        first = await self._next(running, self.config.reset_timeout_s)
+        if first.over:
+            raise EnvironmentFailedError(
+                f"environment {self.name!r}: the agent ended without a request to the policy; does "
+                "it ask at task.base_url with task.api_key?"
+            )
+        return first
+
+    async def act(self, episode: str, action: str | array[int], last: int | None) -> Observed:
+        """Answer the request of an agent; return its next one, or its end.
+
+        Args:
+            episode: name of the episode.
+            action: text of the turn; or its tokens, if the agent sees special tokens.
+            last: last token of the turn; None if the turn was cut.
+
+        Raises:
+            EnvironmentFailedError: the agent raised or took too long; or no such episode runs here.
+        """
+        running = self._running.get(episode)
+        if running is None or running.asking is None:
+            raise EnvironmentFailedError(
+                f"environment {self.name!r} does not run episode {episode}; its worker has been "
+                "replaced"
+            )
+        number, request, answer = running.asking
+        running.asking = None
+        said = action if isinstance(action, str) else self.turns.said(action)
+        text = shown(said, request.stop)
+        running.conversations.answered(number, text, said)
+        running.last_tokens[number] = last
+        if not answer.done():  # the client may have gone
+            answer.set_result((text, "length" if last is None else "stop"))
+        return await self._next(running, self.config.step_timeout_s)
+
+    async def close(self, episode: str) -> None:
+        """End the agent of an episode; requests that it still sends are refused."""
+        running = self._running.pop(episode, None)
+        if running is None:
+            return
+        self._by_key.pop(running.key, None)
+        waiting = [running.asking[2]] if running.asking else []
+        while not running.requests.empty():
+            waiting.append(running.requests.get_nowait()[1])
+        for answer in waiting:
+            answer.cancel()
+        if running.agent is not None:
+            running.agent.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await asyncio.wait_for(asyncio.shield(running.agent), 1.0)
+
+    async def shut(self) -> None:
+        """End all agents and the endpoint."""
+        await asyncio.gather(*(self.close(episode) for episode in list(self._running)))
+        if self._server is not None:
+            await self._server.cleanup()
+        self._threads.close()
+
+    async def _run(self, task: AgentTask) -> Any:
+        """Run the user's function: on this loop if it is `async`, else in a thread."""
+        try:
+            if inspect.iscoroutinefunction(self.run):
+                return await self.run(task)
+            return await self._threads.run(lambda: self.run(task), None)
+        except SystemExit as error:
+            raise RuntimeError(f"the agent called sys.exit({error.code!r})") from None
+
+    async def _next(self, running: _Episode, limit_s: float) -> Observed:
+        """Wait for the next request of an agent, or for its end."""
+        assert running.agent is not None
+        asked = asyncio.ensure_future(running.requests.get())
+        try:
+            await asyncio.wait(
+                {asked, running.agent}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if asked.done():
+                return self._observed(running, *asked.result())
+        finally:
+            asked.cancel()
+        if not running.agent.done():
+            raise EnvironmentFailedError(
+                f"environment {self.name!r}: the agent neither asked nor ended within {limit_s:g} s"
+            )
+        return self._ended(running.agent)
+
+    def _observed(
+        self, running: _Episode, request: ChatRequest, answer: asyncio.Future[tuple[str, str]]
+    ) -> Observed:
+        """Return a request as what an environment says."""
+        number, new, begins = running.conversations.place(request.messages)
+        running.asking = (number, request, answer)
+        if begins:
+            tokens, text = self.turns.opening(request.messages)
+        else:
+            tokens = self.turns.reply(new, last=running.last_tokens[number])
+            text = "\n".join(message.content for message in new)
+        return Observed(
+            tokens,
+            text,
+            prompt_end=self.turns.prompt_end(),
+            branch=number,
+            stop=request.stop,
+            max_new_tokens=request.max_new_tokens,
+        )
+
+    def _ended(self, agent: asyncio.Task[Any]) -> Observed:
+        """Return the end of an episode, with the reward that the agent reports."""
+        try:
+            value = agent.result()
+        except RollError:
+            raise
+        except (Exception, asyncio.CancelledError) as error:
+            raise EnvironmentFailedError(
+                f"environment {self.name!r}: the agent raised {type(error).__name__}: {error}"
+            ) from error
+        info = dict(value) if isinstance(value, Mapping) else {"reward": value}
+        reward = info.pop("reward", None)
+        if not isinstance(reward, bool | int | float) or not math.isfinite(reward):
+            raise EnvironmentFailedError(
+                f"environment {self.name!r}: the agent must return a finite number, or a dict with "
+                f"`reward`; found {repr(value)[:80]}"
+            )
+        numbers = {
+            str(key): float(each)
+            for key, each in info.items()
+            if isinstance(each, bool | int | float) and math.isfinite(each)
+        }
+        return Observed(array("i"), "", reward=float(reward), terminated=True, info=numbers)
+
+    async def _serve(self) -> None:
+        """Start the endpoint, unless it runs."""
+        if self._server is not None:
+            return
+        app = web.Application(client_max_size=64 << 20)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_get("/v1/models", self._models)
+        self._server = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
+        await self._server.setup()
+        site = web.TCPSite(self._server, "127.0.0.1", 0)
+        await site.start()
+        host, port = self._server.addresses[0][:2]
+        self._url = f"http://{host}:{port}/v1"
+
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+
+    async def _chat(self, http: web.Request) -> web.StreamResponse:
+        """Answer a request of an agent, once the policy has."""
+        running = self._by_key.get(http.headers.get("Authorization", "").removeprefix("Bearer "))
+        if running is None:
+            return _refusal(401, "no episode has this key; it has ended, or never began")
+        try:
+            request = ChatRequest.of(await http.json())
+        except RequestError as error:
+            return _refusal(400, str(error))
+        except ValueError as error:
+            return _refusal(400, f"the body is no JSON: {error}")
+        answer: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
+        running.requests.put_nowait((request, answer))
+        try:
+            text, finish = await answer
+        except asyncio.CancelledError:
+            if answer.cancelled() and running.name not in self._running:
+                return _refusal(410, "the episode has ended")
+            raise
+        if not request.stream:
+            return web.json_response(response(text, finish, MODEL))
+        streamed = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await streamed.prepare(http)
+        for chunk in chunks(text, finish, MODEL):
+            await streamed.write(chunk)
+        await streamed.write_eof()
+        return streamed
+
+
+def _refusal(status: int, text: str) -> web.Response:
+    error = {"message": text, "type": "invalid_request_error", "code": status}
+    return web.json_response({"error": error}, status=status)

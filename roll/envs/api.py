@@ -1,0 +1,134 @@
+"""`Env`: what users write to make an environment. It has the signature of gymnasium, which most
+existing environments have already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self, runtime_checkable
+
+from roll.core.types import Message
+from roll.data.chat.templates import PromptTokenizer
+
+Observation = str | Message | Sequence[Message]
+"""What an environment says: a text, which is a message of the user; or messages."""
+
+
+class Action(str):
+    """Text that the policy wrote in one turn; it also says whether the turn was cut."""
+
+    cut: bool
+
+    def __new__(cls, text: str, *, cut: bool = False) -> Self:
+        made = super().__new__(cls, text)
+        made.cut = cut
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Hearing:
+    """Facts about the way in which an environment hears the policy."""
+
+    tokenizer: PromptTokenizer
+    """Tokenizer of the policy."""
+    special_tokens: bool
+    """Whether actions hold special tokens, as the run says."""
+
+
+@runtime_checkable
+class ToldEnv(Protocol):
+    """Environment that is told how it hears the policy."""
+
+    def listen(self, hearing: Hearing) -> None:
+        """Called once, before `reset`; must not wait.
+
+        Raises:
+            ConfigError: the environment cannot work in this way. It ends the run.
+        """
+        ...
+
+
+class Env(Protocol):
+    """Environment of one episode. It is built for the episode and closed after it.
+
+    The methods may be plain or `async`. Plain ones run in a thread, one call at a time. A method
+    that raises, or takes longer than its time limit, ends the episode as failed: it is counted and
+    not trained on, and never scored 0.
+    """
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin the episode; called once.
+
+        Args:
+            seed: seed of everything random. Episodes of one group get the same seed, and must begin
+                with the same task.
+            options: columns of the data row of this task, such as `prompt` and `answer`; empty if
+                tasks are seeds alone.
+
+        Returns:
+            The first observation; and `info`, see `step`. `tools` in this `info` is a list of
+            tools that the policy may call, as chat templates take them (JSON schemas).
+        """
+        ...
+
+    def step(self, action: str) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Take what the policy wrote in one turn, without its thoughts.
+
+        Args:
+            action: the text, an `Action`.
+
+        Returns:
+            observation: what the environment answers; not shown to the policy if the episode ends.
+            reward: reward of this turn. The reward of the episode is the sum over its turns.
+            terminated: True if the episode is over by the rules of the environment.
+            truncated: True if the environment ends the episode for another reason.
+            info: what else there is to know. Numbers and bools in the `info` of the last turn are
+                reported as metrics, such as `success`. `state` (a text or a number) names the state
+                that the next turn begins in, for algorithms that compare turns.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release all resources; called once, also after a failure."""
+        ...
+
+
+def messages_of(observation: Any) -> tuple[Message, ...]:
+    """Return an observation as messages.
+
+    A mapping with `role` and `content` is a message as well.
+
+    Raises:
+        TypeError: the observation is neither text nor messages.
+    """
+    if isinstance(observation, str):
+        return (Message(role="user", content=observation),)
+    if isinstance(observation, Message | Mapping):
+        return (_message(observation),)
+    if isinstance(observation, Sequence) and observation:
+        return tuple(_message(each) for each in observation)
+    raise TypeError(
+        f"an observation must be a text or messages, found {type(observation).__name__} "
+        f"{repr(observation)[:60]}"
+    )
+
+
+def _message(value: Any) -> Message:
+    if isinstance(value, Message):
+        return value
+    if (
+        isinstance(value, Mapping)
+        and {"role", "content"} <= value.keys() <= set(_KEYS)
+        and all(isinstance(each, str) for each in value.values())
+    ):
+        return Message(**{_KEYS[key]: each for key, each in value.items()})
+    raise TypeError(
+        "a message must be {role, content}, with `name` and `tool_call_id` if the role is `tool`, "
+        f"all of them text; found {repr(value)[:60]}"
+    )
+
+
+_KEYS = {"role": "role", "content": "content", "name": "name", "tool_call_id": "call_id"}
+"""Keys of a message -> fields of `Message`."""

@@ -1,0 +1,1 @@
+"""The built-in environments, in folders by what they are about."""

@@ -1,0 +1,1 @@
+"""Environments on boards: mazes, puzzles, and games for two."""

@@ -1,0 +1,1 @@
+"""Environments that run programs of the policy, in the sandbox."""

@@ -1,0 +1,1 @@
+"""Environments about numbers: arithmetic, guesses, cards and bets."""

@@ -1,0 +1,1 @@
+"""Environments of words: a shop, a house, questions with a search."""

@@ -1,0 +1,262 @@
+"""`EnvHost`: runs the environments of many episodes at once, and renders what they say."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import math
+from array import array
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from roll.config.sections.environment import EnvironmentConfig
+from roll.core.errors import EnvironmentFailedError, RollError
+from roll.core.threads.bounded import BlockedLoopError, run_bounded
+from roll.core.threads.daemon_threads import DaemonThreads, TooManyHungError
+from roll.core.threads.loop_thread import LoopThread
+from roll.data.chat.turns import Turns
+from roll.envs.api import Action, Env, Hearing, ToldEnv, messages_of
+from roll.rewards.thinking import without_thoughts
+
+logger = logging.getLogger(__name__)
+
+MAX_HUNG_THREADS = 32
+"""Number of calls that may hang in a thread of one host; once this many hang, every call fails."""
+CLOSE_TIMEOUT_S = 10.0
+"""Time limit for closing an environment, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Answer of an environment, ready for the policy."""
+
+    tokens: array[int]
+    """Tokens that follow those so far, up to the beginning of the policy's next turn, int32; empty
+    if the episode is over."""
+    text: str
+    """Text of the messages, for people; of the first answer, the text of all its tokens."""
+    prompt_end: str = ""
+    """End of the text before the policy's next turn; some templates open a thought there."""
+    reward: float = 0.0
+    """Reward of the turn."""
+    terminated: bool = False
+    truncated: bool = False
+    info: Mapping[str, float] = field(default_factory=dict)
+    """Numbers of `info`."""
+    state: str = ""
+    """Name of the state that the next turn begins in; empty if the environment names none."""
+    branch: int = 0
+    """Number of the conversation in which the next turn is written. The tokens continue it; or
+    they begin it, if it is new."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the next turn, beside those of the run."""
+    max_new_tokens: int | None = None
+    """Largest number of tokens of the next turn, if that is less than the run's."""
+
+    @property
+    def over(self) -> bool:
+        return self.terminated or self.truncated
+
+
+@dataclass(eq=False)
+class EnvHost:
+    """Environments of running episodes, by the name of the episode; all calls come from one event
+    loop. Calls of one episode must not overlap."""
+
+    name: str
+    """Name of the environment in the config."""
+    config: EnvironmentConfig
+    make: Callable[[], Env]
+    turns: Turns
+    _running: dict[str, Env] = field(default_factory=dict, init=False)
+    _prompt_ends: dict[str, str] = field(default_factory=dict, init=False)
+    """End of the text before the next turn of each running episode."""
+    _threads: DaemonThreads = field(init=False)
+    _loop: LoopThread | None = field(default=None, init=False)
+    """Event loop of environments with `async` methods."""
+    _room: asyncio.Semaphore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._threads = DaemonThreads(f"env-{self.name}", max_hung=MAX_HUNG_THREADS)
+        self._room = asyncio.Semaphore(self.config.concurrency)
+
+    async def open(self, episode: str, seed: int, options: Mapping[str, Any]) -> Observed:
+        """Make the environment of an episode and reset it; its answer begins the conversation.
+
+        Raises:
+            EnvironmentFailedError: it raised, took too long, or answered what is no observation.
+        """
+        limit_s = self.config.reset_timeout_s
+
+        async def begin() -> Any:
+            env = await self._call("making the environment", self.make, limit_s)
+            self._running[episode] = env
+            if isinstance(env, ToldEnv):
+                shown = self.config.special_tokens == "show"
+                env.listen(Hearing(self.turns.tokenizer, special_tokens=shown))
+            return await self._call(
+                "reset", lambda: env.reset(seed=seed, options=dict(options)), limit_s, of=env.reset
+            )
+
+        async with self._room:
+            answer = await begin()
+        first = self._read("reset", answer, self._opened)
+        self._prompt_ends[episode] = first.prompt_end
+        return first
+
+    async def act(self, episode: str, action: str | array[int], last: int | None) -> Observed:
+        """Give a turn of the policy to the environment of an episode.
+
+        Args:
+            episode: name of the episode.
+            action: text of the turn; or its tokens, if the environment sees special tokens.
+            last: last token of the turn; None if the turn was cut.
+
+        Raises:
+            EnvironmentFailedError: as for `open`; or no such episode runs here.
+        """
+        env = self._running.get(episode)
+        if env is None:
+            raise EnvironmentFailedError(
+                f"environment {self.name!r} does not run episode {episode}; its worker has been "
+                "replaced"
+            )
+        heard = Action(self._heard(episode, action), cut=last is None)
+        async with self._room:
+            answer = await self._call(
+                "step", lambda: env.step(heard), self.config.step_timeout_s, of=env.step
+            )
+        observed = self._read("step", answer, lambda found: self._stepped(found, last))
+        self._prompt_ends[episode] = observed.prompt_end
+        return observed
+
+    async def close(self, episode: str) -> None:
+        """End an episode and close its environment; log what goes wrong there. Ignore an unknown
+        episode."""
+        env = self._running.pop(episode, None)
+        self._prompt_ends.pop(episode, None)
+        if env is None:
+            return
+        try:
+            await self._call("close", env.close, CLOSE_TIMEOUT_S)
+        except EnvironmentFailedError as error:
+            logger.warning("%s", error)
+
+    async def shut(self) -> None:
+        """Close all environments."""
+        await asyncio.gather(*(self.close(episode) for episode in list(self._running)))
+        self._threads.close()
+        if self._loop is not None:
+            with suppress(Exception):
+                self._loop.close()
+
+    def _heard(self, episode: str, action: str | array[int]) -> str:
+        """Return the text of a turn; of tokens, with special tokens."""
+        if isinstance(action, str):
+            return action
+        text = self.turns.said(action)
+        if self.config.thoughts == "show":
+            return text
+        return without_thoughts(text, prompt=self._prompt_ends.get(episode, "")) or ""
+
+    async def _call(
+        self, what: str, call: Callable[[], Any], limit_s: float, of: Any = None
+    ) -> Any:
+        """Run a plain call in a thread, or an `async` one on the loop of such environments.
+
+        Args:
+            what: what is done, for messages.
+            call: function that does it.
+            limit_s: time limit in seconds.
+            of: method that `call` calls; by default `call` itself.
+        """
+        name = f"environment {self.name!r}: {what}"
+        try:
+            if inspect.iscoroutinefunction(call if of is None else of):
+                if self._loop is None:
+                    self._loop = LoopThread(f"env-{self.name}", cancel_timeout_s=0.2)
+                return await run_bounded(self._loop, partial(_awaited, call, name), limit_s)
+            return await self._threads.run(call, limit_s)
+        except (TimeoutError, BlockedLoopError, TooManyHungError) as error:
+            why = f" ({error})" if str(error) else ""
+            raise EnvironmentFailedError(f"{name} did not end within {limit_s:g} s{why}") from None
+        except RollError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise EnvironmentFailedError(
+                f"{name} raised {type(error).__name__}: {error}"
+            ) from error
+
+    def _read(self, what: str, answer: Any, read: Callable[[Any], Observed]) -> Observed:
+        """Return what an environment answered, checked."""
+        try:
+            return read(answer)
+        except (TypeError, ValueError) as error:
+            raise EnvironmentFailedError(
+                f"environment {self.name!r}: the result of {what} is wrong: {error}"
+            ) from None
+
+    def _opened(self, answer: Any) -> Observed:
+        """Return the first observation of an episode."""
+        said, info = _unpacked(answer, "(observation, info)", 2)
+        tokens, text = self.turns.opening(messages_of(said), info.get("tools", ()))
+        return Observed(
+            tokens,
+            text,
+            prompt_end=self.turns.prompt_end(),
+            info=_numbers(info),
+            state=_state(info),
+        )
+
+    def _stepped(self, answer: Any, last: int | None) -> Observed:
+        """Return what an environment answered to a turn that ended with the token `last`."""
+        form = "(observation, reward, terminated, truncated, info)"
+        said, reward, terminated, truncated, info = _unpacked(answer, form, 5)
+        over, value = bool(terminated) or bool(truncated), float(reward)
+        if not math.isfinite(value):
+            raise ValueError(f"the reward must be finite, found {value}")
+        messages = () if over and not said else messages_of(said)
+        return Observed(
+            tokens=array("i") if over else self.turns.reply(messages, last=last),
+            text="\n".join(message.content for message in messages),
+            prompt_end=self.turns.prompt_end(messages),
+            reward=value,
+            terminated=bool(terminated),
+            truncated=bool(truncated),
+            info=_numbers(info),
+            state=_state(info),
+        )
+
+
+async def _awaited(call: Callable[[], Awaitable[Any]], name: str) -> Any:
+    """Await a call; turn SystemExit, which would end the event loop, into a failure."""
+    try:
+        return await call()
+    except SystemExit as error:
+        raise EnvironmentFailedError(f"{name} raised SystemExit: {error}") from None
+
+
+def _unpacked(answer: Any, form: str, size: int) -> tuple[Any, ...]:
+    if not isinstance(answer, tuple | list) or len(answer) != size:
+        raise TypeError(f"expected {form}, found {type(answer).__name__} {repr(answer)[:60]}")
+    if not isinstance(answer[-1], Mapping):
+        raise TypeError(f"`info` must be a dict, found {type(answer[-1]).__name__}")
+    return tuple(answer)
+
+
+def _numbers(info: Mapping[str, Any]) -> dict[str, float]:
+    """Return the finite numbers and bools of `info`."""
+    found = {}
+    for key, value in info.items():
+        if isinstance(value, bool | int | float) and key != "state" and math.isfinite(value):
+            found[str(key)] = float(value)
+    return found
+
+
+def _state(info: Mapping[str, Any]) -> str:
+    state = info.get("state")
+    return "" if state is None else str(state)

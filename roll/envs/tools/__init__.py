@@ -1,0 +1,1 @@
+"""Tools of agents: what a tool is, formats of calls, built-in tools, the environment `tools`."""

@@ -1,0 +1,42 @@
+"""Arguments that a format writes as text, converted by the schema of the tool."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from roll.envs.tools.formats.api import Call, loads
+
+
+def typed_arguments(call: Call, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call with the types that the schema of the tool wants.
+
+    Only formats that write every argument as text need this. A text that is no JSON, or whose
+    parameter may be a text, stays as it is.
+    """
+    if call.typed:
+        return dict(call.arguments)
+    properties = schema.get("properties", {})
+    return {
+        key: value if _may_be_text(properties.get(key, {})) else _value(value)
+        for key, value in call.arguments.items()
+    }
+
+
+def _may_be_text(schema: Any) -> bool:
+    if not isinstance(schema, Mapping):
+        return True
+    kinds = schema.get("type", [])
+    kinds = [kinds] if isinstance(kinds, str) else list(kinds)
+    if "string" in kinds or any(isinstance(each, str) for each in schema.get("enum", ())):
+        return True
+    return any(
+        _may_be_text(each) and each for key in ("anyOf", "oneOf") for each in schema.get(key, ())
+    )
+
+
+def _value(text: Any) -> Any:
+    try:
+        return loads(text) if isinstance(text, str) else text
+    except ValueError:
+        return text

@@ -1,0 +1,1 @@
+"""Formats in which model families write calls of tools, one module each."""

@@ -1,0 +1,66 @@
+"""Running of calls: every call gets a result, and every mistake of the policy is told to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from roll.config.errors import nearest
+from roll.core.errors import RollError
+from roll.envs.tools.api import Tool, ToolError, shown
+from roll.envs.tools.arguments import typed_arguments
+from roll.envs.tools.formats.api import Call, Malformed
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Result of one call."""
+
+    name: str
+    """Name of the tool, or of the one that the policy named."""
+    text: str
+    failed: bool = False
+    """True if the policy made a mistake: the text says which."""
+    ends: bool = False
+    """True if the call ends the episode, with the text as the answer."""
+
+
+async def run_calls(
+    calls: Sequence[Call | Malformed], tools: Mapping[str, Tool], timeout_s: float
+) -> list[Result]:
+    """Run the calls of a turn at the same time; return their results in the same order.
+
+    Args:
+        calls: calls of a turn.
+        tools: tools by name.
+        timeout_s: time limit of each call, in seconds. The policy is told of a call that takes
+            longer.
+
+    Raises:
+        RollError: the machinery of a tool does not work; see `Tool.call`.
+    """
+    return list(await asyncio.gather(*(_run(call, tools, timeout_s) for call in calls)))
+
+
+async def _run(call: Call | Malformed, tools: Mapping[str, Tool], timeout_s: float) -> Result:
+    if isinstance(call, Malformed):
+        return Result(call.name or "unknown", f"Error: {call.reason}", failed=True)
+    tool = tools.get(call.name)
+    if tool is None:
+        known = ", ".join(tools)
+        guess = nearest(call.name, tools)
+        told = f"Error: there is no tool {call.name!r}{guess} (there are: {known})"
+        return Result(call.name, told, failed=True)
+    try:
+        arguments = typed_arguments(call, tool.parameters)
+        value = await asyncio.wait_for(tool.call(arguments), timeout_s)
+    except ToolError as error:
+        return Result(tool.name, f"Error: {error}", failed=True)
+    except TimeoutError:
+        return Result(tool.name, f"Error: it took longer than {timeout_s:g} s", failed=True)
+    except RollError:
+        raise
+    except Exception as error:  # noqa: BLE001  # the tool's own words, for the policy to read
+        return Result(tool.name, f"Error: {type(error).__name__}: {error}", failed=True)
+    return Result(tool.name, shown(value), ends=tool.ends)

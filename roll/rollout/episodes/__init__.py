@@ -1,0 +1,1 @@
+"""Episodes, in which the policy and an environment take turns."""

@@ -1,0 +1,267 @@
+"""Episodes: the policy and an environment take turns, and each episode becomes one sample.
+
+Tokens are the truth: the sample is the sequence of the tokens that the policy wrote and of those of
+the environment's messages in between. Nothing that the policy wrote is tokenized again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from roll.config.sections.environment import EnvironmentConfig
+from roll.core.completion import (
+    TOKEN_TYPE,
+    Completion,
+    FinishReason,
+    Written,
+)
+from roll.core.errors import EnvironmentFailedError
+from roll.core.step_rewards import StepRewards, weighted_sum
+from roll.core.types import GenerateRequest, Prompt, SamplingParams
+from roll.data.tasks import seed_of
+from roll.envs.host import Observed
+from roll.rewards.thinking import final_text
+from roll.rollout.async_utils import first_done
+from roll.rollout.episodes.failed import FailedEpisodes
+from roll.rollout.episodes.transcript import Transcript
+from roll.rollout.fleet.fleet import Fleet
+from roll.rollout.single_turn import group_seed
+from roll.rollout.types import (
+    Group,
+    GroupTask,
+    GroupTiming,
+    Score,
+    ScoredSample,
+    ScoreGroup,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class Hosts(Protocol):
+    """Workers that host the episodes of one environment."""
+
+    name: str
+    """Name of the environment in the config."""
+    config: EnvironmentConfig
+
+    async def open(self, episode: str, seed: int, prompt: Prompt) -> Observed:
+        """Begin an episode; return what its environment says first.
+
+        Raises:
+            EnvironmentFailedError: it raised, took too long, or its worker died.
+        """
+        ...
+
+    async def act(self, episode: str, action: str | array[int], last: int | None) -> Observed:
+        """Give a turn to the environment of an episode that was opened; raises as `open` does.
+
+        Args:
+            action: text of the turn; or its tokens, if the environment sees special tokens.
+            last: last token of the turn; None if the turn was cut.
+        """
+        ...
+
+    def close(self, episode: str) -> None:
+        """End an episode, without waiting for it; ignore one that does not run."""
+        ...
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """Producer of groups of episodes; the scheduler has many calls of `run` under way. The episodes
+    of a group begin with the same seed."""
+
+    fleet: Fleet
+    decode: Callable[[Sequence[int]], str]
+    """Function that turns the token ids of a turn into text without special tokens; called for
+    turns that several replicas wrote."""
+    hosts: Mapping[str, Hosts]
+    """Tag -> hosts of the environment in which tasks with this tag are played."""
+    failed: FailedEpisodes
+    sampling: SamplingParams
+    """Parameters of every turn; `max_new_tokens` limits one turn."""
+    tag_sampling: Mapping[str, SamplingParams]
+    """The same for the tasks with these tags, in place of `sampling`."""
+    max_tokens: int
+    """Largest number of tokens of an episode, its opening included."""
+    samples_per_prompt: int
+    seed: int
+    """Seed of the run."""
+    request_timeout_s: float
+    """Time in which a request must make some progress on its replica, in seconds."""
+    score: Mapping[str, Score] = field(default_factory=dict)
+    """Tag -> function that adds the run's rewards to those of the environment; tags without rewards
+    are missing."""
+    score_group: ScoreGroup | None = None
+    """Function that adds the rewards that see all episodes of a group."""
+    redundant: int = 0
+    """Number of episodes of a group beyond `samples_per_prompt`; those that end first are used."""
+
+    async def run(self, task: GroupTask) -> Group:
+        """Play and score the episodes of a task.
+
+        Raises:
+            EnvironmentFailedError: more episodes failed than allowed.
+            WaitTimeoutError, EngineError: see `Fleet.generate`.
+            RewardError: a reward failed more often than allowed.
+        """
+        clock = asyncio.get_running_loop().time
+        started_s, wanted = clock(), self.samples_per_prompt
+        each = [self._episode(task, i) for i in range(wanted + self.redundant)]
+        samples = await first_done(each, wanted)
+        played_s = clock()
+        prompt = task.prompt
+        if prompt.tag in self.score:
+            extra = await self.score[prompt.tag]([one.sample for one in samples])
+            samples = [_added(one, more) for one, more in zip(samples, extra, strict=True)]
+        if self.score_group is not None:
+            samples = await self.score_group(samples)
+        timing = GroupTiming(started_s, played_s, clock())
+        return Group(prompt, tuple(samples), task.step, timing)
+
+    async def _episode(self, task: GroupTask, index: int) -> ScoredSample:
+        """Play one episode of a task. After a failure of the environment it begins again; after the
+        last try it has no reward."""
+        prompt, name = task.prompt, f"{task.group_id}/{index}"
+        hosts = self.hosts[prompt.tag]
+        failure = ""
+        for attempt in range(hosts.config.max_tries):
+            try:
+                scored = await self._play(hosts, task, name, attempt)
+            except EnvironmentFailedError as error:
+                failure = str(error)
+                logger.warning("episode %s failed: %s", name, failure)
+            else:
+                self.failed.count(hosts.name, None)
+                return scored
+        self.failed.count(hosts.name, f"episode {name}: {failure}")
+        nothing = Transcript(array(TOKEN_TYPE), "")
+        sample = nothing.sample(name, task.group_id, prompt, truncated=False)
+        return ScoredSample(sample, 0.0, failed=(hosts.name,))
+
+    async def _play(self, hosts: Hosts, task: GroupTask, name: str, attempt: int) -> ScoredSample:
+        """Play an episode once, and close its environment."""
+        episode = f"{name}~{attempt}" if attempt else name
+        prompt, apart = task.prompt, hosts.config.credit == "turns"
+        sampling = self.tag_sampling.get(prompt.tag, self.sampling)
+        try:
+            first = await hosts.open(episode, seed_of(prompt, run_seed=self.seed), prompt)
+            played = [self._begun(hosts, first)]
+            last, truncated = await self._turns(hosts, episode, played, first, sampling)
+        finally:
+            hosts.close(episode)
+        main, *branches = (
+            each.sample(name, task.group_id, prompt, truncated=truncated) for each in played
+        )
+        turns = [turn for each in played for turn in each.turns]
+        reward = sum(turn.reward for turn in turns)
+        parts = {"turns": float(len(turns)), "truncated": float(truncated), **last.info}
+        if hosts.config.agent is not None:
+            parts["conversations"] = float(len(played))
+        return ScoredSample(
+            main,
+            0.0 if apart else reward,
+            parts={f"{hosts.name}/{key}": value for key, value in parts.items()},
+            by_name={hosts.name: reward},
+            turns=tuple(played[0].turns),
+            branches=tuple(branches),
+            steps=StepRewards.of((t.end, t.reward) for t in played[0].turns) if apart else None,
+        )
+
+    def _begun(self, hosts: Hosts, first: Observed) -> Transcript:
+        """Return a conversation that begins; EnvironmentFailedError if it has no room for a
+        turn."""
+        if len(first.tokens) >= self.max_tokens:
+            raise EnvironmentFailedError(
+                f"environment {hosts.name!r} begins with {len(first.tokens)} tokens, and an "
+                f"episode has at most data.max_episode_tokens = {self.max_tokens}"
+            )
+        return Transcript(first.tokens, first.text)
+
+    async def _turns(
+        self,
+        hosts: Hosts,
+        episode: str,
+        played: list[Transcript],
+        first: Observed,
+        sampling: SamplingParams,
+    ) -> tuple[Observed, bool]:
+        """Let policy and environment take turns until the episode ends.
+
+        Args:
+            played: conversations of the episode, of which the first has begun; others are added.
+
+        Returns:
+            The last answer of the environment, and whether a limit ended the episode.
+        """
+        config, heard = hosts.config, first
+        for number in range(config.max_turns):
+            current = played[heard.branch]
+            room = self.max_tokens - current.length
+            limit = min(sampling.max_new_tokens, room, heard.max_new_tokens or room)
+            request = GenerateRequest(
+                f"{episode}.{number}",
+                current.context(),
+                replace(sampling, max_new_tokens=limit, stop=(*sampling.stop, *heard.stop)),
+                seed=group_seed(self.seed, f"{episode}.{number}"),
+            )
+            (turn,) = await self.fleet.generate(
+                request, session=episode.partition("~")[0], timeout_s=self.request_timeout_s
+            )
+            written = await self._here(turn)
+            current.wrote(written, turn.versions, heard.state)
+            cut = turn.finish is FinishReason.LENGTH
+            if cut and (limit == room or config.cut_turn == "end"):
+                return heard, True
+            last = written.tokens[-1] if written.tokens and not cut else None
+            heard = await hosts.act(episode, _action(written, config, heard.prompt_end), last)
+            current.paid(heard.reward)
+            if heard.over or number == config.max_turns - 1:
+                return heard, not heard.terminated
+            if heard.branch == len(played):
+                played.append(self._begun(hosts, heard))
+                continue
+            continued = played[heard.branch]
+            if continued.length + len(heard.tokens) >= self.max_tokens:
+                return heard, True
+            continued.heard(heard)
+        raise AssertionError("the last turn returns")
+
+    async def _here(self, turn: Completion) -> Written:
+        """Return the tokens of a turn with their text; fetch them if they are elsewhere."""
+        content = turn.content
+        written = content if isinstance(content, Written) else await asyncio.to_thread(content.get)
+        if written.text is not None:
+            return written
+        return replace(written, text=self.decode(written.tokens))
+
+
+def _action(written: Written, config: EnvironmentConfig, prompt_end: str) -> str | array[int]:
+    """Return what the environment sees of a turn. Of a turn whose thought does not end, it sees
+    nothing. If it sees special tokens, its host turns the tokens into text.
+
+    Args:
+        prompt_end: end of the text before the turn, which may open a thought.
+    """
+    if config.special_tokens == "show":
+        return written.tokens
+    text = written.text or ""
+    return text if config.thoughts == "show" else (final_text(text, prompt=prompt_end) or "")
+
+
+def _added(one: ScoredSample, more: ScoredSample) -> ScoredSample:
+    """Return an episode with the scores of further rewards."""
+    return replace(
+        one,
+        reward=one.reward + more.reward,
+        parts=one.parts | more.parts,
+        by_name=one.by_name | more.by_name,
+        failed=(*one.failed, *more.failed),
+        steps=weighted_sum([(1.0, one.steps), (1.0, more.steps)]),
+    )

@@ -1,0 +1,78 @@
+"""`Transcript`: the tokens of a conversation of an episode, turn by turn."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field, replace
+
+from roll.core.completion import (
+    LOGPROB_TYPE,
+    NOBODY,
+    TOKEN_TYPE,
+    Completion,
+    FinishReason,
+    VersionRuns,
+    Written,
+)
+from roll.core.types import Prompt, Sample, Turn
+from roll.envs.host import Observed
+
+
+@dataclass
+class Transcript:
+    """Tokens of a conversation so far."""
+
+    opening: array[int]
+    """Tokens before the first turn."""
+    opening_text: str
+    tokens: array[int] = field(default_factory=lambda: array(TOKEN_TYPE))
+    """Tokens after the opening, of the policy and of the environment."""
+    logprobs: array[float] = field(default_factory=lambda: array(LOGPROB_TYPE))
+    versions: VersionRuns = field(default_factory=VersionRuns)
+    texts: list[str] = field(default_factory=list)
+    """What policy and environment said, in turns, for people and rewards."""
+    turns: list[Turn] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        return len(self.opening) + len(self.tokens)
+
+    def context(self) -> array[int]:
+        """Return all tokens so far, as a new array."""
+        return self.opening + self.tokens
+
+    def wrote(self, written: Written, versions: VersionRuns, state: str) -> None:
+        """Add a turn of the policy.
+
+        Args:
+            written: tokens of the turn, with their text.
+            versions: weight version of each token.
+            state: name of the state in which the turn began.
+        """
+        begin = len(self.tokens)
+        self.tokens += written.tokens
+        self.logprobs += written.logprobs
+        self.versions += versions
+        self.texts.append(written.text or "")
+        self.turns.append(Turn(begin, len(self.tokens), state=state))
+
+    def paid(self, reward: float) -> None:
+        """Give the latest turn its reward."""
+        self.turns[-1] = replace(self.turns[-1], reward=reward)
+
+    def heard(self, observed: Observed) -> None:
+        """Add what the environment says before the next turn."""
+        count = len(observed.tokens)
+        self.tokens += observed.tokens
+        self.logprobs += array(LOGPROB_TYPE, bytes(4 * count))
+        if count:
+            self.versions += VersionRuns(((NOBODY, count),))
+        self.texts.append(observed.text)
+
+    def sample(self, name: str, group: str, prompt: Prompt, *, truncated: bool) -> Sample:
+        """Return the episode as a sample of `prompt`, the task."""
+        opening = self.opening or array(TOKEN_TYPE, [0])  # a row needs at least one token
+        own = replace(prompt, tokens=tuple(opening), text=self.opening_text)
+        written = Written(self.tokens, self.logprobs, "\n".join(filter(None, self.texts)))
+        finish = FinishReason.LENGTH if truncated else FinishReason.STOP
+        return Sample(name, group, own, Completion(written, self.versions, finish))

@@ -1,0 +1,168 @@
+"""Workers that host the environments of a run, and the tasks of episodes among them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from array import array
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from itertools import cycle
+from typing import Any
+
+from roll.config.agentic_base import AgenticBase
+from roll.config.sections.environment import EnvironmentConfig
+from roll.config.sections.roles import Role
+from roll.core.errors import EnvironmentFailedError, RollError, WorkerLostError
+from roll.core.types import Prompt
+from roll.data.tasks import options_of
+from roll.distributed.cluster import Cluster, Launcher, Placement
+from roll.envs.host import Observed
+from roll.rollout.rpc_batching import BatchedCalls
+from roll.runtime.run_data import RunData
+from roll.workers.environment import EnvWorker
+
+logger = logging.getLogger(__name__)
+
+MAX_RESTARTS = 100
+"""Largest number of restarts of one worker in a run: an environment that kills its worker each
+time is broken."""
+
+
+@dataclass(eq=False)
+class ClusterHosts:
+    """Hosts of one environment: the workers of a cluster, which take episodes in turn. All calls
+    come from one event loop. A worker that dies is replaced; its episodes fail, and begin
+    again elsewhere."""
+
+    name: str
+    config: EnvironmentConfig
+    cluster: Cluster[EnvWorker]
+    _places: dict[str, int] = field(default_factory=dict, init=False)
+    """Rank of the worker of each running episode."""
+    _ends: list[BatchedCalls[str, None]] = field(init=False)
+    _restarts: dict[int, asyncio.Task[None]] = field(default_factory=dict, init=False)
+    _restarted: dict[int, int] = field(default_factory=dict, init=False)
+    _background: set[asyncio.Task[Any]] = field(default_factory=set, init=False)
+
+    def __post_init__(self) -> None:
+        self._turn = cycle(range(self.cluster.world_size))
+        self._ends = [BatchedCalls(self._end_on(rank)) for rank in range(self.cluster.world_size)]
+
+    async def open(self, episode: str, seed: int, prompt: Prompt) -> Observed:
+        """Begin an episode on the next worker that lives; see `Hosts.open`."""
+        rank = await self._living()
+        self._places[episode] = rank
+        options = options_of(prompt)
+        return await self._answer(
+            rank, self.cluster.ask(rank, EnvWorker.open, episode, seed, options)
+        )
+
+    async def act(self, episode: str, action: str | array[int], last: int | None) -> Observed:
+        """Give a turn to the worker of the episode; see `Hosts.act`."""
+        rank = self._places[episode]
+        return await self._answer(
+            rank, self.cluster.ask(rank, EnvWorker.act, episode, action, last)
+        )
+
+    def close(self, episode: str) -> None:
+        rank = self._places.pop(episode, None)
+        if rank is not None and rank not in self.cluster.lost:
+            self._later(self._end(rank, episode))
+
+    async def _answer(self, rank: int, answer: Awaitable[Observed]) -> Observed:
+        """Wait for a worker; turn its death into a failure of the episode, and replace it.
+
+        The time limits are in the worker: only there is it known when a call begins, since calls
+        wait for room. A worker that is stopped counts as dead (`distributed/heartbeats.py`).
+        """
+        try:
+            return await answer
+        except WorkerLostError as error:
+            self._replace(rank)
+            raise EnvironmentFailedError(
+                f"environment {self.name!r}: its worker died: {error}"
+            ) from None
+
+    async def _living(self) -> int:
+        """Return the rank of the next worker that lives; wait for one if none does."""
+        while True:
+            for _ in range(self.cluster.world_size):
+                rank = next(self._turn)
+                if rank not in self.cluster.lost and rank not in self._restarts:
+                    return rank
+            for rank in range(self.cluster.world_size):
+                self._replace(rank)
+            await asyncio.wait(self._restarts.values(), return_when=asyncio.FIRST_COMPLETED)
+
+    def _replace(self, rank: int) -> None:
+        """Start another worker in place of a lost one, unless that is under way."""
+        if rank in self._restarts or rank not in self.cluster.lost:
+            return
+        self._restarted[rank] = self._restarted.get(rank, 0) + 1
+        if self._restarted[rank] > MAX_RESTARTS:
+            raise EnvironmentFailedError(
+                f"environment {self.name!r}: worker {rank} died {MAX_RESTARTS + 1} times"
+            )
+        task = asyncio.ensure_future(self._restart(rank))
+        self._restarts[rank] = task
+        task.add_done_callback(lambda _: self._restarts.pop(rank))
+
+    async def _restart(self, rank: int) -> None:
+        logger.warning("environment %s: worker %d died and is replaced", self.name, rank)
+        try:
+            await asyncio.to_thread(self.cluster.restart, rank)
+            await self.cluster.ask(rank, EnvWorker.start)
+        except RollError as error:
+            logger.warning("environment %s: worker %d: %s", self.name, rank, error)
+
+    async def _end(self, rank: int, episode: str) -> None:
+        try:
+            await self._ends[rank].ask([episode])
+        except RollError as error:
+            logger.debug("environment %s: episode %s: %s", self.name, episode, error)
+
+    def _end_on(self, rank: int) -> Callable[[list[str]], Awaitable[list[None]]]:
+        async def end(episodes: list[str]) -> list[None]:
+            await self.cluster.ask(rank, EnvWorker.end, episodes)
+            return [None] * len(episodes)
+
+        return end
+
+    def _later(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._background.add(task)  # the loop itself keeps only weak references
+        task.add_done_callback(self._background.discard)
+
+
+def start_environments(
+    config: AgenticBase, launcher: Launcher, data: RunData[Prompt]
+) -> dict[str, ClusterHosts]:
+    """Start the workers of all environments; return the hosts by tag.
+
+    Raises:
+        ConfigError: an environment does not exist, or does not take its arguments.
+    """
+    by_tag: dict[str, ClusterHosts] = {}
+    for name, environment in config.environments.items():
+        place = Placement(
+            Role.ENVIRONMENT,
+            pool=environment.pool or config.actor_infer.pool,
+            workers=environment.workers,
+            seed=config.seed,
+            label=name,
+            replaceable=True,
+        )
+        cluster = launcher.start(
+            EnvWorker,
+            place,
+            name,
+            environment,
+            config.train_model,
+            config.data,
+            data.rendered_at.isoformat(),
+        )
+        cluster.call(EnvWorker.start)
+        hosts = ClusterHosts(name, environment, cluster)
+        by_tag |= dict.fromkeys(environment.tags, hosts)
+    return by_tag

@@ -1,0 +1,171 @@
+"""Agentic runs with real engines: exact tokens and log-probs, faults, and a resume to the bit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roll.core.errors import EnvironmentFailedError
+from tests.runs import Command, run_local, without_times, write_task
+
+ENVS = '''
+"""Environments of the tests."""
+import os, random, signal, time
+
+SIGNALS = {"die": signal.SIGKILL, "stop": signal.SIGSTOP}
+LEAK = []
+
+class Words:
+    """Asks for digits, three times; answers at random length."""
+    def __init__(self, trouble=None, mark=None):
+        self.trouble = trouble
+        self.mark = mark
+    def reset(self, *, seed=None, options=None):
+        self.dice = random.Random(seed)
+        self.left = 3
+        if self.trouble in SIGNALS or self.trouble == "leak":
+            if not os.path.exists(self.mark):
+                open(self.mark, "w").close()
+                if self.trouble == "leak":
+                    LEAK.append(bytearray(os.urandom(1 << 20) * 2000))
+                    time.sleep(60)
+                else:
+                    os.kill(os.getpid(), SIGNALS[self.trouble])
+        return f"say {self.dice.randrange(100)}", {}
+    def step(self, action):
+        self.left -= 1
+        if self.trouble == "raise":
+            raise ValueError("the board is broken")
+        digits = sum(c.isdigit() for c in action) / max(1, len(action))
+        text = "more " * self.dice.randrange(1, 4)
+        return text, digits, self.left == 0, False, {"success": digits > 0.5}
+    def close(self):
+        pass
+'''
+
+
+AGENT = """
+import json, urllib.request
+
+def ask(task, messages):
+    body = json.dumps({"messages": messages, "model": task.model}).encode()
+    headers = {"Authorization": f"Bearer {task.api_key}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{task.base_url}/chat/completions", body, headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)["choices"][0]["message"]["content"]
+
+def run(task):
+    messages = [{"role": "user", "content": f"add {task.seed}"}]
+    first = ask(task, messages)
+    messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "sure?"}]
+    second = ask(task, messages)
+    if task.seed % 2:
+        ask(task, [{"role": "user", "content": "say it in short"}])
+    digits = sum(c.isdigit() for c in first + second)
+    return {"reward": digits / 12, "digits": digits}
+"""
+
+
+def task(folder: Path, **changes: Any) -> Path:
+    (folder / "test_run_envs.py").parent.mkdir(parents=True, exist_ok=True)
+    (folder / "test_run_envs.py").write_text(ENVS)
+    (folder / "test_run_agent.py").write_text(AGENT)
+    environment = {"env": "test_run_envs:Words", "tags": ["words"], "max_turns": 5}
+    environment |= changes.pop("environment", {})
+    config = {
+        "pipeline": "agentic",
+        "environments": {"words": {k: v for k, v in environment.items() if v is not None}},
+        "data": {
+            "sources": [{"seeds": 50, "tag": "words"}],
+            "prompts_per_step": 4,
+            "samples_per_prompt": 2,
+            "max_episode_tokens": 120,
+        },
+        "sampling": {"max_new_tokens": 6},
+        "rewards": {},
+        "algorithm": {"loss": [{"kind": "ppo_clip"}]},
+        "validation": {
+            "every": 2,
+            "sets": {"held_out": {"seeds": 4, "first_seed": 1000, "tag": "words"}},
+        },
+    }
+    return write_task(folder, **(config | changes))
+
+
+def test_the_trainers_log_probs_are_the_engines_and_a_run_resumes_to_the_bit(
+    tmp_path: Path,
+) -> None:
+    path = task(tmp_path, environment={"cut_turn": "go_on"})
+    whole = run_local(path)
+    steps = [record for record in whole if "loss/total" in record]
+    assert len(steps) == 4
+    for record in steps:
+        assert record["mismatch/logprob_abs_max"] < 1e-5
+        assert record["reward/words/turns"] == 3
+        assert 0 <= record["reward/words/mean"] <= 3
+    assert "val/held_out/mean@1" in whole[0]
+    row = json.loads((tmp_path / "out/rollouts/step_000000.jsonl").read_text().splitlines()[0])
+    assert row["prompt"].startswith("<user>say ")
+    assert "more" in row["response"]
+
+    first, second = tmp_path / "two/first", tmp_path / "two/second"
+    path = task(tmp_path / "two", environment={"cut_turn": "go_on"}, output_dir=str(first))
+    run_local(path, ["max_steps=2"])
+    shutil.copytree(first, second)
+    again = run_local(path, [f"output_dir={second}", "max_steps=4"])
+    assert [without_times(r) for r in again[2:4]] == [without_times(r) for r in whole[2:4]]
+
+
+def test_turns_have_advantages_of_their_own_with_gigpo(tmp_path: Path) -> None:
+    path = task(
+        tmp_path,
+        environment={"cut_turn": "go_on"},
+        algorithm={"preset": "gigpo"},
+        reference={"pool": "all"},
+        validation={},
+    )
+    for record in run_local(path, ["max_steps=2", "actor_train.samples_per_update=4"]):
+        if "loss/total" in record:
+            assert record["advantage/abs_mean"] > 0
+            assert record["mismatch/logprob_abs_max"] < 1e-5
+
+
+def test_an_agent_behind_an_endpoint_is_trained_on_all_of_its_conversations(
+    tmp_path: Path,
+) -> None:
+    agent = {"env": None, "agent": "test_run_agent:run", "cut_turn": "go_on"}
+    path = task(tmp_path, environment=agent, actor_train={"pool": "all", "optimizer": {"lr": 0.01}})
+    records = run_local(path, ["max_steps=3", "actor_train.samples_per_update=4"])
+    steps = [record for record in records if "loss/total" in record]
+    assert len(steps) == 3
+    assert {1.0, 2.0} >= {round(r["reward/words/conversations"]) for r in steps}
+    assert any(r["reward/words/conversations"] > 1 for r in steps)
+    for record in steps:
+        assert record["reward/words/turns"] == record["reward/words/conversations"] + 1
+        assert record["mismatch/logprob_abs_max"] < 1e-5
+        assert record["samples/left_out"] == 0
+
+
+def test_an_environment_that_fails_too_often_ends_the_run_with_its_words(tmp_path: Path) -> None:
+    path = task(tmp_path, environment={"kwargs": {"trouble": "raise"}, "cut_turn": "go_on"})
+    with pytest.raises(EnvironmentFailedError, match="step raised ValueError: the board is broken"):
+        run_local(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trouble", ["die", "stop", "leak"])
+def test_a_worker_that_is_lost_costs_no_episode(tmp_path: Path, trouble: str) -> None:
+    kwargs = {"trouble": trouble, "mark": str(tmp_path / "dead")}
+    limits = {"max_memory_gb": 2.0} if trouble == "leak" else {}
+    environment = {"kwargs": kwargs, "workers": 2, **limits}
+    path = task(tmp_path, environment=environment, validation={})
+    code, output = Command("run", str(path), "max_steps=2").wait()
+    assert code == 0, output
+    assert (tmp_path / "dead").exists()
+    assert "died and is replaced" in output
+    records = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").open()]
+    assert [record["samples/left_out"] for record in records if "loss/total" in record] == [0, 0]
