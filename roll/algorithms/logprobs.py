@@ -34,7 +34,7 @@ def from_hidden(
     bias_V: Tensor | None,
     targets_N: Tensor,
     *,
-    temperature: float,
+    temperature: float | Tensor,
     chunk_tokens: int,
     entropy: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
@@ -45,7 +45,8 @@ def from_hidden(
     for any input dtype. The entropy is None unless `entropy` is True.
 
     Args:
-        temperature: number above zero that divides the logits, as in the engine's sampling.
+        temperature: number above zero that divides the logits, as in the engine's sampling; or one
+            for each token, `[N]`.
     """
     logprobs_N, entropy_N = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden_ND, weight_VD, bias_V, targets_N, temperature, chunk_tokens, entropy
@@ -85,7 +86,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         weight_VD: Tensor,
         bias_V: Tensor | None,
         targets_N: Tensor,
-        temperature: float,
+        temperature: float | Tensor,
         chunk_tokens: int,
         entropy: bool,
     ) -> tuple[Tensor, Tensor]:
@@ -96,7 +97,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         entropy_N = torch.empty_like(logprobs_N) if entropy else logprobs_N.new_zeros(size)
         for i in range(0, size, chunk_tokens):
             part = slice(i, i + chunk_tokens)
-            logits = linear(hidden_ND[part], weight_VD, bias_V).float().div_(temperature)
+            logits = linear(hidden_ND[part], weight_VD, bias_V).float().div_(_of(temperature, part))
             lse = logits.logsumexp(-1)
             lse_N[part] = lse
             logprobs_N[part] = logits.gather(-1, targets_N[part, None]).squeeze(-1) - lse
@@ -127,7 +128,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         for i in range(0, len(targets_N), ctx.chunk_tokens):
             part = slice(i, i + ctx.chunk_tokens)
             hidden = hidden_ND[part]
-            logits = linear(hidden, weight_VD, bias_V).float().div_(ctx.temperature)
+            logits = linear(hidden, weight_VD, bias_V).float().div_(_of(ctx.temperature, part))
             logp = logits.sub_(lse_N[part, None])
             probs = logp.exp()
             factor = grad_logprobs_N[part, None]
@@ -138,7 +139,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             else:
                 grad = probs.mul_(-factor)
             grad.scatter_add_(-1, targets_N[part, None], factor)
-            grad = grad.div_(ctx.temperature).to(hidden.dtype)
+            grad = grad.div_(_of(ctx.temperature, part)).to(hidden.dtype)
             grad_hidden_ND[part] = grad @ weight_VD
             if grad_weight_VD is not None:
                 grad_weight_VD += grad.T @ hidden
@@ -147,3 +148,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
         bias = None if grad_bias_V is None else grad_bias_V.to(weight_VD.dtype)
         weight = None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype)
         return grad_hidden_ND, weight, bias, None, None, None, None
+
+
+def _of(temperature: float | Tensor, part: slice) -> float | Tensor:
+    """Return the divisor of the logits `[N, V]` of some tokens."""
+    return temperature[part, None] if isinstance(temperature, Tensor) else temperature

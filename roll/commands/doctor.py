@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from packaging.specifiers import SpecifierSet
 
+from roll.config.errors import ConfigError
 from roll.config.sections.placement import ClusterConfig
 from roll.distributed.device_layout import address_to_join
 from roll.distributed.on_ray.token import HOW_TO_USE_A_TOKEN, found_token
+from roll.envs.adapters.table import ADAPTERS, Adapter
 from roll.platform.machine import this_machine
-from roll.sandbox import NoLevelError, Sandbox
+from roll.rewards.code.running.languages import LANGUAGES, places_of
+from roll.rewards.code.running.programs import try_language
+from roll.rewards.packages import PACKAGES, RewardPackage
+from roll.sandbox import NoLevelError, Sandbox, SandboxError
 from roll.sandbox.levels import NEEDS
 from roll.strategy.available import REQUIREMENTS, Requirement, status
 
@@ -36,7 +42,8 @@ class Line:
 
 
 def examine() -> list[Line]:
-    """Return a line for Python, machine, Ray, every backend and lscpu; imports no backend."""
+    """Return a line for Python, machine, Ray, every backend, lscpu, the sandbox, and every package
+    of rewards and environments; imports no backend."""
     return [
         _python(),
         *_machine(),
@@ -45,6 +52,9 @@ def examine() -> list[Line]:
         *examine_backends(),
         _lscpu(),
         *examine_sandbox(),
+        *examine_languages(),
+        *examine_reward_packages(),
+        *examine_environment_packages(),
     ]
 
 
@@ -122,6 +132,36 @@ def examine_backends(requirements: Mapping[str, Requirement] = REQUIREMENTS) -> 
     return lines
 
 
+def examine_reward_packages(packages: Mapping[str, RewardPackage] = PACKAGES) -> list[Line]:
+    """Return a line for every package that only some rewards need. A missing one, or another
+    version, is named with the rewards that lack it; runs without these rewards are possible."""
+    lines = []
+    for name, package in packages.items():
+        need = Requirement((name,), SpecifierSet(package.versions), "pip install 'roll[rewards]'")
+        found = status(name, need)
+        rewards = ", ".join(package.rewards)
+        advice = "" if found.ok else f"{found.advice}; lacked by the rewards {rewards}"
+        what = f"rewards: {name}"
+        shown = found.installed or "-"
+        lines.append(Line(what, shown, package.versions, found.ok, advice, needed=False))
+    return lines
+
+
+def examine_environment_packages(adapters: Mapping[str, Adapter] = ADAPTERS) -> list[Line]:
+    """Return a line for every package of environments. A missing one is named with an environment
+    that it has; another interpreter may have it (`environments.NAME.python`)."""
+    lines = []
+    examples: dict[str, list[str]] = {}
+    for adapter in adapters.values():
+        examples.setdefault(adapter.package, []).append(adapter.example)
+    for package, envs in examples.items():
+        found = status(package, Requirement((package,), SpecifierSet(), f"pip install {package}"))
+        advice = "" if found.ok else f"{found.advice}; lacked by {', '.join(envs)}"
+        shown = found.installed or "-"
+        lines.append(Line(f"environments: {package}", shown, "", found.ok, advice, needed=False))
+    return lines
+
+
 def _open_sandbox() -> Sandbox:
     return Sandbox(workers=1)
 
@@ -144,6 +184,21 @@ def examine_sandbox(open_sandbox: Callable[[], Sandbox] = _open_sandbox) -> list
         for level, reason in refused.items()
     ]
     return [Line("sandbox", found, "", True), *lines]
+
+
+def examine_languages(names: Iterable[str] = LANGUAGES) -> list[Line]:
+    """Return a line for each language of programs but Python: whether the sandbox builds and runs
+    one."""
+    return [_language(name) for name in names if name != "python"]
+
+
+def _language(name: str) -> Line:
+    try:
+        with Sandbox("namespaces", workers=1, readable=places_of(name)) as sandbox:
+            wrong = asyncio.run(try_language(sandbox, name))
+    except (ConfigError, SandboxError) as error:
+        wrong = str(error).splitlines()[0]
+    return Line(f"programs in {name}", "-" if wrong else "run", "", not wrong, wrong, needed=False)
 
 
 def _lscpu() -> Line:

@@ -24,6 +24,7 @@ from roll.models.fetch import fetch
 from roll.output_dir.resume import finished_summary, refuse_other_settings
 from roll.output_dir.run_lock import RunLock
 from roll.output_dir.trackers import check_trackers
+from roll.pipeline.agentic import AgenticPipeline
 from roll.pipeline.base import Pipeline
 from roll.pipeline.distill import DistillPipeline
 from roll.pipeline.dpo import DpoPipeline
@@ -37,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 PIPELINES: Mapping[str, type[Pipeline[Any]]] = {
     "rlvr": RlvrPipeline,
+    "agentic": AgenticPipeline,
     "sft": SftPipeline,
     "distill": DistillPipeline,
     "dpo": DpoPipeline,

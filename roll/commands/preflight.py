@@ -12,20 +12,26 @@ from functools import partial
 from pathlib import Path
 
 from roll.commands.import_paths import check_import_path
+from roll.config.agentic_base import AgenticBase
 from roll.config.errors import ConfigError, UserError
 from roll.config.loading.compose import LoadedConfig
-from roll.config.rlvr import RlvrConfig
+from roll.config.rlvr_base import RlvrBase
 from roll.config.run import RunConfig
 from roll.config.sections.rollout import CustomFilterConfig
+from roll.config.sections.services.judge import UrlJudgeConfig
 from roll.config.sections.strategy import SglangConfig, VllmConfig
 from roll.core.errors import NotMadeYetError
 from roll.core.hub import may_be_on_hub
 from roll.data.sources import check_source
 from roll.distributed.device_layout import address_to_join, plan_layout
+from roll.envs.adapters.table import adapter_of
+from roll.envs.loading import check_env, load_env
 from roll.output_dir.trackers import check_trackers
 from roll.platform.machine import this_machine
 from roll.rewards.api import RewardContext
+from roll.rewards.judge.scoring import check_judged
 from roll.rewards.loading import load_reward
+from roll.rewards.service.client import find_key
 from roll.strategy.available import check_engine
 from roll.strategy.sglang import supported_arguments as sglang
 from roll.strategy.vllm import supported_arguments as vllm
@@ -49,6 +55,7 @@ def inspect(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> li
         *((partial(check_source, source), False) for source in config.sources),
         *((check, False) for check in _check_user_code(config, user_folder(loaded))),
         *((partial(_check_model, *named), False) for named in _models(config)),
+        *((check, True) for check in _check_keys(config, environ)),
         *((partial(check_engine, kind), True) for kind in sorted(backends)),
         (partial(_check_engine_arguments, config), False),
         (partial(_check_devices, config, environ), True),
@@ -109,7 +116,7 @@ def _check_model(key: str, name: str, made_by: str | None) -> None:
 
 
 def _check_user_code(config: RunConfig, folder: Path) -> Iterator[Callable[[], object]]:
-    """Yield a check for each reward and each custom filter of the config.
+    """Yield a check for each reward, environment and custom filter of the config.
 
     A check is a function that raises ConfigError if its import path cannot work. It reads files of
     the user and imports nothing of them. Names and arguments of built-in rewards are checked, too.
@@ -118,9 +125,11 @@ def _check_user_code(config: RunConfig, folder: Path) -> Iterator[Callable[[], o
         config: config of any pipeline; only RLVR runs have rewards and filters.
         folder: folder of the YAML file, in which modules are searched first.
     """
-    if not isinstance(config, RlvrConfig):
+    if not isinstance(config, RlvrBase):
         return
     for name, reward in config.rewards.items():
+        if reward.judge is not None:
+            yield partial(check_judged, name, reward)
         for kind, path in (("fn", reward.fn), ("worker", reward.worker)):
             if path is None:
                 continue
@@ -130,10 +139,40 @@ def _check_user_code(config: RunConfig, folder: Path) -> Iterator[Callable[[], o
                 yield partial(check_import_path, key, path, folder, keywords)
             else:
                 yield partial(load_reward, path, reward.kwargs, RewardContext(name, seed=0))
-    for i, choice in enumerate(config.rollout.filters):
-        if isinstance(choice, CustomFilterConfig):
-            key = f"rollout.filters.{i}.fn"
-            yield partial(check_import_path, key, choice.fn, folder, tuple(choice.kwargs))
+    if isinstance(config, AgenticBase):
+        for name, environment in config.environments.items():
+            where = f"environments.{name}"
+            keywords = tuple(environment.kwargs)
+            if environment.agent is not None:
+                yield partial(
+                    check_import_path, f"{where}.agent", environment.agent, folder, keywords
+                )
+                continue
+            env = environment.what
+            yield partial(check_env, where, environment)
+            if adapter_of(env) is not None or environment.python is not None:
+                continue  # another interpreter may have other modules
+            if ":" in env:
+                yield partial(check_import_path, f"{where}.env", env, folder, keywords)
+            else:
+                yield partial(load_env, name, environment)
+    for filters, choices in config.filters.items():
+        for i, choice in enumerate(choices):
+            if isinstance(choice, CustomFilterConfig):
+                key = f"{filters}.{i}.fn"
+                yield partial(check_import_path, key, choice.fn, folder, tuple(choice.kwargs))
+
+
+def _check_keys(config: RunConfig, environ: Mapping[str, str]) -> Iterator[Callable[[], object]]:
+    """Yield a check for the key of each service, which raises ConfigError if the key is missing."""
+    if not isinstance(config, RlvrBase):
+        return
+    for name, judge in config.judges.items():
+        if isinstance(judge, UrlJudgeConfig):
+            yield partial(find_key, f"judges.{name}", judge, environ)
+    for name, reward in config.rewards.items():
+        if reward.remote is not None:
+            yield partial(find_key, f"rewards.{name}.remote", reward.remote, environ)
 
 
 def _check_engine_arguments(config: RunConfig) -> None:

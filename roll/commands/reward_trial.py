@@ -6,13 +6,16 @@ imports, opens or breaks is gone afterwards, and a function that hangs is killed
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from roll.config.errors import UserError
 from roll.config.sections.reward import RewardConfig
+from roll.config.sections.services.judge import ClusterJudgeConfig, JudgeConfig, UrlJudgeConfig
 from roll.core.completion import Completion, FinishReason
 from roll.core.errors import ConfigError
 from roll.core.types import Prompt, Sample
@@ -29,44 +32,66 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from roll.commands.trial_result import Trial
+    from roll.rewards.loading import Work
 
 SHORT_CHARS = 200
 """Largest length of the response in a trial, in characters; the response is the row's answer."""
+BAD_RESPONSE = "I do not know."
 SETUP_TIMEOUT_S = 60.0
 """Time limit of the `setup` of a reward class, in seconds."""
 
 
-def try_rewards(rewards: Mapping[str, RewardConfig], folder: Path, trial: Trial) -> None:
+def try_rewards(
+    rewards: Mapping[str, RewardConfig],
+    folder: Path,
+    trial: Trial,
+    judges: Mapping[str, JudgeConfig] = MappingProxyType({}),
+) -> None:
     """Add to `trial` the score of each reward for a row with its tag, or the error; reward models,
-    and rewards without such a row, are added as untried.
+    judges on devices of the run, and rewards without such a row, are added as untried. A judge
+    behind a server is asked.
 
     Args:
         rewards: rewards by name.
         folder: folder of the user's modules, which a reward may name.
         trial: results so far, with a row for each tag.
+        judges: judges by name.
     """
     for name, reward in rewards.items():
         row = next((trial.rows[tag] for tag in reward.tags if tag in trial.rows), None)
-        if reward.model is not None or row is None:
-            why = "no row" if reward.model is None else "a model"
+        judge = None if reward.judge is None else judges[reward.judge.by]
+        if reward.model is not None or isinstance(judge, ClusterJudgeConfig) or row is None:
+            why = "a model" if reward.model else "no row" if row is None else "a judge of the run"
             trial.untried.append(f"rewards.{name} ({why})")
+            continue
+        service = reward.remote or judge
+        if service is not None and service.api_key_env and not os.environ.get(service.api_key_env):
+            trial.untried.append(f"rewards.{name} (no {service.api_key_env})")
             continue
         sample = short_sample(row)
         try:
-            verdict = _verdict(name, reward, folder, sample)
+            verdict = _verdict(name, reward, folder, sample, judge)
         except UserError as error:
             trial.wrong.append(error)
         except TimeoutError:
             trial.wrong.append(
                 ConfigError(
                     f"rewards.{name}: {reward.what} gave nothing on row {row.id} within "
-                    f"timeout_s = {reward.timeout_s:g}; mend it or raise "
+                    f"timeout_s = {reward.limit_s:g}; mend it or raise "
                     "timeout_s, or check with --fast if it cannot work on this machine"
                 )
             )
         else:
             if isinstance(verdict, list):
                 verdict = verdict[0]
+            if (verdict.steps or verdict.token_rewards is not None) and not reward.process:
+                trial.wrong.append(
+                    ConfigError(
+                        f"rewards.{name}.process: {reward.what} returned rewards of steps; set "
+                        "process: true"
+                    )
+                )
+                continue
             parts = ", ".join(f"{part} {value:g}" for part, value in verdict.parts.items())
             trial.told.append(
                 f"rewards.{name}: {verdict.score:g} for the response {sample.response_text!r:.60} "
@@ -86,15 +111,23 @@ def short_sample(row: Prompt) -> Sample:
 
 
 def _verdict(
-    name: str, reward: RewardConfig, folder: Path, sample: Sample
+    name: str,
+    reward: RewardConfig,
+    folder: Path,
+    sample: Sample,
+    judge: UrlJudgeConfig | None,
 ) -> Reward | list[Reward]:
     """Score a sample in a child process that is then killed; a group reward gets the sample and an
     empty response as a group. ConfigError if the reward fails, TimeoutError if it is too slow."""
     factory = "roll.commands.reward_trial:make_trial"
-    child = Child(ChildSpec(factory, (str(folder), name, reward.model_dump())))
-    limit_s = reward.timeout_s + (SETUP_TIMEOUT_S if reward.worker else 0.0)
+    asked = None if judge is None else judge.model_dump()
+    child = Child(ChildSpec(factory, (str(folder), name, reward.model_dump(), asked)))
+    limit_s = reward.limit_s + (SETUP_TIMEOUT_S if reward.worker else 0.0)
+    service = reward.remote or judge
+    if service is not None:
+        limit_s = service.timeout_s * service.tries + SETUP_TIMEOUT_S
     try:
-        found = child.call(_group(sample) if reward.per == "group" else sample, limit_s)
+        found = child.call(_group(sample, reward) if reward.per == "group" else sample, limit_s)
     except ChildTimeoutError as error:
         raise TimeoutError(str(error)) from None
     except (ChildRaisedError, ChildDiedError, OSError) as error:
@@ -109,16 +142,22 @@ def _verdict(
     return found
 
 
-def _group(sample: Sample) -> list[Sample]:
-    """Return a group of the sample and an empty response."""
-    empty = Completion.of([], [], [], FinishReason.STOP).with_text("")
-    return [sample, replace(sample, id=f"{sample.group}/1", completion=empty)]
+def _group(sample: Sample, reward: RewardConfig) -> list[Sample]:
+    """Return a group of the sample and an empty response; for a judge, which is not asked about
+    empty ones, and a bad response."""
+    text = BAD_RESPONSE if reward.judge is not None else ""
+    zeros = [0] * len(text.split())
+    other = Completion.of(zeros, zeros, zeros, FinishReason.STOP).with_text(text)
+    return [sample, replace(sample, id=f"{sample.group}/1", completion=other)]
 
 
-def make_trial(folder: str, name: str, settings: dict[str, Any]) -> Callable[[Any], Any]:
+def make_trial(
+    folder: str, name: str, settings: dict[str, Any], judge: dict[str, Any] | None = None
+) -> Callable[[Any], Any]:
     """Load the reward and return the function that scores one sample; called in the child process.
 
-    The function is async for classes and async rewards. `folder` goes first on `sys.path`.
+    The function is async for classes, services and async rewards. `folder` goes first on
+    `sys.path`; `judge` has the settings of the reward's judge.
     """
     sys.path.insert(0, folder)
     config = RewardConfig.model_validate(settings)
@@ -127,26 +166,36 @@ def make_trial(folder: str, name: str, settings: dict[str, Any]) -> Callable[[An
         from roll.rewards.execution.runners import make_child_reward
 
         return make_child_reward(config.fn, config.kwargs, RewardContext(name=name, seed=0))
-    return _trial_of_class(name, config)
+    known: dict[str, JudgeConfig] = {}
+    if config.judge is not None:
+        known[config.judge.by] = UrlJudgeConfig.model_validate(judge)
+    return _trial_of_class(name, config, known)
 
 
-def _trial_of_class(name: str, config: RewardConfig) -> Callable[[Sample], Any]:
+def _trial_of_class(
+    name: str, config: RewardConfig, judges: Mapping[str, JudgeConfig]
+) -> Callable[[Any], Any]:
     """Build a reward worker in this process; return an async function that sets it up, scores one
-    sample and tears it down, also after an error of the score."""
+    sample, or group, and tears it down, also after an error of the score."""
     import inspect
 
     from roll.config.sections.roles import Role
     from roll.core.types import WorkerSpec
     from roll.rewards.loading import normalise
-    from roll.workers.reward_classes import reward_worker_class
+    from roll.workers.reward_classes import reward_recipe
+    from roll.workers.services.base import ServiceReward
 
     spec = WorkerSpec(Role.REWARD, 0, 1, (), (), 0, "127.0.0.1:0", 0, "cpu", label=name)
-    worker = reward_worker_class(name, config)(spec, name, config)
+    worker_class, arguments = reward_recipe(name, config, judges)
+    worker = worker_class(spec, *arguments)
 
-    async def score(sample: Sample) -> Reward:
+    async def score(work: Work) -> Any:
         await worker.setup(worker.ctx, **config.kwargs)
         try:
-            value: Any = worker.score(sample, worker.ctx)
+            if isinstance(worker, ServiceReward):
+                return await worker.verdict(work)
+            assert isinstance(work, Sample)
+            value: Any = worker.score(work, worker.ctx)
             return normalise(await value if inspect.isawaitable(value) else value)
         finally:
             await worker.teardown()

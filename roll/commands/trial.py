@@ -13,11 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from roll.commands.task_trial import try_tasks
 from roll.commands.trial_result import Trial
+from roll.config.agentic_base import AgenticBase
 from roll.config.errors import UserError
 from roll.config.offline import DistillationConfig, SftConfig
 from roll.config.offline_base import OfflineConfig, PreferenceConfig
-from roll.config.rlvr import RlvrConfig
+from roll.config.rlvr_base import RlvrBase
 from roll.config.run import RunConfig
 from roll.config.sections.data import FileConfig
 from roll.config.sections.model import ModelConfig
@@ -41,11 +43,13 @@ def try_out(config: RunConfig, folder: Path) -> Trial:
         config: the run to try.
         folder: folder of the user's modules, which a reward may name.
     """
+    if isinstance(config, AgenticBase):
+        return try_tasks(config, folder)
     trial = try_data(config)
-    if isinstance(config, RlvrConfig) and not trial.wrong:
+    if isinstance(config, RlvrBase) and not trial.wrong:
         from roll.commands.reward_trial import try_rewards
 
-        try_rewards(config.rewards, folder, trial)
+        try_rewards(config.rewards, folder, trial, config.judges)
     return trial
 
 
@@ -72,7 +76,7 @@ def try_data(config: RunConfig) -> Trial:
         try:
             made, report = _first_rows(make, name, source)
             _check_tags(config, name, made, report)
-            for item in made.items if isinstance(config, RlvrConfig) else ():
+            for item in made.items if isinstance(config, RlvrBase) else ():
                 trial.rows.setdefault(item.tag, item)
         except UserError as error:
             trial.wrong.append(error)
@@ -105,7 +109,7 @@ def _first_rows(make: Make, name: str, source: FileConfig) -> tuple[Source[Any],
 def _sources_here(config: RunConfig, trial: Trial) -> Iterator[tuple[str, FileConfig]]:
     """Yield the sources and validation sets that exist on this machine, each with its key in the
     config, and record the others in `trial`."""
-    assert isinstance(config, RlvrConfig | OfflineConfig)
+    assert isinstance(config, RlvrBase | OfflineConfig)
     data: Any = config.data  # each pipeline has its own class; all have sources
     named = {f"data.sources.{i}": source for i, source in enumerate(data.sources)}
     named |= {f"validation.sets.{name}": each for name, each in config.validation.sets.items()}
@@ -137,7 +141,7 @@ def _maker(config: RunConfig) -> Make:
     # The present serves as the date in chat templates: another date does not change the length.
     tokenizer = DatedTokenizer(load_tokenizer(config.train_model, fetch=False), datetime.now())
     make: Any
-    if isinstance(config, RlvrConfig):
+    if isinstance(config, RlvrBase):
         make = partial(source_prompts, data=config.data, tokenizer=tokenizer)
     elif isinstance(config, SftConfig | DistillationConfig):
         make = texts_of(config.data, tokenizer).source
@@ -154,7 +158,7 @@ def _check_tags(config: RunConfig, name: str, made: Source[Any], report: SourceR
     from roll.runtime.run_data import check_tags
 
     dataset, trained_on = Dataset((made,), (report,), ""), name.startswith("data.")
-    if isinstance(config, RlvrConfig):
+    if isinstance(config, RlvrBase):
         if config.rewards:
             check_tags(dataset, "reward", config.rewards.values())
         if config.teachers and trained_on:
@@ -165,7 +169,7 @@ def _check_tags(config: RunConfig, name: str, made: Source[Any], report: SourceR
 
 def _most_tokens(config: RunConfig) -> int:
     """Return the configured limit of tokens of a row: of its prompt for RLVR, else of all of it."""
-    if isinstance(config, RlvrConfig):
+    if isinstance(config, RlvrBase):
         return config.data.max_prompt_tokens
     assert isinstance(config, OfflineConfig)
     return config.data.max_tokens

@@ -1,27 +1,27 @@
-"""Keys of the run file of `pipeline: rlvr`; the checks read them."""
+"""Keys that the run files of all pipelines have in which a policy learns from its own samples; the
+checks read them."""
 
 from __future__ import annotations
 
-from typing import Literal
-
-from roll.config.algorithm import AlgorithmConfig, Need
+from roll.config.algorithm import AdvantageConfig, AlgorithmConfig, Need, RewardShapingConfig
 from roll.config.run import RoleConfig, RunConfig
 from roll.config.sections.data import DataConfig, SourceConfig
+from roll.config.sections.domain import DomainConfig
 from roll.config.sections.lifecycle import ValidationConfig
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.reward import RewardConfig
 from roll.config.sections.roles import Role
-from roll.config.sections.rollout import RolloutConfig
+from roll.config.sections.rollout import FilterConfig, RolloutConfig
 from roll.config.sections.sampling import SamplingConfig
+from roll.config.sections.services.judge import ClusterJudgeConfig, JudgeConfig
 from roll.config.sections.training import CriticRole, InferRole, ScoreRole, TeacherRole, TrainRole
 from roll.config.sections.weights import WeightSyncConfig
 
 
 class RlvrBase(RunConfig):
-    """Keys of `pipeline: rlvr` and numbers derived from them, before the rules between keys are
-    checked."""
+    """Keys of a run in which a policy learns from its own samples, and numbers derived from them,
+    before the rules between keys are checked."""
 
-    pipeline: Literal["rlvr"] = "rlvr"
     actor_train: TrainRole
     actor_infer: InferRole
     reference: ScoreRole | None = None
@@ -38,19 +38,25 @@ class RlvrBase(RunConfig):
     rewards: dict[str, RewardConfig] = {}
     """Rewards by name; the name appears in the metrics. May be empty if only teachers judge the
     samples."""
+    judges: dict[str, JudgeConfig] = {}
+    """Models that decide rewards, by name; a reward names one in `judge.by`."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    domains: dict[str, DomainConfig] = {}
+    """Settings for the samples of single tags, by tag: weights of rewards, normalisation, filters,
+    advantage and sampling. A tag without an entry uses the settings of the run."""
     validation: ValidationConfig = ValidationConfig()
 
     @property
     def roles(self) -> dict[str, RoleConfig]:
         """Every role that uses devices, by its key in the file; a teacher has the key
-        `teachers.<name>`."""
+        `teachers.<name>`, a judge `judges.<name>`."""
         named: dict[str, RoleConfig | None] = {
             Role.ACTOR_TRAIN: self.actor_train,
             Role.ACTOR_INFER: self.actor_infer,
             Role.REFERENCE: self.reference,
             Role.CRITIC: self.critic,
             **{f"teachers.{name}": role for name, role in self.teachers.items()},
+            **{f"judges.{name}": role for name, role in self.cluster_judges.items()},
         }
         return {name: role for name, role in named.items() if role is not None}
 
@@ -61,12 +67,95 @@ class RlvrBase(RunConfig):
     @property
     def models(self) -> dict[str, ModelConfig]:
         rewards = {f"rewards.{name}.model": reward.model for name, reward in self.rewards.items()}
-        return super().models | {key: model for key, model in rewards.items() if model is not None}
+        judges = {f"judges.{name}.model": one.model for name, one in self.cluster_judges.items()}
+        named = {key: model for key, model in rewards.items() if model is not None}
+        return super().models | named | judges
+
+    @property
+    def cluster_judges(self) -> dict[str, ClusterJudgeConfig]:
+        """Judges on devices of the run, by name."""
+        judges = self.judges.items()
+        return {name: one for name, one in judges if isinstance(one, ClusterJudgeConfig)}
+
+    def judge_tokens(self, judge: str) -> int:
+        """Return the largest number of tokens of a question and its answer together, for a judge on
+        devices of the run."""
+        asking = (one.judge for one in self.rewards.values() if one.judge and one.judge.by == judge)
+        longest = max((one.max_new_tokens for one in asking), default=1)
+        return self.cluster_judges[judge].max_question_tokens + longest
+
+    def sharers(self, judge: str) -> int:
+        """Return the number of reward workers that ask a judge, and so share its limits."""
+        asking = (one for one in self.rewards.values() if one.judge and one.judge.by == judge)
+        return sum(one.workers for one in asking)
 
     @property
     def trained(self) -> dict[Role, TrainRole]:
         found = {Role.ACTOR_TRAIN: self.actor_train}
         return found | ({Role.CRITIC: self.critic} if self.critic else {})
+
+    def reward_weights(self, tag: str) -> dict[str, float]:
+        """Return the weight that each reward of the run has for samples of this tag."""
+        own = self.domains[tag].rewards if tag in self.domains else {}
+        return {name: own.get(name, reward.weight) for name, reward in self.rewards.items()}
+
+    @property
+    def advantages(self) -> dict[str, AdvantageConfig]:
+        """Every advantage estimator, by its key in the file."""
+        own = {f"domains.{tag}.advantage": each.advantage for tag, each in self.domains.items()}
+        found = {key: advantage for key, advantage in own.items() if advantage is not None}
+        return {"algorithm.advantage": self.algorithm.advantage} | found
+
+    @property
+    def reward_shapings(self) -> dict[str, tuple[RewardShapingConfig, ...]]:
+        """Every list of reward shaping, by its key in the file."""
+        own = {f"domains.{tag}.reward_shaping": d.reward_shaping for tag, d in self.domains.items()}
+        found = {key: parts for key, parts in own.items() if parts is not None}
+        return {"algorithm.reward_shaping": self.algorithm.reward_shaping} | found
+
+    @property
+    def filters(self) -> dict[str, tuple[FilterConfig, ...]]:
+        """Every list of filters, by its key in the file."""
+        own = {f"domains.{tag}.filters": each.filters for tag, each in self.domains.items()}
+        found = {key: parts for key, parts in own.items() if parts is not None}
+        return {"rollout.filters": self.rollout.filters} | found
+
+    @property
+    def domain_sampling(self) -> dict[str, SamplingConfig]:
+        """Sampling in training of each tag that has an entry in `domains`."""
+        return {tag: each.sampling.over(self.sampling) for tag, each in self.domains.items()}
+
+    @property
+    def has_temperatures(self) -> bool:
+        """True if samples of some tag are drawn at another temperature than others."""
+        return any(each.sampling.temperature is not None for each in self.domains.values())
+
+    def temperature(self, tag: str) -> float:
+        """Return the temperature at which training samples with this tag are drawn."""
+        return self.domain_sampling.get(tag, self.sampling).temperature
+
+    @property
+    def samplings(self) -> dict[str, SamplingConfig]:
+        """Every sampling of training, by its key in the file."""
+        own = {f"domains.{tag}.sampling": each for tag, each in self.domain_sampling.items()}
+        return {"sampling": self.sampling} | own
+
+    @property
+    def needs(self) -> dict[Need, list[str]]:
+        """Requirements of the algorithm and of the domains on the rest of the config, each with the
+        parts that have it."""
+        found = {need: list(parts) for need, parts in self.algorithm.needs.items()}
+        for tag, domain in self.domains.items():
+            own = [] if domain.advantage is None else [domain.advantage]
+            for choice in (*own, *(domain.reward_shaping or ())):
+                for need in sorted(choice.all_needs):
+                    found.setdefault(need, []).append(f"{choice.kind} of domains.{tag}")
+        return found
+
+    def needs_greedy(self, tag: str) -> bool:
+        """Return whether the advantages of this tag compare with a greedy response."""
+        own = self.domains[tag].advantage if tag in self.domains else None
+        return Need.GREEDY_BASELINE in (own or self.algorithm.advantage).all_needs
 
     @property
     def num_replicas(self) -> int:
@@ -104,7 +193,7 @@ class RlvrBase(RunConfig):
         return (
             self.updates_per_step() > 1
             or algorithm.old_logprobs == "recompute"
-            or Need.OLD_LOGPROBS in algorithm.needs
+            or Need.OLD_LOGPROBS in self.needs
         )
 
     @property
@@ -112,12 +201,28 @@ class RlvrBase(RunConfig):
         return self.validation.sampling or self.sampling
 
     @property
+    def longest_response(self) -> int:
+        """Largest number of tokens of a response in training, over all tags."""
+        return max(sampling.max_new_tokens for sampling in self.samplings.values())
+
+    @property
     def max_sequence_tokens(self) -> int:
         """Largest number of tokens of prompt and response together, in training and validation."""
-        longest = self.sampling.max_new_tokens
+        longest = self.longest_response
         if self.validation.sets:
             longest = max(longest, self.validation_sampling.max_new_tokens)
         return self.data.max_prompt_tokens + longest
+
+    @property
+    def max_row_tokens(self) -> int:
+        """Largest number of tokens of a sample in training, its prompt included."""
+        return self.data.max_prompt_tokens + self.longest_response
+
+    @property
+    def max_response_tokens(self) -> int:
+        """Largest number of tokens of a sample after its prompt, of tags without an entry in
+        `domains`."""
+        return self.sampling.max_new_tokens
 
     @property
     def reference_model(self) -> ModelConfig:

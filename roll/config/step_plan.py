@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from roll.config.offline_base import OfflineConfig
-from roll.config.rlvr import RlvrConfig
+from roll.config.rlvr_base import RlvrBase
 from roll.config.run import RunConfig
 from roll.config.sections.placement import parse_devices
 from roll.config.sections.roles import Role
@@ -30,12 +30,12 @@ class BatchPlan:
     """Number of steps that generation may be ahead of training."""
 
     @classmethod
-    def of(cls, config: RlvrConfig) -> BatchPlan:
+    def of(cls, config: RlvrBase) -> BatchPlan:
         """Compute the sizes from a config; the number of micro-batches is that of rows of the
         largest length."""
         ranks = config.num_parts(Role.ACTOR_TRAIN)
         per_rank = config.samples_per_update() // ranks
-        row = config.data.max_prompt_tokens + config.sampling.max_new_tokens
+        row = config.max_row_tokens
         rows_at_once = max(1, config.actor_train.max_tokens_per_microbatch // row)
         return cls(
             prompts=config.data.prompts_per_step,
@@ -67,12 +67,12 @@ class BatchPlan:
 
 def plan_lines(config: RunConfig) -> list[str]:
     """Return a description of one step, one fact per line."""
-    if isinstance(config, RlvrConfig):
+    if isinstance(config, RlvrBase):
         rewards = [
             f"reward {name}: {reward.what}, weight {reward.weight:g}, for " + ", ".join(reward.tags)
             for name, reward in config.rewards.items()
         ]
-        return [*rewards, *BatchPlan.of(config).lines()]
+        return [*rewards, *_domain_lines(config), *BatchPlan.of(config).lines()]
     assert isinstance(config, OfflineConfig)
     rows, ranks = config.data.rows_per_step, config.num_parts(Role.ACTOR_TRAIN)
     until = f"{config.epochs:g} epoch(s)" if config.epochs else f"{config.max_steps} steps"
@@ -81,6 +81,18 @@ def plan_lines(config: RunConfig) -> list[str]:
         f"sequences of at most {config.data.max_tokens} tokens; longer ones: "
         f"{config.data.too_long}",
     ]
+
+
+def _domain_lines(config: RlvrBase) -> list[str]:
+    """Return a line for each tag that has settings of its own, with their keys."""
+    lines = []
+    for tag, domain in config.domains.items():
+        own = [f"weight {weight:g} of {name}" for name, weight in domain.rewards.items()]
+        own += [key for key in ("reward_shaping", "filters") if getattr(domain, key) is not None]
+        own += [] if domain.advantage is None else [f"advantage {domain.advantage.kind}"]
+        own += [f"{key} {value}" for key, value in domain.sampling if value is not None]
+        lines.append(f"tag {tag} has its own: {', '.join(own) or 'nothing'}")
+    return lines
 
 
 def device_map(config: RunConfig) -> dict[str, list[str]]:

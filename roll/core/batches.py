@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 
 from roll.core.batch import Batch, tensor
 from roll.core.metrics import Metrics
+from roll.core.types import Turn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +27,13 @@ class TokenBatch(Batch):
     """Token ids, int64 `[B, T]`. Positions at or after `lengths` hold padding of any value."""
     lengths: Tensor = tensor("B", required=True)
     """Number of tokens of each row without padding, int64 `[B]`."""
+    temperatures: Tensor | None = tensor("B")
+    """Temperature at which the log-probs of each row are computed, float32 `[B]`; None: that of the
+    model's head."""
 
     def inputs(self) -> TokenBatch:
         """Return what a forward pass reads, without all other fields."""
-        return TokenBatch(tokens=self.tokens, lengths=self.lengths)
+        return TokenBatch(tokens=self.tokens, lengths=self.lengths, temperatures=self.temperatures)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,14 +167,21 @@ class RolloutBatch(TrainBatch):
     samples of this tag. `rewards` is the sum of score times weight, until a shaping step changes
     `rewards`."""
     baseline_rewards: Tensor | None = tensor("B")
-    """Total reward of a greedy response to the same prompt, float32 `[B]`."""
+    """Total reward of a greedy response to the same prompt, float32 `[B]`; NaN for samples of tags
+    whose advantages do not compare with one."""
     token_rewards: Tensor | None = tensor("BT")
     """Reward of single tokens in addition to `rewards`, float32 `[B, T]`: a KL penalty, or the
     reward of one step of a response."""
+    step_rewards: Tensor | None = tensor("BT")
+    """The part of `token_rewards` that process rewards gave, float32 `[B, T]`."""
+    step_ends: Tensor | None = tensor("BT")
+    """True at tokens that have a process reward, which may be 0, bool `[B, T]`."""
     sample_weights: Tensor | None = tensor("B")
     """Weight of each sample in the loss, relative to other samples, float32 `[B]`, above zero."""
     truncated: Tensor | None = tensor("B")
     """True where the response ended at the length limit, bool `[B]`."""
+    turns: list[tuple[Turn, ...]] | None = None
+    """Turns of the policy of each sample, if samples are episodes."""
     rollout_logprobs: Tensor | None = tensor("BT")
     """Log-probabilities of the tokens as the engine reported them, float32 `[B, T]`; zero outside
     the response."""

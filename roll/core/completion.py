@@ -20,6 +20,11 @@ LOGPROB_TYPE = "f"
 """Type code of arrays of log-probs: float32."""
 
 
+NOBODY = -1
+"""Weight version of tokens that no weights wrote: what an environment said between two turns of the
+policy. Their log-prob is 0, and they are never trained."""
+
+
 class FinishReason(StrEnum):
     """The reason why an engine stopped generating tokens."""
 
@@ -40,8 +45,8 @@ class VersionRuns:
     """
 
     runs: tuple[tuple[int, int], ...] = ()
-    """Pairs of a version and the number of tokens, which is positive; neighbours have different
-    versions."""
+    """Pairs of a version, or `NOBODY`, and the number of tokens, which is positive; neighbours have
+    different versions."""
 
     @classmethod
     def of_tokens(cls, versions: Iterable[int]) -> Self:
@@ -100,14 +105,19 @@ class VersionRuns:
         return VersionRuns._of(found)
 
     @property
+    def sampled(self) -> int:
+        """Number of tokens that weights wrote."""
+        return sum(count for version, count in self.runs if version != NOBODY)
+
+    @property
     def oldest(self) -> int | None:
-        """Smallest version; None if there are no tokens."""
-        return min((version for version, _ in self.runs), default=None)
+        """Smallest version; None if no weights wrote any token."""
+        return min((version for version, _ in self.runs if version != NOBODY), default=None)
 
     @property
     def newest(self) -> int | None:
-        """Largest version; None if there are no tokens."""
-        return max((version for version, _ in self.runs), default=None)
+        """Largest version; None if no weights wrote any token."""
+        return max((version for version, _ in self.runs if version != NOBODY), default=None)
 
 
 @dataclass(frozen=True, slots=True)

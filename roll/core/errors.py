@@ -19,6 +19,7 @@ __all__ = [
     "EngineDiedError",
     "EngineError",
     "EngineMissingError",
+    "EnvironmentFailedError",
     "FolderLostError",
     "IncompleteWeightsError",
     "NotMadeYetError",
@@ -62,6 +63,10 @@ class EngineMissingError(UserError):
 
 class RewardError(RollError):
     """A reward function failed more often than its error budget allows."""
+
+
+class EnvironmentFailedError(RollError):
+    """An environment raised, took too long, answered nonsense, or lost its worker."""
 
 
 class EngineError(RollError):

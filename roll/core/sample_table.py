@@ -5,10 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
+import torch
 from torch import Tensor
 
 from roll.core.batch import Batch, tensor
-from roll.core.completion import Content
+from roll.core.completion import Content, VersionRuns
+from roll.core.step_rewards import StepRewards
+from roll.core.types import Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Further conversation of an episode, which does not continue the others: of a sub-agent, or
+    after a summary."""
+
+    prompt: Any
+    """Token ids before the response, a sequence of int."""
+    content: Content
+    """Tokens of the response, or where they are."""
+    versions: VersionRuns
+    """Weight version of each token of the response."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +45,13 @@ class SampleTable(Batch):
     """Token ids of each prompt, a sequence of int; siblings share one object."""
     contents: list[Content]
     """Tokens of each response, or where they are."""
+    versions: list[VersionRuns] | None = None
+    """Weight version of each token of each response, as runs; tokens of `NOBODY` are not trained.
+    None if the policy wrote all tokens of all responses."""
+    turns: list[tuple[Turn, ...]] | None = None
+    """Turns of the policy of each sample; None if no sample is an episode."""
+    branches: list[tuple[Branch, ...]] | None = None
+    """Further conversations of each sample, which are trained as it is; None if there are none."""
     group_ids: Tensor = tensor("B", required=True)
     """Id of each sample's group, int64 `[B]`; siblings of one prompt have the same id."""
     lengths: Tensor = tensor("B", required=True)
@@ -41,6 +64,8 @@ class SampleTable(Batch):
     """Total reward, float32 `[B]`."""
     has_reward: Tensor | None = tensor("B")
     """False where a reward failed, bool `[B]`; None where every sample has a reward."""
+    steps: list[StepRewards | None] | None = None
+    """Rewards of single steps of each response; None if no response has any."""
     named_rewards: Tensor | None = tensor("BR")
     """Score of each reward before its weight is applied, float32 `[B, R]`."""
     reward_weights: Tensor | None = tensor("BR")
@@ -51,6 +76,9 @@ class SampleTable(Batch):
     """Weight of each sample in the loss, relative to other samples, float32 `[B]`, above zero."""
     truncated: Tensor | None = tensor("B")
     """True where the response ended at the length limit, bool `[B]`."""
+    temperatures: Tensor | None = tensor("B")
+    """Temperature at which each sample was drawn, float32 `[B]`; None if it is that of the run for
+    all."""
     advantages: Tensor | None = tensor("B")
     """Advantage of every trained token of the sample, float32 `[B]`."""
     token_weights: Tensor | None = tensor("B")
@@ -63,7 +91,7 @@ class SampleTable(Batch):
     a float32 array."""
 
     token_rewards: ClassVar[None] = None
-    """No sample has rewards of single tokens: they would need a `RolloutBatch`."""
+    """Rewards of single tokens need a `RolloutBatch`, which `dense` makes of the table."""
 
     def inputs(self) -> SampleTable:
         """Return what a forward pass reads, and which samples are trained; names are blank."""
@@ -73,15 +101,20 @@ class SampleTable(Batch):
             tags=blank,
             prompts=self.prompts,
             contents=self.contents,
+            versions=self.versions,
             group_ids=self.group_ids,
             lengths=self.lengths,
             response_tokens=self.response_tokens,
             trained=self.trained,
+            temperatures=self.temperatures,
         )
 
     def trained_tokens(self) -> Tensor:
         """Return the number of trained tokens of each sample, int64 `[B]`."""
-        return self.response_tokens * self.trained
+        sampled_B = self.response_tokens
+        if self.versions is not None:
+            sampled_B = torch.tensor([runs.sampled for runs in self.versions])
+        return sampled_B * self.trained
 
     def keep(self, kept_B: Tensor) -> Self:
         """Return the table with only those samples trained that are trained now and are `kept_B`,

@@ -1,9 +1,10 @@
-"""Wall-clock times of named phases, kept as metrics `time/<phase>_s`."""
+"""Wall-clock times of named phases, kept as metrics `time/<phase>_s`, and of overlapping work."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from roll.core.metrics import Metrics, Sum
@@ -37,3 +38,51 @@ class Timers:
         taken = Metrics({f"time/{name}_s": Sum(s) for name, s in self._seconds.items()})
         self._seconds = {}
         return taken
+
+
+class BusyTime:
+    """Stopwatch of the time in which at least one of several overlapping blocks is under way.
+
+    Any thread may call any method.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._since_s = self._counted_to_s = clock()
+        self._busy_s = 0.0
+        self._blocks = 0
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Count the time inside the block."""
+        self._enter(1)
+        try:
+            yield
+        finally:
+            self._enter(-1)
+
+    def restart(self) -> None:
+        """Begin to count anew; blocks that are under way go on."""
+        with self._lock:
+            self._since_s = self._counted_to_s = self._clock()
+            self._busy_s = 0.0
+
+    def share(self) -> float:
+        """Return the share of the time since the start in which a block was under way."""
+        with self._lock:
+            now_s = self._count()
+            return self._busy_s / max(now_s - self._since_s, 1e-9)
+
+    def _enter(self, blocks: int) -> None:
+        with self._lock:
+            self._count()
+            self._blocks += blocks
+
+    def _count(self) -> float:
+        """Count the time up to now; return the time."""
+        now_s = self._clock()
+        if self._blocks:
+            self._busy_s += now_s - self._counted_to_s
+        self._counted_to_s = now_s
+        return now_s

@@ -5,7 +5,7 @@ The types are plain, can be pickled, and do not need torch, so that small proces
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,11 +59,27 @@ class WorkerSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool in a message of the assistant."""
+
+    name: str
+    arguments: Mapping[str, Any] | str
+    """An object, or its JSON text."""
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """A message of a conversation: the role of the speaker, and the text."""
 
     role: str
     content: str
+    name: str = ""
+    """Of a message with the role `tool`: name of the tool."""
+    call_id: str = ""
+    """Of a message with the role `tool`: id of the call that it answers."""
+    calls: tuple[ToolCall, ...] = ()
+    """Of a message of the assistant: calls of tools behind the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +116,8 @@ class SamplingParams:
     top_k: int = -1
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    json_schema: str | None = None
+    """JSON schema, as JSON text, whose grammar all tokens follow; for judges. None: no grammar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +128,7 @@ class GenerateRequest:
     """
 
     id: str
-    prompt_tokens: tuple[int, ...]
+    prompt_tokens: Sequence[int]
     sampling: SamplingParams
     n: int = 1
     seed: int | None = None
@@ -150,6 +168,24 @@ class Heartbeat:
     progress: Mapping[str, tuple[Piece, ...]]
     """Id of each running request -> one piece per sibling, with the tokens generated since the last
     heartbeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A turn of the policy in an episode.
+
+    Example: Turn(begin=3, end=5, reward=0.5, state="0,1") has the fourth and the fifth token.
+    """
+
+    begin: int
+    """Place of its first token: of a sample among the tokens after the prompt, in a `RolloutBatch`
+    among all tokens of the row."""
+    end: int
+    """Place after its last token."""
+    reward: float = 0.0
+    """Reward that the environment gave for it."""
+    state: str = ""
+    """Name of the state of the environment in which it began; empty if that has none."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -206,7 +242,13 @@ class Sample:
 
     @property
     def num_response_tokens(self) -> int:
+        """Number of tokens after the prompt, those of an environment included."""
         return len(self.completion)
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        """Number of tokens that the policy wrote."""
+        return self.completion.versions.sampled
 
     @property
     def truncated(self) -> bool:

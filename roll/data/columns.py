@@ -12,6 +12,7 @@ from roll.config.errors import nearest
 from roll.config.sections.data import FileConfig, SourceConfig
 from roll.core.errors import DataError
 from roll.core.types import Message
+from roll.data.spool import spooled
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class PromptRow:
     """Reference answer; empty if the source has no answer column."""
     tag: str
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Values of all columns that are not mapped, by column name."""
+    """Values of all columns that are not mapped, by column name; large ones are on disk."""
 
 
 def map_row(row: RawRow, source: SourceConfig) -> PromptRow:
@@ -61,7 +62,7 @@ def map_row(row: RawRow, source: SourceConfig) -> PromptRow:
         messages=messages,
         answer="" if columns.answer is None else _answer(values, columns.answer, row.place),
         tag=source.tag if columns.tag is None else text_of(values, columns.tag, row.place),
-        extra={name: value for name, value in values.items() if name not in used},
+        extra=spooled({name: each for name, each in values.items() if name not in used}),
     )
 
 

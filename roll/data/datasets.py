@@ -112,10 +112,10 @@ def load_prompts(
     for _, report in loaded:
         log_report(report, "prompts")
     kept = tuple(source for source, _ in loaded)
-    return Dataset(kept, tuple(report for _, report in loaded), fingerprint(kept, _identity))
+    return Dataset(kept, tuple(report for _, report in loaded), fingerprint(kept, identity))
 
 
-def _identity(prompt: Prompt) -> list[Any]:
+def identity(prompt: Prompt) -> list[Any]:
     """Return what the fingerprint covers of a prompt: all but the text, which the tokens stand for.
     Rows without further columns have the fingerprint of earlier versions, whose runs resume."""
     told = [prompt.id, prompt.tokens, prompt.answer, prompt.tag]

@@ -17,6 +17,8 @@ from roll.config.sections.data import FileConfig
 from roll.core.errors import DataError
 from roll.data.columns import RawRow
 
+BATCH_BYTES = 1 << 26
+"""Bytes of a Parquet file that are in memory at a time, about; they may be compressed in it."""
 CSV_FIELD_LIMIT = 2**31 - 1
 """Largest number of characters in a CSV field; the default of `csv`, 131072, is too low for long
 documents."""
@@ -102,7 +104,11 @@ def read_parquet(path: Path) -> Iterator[RawRow]:
     try:
         number = 0
         with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches():
+            size = sum(
+                file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups)
+            )
+            rows = BATCH_BYTES * max(1, file.metadata.num_rows) // max(1, size)
+            for batch in file.iter_batches(batch_size=max(1, min(rows, 1 << 16))):
                 for row in batch.to_pylist():
                     yield RawRow(f"{path}: row {number}", row)
                     number += 1

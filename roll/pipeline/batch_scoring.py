@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from roll.config.algorithm import Need
-from roll.config.rlvr import RlvrConfig
+from roll.config.rlvr_base import RlvrBase
 from roll.config.sections.roles import Role
 from roll.core.batches import RolloutBatch
 from roll.core.metrics import Metrics
@@ -22,7 +22,7 @@ from roll.workers.critic import CriticWorker
 from roll.workers.reference import ReferenceWorker
 
 
-def add_logprobs(batch: RolloutBatch, config: RlvrConfig, runtime: Runtime) -> RolloutBatch:
+def add_logprobs(batch: RolloutBatch, config: RlvrBase, runtime: Runtime) -> RolloutBatch:
     """Add `ref_logprobs` if there is a reference, and `old_logprobs` if the updates need them.
 
     `old_logprobs` are those of the policy before the first update of the step. For a policy with an
@@ -32,7 +32,7 @@ def add_logprobs(batch: RolloutBatch, config: RlvrConfig, runtime: Runtime) -> R
         with runtime.colocation.use(Role.REFERENCE):
             scored = runtime.reference.call(ReferenceWorker.logprobs, batch.inputs())
         batch = replace(batch, ref_logprobs=scored.aligned(batch))
-    elif Need.REFERENCE in config.algorithm.needs:  # the reference is the base of the adapter
+    elif Need.REFERENCE in config.needs:  # the reference is the base of the adapter
         with runtime.colocation.use(Role.ACTOR_TRAIN):
             scored = runtime.actor.call(ActorWorker.base_logprobs, batch.inputs())
         batch = replace(batch, ref_logprobs=scored.aligned(batch))
@@ -44,7 +44,7 @@ def add_logprobs(batch: RolloutBatch, config: RlvrConfig, runtime: Runtime) -> R
 
 
 def add_sample_logprobs(
-    table: SampleTable, config: RlvrConfig, runtime: Runtime
+    table: SampleTable, config: RlvrBase, runtime: Runtime
 ) -> tuple[SampleTable, Metrics]:
     """Do what `add_logprobs` does to samples whose tokens the driver does not have; return the
     table and the metrics of the policy's log-probs."""
@@ -53,7 +53,7 @@ def add_sample_logprobs(
         with runtime.colocation.use(Role.REFERENCE):
             scored = runtime.reference.call(ReferenceWorker.score_samples, inputs)
         table = replace(table, ref_logprobs=scored.logprobs)
-    elif Need.REFERENCE in config.algorithm.needs:
+    elif Need.REFERENCE in config.needs:
         with runtime.colocation.use(Role.ACTOR_TRAIN):
             scored = runtime.actor.call(ActorWorker.score_samples_base, inputs)
         table = replace(table, ref_logprobs=scored.logprobs)
@@ -73,7 +73,7 @@ def add_values(
     return replace(batch, values=scored.aligned(batch))
 
 
-def add_teacher_outputs(batch: RolloutBatch, config: RlvrConfig, runtime: Runtime) -> RolloutBatch:
+def add_teacher_outputs(batch: RolloutBatch, config: RlvrBase, runtime: Runtime) -> RolloutBatch:
     """Add what the teacher of each row's tag computes, if the run has teachers.
 
     If the algorithm learns from whole distributions, these are `teacher_outputs`: only addresses of

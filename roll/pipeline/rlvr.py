@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,9 +15,10 @@ from roll.algorithms.losses.value import explained_variance
 from roll.algorithms.mismatch import mismatch_metrics, teacher_metrics
 from roll.algorithms.shaping.build import build_shaping
 from roll.config.algorithm import Aggregation
-from roll.config.rlvr import RlvrConfig
+from roll.config.rlvr_base import RlvrBase
 from roll.config.sections.roles import Role
 from roll.core.batches import RolloutBatch
+from roll.core.errors import ConfigError
 from roll.core.metrics import Last, Max, Metrics
 from roll.core.sample_table import SampleTable
 from roll.core.types import Prompt
@@ -32,6 +34,7 @@ from roll.pipeline.batch_scoring import (
 from roll.pipeline.collect import collect
 from roll.pipeline.updates import updates
 from roll.rollout.dense import dense
+from roll.rollout.rows import with_rows_of_branches
 from roll.runtime.run_data import RunData, load_data
 from roll.runtime.runtime import Runtime, start_runtime
 from roll.runtime.teachers import check_others
@@ -39,7 +42,7 @@ from roll.workers.actor import ActorWorker
 from roll.workers.critic import CriticWorker
 
 
-class RlvrPipeline(Pipeline[RlvrConfig]):
+class RlvrPipeline(Pipeline[RlvrBase]):
     """Pipeline for reinforcement learning. One step collects samples, scores them, computes
     advantages, trains, and pushes the new weights to the engines."""
 
@@ -52,19 +55,20 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
     needs."""
 
     @classmethod
-    def prepare(cls, config: RlvrConfig) -> tuple[RlvrConfig, RunData[Prompt]]:
+    def prepare(cls, config: RlvrBase) -> tuple[RlvrBase, RunData[Prompt]]:
         data = load_data(config)
-        check_others(
-            config, data.tokenizer, config.algorithm.distill_target, "algorithm.loss (distill)"
-        )
+        target = config.algorithm.distill_target
+        check_others(config, data.tokenizer, target, "algorithm.loss (distill)")
         return config, data
 
     def open(self) -> None:
         config = self.config
         self.advantage = build_advantage(config.algorithm)
         self.loss = build_loss(config.algorithm)
-        longest = config.sampling.max_new_tokens
-        self.shaping = build_shaping(config.algorithm, max_new_tokens=longest)
+        longest = config.max_response_tokens
+        self.shaping = build_shaping(
+            config.algorithm, max_new_tokens=longest, domains=config.domains
+        )
         self.needs_tokens = (
             self.shaping.needs_tokens(self.advantage)
             or self.loss.needs_update
@@ -72,6 +76,7 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
             or config.algorithm.correction is not None
             or config.algorithm.old_logprobs == "rollout"
             or bool(config.teachers)
+            or any(reward.process for reward in config.rewards.values())
         )
         self.runtime = start_runtime(
             config, self.launcher, self.loop, self.data, platform=self.platform
@@ -102,6 +107,7 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         The tokens stay with the workers: the driver has numbers of whole samples only.
         """
         table, metrics = self.shaping.add_advantages(table, self.advantage)
+        table = with_rows_of_branches(table, self._rows_multiple())
         with self.timers.timed("logprob"):
             table, seen = add_sample_logprobs(table, self.config, self.runtime)
         return metrics | seen | self.train(table, step)
@@ -112,6 +118,12 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         The reference, the teachers and the critic, as far as there are any, score the batch;
         advantages and corrections are computed; critic and policy train.
         """
+        if table.branches is not None:
+            raise ConfigError(
+                "algorithm: an episode has several conversations, which need an algorithm that "
+                "gives a sample one advantage; use algorithm.advantage.kind=grpo or rloo, without "
+                "a critic, a correction, kl_in_reward or advantage_shaping"
+            )
         config, runtime, batch = self.config, self.runtime, dense(table)
         with self.timers.timed("logprob"):
             batch = add_teacher_outputs(add_logprobs(batch, config, runtime), config, runtime)
@@ -124,10 +136,18 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
         metrics = metrics | teacher_metrics(batch)
         if config.scores_old_logprobs:
             metrics = metrics | mismatch_metrics(batch)
+        batch = replace(batch, step_rewards=None, step_ends=None)  # no update reads them
         if config.algorithm.correction is not None:
             batch, corrected = correct(batch, config.algorithm.correction)
             metrics = metrics | corrected
         return metrics | self.train(batch, step)
+
+    def _rows_multiple(self) -> int:
+        """Return the number that must divide the rows of a step: all ranks score and train equally
+        many of them."""
+        reference = self.runtime.reference
+        scoring = 1 if reference is None else reference.dp_size
+        return math.lcm(self.config.updates_per_pass() * self.runtime.actor.dp_size, scoring)
 
     def train(self, batch: RolloutBatch | SampleTable, step: int) -> Metrics:
         """Do all optimizer steps on the samples of a step: first those of the critic, if there is
@@ -158,9 +178,7 @@ class RlvrPipeline(Pipeline[RlvrConfig]):
             "num_updates": self.config.updates_per_pass(),
             "ranks": self.runtime.actor.dp_size,
             "aggregation": algorithm.aggregation,
-            "aggregation_tokens": (
-                algorithm.aggregation_tokens or self.config.sampling.max_new_tokens
-            ),
+            "aggregation_tokens": (algorithm.aggregation_tokens or self.config.max_response_tokens),
         }
         if isinstance(batch, SampleTable):
             return updates(batch, **settings)

@@ -116,6 +116,7 @@ def _readable(scored: ScoredSample, read: Callable[[Sequence[int]], str]) -> dic
         "rewards": scored.by_name,
         "failed_rewards": scored.failed,
         "parts": scored.parts,
+        **({} if scored.steps is None else {"steps": scored.steps.pairs}),
         "weight_version": [versions.oldest, versions.newest] if len(versions) else None,
         "finish_reason": sample.completion.finish.value,
         "prompt_tokens": len(sample.prompt.tokens),

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +16,14 @@ class Reward:
     """Any finite number."""
     parts: dict[str, float] = field(default_factory=dict)
     """Details by name, logged as `reward/<name>/<part>`."""
+    steps: Sequence[tuple[int, float]] = ()
+    """Rewards of the steps of the response, beside the score: pairs of the place where a step ends
+    and its reward, in order. Only for rewards with `process: true`."""
+    steps_in: Literal["characters", "tokens"] = "characters"
+    """Unit of the places: characters of `response_text`, or tokens of the response. A step that
+    ends after 5 has the characters, or tokens, 0 to 4."""
+    token_rewards: Sequence[float] | None = None
+    """Reward of each token of the response, in place of `steps`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from roll.core.registry import Registry
 from roll.rewards.answers.crossthink import crossthink_reward
 from roll.rewards.answers.multiple_choice import check_multiple_choice, multiple_choice_reward
 from roll.rewards.answers.qa import check_qa, qa_reward
+from roll.rewards.code.reward import check_code, code_reward
 from roll.rewards.detection.reward import detection_reward
 from roll.rewards.form.format import check_format, format_reward
 from roll.rewards.form.hygiene import check_hygiene, hygiene_reward
@@ -29,6 +30,7 @@ from roll.rewards.text.similarity import check_similarity, similarity_reward
 REWARDS: Registry[Callable[..., Any]] = Registry("reward")
 """Built-in rewards by the name that `fn` of the config uses."""
 REWARDS.register("bleu")(bleu_reward)
+REWARDS.register("code")(code_reward)
 REWARDS.register("contains")(contains_reward)
 REWARDS.register("crossthink")(crossthink_reward)
 REWARDS.register("detection")(detection_reward)
@@ -57,6 +59,7 @@ PREPARE: dict[str, Callable[[], None]] = {
 sample and may take seconds."""
 
 CHECKS: dict[str, Callable[..., None]] = {
+    "code": check_code,
     "contains": check_contains,
     "format": check_format,
     "hygiene": check_hygiene,

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, Protocol, get_type_hints, runtime_checkable
 
@@ -19,6 +19,7 @@ from roll.core.registry import load_object
 from roll.core.types import Sample
 from roll.rewards.api import Reward, RewardContext
 from roll.rewards.built_in import CHECKS, REWARDS
+from roll.rewards.steps import check_steps, finite_steps
 
 
 @runtime_checkable
@@ -46,7 +47,10 @@ class BoundReward:
     def result(self, work: Work, value: Any) -> Any:
         """Return the reward of a sample, or the list of rewards of a group, for the value that
         `call` returned; TypeError or ValueError as of `normalise`."""
-        return normalise(value) if isinstance(work, Sample) else normalise_group(value, len(work))
+        if isinstance(work, Sample):
+            return check_steps(normalise(value), work)
+        rewards = normalise_group(value, len(work))
+        return [check_steps(one, sample) for one, sample in zip(rewards, work, strict=True)]
 
 
 def load_reward(fn: str, kwargs: Mapping[str, Any], ctx: RewardContext) -> BoundReward:
@@ -157,7 +161,7 @@ def normalise(value: Any) -> Reward:
     reserved = RESERVED_PARTS & parts.keys()
     if reserved:
         raise ValueError(f"part {min(reserved)!r} has the name of a metric; rename it")
-    return Reward(_finite(reward.score, "score"), parts)
+    return finite_steps(replace(reward, score=_finite(reward.score, "score"), parts=parts))
 
 
 def normalise_group(value: Any, number: int) -> list[Reward]:

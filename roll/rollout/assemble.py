@@ -5,19 +5,22 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from roll.core.completion import TOKEN_TYPE
+from roll.core.completion import NOBODY, TOKEN_TYPE
 from roll.core.metrics import Last, Max, Mean, Metric, Metrics, Sum
-from roll.core.sample_table import SampleTable
+from roll.core.sample_table import Branch, SampleTable
+from roll.core.types import Sample
 from roll.rollout.types import Group, ScoredSample
 
 
 def assemble(
-    groups: Sequence[Group], reward_weights: Mapping[str, float] | None = None
+    groups: Sequence[Group],
+    reward_weights: Mapping[str, float] | Callable[[str], Mapping[str, float]] | None = None,
+    temperature: Callable[[str], float] | None = None,
 ) -> SampleTable:
     """Make the table of a step: one row per sample, in the order of groups and siblings.
 
@@ -27,30 +30,35 @@ def assemble(
     Args:
         groups: groups to train on, with at least one sample.
         reward_weights: weight of each reward of the run by its name, in the order of the columns of
-            `named_rewards`; without it the table has no `named_rewards`.
+            `named_rewards`, or a function that returns these for a tag; without it the table has no
+            `named_rewards`.
+        temperature: function that returns the sampling temperature of a tag; without it the table
+            has no `temperatures`, and all samples are of the temperature of the run.
 
     Raises:
-        ValueError: there are no samples, or only some samples have a greedy baseline.
+        ValueError: there are no samples, or only some samples of a tag have a greedy baseline.
     """
     rows = [scored for group in groups for scored in group.samples]
     if not rows:
         raise ValueError("assemble got no samples; a step needs at least one group")
     samples = [scored.sample for scored in rows]
-    prompts = [
-        prompt
-        for group in groups
-        for prompt in [array(TOKEN_TYPE, group.prompt.tokens)] * len(group.samples)
-    ]
+    prompts = _prompts(samples)
+    versions = [sample.completion.versions for sample in samples]
+    all_sampled = all(sample.num_sampled_tokens == len(sample.completion) for sample in samples)
     greedy = [group.baseline for group in groups for _ in group.samples]
     pairs = zip(rows, greedy, strict=True)
     has_reward = torch.tensor([s.has_reward and (g is None or g.has_reward) for s, g in pairs])
-    named, weights = _named_rewards(rows, reward_weights or {})
+    named, weights = _named_rewards(rows, reward_weights)
+    tags = [sample.tag for sample in samples]
+    steps = [scored.steps for scored in rows]
+    turns = [scored.turns for scored in rows]
     responses = torch.tensor([sample.num_response_tokens for sample in samples])
     return SampleTable(
         sample_ids=[sample.id for sample in samples],
-        tags=[sample.tag for sample in samples],
+        tags=tags,
         prompts=prompts,
         contents=[sample.completion.content for sample in samples],
+        versions=None if all_sampled else versions,
         group_ids=torch.tensor([i for i, group in enumerate(groups) for _ in group.samples]),
         lengths=torch.tensor(list(map(len, prompts))) + responses,
         response_tokens=responses,
@@ -59,8 +67,12 @@ def assemble(
         rewards=torch.tensor([scored.reward for scored in rows], dtype=torch.float32),
         named_rewards=named,
         reward_weights=weights,
-        baseline_rewards=_baseline_rewards(greedy),
+        steps=steps if any(steps) else None,
+        turns=turns if any(turns) else None,
+        branches=_branches(rows),
+        baseline_rewards=_baseline_rewards(greedy, tags),
         truncated=torch.tensor([sample.truncated for sample in samples]),
+        temperatures=None if temperature is None else torch.tensor(list(map(temperature, tags))),
     )
 
 
@@ -78,7 +90,8 @@ def rollout_metrics(groups: Sequence[Group], *, current_version: int) -> Metrics
     lags = Counter[int]()
     for sample in samples:
         for version, count in sample.completion.versions.runs:
-            lags[current_version - version] += count
+            if version != NOBODY:
+                lags[current_version - version] += count
     metrics: dict[str, Metric] = {
         "response_tokens/mean": _mean(response_tokens),
         "response_tokens/max": Max(max(response_tokens)),
@@ -89,7 +102,7 @@ def rollout_metrics(groups: Sequence[Group], *, current_version: int) -> Metrics
         "staleness/mean": Mean(float(sum(lag * n for lag, n in lags.items())), lags.total()),
         "staleness/max": Max(max(lags, default=0)),
     }
-    return reward_metrics(rows) | metrics
+    return reward_metrics(rows) | metrics | _tag_metrics(groups)
 
 
 def reward_metrics(rows: Sequence[ScoredSample]) -> Metrics:
@@ -97,7 +110,8 @@ def reward_metrics(rows: Sequence[ScoredSample]) -> Metrics:
 
     Keys: `reward/mean` and `reward/std`, the total reward over all samples (the variance divides by
     n); `reward/<name>/mean`, one reward before its weight; `reward/<name>/<part>`, one part of a
-    reward; `reward/tag/<tag>/mean`, the total reward of one tag, if there are several tags. A
+    reward; `reward/tag/<tag>/mean`, the total reward of one tag, if there are several tags;
+    `process/reward_mean` and `process/steps_mean`, sum and number of the rewards of steps. A
     sample without a total reward counts only for the rewards that gave it a score. A key is missing
     if no sample counts for it.
     """
@@ -117,6 +131,10 @@ def reward_metrics(rows: Sequence[ScoredSample]) -> Metrics:
         return Metrics({name: _mean(values) for name, values in named.items()})
     mean = math.fsum(totals) / len(totals)
     variance = math.fsum((total - mean) ** 2 for total in totals) / len(totals)
+    with_steps = [scored.steps for scored in rows if scored.steps is not None]
+    if with_steps:
+        named["process/reward_mean"] = [steps.total for steps in with_steps]
+        named["process/steps_mean"] = [float(len(steps)) for steps in with_steps]
     return Metrics(
         {
             **{name: _mean(values) for name, values in named.items()},
@@ -126,8 +144,57 @@ def reward_metrics(rows: Sequence[ScoredSample]) -> Metrics:
     )
 
 
+def _branches(rows: Sequence[ScoredSample]) -> list[tuple[Branch, ...]] | None:
+    """Return the further conversations of each sample; None if there are none."""
+    if not any(scored.branches for scored in rows):
+        return None
+    return [
+        tuple(
+            Branch(
+                array(TOKEN_TYPE, one.prompt.tokens),
+                one.completion.content,
+                one.completion.versions,
+            )
+            for one in scored.branches
+        )
+        for scored in rows
+    ]
+
+
+def _prompts(samples: Sequence[Sample]) -> list[array[int]]:
+    """Return the tokens of each prompt; samples of one prompt share an array."""
+    arrays: dict[int, array[int]] = {}
+    for sample in samples:
+        if id(sample.prompt) not in arrays:
+            arrays[id(sample.prompt)] = array(TOKEN_TYPE, sample.prompt.tokens)
+    return [arrays[id(sample.prompt)] for sample in samples]
+
+
+def _tag_metrics(groups: Sequence[Group]) -> dict[str, Metric]:
+    """Return `tag/<tag>/...`: the share of the samples, and metrics of the rollout of one tag;
+    nothing if all groups have one tag."""
+    by_tag: dict[str, list[Group]] = defaultdict(list)
+    for group in groups:
+        by_tag[group.prompt.tag].append(group)
+    if len(by_tag) < 2:
+        return {}
+    metrics: dict[str, Metric] = {}
+    total = sum(len(group.samples) for group in groups)
+    for tag, own in sorted(by_tag.items()):
+        samples = [scored.sample for group in own for scored in group.samples]
+        of_tag = {
+            "samples_fraction": Mean(len(samples), total),
+            "response_tokens/mean": _mean(sample.num_response_tokens for sample in samples),
+            "truncated_fraction": _mean(sample.truncated for sample in samples),
+            "groups/equal_rewards_fraction": _mean(group.equal_rewards for group in own),
+        }
+        metrics |= {f"tag/{tag}/{name}": metric for name, metric in of_tag.items()}
+    return metrics
+
+
 def _named_rewards(
-    rows: Sequence[ScoredSample], weights: Mapping[str, float]
+    rows: Sequence[ScoredSample],
+    weights: Mapping[str, float] | Callable[[str], Mapping[str, float]] | None,
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the scores and the weights of the named rewards, both float32 `[B, R]`.
 
@@ -136,21 +203,27 @@ def _named_rewards(
     """
     if not weights:
         return None, None
-    scores = [[row.by_name.get(name, 0.0) for name in weights] for row in rows]
-    shares = [[w if name in row.by_name else 0.0 for name, w in weights.items()] for row in rows]
+    if isinstance(weights, Mapping):
+        mine = [weights] * len(rows)
+    else:
+        by_tag = {tag: weights(tag) for tag in {row.sample.tag for row in rows}}
+        mine = [by_tag[row.sample.tag] for row in rows]
+    pairs = list(zip(rows, mine, strict=True))
+    scores = [[row.by_name.get(name, 0.0) for name in own] for row, own in pairs]
+    shares = [[w if n in row.by_name else 0.0 for n, w in own.items()] for row, own in pairs]
     return torch.tensor(scores, dtype=torch.float32), torch.tensor(shares, dtype=torch.float32)
 
 
-def _baseline_rewards(rows: Sequence[ScoredSample | None]) -> Tensor | None:
-    """Return the rewards of the greedy baselines; None if no sample has one, ValueError if only
-    some have."""
-    scored = [row.reward for row in rows if row is not None]
-    if not scored:
+def _baseline_rewards(rows: Sequence[ScoredSample | None], tags: Sequence[str]) -> Tensor | None:
+    """Return the rewards of the greedy baselines, NaN for samples of tags that have none; None if
+    no sample has one, ValueError if only some samples of a tag have."""
+    with_one = {tag for row, tag in zip(rows, tags, strict=True) if row is not None}
+    if not with_one:
         return None
-    if len(scored) < len(rows):
-        raise ValueError(
-            f"{len(rows) - len(scored)} of {len(rows)} samples have no greedy baseline"
-        )
+    missing = sum(row is None and tag in with_one for row, tag in zip(rows, tags, strict=True))
+    if missing:
+        raise ValueError(f"{missing} of {len(rows)} samples have no greedy baseline")
+    scored = [math.nan if row is None else row.total for row in rows]
     return torch.tensor(scored, dtype=torch.float32)
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from roll.core.batches import RolloutBatch
+from roll.core.completion import NOBODY
 from roll.core.sample_table import SampleTable
+from roll.core.types import Turn
 from roll.distributed.remote_contents import FETCH_TIMEOUT_S, contents_here
 from roll.distributed.remote_values import RemoteValue, fetch
 
@@ -18,9 +21,9 @@ from roll.distributed.remote_values import RemoteValue, fetch
 def dense(table: SampleTable) -> RolloutBatch:
     """Return the rows of the table with their tokens, which are fetched if they are elsewhere.
 
-    A row holds the prompt, then the response, then padding. All response tokens of a row that is
-    `trained` are trained. What the table has for each sample, such as the advantage, all trained
-    tokens of the sample get.
+    A row holds the prompt, then the response, then padding. Of a row that is `trained`, the
+    response tokens that the policy wrote are trained. What the table has for each sample, such as
+    the advantage, all trained tokens of the sample get.
 
     Raises:
         WaitTimeoutError: tokens did not arrive in time.
@@ -42,6 +45,13 @@ def dense(table: SampleTable) -> RolloutBatch:
     starts_B1 = (table.lengths - table.response_tokens)[:, None]
     in_response_BT = (positions_1T >= starts_B1) & (positions_1T < table.lengths[:, None])
     mask_BT = in_response_BT & table.trained[:, None]
+    for row, runs in enumerate(table.versions or ()):
+        start = len(table.prompts[row])
+        for version, count in runs.runs:
+            if version == NOBODY:
+                mask_BT[row, start : start + count] = False
+            start += count
+    step_rewards_BT, step_ends_BT = _steps(table, shape)
     return RolloutBatch(
         tokens=tokens_BT,
         lengths=table.lengths,
@@ -55,13 +65,45 @@ def dense(table: SampleTable) -> RolloutBatch:
         named_rewards=table.named_rewards,
         reward_weights=table.reward_weights,
         baseline_rewards=table.baseline_rewards,
+        token_rewards=step_rewards_BT,
+        step_rewards=step_rewards_BT,
+        step_ends=step_ends_BT,
         sample_weights=table.sample_weights,
         truncated=table.truncated,
+        turns=_turns(table),
+        temperatures=table.temperatures,
         rollout_logprobs=logprobs_BT,
         old_logprobs=_column(table.old_logprobs, shape, "old log-probs"),
         ref_logprobs=_column(table.ref_logprobs, shape, "log-probs of the reference"),
         advantages=_spread(table.advantages, mask_BT),
     )
+
+
+def _steps(table: SampleTable, shape: tuple[int, int]) -> tuple[Tensor | None, Tensor | None]:
+    """Return the process rewards, float32, and the tokens that have one, bool, both `[B, T]`; None
+    if no sample has any."""
+    if table.steps is None:
+        return None, None
+    rewards_BT, ends_BT = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
+    for row, (prompt, steps) in enumerate(zip(table.prompts, table.steps, strict=True)):
+        if steps is not None and len(steps):
+            at_N = torch.tensor(steps.ends) + (len(prompt) - 1)
+            rewards_BT[row, at_N] = torch.tensor(steps.values)
+            ends_BT[row, at_N] = True
+    return rewards_BT, ends_BT
+
+
+def _turns(table: SampleTable) -> list[tuple[Turn, ...]] | None:
+    """Return the turns of each row, with places among all tokens of the row."""
+    if table.turns is None:
+        return None
+    return [
+        tuple(
+            replace(turn, begin=turn.begin + len(prompt), end=turn.end + len(prompt))
+            for turn in turns
+        )
+        for prompt, turns in zip(table.prompts, table.turns, strict=True)
+    ]
 
 
 def _spread(values_B: Tensor | None, mask_BT: Tensor) -> Tensor | None:

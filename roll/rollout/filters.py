@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from roll.config.sections.domain import DomainConfig
 from roll.config.sections.rollout import (
     CustomFilterConfig,
     EqualRewardsConfig,
@@ -21,13 +22,31 @@ from roll.rollout.types import Group, GroupFilter
 NO_REWARD = "no sample has a reward: the rewards failed"
 
 
-def build_filters(configs: Sequence[FilterConfig]) -> list[GroupFilter]:
-    """Build the filters of `rollout.filters`, in the order of the config; import user functions.
+def build_filters(
+    configs: Sequence[FilterConfig], domains: Mapping[str, DomainConfig] | None = None
+) -> list[GroupFilter]:
+    """Build the filters of a run, in the order of the config; import user functions.
+
+    Args:
+        configs: filters of `rollout.filters`.
+        domains: section `domains`, whose filters are asked in place of `configs` about groups of
+            their tags.
 
     Raises:
         ConfigError: a user function does not exist or cannot be called with a group.
     """
-    return [_build(config, f"rollout.filters.{i}") for i, config in enumerate(configs)]
+    found = _build_all(configs, "rollout.filters")
+    own = {
+        tag: _build_all(domain.filters, f"domains.{tag}.filters")
+        for tag, domain in (domains or {}).items()
+        if domain.filters is not None
+    }
+
+    def judge(group: Group) -> str | None:
+        chosen = own.get(group.prompt.tag, found)
+        return next((reason for each in chosen if (reason := each(group)) is not None), None)
+
+    return [judge] if own else found
 
 
 def equal_rewards(group: Group) -> str | None:
@@ -86,6 +105,11 @@ def custom_filter(fn: str, kwargs: Mapping[str, Any], *, key: str) -> GroupFilte
         )
 
     return judge
+
+
+def _build_all(configs: Sequence[FilterConfig], key: str) -> list[GroupFilter]:
+    """Return the filters of the list with this key in the config."""
+    return [_build(config, f"{key}.{i}") for i, config in enumerate(configs)]
 
 
 def _build(config: FilterConfig, key: str) -> GroupFilter:

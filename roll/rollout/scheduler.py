@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from roll.core.metrics import Metrics, Sum
 from roll.core.types import Prompt
 from roll.distributed.remote_contents import living_nodes, node_of
 from roll.rollout.budget import Budget
+from roll.rollout.collect_stats import CollectCounts, CollectStats
 from roll.rollout.replay import Entry, ReplayBuffer
 from roll.rollout.serialization import from_plain, to_plain
-from roll.rollout.types import Group, GroupFilter, GroupTask, GroupTiming, RunGroup
+from roll.rollout.types import Group, GroupFilter, GroupTask, RunGroup
 
 logger = logging.getLogger(__name__)
 
@@ -53,42 +53,16 @@ class PromptSource(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class CollectStats:
-    """Numbers on the groups between the end of the previous `collect` and the end of this one."""
+class Outcomes(Protocol):
+    """Listener that learns from the rewards of groups which prompts to draw."""
 
-    begun: int
-    """Number of groups that started."""
-    rejected: dict[str, int]
-    """Number of groups that a filter rejected, for each reason."""
-    aborted: int
-    """Number of groups stopped while they ran, because they would have been too old."""
-    surplus: int
-    """Number of accepted groups that became too old before a step needed them."""
-    generated_tokens: int
-    """Number of response tokens of all groups that ended, used or not."""
-    elapsed_s: float
-    generate_s: float
-    """Time in which at least one of the ended groups was being generated, in seconds."""
-    reward_s: float
-    """Time in which at least one of the ended groups was being scored, in seconds; may overlap with
-    `generate_s`."""
+    def observe(self, prompt: Prompt, rewards: Sequence[float]) -> None:
+        """Note the rewards of a group that a step takes, or that a filter rejected."""
+        ...
 
-    @property
-    def num_rejected(self) -> int:
-        """Number of rejected groups, over all reasons."""
-        return sum(self.rejected.values())
-
-    def metrics(self) -> Metrics:
-        """Return the counts as `rollout/...` metrics, without durations, which the caller times."""
-        return Metrics(
-            {
-                "rollout/started_groups": Sum(self.begun),
-                "rollout/rejected_groups": Sum(self.num_rejected),
-                "rollout/aborted_groups": Sum(self.aborted + self.surplus),
-                "rollout/generated_tokens": Sum(self.generated_tokens),
-            }
-        )
+    def end_step(self) -> None:
+        """Let what was noted take effect; called when a step has its groups."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,19 +75,6 @@ class CollectResult:
     unused: tuple[Prompt, ...]
     """Prompts put back because their groups would have been too old for the next step."""
     stats: CollectStats
-
-
-@dataclass
-class _Counts:
-    """Counts from which `CollectStats` is computed."""
-
-    since_s: float
-    """Start of the counting, on the clock of the event loop, in seconds."""
-    begun: int = 0
-    rejected: Counter[str] = field(default_factory=Counter)
-    ended: list[tuple[GroupTiming | None, int]] = field(default_factory=list)
-    """Times and number of response tokens of each group that ended without an error, accepted or
-    rejected. The groups themselves would keep tokens in memory that nobody needs any more."""
 
 
 @dataclass
@@ -135,6 +96,8 @@ class GenerateScheduler:
     budget: Budget
     filters: Sequence[GroupFilter] = ()
     """Filters, asked in order; the first one that returns a reason rejects the group."""
+    outcomes: Outcomes | None = None
+    """Listener to the rewards of the groups; None if nothing learns from them."""
     living_nodes: Callable[[], Collection[str]] = living_nodes
     """Function that returns the ids of all nodes that live; called in a thread. Tokens of finished
     groups may be on other nodes."""
@@ -147,7 +110,7 @@ class GenerateScheduler:
     _error: BaseException | None = field(default=None, init=False, repr=False)
     _exhausted: bool = field(default=False, init=False, repr=False)
     _changed: asyncio.Event = field(default_factory=asyncio.Event, init=False, repr=False)
-    _counts: _Counts | None = field(default=None, init=False, repr=False)
+    _counts: CollectCounts | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.buffer = ReplayBuffer(self.budget.max_staleness)
@@ -182,12 +145,15 @@ class GenerateScheduler:
         for entry in taken:
             self.buffer.remove(entry)
             self.prompts.settle(entry.prompt)
+            self._observe(entry.group)
+        if self.outcomes is not None:
+            self.outcomes.end_step()
         self._next_step = step + 1
         self._begin_more()
         return CollectResult(
             [entry.group for entry in taken if entry.group is not None],
             tuple(entry.prompt for entry in expired),
-            _stats(counts, aborted, len(expired) - aborted),
+            counts.stats(aborted, len(expired) - aborted),
         )
 
     async def close(self) -> None:
@@ -266,7 +232,7 @@ class GenerateScheduler:
         """Start as many groups as the budget and the data allow, none after an error; keep an error
         of the prompt source, which `collect` then raises."""
         if self._counts is None:
-            self._counts = _Counts(asyncio.get_running_loop().time())
+            self._counts = CollectCounts(asyncio.get_running_loop().time())
         room = self.budget.may_begin(
             outstanding=len(self.buffer),
             running=self.buffer.running,
@@ -283,7 +249,7 @@ class GenerateScheduler:
                 return
             self._begin(prompt, self._counts)
 
-    def _begin(self, prompt: Prompt, counts: _Counts) -> None:
+    def _begin(self, prompt: Prompt, counts: CollectCounts) -> None:
         """Start the task of a group for this prompt."""
         entry = self.buffer.begin(prompt, self._version)
         task = GroupTask(prompt, self._version, self._tries[prompt.id])
@@ -306,15 +272,22 @@ class GenerateScheduler:
             self._error = self._error or error
             self._tasks[entry.number] = task
         else:
-            self._counts.ended.append((group.timing, group.num_response_tokens))
+            self._counts.ended.append((group.timing, group.num_sampled_tokens))
             if reason is None:
                 self.buffer.accept(entry, group)
             else:
                 self._counts.rejected[reason] += 1
+                self._counts.rejected_by_tag[entry.prompt.tag] += 1
                 self.buffer.remove(entry)
                 self.prompts.replace(entry.prompt)
+                self._observe(group)
             self._begin_more()
         self._changed.set()
+
+    def _observe(self, group: Group | None) -> None:
+        """Tell what came of a group to what learns from it."""
+        if group is not None and self.outcomes is not None:
+            self.outcomes.observe(group.prompt, group.rewards)
 
     async def _give_back(self, entries: Sequence[Entry]) -> None:
         """Stop and remove the groups of `entries`, ignore their errors, and put their prompts back.
@@ -330,11 +303,11 @@ class GenerateScheduler:
             self.buffer.remove(entry)
             self.prompts.put_back(entry.prompt)
 
-    def _take_counts(self) -> _Counts:
+    def _take_counts(self) -> CollectCounts:
         """Return the counts so far, and begin new ones."""
         counts = self._counts
         assert counts is not None
-        self._counts = _Counts(asyncio.get_running_loop().time())
+        self._counts = CollectCounts(asyncio.get_running_loop().time())
         return counts
 
 
@@ -345,33 +318,3 @@ def _nodes(entry: Entry) -> set[str]:
         return set()
     found = {node_of(scored.sample.completion.content) for scored in entry.group.samples}
     return {node for node in found if node is not None}
-
-
-def _stats(counts: _Counts, aborted: int, surplus: int) -> CollectStats:
-    """Compute counts and times since the last `collect`, up to now on the event loop's clock.
-
-    Args:
-        aborted: number of groups that became too old while they ran.
-        surplus: number of accepted groups that became too old.
-    """
-    now_s = asyncio.get_running_loop().time()
-    times = [timing for timing, _ in counts.ended if timing is not None]
-    return CollectStats(
-        begun=counts.begun,
-        rejected=dict(counts.rejected),
-        aborted=aborted,
-        surplus=surplus,
-        generated_tokens=sum(tokens for _, tokens in counts.ended),
-        elapsed_s=now_s - counts.since_s,
-        generate_s=_covered_s([(t.started_s, t.generated_s) for t in times], counts.since_s),
-        reward_s=_covered_s([(t.generated_s, t.scored_s) for t in times], counts.since_s),
-    )
-
-
-def _covered_s(spans: Sequence[tuple[float, float]], since_s: float) -> float:
-    """Return the length of the union of `spans`, counted from `since_s` on, in seconds."""
-    covered, end = 0.0, since_s
-    for start, stop in sorted(spans):
-        covered += max(0.0, stop - max(start, end))
-        end = max(end, stop)
-    return covered

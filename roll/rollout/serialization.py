@@ -3,12 +3,15 @@ buffer."""
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from roll.core.completion import Completion, Content, FinishReason, VersionRuns
-from roll.core.types import Prompt, Sample
+from roll.core.completion import TOKEN_TYPE, Completion, Content, FinishReason, VersionRuns
+from roll.core.step_rewards import StepRewards
+from roll.core.types import Prompt, Sample, Turn
 from roll.rollout.types import Group, ScoredSample
 
 
@@ -19,8 +22,10 @@ def to_plain(group: Group) -> dict[str, Any]:
     return {
         "prompt": group.prompt.id,
         "step": group.step,
-        "samples": [_sample_to_plain(scored) for scored in group.samples],
-        "baseline": None if group.baseline is None else _sample_to_plain(group.baseline),
+        "samples": [_sample_to_plain(scored, group.prompt) for scored in group.samples],
+        "baseline": None
+        if group.baseline is None
+        else _sample_to_plain(group.baseline, group.prompt),
     }
 
 
@@ -39,11 +44,13 @@ def from_plain(row: dict[str, Any], find: Callable[[str], Prompt]) -> Group:
     )
 
 
-def _sample_to_plain(scored: ScoredSample) -> dict[str, Any]:
-    """Return a scored sample as plain values, without its prompt."""
+def _sample_to_plain(scored: ScoredSample, prompt: Prompt) -> dict[str, Any]:
+    """Return a scored sample as plain values. Of its own prompt, it has what differs from the
+    prompt of the group: the words of the environment with which an episode began."""
     sample = scored.sample
     completion = sample.completion
-    return {
+    own = {} if sample.prompt is prompt else _opening_to_plain(sample.prompt)
+    return own | {
         "id": sample.id,
         "group": sample.group,
         "written": partial(_written_to_plain, completion.content),
@@ -53,7 +60,16 @@ def _sample_to_plain(scored: ScoredSample) -> dict[str, Any]:
         "parts": scored.parts,
         "by_name": scored.by_name,
         "failed": scored.failed,
+        "branches": [_sample_to_plain(ScoredSample(one, 0.0), prompt) for one in scored.branches],
+        "turns": [[turn.begin, turn.end, turn.reward, turn.state] for turn in scored.turns],
+        "steps": None
+        if scored.steps is None
+        else {"ends": scored.steps.ends, "values": scored.steps.values},
     }
+
+
+def _opening_to_plain(prompt: Prompt) -> dict[str, Any]:
+    return {"prompt_tokens": array(TOKEN_TYPE, prompt.tokens), "prompt_text": prompt.text}
 
 
 def _written_to_plain(content: Content) -> dict[str, Any]:
@@ -63,8 +79,10 @@ def _written_to_plain(content: Content) -> dict[str, Any]:
 
 
 def _sample_from_plain(row: dict[str, Any], prompt: Prompt) -> ScoredSample:
-    """Rebuild a scored sample on its prompt. Older checkpoints have no `failed`, all of the
-    completion under that key, and perhaps one version per token in place of `runs`."""
+    """Rebuild a scored sample on its prompt. Older checkpoints have no `failed` and `steps`, all of
+    the completion under that key, and perhaps one version per token in place of `runs`."""
+    if "prompt_tokens" in row:
+        prompt = replace(prompt, tokens=tuple(row["prompt_tokens"]), text=row["prompt_text"])
     old = row.get("completion", {})
     written, about = row.get("written", old), {**row, **old}
     completion = Completion.of(
@@ -77,4 +95,17 @@ def _sample_from_plain(row: dict[str, Any], prompt: Prompt) -> ScoredSample:
     )
     sample = Sample(row["id"], row["group"], prompt, completion, {**row, **written}["text"])
     failed = tuple(row["failed"]) if "failed" in row else ()
-    return ScoredSample(sample, row["reward"], row["parts"], row["by_name"], failed)
+    turns = tuple(Turn(*turn) for turn in row.get("turns", ()))
+    steps = row.get("steps")
+    if steps is not None:
+        steps = StepRewards.of(zip(steps["ends"], steps["values"], strict=True))
+    return ScoredSample(
+        sample,
+        row["reward"],
+        row["parts"],
+        row["by_name"],
+        failed,
+        turns=turns,
+        branches=tuple(_sample_from_plain(one, prompt).sample for one in row.get("branches", ())),
+        steps=steps,
+    )

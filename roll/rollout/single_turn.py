@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -60,6 +60,10 @@ class SingleTurn:
     the group. Takes effect only with `separate_siblings`."""
     greedy_baseline: bool = False
     """True: each group also gets a greedy response (ReMax)."""
+    tag_sampling: Mapping[str, SamplingParams] = field(default_factory=dict)
+    """Sampling of prompts with these tags, in place of `sampling`."""
+    tag_greedy: Mapping[str, bool] = field(default_factory=dict)
+    """Whether groups with these tags get a greedy response, in place of `greedy_baseline`."""
     reward_timeout_s: float = 3600.0
     """Time limit for the rewards of the samples of one request, and for those of the group, in
     seconds. Normally not reached, because each reward has its own time limit."""
@@ -80,7 +84,7 @@ class SingleTurn:
         name = task.group_id
         group = _UnfinishedGroup(task.prompt, name, group_seed(self.seed, name), _Clock())
         work = [self._siblings(group)]
-        if self.greedy_baseline:
+        if self.tag_greedy.get(task.prompt.tag, self.greedy_baseline):
             work.append(self._greedy(group))
         samples, *baseline = await all_or_first_error(work)
         if self.score_group is not None:
@@ -118,13 +122,14 @@ class SingleTurn:
     async def _greedy(self, group: _UnfinishedGroup) -> list[ScoredSample]:
         """Generate and score the greedy response to the prompt, as a list of one."""
         request = self._request(group, f"{group.name}/greedy", group.seed)
-        sampling = replace(self.sampling, temperature=0.0)
+        sampling = replace(request.sampling, temperature=0.0)
         return await self._ask(group, replace(request, sampling=sampling), ("greedy",))
 
     def _request(
         self, group: _UnfinishedGroup, name: str, seed: int, n: int = 1
     ) -> GenerateRequest:
-        return GenerateRequest(name, group.prompt.tokens, self.sampling, n, seed)
+        sampling = self.tag_sampling.get(group.prompt.tag, self.sampling)
+        return GenerateRequest(name, group.prompt.tokens, sampling, n, seed)
 
     async def _ask(
         self, group: _UnfinishedGroup, request: GenerateRequest, names: Iterable[int | str]

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from roll.core.types import Prompt, Sample
+from roll.core.step_rewards import StepRewards
+from roll.core.types import Prompt, Sample, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +27,23 @@ class ScoredSample:
     failed: tuple[str, ...] = ()
     """Names of the rewards that gave no score. If there are any, the sample has no reward: it is
     neither trained on nor compared with its siblings."""
+    turns: tuple[Turn, ...] = ()
+    """Turns of the policy, if the sample is an episode."""
+    branches: tuple[Sample, ...] = ()
+    """Further conversations of the episode, each with a prompt of its own; they share the
+    reward."""
+    steps: StepRewards | None = None
+    """Weighted sum of the rewards of single steps or tokens, beside `reward`; None if there are
+    none."""
 
     @property
     def has_reward(self) -> bool:
         return not self.failed
+
+    @property
+    def total(self) -> float:
+        """Reward of the whole sample and of its steps together."""
+        return self.reward + (0.0 if self.steps is None else self.steps.total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +93,17 @@ class Group:
 
     @property
     def equal_rewards(self) -> bool:
-        """True if all rewards of the group are equal, or if there are none."""
+        """True if all rewards of the group are equal and those of single steps 0, or if there are
+        none."""
+        if any(any(one.steps.values) for one in self.samples if one.has_reward and one.steps):
+            return False
         return len(set(self.rewards)) <= 1
 
     @property
-    def num_response_tokens(self) -> int:
-        return sum(scored.sample.num_response_tokens for scored in self.samples)
+    def num_sampled_tokens(self) -> int:
+        """Number of tokens that the policy wrote, over all samples."""
+        rows = [row for one in self.samples for row in (one.sample, *one.branches)]
+        return sum(row.num_sampled_tokens for row in rows)
 
 
 RunGroup = Callable[[GroupTask], Coroutine[Any, Any, Group]]

@@ -7,18 +7,19 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from roll.config.rlvr import RlvrConfig
-from roll.config.sections.placement import parse_devices
+from roll.config.rlvr_base import RlvrBase
 from roll.config.sections.roles import Role
 from roll.config.sections.training import CriticRole, ScoreRole, TeacherRole
 from roll.core.errors import WaitTimeoutError
+from roll.core.threads.fair_lock import FairLock
 from roll.core.threads.loop_thread import LoopThread
 from roll.distributed.cluster import Cluster, Launcher, Placement
 from roll.distributed.colocation import Colocation
 from roll.distributed.pending import Pending
 from roll.runtime.device_sharing import DeviceSharing
 from roll.runtime.inference_service import InferenceService
-from roll.runtime.replicas import Replicas, build_fleet
+from roll.runtime.judges import Judges, judge_devices, start_judges
+from roll.runtime.replicas import Replicas, build_fleet, devices_of_replicas
 from roll.runtime.reward_router import RewardCluster
 from roll.runtime.reward_workers import reward_model_devices, start_reward_models
 from roll.runtime.teachers import Teachers, num_tokens, start_teacher
@@ -34,6 +35,7 @@ class ModelClusters:
     """Clusters of a run that compute with a model."""
 
     inference: InferenceService
+    judges: Judges
     reward_models: dict[str, RewardCluster]
     """Name of the reward -> its reward model."""
     actor: Cluster[ActorWorker]
@@ -44,7 +46,7 @@ class ModelClusters:
 
 
 def start_model_clusters(
-    config: RlvrConfig,
+    config: RlvrBase,
     launcher: Launcher,
     loop: LoopThread,
     platform: str,
@@ -58,15 +60,21 @@ def start_model_clusters(
     # On CPUs memory is not scarce. Roles still take turns if generation runs ahead of training:
     # engines that generate during training would slow it down.
     taking_turns = platform == "cuda" or config.rollout.max_staleness > 0
-    sharing = DeviceSharing(config, taking_turns=taking_turns, guests=reward_model_devices(config))
+    guests = reward_model_devices(config) | judge_devices(config)
+    sharing = DeviceSharing(config, taking_turns=taking_turns, guests=guests)
     colocation, share = sharing.colocation, sharing.share
     replicas, loading = _start_engines(config, launcher, loop, colocation)
     reward_models = start_reward_models(config, launcher, colocation)
+    if judge_devices(config) & sharing.devices[Role.ACTOR_INFER]:
+        wait_for_engines(loading, config.cluster.start_timeout_s)
+    lock = FairLock()
+    judges = start_judges(config, launcher, loop, colocation, lock)
     actor = share(Role.ACTOR_TRAIN, _start_actor(config, launcher, tokenizer))
     reference, critic = config.reference, config.critic
     pusher = WeightPusher(actor, replicas.infer, platform, config.weight_sync)
     models = ModelClusters(
-        inference=InferenceService(replicas, colocation, pusher),
+        inference=InferenceService(replicas, colocation, pusher, trainer_lock=lock),
+        judges=Judges(judges),
         reward_models=reward_models,
         actor=actor,
         reference=(
@@ -84,7 +92,7 @@ def start_model_clusters(
 
 
 def _start_engines(
-    config: RlvrConfig, launcher: Launcher, loop: LoopThread, colocation: Colocation
+    config: RlvrBase, launcher: Launcher, loop: LoopThread, colocation: Colocation
 ) -> tuple[Replicas, Pending[None]]:
     """Start the engines; return their replicas, and a result to wait for until they have loaded.
     Where roles take turns on devices, wait here, and move the engines off their devices."""
@@ -93,7 +101,9 @@ def _start_engines(
     loading = infer.submit(InferWorker.start)
     if colocation.enabled:
         wait_for_engines(loading, config.cluster.start_timeout_s)
-    colocation.add(Role.ACTOR_INFER, *replicas.residents(_replica_devices(config)))
+    role = config.actor_infer
+    devices = devices_of_replicas(config.pools[role.pool], role.devices_per_worker)
+    colocation.add(Role.ACTOR_INFER, *replicas.residents(devices))
     return replicas, loading
 
 
@@ -119,15 +129,7 @@ def wait_for_engines(loading: Pending[None], limit_s: float) -> None:
         ) from error
 
 
-def _replica_devices(config: RlvrConfig) -> list[frozenset[int]]:
-    """Return the devices of each engine: consecutive devices of the engines' pool, in the order of
-    the ranks."""
-    role = config.actor_infer
-    devices, size = parse_devices(config.pools[role.pool]), role.devices_per_worker
-    return [frozenset(devices[i : i + size]) for i in range(0, len(devices), size)]
-
-
-def _start_infer(config: RlvrConfig, launcher: Launcher) -> Cluster[InferWorker]:
+def _start_infer(config: RlvrBase, launcher: Launcher) -> Cluster[InferWorker]:
     """Start the replaceable workers of `actor_infer`; another call starts their engines."""
     role = config.actor_infer
     return launcher.start(
@@ -146,7 +148,7 @@ def _start_infer(config: RlvrConfig, launcher: Launcher) -> Cluster[InferWorker]
 
 
 def _start_actor(
-    config: RlvrConfig, launcher: Launcher, tokenizer: PreTrainedTokenizerBase
+    config: RlvrBase, launcher: Launcher, tokenizer: PreTrainedTokenizerBase
 ) -> Cluster[ActorWorker]:
     """Start the cluster that trains the policy."""
     return launcher.start(
@@ -162,7 +164,7 @@ def _start_actor(
 
 
 def _start_reference(
-    config: RlvrConfig, role: ScoreRole, launcher: Launcher
+    config: RlvrBase, role: ScoreRole, launcher: Launcher
 ) -> Cluster[ReferenceWorker]:
     """Start the frozen cluster that computes the reference's log-probs, at the temperature of
     sampling."""
@@ -175,9 +177,7 @@ def _start_reference(
     )
 
 
-def _start_critic(
-    config: RlvrConfig, role: CriticRole, launcher: Launcher
-) -> Cluster[CriticWorker]:
+def _start_critic(config: RlvrBase, role: CriticRole, launcher: Launcher) -> Cluster[CriticWorker]:
     """Start the cluster that trains the critic."""
     return launcher.start(
         CriticWorker,
@@ -189,7 +189,7 @@ def _start_critic(
 
 
 def _start_teachers(
-    config: RlvrConfig,
+    config: RlvrBase,
     launcher: Launcher,
     tokenizer: PreTrainedTokenizerBase,
     sharing: DeviceSharing,
@@ -210,7 +210,7 @@ def _start_teachers(
 
 
 def _start_teacher(
-    config: RlvrConfig,
+    config: RlvrBase,
     name: str,
     role: TeacherRole,
     launcher: Launcher,

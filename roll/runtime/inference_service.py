@@ -41,9 +41,14 @@ class InferenceService:
 
     replicas: Replicas
     colocation: Colocation
-    pusher: WeightPusher
+    pusher: WeightPusher | None
+    """Pusher of the trainer's weights; None if the engines keep those of their files, as judges
+    do."""
+    role: str = Role.ACTOR_INFER
+    """Name of the replicas among the residents of devices."""
+    trainer_lock: FairLock = field(default_factory=FairLock, repr=False)
+    """Lock of all that move roles onto devices, or push weights."""
     _health: Health = field(init=False, repr=False)
-    _trainer_lock: FairLock = field(default_factory=FairLock, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.infer = self.replicas.infer
@@ -74,13 +79,13 @@ class InferenceService:
 
         Entering the block waits for a replica that is doing so just now.
         """
-        with self._trainer_lock.held():
+        with self.trainer_lock.held():
             yield
 
     def take_devices(self) -> None:
         """Move the replicas onto their devices, after a wait as in `trainer_busy`. They stay there
         until another role needs the devices."""
-        with self._trainer_lock.held(), self.colocation.use(Role.ACTOR_INFER):
+        with self.trainer_lock.held(), self.colocation.use(Role.ACTOR_INFER):
             return
 
     def update_weights(self, version: int, *, verify: bool) -> None:
@@ -92,8 +97,11 @@ class InferenceService:
             verify: check the received weights by their checksum.
         """
 
+        pusher = self.pusher
+        assert pusher is not None, "only the policy's engines get weights"
+
         async def push(indices: Sequence[int]) -> None:
-            await in_own_thread(self.pusher.push, version, indices, verify=verify)
+            await in_own_thread(pusher.push, version, indices, verify=verify)
 
         self.run(self.fleet.update_weights(version, push))
 
@@ -120,15 +128,27 @@ class InferenceService:
             await in_own_thread(self._start_anew, replica.index)
 
     async def _rejoin(self, replica: Replica) -> None:
-        """Wait for the trainer, push its weights to a restarted replica, and let it serve."""
+        """Wait for the trainer, push its weights to a restarted replica, and let it serve. One that
+        gets no weights, and has its devices for itself, need not wait."""
         index = replica.index
-        async with self._trainer_lock.awaited():
+        if self.pusher is None and not self._shares(index):
+            replica.reset_for_new_engine()
+            self._serve(replica)
+            return
+        async with self.trainer_lock.awaited():
             if self._shares(index):
                 await in_own_thread(self._start_on_shared, index)
             replica.reset_for_new_engine()
-            await in_own_thread(self._bring_weights, index, self.fleet.version)
-            replica.mark_weights_complete()
-            self.fleet.join([index])
+            if self.pusher is None:
+                await in_own_thread(self._bring_back)
+            else:
+                await in_own_thread(self._bring_weights, index, self.fleet.version)
+            self._serve(replica)
+
+    def _serve(self, replica: Replica) -> None:
+        """Let a replica with a new engine, which has its weights, take requests."""
+        replica.mark_weights_complete()
+        self.fleet.join([replica.index])
 
     async def _retire(self, replica: Replica) -> None:
         """End a replica for good, which frees its devices."""
@@ -136,14 +156,15 @@ class InferenceService:
 
     def _shares(self, index: int) -> bool:
         """Return whether other roles may be on the devices of this replica."""
-        return self.colocation.shares(part_name(Role.ACTOR_INFER, index))
+        return self.colocation.shares(part_name(self.role, index))
 
     def _start_anew(self, index: int) -> None:
         """Replace the worker of a replica and start its engine, within the limit of restarts.
 
         Its next push sends all tensors. If the engine fails to start, the new worker is ended.
         """
-        self.pusher.forget(index)
+        if self.pusher is not None:
+            self.pusher.forget(index)
         deadline = time.monotonic() + self.limits.restart_timeout_s
         self.infer.restart(index, self.limits.restart_timeout_s)
         try:
@@ -159,7 +180,7 @@ class InferenceService:
         Others that left them come back after a failure; else `_bring_weights` brings them back.
         """
         try:
-            with self.colocation.starting(part_name(Role.ACTOR_INFER, index)):
+            with self.colocation.starting(part_name(self.role, index)):
                 self._start_anew(index)
         except BaseException:
             self._bring_back()
@@ -172,7 +193,8 @@ class InferenceService:
         trainer off those.
         """
         try:
-            with self.colocation.push(Role.ACTOR_TRAIN, part_name(Role.ACTOR_INFER, index)):
+            assert self.pusher is not None
+            with self.colocation.push(Role.ACTOR_TRAIN, part_name(self.role, index)):
                 self.pusher.push(version, [index], verify=False)
         finally:
             self._bring_back()

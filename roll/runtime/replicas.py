@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from roll.config.rlvr import RlvrConfig
+from roll.config.rlvr_base import RlvrBase
+from roll.config.sections.placement import parse_devices
 from roll.config.sections.rollout import HealthConfig
 from roll.core.completion import Completion
 from roll.core.errors import EngineError, WaitTimeoutError, WorkerLostError
@@ -45,7 +46,7 @@ class ClusterEngine:
         return await self.cluster.ask(self.rank, InferWorker.heartbeat)
 
 
-def build_fleet(config: RlvrConfig, infer: Cluster[InferWorker]) -> Fleet:
+def build_fleet(config: RlvrBase, infer: Cluster[InferWorker]) -> Fleet:
     """Return a fleet with one replica per rank of `infer`, with the configured routing."""
     rollout = config.rollout
     return Fleet(
@@ -62,6 +63,18 @@ def build_fleet(config: RlvrConfig, infer: Cluster[InferWorker]) -> Fleet:
         continue_in_flight=rollout.in_flight == "continue",
         answer_s=rollout.health.timeout_s,
     )
+
+
+def devices_of_replicas(pool: str, size: int) -> list[frozenset[int]]:
+    """Return the devices of each engine: consecutive devices of a pool, in the order of the
+    ranks.
+
+    Args:
+        pool: devices of the pool, as in the config.
+        size: number of devices of an engine.
+    """
+    devices = parse_devices(pool)
+    return [frozenset(devices[i : i + size]) for i in range(0, len(devices), size)]
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle
 
 from roll.config.sections.reward import RewardConfig
 from roll.core.errors import DataError
-from roll.core.metrics import Metrics
+from roll.core.metrics import Last, Metric, Metrics
+from roll.core.step_rewards import weighted_sum
+from roll.core.timing import BusyTime
 from roll.core.types import Sample
 from roll.distributed.cluster import Cluster
 from roll.rewards.execution.counters import Purpose, Scored
@@ -34,6 +37,9 @@ class RewardRouter:
     (round-robin)."""
 
     rewards: Mapping[str, RewardCluster]
+    weights: Callable[[str], Mapping[str, float]] | None = None
+    """Function that returns the weight of each reward for a tag; None: the `weight` of the config
+    for every tag."""
     _lanes: dict[tuple[str, Purpose], Iterator[BatchedCalls[Sample, Scored]]] = field(init=False)
     """Name of a reward of samples and purpose -> endless round-robin iterator over the reward's
     workers. Each worker is behind a `BatchedCalls`, which joins calls that come at almost the same
@@ -44,7 +50,11 @@ class RewardRouter:
     )
     """The same for the rewards of groups."""
 
+    _busy: dict[str, BusyTime] = field(init=False)
+    """Time in which each reward has samples of training."""
+
     def __post_init__(self) -> None:
+        self._busy = {name: BusyTime() for name in self.rewards}
         per = {name: hosted.config.per for name, hosted in self.rewards.items()}
         self._lanes = {
             (name, purpose): cycle(_lanes(hosted, purpose))
@@ -75,6 +85,8 @@ class RewardRouter:
             purpose: training or validation.
         """
         pending = []
+        for busy in self._busy.values() if purpose is Purpose.TRAINING else ():
+            busy.restart()
         for hosted in self.rewards.values():
             routed = sum(samples_by_tag.get(tag, 0.0) for tag in set(hosted.config.tags))
             expected = max(1, math.ceil(round(routed / hosted.cluster.world_size, 6)))
@@ -120,8 +132,8 @@ class RewardRouter:
             for name, hosted in self.rewards.items()
             if (name, purpose) in self._group_lanes and group[0].tag in hosted.config.tags
         ]
-        lanes = [next(self._group_lanes[name, purpose]) for name in names]
-        answers = await asyncio.gather(*(lane.ask([group]) for lane in lanes))
+        asked = (self._ask_group(name, group, purpose) for name in names)
+        answers = await asyncio.gather(*asked)
         scored = list(samples)
         for name, [column] in zip(names, answers, strict=True):
             scored = [
@@ -134,9 +146,11 @@ class RewardRouter:
         reward = by_group.reward
         if reward is None:
             return replace(one, failed=(*one.failed, name))
+        weight = self._weight(name, one.sample.tag)
         return replace(
             one,
-            reward=one.reward + reward.score * self.rewards[name].config.weight,
+            reward=one.reward + reward.score * weight,
+            steps=weighted_sum([(1.0, one.steps), (weight, by_group.steps)]),
             parts=one.parts | {f"{name}/{part}": v for part, v in reward.parts.items()},
             by_name=one.by_name | {name: reward.score},
         )
@@ -146,8 +160,21 @@ class RewardRouter:
         hosted = self.rewards[name]
         lane = next(self._lanes[name, purpose])
         wanted = [i for i, sample in enumerate(samples) if sample.tag in hosted.config.tags]
-        scored = await lane.ask([samples[i] for i in wanted])
+        with self._timed(name, purpose):
+            scored = await lane.ask([samples[i] for i in wanted])
         return dict(zip(wanted, scored, strict=True))
+
+    async def _ask_group(
+        self, name: str, group: list[Sample], purpose: Purpose
+    ) -> list[list[Scored]]:
+        """Return the scores of the samples of one group by the reward `name`, as a list of one."""
+        lane = next(self._group_lanes[name, purpose])
+        with self._timed(name, purpose):
+            return await lane.ask([group])
+
+    def _timed(self, name: str, purpose: Purpose) -> AbstractContextManager[None]:
+        """Count the time of the block as time in which the reward is at work in training."""
+        return self._busy[name].working() if purpose is Purpose.TRAINING else nullcontext()
 
     def _total(
         self, row: int, sample: Sample, verdicts: Mapping[str, Mapping[int, Scored]]
@@ -162,24 +189,35 @@ class RewardRouter:
                 "the `tags` of a reward"
             )
         mine = {name: reward for name, reward in asked.items() if reward is not None}
+        steps = [(self._weight(n, sample.tag), verdicts[n][row].steps) for n in mine]
         return ScoredSample(
             sample=sample,
-            reward=sum(r.score * self.rewards[name].config.weight for name, r in mine.items()),
+            steps=weighted_sum(steps),
+            reward=sum(r.score * self._weight(name, sample.tag) for name, r in mine.items()),
             parts={f"{name}/{part}": v for name, r in mine.items() for part, v in r.parts.items()},
             by_name={name: r.score for name, r in mine.items()},
             failed=tuple(name for name in asked if name not in mine),
         )
 
+    def _weight(self, name: str, tag: str) -> float:
+        """Return the factor of a reward in the total of samples with this tag."""
+        return self.rewards[name].config.weight if self.weights is None else self.weights(tag)[name]
+
     def take_rates(self, purpose: Purpose = Purpose.TRAINING) -> Metrics:
-        """Return `reward/<name>/error_rate` and `reward/<name>/timeout_rate` of the samples scored
-        for `purpose` since the last call."""
-        taken = [
-            Metrics.concat(hosted.cluster.call_each(RewardWorker.take_metrics, purpose))
-            for hosted in self.rewards.values()
-        ]
-        return Metrics(
-            {name: m for metrics in taken for name, m in metrics.items() if name.endswith("_rate")}
-        )
+        """Return `reward/<name>/error_rate` and `timeout_rate` of the samples scored for `purpose`
+        since the last call; of training also `rewards/<name>/queue_s`, `run_s` and
+        `share_of_step`, the share of the time since `begin_step` in which the reward was at
+        work."""
+        found: dict[str, Metric] = {}
+        for name, hosted in self.rewards.items():
+            answers = hosted.cluster.call_each(RewardWorker.take_metrics, purpose)
+            for key, metric in Metrics.concat(answers).items():
+                timed = key.startswith(f"rewards/{name}/") and purpose is Purpose.TRAINING
+                if timed or key.endswith(("/error_rate", "/timeout_rate")):
+                    found[key] = metric
+            if purpose is Purpose.TRAINING:
+                found[f"rewards/{name}/share_of_step"] = Last(self._busy[name].share())
+        return Metrics(found)
 
 
 def _lanes(hosted: RewardCluster, purpose: Purpose) -> list[BatchedCalls[Sample, Scored]]:

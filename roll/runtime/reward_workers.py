@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from roll.config.rlvr import RlvrConfig
+from roll.config.rlvr_base import RlvrBase
 from roll.config.sections.placement import parse_devices
 from roll.config.sections.reward import RewardConfig
 from roll.config.sections.roles import Role
@@ -12,10 +12,10 @@ from roll.distributed.cluster import Launcher, Placement
 from roll.distributed.colocation import Colocation, Resident
 from roll.runtime.reward_router import RewardCluster
 from roll.workers.reward import RewardWorker
-from roll.workers.reward_classes import reward_worker_class
+from roll.workers.reward_classes import reward_recipe
 
 
-def start_functions(config: RlvrConfig, launcher: Launcher) -> dict[str, RewardCluster]:
+def start_functions(config: RlvrBase, launcher: Launcher) -> dict[str, RewardCluster]:
     """Start the rewards that are functions or classes; return them by name."""
     return {
         name: _start(config, launcher, name, reward)
@@ -25,7 +25,7 @@ def start_functions(config: RlvrConfig, launcher: Launcher) -> dict[str, RewardC
 
 
 def start_reward_models(
-    config: RlvrConfig, launcher: Launcher, colocation: Colocation
+    config: RlvrBase, launcher: Launcher, colocation: Colocation
 ) -> dict[str, RewardCluster]:
     """Start the reward models, one after another; return them by name. Meanwhile the engines must
     be off their devices.
@@ -57,20 +57,18 @@ def resident(reward_model: RewardCluster, devices: frozenset[int]) -> Resident:
     )
 
 
-def pool_of(config: RlvrConfig, reward: RewardConfig) -> str:
+def pool_of(config: RlvrBase, reward: RewardConfig) -> str:
     """Return the name of the device pool for a reward's workers; by default that of the engines."""
     return reward.pool or config.actor_infer.pool
 
 
-def reward_model_devices(config: RlvrConfig) -> frozenset[int]:
+def reward_model_devices(config: RlvrBase) -> frozenset[int]:
     """Return the devices of all reward models together."""
     pools = [pool_of(config, reward) for reward in config.rewards.values() if reward.model]
     return frozenset(device for pool in pools for device in parse_devices(config.pools[pool]))
 
 
-def _start(
-    config: RlvrConfig, launcher: Launcher, name: str, reward: RewardConfig
-) -> RewardCluster:
+def _start(config: RlvrBase, launcher: Launcher, name: str, reward: RewardConfig) -> RewardCluster:
     """Start the workers of one reward and wait until they are ready; a reward model gets one on
     each device of its pool."""
     place = Placement(
@@ -80,6 +78,10 @@ def _start(
         seed=config.seed,
         label=name,
     )
-    cluster = launcher.start(reward_worker_class(name, reward), place, name, reward)
+    sharers = 1 if reward.judge is None else config.sharers(reward.judge.by)
+    worker, arguments = reward_recipe(name, reward, config.judges, sharers=sharers)
+    cluster = launcher.start(worker, place, *arguments)
     cluster.call(RewardWorker.start)
+    if reward.process:
+        cluster.call(RewardWorker.use_tokenizer, config.train_model)
     return RewardCluster(reward, cluster)

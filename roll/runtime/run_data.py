@@ -10,11 +10,14 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from roll.config.rlvr import RlvrConfig
+from roll.config.agentic_base import AgenticBase
+from roll.config.errors import nearest
+from roll.config.rlvr_base import RlvrBase
 from roll.core.errors import DataError
 from roll.core.types import Prompt
 from roll.data.chat.templates import DatedTokenizer
 from roll.data.datasets import Dataset, Item, load_prompts
+from roll.data.tasks import load_tasks
 from roll.models.load import load_tokenizer
 from roll.output_dir.resume import rendering_moment
 
@@ -22,7 +25,7 @@ Row = TypeVar("Row", bound=Item)
 
 
 class Taker(Protocol):
-    """Reward or teacher that takes rows with certain tags."""
+    """Reward, teacher or environment that takes rows with certain tags."""
 
     @property
     def tags(self) -> tuple[str, ...]: ...
@@ -39,14 +42,15 @@ class RunData(Generic[Row]):
     """Date and time that chat templates treated as the present."""
 
 
-def load_data(config: RlvrConfig) -> RunData[Prompt]:
+def load_data(config: RlvrBase) -> RunData[Prompt]:
     """Read and tokenize all prompts for training and validation, and check their tags.
 
     Raises:
         CheckpointError: the checkpoint to resume from, which holds the date for chat templates, is
             not in the format of this version.
         ConfigError: the tokenizer cannot be loaded.
-        DataError: a source cannot be read, or a prompt has a tag that no reward or teacher takes.
+        DataError: a source cannot be read, a prompt has a tag that no reward or teacher takes, or
+            no training prompt has the tag of one of `domains`.
     """
     tokenizer, moment = load_tokenizer(config.train_model), rendering_moment(config)
     dated = DatedTokenizer(tokenizer, moment)
@@ -55,6 +59,23 @@ def load_data(config: RlvrConfig) -> RunData[Prompt]:
     if config.rewards:
         for dataset in (train, held_out):
             check_tags(dataset, "reward", config.rewards.values())
+    if config.teachers:
+        check_tags(train, "teacher", config.teachers.values())
+    check_domains(train, config.domains)
+    return RunData(tokenizer, train, held_out, moment)
+
+
+def load_task_data(config: AgenticBase) -> RunData[Prompt]:
+    """Load the tasks of an agentic run for training and validation, and check their tags.
+
+    Raises:
+        CheckpointError, ConfigError: see `load_data`.
+        DataError: a source cannot be read, or a task has a tag that no environment takes.
+    """
+    tokenizer, moment = load_tokenizer(config.train_model), rendering_moment(config)
+    train, held_out = load_tasks(config.data.sources), load_tasks(config.validation.sets)
+    for dataset in (train, held_out):
+        check_tags(dataset, "environment", config.environments.values())
     if config.teachers:
         check_tags(train, "teacher", config.teachers.values())
     return RunData(tokenizer, train, held_out, moment)
@@ -77,6 +98,17 @@ def samples_by_tag(shares: Mapping[str, float], samples: int) -> dict[str, float
     return {tag: share * samples for tag, share in shares.items()}
 
 
+def check_domains(dataset: Dataset[Prompt], domains: Iterable[str]) -> None:
+    """Raise DataError unless each of these tags occurs in the training prompts."""
+    tags = {prompt.tag for prompt in dataset.items}
+    for tag in domains:
+        if tag not in tags:
+            raise DataError(
+                f"domains.{tag}: no training prompt has the tag {tag!r}{nearest(tag, tags)} "
+                f"(tags of the data: {', '.join(sorted(tags))})"
+            )
+
+
 def check_tags(dataset: Dataset[Any], takes: str, takers: Iterable[Taker]) -> None:
     """Raise DataError unless every row has a tag that one of `takers` takes.
 
@@ -84,8 +116,8 @@ def check_tags(dataset: Dataset[Any], takes: str, takers: Iterable[Taker]) -> No
 
     Args:
         dataset: rows to check.
-        takes: word for a taker in the error message, `reward` or `teacher`.
-        takers: rewards or teachers, each with its tags.
+        takes: word for a taker in the error message, such as `reward`.
+        takers: rewards, teachers or environments, each with its tags.
     """
     taken = {tag for taker in takers for tag in taker.tags}
     for item in dataset.items:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from roll.config.algorithm import Need
-from roll.config.rlvr import RlvrConfig
-from roll.config.sections.sampling import SamplingConfig
+from roll.config.agentic_base import AgenticBase
+from roll.config.rlvr_base import RlvrBase
 from roll.core.errors import CheckpointError
 from roll.core.threads.loop_thread import LoopThread
-from roll.core.types import Prompt, SamplingParams
+from roll.core.types import Prompt
+from roll.data.curriculum import Curriculum
 from roll.data.datasets import Dataset
 from roll.data.mixing import Sampler
 from roll.distributed.cluster import Cluster, Launcher
@@ -22,12 +22,13 @@ from roll.rewards.decoding import make_decode
 from roll.rewards.execution.counters import Purpose
 from roll.rollout.budget import Budget
 from roll.rollout.filters import build_filters
-from roll.rollout.fleet.fleet import Fleet
 from roll.rollout.scheduler import GenerateScheduler
-from roll.rollout.single_turn import SingleTurn
 from roll.rollout.types import GroupFilter
 from roll.runtime.clusters import start_model_clusters
+from roll.runtime.environments import start_environments
+from roll.runtime.group_makers import EpisodeMakers, GroupMakers
 from roll.runtime.inference_service import InferenceService
+from roll.runtime.judges import Judges
 from roll.runtime.reward_router import RewardRouter
 from roll.runtime.reward_workers import start_functions
 from roll.runtime.run_data import RunData, tag_shares
@@ -48,8 +49,14 @@ class Runtime:
     teachers: Mapping[str, Cluster[Any]]
     """Name of the teacher -> its cluster: of `TeacherWorker`s if students learn from whole
     distributions, otherwise of `ReferenceWorker`s."""
+    judges: Judges
     reward_router: RewardRouter
+    begin_step: Callable[[Mapping[str, float]], None]
+    """Function that begins to count failures of rewards and environments anew, for a step with so
+    many samples of each tag."""
     prompts: Sampler[Prompt]
+    curriculum: Curriculum | None
+    """Preference for prompts by their pass rate, if the run has one."""
     scheduler: GenerateScheduler
     validator: Validator
     colocation: Colocation
@@ -74,8 +81,9 @@ class Runtime:
         self.scheduler.restore(state["scheduler"], self.find_prompt)
 
     def close(self) -> None:
-        """Stop the scheduler and the inference service."""
+        """Stop the scheduler, the judges and the inference service."""
         self.inference.run(self.scheduler.close())
+        self.judges.close()
         self.inference.close()
 
     def memory_gb(self) -> float:
@@ -88,7 +96,7 @@ class Runtime:
 
 
 def start_runtime(
-    config: RlvrConfig,
+    config: RlvrBase,
     launcher: Launcher,
     loop: LoopThread,
     data: RunData[Prompt],
@@ -97,25 +105,37 @@ def start_runtime(
 ) -> Runtime:
     """Start all clusters of the run, and build its scheduler, validator and reward router. All
     generation will run on `loop`."""
-    filters = build_filters(config.rollout.filters)  # first, so that a user's error shows at once
+    # First, so that a user's error shows at once.
+    filters = build_filters(config.rollout.filters, config.domains)
     tokenizer, dataset = data.tokenizer, data.train
     functions = start_functions(config, launcher)  # so their errors show before a model is loaded
     models = start_model_clusters(config, launcher, loop, platform, tokenizer)
     hosted = functions | models.reward_models
-    reward_router = RewardRouter({name: hosted[name] for name in config.rewards})
+    reward_router = RewardRouter({n: hosted[n] for n in config.rewards}, config.reward_weights)
     fleet, decode = models.inference.fleet, make_decode(tokenizer)
-    make_turn = partial(_single_turn, config, fleet, decode, reward_router)
-    prompts = Sampler(dataset, seed=config.seed, shuffle=config.data.shuffle)
+    models.judges.start(config, functions)
+    makers = GroupMakers(config, fleet, decode, reward_router)
+    if isinstance(config, AgenticBase):
+        makers = EpisodeMakers(
+            config, fleet, decode, reward_router, start_environments(config, launcher, data)
+        )
+    curriculum = _curriculum(config, dataset)
+    prompts = Sampler(
+        dataset, seed=config.seed, shuffle=config.data.shuffle, preferences=curriculum
+    )
     return Runtime(
         actor=models.actor,
         inference=models.inference,
         reference=models.reference,
         critic=models.critic,
         teachers=models.teachers,
+        judges=models.judges,
         reward_router=reward_router,
+        begin_step=makers.begin_step,
         prompts=prompts,
-        scheduler=_scheduler(config, prompts, filters, make_turn),
-        validator=_validator(config, data.held_out, reward_router, make_turn),
+        curriculum=curriculum,
+        scheduler=_scheduler(config, prompts, curriculum, filters, makers),
+        validator=_validator(config, data.held_out, makers),
         colocation=models.colocation,
         find_prompt=partial(_find_prompt, {prompt.id: prompt for prompt in dataset.items}),
         tag_shares=tag_shares(dataset),
@@ -123,23 +143,27 @@ def start_runtime(
     )
 
 
+def _curriculum(config: RlvrBase, dataset: Dataset[Prompt]) -> Curriculum | None:
+    """Return the curriculum of a run in its initial state; None if it has none."""
+    if config.data.curriculum is None:
+        return None
+    curriculum = Curriculum(config.data.curriculum, config.seed)
+    curriculum.begin_with(dataset.items)
+    return curriculum
+
+
 def _scheduler(
-    config: RlvrConfig,
+    config: RlvrBase,
     prompts: Sampler[Prompt],
+    curriculum: Curriculum | None,
     filters: Sequence[GroupFilter],
-    make_turn: Callable[..., SingleTurn],
+    makers: GroupMakers,
 ) -> GenerateScheduler:
-    """Return the scheduler of training; `make_turn` is `_single_turn` without the parts of the run
-    that it shares with validation."""
+    """Return the scheduler of training."""
     rollout = config.rollout
     return GenerateScheduler(
         prompts=prompts,
-        run_group=make_turn(
-            config.sampling,
-            config.data.samples_per_prompt,
-            redundant=rollout.redundant_samples,
-            greedy_baseline=Need.GREEDY_BASELINE in config.algorithm.needs,
-        ).run,
+        run_group=makers.training(),
         budget=Budget(
             config.data.prompts_per_step,
             max_staleness=rollout.max_staleness,
@@ -148,63 +172,21 @@ def _scheduler(
             max_prompts_factor=rollout.max_prompts_factor,
         ),
         filters=filters,
+        outcomes=curriculum,
     )
 
 
-def _validator(
-    config: RlvrConfig,
-    held_out: Dataset[Prompt],
-    reward_router: RewardRouter,
-    make_turn: Callable[..., SingleTurn],
-) -> Validator:
-    """Return the validator of all held-out prompts; `make_turn` as for `_scheduler`."""
+def _validator(config: RlvrBase, held_out: Dataset[Prompt], makers: GroupMakers) -> Validator:
+    """Return the validator of all held-out prompts."""
     math_tags = frozenset(t for r in config.rewards.values() if r.fn == "math" for t in r.tags)
     return Validator(
         config=config.validation,
         sets={source.name: source.items for source in held_out.sources},
-        single_turn=make_turn(
-            config.validation_sampling,
-            config.validation.samples_per_prompt,
-            purpose=Purpose.VALIDATION,
-        ),
-        reward_router=reward_router,
+        run_group=makers.validation(),
+        begin_step=partial(makers.begin_step, purpose=Purpose.VALIDATION),
+        reward_router=makers.reward_router,
         extract=partial(answer_key, math_tags=math_tags),
         max_in_flight=config.rollout.max_in_flight_groups,
-    )
-
-
-def _single_turn(
-    config: RlvrConfig,
-    fleet: Fleet,
-    decode: Callable[[Sequence[int]], str],
-    reward_router: RewardRouter,
-    sampling: SamplingConfig,
-    samples: int,
-    *,
-    purpose: Purpose = Purpose.TRAINING,
-    **options: Any,
-) -> SingleTurn:
-    """Return the generation and scoring of single-turn groups, with the given settings.
-
-    Args:
-        samples: number of samples per prompt.
-        options: further arguments of `SingleTurn`, which only training uses.
-    """
-    return SingleTurn(
-        fleet=fleet,
-        decode=decode,
-        score=partial(reward_router.score, purpose=purpose),
-        score_group=(
-            partial(reward_router.score_group, purpose=purpose)
-            if reward_router.scores_groups
-            else None
-        ),
-        sampling=SamplingParams(**sampling.model_dump()),
-        samples_per_prompt=samples,
-        seed=config.seed,
-        request_timeout_s=config.rollout.request_timeout_s,
-        separate_siblings=config.rollout.siblings == "separate",
-        **options,
     )
 
 

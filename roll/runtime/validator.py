@@ -13,8 +13,7 @@ from roll.rewards.execution.counters import Purpose
 from roll.rewards.math.final_answer import find_answer
 from roll.rollout.async_utils import all_or_first_error
 from roll.rollout.evaluate import evaluate
-from roll.rollout.single_turn import SingleTurn
-from roll.rollout.types import Group, GroupTask
+from roll.rollout.types import Group, GroupTask, RunGroup
 from roll.runtime.reward_router import RewardRouter
 
 
@@ -24,7 +23,10 @@ class Validator:
 
     config: ValidationConfig
     sets: Mapping[str, tuple[Prompt, ...]]
-    single_turn: SingleTurn
+    run_group: RunGroup
+    begin_step: Callable[[Mapping[str, float]], None]
+    """Function that begins to count failures anew, for a validation with so many samples of each
+    tag."""
     reward_router: RewardRouter
     extract: Callable[[Sample], str | None]
     """Function that returns the normalised answer of a sample for the majority vote; None if the
@@ -39,7 +41,7 @@ class Validator:
         # Validation has its own error budget, because training groups may be scored meanwhile if
         # generation runs ahead of training.
         expected = {tag: n * self.config.samples_per_prompt for tag, n in tags.items()}
-        self.reward_router.begin_step(expected, Purpose.VALIDATION)
+        self.begin_step(expected)
         room = asyncio.Semaphore(self.max_in_flight)
         results: dict[str, float] = {}
         for name, prompts in self.sets.items():
@@ -54,7 +56,7 @@ class Validator:
 
     async def _one(self, room: asyncio.Semaphore, prompt: Prompt, step: int) -> Group:
         async with room:
-            return await self.single_turn.run(GroupTask(prompt, step))
+            return await self.run_group(GroupTask(prompt, step))
 
 
 def answer_key(sample: Sample, *, math_tags: Collection[str]) -> str | None:

@@ -64,7 +64,10 @@ class ModelReward(RewardWorker):
         """
         counters = self._counters[purpose]
         budget = counters.opened()
-        scores = await self._scores_here(await fetched(samples))
+        clock = asyncio.get_running_loop().time
+        arrived_s = clock()
+        begun_s, scores = await self._scores_here(await fetched(samples))
+        counters.took(begun_s - arrived_s, clock() - begun_s, len(samples))
         scored = []
         for sample, score in zip(samples, scores, strict=True):
             if math.isfinite(score):
@@ -106,13 +109,15 @@ class ModelReward(RewardWorker):
             self._scorer.close()
         await super().close()
 
-    async def _scores_here(self, samples: list[Sample]) -> list[float]:
-        """Wait for the model to be on its device, and for its turn; return the model's scores."""
+    async def _scores_here(self, samples: list[Sample]) -> tuple[float, list[float]]:
+        """Wait for the model to be on its device, and for its turn; return the time at which that
+        was, on the clock of the event loop, and the model's scores."""
         while True:
             await self._here.wait()
             async with self._turn:
                 if self._here.is_set():  # `offload` may have held the lock meanwhile
-                    return await asyncio.to_thread(self._scores, samples)
+                    begun_s = asyncio.get_running_loop().time()
+                    return begun_s, await asyncio.to_thread(self._scores, samples)
 
     def _scores(self, samples: list[Sample]) -> list[float]:
         """Return the model's score at the last token of each sample, prompt included; ValueError

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Awaitable
 from typing import Any
 
+from roll.config.sections.model import ModelConfig
 from roll.config.sections.reward import RewardConfig
 from roll.core.errors import ConfigError
 from roll.core.metrics import Metrics
@@ -82,6 +83,14 @@ class RewardWorker(Worker):
         # An `async` score runs on a loop of the pool, so what `setup` makes must belong to it.
         await pool.host(lambda: self.setup(self.ctx, **self.config.kwargs))
         self._pool = pool
+
+    async def use_tokenizer(self, model: ModelConfig) -> None:
+        """Load the policy's tokenizer, which finds the tokens at which steps end."""
+        # Here: most rewards need no tokenizer, and its library takes seconds to load.
+        from roll.models.load import load_tokenizer
+        from roll.rewards.decoding import make_decode
+
+        self.pool.decode = make_decode(await asyncio.to_thread(load_tokenizer, model))
 
     async def begin_step(self, expected_samples: int, purpose: Purpose = Purpose.TRAINING) -> None:
         """Open a new error budget, for a step of about `expected_samples` samples."""

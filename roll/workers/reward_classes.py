@@ -2,14 +2,54 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+from typing import Any
+
 from roll.config.sections.reward import RewardConfig
+from roll.config.sections.services.judge import JudgeConfig, UrlJudgeConfig
 from roll.core.errors import ConfigError
 from roll.core.registry import load_object
+from roll.rewards.service.client import find_key
 from roll.workers.reward import FunctionReward, RewardWorker
+from roll.workers.services.judge import JudgeAccess, JudgeReward
+from roll.workers.services.remote import RemoteReward
+
+
+def reward_recipe(
+    name: str,
+    config: RewardConfig,
+    judges: Mapping[str, JudgeConfig],
+    *,
+    sharers: int = 1,
+    environ: Mapping[str, str] = os.environ,
+) -> tuple[type[RewardWorker], tuple[Any, ...]]:
+    """Return the worker class for a reward, and what its constructor takes after the `WorkerSpec`.
+
+    Args:
+        name: name of the reward.
+        config: the reward.
+        judges: judges of the run by name.
+        sharers: number of reward workers that ask the judge of this reward.
+        environ: environment with the keys of services.
+
+    Raises:
+        ConfigError: a key is missing; or as of `reward_worker_class`.
+    """
+    if config.judge is not None:
+        judge = judges[config.judge.by]
+        key = None
+        if isinstance(judge, UrlJudgeConfig):
+            key = find_key(f"judges.{config.judge.by}", judge, environ)
+        return JudgeReward, (name, config, JudgeAccess(judge, sharers, key))
+    if config.remote is not None:
+        key = find_key(f"rewards.{name}.remote", config.remote, environ)
+        return RemoteReward, (name, config, key)
+    return reward_worker_class(name, config), (name, config)
 
 
 def reward_worker_class(name: str, config: RewardConfig) -> type[RewardWorker]:
-    """Return the worker class for a reward of the config.
+    """Return the worker class for a reward that asks no service.
 
     Raises:
         ConfigError: `worker` is not a subclass of RewardWorker, or does not define `score`.

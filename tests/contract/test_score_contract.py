@@ -25,7 +25,7 @@ SHARED_ROWS = ("fsdp2-ulysses2", "fsdp2-tp2")
 
 
 def score_batch() -> RolloutBatch:
-    batch = rollout_batch(6, seed=5)
+    batch = replace(rollout_batch(6, seed=5), temperatures=torch.linspace(0.5, 1.5, 6))
     return batch.select(batch.lengths.argsort(descending=True))  # uneven work for two ranks
 
 
@@ -38,7 +38,8 @@ def job(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
         whole, small = build(), build(budget=20, chunk=3)
         bf16 = backend.build(spec, model.model_copy(update={"dtype": "bfloat16"}))
         info = whole.rank_info
-        rows = score_batch().split(info.dp_size)[info.dp_rank]
+        own = score_batch().split(info.dp_size)[info.dp_rank]
+        rows = replace(own, temperatures=None)
         at = torch.arange(rows.tokens.shape[1])
         dirty = replace(rows, tokens=rows.tokens.masked_fill(at >= rows.lengths[:, None], 10**6))
         whole.offload()
@@ -47,6 +48,7 @@ def job(spec: WorkerSpec, folder: Path) -> dict[str, Any]:
             "whole": whole.score(rows, entropy=True),
             "small": small.score(rows, entropy=True),
             "dirty padding": small.score(dirty, entropy=True),
+            "own temperatures": small.score(own, entropy=True),
             "bf16": bf16.score(rows).logprobs_BT,
             "no entropy": whole.score(rows).entropy_BT,
             "info": info,
@@ -79,13 +81,16 @@ def test_scores_equal_hf_row_by_row(
     for result in ranks:
         info = result[backend]["info"]
         part = score_batch().split(info.dp_size)[info.dp_rank]
-        for how in ("whole", "small", "dirty padding"):
+        for how in ("whole", "small", "dirty padding", "own temperatures"):
+            temperatures = torch.full((len(part),), TEMPERATURE)
+            if how == "own temperatures":
+                temperatures = part.require("temperatures", made_by="score_batch")
             terms = result[backend][how]
             want_BT, entropy_BT = torch.zeros(2, *part.tokens.shape)
             for row, length in enumerate(part.lengths.tolist()):
                 tokens = part.tokens[row, :length]
                 with torch.no_grad():
-                    logits = model(tokens[None]).logits[0, :-1] / TEMPERATURE
+                    logits = model(tokens[None]).logits[0, :-1] / temperatures[row]
                 logp = logits.log_softmax(-1)
                 want_BT[row, 1:length] = logp[torch.arange(length - 1), tokens[1:]]
                 entropy_BT[row, 1:length] = -(logp.exp() * logp).sum(-1)

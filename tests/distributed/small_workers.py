@@ -24,6 +24,8 @@ from roll.distributed.dispatch import SHARD_BATCH, dispatch
 from roll.distributed.remote_contents import CONTENTS_APART, fetch_samples
 from roll.distributed.remote_values import RemoteValue, fetch, store
 from roll.distributed.worker import Worker
+from roll.rewards.api import RewardContext
+from roll.workers.reward import RewardWorker
 
 # Workers must be able to import this module by the name that the tests give it.
 ROOT = str(Path(__file__).parents[2])
@@ -206,3 +208,10 @@ class Halting(Echo):
             with open(stop, "w") as file:
                 file.write(str(os.getpid()))
             os.kill(os.getpid(), signal.SIGSTOP)
+
+
+class NodeReward(RewardWorker):
+    """A reward that tells on which node it was computed."""
+
+    async def score(self, sample: Sample, ctx: RewardContext) -> float:
+        return float(self.spec.node)

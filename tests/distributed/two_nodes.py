@@ -16,6 +16,7 @@ from pathlib import Path
 from ray.cluster_utils import Cluster as RayNodes
 
 from roll.config.sections.placement import ClusterConfig
+from roll.config.sections.reward import RewardConfig
 from roll.config.sections.roles import Role
 from roll.core.completion import Content
 from roll.core.errors import RollError, WorkerError
@@ -23,7 +24,10 @@ from roll.distributed.cluster import Placement
 from roll.distributed.on_ray.resources import ResourceManager
 from roll.distributed.on_ray.token import use_token_of_cluster
 from roll.distributed.remote_contents import INLINE_BYTES, contents_here, living_nodes, node_of
-from tests.distributed.small_workers import ROOT, Adder, Echo
+from roll.rewards.contract import sample_of
+from roll.runtime.reward_router import RewardCluster, RewardRouter
+from roll.workers.reward import RewardWorker
+from tests.distributed.small_workers import ROOT, Adder, Echo, NodeReward
 
 SMALL = {"num_cpus": 2, "num_gpus": 2, "object_store_memory": 100 * 1024 * 1024}
 
@@ -69,6 +73,23 @@ def lose_tokens(config: ClusterConfig, nodes: RayNodes, second: object) -> None:
             tell(lives=node_of(content) in living_nodes(), lost=str(error))
 
 
+def score(own: ResourceManager) -> None:
+    """Let a pool of reward workers on all devices score samples that come one by one."""
+    config = RewardConfig(worker="tests.distributed.small_workers:NodeReward", workers=4)
+    place = Placement(Role.REWARD, pool="all", workers=config.workers, label="node")
+    cluster = own.start(NodeReward, place, "node", config)
+    cluster.call(RewardWorker.start)
+    router = RewardRouter({"node": RewardCluster(config, cluster)})  # type: ignore[arg-type]
+    router.begin_step({"default": 8.0})
+
+    async def ask() -> list[float]:
+        samples = [sample_of(str(number), answer="") for number in range(8)]
+        groups = await asyncio.gather(*(router.score([one]) for one in samples))
+        return [one.reward for group in groups for one in group]
+
+    tell(scored_on=asyncio.run(ask()), failed=router.take_rates()["reward/node/error_rate"].value())
+
+
 def main(folder: Path) -> None:
     take_token(folder / "auth_token")
     with use_token_of_cluster():
@@ -83,6 +104,7 @@ def main(folder: Path) -> None:
                 for _, spec, env in cluster.call_each(Adder.where):
                     visible = env["CUDA_VISIBLE_DEVICES"]
                     tell(rank=spec.rank, node=spec.node, devices=spec.devices, visible=visible)
+            score(own)
         missing = joined.model_copy(update={"nodes": 3, "start_timeout_s": 2.0})
         tell(error=attempt(missing, {"all": "0"}))
         tell(error=attempt(joined, {"all": "0-4"}))

@@ -141,6 +141,7 @@ class Struck(RlvrPipeline):
         inference, striker = self.runtime.inference, self.striker
         striker.is_lost = lambda: inference.fleet.replicas[0].gone
         old = inference.pusher
+        assert old is not None
         inference.pusher = StruckPusher(
             old.actor, old.infer, old.platform, old.config, striker=striker
         )

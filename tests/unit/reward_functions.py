@@ -41,6 +41,8 @@ def obey(sample: Sample) -> object:
             time.sleep(600)
         case "wait":
             RELEASE.wait(30)
+        case "nap":
+            time.sleep(1.0)
         case "spin":
             return 9**9**9
         case "exit":

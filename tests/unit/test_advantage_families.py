@@ -37,6 +37,7 @@ from roll.config.algorithm import (
     DistillConfig,
     GaeConfig,
     GdpoConfig,
+    GigpoConfig,
     GrpoConfig,
     Need,
     OpoConfig,
@@ -47,6 +48,7 @@ from roll.config.algorithm import (
     RlooConfig,
 )
 from roll.core.batches import RolloutBatch
+from roll.core.types import Turn
 
 NAN = float("nan")
 
@@ -77,6 +79,10 @@ def full_batch(seed: int, *, rows: int = 7, width: int = 9, paid: bool = True) -
         old_logprobs=tokens(float("-inf")),
         teacher_logprobs=tokens(float("inf")),
         values=tokens(),
+        turns=[
+            (Turn(0, 3, row / 4, "a"), Turn(4, width, -0.5, "b" if row % 2 else ""))
+            for row in range(rows)
+        ],
     )
 
 
@@ -92,6 +98,7 @@ CONFIGS: list[AdvantageConfig] = [
     ReinforcePpConfig(gamma=0.9),
     ReinforcePpConfig(baseline="group"),
     RemaxConfig(),
+    GigpoConfig(),
     DistillConfig(mix=0.5),
 ]
 EVERY = [ADVANTAGES.build(config) for config in CONFIGS]

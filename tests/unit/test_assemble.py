@@ -77,6 +77,14 @@ def test_rollout_metrics_match_hand_worked_numbers() -> None:
         "staleness/max": 2,
         "staleness/mean": pytest.approx(7 / 6),
         "truncated_fraction": pytest.approx(1 / 3),
+        "tag/default/groups/equal_rewards_fraction": 0,
+        "tag/default/response_tokens/mean": 2,
+        "tag/default/samples_fraction": pytest.approx(2 / 3),
+        "tag/default/truncated_fraction": 0.5,
+        "tag/other/groups/equal_rewards_fraction": 1,
+        "tag/other/response_tokens/mean": 2,
+        "tag/other/samples_fraction": pytest.approx(1 / 3),
+        "tag/other/truncated_fraction": 0,
     }
 
 

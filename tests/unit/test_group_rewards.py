@@ -118,11 +118,17 @@ def test_scores_of_groups_are_added_to_those_of_samples() -> None:
         assert (first.reward, second.reward) == (12.0, 1.0)
         assert first.by_name == {"length": 2.0, "rank": 1.0}
         assert first.parts == {"rank/size": 2.0}
-        assert set(router.take_rates()) == {
-            f"reward/{name}/{rate}"
-            for name in ("length", "rank")
-            for rate in ("error_rate", "timeout_rate")
+        names = ("length", "rank")
+        rates = ("error_rate", "timeout_rate")
+        times = ("queue_s", "run_s", "share_of_step")
+        found = router.take_rates().values_by_name()
+        assert set(found) == {
+            *(f"reward/{name}/{rate}" for name in names for rate in rates),
+            *(f"rewards/{name}/{each}" for name in names for each in times),
         }
+        assert all(0 < found[f"rewards/{name}/share_of_step"] <= 1 for name in names)
+        router.begin_step({"default": 2.0})
+        assert router.take_rates()["rewards/rank/share_of_step"].value() == 0
 
 
 def test_a_tag_may_have_group_rewards_only_and_other_tags_are_left_alone() -> None:

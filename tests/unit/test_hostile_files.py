@@ -45,12 +45,18 @@ UNPICKLES = {
     "roll/rewards/execution/child.py",
     "roll/rewards/execution/child_main.py",
     "roll/strategy/sglang/messages.py",
-    # What it has pickled itself, on the line before.
+    # What it has pickled itself, on the line before, or in a file without a name.
+    "roll/data/spool.py",
     "roll/rewards/contract.py",
+    # Reads texts, numbers and containers only.
+    "roll/rewards/code/rows/packing.py",
     # Runs a program where it can do no harm, and evaluates tests and codecs of its judge.
     "roll/sandbox/worker/inside/program.py",
+    "roll/envs/built_in/code/fix_code.py",
     "roll/rewards/code/asserts.py",
     "roll/rewards/code/calls.py",
+    "roll/rewards/code/checker.py",
+    "roll/rewards/code/stand_ins.py",
     "roll/rewards/code/values.py",
 }
 

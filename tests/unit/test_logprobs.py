@@ -40,23 +40,25 @@ def from_hidden(
     )
 
 
-def by_hand(logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Token by token, straight from the definition."""
+def by_hand(logits: Tensor, tokens: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
+    """Token by token, straight from the definition; a temperature for all, or for each row."""
+    of_B = torch.as_tensor(temperature).expand(B)
     logp = torch.zeros(B, T, dtype=logits.dtype)
     entropy = torch.zeros(B, T, dtype=logits.dtype)
     for b in range(B):
         for t in range(1, T):
-            p = torch.softmax(logits[b, t - 1] / temperature, -1)
+            p = torch.softmax(logits[b, t - 1] / of_B[b], -1)
             logp[b, t] = p[tokens[b, t]].log()
             entropy[b, t] = -(p * p.log()).sum()
     return logp, entropy
 
 
 @settings(max_examples=12)
-@given(st.integers(1, 30), st.floats(0.3, 2.0), st.booleans())
+@given(st.integers(1, 30), st.floats(0.3, 2.0), st.booleans(), st.booleans())
 def test_any_chunk_size_gives_values_and_gradients_of_plain_autograd(
-    chunk: int, temperature: float, with_bias: bool
+    chunk: int, one: float, with_bias: bool, by_row: bool
 ) -> None:
+    own_B = one * torch.linspace(0.5, 2.0, B, dtype=torch.float64)
     hidden, weight, bias, tokens = inputs()
     g = torch.Generator().manual_seed(1)
     up_logp, up_entropy = torch.randn(2, B, T, generator=g, dtype=torch.float64)
@@ -64,12 +66,13 @@ def test_any_chunk_size_gives_values_and_gradients_of_plain_autograd(
     for leaf in leaves:
         leaf.requires_grad_()
     bias_V = bias if with_bias else None
-    want = by_hand(torch.nn.functional.linear(hidden, weight, bias_V), tokens, temperature)
+    logits = torch.nn.functional.linear(hidden, weight, bias_V)
+    want = by_hand(logits, tokens, own_B if by_row else one)
     want_grads = torch.autograd.grad((want[0] * up_logp + want[1] * up_entropy).sum(), leaves)
     everywhere = positions(torch.ones(B, T, dtype=torch.bool))
     got = from_hidden(
         hidden, weight, bias_V, tokens, everywhere,
-        temperature=temperature, chunk_tokens=chunk, entropy=True,
+        temperature=own_B[everywhere // T] if by_row else one, chunk_tokens=chunk, entropy=True,
     )  # fmt: skip
     assert got.entropy_BT is not None
     grads = torch.autograd.grad(

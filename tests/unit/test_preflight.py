@@ -12,7 +12,9 @@ from roll.commands.doctor import (
     RAY,
     Line,
     examine_backends,
+    examine_environment_packages,
     examine_ray,
+    examine_reward_packages,
     examine_sandbox,
     examine_token,
 )
@@ -23,6 +25,9 @@ from roll.config.sections.placement import ClusterConfig
 from roll.core.errors import ConfigError
 from roll.core.hub import may_be_on_hub
 from roll.distributed.device_layout import address_to_join
+from roll.envs.adapters.table import ADAPTERS, Adapter
+from roll.rewards.built_in import REWARDS
+from roll.rewards.packages import PACKAGES, RewardPackage
 from roll.sandbox import LEVELS, NoLevelError, Sandbox
 from roll.strategy.available import REQUIREMENTS, Requirement
 from tests.runs import write_task
@@ -162,6 +167,45 @@ def test_doctor_names_the_level_of_the_sandbox_or_says_why_there_is_none() -> No
     assert not absent.ok
     assert absent.advice == "no level works: needs a newer Linux"
     assert healthy([absent])  # runs without such programs need none
+
+
+def test_doctor_names_the_rewards_that_lack_a_package() -> None:
+    assert all(line.ok for line in examine_reward_packages())
+    absent = RewardPackage(">=1", ("ifeval", "format"))
+    lines = examine_reward_packages({"no-such-package": absent})
+    assert lines[0].advice == (
+        "no-such-package is missing: pip install 'roll[rewards]'; "
+        "lacked by the rewards ifeval, format"
+    )
+    assert not lines[0].ok
+    assert healthy(lines), "runs without these rewards need none"
+    old = examine_reward_packages({"regex": RewardPackage(">=9999", ("pattern",))})
+    assert "is outside >=9999" in old[0].advice
+
+
+def test_doctor_names_the_packages_of_environments_and_what_lacks_them() -> None:
+    absent = Adapter("gymnasium", "no-such-package", "gymnasium:A-v0")
+    there = Adapter("http", "aiohttp", "http://localhost", server=True)
+    first, second = examine_environment_packages({"a": absent, "b": there})
+    assert (first.what, first.found, first.ok, first.needed) == (
+        "environments: no-such-package",
+        "-",
+        False,
+        False,
+    )
+    assert first.advice.endswith("pip install no-such-package; lacked by gymnasium:A-v0")
+    assert second.ok
+    assert second.advice == ""
+    assert len(examine_environment_packages()) == len({a.package for a in ADAPTERS.values()})
+
+
+def test_doctor_knows_all_packages_of_rewards() -> None:
+    file = Path(__file__).parents[2] / "requirements" / "rewards.txt"
+    lines = [line for line in file.read_text().splitlines() if line and line[0] != "#"]
+    assert {name + package.versions for name, package in PACKAGES.items()} == set(lines)
+    services = {"judge", "remote"}
+    named = {reward for package in PACKAGES.values() for reward in package.rewards}
+    assert named - services <= set(REWARDS)
 
 
 def healthy(lines: list[Line]) -> bool:

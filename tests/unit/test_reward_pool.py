@@ -255,3 +255,65 @@ def _run_bound(
         return asyncio.run(pool.score([sample_of(r, answer=answer) for r in responses]))
     finally:
         pool.close()
+
+
+class Slow:
+    """A runner that takes a while for each sample, one after another."""
+
+    width = 1
+    calls = 0
+
+    async def run(self, work: Any) -> Any:
+        self.calls += 1
+        await asyncio.sleep(0.05)
+        return Reward(1.0)
+
+    async def host(self, make: Any, timeout_s: float | None) -> None:
+        await make()
+
+    def close(self) -> None:
+        pass
+
+
+def test_the_time_in_the_queue_and_the_time_of_the_function_are_told_apart() -> None:
+    pool = RewardPool("r", _config(), Slow())
+    pool.begin_step(3)
+    asyncio.run(pool.score([sample_of("", answer="")] * 3))
+    metrics = pool.take_metrics().values_by_name()
+    assert metrics["rewards/r/run_s"] >= 0.045
+    # They wait for 0, 1 and 2 others: as long as one runs, on average.
+    assert metrics["rewards/r/queue_s"] == pytest.approx(metrics["rewards/r/run_s"], rel=0.3)
+    assert "rewards/r/run_s" not in pool.take_metrics()
+
+
+def test_who_waits_too_long_for_a_place_fails_without_a_call() -> None:
+    runner = Slow()
+    pool = RewardPool("r", _config(queue_timeout_s=0.02, max_error_rate=1.0), runner)
+    pool.begin_step(3)
+    scored = asyncio.run(pool.score([sample_of("", answer="")] * 3))
+    assert _scores(scored) == [1.0, None, None]
+    assert [one.timed_out for one in scored] == [False, True, True]
+    assert scored[1].failure == "TimeoutError: no place free within queue_timeout_s = 0.02"
+    assert runner.calls == 1
+    again = asyncio.run(pool.score([sample_of("", answer="")]))  # no place is lost
+    assert _scores(again) == [1.0]
+    assert pool.take_metrics()["reward/r/timeout_rate"].value() == 0.5
+
+
+def test_a_limit_of_cpu_time_lets_a_call_wait_but_not_compute() -> None:
+    config = _config(in_process=False, clock="cpu", timeout_s=0.4, concurrency=1, max_error_rate=1)
+    scored, _ = _score(config, "nap", "spin", "ok")
+    assert _scores(scored) == [1.0, None, 1.0]
+    assert scored[1].timed_out
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"clock": "cpu"}, "set `in_process: false`"),
+        ({"fn": None, "model": {"path": "m"}, "queue_timeout_s": 1.0}, "Drop `queue_timeout_s`"),
+    ],
+)
+def test_limits_that_would_have_no_effect_are_refused(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        RewardConfig(**{"fn": "math", **settings})

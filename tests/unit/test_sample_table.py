@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.config.algorithm import Aggregation
-from roll.core.completion import Completion, Content, FinishReason, VersionRuns, Written
+from roll.core.completion import NOBODY, Completion, Content, FinishReason, VersionRuns, Written
 from roll.core.types import Prompt, Sample
 from roll.distributed.remote_values import store
 from roll.pipeline.updates import updates
@@ -36,7 +36,8 @@ class Step:
 
 @st.composite
 def steps(draw: st.DrawFn) -> Step:
-    """A step whose rows divide into updates and ranks; some rewards failed, some tokens are far."""
+    """A step whose rows divide into updates and ranks; some rewards failed, some tokens are far,
+    some were written by an environment."""
     num_updates, ranks = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     siblings = draw(st.integers(1, 4))
     num_groups = num_updates * ranks * draw(st.integers(1, 2))
@@ -53,7 +54,9 @@ def steps(draw: st.DrawFn) -> Step:
             far = store(contents, [0] * siblings)
         samples = []
         for i, (content, written) in enumerate(zip(far, contents, strict=True)):
-            runs = VersionRuns.of_tokens([3] * len(written.tokens))
+            size = len(written.tokens)
+            writers = draw(st.lists(st.sampled_from([2, 3, NOBODY]), min_size=size, max_size=size))
+            runs = VersionRuns.of_tokens(writers)
             one = Sample(f"{number}/{i}", str(number), prompt, Completion(content, runs, STOP))
             failed = ("judge",) if draw(st.integers(0, 5)) == 0 else ()
             samples.append(ScoredSample(one, draw(st.floats(-1, 1)), failed=failed))
@@ -67,7 +70,13 @@ def test_each_rank_gets_its_rows_and_each_row_comes_once(step: Step) -> None:
     wanted = {
         scored.sample.id: (
             [*group.prompt.tokens, *scored.sample.completion.tokens],
-            scored.sample.num_response_tokens if scored.has_reward else 0,
+            [
+                token
+                for token, version in zip(
+                    scored.sample.completion.tokens, scored.sample.completion.versions, strict=True
+                )
+                if version != NOBODY and scored.has_reward
+            ],
         )
         for group in step.groups
         for scored in group.samples
@@ -94,7 +103,8 @@ def test_each_rank_gets_its_rows_and_each_row_comes_once(step: Step) -> None:
                 assert batch.tokens[i, : batch.lengths[i]].tolist() == tokens
                 assert not batch.tokens[i, batch.lengths[i] :].any()
                 own = batch.tokens[i][batch.loss_mask[i]].tolist()
-                assert own == (tokens[len(tokens) - trained :] if trained else [])
+                assert own == trained
+                assert part.trained_tokens()[i] == len(trained)
                 assert batch.rollout_logprobs is not None
                 made = batch.rollout_logprobs[i] != 0  # those of a prompt are 0
                 assert torch.equal(batch.rollout_logprobs[i][made], -batch.tokens[i][made].float())

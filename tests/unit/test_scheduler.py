@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from roll.core.completion import Written
 from roll.core.errors import EngineError, RollError
-from roll.core.types import GenerateRequest
+from roll.core.types import GenerateRequest, Sample
 from roll.data.datasets import Dataset, Source
 from roll.data.mixing import Sampler
 from roll.distributed.remote_values import RemoteValue
@@ -446,6 +446,17 @@ def test_a_saved_group_is_the_same_when_it_is_read_again(tmp_path: Path) -> None
         "s:0", [0.1, 1 / 3], completions=[completion(5, 6, version=2), completion(7)], step=4
     )
     assert from_plain(from_disk(to_plain(one), tmp_path), prompt) == one
+
+
+def test_a_saved_episode_has_the_words_with_which_it_began(tmp_path: Path) -> None:
+    one = group("s:0", [0.1], completions=[completion(5, 6)])
+    (scored,) = one.samples
+    own = replace(scored.sample.prompt, tokens=(7, 8, 9), text="You are on a lake.")
+    sample = Sample(scored.sample.id, scored.sample.group, own, scored.sample.completion)
+    episode = replace(one, samples=(replace(scored, sample=sample),))
+    found = from_plain(from_disk(to_plain(episode), tmp_path), prompt)
+    assert found == episode
+    assert found.prompt.tokens != found.samples[0].sample.prompt.tokens == (7, 8, 9)
 
 
 def test_a_group_of_an_older_checkpoint_is_read() -> None:

@@ -17,7 +17,8 @@ def validator(engine: ScriptedEngine, *, prompts: int, max_in_flight: int) -> Va
     return Validator(
         config=ValidationConfig(samples_per_prompt=2),
         sets={"held_out": tuple(prompt(f"p{i}") for i in range(prompts))},
-        single_turn=single_turn(engine),
+        run_group=single_turn(engine).run,
+        begin_step=lambda expected: None,
         reward_router=RewardRouter({}),
         extract=lambda sample: sample.response_text,
         max_in_flight=max_in_flight,

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
 from torch import Tensor
 
+from roll.algorithms.advantages.discounting import discounted_sums
 from roll.algorithms.advantages.rewards import total_rewards
-from roll.algorithms.loss_interface import SampleEstimator, Samples
+from roll.algorithms.advantages.trained import TrainedTokens
+from roll.algorithms.loss_interface import Estimate, SampleEstimator, Samples
 from roll.algorithms.moments import Moments
 from roll.algorithms.registries import ADVANTAGES
 from roll.algorithms.siblings import Siblings
 from roll.config.algorithm.advantages import GrpoConfig, RlooConfig
+from roll.core.batches import RolloutBatch
 
 StdKind = Literal["group", "batch", "none"]
 BaselineKind = Literal["mean", "leave_one_out"]
@@ -56,16 +60,80 @@ def group_advantages(
             return centred_B
 
 
+def step_advantages(
+    rewards_BL: Tensor,
+    ends_BL: Tensor,
+    group_ids_B: Tensor,
+    *,
+    std: StdKind,
+    eps: float,
+    baseline: BaselineKind = "mean",
+) -> Tensor:
+    """Return for each token the sum of the normalised rewards of the steps that end at or after it,
+    float64 `[B, L]` (process supervision of GRPO, arXiv 2402.03300, section 4.1.3).
+
+    A reward is normalised to (reward - mean) / (std + eps), with mean and unbiased std over the
+    steps of all samples of the prompt.
+
+    Args:
+        rewards_BL: reward of each step at the token with which it ends, float64.
+        ends_BL: True at these tokens; a reward of 0 counts too.
+        group_ids_B: any integers; samples of one prompt share an id.
+        std: steps whose standard deviation divides: those of the prompt (`group`), of all prompts
+            (`batch`), or no division (`none`).
+        eps: number that is added to the standard deviation.
+        baseline: mean over the steps of the prompt (`mean`), or of its other samples
+            (`leave_one_out`; the sample's own steps if no other has any).
+    """
+    siblings, ends = Siblings.of(group_ids_B), ends_BL.double()
+    counts_B, sums_B = ends.sum(1), (rewards_BL * ends).sum(1)
+    size_B, total_B = siblings.sum(counts_B), siblings.sum(sums_B)
+    mean_B = total_B / size_B.clamp(min=1)
+    centre_B = mean_B
+    if baseline == "leave_one_out":
+        others_B = size_B - counts_B
+        centre_B = torch.where(others_B > 0, (total_B - sums_B) / others_B.clamp(min=1), mean_B)
+    centred_BL = (rewards_BL - centre_B[:, None]) * ends
+    match std:
+        case "group":
+            gaps_B = ((rewards_BL - mean_B[:, None]).square() * ends).sum(1)
+            std_B = (siblings.sum(gaps_B) / (size_B - 1).clamp(min=1)).sqrt()
+            centred_BL = centred_BL / (std_B + eps)[:, None]
+        case "batch":
+            centred_BL = centred_BL / (Moments.of(rewards_BL, ends_BL).std + eps)
+    return discounted_sums(centred_BL, torch.ones(1, dtype=torch.float64))
+
+
 @ADVANTAGES.register(GrpoConfig)
 @dataclass(frozen=True)
 class Grpo(SampleEstimator):
     """GRPO advantage (arXiv 2402.03300), the same on every trained token of a sample.
 
     With `std="none"` it is the advantage of Dr.GRPO (arXiv 2503.20783). Token rewards are added to
-    the reward of the sample.
+    the reward of the sample; but rewards of steps, with `process="steps"`, give each token an
+    advantage of its own in addition, see `step_advantages`.
     """
 
     config: GrpoConfig
+
+    def __call__(self, batch: RolloutBatch) -> Estimate:
+        """Compute the advantages of all tokens; raise ValueError if rewards are missing."""
+        config, rewards_BT, ends_BT = self.config, batch.step_rewards, batch.step_ends
+        if config.process == "total" or rewards_BT is None or ends_BT is None:
+            return super().__call__(batch)
+        others_BT = batch.require("token_rewards", made_by="dense") - rewards_BT
+        outcome_B = self.per_sample(replace(batch, token_rewards=others_BT))
+        tokens = TrainedTokens.of(batch.loss_mask)
+        steps_BL = step_advantages(
+            tokens.pack(rewards_BT),
+            tokens.pack(ends_BT.float()) > 0,
+            batch.group_ids,
+            std=config.std,
+            eps=config.eps,
+            baseline=config.baseline,
+        )
+        advantages_BT = outcome_B[:, None] * batch.loss_mask + tokens.unpack(steps_BL)
+        return Estimate(advantages_BT.float())
 
     def per_sample(self, samples: Samples) -> Tensor:
         config = self.config

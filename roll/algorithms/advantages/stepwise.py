@@ -1,7 +1,7 @@
-"""Advantages per step of an episode, for agents that are trained on one sample per step.
+"""Returns and advantages of the steps of episodes.
 
-Axis letters: S steps, E episodes. Rows may be in any order. These functions are not in the registry
-of advantage estimators, because their arguments describe episodes, which a batch does not.
+Axis letters: S steps, E episodes. Rows may be in any order. A step is a turn of the policy;
+`gigpo.py` takes turns out of a batch.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.loss_interface import AdvantageEstimator, SampleEstimator
-from roll.algorithms.registries import PartRegistry
+from roll.algorithms.registries import ADVANTAGES, PartRegistry
+from roll.algorithms.shaping.domains import Division, Lesson, divisions, tag_metrics
 from roll.algorithms.shaping.interface import (
     ADVANTAGE_SHAPINGS,
     MASKS,
@@ -26,7 +27,8 @@ from roll.algorithms.shaping.interface import (
 )
 from roll.algorithms.shaping.kl_in_reward import KlInReward
 from roll.config.algorithm import AlgorithmConfig, OverlongPenaltyConfig
-from roll.config.algorithm.shaping import ShapingConfig
+from roll.config.algorithm.shaping import RewardShapingConfig, ShapingConfig
+from roll.config.sections.domain import DomainConfig
 from roll.core.batches import RolloutBatch
 from roll.core.errors import CheckpointError
 from roll.core.metrics import Max, Mean, Metrics
@@ -43,6 +45,9 @@ class Shaping:
     `add_advantages` applies all of it. Parts are applied in the order of their mappings, and their
     metrics contain their names. Only running moments and an adaptive KL coefficient change from
     step to step; `state` returns both.
+
+    The samples of a tag in `domains` have shaping of rewards and an estimator of their own, which
+    know the samples of this tag only. Everything else knows all samples.
     """
 
     reward_parts: Mapping[str, RewardShaping] = field(default_factory=dict)
@@ -50,11 +55,13 @@ class Shaping:
     weight_parts: Mapping[str, SampleWeight] = field(default_factory=dict)
     advantage_parts: Mapping[str, AdvantageShaping] = field(default_factory=dict)
     kl: KlInReward | None = None
+    domains: Mapping[str, Lesson] = field(default_factory=dict)
 
     def needs_tokens(self, estimator: AdvantageEstimator) -> bool:
         """Return whether this shaping and the estimator compute with single tokens, so that they
         need a `RolloutBatch` in place of a `SampleTable`."""
-        by_sample = isinstance(estimator, SampleEstimator) and estimator.spreads
+        estimators = [estimator, *(lesson.estimator for lesson in self.domains.values())]
+        by_sample = all(isinstance(each, SampleEstimator) and each.spreads for each in estimators)
         return not by_sample or self.kl is not None or bool(self.advantage_parts)
 
     def add_advantages(self, batch: S, estimator: AdvantageEstimator) -> tuple[S, Metrics]:
@@ -66,14 +73,15 @@ class Shaping:
         its own loss. A sample without a reward does not count in any statistic.
         """
         if batch.has_reward is None:
-            return self._add_advantages(batch, estimator)
+            found, metrics = self._add_advantages(batch, estimator)
+            return found, metrics | tag_metrics(found)
         judged = batch.has_reward.nonzero()[:, 0]
         if not len(judged):
             return _without_advantages(batch), Metrics()
         found, metrics = self._add_advantages(
             replace(batch.select(judged), has_reward=None), estimator
         )
-        return _among(batch, found, judged), metrics
+        return _among(batch, found, judged), metrics | tag_metrics(found)
 
     def _add_advantages(self, batch: S, estimator: AdvantageEstimator) -> tuple[S, Metrics]:
         """Shape rewards, estimate advantages, then apply masks, weights and advantage parts."""
@@ -82,7 +90,7 @@ class Shaping:
         weighed, also_seen = self.weights(batch)
         metrics = metrics | seen | also_seen
         estimated = replace(
-            _estimated(rewarded, masked, estimator), sample_weights=weighed.sample_weights
+            self._estimated(rewarded, masked, estimator), sample_weights=weighed.sample_weights
         )
         if not self.advantage_parts:
             return estimated, metrics
@@ -104,16 +112,16 @@ class Shaping:
                 raise ValueError("kl_in_reward needs the tokens of the samples")
             token_rewards_BT, metrics = self.kl(batch)
             shaped = replace(batch, token_rewards=token_rewards_BT)
-        if not self.reward_parts:
+        if not self.reward_parts and not any(one.reward_parts for one in self.domains.values()):
             return shaped, metrics
         baseline_B = batch.baseline_rewards
         rewards = Rewards(
             batch.require("rewards", made_by="assemble").double(),
             None if baseline_B is None else baseline_B.double(),
         )
-        for name, part in self.reward_parts.items():
-            rewards, seen = part(rewards, batch)
-            metrics = metrics | _under(f"shaping/reward/{name}", seen)
+        for division in divisions(batch.tags, self.domains):
+            rewards, seen = self._shaped(rewards, batch, division)
+            metrics = metrics | seen
         mean = Mean(rewards.total_B.sum().item(), len(batch))
         shaped = replace(
             shaped,
@@ -121,6 +129,33 @@ class Shaping:
             baseline_rewards=None if rewards.baseline_B is None else rewards.baseline_B.float(),
         )
         return shaped, metrics | {"shaping/reward/mean": mean}
+
+    def _shaped(self, rewards: Rewards, batch: S, division: Division) -> tuple[Rewards, Metrics]:
+        """Return the rewards with those of a division shaped, and the metrics of the shaping."""
+        tag, metrics = division.tag, Metrics()
+        parts = self.reward_parts if tag is None else self.domains[tag].reward_parts
+        own, samples = rewards.map(division.part), division.of(batch) if parts else batch
+        for name, part in parts.items():
+            own, seen = part(own, samples)
+            prefix = "" if tag is None else f"tag/{tag}/"
+            metrics = metrics | _under(f"{prefix}shaping/reward/{name}", seen)
+        baseline_B = None
+        if rewards.baseline_B is not None and own.baseline_B is not None:
+            baseline_B = division.put(own.baseline_B, into=rewards.baseline_B)
+        return Rewards(division.put(own.total_B, into=rewards.total_B), baseline_B), metrics
+
+    def _estimated(self, rewarded: S, kept: S, estimator: AdvantageEstimator) -> S:
+        """Return `rewarded` with the advantages of those samples that are trained in `kept`."""
+        if not self.domains:
+            return _estimated(rewarded, kept, estimator)
+        whole = rewarded
+        for division in divisions(rewarded.tags, self.domains):
+            tag, rows = division.tag, division.rows_N
+            assert rows is not None
+            own = estimator if tag is None else self.domains[tag].estimator
+            found = _estimated(division.of(rewarded), division.of(kept), own)
+            whole = _among(whole, found, rows)
+        return whole
 
     def masks(self, batch: S) -> tuple[S, Metrics]:
         """Return the batch with fewer trained samples.
@@ -178,8 +213,8 @@ class Shaping:
         if state.keys() != expected:
             raise CheckpointError(
                 f"the checkpoint remembers {_listed(state)} of reward shaping, the config asks for "
-                f"{_listed(expected)}; restore algorithm.reward_shaping and algorithm.kl_in_reward,"
-                " or start anew with `resume: never` and another output_dir"
+                f"{_listed(expected)}; restore algorithm.reward_shaping, algorithm.kl_in_reward and"
+                " domains, or start anew with `resume: never` and another output_dir"
             )
         for name, of_part in state.items():
             self._stateful[name].load(of_part)
@@ -188,6 +223,8 @@ class Shaping:
     def _stateful(self) -> dict[str, Stateful]:
         """Parts with a state, by their names in the checkpoint."""
         parts: dict[str, object] = {f"reward/{n}": part for n, part in self.reward_parts.items()}
+        for tag, lesson in self.domains.items():
+            parts |= {f"tag/{tag}/reward/{n}": part for n, part in lesson.reward_parts.items()}
         if self.kl is not None:
             parts["kl_in_reward"] = self.kl
         return {name: part for name, part in parts.items() if isinstance(part, Stateful)}
@@ -245,25 +282,51 @@ def _among(batch: S, found: S, rows: Tensor) -> S:
     return replace(batch, **changed)
 
 
-def build_shaping(config: AlgorithmConfig, *, max_new_tokens: int) -> Shaping:
+def build_shaping(
+    config: AlgorithmConfig,
+    *,
+    max_new_tokens: int,
+    domains: Mapping[str, DomainConfig] | None = None,
+) -> Shaping:
     """Build all shaping of a run, in its initial state.
 
     Args:
         config: section `algorithm` of the config.
         max_new_tokens: limit of new tokens in the run's sampling; default limit of an overlong
             penalty.
+        domains: section `domains` of the config.
     """
-    rewards = [
-        choice.within(max_new_tokens) if isinstance(choice, OverlongPenaltyConfig) else choice
-        for choice in config.reward_shaping
-    ]
     kl = config.kl_in_reward
     return Shaping(
-        reward_parts=_build(REWARD_SHAPINGS, rewards),
+        reward_parts=_reward_parts(config.reward_shaping, max_new_tokens),
         mask_parts=_build(MASKS, config.masks),
         weight_parts=_build(SAMPLE_WEIGHTS, config.sample_weights),
         advantage_parts=_build(ADVANTAGE_SHAPINGS, config.advantage_shaping),
         kl=None if kl is None else KlInReward(kl),
+        domains={
+            tag: Lesson(
+                _reward_parts(
+                    config.reward_shaping if own.reward_shaping is None else own.reward_shaping,
+                    own.sampling.max_new_tokens or max_new_tokens,
+                ),
+                ADVANTAGES.build(own.advantage or config.advantage),
+            )
+            for tag, own in (domains or {}).items()
+            if own.apart
+        },
+    )
+
+
+def _reward_parts(
+    configs: Sequence[RewardShapingConfig], max_new_tokens: int
+) -> dict[str, RewardShaping]:
+    """Build the parts of reward shaping; `max_new_tokens` is the default limit of a penalty."""
+    return _build(
+        REWARD_SHAPINGS,
+        [
+            choice.within(max_new_tokens) if isinstance(choice, OverlongPenaltyConfig) else choice
+            for choice in configs
+        ],
     )
 
 

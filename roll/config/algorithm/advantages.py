@@ -65,6 +65,11 @@ class GrpoConfig(Choice):
     difficulty keep their natural weight."""
     eps: float = Field(default=1e-6, gt=0)
     """Number added to the standard deviation before the division."""
+    process: Literal["steps", "total"] = "steps"
+    """Use of the rewards of single steps (`process: true` of a reward). `steps`: each is
+    normalised like a reward, over the steps of all samples of the prompt, and a token gets the sum
+    of those that end at or after it (process supervision, section 4.1.3), in addition to the
+    advantage of its sample. `total`: they are added to the reward of the sample."""
 
 
 class RlooConfig(Choice):
@@ -165,6 +170,27 @@ class RemaxConfig(Choice):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.GREEDY_BASELINE})
 
 
+class GigpoConfig(Choice):
+    """Advantage of the episode + step_coef * advantage of the turn (GiGPO, arXiv 2505.10978). The
+    first is (reward - group mean) / (std + eps) over the episodes of the task; the second is the
+    same for the discounted returns of those turns of the task that began in the same state.
+
+    For agents whose environment names its states (`info["state"]`), where the reward of the whole
+    episode says little about single turns.
+    """
+
+    kind: Literal["gigpo"] = "gigpo"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.SIBLINGS, Need.TURNS})
+    gamma: float = Field(default=0.95, gt=0, le=1)
+    """Discount per turn."""
+    step_coef: float = Field(default=1.0, ge=0)
+    """Factor of the advantage of the turn."""
+    std: Literal["group", "none"] = "group"
+    """Divide both advantages by their standard deviations, or by nothing."""
+    eps: float = Field(default=1e-6, gt=0)
+    """Number added to the standard deviations before the division."""
+
+
 class DistillConfig(Choice):
     """Advantage from a teacher: coef * (teacher log-prob - policy log-prob) of each token + mix *
     (reward - group mean) / (group std + eps) (on-policy distillation, arXiv 2306.13649).
@@ -197,6 +223,7 @@ AdvantageConfig = Annotated[
     | ReinforceConfig
     | ReinforcePpConfig
     | RemaxConfig
+    | GigpoConfig
     | DistillConfig,
     Field(discriminator="kind"),
 ]

@@ -21,6 +21,8 @@ class Need(StrEnum):
     """Log-probs of the policy for the whole update, computed before the update begins."""
     GREEDY_BASELINE = "greedy_baseline"
     """A greedy response to every prompt, and its reward."""
+    TURNS = "turns"
+    """Samples that are episodes, with turns: `pipeline: agentic`."""
     TEACHER = "teacher"
     """One or more entries in `teachers`."""
     RATIO = "ratio"

@@ -23,7 +23,7 @@ def _roles(config: RlvrBase) -> Iterator[str]:
     """Yield the roles and samples that the algorithm needs but the config lacks, and a critic that
     nothing needs."""
     algorithm = config.algorithm
-    needs = algorithm.needs
+    needs = config.needs
     if Need.REFERENCE in needs and config.reference is None and not config.base_is_reference:
         yield (
             f"reference: {_who(needs, Need.REFERENCE)} needs a `reference` role; add one, or train "
@@ -51,28 +51,34 @@ def _roles(config: RlvrBase) -> Iterator[str]:
 
 def _pass_k(config: RlvrBase) -> Iterator[str]:
     """Yield a problem if there is only one way to draw k of the samples."""
-    advantage = config.algorithm.advantage
     samples = config.data.samples_per_prompt
-    if isinstance(advantage, PassKConfig) and advantage.k >= samples >= 2:
-        yield (
-            f"algorithm.advantage.k: {advantage.k} of {samples} samples per prompt can be drawn in "
-            "one way only, which leaves nothing to compare; use a k below "
-            "data.samples_per_prompt"
-        )
+    for key, advantage in config.advantages.items():
+        if isinstance(advantage, PassKConfig) and advantage.k >= samples >= 2:
+            yield (
+                f"{key}.k: {advantage.k} of {samples} samples per prompt can be drawn in one way "
+                "only, which leaves nothing to compare; use a k below data.samples_per_prompt"
+            )
 
 
 def _separate_rewards(config: RlvrBase) -> Iterator[str]:
     """Yield settings that change the total reward, which `gdpo` does not use."""
-    algorithm = config.algorithm
-    if algorithm.advantage.kind != "gdpo":
-        return
-    for key, there in (
-        ("reward_shaping", bool(algorithm.reward_shaping)),
-        ("kl_in_reward", algorithm.kl_in_reward is not None),
-    ):
+    run, key = config.algorithm, "reward_shaping"
+    of_run = (f"algorithm.{key}", run.reward_shaping)
+    pairs = [(run.advantage, *of_run)]
+    for tag, domain in config.domains.items():
+        advantage, own = domain.advantage or run.advantage, domain.reward_shaping
+        pairs.append((advantage, *(of_run if own is None else (f"domains.{tag}.{key}", own))))
+    unread: dict[str, bool] = {
+        place: bool(parts) for advantage, place, parts in pairs if advantage.kind == "gdpo"
+    }
+    if unread:
+        unread["algorithm.kl_in_reward"] = run.kl_in_reward is not None
+        for name, reward in config.rewards.items():
+            unread[f"rewards.{name}.process"] = reward.process
+    for place, there in unread.items():
         if there:
             yield (
-                f"algorithm.{key}: gdpo normalises each reward by itself and never sees their "
+                f"{place}: gdpo normalises each reward by itself and never sees their "
                 "total; drop it, or use another advantage"
             )
 
@@ -80,13 +86,14 @@ def _separate_rewards(config: RlvrBase) -> Iterator[str]:
 def _group_rewards(config: RlvrBase) -> Iterator[str]:
     """Yield rewards that see all samples of a prompt where a greedy response, which is none of
     these, needs a reward too."""
-    if Need.GREEDY_BASELINE not in config.algorithm.needs:
+    needs = config.needs
+    if Need.GREEDY_BASELINE not in needs:
         return
     for name, reward in config.rewards.items():
-        if reward.per == "group":
+        if reward.per == "group" and any(map(config.needs_greedy, reward.tags)):
             yield (
                 f"rewards.{name}.per: group rewards do not see the greedy response, with which "
-                f"{_who(config.algorithm.needs, Need.GREEDY_BASELINE)} compares; use "
+                f"{_who(needs, Need.GREEDY_BASELINE)} compares; use "
                 "another advantage"
             )
 
@@ -99,7 +106,8 @@ def _unread_advantages(config: RlvrBase) -> Iterator[str]:
     terms = " and ".join(term.kind for term in algorithm.loss)
     for key, there in (
         ("critic", config.critic is not None),
-        ("algorithm.reward_shaping", bool(algorithm.reward_shaping)),
+        *((key, bool(parts)) for key, parts in config.reward_shapings.items()),
+        *((f"domains.{tag}.advantage", bool(d.advantage)) for tag, d in config.domains.items()),
         ("algorithm.advantage_shaping", bool(algorithm.advantage_shaping)),
         ("algorithm.kl_in_reward", algorithm.kl_in_reward is not None),
     ):
@@ -109,7 +117,7 @@ def _unread_advantages(config: RlvrBase) -> Iterator[str]:
 
 def _teachers(config: RlvrBase) -> Iterator[str]:
     """Yield the problems of teachers: missing, without use, or not one per sample."""
-    wanted = config.algorithm.needs.get(Need.TEACHER)
+    wanted = config.needs.get(Need.TEACHER)
     if wanted is None:
         if config.teachers:
             yield (

@@ -151,7 +151,8 @@ def _in_transformers(config: RunConfig, model: ModelConfig) -> bool:
         for role in config.computing.values()
         if not isinstance(role.strategy, MegatronConfig)
     ]
-    if any(isinstance(role.strategy, HfEngineConfig) for role in config.roles.values()):
+    infer = config.roles.get(Role.ACTOR_INFER)
+    if infer is not None and isinstance(infer.strategy, HfEngineConfig):
         others.append(config.train_model)
     return any(other.path == model.path for other in others)
 

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from roll.config.algorithm import Need
 from roll.config.algorithm.losses import LossTermConfig, PolicyChoice
-from roll.config.rlvr import RlvrConfig
+from roll.config.rlvr_base import RlvrBase
 from roll.config.run import RunConfig
 
 WITHOUT_RATIO = ("pg", "dro")
@@ -20,12 +20,12 @@ SUGGESTED_UPDATES = 4
 
 def notices(config: RunConfig) -> list[str]:
     """Return the notices about a config, one line each, `key: what and what to set`."""
-    if not isinstance(config, RlvrConfig):
+    if not isinstance(config, RlvrBase):
         return []
     return [*_stale(config), *_idle_ratio(config), *_cut_sampling(config)]
 
 
-def _policy_term(config: RlvrConfig) -> tuple[str, LossTermConfig] | None:
+def _policy_term(config: RlvrBase) -> tuple[str, LossTermConfig] | None:
     """Return the key and the term that estimates the policy gradient; None if there is none."""
     for i, term in enumerate(config.algorithm.loss):
         if isinstance(term, PolicyChoice):
@@ -33,7 +33,7 @@ def _policy_term(config: RlvrConfig) -> tuple[str, LossTermConfig] | None:
     return None
 
 
-def _stale(config: RlvrConfig) -> Iterator[str]:
+def _stale(config: RlvrBase) -> Iterator[str]:
     """Yield a notice if samples come from older weights and nothing in the loss corrects for
     that."""
     steps, algorithm, found = config.rollout.max_staleness, config.algorithm, _policy_term(config)
@@ -62,7 +62,7 @@ def _stale(config: RlvrConfig) -> Iterator[str]:
     )
 
 
-def _idle_ratio(config: RlvrConfig) -> Iterator[str]:
+def _idle_ratio(config: RlvrBase) -> Iterator[str]:
     """Yield a notice if the loss depends on a ratio that is always 1."""
     found = _policy_term(config)
     if found is None or Need.RATIO not in found[1].needs:
@@ -84,7 +84,7 @@ def _idle_ratio(config: RlvrConfig) -> Iterator[str]:
     )
 
 
-def _samples_per_update(config: RlvrConfig) -> int | None:
+def _samples_per_update(config: RlvrBase) -> int | None:
     """Return the size of an update that divides the samples of a step and can be divided over the
     ranks, as near as possible to a quarter of the samples; None if there is no such size."""
     samples, ranks = config.samples_per_step, config.num_parts("actor_train")
@@ -93,18 +93,35 @@ def _samples_per_update(config: RlvrConfig) -> int | None:
     return None if best is None else samples // best
 
 
-def _cut_sampling(config: RlvrConfig) -> Iterator[str]:
+def _cut_sampling(config: RlvrBase) -> Iterator[str]:
     """Yield a notice if the engine's log-probs, which are those of a truncated distribution, are
     compared with the trainer's, which are those of the whole one."""
-    sampling, algorithm = config.sampling, config.algorithm
-    cut = [
-        f"{name}={value:g}"
-        for name, value, whole in (("top_p", sampling.top_p, 1.0), ("top_k", sampling.top_k, -1))
-        if value not in (whole, 0)
-    ]
-    if not cut:
-        return
-    readers = []
+    for key, sampling in config.samplings.items():
+        inherited = key != "sampling" and (sampling.top_p, sampling.top_k) == (
+            config.sampling.top_p,
+            config.sampling.top_k,
+        )
+        cut = [
+            f"{name}={value:g}"
+            for name, value, whole in (
+                ("top_p", sampling.top_p, 1.0),
+                ("top_k", sampling.top_k, -1),
+            )
+            if value not in (whole, 0)
+        ]
+        if cut and not inherited:
+            yield from _compared(config, key, cut)
+
+
+def _compared(config: RlvrBase, key: str, cut: Sequence[str]) -> Iterator[str]:
+    """Yield a notice if something compares log-probs of the engine that are those of a truncated
+    distribution.
+
+    Args:
+        key: key of the sampling in the config.
+        cut: settings that truncate the distribution.
+    """
+    algorithm, readers = config.algorithm, []
     if algorithm.old_logprobs == "rollout":
         readers.append("algorithm.old_logprobs=rollout")
     if algorithm.correction is not None:
@@ -113,10 +130,10 @@ def _cut_sampling(config: RlvrConfig) -> Iterator[str]:
         readers.append("algorithm.kl_in_reward")
     if readers:
         yield (
-            f"sampling.{cut[0].split('=')[0]}: with {' and '.join(cut)} the engine's log-probs are "
+            f"{key}.{cut[0].split('=')[0]}: with {' and '.join(cut)} the engine's log-probs are "
             f"those of the distribution that was cut, the trainer's of the whole one, and "
             f"{' and '.join(readers)} takes the difference for one of the weights; set "
-            "sampling.top_p=1 and sampling.top_k=-1, or "
+            f"{key}.top_p=1 and {key}.top_k=-1, or "
             + (
                 "algorithm.old_logprobs=recompute"
                 if algorithm.correction is None

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from roll.config.algorithm import Aggregation, DistillConfig
+from roll.config.algorithm import Aggregation, DistillConfig, Need
 from roll.config.base import Config
 from roll.config.checks.adapter import serving_problems
 from roll.config.checks.algorithm import algorithm_problems
 from roll.config.checks.common import nearest_numbers, raise_if_any, run_problems
+from roll.config.checks.domains import domain_problems
+from roll.config.checks.rewards import reward_problems
 from roll.config.checks.rollout import rollout_problems
 from roll.config.checks.shaping import shaping_problems
 from roll.config.errors import nearest
@@ -18,48 +20,54 @@ from roll.config.sections.engine_options import NgramSpeculationConfig
 from roll.config.sections.placement import parse_devices
 from roll.config.sections.roles import Role
 from roll.config.sections.strategy import SglangConfig, VllmConfig
+from roll.config.sections.training import InferRole
 
 
 def check_rlvr(config: RlvrBase) -> None:
     """Raise one ValueError that names all problems, unless there is none."""
-    raise_if_any(
-        [
-            *run_problems(config),
-            *_reward_pools(config),
-            *serving_problems(config),
-            *_groups(config),
-            *_batch(config),
-            *algorithm_problems(config),
-            *shaping_problems(config),
-            *_sampling(config),
-            *_tags(config),
-            *_engine(config),
-            *rollout_problems(config),
-            *_aggregation(config),
-        ]
-    )
+    raise_if_any([*policy_problems(config), *_tags(config), *_turns(config)])
 
 
-def _reward_pools(config: RlvrBase) -> Iterator[str]:
-    """Yield rewards in unknown pools."""
-    known = ", ".join(config.pools)
-    for name, reward in config.rewards.items():
-        if reward.pool is not None and reward.pool not in config.pools:
-            hint = nearest(reward.pool, config.pools)
-            yield f"rewards.{name}.pool: no pool {reward.pool!r}{hint} (pools: {known})"
+def _turns(config: RlvrBase) -> Iterator[str]:
+    """Yield an algorithm that compares turns of episodes."""
+    if Need.TURNS in config.needs:
+        yield (
+            f"algorithm.advantage.kind: {' and '.join(config.needs[Need.TURNS])} compares turns, "
+            "and samples of pipeline: rlvr have one; use another advantage, or pipeline: agentic"
+        )
+
+
+def policy_problems(config: RlvrBase) -> Iterator[str]:
+    """Yield the problems of any run in which a policy learns from its own samples."""
+    yield from run_problems(config)
+    yield from reward_problems(config)
+    yield from serving_problems(config)
+    yield from _groups(config)
+    yield from _batch(config)
+    yield from algorithm_problems(config)
+    yield from shaping_problems(config)
+    yield from _sampling(config)
+    yield from domain_problems(config)
+    yield from _engine(config)
+    yield from rollout_problems(config)
+    yield from _aggregation(config)
 
 
 def _groups(config: RlvrBase) -> Iterator[str]:
     """Yield engines that cannot have devices of their own on one node. Each engine takes
     consecutive devices of its pool."""
-    infer = config.actor_infer
-    if infer.pool not in config.pools:
-        return
+    for key, role in config.roles.items():
+        if isinstance(role, InferRole) and role.pool in config.pools:
+            yield from _groups_of(config, key, role)
+
+
+def _groups_of(config: RlvrBase, key: str, infer: InferRole) -> Iterator[str]:
+    """Yield engines of one role that cannot have devices of their own on one node."""
     devices = parse_devices(config.pools[infer.pool])
     size = infer.devices_per_worker
     if len(devices) % size:
         yield (
-            f"actor_infer.strategy.tp: a replica's {size} devices do not divide the "
+            f"{key}.strategy.tp: a replica's {size} devices do not divide the "
             f"{len(devices)} devices of pool {infer.pool!r}"
         )
         return
@@ -70,7 +78,7 @@ def _groups(config: RlvrBase) -> Iterator[str]:
         group = devices[start : start + size]
         if len({device // per_node for device in group}) > 1:
             yield (
-                f"actor_infer.strategy.tp: devices {', '.join(map(str, group))} of pool "
+                f"{key}.strategy.tp: devices {', '.join(map(str, group))} of pool "
                 f"{infer.pool!r} make one engine but lie on several nodes of {per_node} devices; "
                 "name them so that each group is on one node, or use a smaller tp"
             )
@@ -125,10 +133,11 @@ def _nearest_prompts(config: RlvrBase, ranks: int) -> str:
 
 def _sampling(config: RlvrBase) -> Iterator[str]:
     """Yield greedy sampling in training, and greedy validation with several samples per prompt."""
-    if config.sampling.temperature == 0:
-        yield "sampling.temperature: 0 makes all samples of a prompt equal; training needs more"
-    elif config.sampling.is_greedy:
-        yield "sampling.top_k: 1 makes all samples of a prompt equal; raise it, or leave it out"
+    for key, sampling in config.samplings.items():
+        if sampling.temperature == 0 and key == "sampling":
+            yield f"{key}.temperature: 0 makes all samples of a prompt equal; training needs more"
+        elif sampling.top_k == 1 and (key == "sampling" or config.sampling.top_k != 1):
+            yield f"{key}.top_k: 1 makes all samples of a prompt equal; raise it, or leave it out"
     greedy = config.validation_sampling.is_greedy
     if config.validation.sets and greedy and config.validation.samples_per_prompt > 1:
         yield (
@@ -150,10 +159,10 @@ def _without_rewards(config: RlvrBase) -> Iterator[str]:
     if advantage.kind in ("gdpo", "gae"):
         yield f"algorithm.advantage.kind: {advantage.kind} reads rewards, and there are none"
     readers: dict[str, Sequence[Config]] = {
-        "algorithm.reward_shaping": algorithm.reward_shaping,
+        **config.reward_shapings,
+        **config.filters,
         "algorithm.masks": [c for c in algorithm.masks if c.kind == "difficulty"],
         "algorithm.sample_weights": [c for c in algorithm.sample_weights if c.kind == "difficulty"],
-        "rollout.filters": config.rollout.filters,
     }
     for key, choices in readers.items():
         if choices:
@@ -232,13 +241,13 @@ def _speculation(config: RlvrBase, strategy: VllmConfig) -> Iterator[str]:
     nothing without speculation."""
     if strategy.speculation is None:
         return
-    sampling = config.sampling
-    if (sampling.temperature, sampling.top_p, sampling.top_k) != (1.0, 1.0, -1):
-        yield (
-            "actor_infer.strategy.speculation: vLLM then reports log-probs of the unscaled and "
-            "uncut distribution only; set sampling.temperature and sampling.top_p to 1 and "
-            "sampling.top_k to -1, or leave out speculation"
-        )
+    for key, sampling in config.samplings.items():
+        if (sampling.temperature, sampling.top_p, sampling.top_k) != (1.0, 1.0, -1):
+            yield (
+                "actor_infer.strategy.speculation: vLLM then reports log-probs of the unscaled and "
+                f"uncut distribution only; set {key}.temperature and {key}.top_p to 1 and "
+                f"{key}.top_k to -1, or leave out speculation"
+            )
     if isinstance(strategy.speculation, NgramSpeculationConfig):
         low, high = strategy.speculation.min_match, strategy.speculation.max_match
         if low > high:

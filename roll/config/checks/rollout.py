@@ -16,7 +16,8 @@ def rollout_problems(config: RlvrBase) -> Iterator[str]:
             "rollout.redundant_samples: the samples of one request end together; set "
             "rollout.siblings=separate, or drop it"
         )
-    if rollout.redundant_samples and isinstance(config.algorithm.advantage, PassKConfig):
+    estimators = config.advantages.values()
+    if rollout.redundant_samples and any(isinstance(e, PassKConfig) for e in estimators):
         yield (
             "rollout.redundant_samples: pass@k training counts how many of n independent samples "
             "pass, and those that end first are not independent of their success; drop it"
@@ -25,6 +26,14 @@ def rollout_problems(config: RlvrBase) -> Iterator[str]:
         yield (
             "rollout.in_flight: with rollout.max_staleness=0 nothing is in flight when new weights "
             "come; drop it or raise max_staleness"
+        )
+    curriculum = config.data.curriculum
+    if curriculum is not None and not config.rewards:
+        yield "data.curriculum: reads rewards, and there are none; add `rewards`, or drop it"
+    if curriculum is not None and curriculum.sources and len(config.data.sources) < 2:
+        yield (
+            "data.curriculum.sources: there is one source, and nothing to share; drop it or add "
+            "another source"
         )
     if rollout.health.timeout_s < rollout.health.heartbeat_s:
         yield (

@@ -4,7 +4,7 @@ Layers: `defaults: [a.yaml, ../b.yaml]` lists files, left to right, relative to 
 them; the file itself wins over them. Mappings are merged; lists and scalars are replaced. A mapping
 whose `kind` changes (or a reward that changes from `fn` to `worker`) is replaced as a whole, so
 that a backend never inherits the options of another one. `name: null` removes an inherited reward,
-pool, teacher or validation set. `${a.b}` is replaced by the value of the key `a.b`.
+pool, teacher, domain or validation set. `${a.b}` is replaced by the value of the key `a.b`.
 
 Presets: `algorithm.preset` puts a YAML file of the package under the layer that names the preset.
 Settings of this layer and of later layers win over the preset. Settings of earlier layers for the
@@ -37,7 +37,7 @@ from roll.config.run import RunConfig
 
 PRESETS = Path(__file__).parents[1] / "presets"
 """Folder of the presets, one YAML file each. A preset lies under the run file that names it."""
-NAMED = (("rewards",), ("pools",), ("teachers",), ("validation", "sets"))
+NAMED = (("rewards",), ("pools",), ("teachers",), ("domains",), ("validation", "sets"))
 """Mappings whose keys are names that the user chooses."""
 MERGE = "tag:yaml.org,2002:merge"
 """Tag of the key `<<` in YAML."""

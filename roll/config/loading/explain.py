@@ -6,7 +6,7 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Discriminator, Tag, ValidationError
 
 from roll.config.errors import nearest
 from roll.config.loading.layers import Origins
@@ -127,6 +127,9 @@ def _class_of(annotation: Any, data: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if hasattr(annotation, "__metadata__"):
+        for choice in annotation.__metadata__:
+            if isinstance(choice, Discriminator) and callable(choice.discriminator):
+                return _tagged(annotation.__origin__, choice.discriminator(data))
         return _class_of(annotation.__origin__, data)
     if get_origin(annotation) in (Union, types.UnionType):
         for member in get_args(annotation):
@@ -136,6 +139,14 @@ def _class_of(annotation: Any, data: Any) -> type[BaseModel] | None:
             kind = found.model_fields.get("kind")
             if kind is not None and isinstance(data, dict) and data.get("kind") == kind.default:
                 return found
+    return None
+
+
+def _tagged(union: Any, tag: Any) -> type[BaseModel] | None:
+    """Return the member of a union that carries the tag; None if none does."""
+    for member in get_args(union):
+        if any(isinstance(one, Tag) and one.tag == tag for one in member.__metadata__):
+            return _class_of(member, None)
     return None
 
 

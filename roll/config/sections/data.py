@@ -190,6 +190,37 @@ class TemplateConfig(Config):
     sources."""
 
 
+class CurriculumConfig(Config):
+    """Preference for prompts that the policy solves sometimes, but not always: equal rewards teach
+    nothing. The pass rate of a prompt is known after its first group; prompts without a known one
+    are always taken."""
+
+    low: float = Field(default=0.1, ge=0, le=1)
+    """Recent pass rate up to which a prompt is too hard."""
+    high: float = Field(default=0.9, ge=0, le=1)
+    """Recent pass rate from which on a prompt is too easy."""
+    outside: float = Field(default=0.1, gt=0, le=1)
+    """Chance of a prompt with pass rate 0 or 1 to be taken when its turn comes in an epoch, so that
+    it is tried again now and then. From there the chance grows linearly to 1 at `low` and at
+    `high`."""
+    memory: float = Field(default=0.5, ge=0, lt=1)
+    """Share of the earlier pass rate in the recent one, when another group of the prompt has
+    ended."""
+    pass_score: float = 1.0
+    """Reward from which on a sample passes."""
+    sources: bool = False
+    """Multiply the weight of a source by the same preference, of the recent pass rate of all of its
+    prompts. False: sources keep their weights."""
+    column: str | None = None
+    """Column with a pass rate known beforehand, from 0 to 1. If left out: nothing is known."""
+
+    @model_validator(mode="after")
+    def _a_band(self) -> Self:
+        if self.low > self.high:
+            raise ValueError(f"low = {self.low:g} must not lie above high = {self.high:g}")
+        return self
+
+
 class DataConfig(TemplateConfig):
     """Data of an RLVR run: sources of prompts, and prompts and samples per step."""
 
@@ -200,6 +231,8 @@ class DataConfig(TemplateConfig):
     """Number of responses generated for each prompt."""
     max_prompt_tokens: int = Field(default=1024, ge=1)
     """Longest prompt, in tokens. Longer prompts are left out, and their number is reported."""
+    curriculum: CurriculumConfig | None = None
+    """Preference for prompts by their pass rate. null: every prompt is drawn once per epoch."""
 
 
 class RowsConfig(TemplateConfig):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field
@@ -51,7 +52,7 @@ class EvaluationConfig(Config, ABC):
 class ValidationConfig(EvaluationConfig):
     """Validation on held-out prompts with the rewards of the run."""
 
-    sets: dict[str, SourceConfig] = {}
+    sets: Mapping[str, SourceConfig] = {}
     """Validation sets by name. Without sets there is no validation."""
     samples_per_prompt: int = Field(default=1, ge=1)
     """Number of samples per prompt: the n of mean@n, maj@n and pass@k for k = 1, 2, 4, ... and

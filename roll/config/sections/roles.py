@@ -10,3 +10,5 @@ class Role(StrEnum):
     CRITIC = "critic"
     TEACHER = "teacher"
     REWARD = "reward"
+    JUDGE = "judge"
+    ENVIRONMENT = "environment"

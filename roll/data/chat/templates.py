@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
@@ -30,7 +30,7 @@ class PromptTokenizer(Protocol):
     @property
     def unk_token(self) -> Any: ...
 
-    def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> Any: ...
+    def apply_chat_template(self, conversation: list[dict[str, Any]], **kwargs: Any) -> Any: ...
 
     def __call__(self, text: list[str], **kwargs: Any) -> Any: ...
 
@@ -72,7 +72,7 @@ class DatedTokenizer:
     def unk_token(self) -> Any:
         return self.tokenizer.unk_token
 
-    def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> Any:
+    def apply_chat_template(self, conversation: list[dict[str, Any]], **kwargs: Any) -> Any:
         if "strftime_now" in str(self.chat_template):
             # Only if the template uses it, because some tokenizers reject unknown arguments.
             kwargs = {"strftime_now": self.moment.strftime} | kwargs
@@ -156,12 +156,14 @@ def apply_template(
     place: str,
     *,
     asks: bool,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """Render a conversation to text with the chat template.
 
     Args:
         place: file and row of the conversation, for the error message.
         asks: if True, the text ends where the assistant must begin to write.
+        tools: descriptions of the tools that the assistant may call.
 
     Raises:
         DataError: the template fails on the conversation.
@@ -170,15 +172,35 @@ def apply_template(
 
     try:
         text = tokenizer.apply_chat_template(
-            [{"role": turn.role, "content": turn.content} for turn in messages],
+            [_as_dict(turn) for turn in messages],
             tokenize=False,
             add_generation_prompt=asks,
+            **({"tools": list(tools)} if tools else {}),
             **template.chat_template_kwargs,
         )
     except TemplateError as error:
         raise DataError(f"{place}: the chat template refuses this row: {error}") from None
     assert isinstance(text, str)
     return text
+
+
+def _as_dict(message: Message) -> dict[str, Any]:
+    """Return a message with the keys that chat templates know."""
+    found: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.name:
+        found["name"] = message.name
+    if message.call_id:
+        found["tool_call_id"] = message.call_id
+    if message.calls:
+        found["tool_calls"] = [
+            {
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+                **({"id": call.id} if call.id else {}),
+            }
+            for call in message.calls
+        ]
+    return found
 
 
 def _plain(row: PromptRow) -> str:

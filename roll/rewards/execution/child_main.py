@@ -26,8 +26,9 @@ from roll.rewards.execution.child import ChildSpec
 from roll.rewards.execution.tracebacks import users_traceback
 
 GRACE_S = 1.0
-"""Time beyond the limit of a call until the alarm of a child without fork rings, in seconds. The
-limit of the parent ends the call first; the alarm is needed only if the parent is gone."""
+"""Time beyond the wall-clock limit of a call until the alarm of a child without fork rings, in
+seconds. The limit of the parent ends the call first; the alarm is needed only if the parent is
+gone."""
 _CLOCKS = {"wall": signal.ITIMER_REAL, "cpu": signal.ITIMER_PROF}
 """Timers of the kernel for each clock; their signals (SIGALRM, SIGPROF) end the process."""
 
@@ -44,7 +45,9 @@ def main() -> None:
         if spec.fork:
             _supervise(connection, function, spec.clock)
         else:
-            _serve(connection, function, grace_s=GRACE_S, clock=_CLOCKS[spec.clock])
+            # Of CPU time only this alarm knows; of wall-clock time the parent knows first.
+            grace_s = GRACE_S if spec.clock == "wall" else 0.0
+            _serve(connection, function, grace_s=grace_s, clock=_CLOCKS[spec.clock])
 
 
 def _supervise(connection: Connection, function: Callable[[Any], Any], clock: str) -> None:

@@ -13,6 +13,7 @@ from enum import StrEnum
 from roll.config.sections.reward import RewardConfig
 from roll.core.errors import RewardError
 from roll.core.metrics import Mean, Metric, Metrics
+from roll.core.step_rewards import StepRewards
 from roll.core.types import Sample
 from roll.rewards.api import Reward
 
@@ -37,6 +38,8 @@ class Scored:
     """Reason of the failure in one line; None if the reward gave a score."""
     timed_out: bool = False
     """True if the failure is a timeout."""
+    steps: StepRewards | None = None
+    """Rewards of steps, at tokens of the response; None if there are none."""
 
 
 @dataclass(slots=True)
@@ -80,6 +83,7 @@ class RewardCounters:
     config: RewardConfig
     budget: ErrorBudget | None = None
     _totals: dict[str, Mean] = field(default_factory=dict)
+    _times: dict[str, Mean] = field(default_factory=dict)
 
     def begin_step(self, expected_samples: int) -> None:
         """Open a new budget; samples under way keep the budget with which they arrived."""
@@ -136,6 +140,12 @@ class RewardCounters:
                 f"raise rewards.{self.name}.max_error_rate. First failure, {budget.first_failure}"
             )
 
+    def took(self, queue_s: float, run_s: float, samples: int) -> None:
+        """Count the times of samples that were scored together: in the queue, and running."""
+        for key, seconds in (("queue_s", queue_s), ("run_s", run_s)):
+            fresh = Mean(seconds * samples, samples)
+            self._times[key] = self._times[key].merge(fresh) if key in self._times else fresh
+
     def opened(self) -> ErrorBudget:
         """Return the budget for samples that arrive now.
 
@@ -147,15 +157,18 @@ class RewardCounters:
         return self.budget
 
     def take_metrics(self) -> Metrics:
-        """Return `reward/<name>/{mean,error_rate,timeout_rate,<part>}` since the last call.
+        """Return `reward/<name>/{mean,error_rate,timeout_rate,<part>}` and
+        `rewards/<name>/{queue_s,run_s}` since the last call.
 
         `mean` and the parts are means over the samples with a score, including `on_error` scores.
-        `error_rate` does not include timeouts.
+        `error_rate` does not include timeouts. `queue_s` and `run_s` are means over samples: the
+        wait for a place, and the time of the function (of a group, that of all of it).
         """
         taken: dict[str, Metric] = {
             f"reward/{self.name}/{key}": total for key, total in self._totals.items()
         }
-        self._totals = {}
+        taken |= {f"rewards/{self.name}/{key}": time for key, time in self._times.items()}
+        self._totals, self._times = {}, {}
         return Metrics(taken)
 
     def _add(self, key: str, value: float) -> None:

@@ -18,7 +18,7 @@ from roll.config.sections.reward import RewardConfig
 from roll.core.errors import ConfigError, RewardError
 from roll.core.metrics import Metrics
 from roll.core.types import Sample
-from roll.rewards.api import RewardContext
+from roll.rewards.api import Reward, RewardContext
 from roll.rewards.built_in import PREPARE
 from roll.rewards.execution.child import ChildRaisedError
 from roll.rewards.execution.counters import (
@@ -31,6 +31,7 @@ from roll.rewards.execution.counters import (
 from roll.rewards.execution.runners import LoopRunner, ProcessRunner, Runner, ThreadRunner
 from roll.rewards.execution.tracebacks import users_traceback
 from roll.rewards.loading import BoundReward, Work, load_reward
+from roll.rewards.steps import Decode, placed
 
 __all__ = ["ErrorBudget", "RewardPool", "Scored"]
 
@@ -43,6 +44,8 @@ class RewardPool:
         self._runner = runner
         self._slots = asyncio.Semaphore(runner.width)
         self._counters = counters_of(name, config)
+        self.decode: Decode | None = None
+        """Function with which texts of responses are made; needed for steps in characters."""
 
     @classmethod
     def from_config(cls, name: str, config: RewardConfig, *, seed: int) -> RewardPool:
@@ -68,14 +71,15 @@ class RewardPool:
             config.kwargs,
             ctx,
             concurrency=config.concurrency,
-            timeout_s=config.timeout_s,
+            timeout_s=config.limit_s,
+            clock=config.clock,
         )
         return cls(name, config, runner)
 
     @classmethod
     def from_bound(cls, name: str, config: RewardConfig, bound: BoundReward) -> RewardPool:
         """Create the pool of a function that is loaded, such as the `score` method of a worker."""
-        width, timeout_s = config.concurrency, config.timeout_s
+        width, timeout_s = config.concurrency, config.limit_s
         if bound.is_async:
             return cls(name, config, LoopRunner(name, bound, width=width, timeout_s=timeout_s))
         return cls(name, config, ThreadRunner(name, bound, width=width, timeout_s=timeout_s))
@@ -148,22 +152,64 @@ class RewardPool:
         """Score a sample or group when a slot is free; an exception or timeout becomes a counted
         failure of each sample, only RewardError passes."""
         samples = [work] if isinstance(work, Sample) else work
-        async with self._slots:
-            try:
-                rewards = await self._runner.run(work)
-                scored = [Scored(r) for r in ([rewards] if isinstance(work, Sample) else rewards)]
-            except RewardError:
-                raise
-            except TimeoutError as error:
-                text = f"TimeoutError: no result within timeout_s = {self._config.timeout_s:g}"
-                text += f" ({error})" if str(error) else ""
-                scored = [counters.failed(s, budget, text, text, timed_out=True) for s in samples]
-            except Exception as error:  # noqa: BLE001 - the fault boundary of rewards
-                line, details = _last_line(error), _details(error)
-                scored = [counters.failed(s, budget, line, details) for s in samples]
-        for each in scored:
-            counters.count(each, budget)
+        clock = asyncio.get_running_loop().time
+        arrived_s = clock()
+        try:
+            async with asyncio.timeout(self._config.queue_timeout_s):
+                await self._slots.acquire()
+        except TimeoutError:
+            text = "TimeoutError: no place free within queue_timeout_s = "
+            text += f"{self._config.queue_timeout_s:g}"
+            scored = [counters.failed(s, budget, text, text, timed_out=True) for s in samples]
+            counters.took(clock() - arrived_s, 0.0, len(samples))
+            return _counted(scored, counters, budget)
+        begun_s = clock()
+        try:
+            scored = await self._run(work, samples, counters, budget)
+        finally:
+            self._slots.release()
+        counters.took(begun_s - arrived_s, clock() - begun_s, len(samples))
+        return _counted(scored, counters, budget)
+
+    async def _run(
+        self, work: Work, samples: Sequence[Sample], counters: RewardCounters, budget: ErrorBudget
+    ) -> list[Scored]:
+        """Return the result of each sample of the work; see `_one`."""
+        try:
+            rewards = await self._runner.run(work)
+            given = [rewards] if isinstance(work, Sample) else rewards
+            pairs = zip(samples, given, strict=True)
+            scored = [await self._placed(sample, reward) for sample, reward in pairs]
+        except RewardError:
+            raise
+        except TimeoutError as error:
+            text = f"TimeoutError: no result within timeout_s = {self._config.limit_s:g}"
+            text += f" ({error})" if str(error) else ""
+            scored = [counters.failed(s, budget, text, text, timed_out=True) for s in samples]
+        except Exception as error:  # noqa: BLE001 - the fault boundary of rewards
+            line, details = _last_line(error), _details(error)
+            scored = [counters.failed(s, budget, line, details) for s in samples]
         return scored
+
+    async def _placed(self, sample: Sample, reward: Reward) -> Scored:
+        """Return the result of a sample, with the rewards of its steps at their tokens; ValueError
+        if the config expects none, or they have no place."""
+        if not reward.steps and reward.token_rewards is None:
+            return Scored(reward)
+        if not self._config.process:
+            raise ValueError(
+                "returned rewards of steps; set `process: true` for this reward, so that the run "
+                "computes advantages of single tokens"
+            )
+        steps = await asyncio.to_thread(placed, reward, sample, self.decode)
+        return Scored(Reward(reward.score, reward.parts), steps=steps)
+
+
+def _counted(scored: list[Scored], counters: RewardCounters, budget: ErrorBudget) -> list[Scored]:
+    """Count results in the budget, and return them; RewardError if it is exceeded."""
+    for each in scored:
+        counters.count(each, budget)
+    return scored
 
 
 def _details(error: Exception) -> str:

@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from roll.core.errors import RewardError
+from roll.core.threads.bounded import BlockedLoopError, run_bounded
+from roll.core.threads.daemon_threads import DaemonThreads, TooManyHungError
 from roll.core.threads.loop_thread import LoopThread
 from roll.core.types import Sample
 from roll.rewards.api import RewardContext
-from roll.rewards.execution.bounded import BlockedLoopError, run_bounded
 from roll.rewards.execution.child import ChildSpec
 from roll.rewards.execution.child_pool import ChildPool
-from roll.rewards.execution.threads import DaemonThreads, TooManyHungError
 from roll.rewards.loading import BoundReward, Work, load_reward
 
 MAX_HUNG_THREADS = 8
@@ -58,10 +58,13 @@ class Runner(Protocol):
 class LoopRunner:
     """Runner of an `async` function on a separate event loop; the function must not block.
 
-    All samples share the loop, so one call that blocks the loop for good stops the run.
+    All samples share the loop, so one call that blocks the loop for good stops the run. A
+    `timeout_s` of None is for functions that have time limits of their own.
     """
 
-    def __init__(self, name: str, bound: BoundReward, *, width: int, timeout_s: float) -> None:
+    def __init__(
+        self, name: str, bound: BoundReward, *, width: int, timeout_s: float | None
+    ) -> None:
         self._name = name
         self._bound = bound
         self.width = width
@@ -79,6 +82,7 @@ class LoopRunner:
             value = await run_bounded(self._loop, lambda: self._bound.call(work), self._timeout_s)
             return self._bound.result(work, value)
         except BlockedLoopError as error:
+            assert self._timeout_s is not None, "only a time limit finds a blocked loop"
             raise RewardError(
                 f"reward {self._name!r} is `async` but blocks: {_name(work)} ran out of its "
                 f"{self._timeout_s:g} s, and {error}. Await what takes time, wrap a blocking call "
@@ -138,11 +142,13 @@ class ProcessRunner:
         *,
         concurrency: int,
         timeout_s: float,
+        clock: Literal["wall", "cpu"] = "wall",
     ) -> None:
         # More processes than cores would use more memory and not be faster.
         self.width = max(1, min(concurrency, len(os.sched_getaffinity(0))))
         self._timeout_s = timeout_s
-        spec = ChildSpec("roll.rewards.execution.runners:make_child_reward", (fn, kwargs, ctx))
+        factory = "roll.rewards.execution.runners:make_child_reward"
+        spec = ChildSpec(factory, (fn, kwargs, ctx), clock=clock)
         self._children = ChildPool(spec, self.width)
         self._threads = DaemonThreads(f"reward-{ctx.name}", max_hung=self.width + 1)
 

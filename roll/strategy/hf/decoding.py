@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from array import array
+from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 
@@ -24,6 +25,7 @@ from roll.core.completion import (
     VersionRuns,
 )
 from roll.core.types import GenerateRequest
+from roll.strategy.hf.grammar import Matcher, restrict
 from roll.strategy.hf.sampling import sample_tokens, scaled_logprobs
 
 
@@ -72,6 +74,7 @@ class Decoding:
     Args:
         limit: maximum number of tokens of a response.
         eos: ids of the tokens that end a response.
+        matchers: grammar of each sibling; empty if they follow none.
     """
 
     def __init__(
@@ -81,8 +84,10 @@ class Decoding:
         *,
         limit: int,
         eos: frozenset[int],
+        matchers: Sequence[Matcher] = (),
     ) -> None:
         self.request = request
+        self._matchers = matchers
         self.over: Future[list[Completion]] = Future()
         """Completions or error of the request, set once when the request ends."""
         self.siblings = [Sibling(_generator(request.seed, index)) for index in range(request.n)]
@@ -106,6 +111,8 @@ class Decoding:
         self._prefilled = 0
         logits_NV = self._forward(weights)
         sampling = self.request.sampling
+        if self._matchers:
+            logits_NV = restrict(logits_NV, [self._matchers[index] for index in self._live])
         logprobs_NV = scaled_logprobs(logits_NV, sampling)
         generators = [self.siblings[index].generator for index in self._live]
         tokens_N = sample_tokens(logprobs_NV, generators, greedy=sampling.temperature == 0)
@@ -113,6 +120,8 @@ class Decoding:
         for index, token, logprob in zip(self._live, tokens_N.tolist(), chosen, strict=True):
             sibling = self.siblings[index]
             sibling.add(token, logprob, weights.version)
+            if self._matchers:
+                self._matchers[index].accept(token)
             sibling.finish = self._finish(sibling)
         self._drop_finished(tokens_N, weights.model.device)
         if not self._live:

@@ -25,6 +25,7 @@ from roll.core.types import GenerateRequest, Heartbeat
 from roll.models.load import load_causal_lm, load_tokenizer
 from roll.strategy.backend_setup import EngineSetup
 from roll.strategy.hf.decoding import Decoding, Weights
+from roll.strategy.hf.grammar import Grammars, Matcher
 from roll.strategy.hf.memory import WeightMemory
 from roll.strategy.interfaces import LoadReport
 from roll.strategy.serving.progress import Progress
@@ -70,7 +71,10 @@ class HfEngine:
                 f"the engine takes fewer than {self._max_model_len}"
             )
         limit = min(request.sampling.max_new_tokens, room)
-        decoding = Decoding(request, self._tokenizer, limit=limit, eos=self._eos)
+        schema, matchers = request.sampling.json_schema, list[Matcher]()
+        if schema is not None:
+            matchers = await self._run(self._grammars.matchers, schema, request.n, self._eos)
+        decoding = Decoding(request, self._tokenizer, limit=limit, eos=self._eos, matchers=matchers)
         completions: list[Completion] = []
         self._progress.begin(request.id, request.n)
         self._running[request.id] = decoding
@@ -142,6 +146,7 @@ class HfEngine:
         self._memory = WeightMemory(model)
         self._move("cuda" if self._spec.platform == "cuda" else "cpu")
         self._eos = eos_ids(model, self._tokenizer)
+        self._grammars = Grammars(self._tokenizer, model.config.get_text_config().vocab_size)
 
     def _move(self, device: str) -> None:
         self._weights.model.to(torch.device(device))

@@ -184,11 +184,16 @@ class MegatronStrategy:
         """
         positions_N = logprobs.positions(needed_BT).to(self._device)
         tokens_N = micro.tokens.to(self._device).flatten()[positions_N]
+        logits_NS, temperature = logits_BTS.flatten(0, 1)[positions_N - 1], self._head.temperature
+        if micro.temperatures is not None:
+            own_B = micro.temperatures.to(self._device)
+            own_N1 = own_B[positions_N // needed_BT.shape[1], None]
+            logits_NS, temperature = logits_NS.float() / own_N1, 1.0
         logprobs_N, entropy_N = token_logprobs(
-            logits_BTS.flatten(0, 1)[positions_N - 1],
+            logits_NS,
             tokens_N,
             vocab=self._model.vocab,
-            temperature=self._head.temperature,
+            temperature=temperature,
             chunk=self._head.chunk_tokens,
             group=groups.tensor_parallel(),
         )

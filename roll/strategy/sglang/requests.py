@@ -96,6 +96,10 @@ def generate_input(
         EngineError: the prompt leaves no room for a response.
     """
     sampling = request.sampling
+    if sampling.json_schema is not None:
+        raise EngineError(
+            f"request {request.id!r} has a grammar, which SGLang does not follow here"
+        )
     room = max_model_len - len(request.prompt_tokens)
     if room < 1:
         raise EngineError(

@@ -29,10 +29,15 @@ def run(
         entropy: also compute the entropy at each needed token.
     """
     teacher_outputs = batch.teacher_outputs if isinstance(batch, TrainBatch) else None
+    positions_N = logprobs.positions(needed_BT)
+    temperatures_N = None
+    if batch.temperatures is not None:
+        temperatures_N = batch.temperatures[positions_N // needed_BT.shape[1]].to(device)
     outputs: ModelOutputs = model(
         batch.tokens.to(device),
         ForwardRequest(
-            positions_N=logprobs.positions(needed_BT).to(device),
+            positions_N=positions_N.to(device),
+            temperatures_N=temperatures_N,
             lengths=batch.lengths.tolist(),
             entropy=entropy,
             teacher_outputs=None

@@ -60,20 +60,20 @@ class PolicyModel(TokenModel[PolicyTerms]):
             raise ConfigError(
                 f"temperature {temperature} has no log-probs (greedy); set it above 0 to train"
             )
-        self._temperature = temperature * self._parts[1].divisor
+        self._temperature = temperature
 
     def hidden(self, tokens_BT: Tensor, **arguments: Any) -> Tensor:
         return last_hidden(self._parts[0], tokens_BT, arguments)
 
     def head(self, states_ND: Tensor, targets_N: Tensor, request: ForwardRequest) -> ModelOutputs:
         """Compute log-probs, entropy and the divergence from teachers, each float32 `[N]`."""
-        head = self._parts[1]
+        head, own_N = self._parts[1], request.temperatures_N
         logprobs_N, entropy_N = logprobs.from_hidden(
             states_ND,
             head.weight_VD,
             head.bias_V,
             targets_N,
-            temperature=self._temperature,
+            temperature=(self._temperature if own_N is None else own_N) * head.divisor,
             chunk_tokens=self._chunk_tokens,
             entropy=request.entropy,
         )
@@ -137,7 +137,7 @@ class PolicyHead:
     """Loader of policies.
 
     A policy returns log-probs of `logits / temperature`, computed for `chunk_tokens` tokens at a
-    time.
+    time. Rows of a batch with `temperatures` have these instead.
     """
 
     temperature: float

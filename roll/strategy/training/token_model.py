@@ -55,6 +55,8 @@ class ForwardRequest:
     """True to compute also the entropy of the model's distribution at each requested token."""
     teacher_outputs: Sequence[TeacherOutputs] | None = None
     """Outputs of teachers for the requested tokens, one entry per teacher."""
+    temperatures_N: Tensor | None = None
+    """Temperature of each requested token, float32; None: that of the model's head for all."""
 
     def among(self, chosen: Tensor) -> ForwardRequest:
         """Return the request for fewer of the tokens, with the same positions.
@@ -62,9 +64,13 @@ class ForwardRequest:
         Args:
             chosen: int64, ascending; numbers of the tokens, counted from 0 to N - 1.
         """
-        if self.teacher_outputs is None:
-            return self
-        return replace(self, teacher_outputs=[each.among(chosen) for each in self.teacher_outputs])
+        request = self
+        if self.teacher_outputs is not None:
+            outputs = [each.among(chosen) for each in self.teacher_outputs]
+            request = replace(request, teacher_outputs=outputs)
+        if self.temperatures_N is not None:
+            request = replace(request, temperatures_N=self.temperatures_N[chosen])
+        return request
 
 
 class TokenModel(nn.Module, ABC, Generic[T]):

@@ -1,0 +1,1 @@
+"""`roll reward try`: the rewards of a run on responses, without the policy."""

@@ -1,0 +1,146 @@
+"""Tables of `roll reward try`: scores, parts, latency and failures; and confusion with labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean, quantiles
+
+from rich.table import Table
+
+from roll.commands.reward_try.responses import NOTHING, OTHER, OWN
+from roll.commands.reward_try.tries import RewardTry, Tried
+
+PASS = 0.5
+"""Score, or label, from which on a response counts as right."""
+SHOWN = 5
+"""Number of failures, and of disagreements, that are shown of each reward."""
+SHOWN_CHARS = 70
+
+
+def score_table(tries: Sequence[RewardTry]) -> Table:
+    """Return a table with a line for each reward, with scores, failures and latency, and below it a
+    line for each of its parts."""
+    table = Table("reward", "samples", "mean", "low", "high", "failed", "p50", "p95")
+    table.columns[0].no_wrap = True
+    for one in tries:
+        times = [_time(one.tried, percent) for percent in (50, 95)]
+        failed = str(len(one.failures)) + (", too many" if one.would_stop_a_run else "")
+        table.add_row(one.name, str(len(one.tried)), *_span(_scores(one.tried)), failed, *times)
+        for part, values in _parts(one.tried).items():
+            table.add_row(f"  {part}", str(len(values)), *_span(values), "", "", "", style="dim")
+    return table
+
+
+def kinds_lines(tries: Sequence[RewardTry]) -> list[str]:
+    """Return a line for each reward with its mean score of each kind of made responses."""
+    lines = []
+    for one in tries:
+        told = []
+        for kind in (OWN, OTHER, NOTHING):
+            scores = _scores([each for each in one.tried if each.response.kind == kind])
+            if scores:
+                told.append(f"{fmean(scores):.3g} for {kind}")
+        if told:
+            lines.append(f"{one.name}: {', '.join(told)}")
+    return lines
+
+
+def confusion_table(tries: Sequence[RewardTry]) -> Table | None:
+    """Return a table that compares scores with labels; None if there are no labels. From `PASS` on,
+    a score or a label counts as right."""
+    labelled = {one.name: [t for t in one.tried if t.response.label is not None] for one in tries}
+    if not any(labelled.values()):
+        return None
+    table = Table(
+        "reward",
+        "right, passed",
+        "right, refused",
+        "wrong, passed",
+        "wrong, refused",
+        "failed",
+        "agree",
+    )
+    for name, tried in labelled.items():
+        scored = [(_passes(one), _is_right(one)) for one in tried if one.scored.reward]
+        counts = [scored.count(pair) for pair in _PAIRS]
+        agree = f"{(counts[0] + counts[3]) / len(scored):.1%}" if scored else "-"
+        table.add_row(name, *map(str, counts), str(len(tried) - len(scored)), agree)
+    return table
+
+
+_PAIRS = ((True, True), (False, True), (True, False), (False, False))
+"""(passed, right) in the order of the columns."""
+
+
+def detail_lines(tries: Sequence[RewardTry]) -> list[str]:
+    """Return lines about the first failures, and the first disagreements with labels."""
+    lines = []
+    for one in tries:
+        if one.stopped is not None:
+            lines.append(f"{one.name}: stops a run: {one.stopped}")
+        by_reason: dict[str, list[Tried]] = {}
+        for each in one.failures:
+            by_reason.setdefault(str(each.scored.failure), []).append(each)
+        for reason, failed in [*by_reason.items()][:SHOWN]:
+            more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+            lines.append(f"{one.name}: failed on {_named(failed[0])}{more}: {reason}")
+        wrong = [
+            each
+            for each in one.tried
+            if each.scored.reward and each.response.label is not None
+            if _passes(each) != _is_right(each)
+        ]
+        lines += [
+            f"{one.name}: scored {each.scored.reward.score:.3g}, label {each.response.label:g}, "
+            f"{_named(each)}"
+            for each in wrong[:SHOWN]
+            if each.scored.reward
+        ]
+    return lines
+
+
+def _scores(tried: Sequence[Tried]) -> list[float]:
+    """Return the scores, without those that replace a failure."""
+    good = [one for one in tried if one.scored.failure is None]
+    return [one.scored.reward.score for one in good if one.scored.reward]
+
+
+def _span(values: Sequence[float]) -> list[str]:
+    """Return mean, lowest and highest value."""
+    if not values:
+        return ["-"] * 3
+    return [f"{value:.3g}" for value in (fmean(values), min(values), max(values))]
+
+
+def _parts(tried: Sequence[Tried]) -> dict[str, list[float]]:
+    """Return the values of each part."""
+    found: dict[str, list[float]] = {}
+    for one in tried:
+        for name, value in (one.scored.reward.parts if one.scored.reward else {}).items():
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def _time(tried: Sequence[Tried], percent: int) -> str:
+    """Return a percentile of the latency, in milliseconds or seconds."""
+    if not tried:
+        return "-"
+    times_s = [one.latency_s for one in tried]
+    # Of a single value there are no quantiles; the same values twice have the same quantiles.
+    found_s = quantiles(times_s * 2, n=100, method="inclusive")[percent - 1]
+    return f"{1000 * found_s:.2g} ms" if found_s < 0.1 else f"{found_s:.2g} s"
+
+
+def _passes(one: Tried) -> bool:
+    return one.scored.reward is not None and one.scored.reward.score >= PASS
+
+
+def _is_right(one: Tried) -> bool:
+    return one.response.label is not None and one.response.label >= PASS
+
+
+def _named(one: Tried) -> str:
+    """Return id and end of a response, for people."""
+    text = one.response.sample.response_text
+    shown = repr(text if len(text) <= SHOWN_CHARS else f"...{text[-SHOWN_CHARS:]}")
+    return f"{one.response.sample.id.removeprefix('0/')} {shown}"

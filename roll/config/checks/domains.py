@@ -1,0 +1,80 @@
+"""Rules between `domains` and the rest of a config; see `roll.config.checks.common`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from roll.config.algorithm import OverlongPenaltyConfig
+from roll.config.errors import nearest
+from roll.config.rlvr_base import RlvrBase
+from roll.config.sections.domain import DomainConfig
+
+
+def domain_problems(config: RlvrBase) -> Iterator[str]:
+    """Yield the problems of `domains`, one line each, `key: problem and reason`."""
+    for tag, domain in config.domains.items():
+        yield from _tag(config, tag)
+        yield from _weights(config, tag, domain)
+        yield from _limit(config, tag, domain)
+    yield from _critic(config)
+
+
+def _tag(config: RlvrBase, tag: str) -> Iterator[str]:
+    """Yield a tag that no training prompt can have. Of tags that come from a column, only that no
+    reward or teacher takes them is known here."""
+    sources = config.data.sources
+    known = {each for reward in config.rewards.values() for each in reward.tags}
+    known |= {each for teacher in config.teachers.values() for each in teacher.tags}
+    what = "reward takes"
+    if all(source.columns.tag is None for source in sources):
+        known, what = {source.tag for source in sources}, "source has"
+    if tag not in known:
+        yield (
+            f"domains.{tag}: no {what} the tag {tag!r}{nearest(tag, known)} "
+            f"(tags: {', '.join(sorted(known)) or 'none'})"
+        )
+
+
+def _weights(config: RlvrBase, tag: str, domain: DomainConfig) -> Iterator[str]:
+    """Yield weights of rewards that do not exist, or that do not score the tag."""
+    scoring = [name for name, reward in config.rewards.items() if tag in reward.tags]
+    for name in domain.rewards:
+        key = f"domains.{tag}.rewards.{name}"
+        if name not in config.rewards:
+            yield f"{key}: no reward {name!r}{nearest(name, scoring)} (rewards of this tag: " + (
+                f"{', '.join(scoring) or 'none'})"
+            )
+        elif name not in scoring:
+            yield (
+                f"{key}: the reward does not score the tag {tag!r}; add it to rewards.{name}.tags, "
+                "or drop the weight"
+            )
+
+
+def _limit(config: RlvrBase, tag: str, domain: DomainConfig) -> Iterator[str]:
+    """Yield a length limit of the tag that a penalty of the run, which takes the run's limit, would
+    not know."""
+    own = domain.sampling.max_new_tokens
+    if own in (None, config.sampling.max_new_tokens) or domain.reward_shaping is not None:
+        return
+    for i, part in enumerate(config.algorithm.reward_shaping):
+        if isinstance(part, OverlongPenaltyConfig) and part.max_tokens is None:
+            yield (
+                f"domains.{tag}.sampling.max_new_tokens: algorithm.reward_shaping.{i} penalizes "
+                f"responses near sampling.max_new_tokens = {config.sampling.max_new_tokens}, which "
+                f"is not the limit of this tag; set domains.{tag}.reward_shaping, or max_tokens "
+                "of the penalty"
+            )
+
+
+def _critic(config: RlvrBase) -> Iterator[str]:
+    """Yield advantages with a critic beside others without: a critic learns from all samples."""
+    run = config.algorithm.advantage.kind
+    for tag, domain in config.domains.items():
+        own = domain.advantage.kind if domain.advantage else run
+        if (own == "gae") != (run == "gae"):
+            yield (
+                f"domains.{tag}.advantage.kind: {own} beside {run} of the run: the critic of gae "
+                "learns from all samples; use gae for every tag (its settings may differ) or for "
+                "none"
+            )

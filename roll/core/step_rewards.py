@@ -1,0 +1,62 @@
+"""`StepRewards`: rewards of single steps or tokens of a response (process rewards)."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import fsum
+from typing import Self
+
+from roll.core.completion import TOKEN_TYPE
+
+VALUE_TYPE = "f"
+"""Type code of arrays of rewards: float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRewards:
+    """Rewards of the steps of one response, each at the token with which its step ends.
+
+    Example: StepRewards.of([(3, 0.5), (7, 1.0)]) gives 0.5 to the third token of the response and 1
+    to the seventh.
+    """
+
+    ends: array[int]
+    """Number of tokens of the response up to the end of each step, int32, ascending."""
+    values: array[float]
+    """Reward of each step, float32."""
+
+    @classmethod
+    def of(cls, steps: Iterable[tuple[int, float]]) -> Self:
+        """Make rewards of pairs of an end, in tokens, and a value; values of equal ends are
+        added."""
+        at: dict[int, list[float]] = {}
+        for end, value in steps:
+            at.setdefault(end, []).append(value)
+        ends = sorted(at)
+        return cls(array(TOKEN_TYPE, ends), array(VALUE_TYPE, [fsum(at[end]) for end in ends]))
+
+    @property
+    def total(self) -> float:
+        """Sum of the rewards."""
+        return fsum(self.values)
+
+    @property
+    def pairs(self) -> tuple[tuple[int, float], ...]:
+        """Pairs of end and value."""
+        return tuple(zip(self.ends, self.values, strict=True))
+
+    def __len__(self) -> int:
+        """Return the number of steps."""
+        return len(self.ends)
+
+
+def weighted_sum(parts: Sequence[tuple[float, StepRewards | None]]) -> StepRewards | None:
+    """Return the sum of the rewards, each times its weight; None if there are no rewards."""
+    given = [(weight, steps) for weight, steps in parts if steps is not None]
+    if not given:
+        return None
+    return StepRewards.of(
+        (end, weight * value) for weight, steps in given for end, value in steps.pairs
+    )

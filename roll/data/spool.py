@@ -1,0 +1,138 @@
+"""Large values of rows on disk, such as the cases of programming problems, which have gigabytes.
+
+A value leaves memory when its row is read, and is read from an unnamed file when somebody asks for
+it. Whoever pickles a row, to send it to a reward, gets the values themselves.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, BinaryIO
+
+LARGE_BYTES = 1 << 14
+"""Values with at least so many bytes go to the file."""
+
+
+def spooled(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the columns of a row, of which the large ones are in a file of this process.
+
+    The file is in the folder for temporary files (`TMPDIR`), and ends with the process.
+    """
+    places = {}
+    for name, value in values.items():
+        packed = _packed(value)
+        if len(packed) >= LARGE_BYTES:
+            places[name] = _spool(os.getpid()).put(packed)
+    if not places:
+        return dict(values)
+    return SpooledRow({n: v for n, v in values.items() if n not in places}, places, list(values))
+
+
+class SpooledRow(Mapping[str, Any]):
+    """Columns of a row; each access to a large one reads it from the file."""
+
+    def __init__(
+        self, small: Mapping[str, Any], places: Mapping[str, Place], names: list[str]
+    ) -> None:
+        """Keep small values and the places of the others.
+
+        Args:
+            small: values by column.
+            places: of the other columns.
+            names: all columns in their order.
+        """
+        self._small, self._places, self._names = small, places, names
+
+    def __getitem__(self, name: str) -> Any:
+        place = self._places.get(name)
+        return self._small[name] if place is None else pickle.loads(place.read())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        return f"SpooledRow({self._small!r}, in a file: {sorted(self._places)})"
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return dict, (dict(self),)
+
+
+class Place:
+    """A stretch of a spool."""
+
+    __slots__ = ("_length", "_spool", "_start")
+
+    def __init__(self, spool: Spool, start: int, length: int) -> None:
+        """Keep where it is."""
+        self._spool, self._start, self._length = spool, start, length
+
+    def read(self) -> bytes:
+        """Return its bytes.
+
+        Raises:
+            OSError: the disk does not give them.
+        """
+        return self._spool.read(self._start, self._length)
+
+
+class Spool:
+    """An unnamed file to which values are appended."""
+
+    def __init__(self) -> None:
+        """Make the file."""
+        self._file: BinaryIO = tempfile.TemporaryFile(prefix="roll_rows_")  # noqa: SIM115
+        self._end, self._lock = 0, threading.Lock()
+
+    def put(self, data: bytes) -> Place:
+        """Append bytes and return their place.
+
+        Raises:
+            OSError: the disk is full; the message names the folder.
+        """
+        with self._lock:
+            start, view = self._end, memoryview(data)
+            try:
+                while view:
+                    written = os.pwrite(self._file.fileno(), view, self._end)
+                    self._end += written
+                    view = view[written:]
+            except OSError as error:
+                raise OSError(
+                    error.errno,
+                    f"large columns of the data do not fit into {tempfile.gettempdir()} "
+                    f"({error.strerror}); name a folder with more room in TMPDIR",
+                ) from error
+            return Place(self, start, len(data))
+
+    def read(self, start: int, length: int) -> bytes:
+        """Return bytes of the file."""
+        data = os.pread(self._file.fileno(), length, start)
+        while len(data) < length:  # a call gives 2 GiB at most
+            more = os.pread(self._file.fileno(), length - len(data), start + len(data))
+            if not more:
+                raise OSError(f"a spool of rows ends after {start + len(data)} bytes")
+            data += more
+        return data
+
+
+@functools.cache
+def _spool(pid: int) -> Spool:
+    """Return the spool of this process; a fork that reads rows makes its own."""
+    return Spool()
+
+
+def _packed(value: Any) -> bytes:
+    """Return a value as bytes; an empty one for those that are small for sure."""
+    if value is None or isinstance(value, bool | int | float):
+        return b""
+    if isinstance(value, str | bytes) and len(value) * 4 < LARGE_BYTES:
+        return b""
+    return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)

@@ -1,0 +1,1 @@
+"""Rewards that a model decides: the question, the answer, and how it is read."""

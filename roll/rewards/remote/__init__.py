@@ -1,0 +1,1 @@
+"""Rewards that a server of the user computes."""

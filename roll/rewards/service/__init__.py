@@ -1,0 +1,1 @@
+"""Calls to services over HTTP, with retries and limits."""

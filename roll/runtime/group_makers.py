@@ -1,0 +1,155 @@
+"""Functions that make groups, for training and for validation: of single turns, or of episodes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from roll.config.algorithm import Need
+from roll.config.rlvr_base import RlvrBase
+from roll.config.sections.sampling import SamplingConfig
+from roll.core.types import SamplingParams
+from roll.rewards.execution.counters import Purpose
+from roll.rollout.episodes.episodes import Episodes
+from roll.rollout.episodes.failed import FailedEpisodes
+from roll.rollout.fleet.fleet import Fleet
+from roll.rollout.single_turn import SingleTurn
+from roll.rollout.types import RunGroup, ScoreGroup
+from roll.runtime.environments import ClusterHosts
+from roll.runtime.reward_router import RewardRouter
+
+
+@dataclass(frozen=True)
+class GroupMakers:
+    """Makers of groups of single turns."""
+
+    config: RlvrBase
+    fleet: Fleet
+    decode: Callable[[Sequence[int]], str]
+    reward_router: RewardRouter
+
+    def training(self) -> RunGroup:
+        """Return the function that makes a group to train on."""
+        config = self.config
+        return self._make(
+            config.sampling,
+            config.domain_sampling,
+            config.data.samples_per_prompt,
+            Purpose.TRAINING,
+            redundant=config.rollout.redundant_samples,
+        )
+
+    def validation(self) -> RunGroup:
+        """Return the function that makes a group to validate on."""
+        config, validation = self.config, self.config.validation
+        return self._make(
+            config.validation_sampling,
+            {} if validation.sampling else config.domain_sampling,
+            validation.samples_per_prompt,
+            Purpose.VALIDATION,
+        )
+
+    def begin_step(
+        self, samples_by_tag: Mapping[str, float], purpose: Purpose = Purpose.TRAINING
+    ) -> None:
+        """Begin to count failures anew, for a step with so many samples of each tag."""
+        self.reward_router.begin_step(samples_by_tag, purpose)
+
+    def _make(
+        self,
+        sampling: SamplingConfig,
+        tag_sampling: Mapping[str, SamplingConfig],
+        samples: int,
+        purpose: Purpose,
+        *,
+        redundant: int = 0,
+    ) -> RunGroup:
+        """Return the function that makes groups with these settings.
+
+        Args:
+            sampling: sampling of all prompts but those with a tag in `tag_sampling`.
+            tag_sampling: sampling of the prompts with these tags.
+            samples: number of samples of a group.
+            redundant: number of samples beyond those.
+        """
+        config, trains = self.config, purpose is Purpose.TRAINING
+        return SingleTurn(
+            score=partial(self.reward_router.score, purpose=purpose),
+            separate_siblings=config.rollout.siblings == "separate",
+            greedy_baseline=trains and Need.GREEDY_BASELINE in config.algorithm.needs,
+            tag_greedy={tag: config.needs_greedy(tag) for tag in config.domains if trains},
+            **self._common(sampling, tag_sampling, samples, purpose, redundant),
+        ).run
+
+    def _common(
+        self,
+        sampling: SamplingConfig,
+        tag_sampling: Mapping[str, SamplingConfig],
+        samples: int,
+        purpose: Purpose,
+        redundant: int,
+    ) -> dict[str, Any]:
+        """Return the arguments of all kinds of groups."""
+        return {
+            "fleet": self.fleet,
+            "decode": self.decode,
+            "score_group": self._score_group(purpose),
+            "sampling": SamplingParams(**sampling.model_dump()),
+            "tag_sampling": {
+                tag: SamplingParams(**own.model_dump()) for tag, own in tag_sampling.items()
+            },
+            "samples_per_prompt": samples,
+            "seed": self.config.seed,
+            "request_timeout_s": self.config.rollout.request_timeout_s,
+            "redundant": redundant,
+        }
+
+    def _score_group(self, purpose: Purpose) -> ScoreGroup | None:
+        if not self.reward_router.scores_groups:
+            return None
+        return partial(self.reward_router.score_group, purpose=purpose)
+
+
+@dataclass(frozen=True)
+class EpisodeMakers(GroupMakers):
+    """Makers of groups of episodes."""
+
+    hosts: Mapping[str, ClusterHosts]
+    """Tag -> hosts of the environment of tasks with this tag."""
+    _failed: dict[Purpose, FailedEpisodes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        limits = {hosts.name: hosts.config.max_error_rate for hosts in self.hosts.values()}
+        failed = {purpose: FailedEpisodes(limits) for purpose in Purpose}
+        object.__setattr__(self, "_failed", failed)
+
+    def begin_step(
+        self, samples_by_tag: Mapping[str, float], purpose: Purpose = Purpose.TRAINING
+    ) -> None:
+        super().begin_step(samples_by_tag, purpose)
+        expected = Counter[str]()
+        for tag, samples in samples_by_tag.items():
+            expected[self.hosts[tag].name] += samples  # type: ignore[assignment]
+        self._failed[purpose].begin_step(expected)
+
+    def _make(
+        self,
+        sampling: SamplingConfig,
+        tag_sampling: Mapping[str, SamplingConfig],
+        samples: int,
+        purpose: Purpose,
+        *,
+        redundant: int = 0,
+    ) -> RunGroup:
+        score = partial(self.reward_router.score, purpose=purpose)
+        rewarded = {tag for reward in self.config.rewards.values() for tag in reward.tags}
+        return Episodes(
+            hosts=self.hosts,
+            failed=self._failed[purpose],
+            max_tokens=self.config.max_row_tokens,
+            score=dict.fromkeys(rewarded, score),
+            **self._common(sampling, tag_sampling, samples, purpose, redundant),
+        ).run

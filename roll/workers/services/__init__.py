@@ -1,0 +1,1 @@
+"""Workers of rewards that ask a service."""
