@@ -1,5 +1,7 @@
 """Every built-in reward keeps the contract that users can check for their own."""
 
+import asyncio
+import inspect
 import random
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +14,9 @@ from roll.rewards.built_in import REWARDS
 from roll.rewards.contract import check_reward, sample_of
 from roll.rewards.loading import load_reward
 
+ADD = {"tests": {"fn_name": "add", "inputs": [[1, 2]], "outputs": [[3]]}}
 NEEDS: dict[str, dict[str, Any]] = {
+    "code": {"extra": ADD},
     "detection": {"answer": '[{"bbox_2d": [0, 0, 10, 10], "label": "cat"}]'},
     "format": {"kwargs": {"tags": ("think", "answer"), "language": "en", "words": (1, 9)}},
     "json": {"kwargs": {"schema": {"type": "object"}}},
@@ -30,10 +34,11 @@ def test_built_in_rewards_keep_the_contract(name: str) -> None:
     check_reward(REWARDS[name], **NEEDS.get(name, {}))
 
 
-ROW = {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
+ROW = {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}], **ADD}
 BOX = '[{"bbox_2d": [0, 0, 10, 10], "label": "cat"}]'
 RIGHT: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bleu": ("the cat sat down", "the cat sat down", {}),
+    "code": ("def add(a, b): return a + b", "", {}),
     "contains": ("the cat", "cat", {}),
     "crossthink": (r"\boxed{C}", "C", {"thoughts": False}),
     "detection": (BOX, BOX, {}),
@@ -58,8 +63,10 @@ def test_answers_count_after_the_thoughts_only(name: str) -> None:
 
     def score(text: str) -> float:
         reward = load_reward(name, kwargs, RewardContext("mine", 0))
-        found = reward.result(one := sample_of(text, answer=answer, extra=ROW), reward.call(one))
-        return float(found.score)
+        value = reward.call(one := sample_of(text, answer=answer, extra=ROW))
+        if inspect.iscoroutine(value):
+            value = asyncio.run(value)
+        return float(reward.result(one, value).score)
 
     assert score(response) == score(f"<think>hm</think>\n{response}") == pytest.approx(1)
     assert score(f"<think>{response}") == score(f"<think>{response}</think>") == score("") == 0
