@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from roll.distributed.on_ray.environment import FOR_ALL_ACTORS, RAY_VARIABLES, RUN_TOKEN
 from roll.distributed.processes.reaper import end_marked
 
 SLEEP = [sys.executable, "-I", "-S", "-c", "import time; print(flush=True); time.sleep(600)"]
@@ -48,6 +49,31 @@ def test_stopped_and_running_processes_with_the_mark_end_and_no_others(
     assert end_marked(f"MARK={token}", timeout_s=60)
     assert [each.wait(timeout=1) for each in marked] == [-signal.SIGKILL] * 2
     assert bystander.poll() is None
+
+
+@pytest.mark.parametrize("variables", [FOR_ALL_ACTORS, RAY_VARIABLES], ids=["actor", "Ray"])
+@pytest.mark.parametrize("package", ["setproctitle", "ray._raylet"])
+def test_a_process_that_gives_itself_a_title_keeps_its_mark(
+    variables: dict[str, str], package: str
+) -> None:
+    """The mark is the first variable, as it may be in those that Ray starts, and the title is longer
+    than the command."""
+    token = uuid.uuid4().hex
+    code = f"from {package} import setproctitle; setproctitle('t' * 500); {SLEEP[-1]}"
+    titled = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={RUN_TOKEN: token} | variables | {"FILL": "x" * 1000},
+        stdout=subprocess.PIPE,
+    )
+    assert titled.stdout is not None
+    assert titled.stdout.readline()
+    title = Path(f"/proc/{titled.pid}/cmdline").read_text().rstrip("\0")
+    assert set(title) == {"t"}
+    try:
+        assert end_marked(f"{RUN_TOKEN}={token}", timeout_s=60)
+        assert titled.wait(timeout=5) == -signal.SIGKILL
+    finally:
+        titled.kill()
 
 
 def test_nothing_to_end_is_the_end_too() -> None:

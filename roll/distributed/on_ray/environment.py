@@ -62,7 +62,15 @@ triton, which takes 70 MB and is only of use on GPUs."""
 JEMALLOC = "MALLOC_CONF"
 """Variable with the settings of jemalloc, in processes that use this allocator."""
 
-RAY_VARIABLES = {
+KEEP_ENVIRONMENT = {
+    # A process that sets its title (Ray's do, and those of engines) writes the title over its
+    # command and, if it is longer, over the environment variables behind it; the package
+    # setproctitle then also clears some of them. The reaper would no longer find its mark there.
+    "SPT_NOENV": "1",
+}
+"""Variables that keep the environment of a process readable for others, in `/proc/PID/environ`."""
+
+RAY_VARIABLES = KEEP_ENVIRONMENT | {
     "RAY_USAGE_STATS_ENABLED": "0",
     # No events of calls for `ray list tasks`: Ray's control store would keep 100,000 events, and
     # grew by 150 MB in 1,000 steps (benchmarks/soak.py).
@@ -72,7 +80,7 @@ RAY_VARIABLES = {
     JEMALLOC: "narenas:1,tcache:false",
 }
 
-FOR_ALL_ACTORS = {
+FOR_ALL_ACTORS = KEEP_ENVIRONMENT | {
     # The tokenizer's threads would compete with those of the worker, and warn after a fork.
     "TOKENIZERS_PARALLELISM": "false",
     # Actors reserve no devices of Ray, and by default Ray hides all devices from them.
