@@ -13,9 +13,6 @@ from roll.core.types import Sample
 from roll.distributed.dispatch import BROADCAST, Apart
 from roll.distributed.remote_values import RemoteValue, fetch
 
-INLINE_BYTES = 100 * 1024
-"""Size below which the tokens of a request are sent with the answer, in bytes. Ray sends smaller
-results to the caller in any case, and then it would be asked for them."""
 FETCH_TIMEOUT_S = 600.0
 """Time limit of one fetch, in seconds. The tokens are stored before their address is known, so the
 limit covers only the transfer."""
@@ -32,23 +29,20 @@ class _Place:
 
 
 def _divide(completions: list[Completion]) -> tuple[list[Completion], list[Written] | None]:
-    """Return the finished completions without their tokens, and the tokens; or, if these are few,
-    the completions as they are. Another replica will continue unfinished ones, from the tokens that
-    the driver sends it."""
-    ended = [one.finish is not FinishReason.ABORT for one in completions]
-    contents = [one.content.get() for one in completions]
-    if sum(map(_num_bytes, contents)) < INLINE_BYTES or not any(ended):
-        return completions, None
-    divided = [
-        replace(one, content=_Place(i)) if stays else one
-        for i, (one, stays) in enumerate(zip(completions, ended, strict=True))
-    ]
-    return divided, contents
+    """Return the finished completions without their tokens, and these tokens. Another replica will
+    continue unfinished ones, from the tokens that the driver sends it."""
+    divided: list[Completion] = []
+    contents: list[Written] = []
+    for one in completions:
+        if one.finish is FinishReason.ABORT:
+            divided.append(one)
+        else:
+            divided.append(replace(one, content=_Place(len(contents))))
+            contents.append(one.content.get())
+    return divided, contents or None
 
 
-def _join(
-    completions: list[Completion], address: Callable[[int], RemoteValue[Written]]
-) -> list[Completion]:
+def _join(completions: list[Completion], address: Callable[[int], Content]) -> list[Completion]:
     """Return the completions with addresses in place of the tokens that were divided from them."""
     return [
         replace(one, content=address(one.content.number))
@@ -100,12 +94,3 @@ def node_of(content: Content) -> str | None:
 def living_nodes() -> list[str]:
     """Return Ray's ids of all nodes that live."""
     return [node["NodeID"] for node in ray.nodes() if node["Alive"]]
-
-
-def _num_bytes(written: Written) -> int:
-    """Return about how many bytes the tokens take when they are sent."""
-    return (
-        written.tokens.itemsize * len(written.tokens)
-        + written.logprobs.itemsize * len(written.logprobs)
-        + len(written.text or "")
-    )

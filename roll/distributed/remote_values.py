@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
@@ -22,11 +23,35 @@ the limit covers only the transfer."""
 
 
 @dataclass(frozen=True, slots=True)
+class Packed:
+    """A value in a list of the object store that is only read when it is opened: whoever fetches
+    the list gets views of shared memory, and copies only the values that it needs."""
+
+    data: Any
+    """The pickled value, as bytes or as a view of shared memory."""
+
+    @classmethod
+    def of(cls, value: Any) -> Packed:
+        return cls(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.data)
+
+    def open(self) -> Any:
+        """Return the value."""
+        return pickle.loads(self.data)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return Packed, (pickle.PickleBuffer(self.data) if protocol >= 5 else bytes(self.data),)
+
+
+@dataclass(frozen=True, slots=True)
 class RemoteValue(Generic[T]):
     """Address of a value in Ray's object store, on the node of the process that stored the value.
     Ray frees the value when no address of it is left. Without Ray, the value itself."""
 
-    content: list[T] | ray.ObjectRef[list[T]]
+    content: list[T] | list[Packed] | ray.ObjectRef[list[T]]
     """The value and those that were stored together with it, or a reference to the list of them."""
     place: int = 0
     """Index of the value in the list."""
@@ -79,7 +104,8 @@ def fetch(remote_values: Sequence[RemoteValue[T]], *, timeout_s: float, what: st
     except RayError as error:
         raise WorkerError(f"{what} cannot be had: {str(error).splitlines()[0]}") from error
     fetched = dict(zip(ordered, found, strict=True))
-    return [
+    values: list[Any] = [
         (fetched[p.content] if isinstance(p.content, ray.ObjectRef) else p.content)[p.place]
         for p in remote_values
     ]
+    return [value.open() if isinstance(value, Packed) else value for value in values]

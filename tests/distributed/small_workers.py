@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from roll.core.batch import Batch, tensor
 from roll.core.batches import TokenBatch
 from roll.core.completion import Completion, FinishReason
-from roll.core.errors import DataError
+from roll.core.errors import DataError, RollError
 from roll.core.metrics import Mean, Metrics
 from roll.core.types import RankInfo, Sample, WorkerSpec
 from roll.distributed.dispatch import SHARD_BATCH, dispatch
@@ -188,6 +189,34 @@ class Echo(Spawner):
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+
+class OddError(RollError):
+    """Cannot be made again from its message."""
+
+    def __init__(self, what: str, where: str) -> None:
+        super().__init__(f"no such {what} in {where}")
+
+
+class Oracle(Echo):
+    """Answers many small questions."""
+
+    async def double(self, number: int, wait_s: float) -> int:
+        await asyncio.sleep(wait_s)
+        return 2 * number
+
+    async def fail(self, kind: str) -> None:
+        if kind == "odd":
+            raise OddError("thing", "here")
+        if kind == "exit":
+            sys.exit(3)
+        await super().fail(kind)
+
+    async def unsendable(self) -> threading.Lock:
+        return threading.Lock()
+
+    async def process(self) -> int:
+        return os.getpid()
 
 
 class Picky(Echo):

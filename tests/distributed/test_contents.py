@@ -10,8 +10,9 @@ from roll.config.sections.roles import Role
 from roll.core.completion import Completion, Written
 from roll.core.types import Prompt, Sample
 from roll.distributed.cluster import Placement
+from roll.distributed.on_ray.bundle_host import INLINE_BYTES
 from roll.distributed.on_ray.resources import ResourceManager
-from roll.distributed.remote_contents import INLINE_BYTES, are_here, fetch_samples, node_of
+from roll.distributed.remote_contents import are_here, fetch_samples, node_of
 from tests.distributed.small_workers import Echo
 
 WRITES = Placement(Role.ACTOR_INFER, pool="one", replaceable=True)

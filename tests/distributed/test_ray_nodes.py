@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.distributed.remote_contents import INLINE_BYTES
+from roll.distributed.on_ray.bundle_host import INLINE_BYTES
 from tests.distributed.small_workers import ROOT
 
 

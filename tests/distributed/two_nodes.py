@@ -21,9 +21,10 @@ from roll.config.sections.roles import Role
 from roll.core.completion import Content
 from roll.core.errors import RollError, WorkerError
 from roll.distributed.cluster import Placement
+from roll.distributed.on_ray.bundle_host import INLINE_BYTES
 from roll.distributed.on_ray.resources import ResourceManager
 from roll.distributed.on_ray.token import use_token_of_cluster
-from roll.distributed.remote_contents import INLINE_BYTES, contents_here, living_nodes, node_of
+from roll.distributed.remote_contents import contents_here, living_nodes, node_of
 from roll.rewards.contract import sample_of
 from roll.runtime.reward_router import RewardCluster, RewardRouter
 from roll.workers.reward import RewardWorker

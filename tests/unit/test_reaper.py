@@ -56,8 +56,8 @@ def test_stopped_and_running_processes_with_the_mark_end_and_no_others(
 def test_a_process_that_gives_itself_a_title_keeps_its_mark(
     variables: dict[str, str], package: str
 ) -> None:
-    """The mark is the first variable, as it may be in those that Ray starts, and the title is longer
-    than the command."""
+    """The mark is the first variable, as it may be in processes that Ray starts, and the title is
+    longer than the command."""
     token = uuid.uuid4().hex
     code = f"from {package} import setproctitle; setproctitle('t' * 500); {SLEEP[-1]}"
     titled = subprocess.Popen(

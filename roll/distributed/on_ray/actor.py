@@ -6,11 +6,13 @@ environment variables and from their `WorkerSpec`.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table
@@ -19,6 +21,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from roll.core.types import WorkerSpec
 from roll.distributed.cluster import Placement
 from roll.distributed.dispatch import Call
+from roll.distributed.on_ray.bundle_host import SentCall
+from roll.distributed.on_ray.bundles import BundledCalls
 from roll.distributed.on_ray.environment import WORKER_TOKEN, actor_env
 from roll.distributed.on_ray.host import BESIDE_GROUP, WATCH_GROUP, AsyncHost, HostInfo, SyncHost
 from roll.distributed.on_ray.members import Member
@@ -96,6 +100,8 @@ class RayActor:
         self.member = Member(place.role, place.label, rank, place.replaceable)
         self.ended = False
         """True once all processes of the actor are known to have ended."""
+        self.calls: WeakKeyDictionary[asyncio.AbstractEventLoop, BundledCalls] = WeakKeyDictionary()
+        """Calls on their way, by the event loop that makes them."""
         self._recipe = recipe
         self._own = own[0]
         """The first device; all devices of an actor are on one node."""
@@ -156,11 +162,18 @@ class RayActor:
         """Call a method of the worker; return the reference to the result."""
         return self._handle.run.remote(method, call.kwargs, *call.args)
 
-    def run_apart(self, method: str, call: Call) -> tuple[Any, Any]:
-        """Call a method whose result is divided; return references to both parts of it."""
-        divided = self._handle.run_apart.options(num_returns=2)
-        answer, content = divided.remote(method, call.kwargs, *call.args)
-        return answer, content
+    def exchange(self, caller: str, calls: Sequence[SentCall]) -> tuple[Any, Any]:
+        """Begin calls and wait for answers; see `BundleActor`."""
+        bundle, parts = self._handle.exchange.options(num_returns=2).remote(caller, calls)
+        return bundle, parts
+
+    def begin(self, caller: str, calls: Sequence[SentCall]) -> Any:
+        """Begin calls; see `BundleActor`."""
+        return self._handle.begin.remote(caller, calls)
+
+    def recover(self, caller: str) -> Any:
+        """Make the last answers ready again; see `BundleActor`."""
+        return self._handle.recover.remote(caller)
 
     def run_beside(self, method: str, call: Call) -> Any:
         """Call a method while another call may run; return the reference to the result."""

@@ -27,9 +27,8 @@ from roll.distributed.on_ray.actor import (
     cores_of,
 )
 from roll.distributed.on_ray.answers import RayAnswers
-from roll.distributed.on_ray.failures import GRACE_S, raise_failure
+from roll.distributed.on_ray.bundles import BundledCalls
 from roll.distributed.on_ray.host import HostInfo
-from roll.distributed.remote_values import RemoteValue
 from roll.distributed.watchdog import Watchdog
 
 LOGGER = logging.getLogger(__name__)
@@ -255,33 +254,10 @@ class RayCluster(Cluster[W], Generic[W]):
         return RayAnswers(method, refs, members, self._watchdog)
 
     def _ask(self, rank: int, method: str, call: Call, apart: Apart | None) -> Awaitable[Any]:
-        actor = self._actors[rank]
-        if apart is None:
-            return self._wait_guarded(actor, method, actor.run(method, call))
-        return self._ask_apart(actor, method, call, apart)
-
-    async def _ask_apart(self, actor: RayActor, method: str, call: Call, apart: Apart) -> Any:
-        """Await a call whose result is divided; return it with addresses of the part that stays."""
-        answer, content = actor.run_apart(method, call)
-        found = await self._wait_guarded(actor, method, answer)
-        return apart.join(found, lambda item: RemoteValue(content, item, actor.info.node))
-
-    async def _wait_guarded(self, actor: RayActor, method: str, answer: Any) -> Any:
-        """Await the answer of one actor, given as a reference; if the actor has died, raise its
-        loss in place of Ray's error or the cancellation."""
-        future: asyncio.Future[Any] = asyncio.wrap_future(answer.future())
-        self._watchdog.guard(future, actor.member)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            # Cancelled by the watchdog after a death (then `check` raises), or by the caller.
-            self._watchdog.check([actor.member])
-            raise
-        except ray.exceptions.RayError as error:
-            await self._watchdog.settled([actor.member], GRACE_S)
-            raise_failure(error, actor.member, method, self._watchdog, grace_s=0)
-        finally:
-            self._watchdog.release(future)
+        actor, loop = self._actors[rank], asyncio.get_running_loop()
+        if loop not in actor.calls:
+            actor.calls[loop] = BundledCalls(actor, self._watchdog)
+        return actor.calls[loop].ask(method, call, apart)
 
 
 def shared_batches(calls: Sequence[Call]) -> list[Call]:

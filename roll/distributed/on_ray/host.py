@@ -12,7 +12,7 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +20,11 @@ import ray
 
 from roll.core.logs import setup_logging
 from roll.core.types import RankInfo, WorkerSpec
-from roll.distributed.dispatch import dispatch_of
+from roll.distributed.dispatch import Apart, dispatch_of
+from roll.distributed.on_ray.bundle_host import Bundle, BundleHost, SentCall
 from roll.distributed.on_ray.environment import WITHOUT_TRITON, WORKER_TOKEN
 from roll.distributed.processes.reaper import start_reaper
+from roll.distributed.remote_values import Packed
 from roll.distributed.worker import Worker
 from roll.platform.allocator import give_back_each_minute
 from roll.platform.machine import free_port
@@ -124,6 +126,10 @@ class AsyncHost(_HostBase):
     """A host that runs all calls on one event loop. The worker is built on the loop, too, so its
     constructor may start tasks."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._bundles = BundleHost(self._bundled)
+
     async def about(self) -> HostInfo:
         return self._about()
 
@@ -137,12 +143,25 @@ class AsyncHost(_HostBase):
         result = self._method(method)(*args, **kwargs)
         return self._to_send(method, await result if inspect.isawaitable(result) else result)
 
-    async def run_apart(self, method: str, kwargs: Mapping[str, Any], *args: Any) -> Any:
-        """Run a method whose `@dispatch` leaves a part of the result in the object store; return
-        the other part and that one, which Ray stores apart from each other."""
-        apart = dispatch_of(self._method(method)).apart
-        assert apart is not None, f"{method} has a result that is not divided"
-        return apart.divide(await self.run(method, kwargs, *args))
+    async def exchange(
+        self, caller: str, calls: Sequence[SentCall]
+    ) -> tuple[Bundle, list[Packed] | None]:
+        """Begin calls of a bundle, and wait for answers; see `BundleHost`. Ray stores both parts of
+        the result apart from each other."""
+        self._bundles.begin(caller, calls)
+        return await self._bundles.collect(caller)
+
+    async def begin(self, caller: str, calls: Sequence[SentCall]) -> None:
+        """Begin calls of a bundle, while another call collects the answers."""
+        self._bundles.begin(caller, calls)
+
+    async def recover(self, caller: str) -> set[int]:
+        """Make the answers ready again that did not arrive; see `BundleHost.recover`."""
+        return self._bundles.recover(caller)
+
+    async def _bundled(self, call: SentCall) -> tuple[Any, Apart | None]:
+        result = await self.run(call.method, call.kwargs, *call.args)
+        return result, dispatch_of(self._method(call.method)).apart
 
     async def beat(self) -> list[str]:
         """Return the names of stopped processes that the worker needs. Runs in `BESIDE_GROUP`,
