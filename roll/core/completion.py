@@ -14,6 +14,8 @@ from enum import StrEnum
 from itertools import chain, groupby, repeat
 from typing import Any, Protocol, Self
 
+from roll.core.pickling import pickle_by_fields
+
 TOKEN_TYPE = "i"
 """Type code of arrays of token ids: int32."""
 LOGPROB_TYPE = "f"
@@ -36,6 +38,7 @@ class FinishReason(StrEnum):
     """The request was cancelled; the tokens generated until then are kept."""
 
 
+@pickle_by_fields
 @dataclass(frozen=True, slots=True)
 class VersionRuns:
     """Weight versions of consecutive tokens, as runs of equal versions.
@@ -81,6 +84,8 @@ class VersionRuns:
 
     def __len__(self) -> int:
         """Return the number of tokens."""
+        if len(self.runs) == 1:  # of nearly all completions
+            return self.runs[0][1]
         return sum(count for _, count in self.runs)
 
     def __iter__(self) -> Iterator[int]:
@@ -107,6 +112,9 @@ class VersionRuns:
     @property
     def sampled(self) -> int:
         """Number of tokens that weights wrote."""
+        if len(self.runs) == 1:  # of nearly all completions
+            version, count = self.runs[0]
+            return count if version != NOBODY else 0
         return sum(count for version, count in self.runs if version != NOBODY)
 
     @property
@@ -120,6 +128,7 @@ class VersionRuns:
         return max((version for version, _ in self.runs if version != NOBODY), default=None)
 
 
+@pickle_by_fields
 @dataclass(frozen=True, slots=True)
 class Written:
     """Tokens of a completion. The columns have one entry per token."""
@@ -150,6 +159,7 @@ class Content(Protocol):
         ...
 
 
+@pickle_by_fields
 @dataclass(frozen=True, slots=True)
 class Completion:
     """A continuation of a prompt: what a scheduler needs of it, and its tokens or where they are.

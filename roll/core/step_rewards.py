@@ -9,11 +9,13 @@ from math import fsum
 from typing import Self
 
 from roll.core.completion import TOKEN_TYPE
+from roll.core.pickling import pickle_by_fields
 
 VALUE_TYPE = "f"
 """Type code of arrays of rewards: float32."""
 
 
+@pickle_by_fields
 @dataclass(frozen=True, slots=True)
 class StepRewards:
     """Rewards of the steps of one response, each at the token with which its step ends.

@@ -11,6 +11,7 @@ from typing import Any
 
 from roll.config.sections.roles import Role
 from roll.core.completion import Completion, FinishReason
+from roll.core.pickling import pickle_by_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ class Message:
     """Of a message of the assistant: calls of tools behind the text."""
 
 
+@pickle_by_fields
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """A prompt, tokenized for the engine.
@@ -106,6 +108,7 @@ class Prompt:
         return self.id.rpartition(":")[0]
 
 
+@pickle_by_fields
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Parameters with which an engine samples; the names are those of the config."""
@@ -120,6 +123,7 @@ class SamplingParams:
     """JSON schema, as JSON text, whose grammar all tokens follow; for judges. None: no grammar."""
 
 
+@pickle_by_fields
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """A request to one replica for `n` continuations of one prompt.
@@ -134,6 +138,7 @@ class GenerateRequest:
     seed: int | None = None
 
 
+@pickle_by_fields
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Consecutive tokens of one continuation, and the position of the first of them.
@@ -149,6 +154,7 @@ class Piece:
     """Tokens of this piece. `finish` is ABORT as long as the continuation is not finished."""
 
 
+@pickle_by_fields
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """Answer of an engine to the question whether it is alive, with its progress.
@@ -170,6 +176,7 @@ class Heartbeat:
     heartbeat."""
 
 
+@pickle_by_fields
 @dataclass(frozen=True, slots=True)
 class Turn:
     """A turn of the policy in an episode.
@@ -188,6 +195,7 @@ class Turn:
     """Name of the state of the environment in which it began; empty if that has none."""
 
 
+@pickle_by_fields
 @dataclass(frozen=True, slots=True, init=False)
 class Sample:
     """A finished response to a prompt, as reward functions get it.

@@ -11,6 +11,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from roll.core.errors import WaitTimeoutError, WorkerError
+from roll.core.pickling import pickle_by_fields
 
 T = TypeVar("T")
 
@@ -46,6 +47,7 @@ class Packed:
         return Packed, (pickle.PickleBuffer(self.data) if protocol >= 5 else bytes(self.data),)
 
 
+@pickle_by_fields
 @dataclass(frozen=True, slots=True)
 class RemoteValue(Generic[T]):
     """Address of a value in Ray's object store, on the node of the process that stored the value.

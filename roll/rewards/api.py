@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from roll.core.pickling import pickle_by_fields
 
+
+@pickle_by_fields
 @dataclass(frozen=True, slots=True)
 class Reward:
     """Result of a reward for one sample."""

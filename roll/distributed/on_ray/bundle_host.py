@@ -13,6 +13,7 @@ from typing import Any
 from ray import cloudpickle
 
 from roll.core.errors import RollError
+from roll.core.pickling import pickle_by_fields
 from roll.distributed.dispatch import Apart
 from roll.distributed.remote_values import Packed
 
@@ -26,6 +27,7 @@ STORED_BYTES = 4 << 20
 store: they are freed together."""
 
 
+@pickle_by_fields
 @dataclass(frozen=True, slots=True)
 class SentCall:
     """A call on its way to the worker."""
@@ -55,6 +57,7 @@ class Failure:
         return cls(type(error).__name__, str(error), trace, own)
 
 
+@pickle_by_fields
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The result of one call."""
@@ -67,6 +70,7 @@ class Answer:
     """Index of the first item of that part among the parts of the bundle; None: there is none."""
 
 
+@pickle_by_fields
 @dataclass(frozen=True, slots=True)
 class Bundle:
     """Answers that travel together."""

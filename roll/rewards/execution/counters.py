@@ -13,6 +13,7 @@ from enum import StrEnum
 from roll.config.sections.reward import RewardConfig
 from roll.core.errors import RewardError
 from roll.core.metrics import Mean, Metric, Metrics
+from roll.core.pickling import pickle_by_fields
 from roll.core.step_rewards import StepRewards
 from roll.core.types import Sample
 from roll.rewards.api import Reward
@@ -27,6 +28,7 @@ class Purpose(StrEnum):
     VALIDATION = "validation"
 
 
+@pickle_by_fields
 @dataclass(frozen=True, slots=True)
 class Scored:
     """Result of one reward for one sample, or what replaces the result after a failure."""
