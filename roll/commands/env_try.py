@@ -63,6 +63,8 @@ def try_named(
 
 
 def _object(option: str, text: str) -> dict[str, Any]:
+    """Return the JSON object that an option holds as text; ConfigError, which names the option, if
+    the text is none."""
     try:
         found = json.loads(text)
     except ValueError as error:
@@ -86,6 +88,7 @@ def trial_table(trial: EnvTrial) -> Table:
 
 
 def _figures(episodes: Sequence[Episode]) -> list[str]:
+    """Return the cells of a policy's line, without its name, in the order of `trial_table`."""
     rewards = [one.reward for one in episodes]
     told = [one.success for one in episodes if one.success is not None]
     steps_s = [each for one in episodes for each in one.step_s] or [0.0]

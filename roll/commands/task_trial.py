@@ -136,6 +136,8 @@ def make_episode(
         return loop.run_until_complete(wait()) if inspect.isawaitable(answer) else answer
 
     def play(task: tuple[int, Mapping[str, Any]]) -> str:
+        """Reset an environment, do one step with an empty action and close it; return the first
+        observation as text."""
         seed, options = task
         env = make()
         said, _ = finished(env.reset(seed=seed, options=dict(options)))

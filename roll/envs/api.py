@@ -116,6 +116,7 @@ def messages_of(observation: Any) -> tuple[Message, ...]:
 
 
 def _message(value: Any) -> Message:
+    """Return a message, or a mapping with its keys, as `Message`; TypeError for anything else."""
     if isinstance(value, Message):
         return value
     if (

@@ -93,6 +93,8 @@ class EnvHost:
         limit_s = self.config.reset_timeout_s
 
         async def begin() -> Any:
+            """Make the environment and tell it the tokenizer if it wants it; return the answer of
+            `reset`."""
             env = await self._call("making the environment", self.make, limit_s)
             self._running[episode] = env
             if isinstance(env, ToldEnv):

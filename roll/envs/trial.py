@@ -128,6 +128,8 @@ class Trial:
         return found
 
     def _random(self, seed: int) -> Policy:
+        """Return a policy that writes random allowed actions, or random words of what the
+        environment said."""
         dice = random.Random(seed)
 
         def act(said: str) -> str:
@@ -209,6 +211,8 @@ class Trial:
         return env
 
     async def _step(self, env: Env, action: str, played: Episode) -> Turn:
+        """Do one step, check the five results, and add them to the record `played`; _BrokenError if
+        a rule is broken."""
         answer, took_s = await self._call("step", partial(env.step, action))
         said, reward, terminated, truncated, info = _unpacked("step", answer, 5)
         try:
@@ -269,6 +273,7 @@ class _Noting:
 
 
 def _unpacked(what: str, answer: Any, size: int) -> tuple[Any, ...]:
+    """Return the `size` results of `reset` or `step`; _BrokenError if they are not so many."""
     form = "(observation, info)" if size == 2 else "gymnasium's five results"
     if not isinstance(answer, tuple | list) or len(answer) != size:
         raise _BrokenError(f"{what}: expected {form}, found {answer!r:.60}")
@@ -276,6 +281,7 @@ def _unpacked(what: str, answer: Any, size: int) -> tuple[Any, ...]:
 
 
 def _text(what: str, said: Any) -> str:
+    """Return an observation as text; _BrokenError if it is none."""
     try:
         return "\n".join(message.content for message in messages_of(said))
     except TypeError as error:

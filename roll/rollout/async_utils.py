@@ -37,6 +37,8 @@ async def first_done(work: Sequence[Coroutine[Any, Any, T]], count: int) -> list
     results: dict[int, T] = {}
 
     async def run(index: int, coroutine: Coroutine[Any, Any, T]) -> None:
+        """Run one coroutine and keep its result; end the wait after the last one needed, or the
+        first failure."""
         # A task that reports its end itself costs a turn of the event loop less than a callback.
         try:
             results[index] = await coroutine

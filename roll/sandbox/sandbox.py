@@ -139,6 +139,8 @@ class Sandbox:
         self.close()
 
     def _submit(self, job: Job) -> Ticket:
+        """Give a job to the pool; ValueError if its files are more than its limits or its level
+        allow."""
         if job.files and self.level == "strict":
             raise ValueError(
                 "files: at level `strict` a program opens nothing, so it cannot be given files; "
@@ -188,6 +190,7 @@ def _start(level: str, preload: tuple[str, ...], readable: tuple[str, ...]) -> W
 
 
 def _refusal(refused: Mapping[str, str]) -> str:
+    """Return the text of the error that no level works, with the reason of each."""
     reasons = "".join(
         f"\n  {level}: {reason}" + (f" (needs {NEEDS[level]})" if level in NEEDS else "")
         for level, reason in refused.items()

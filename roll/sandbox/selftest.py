@@ -68,6 +68,10 @@ def find_leak(worker: WorkerProcess, level: str) -> str:
 
 
 _Run = Callable[[Job], Outcome]
+"""Function that runs a job in the worker under test.
+
+A trial takes it and the bait, and returns what a program could do that it must not; an empty text
+if nothing."""
 
 
 def _honest(run: _Run, bait: Bait) -> str:
@@ -87,6 +91,7 @@ def _write_file(run: _Run, bait: Bait) -> str:
 
 
 def _change_file(run: _Run, bait: Bait) -> str:
+    """Try to change the mode of the bait's file, and to empty it."""
     target = bait.folder / "secret"
     run(Job(f"import os\nos.chmod({str(target)!r}, 0)"))
     run(Job(f"import os\nos.truncate({str(target)!r}, 0)"))
@@ -100,6 +105,8 @@ def _kill(run: _Run, bait: Bait) -> str:
 
 
 def _own_signal(run: _Run, bait: Bait) -> str:
+    """Let the kernel kill the bait's process when data arrive in a pipe (`F_SETOWN`,
+    `F_SETSIG`)."""
     program = (
         "import fcntl, os\nr, w = os.pipe()\n"
         f"fcntl.fcntl(r, 8, {bait.victim.pid})\nfcntl.fcntl(r, 10, 9)\n"
@@ -119,6 +126,7 @@ def _trace(run: _Run, bait: Bait) -> str:
 
 
 def _connect(run: _Run, bait: Bait) -> str:
+    """Try to connect to the bait's listening sockets."""
     places = ((2, ("127.0.0.1", bait.port)), (1, f"\0{bait.address}"))
     for family, place in places:
         run(Job(f"import socket\nsocket.socket({family}).connect({place!r})"))
@@ -217,6 +225,7 @@ def _runs(pid: int) -> bool:
 
 @contextmanager
 def _bait() -> Iterator[Bait]:
+    """Make the bait, and take it away again at the end."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sandbox_test_")))
         folder.chmod(0o777)

@@ -95,6 +95,7 @@ class Session:
                 raise
 
     def _start(self) -> None:
+        """Take a worker and open a session in it; the worker is closed if that fails."""
         worker = self._workers.take()
         try:
             worker.wait()
@@ -105,6 +106,7 @@ class Session:
         self._worker = worker
 
     def _call(self, program: bytes) -> Outcome:
+        """Run a program in the worker; the session ends after a limit, `exit` or SandboxError."""
         if self._worker is None:
             raise SandboxError("the session is not open: it was not entered, or it has ended")
         try:
@@ -118,6 +120,7 @@ class Session:
         return outcome
 
     def _close(self) -> None:
+        """End the session and give its worker back; a second call does nothing."""
         worker, self._worker = self._worker, None
         if worker is None:
             return

@@ -47,6 +47,8 @@ class WorkerProcess:
         send_frame(self._link, {**settings, "parent": os.getpid()})
 
     def _popen(self, descriptor: int) -> subprocess.Popen[bytes]:
+        """Start the interpreter, which finds its end of the link at `descriptor`; SandboxError if
+        that fails."""
         python = os.path.realpath(sys.executable)  # not a virtual environment's link to it
         folder = str(Path(__file__).parent)
         try:
@@ -165,6 +167,8 @@ class WorkerProcess:
             raise WorkerLostError(self._last_words()) from error
 
     def _answer(self, timeout_s: float) -> Frame:
+        """Return the next answer. WorkerLostError: none came in time, the worker ended, or another
+        one may succeed; SandboxError: the worker reports any other error."""
         waiting = select.poll()
         waiting.register(self._link, select.POLLIN)
         if not waiting.poll(timeout_s * 1000):

@@ -144,6 +144,8 @@ def _names_set(file: Path, sets: Mapping[str, Any]) -> bool:
 
 
 async def _try_all(config: RlvrBase, responses: Sequence[Response]) -> list[RewardTry]:
+    """Try each reward on the responses of its tags, one reward after another; then end the
+    engines of judges."""
     results, engines = [], OwnJudges(config)
     try:
         for name, reward in config.rewards.items():

@@ -215,6 +215,8 @@ class Turns:
     def _rendered(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
     ) -> str:
+        """Return the text of messages up to where the assistant must begin to write; DataError if
+        the template refuses them."""
         return apply_template(
             messages,
             self.tokenizer,

@@ -139,6 +139,8 @@ class BundleHost:
         return box.running | {number for number, _, _ in box.ready}
 
     async def _one(self, box: _Box, call: SentCall) -> None:
+        """Make one call and put its result into the box as ready; an exception becomes a
+        `Failure`."""
         try:
             result, apart = await self.run(call)
         except BaseException as error:  # noqa: BLE001 - the caller gets it, whatever it is
@@ -148,6 +150,8 @@ class BundleHost:
         box.some.set()
 
     def _bundle(self, box: _Box) -> tuple[Bundle, list[Packed] | None]:
+        """Take ready answers out of the box until their parts have STORED_BYTES; return the bundle,
+        and the parts that do not travel in it (None: all do)."""
         answers: list[Answer] = []
         parts: list[Any] = []
         packed: list[Packed] = []

@@ -106,6 +106,8 @@ class BundledCalls:
             self._send_together(calls)
 
     def _send_together(self, calls: list[SentCall]) -> None:
+        """Send calls in one bundle. If an argument cannot be sent, send each call by itself, so
+        that only the calls with such an argument fail."""
         try:
             if self._collecting:
                 begun = self.actor.begin(self._caller, calls)

@@ -189,6 +189,7 @@ class ResourceManager:
         fork_server: ForkServer | None,
         joined: bool,
     ) -> ActorSettings:
+        """Return the settings that all Ray actors of this run share."""
         return ActorSettings(
             platform=self.layout.platform,
             single_node=self.layout.nodes == 1 and not joined,

@@ -146,6 +146,8 @@ class Template:
         return True
 
     def _fork(self, number: int, link: socket.socket) -> None:
+        """Start the process of an episode, which is served over `link`; report the end of the
+        episode if there can be no process."""
         parent = os.getpid()
         try:
             pid = os.fork()
@@ -220,6 +222,8 @@ class Episode:
             self._done(self._env.close())
 
     def _answer(self, call: Mapping[str, Any]) -> Any:
+        """Do what a call asks for (`reset`, `step` or `close`); return the environment's answer as
+        plain JSON values."""
         if call["do"] == "close":
             env, self._env = self._env, None
             return None if env is None else self._done(env.close())
@@ -292,6 +296,7 @@ def receive(link: socket.socket) -> Any:
 
 
 def _exactly(link: socket.socket, size: int) -> bytes | None:
+    """Return the next `size` bytes; None if the link ends before."""
     found = bytearray()
     while len(found) < size:
         piece = link.recv(min(size - len(found), 2**20))

@@ -24,6 +24,8 @@ def typed_arguments(call: Call, schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _may_be_text(schema: Any) -> bool:
+    """Return whether a parameter's JSON schema allows text. An empty schema does not; one that is
+    no mapping does."""
     if not isinstance(schema, Mapping):
         return True
     kinds = schema.get("type", [])
@@ -36,6 +38,7 @@ def _may_be_text(schema: Any) -> bool:
 
 
 def _value(text: Any) -> Any:
+    """Return the JSON value that a text holds; unchanged if it is no JSON, or no text."""
     try:
         return loads(text) if isinstance(text, str) else text
     except ValueError:

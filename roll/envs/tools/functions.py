@@ -58,6 +58,7 @@ def tool_of(function: Callable[..., Any], *, name: str = "", ends: bool = False)
         schema.pop(unneeded, None)
 
     async def call(arguments: Mapping[str, Any]) -> Any:
+        """Call the function with checked arguments; ToolError if they do not fit its types."""
         try:
             checked = model.model_validate(dict(arguments))
         except ValidationError as error:

@@ -59,6 +59,8 @@ class Connection:
         self._end.set()
 
     async def _serve(self) -> None:
+        """Hold the connection until `close` or a failure. `_ready` is set when it is open or has
+        failed; `_failure` then says why."""
         mcp = agent_package("mcp", "mcp", "mcp")
         server = self.server
         target: Any = server.url
@@ -190,6 +192,8 @@ class McpKit:
             await self._own.close()
 
     def _connection(self) -> Connection:
+        """Return the connection to use: the one that all episodes of this event loop share, or one
+        of this episode's own."""
         if not self.server.shared:
             self._own = Connection(self.server)
             return self._own

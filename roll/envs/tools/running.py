@@ -44,6 +44,8 @@ async def run_calls(
 
 
 async def _run(call: Call | Malformed, tools: Mapping[str, Tool], timeout_s: float) -> Result:
+    """Run one call. A mistake of the policy or a failure of the tool becomes a `Result` with
+    `failed`; only RollError is raised."""
     if isinstance(call, Malformed):
         return Result(call.name or "unknown", f"Error: {call.reason}", failed=True)
     tool = tools.get(call.name)

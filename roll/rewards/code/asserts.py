@@ -140,6 +140,8 @@ class _Candidate:
         return {"ended": True}
 
     async def _start(self) -> None:
+        """Begin the program's session and define its names there; set `ended` if the program fails
+        at that."""
         session = await self.sessions.enter_async_context(self.sandbox.session(self.limits))
         prepared = await session.run(PROGRAM)
         if not prepared.ok:

@@ -149,6 +149,8 @@ def results(output: str, nonce: str) -> dict[int, list[str]]:
 
 
 def _judge(call: Call, told: list[str]) -> Verdict:
+    """Return the verdict on a call from what was told of it; more than one text was forged by the
+    program."""
     if len(told) > 1:
         return Verdict(Kind.WRONG, f"told {len(told)} results")
     try:

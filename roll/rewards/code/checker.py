@@ -56,6 +56,8 @@ async def judge_by_checker(
 async def _call(
     sandbox: Sandbox, checker: Checker, case: TextCase, output: str, limits: Limits
 ) -> Verdict:
+    """Return the verdict of a checker that defines the function `check`; SandboxError if it gives
+    no result."""
     nonce = secrets.token_hex(16)
     task = {
         "nonce": nonce,
@@ -76,6 +78,7 @@ def _verdict(right: bool) -> Verdict:
 
 
 def _number(text: str) -> float | None:
+    """Return the number that a text is; None if it is none."""
     try:
         return float(text)
     except ValueError:

@@ -68,6 +68,7 @@ def load_strict(text: str) -> Any:
 
 
 def _read(entry: object, keys: Keys) -> Box:
+    """Return the box of one entry of the list; ValueError says what is wrong with it."""
     if not isinstance(entry, Mapping):
         raise ValueError(f"expected a mapping with the key {keys.box!r}, found {entry!r:.60}")
     numbers, label = entry.get(keys.box), entry.get(keys.label)
@@ -85,6 +86,7 @@ def _read(entry: object, keys: Keys) -> Box:
 
 
 def _number(value: object) -> float:
+    """Return a finite number of at most MAX_COORDINATE as a float; ValueError for anything else."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not abs(value) <= MAX_COORDINATE or not math.isfinite(value):  # type: ignore[arg-type]
         raise ValueError(f"expected a number of at most {MAX_COORDINATE:g}, found {value!r:.40}")

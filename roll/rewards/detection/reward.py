@@ -72,6 +72,7 @@ def detection_reward(
 
 
 def _measures(found: Sequence[Box], there: Sequence[Box]) -> dict[str, float]:
+    """Return all measures but `format`, in 0..1. Crowds count in `map` and `ap50` only."""
     from roll.rewards.detection.coco import average_precisions, iou_matrix
 
     single = [box for box in there if not box.crowd]
@@ -116,6 +117,8 @@ def _found(sample: Sample, keys: Keys, labels: bool) -> list[Box] | None:
 
 
 def _truth(sample: Sample, column: str | None, keys: Keys, labels: bool) -> list[Box]:
+    """Return the boxes of the row, from a column or else the answer; DataError if they cannot be
+    read. Empty text: no boxes."""
     where = "the answer" if column is None else f"column {column!r}"
     value = sample.answer if column is None else sample.extra.get(column)
     try:

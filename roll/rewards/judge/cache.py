@@ -49,6 +49,8 @@ class AnswerCache:
         return self._folder / name[:2] / f"{name[2:]}.json"
 
     def _read(self, path: Path) -> Answer | None:
+        """Return the answer in a file; None if there is no file, or it is damaged, which is
+        logged."""
         try:
             found = json.loads(path.read_bytes())
             told, text = found["checksum"], found["text"]
@@ -64,6 +66,8 @@ class AnswerCache:
         return Answer(text, input_tokens=tokens[0], output_tokens=tokens[1], cached=True)
 
     def _write(self, path: Path, answer: Answer) -> None:
+        """Write an answer to a file, which gets its name when it is complete. Errors of the disk
+        are logged and not raised."""
         content = {
             "text": answer.text,
             "input_tokens": answer.input_tokens,

@@ -87,6 +87,7 @@ class ClusterJudge:
         """Do nothing: the engines are the driver's."""
 
     def _load(self) -> None:
+        """Load the judge's tokenizer; ConfigError if it has no chat template."""
         # Most rewards need no tokenizer, which takes memory in each worker.
         from roll.models.load import load_tokenizer
         from roll.rewards.decoding import make_decode

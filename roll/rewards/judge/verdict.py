@@ -170,6 +170,8 @@ def _number_schema(config: JsonVerdictConfig) -> dict[str, Any]:
 
 
 def _object_form(fields: dict[str, Any], told: str) -> Form:
+    """Return the form of an answer that is one JSON object: what the judge is told, and the schema
+    of all `fields`, each required."""
     reason = '"reason": a short text, ' if "reason" in fields else ""
     schema = {
         "type": "object",

@@ -105,9 +105,10 @@ def _in_any_order(a: Sequence[str], b: Sequence[str], leaf: Leaf) -> bool | None
 
 
 def _matched(a: Sequence[T], b: Sequence[T], same: Same[T]) -> bool | None:
-    """Return whether `a` and `b` can be paired one to one with equal elements; None if undecided.
+    """Return whether each element of `a` has an equal partner of its own in `b`; None if undecided.
 
-    Equality is transitive, so the first equal element of `b` can be taken as the partner.
+    The lengths must be equal: a longer `b` also gives True. Equality is transitive, so the first
+    equal element of `b` can be taken as the partner.
     """
     left, open_pairs = list(b), False
     for x in a:

@@ -114,7 +114,8 @@ def same_number(a: Numeral, b: Numeral) -> bool:
 
 
 def _read_share(text: str) -> Numeral | None:
-    """Return the number or percentage in a text without a unit, or None."""
+    """Return the number in a text without a unit, or None. A percentage keeps its value (50 for
+    50%) and is marked with `percent`."""
     if not text.endswith(("%", " percent", "percentage")):
         return _read(text)
     found = _read(re.sub(r"\s*(?:%|percent(?:age)?)$", "", text))

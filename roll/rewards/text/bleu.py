@@ -78,6 +78,8 @@ def bleu(text: str, references: Sequence[str], tokens: Tokens = "13a") -> float:
 
 
 def _words(text: str, tokens: Tokens) -> list[str]:
+    """Split a text into words as sacreBLEU does: by its tokenizer `13a`, or into single characters
+    (`char`)."""
     text = text.rstrip()
     if tokens == "char":
         return [char for char in text if not char.isspace()]

@@ -61,6 +61,9 @@ def json_text(final: str, place: str) -> str | None:
 
 
 def _is_strict(text: str) -> bool:
+    """Return whether a text is JSON without NaN, infinity and repeated keys, and not nested too
+    deeply."""
+
     def refuse(constant: str) -> None:
         raise ValueError(constant)
 

@@ -81,6 +81,7 @@ class Worker:
                 self._session.look_idle()
 
     def _handle(self, frame: Frame) -> Frame:
+        """Answer one request: a job, or the opening, a call or the end of a session."""
         request, pieces = frame
         if self._template is None:
             self._template = TemplateProcess(self._settings)
@@ -109,6 +110,8 @@ class Worker:
             running.close()
 
     def _call(self, source: bytes) -> Frame:
+        """Run a program in the open session; the answer's `open` says whether the session goes
+        on."""
         session = self._session
         if session is None:
             return {"error": "the session has ended", "again": False}, []

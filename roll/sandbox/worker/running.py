@@ -329,6 +329,8 @@ class Running:
             self._next_look = time.monotonic() + left
 
     def _judge_sizes(self, usage: Usage) -> None:
+        """Stop the job if its processes are too many or have too much memory; pages that several
+        share count once."""
         limit = int(self.limits["memory_mb"] * 2**20)
         memory = usage.memory
         if memory > limit:

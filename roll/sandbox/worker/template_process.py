@@ -85,6 +85,8 @@ class TemplateProcess:
         self.size, self.memory = size_and_memory(self._process.pid)
 
     def _greet(self, settings: dict[str, Any]) -> None:
+        """Send the template its settings and wait until it is ready; BrokenTemplateError if it
+        cannot be."""
         if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
             raise BrokenTemplateError(
                 "/proc does not list the children of processes, so those of a program could not be "

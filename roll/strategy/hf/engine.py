@@ -140,6 +140,8 @@ class HfEngine:
         return self._thread.submit(work, *args, **kwargs)
 
     def _load_model(self) -> None:
+        """Load tokenizer and model onto the device, as version 0, with what requests need of
+        them."""
         self._tokenizer: PreTrainedTokenizerBase = load_tokenizer(self._config)
         model = load_causal_lm(self._config, dtype=self._dtype).eval()
         self._weights = Weights(model, version=0)

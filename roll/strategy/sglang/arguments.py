@@ -105,7 +105,8 @@ def engine_environment(
 
 
 def _shares(cores: Sequence[int], tp: int) -> list[Sequence[int]]:
-    """Split the cores over the ranks; with fewer cores than ranks each rank gets all cores."""
+    """Split the cores into equal parts, one for each rank; those left over stay unused. With fewer
+    cores than ranks each rank gets all cores."""
     size = len(cores) // tp
     if size == 0:
         return [cores] * tp

@@ -103,6 +103,8 @@ class BlockB:
         return self.fuse.to_mcore(wide, shape)
 
     def to_hf(self, mcore: A, shape: Shape) -> list[A]:
+        """Return the B factors of the parts; ConversionError if the tensor has values outside of
+        their blocks."""
         parts = self.fuse.to_hf(mcore, shape)
         if len(self.ranks) < len(self.hf):
             return [parts[index] for index in self.which]

@@ -176,7 +176,7 @@ class Deinterleave:
 
 @dataclass(frozen=True)
 class RegroupByKind:
-    """Operator that reorders rows grouped by head into rows grouped by kind (qwen3_next).
+    """Operator that groups rows by kind in Megatron, by head in Hugging Face (qwen3_next).
 
     Each Hugging Face tensor consists of `groups` groups of rows, and each group has rows of several
     kinds. The Megatron tensor has all rows of the first kind from all groups, then all rows of the

@@ -72,6 +72,8 @@ class LoraHook:
     def __call__(
         self, linear: Linear, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor | None]
     ) -> tuple[Tensor, Tensor | None]:
+        """Return the output with the scaled product of the factors added; unchanged while `on` is
+        False. The bias, the second item, stays as it is."""
         if not self.on:
             return output
         group = linear.tp_group

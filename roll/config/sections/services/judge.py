@@ -57,6 +57,8 @@ class JsonVerdictConfig(_Scale):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        """Require that the names of `criteria` differ and are not taken, that `classes` are two or
+        more, and that `low` and `high` are whole if `integer`."""
         taken = {"reason", "score", "verdict", "mean", "error_rate", "timeout_rate", *USAGE_PARTS}
         wrong = sorted(taken.intersection(self.criteria))
         if wrong or len(set(self.criteria)) < len(self.criteria):

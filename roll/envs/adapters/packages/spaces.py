@@ -173,6 +173,8 @@ def _arrays_of(space: Any, to_array: Callable[..., Any]) -> Actions:
     wanted = f"{count} {'whole ' if whole else ''}numbers{_range_of(space)}"
 
     def read(text: str) -> Any:
+        """Return the action of the last numbers in a text; InvalidActionError if they are too few
+        or not in the space."""
         found = NUMBER.findall(text)[-count:]
         try:
             numbers = [int(each) if whole else float(each) for each in found]

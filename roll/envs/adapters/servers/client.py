@@ -171,6 +171,8 @@ def _sent(payload: Mapping[str, Any]) -> bytes:
 
 
 def _parsed(where: str, body: bytes) -> dict[str, Any]:
+    """Return the JSON object of an answer; ServerError, which begins with `where`, if it is
+    none."""
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):
@@ -185,6 +187,6 @@ def _limit() -> str:
 
 
 def _shown(body: bytes) -> str:
-    """Return the begin of an answer, on one line."""
+    """Return the beginning of an answer, on one line."""
     text = " ".join(body[: 4 * SHOWN_CHARS].decode(errors="replace").split())
     return text[:SHOWN_CHARS] or "an empty answer"

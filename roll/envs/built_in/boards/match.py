@@ -65,6 +65,7 @@ class Match:
             self._reply()
 
     def _reply(self) -> None:
+        """Make a move of the opponent, and note the result if it ends the game."""
         move = self.lines.reply(
             self.other, self.own, strength=self.strength, depth=self.depth, dice=self.dice
         )

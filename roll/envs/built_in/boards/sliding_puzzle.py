@@ -79,6 +79,8 @@ class SlidingPuzzle:
             self._tiles[gap], self._tiles[tile] = self._tiles[tile], GAP
 
     def _info(self) -> dict[str, Any]:
+        """Return the `info` of `reset` and `step`; `state` is the tiles row by row, 0 for the
+        gap."""
         right = sum(
             tile == goal for tile, goal in zip(self._tiles, self._goal, strict=True) if tile
         )

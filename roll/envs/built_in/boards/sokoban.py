@@ -95,6 +95,8 @@ class Sokoban:
             self._player = ahead
 
     def _info(self) -> dict[str, Any]:
+        """Return the `info` of `reset` and `step`; `state` is the fields of the player and of all
+        boxes."""
         boxes = " ".join(f"{row},{column}" for row, column in sorted(self._boxes))
         return {
             "success": self._boxes == self._goals,
@@ -104,6 +106,7 @@ class Sokoban:
         }
 
     def _rules(self) -> str:
+        """Return the rules, which go before the first observation."""
         signs = (
             f" You: {PLAYER}, wall: {WALL}, floor: {FLOOR}, goal: {GOAL}, box: {BOX}, box on a "
             f"goal: {BOX_ON_GOAL}, you on a goal: {PLAYER_ON_GOAL}."
@@ -116,6 +119,7 @@ class Sokoban:
         )
 
     def _shown(self) -> str:
+        """Return the room as the policy sees it: a map of symbols, or lists of fields in words."""
         if self.show == "symbols":
             fields = range(self.size)
             return "\n".join("".join(self._symbol((i, j)) for j in fields) for i in fields)
@@ -128,6 +132,7 @@ class Sokoban:
         )
 
     def _symbol(self, field: Field) -> str:
+        """Return the symbol of a field, with what stands on it."""
         if field not in self._floor:
             return WALL
         on_goal = field in self._goals

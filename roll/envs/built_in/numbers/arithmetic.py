@@ -65,6 +65,8 @@ def shown(value: Fraction, digits: int = 10) -> str:
 
 
 def _tokens(text: str) -> list[str]:
+    """Split an expression into numbers, signs and brackets; ArithmeticProblemError if it has
+    anything else, or is empty."""
     text, at, found = text.translate(_SIGNS).strip(), 0, []
     while at < len(text):
         token = _TOKEN.match(text, at)
@@ -100,6 +102,8 @@ class _Parser:
         return value
 
     def _signed(self, depth: int) -> Fraction:
+        """Return the value of a power with any number of signs before it. `depth` counts nested
+        brackets and signs."""
         if depth > MAX_DEPTH:
             raise ArithmeticProblemError(f"brackets or signs are nested deeper than {MAX_DEPTH}")
         if self.rest and self.rest[0] in ("+", "-"):
@@ -116,6 +120,7 @@ class _Parser:
         return base
 
     def _atom(self, depth: int) -> Fraction:
+        """Return the value of the next number or bracket, and note the number in `numbers`."""
         if not self.rest:
             raise ArithmeticProblemError("the expression is not complete")
         token = self.rest.pop(0)
@@ -131,6 +136,8 @@ class _Parser:
 
 
 def _applied(sign: str, left: Fraction, right: Fraction) -> Fraction:
+    """Return the result of `+`, `-`, `*`, `/` or `%`; ArithmeticProblemError if it is too large or
+    undefined."""
     if sign == "+":
         return _limited(left + right)
     if sign == "-":
@@ -143,6 +150,8 @@ def _applied(sign: str, left: Fraction, right: Fraction) -> Fraction:
 
 
 def _raised(base: Fraction, exponent: Fraction) -> Fraction:
+    """Return a power; ArithmeticProblemError if the exponent is not whole, or the value is
+    undefined or too large to compute."""
     if exponent.denominator != 1 or abs(exponent) > MAX_EXPONENT:
         raise ArithmeticProblemError(
             f"an exponent must be a whole number of at most {MAX_EXPONENT}"

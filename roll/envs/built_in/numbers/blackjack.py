@@ -95,6 +95,8 @@ class Blackjack:
         )
 
     def _info(self) -> dict[str, Any]:
+        """Return the `info` of `reset` and `step`; `state` is the player's total, the dealer's open
+        card and 1 if an ace counts 11."""
         usable = 1 in self._player and sum(self._player) + 10 <= 21
         return {
             "success": self._over and self._reward > 0,

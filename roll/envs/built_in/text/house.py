@@ -178,6 +178,7 @@ class TextHouse:
         return kind_of(place) not in CLOSED or place in self._house.open
 
     def _is_done(self) -> bool:
+        """Return whether the task is done in the present state of the house."""
         task, house = self._task, self._house
         if task.kind == "look":
             return self._lit and any(kind_of(each) == task.thing for each in house.at(YOU))
@@ -194,6 +195,8 @@ class TextHouse:
         return len(there) >= (2 if task.kind == "two" else 1)
 
     def _info(self) -> dict[str, Any]:
+        """Return the `info` of `reset` and `step`; `state` is the policy's place, what is open, the
+        objects that matter, and the lamp."""
         house = self._house
         objects = " ".join(
             f"{each}@{place}{house.states.get(each, '')}"

@@ -85,6 +85,8 @@ class SearchQa:
         """Do nothing: there are no resources."""
 
     def _info(self) -> dict[str, Any]:
+        """Return the `info` of `reset` and `step`; `state` is the sorted titles of the passages
+        seen so far, cut to MAX_STATE characters."""
         return {
             "success": self._won,
             "searches": self._searches,

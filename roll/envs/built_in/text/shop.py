@@ -116,6 +116,8 @@ class Shop:
         return self._found[first : first + self.per_page]
 
     def _info(self) -> dict[str, Any]:
+        """Return the `info` of `reset` and `step`; `state` is the codes of the goods on the page,
+        and the options chosen."""
         place = self._good.code if self._good else " ".join(one.code for one in self._on_page())
         chosen = ", ".join(f"{name} {value}" for name, value in sorted(self._chosen.items()))
         return {
@@ -125,6 +127,7 @@ class Shop:
         }
 
     def _shown(self) -> str:
+        """Return the page that the policy sees: the result, a good, or a page of results."""
         if self._over:
             return f"Bought. It suits the wish to {self._reward:.2f}."
         if self._good is not None:
@@ -138,6 +141,7 @@ class Shop:
         return "\n".join([*lines, *([" ".join(turns)] if turns else [])])
 
     def _shown_good(self, good: Good) -> str:
+        """Return the page of one good, with its options and what can be clicked."""
         lines = [f"{good.title}, {good.price:.2f} dollars"]
         if self._details:
             lines.append(f"Description: {', '.join(sorted(good.features))}.")

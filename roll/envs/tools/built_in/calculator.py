@@ -63,6 +63,8 @@ def _value(node: ast.AST) -> int | float:
 
 
 def _bounded(value: Any) -> int | float:
+    """Return a number unchanged; OverflowError if it is too large or not finite, ToolError if it is
+    no real number."""
     if isinstance(value, int) and value.bit_length() > MAX_BITS:
         raise OverflowError
     if isinstance(value, float) and not math.isfinite(value):

@@ -78,6 +78,9 @@ class SandboxKit:
             await session.__aexit__()
 
     def _tools(self, name: str) -> list[Tool]:
+        """Return the tools of one name of SANDBOXED. The policy reads the docstrings of the
+        functions."""
+
         async def python(code: str) -> str:
             """Runs Python code and returns what it prints, and the value of its last line.
             Variables stay from call to call.
@@ -151,6 +154,8 @@ class SandboxKit:
         raise ToolError(note + _said(outcome))
 
     async def _begin(self) -> None:
+        """Begin a new session and write the task's files into it; EnvironmentFailedError if a path
+        leaves the folder or cannot be written."""
         limits = Limits(**self.limits)  # type: ignore[arg-type]  # checked by `Limits` itself
         sandbox = sandbox_of(self.level, tuple(self.preload))
         session = sandbox.session(limits)

@@ -100,6 +100,8 @@ def build_index(passages: Sequence[str]) -> Index:
 
 
 def _passages(path: Path, text: str, title: str) -> list[str]:
+    """Return the passages of a corpus: lines of text, or the columns `title` and `text` of a JSONL
+    file. ConfigError if it cannot be read."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:

@@ -55,6 +55,7 @@ class DeepSeek:
 
 
 def _call(text: str) -> Call | Malformed:
+    """Return the call of V3, R1 or V3.1 between two marks: name, separator, arguments."""
     name, separator, rest = text.partition(_SEPARATOR)
     if not separator:
         return Malformed(text.strip(), f"expected NAME{_SEPARATOR}ARGUMENTS")
@@ -67,6 +68,7 @@ def _call(text: str) -> Call | Malformed:
 
 
 def _invoked(block: str) -> list[Call | Malformed]:
+    """Return the calls of a block of V3.2; what does not fit the format becomes `Malformed`."""
     calls: list[Call | Malformed] = []
     for name, inside in _INVOKE.findall(block):
         arguments, wrong = {}, _PARAMETER.sub("", inside).strip()

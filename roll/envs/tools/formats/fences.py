@@ -29,6 +29,8 @@ class Fences:
         calls: list[Call | Malformed] = []
 
         def take(found: re.Match[str]) -> str:
+            """Note the call of a fence and return an empty text; return a fence that is no call
+            unchanged."""
             language, inside = found[1].lower(), found[2]
             if language not in (*LANGUAGES, "tool", "tool_call"):
                 return found[0]

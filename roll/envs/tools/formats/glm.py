@@ -29,6 +29,8 @@ class Glm:
 
 
 def _call(text: str) -> Call | Malformed:
+    """Return the call in a `<tool_call>` mark; its values are text, to be converted by the
+    schema."""
     name, mark, rest = text.partition("<arg_key>")
     name = name.strip()
     if not re.fullmatch(r"[\w.:/-]+", name):

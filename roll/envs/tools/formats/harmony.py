@@ -38,6 +38,7 @@ class Harmony:
 
 
 def _call(recipient: str, body: str) -> Call | Malformed:
+    """Return the call of a message to a tool; a message to `python` is code and not JSON."""
     name = recipient.removeprefix("functions.")
     if recipient == "python":
         return Call("python", {"code": body})

@@ -34,6 +34,8 @@ class Llama3:
 
 
 def _calls(text: str) -> list[Call | Malformed]:
+    """Return the calls of a turn: JSON objects, perhaps with `;` between them, or one
+    `name.call(...)`. The text after a mistake is not read."""
     if not text.startswith("{"):
         return [_called(text)]
     calls: list[Call | Malformed] = []

@@ -37,6 +37,7 @@ class Mistral:
 
 
 def _listed(part: str) -> list[Call | Malformed]:
+    """Return the calls of a JSON list behind the mark (older models)."""
     text = part.strip().removesuffix("</s>")
     try:
         found, rest = first_value(text)
@@ -51,6 +52,7 @@ def _listed(part: str) -> list[Call | Malformed]:
 
 
 def _named(part: str) -> Call | Malformed:
+    """Return the call behind the mark that is a name and a JSON object (newer models)."""
     text = part.strip().removesuffix("</s>")
     named = _NAMED.match(text)
     if named is None:

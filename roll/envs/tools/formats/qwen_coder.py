@@ -23,6 +23,8 @@ class QwenCoder:
 
 
 def _call(text: str) -> Call | Malformed:
+    """Return the call in a `<tool_call>` mark; its values are text, to be converted by the
+    schema."""
     function = _FUNCTION.fullmatch(text)
     if function is None:
         return Malformed(text.strip(), "expected <function=NAME>...</function> in <tool_call>")

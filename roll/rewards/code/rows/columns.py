@@ -85,6 +85,8 @@ def _livecodebench(row: Row) -> Problem:
 
 
 def _contests(row: Row) -> Problem:
+    """Return the problem of a CodeContests row, with the cases of all columns of tests that it
+    has."""
     names = [
         name for name in ("public_tests", "private_tests", "generated_tests") if _has(row, name)
     ]
@@ -109,6 +111,7 @@ def _human_eval(row: Row) -> Problem:
 
 
 def _mbpp(row: Row) -> Problem:
+    """Return the problem of an MBPP row: a list of asserts, after set-up code and imports."""
     listed = [
         text
         for name in ("test_list", "challenge_test_list")
@@ -120,6 +123,8 @@ def _mbpp(row: Row) -> Problem:
 
 
 def _of_roll(row: Row) -> Problem:
+    """Return the problem of a row of ROLL's data sets, where `case_type` names the form of the
+    cases."""
     kind = str(row["case_type"])
     cases = _list(unpack_list(row["test_cases"]), "test_cases")
     if kind in ("input", "stdin", "input_output", "text") or (
@@ -264,6 +269,8 @@ def _entry_of(case: Row, row: Row) -> str | None:
 
 
 def _call(case: Row) -> Call:
+    """Return the call of a case, whose input is a list of arguments, text with one JSON value per
+    line, or a single argument."""
     given, right = case["input"], case["output"]
     if isinstance(given, str):
         return Call(_lines(given), _value(right))
@@ -312,6 +319,7 @@ def _text_of_case(case: Any) -> str:
 
 
 def _checked(problem: Calls | Texts) -> Problem:
+    """Return a problem unchanged; ValueError if it has no case."""
     number = len(problem.calls if isinstance(problem, Calls) else problem.cases)
     if not number:
         raise ValueError("no case")
@@ -319,6 +327,8 @@ def _checked(problem: Calls | Texts) -> Problem:
 
 
 def _checker(row: Row) -> Checker | None:
+    """Return the row's checker, with the order in which it takes its arguments; None: no
+    checker."""
     for name, order in _CHECKERS.items():
         text = row.get(name)
         if isinstance(text, str) and text.strip():
@@ -327,6 +337,7 @@ def _checker(row: Row) -> Checker | None:
 
 
 def _mapping(value: Any) -> Row:
+    """Return the mapping that a value holds, perhaps as JSON text; empty if it holds none."""
     if value is None or value == "":
         return {}
     found = unpack(value)
@@ -341,6 +352,8 @@ def unpack_list(value: Any) -> list[Any]:
 
 
 def _list(value: Any, what: str) -> list[Any]:
+    """Return a list, tuple or array as a list; ValueError, which begins with `what`, for anything
+    else. JSON text is not read: see `unpack_list`."""
     if isinstance(value, tuple) or type(value).__name__ == "ndarray":
         value = list(value)
     if not isinstance(value, list):

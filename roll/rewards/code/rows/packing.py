@@ -36,6 +36,8 @@ def unpack(packed: Any) -> Any:
 
 
 def _without_layer(data: bytes) -> Any:
+    """Take away one layer (zlib, gzip, pickle, JSON or base64); ValueError if it is none of
+    these."""
     if data[:2] in _ZLIB or data[:2] == _GZIP:
         return _inflated(data)
     if data[:1] == _PICKLE:
@@ -52,6 +54,7 @@ def _without_layer(data: bytes) -> Any:
 
 
 def _inflated(data: bytes) -> bytes:
+    """Decompress zlib or gzip; ValueError if damaged, or larger than _MOST_UNPACKED bytes."""
     engine = zlib.decompressobj(wbits=47)  # zlib's header or gzip's
     try:
         found = engine.decompress(data, _MOST_UNPACKED)

@@ -113,6 +113,8 @@ def _made(settings: SandboxSettings, more: tuple[str, ...]) -> OpenSandbox:
 
 @functools.cache
 def _opened(settings: SandboxSettings, more: tuple[str, ...]) -> OpenSandbox:
+    """Return the sandbox with these settings, made once in each process, and the number of programs
+    that it runs at a time."""
     sandbox = Sandbox(
         settings.level,
         workers=settings.workers,

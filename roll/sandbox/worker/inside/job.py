@@ -165,6 +165,7 @@ def _unpack(data: bytes) -> None:
 
 
 def _read(descriptor: int) -> bytes:
+    """Return the whole content of a descriptor, from its beginning."""
     size = os.fstat(descriptor).st_size
     data = os.pread(descriptor, size, 0)
     while len(data) < size:

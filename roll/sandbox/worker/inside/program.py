@@ -94,6 +94,8 @@ def _depth() -> int:
 
 
 def _compiled(source: bytes, echo: bool) -> list[CodeType]:
+    """Compile a program; with `echo` a last line that is an expression apart, so that its value is
+    shown."""
     if not echo:
         return [compile(source, NAME, "exec", dont_inherit=True)]
     tree = ast.parse(source, NAME)
@@ -122,6 +124,8 @@ def _exit_code(end: SystemExit) -> int:
 
 
 def _show(error: BaseException) -> None:
+    """Print a traceback that begins in the program; if that is not possible, only the error's
+    type."""
     trace: TracebackType | None = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != NAME:
         trace = trace.tb_next

@@ -84,6 +84,8 @@ class Template:
         self._world = World(self._level, own, abi, places, filter_, main_module())
 
     def _enter_namespaces(self, settings: dict[str, Any]) -> None:
+        """Enter new namespaces with a root that holds only `places`; the supervisor meanwhile maps
+        the users."""
         if settings["user"] is not None:
             os.setgroups([])
         namespaces.unshare()
@@ -230,6 +232,7 @@ def _change_user(user: int, path: list[str]) -> None:
 
 
 def _can_list(folder: str) -> bool:
+    """Return whether this user may list a folder; True if it does not exist."""
     try:
         os.listdir(folder)
     except PermissionError:
