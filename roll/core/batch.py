@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from roll.core.pickling import Columns
+
 NUMPY_TYPES = frozenset({torch.int64, torch.int32, torch.float32, torch.float64, torch.bool})
 """Types of tensors that are sent as numpy arrays. numpy has no bfloat16."""
 
@@ -175,7 +177,7 @@ class Batch:
 
 
 def _packed(value: Any, lengths: Sequence[int] | None) -> Any:
-    """Return a tensor as a numpy array; all else as it is.
+    """Return a tensor as a numpy array, and a list by its columns.
 
     Args:
         value: value of a field.
@@ -183,6 +185,8 @@ def _packed(value: Any, lengths: Sequence[int] | None) -> Any:
             The result is then `[N]`: the kept positions of all rows, one row after the other. A
             tensor that numpy does not know is only cut to the longest row, and keeps its padding.
     """
+    if isinstance(value, list):
+        return Columns(value)
     if not isinstance(value, Tensor):
         return value
     longest = 0 if lengths is None else max(lengths, default=0)

@@ -9,6 +9,7 @@ from typing import NoReturn
 import ray
 
 from roll.core.completion import Completion, Content, FinishReason, Written
+from roll.core.pickling import Columns, pickle_by_fields
 from roll.core.types import Sample
 from roll.distributed.dispatch import BROADCAST, Apart
 from roll.distributed.remote_values import RemoteValue, fetch
@@ -18,6 +19,7 @@ FETCH_TIMEOUT_S = 600.0
 limit covers only the transfer."""
 
 
+@pickle_by_fields
 @dataclass(frozen=True, slots=True)
 class _Place:
     """Index of the tokens of a completion in the list that stays in the object store."""
@@ -39,7 +41,7 @@ def _divide(completions: list[Completion]) -> tuple[list[Completion], list[Writt
         else:
             divided.append(replace(one, content=_Place(len(contents))))
             contents.append(one.content.get())
-    return divided, contents or None
+    return Columns(divided), contents or None
 
 
 def _join(completions: list[Completion], address: Callable[[int], Content]) -> list[Completion]:

@@ -13,6 +13,7 @@ from itertools import cycle
 from roll.config.sections.reward import RewardConfig
 from roll.core.errors import DataError
 from roll.core.metrics import Last, Metric, Metrics
+from roll.core.pickling import Columns
 from roll.core.step_rewards import weighted_sum
 from roll.core.timing import BusyTime
 from roll.core.types import Sample
@@ -222,7 +223,7 @@ class RewardRouter:
 
 def _lanes(hosted: RewardCluster, purpose: Purpose) -> list[BatchedCalls[Sample, Scored]]:
     def ask(rank: int, samples: list[Sample]) -> Awaitable[list[Scored]]:
-        return hosted.cluster.ask(rank, RewardWorker.score_samples, samples, purpose)
+        return hosted.cluster.ask(rank, RewardWorker.score_samples, Columns(samples), purpose)
 
     return [BatchedCalls(partial(ask, rank)) for rank in range(hosted.cluster.world_size)]
 
@@ -231,6 +232,7 @@ def _group_lanes(
     hosted: RewardCluster, purpose: Purpose
 ) -> list[BatchedCalls[list[Sample], list[Scored]]]:
     def ask(rank: int, groups: list[list[Sample]]) -> Awaitable[list[list[Scored]]]:
-        return hosted.cluster.ask(rank, RewardWorker.score_groups, groups, purpose)
+        each = [Columns(group) for group in groups]
+        return hosted.cluster.ask(rank, RewardWorker.score_groups, each, purpose)
 
     return [BatchedCalls(partial(ask, rank)) for rank in range(hosted.cluster.world_size)]

@@ -11,6 +11,7 @@ from roll.config.sections.model import ModelConfig
 from roll.config.sections.reward import RewardConfig
 from roll.core.errors import ConfigError
 from roll.core.metrics import Metrics
+from roll.core.pickling import Columns
 from roll.core.types import Sample, WorkerSpec
 from roll.distributed.remote_contents import are_here, fetch_samples
 from roll.distributed.worker import Worker
@@ -100,13 +101,14 @@ class RewardWorker(Worker):
         self, samples: list[Sample], purpose: Purpose = Purpose.TRAINING
     ) -> list[Scored]:
         """Score samples, in order; see `RewardPool.score`."""
-        return await self.pool.score(await fetched(samples), purpose)
+        return Columns(await self.pool.score(await fetched(samples), purpose))
 
     async def score_groups(
         self, groups: list[list[Sample]], purpose: Purpose = Purpose.TRAINING
     ) -> list[list[Scored]]:
         """Score groups, in order; see `RewardPool.score_groups`."""
-        return await self.pool.score_groups([await fetched(one) for one in groups], purpose)
+        found = await self.pool.score_groups([await fetched(one) for one in groups], purpose)
+        return [Columns(scored) for scored in found]
 
     async def take_metrics(self, purpose: Purpose = Purpose.TRAINING) -> Metrics:
         """Return the metrics since the last call."""
