@@ -14,7 +14,7 @@ from roll.config.sections.reward import RewardConfig
 from roll.core.errors import DataError
 from roll.core.metrics import Last, Metric, Metrics
 from roll.core.pickling import Columns
-from roll.core.step_rewards import weighted_sum
+from roll.core.step_rewards import StepRewards, weighted_sum
 from roll.core.timing import BusyTime
 from roll.core.types import Sample
 from roll.distributed.cluster import Cluster
@@ -53,6 +53,9 @@ class RewardRouter:
 
     _busy: dict[str, BusyTime] = field(init=False)
     """Time in which each reward has samples of training."""
+
+    _known: dict[str, Mapping[str, float]] = field(default_factory=dict, init=False)
+    """Tag that was asked for before -> weight of each reward."""
 
     def __post_init__(self) -> None:
         self._busy = {name: BusyTime() for name in self.rewards}
@@ -147,7 +150,7 @@ class RewardRouter:
         reward = by_group.reward
         if reward is None:
             return replace(one, failed=(*one.failed, name))
-        weight = self._weight(name, one.sample.tag)
+        weight = self._weights(one.sample)[name]
         return replace(
             one,
             reward=one.reward + reward.score * weight,
@@ -182,27 +185,52 @@ class RewardRouter:
     ) -> ScoredSample:
         """Add up the weighted scores of a sample and name failed rewards, which add nothing;
         DataError if no reward takes its tag."""
-        asked = {name: column[row].reward for name, column in verdicts.items() if row in column}
-        takers = (hosted.config.tags for hosted in self.rewards.values())
-        if self.rewards and not any(sample.tag in tags for tags in takers):
-            raise DataError(
-                f"sample {sample.id} has the tag {sample.tag!r}, which no reward takes; add it to "
-                "the `tags` of a reward"
-            )
-        mine = {name: reward for name, reward in asked.items() if reward is not None}
-        steps = [(self._weight(n, sample.tag), verdicts[n][row].steps) for n in mine]
+        weights = self._weights(sample)
+        reward = 0.0
+        parts: dict[str, float] = {}
+        by_name: dict[str, float] = {}
+        failed: list[str] = []
+        steps: list[tuple[float, StepRewards | None]] = []
+        for name, column in verdicts.items():
+            scored = column.get(row)
+            if scored is None:
+                continue
+            if scored.reward is None:
+                failed.append(name)
+                continue
+            reward += scored.reward.score * weights[name]
+            by_name[name] = scored.reward.score
+            parts |= {f"{name}/{part}": value for part, value in scored.reward.parts.items()}
+            steps.append((weights[name], scored.steps))
         return ScoredSample(
             sample=sample,
             steps=weighted_sum(steps),
-            reward=sum(r.score * self._weight(name, sample.tag) for name, r in mine.items()),
-            parts={f"{name}/{part}": v for name, r in mine.items() for part, v in r.parts.items()},
-            by_name={name: r.score for name, r in mine.items()},
-            failed=tuple(name for name in asked if name not in mine),
+            reward=reward,
+            parts=parts,
+            by_name=by_name,
+            failed=tuple(failed),
         )
 
-    def _weight(self, name: str, tag: str) -> float:
-        """Return the factor of a reward in the total of samples with this tag."""
-        return self.rewards[name].config.weight if self.weights is None else self.weights(tag)[name]
+    def _weights(self, sample: Sample) -> Mapping[str, float]:
+        """Return the factor of each reward in the total of samples with this tag; DataError if no
+        reward takes the tag."""
+        tag = sample.tag
+        if tag in self._known:
+            return self._known[tag]
+        takers = (hosted.config.tags for hosted in self.rewards.values())
+        if self.rewards and not any(tag in tags for tags in takers):
+            raise DataError(
+                f"sample {sample.id} has the tag {tag!r}, which no reward takes; add it to "
+                "the `tags` of a reward"
+            )
+        if self.weights is None:
+            found: Mapping[str, float] = {
+                name: hosted.config.weight for name, hosted in self.rewards.items()
+            }
+        else:
+            found = self.weights(tag)
+        self._known[tag] = found
+        return found
 
     def take_rates(self, purpose: Purpose = Purpose.TRAINING) -> Metrics:
         """Return `reward/<name>/error_rate` and `timeout_rate` of the samples scored for `purpose`
