@@ -144,7 +144,7 @@ class Replica:
         await self._manager.release_memory_occupation(release)
 
     async def wake(self, tags: list[str]) -> None:
-        """Allocate the memory of `tags` again."""
+        """Allocate the memory of `tags` again; they are names from `serving.sleep.ALL_TAGS`."""
         from sglang.srt.managers.io_struct import ResumeMemoryOccupationReqInput
 
         await self._manager.resume_memory_occupation(ResumeMemoryOccupationReqInput(tags=tags))
