@@ -161,7 +161,8 @@ class Workers(ABC, Generic[W]):
 
     @abstractmethod
     def _start(self, method: str, calls: Sequence[Call]) -> Answers:
-        """Start the call `calls[i]` on the i-th of these ranks."""
+        """Start the method with the name `method` on all these ranks, without waiting: the call
+        `calls[i]` on the i-th of them."""
 
 
 class Cluster(Workers[W], Generic[W]):
@@ -279,11 +280,13 @@ class Cluster(Workers[W], Generic[W]):
 
     @abstractmethod
     def _start_on(self, ranks: Sequence[int], method: str, calls: Sequence[Call]) -> Answers:
-        """Start the call `calls[i]` on the rank `ranks[i]`."""
+        """Start the method with the name `method`, without waiting: the call `calls[i]` on the rank
+        `ranks[i]`."""
 
     @abstractmethod
     def _start_beside(self, method: str, calls: Sequence[Call]) -> Answers:
-        """Start one call on each rank, even while another call runs there."""
+        """Start the method with the name `method`, even while another call runs: the call
+        `calls[i]` on rank i."""
 
     @abstractmethod
     def _ask(self, rank: int, method: str, call: Call, apart: Apart | None) -> Awaitable[Any]:

@@ -111,6 +111,8 @@ class SyncHost(_HostBase):
         return self._build(*given)
 
     def run(self, method: str, kwargs: Mapping[str, Any], *args: Any) -> Any:
+        """Return the result of the worker's method; None if the driver does not use that of this
+        rank. Ray replaces references among `args`, but not in `kwargs`, by their values."""
         return self._to_send(method, self._method(method)(*args, **kwargs))
 
     def beat(self) -> list[str]:
@@ -140,6 +142,7 @@ class AsyncHost(_HostBase):
         return self._build(*given)
 
     async def run(self, method: str, kwargs: Mapping[str, Any], *args: Any) -> Any:
+        """Return the result of the worker's method, awaited if need be; see `SyncHost.run`."""
         result = self._method(method)(*args, **kwargs)
         return self._to_send(method, await result if inspect.isawaitable(result) else result)
 
