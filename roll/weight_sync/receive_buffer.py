@@ -86,6 +86,7 @@ class _MappedBuffer(ABC):
         return [(first, end) for buffer, first, end in self._given if buffer() is not None]
 
     def _renew(self) -> None:
+        """Take new memory for the next bucket, and leave the old to the tensors in use."""
         self._mapping = self._mapped()
         self._memory = torch.frombuffer(self._mapping, dtype=torch.uint8)
 

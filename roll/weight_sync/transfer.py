@@ -272,7 +272,14 @@ def receive(
 def _sender_end(
     channel: Channel, manifest: Manifest, sender: int, size: int, abort: Abort, *, verify: bool
 ) -> SenderEnd:
-    """Make the end of sender number `sender`; return once all processes have agreed."""
+    """Make the end of sender number `sender`; return once all processes have agreed.
+
+    Args:
+        size: size of the fullest bucket, in bytes.
+
+    Raises:
+        WeightSyncError: see `SenderEnd`.
+    """
     if channel.kind == "broadcast":
         return BroadcastSender(channel, manifest, sender, size, abort, verify=verify)
     if channel.kind == "files":
@@ -283,7 +290,11 @@ def _sender_end(
 
 
 def _receiver_end(channel: Channel, index: int) -> ReceiverEnd:
-    """Make the end of receiver number `index`, and wait for the manifest."""
+    """Make the end of receiver number `index`, and wait for the manifest.
+
+    Raises:
+        WeightSyncError: no sender came within the time limit, or the sender gave up.
+    """
     if channel.kind == "broadcast":
         return BroadcastReceiver(channel, index)
     if channel.kind == "files":
