@@ -82,7 +82,8 @@ class InferWorker(Worker):
     async def load_weights(
         self, channel: Channel, version: int, receivers: Mapping[int, int], verify: bool
     ) -> LoadReport:
-        """Replace the engine's weights, or its adapter, by those that arrive on `channel`.
+        """Replace the engine's weights, or its adapter, by those that arrive on `channel`. The
+        errors are those of `InferenceStrategy.load_weights`.
 
         Args:
             version: version of these weights, which later tokens carry.
