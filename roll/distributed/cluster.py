@@ -76,7 +76,13 @@ class Launcher(Protocol):
 
 
 class Workers(ABC, Generic[W]):
-    """Workers of one role that are called together: all ranks of a cluster, or some of them."""
+    """Workers of one role that are called together: all ranks of a cluster, or some of them.
+
+    Args:
+        ranks: the ranks, in the order in which calls and results are listed.
+        call_timeout_s: default time limit of a call, in seconds.
+        label: label of `Placement`; empty if there is one cluster of the role.
+    """
 
     def __init__(
         self, role: Role, ranks: Sequence[RankInfo], call_timeout_s: float, label: str = ""

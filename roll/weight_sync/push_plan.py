@@ -118,7 +118,11 @@ def unsent_frozen_tensors(manifest: Manifest, frozen: Set[str]) -> frozenset[str
 
 
 class _Filling:
-    """Buckets while the plan is computed."""
+    """Buckets while the plan is computed.
+
+    Args:
+        size: largest size of a bucket in bytes, a multiple of `ALIGN`.
+    """
 
     def __init__(self, manifest: Manifest, size: int) -> None:
         self._manifest = manifest

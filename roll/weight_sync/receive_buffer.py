@@ -138,7 +138,11 @@ class PrivateBuffer(_MappedBuffer):
 
 
 class DeviceBuffer:
-    """A bucket on a GPU. Tensors are copied out of it, which is cheap on a GPU."""
+    """A bucket on a GPU. Tensors are copied out of it, which is cheap on a GPU.
+
+    Args:
+        memory: memory of the bucket on the GPU, uint8.
+    """
 
     def __init__(self, memory: Tensor) -> None:
         self._memory = memory

@@ -186,7 +186,11 @@ def _send(
 
 
 class Incoming:
-    """A push that a receiver is taking in."""
+    """A push that a receiver is taking in.
+
+    Args:
+        bucket_bytes: `Channel.bucket_bytes`, from which the plan of the buckets follows.
+    """
 
     def __init__(self, end: ReceiverEnd, bucket_bytes: int) -> None:
         self.manifest = end.manifest

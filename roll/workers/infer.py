@@ -25,7 +25,11 @@ from roll.weight_sync.transport_choice import Endpoint
 
 
 class InferWorker(Worker):
-    """A replica of `actor_infer`. All methods run on one event loop, which serves many requests."""
+    """A replica of `actor_infer`. All methods run on one event loop, which serves many requests.
+
+    Args:
+        max_model_len: maximum length of prompt plus response, in tokens; see `build_engine`.
+    """
 
     starts_processes = True
     model: ModelConfig | None = None

@@ -53,6 +53,7 @@ class TrainWorker(ScoreWorker[T]):
 
     @dispatch(BROADCAST)
     def offload(self) -> None:
+        """Offload the model, and drop the copies of the teachers' heads on the device."""
         super().offload()
         self.teacher_heads.offload()
 

@@ -30,6 +30,10 @@ class RewardWorker(Worker):
     once per sample, plain or async) and, if necessary, `teardown`. The framework handles
     concurrency, time limits and the error budget. The config names the subclass:
     `worker: my_module:MyReward`.
+
+    Args:
+        name: name of the reward in the config.
+        config: its settings.
     """
 
     def __init__(self, spec: WorkerSpec, name: str, config: RewardConfig) -> None:

@@ -52,6 +52,8 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
+        """Make the failure of an exception; keep the exception itself if it is a RollError that can
+        be sent."""
         trace = "".join(traceback.format_exception(error))
         own = error if isinstance(error, RollError) and _can_travel(error) else None
         return cls(type(error).__name__, str(error), trace, own)

@@ -267,10 +267,13 @@ class RayCluster(Cluster[W], Generic[W]):
         return self._answers(method, self._actors, refs)
 
     def _answers(self, method: str, actors: Sequence[RayActor], refs: Sequence[Any]) -> RayAnswers:
+        """Return the answers to `refs`, one per actor in the same order; `method` is for
+        messages."""
         members = [actor.member for actor in actors]
         return RayAnswers(method, refs, members, self._watchdog)
 
     def _ask(self, rank: int, method: str, call: Call, apart: Apart | None) -> Awaitable[Any]:
+        """See `Cluster._ask`; call this on the event loop that awaits the answer."""
         actor, loop = self._actors[rank], asyncio.get_running_loop()
         if loop not in actor.calls:
             actor.calls[loop] = BundledCalls(actor, self._watchdog)

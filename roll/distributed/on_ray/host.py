@@ -87,6 +87,7 @@ class _HostBase:
         return [] if self._worker is None else self._worker.stopped_processes()
 
     def _method(self, name: str) -> Callable[..., Any]:
+        """Return the method of the worker with this name; `build` comes first."""
         assert self._worker is not None, "build comes first"
         method: Callable[..., Any] = getattr(self._worker, name)
         return method
@@ -163,6 +164,7 @@ class AsyncHost(_HostBase):
         return self._bundles.recover(caller)
 
     async def _bundled(self, call: SentCall) -> tuple[Any, Apart | None]:
+        """Run a call of a bundle; return its result, and how to divide it (None: not at all)."""
         result = await self.run(call.method, call.kwargs, *call.args)
         return result, dispatch_of(self._method(call.method)).apart
 

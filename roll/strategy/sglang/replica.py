@@ -43,6 +43,9 @@ class Replica:
     """SGLang's engine, in the process of SGLang (`server.py`).
 
     All methods run on SGLang's event loop. `InferenceStrategy` documents them.
+
+    Args:
+        engine: result of `build`.
     """
 
     def __init__(self, engine: Any, order: StartMessage) -> None:

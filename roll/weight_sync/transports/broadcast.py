@@ -99,7 +99,11 @@ class BroadcastSender:
 
 
 class BroadcastReceiver:
-    """A receiver's end of a broadcast, in one rank of an engine."""
+    """A receiver's end of a broadcast, in one rank of an engine.
+
+    Args:
+        index: number of this receiver, below `channel.num_receivers`.
+    """
 
     def __init__(self, channel: Channel, index: int) -> None:
         self._channel = channel
@@ -146,6 +150,8 @@ class BroadcastReceiver:
         self._group = None
 
     def _begin(self, index: int) -> None:
+        """Start to receive bucket `index` into the memory of bucket `index - 2`, which must be
+        free."""
         assert self._group is not None
         self._group.begin(index, self._plan[index], self._slots[index % 2].memory)
 

@@ -120,7 +120,11 @@ class FilesSender:
 
 
 class FilesReceiver:
-    """A receiver's end of a transfer through files, in one rank of an engine."""
+    """A receiver's end of a transfer through files, in one rank of an engine.
+
+    Args:
+        index: number of this receiver, below `channel.num_receivers`.
+    """
 
     def __init__(self, channel: Channel, index: int) -> None:
         self._channel = channel
