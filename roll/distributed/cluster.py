@@ -76,7 +76,13 @@ class Launcher(Protocol):
 
 
 class Workers(ABC, Generic[W]):
-    """Workers of one role that are called together: all ranks of a cluster, or some of them."""
+    """Workers of one role that are called together: all ranks of a cluster, or some of them.
+
+    Args:
+        ranks: the ranks, in the order in which calls and results are listed.
+        call_timeout_s: default time limit of a call, in seconds.
+        label: label of `Placement`; empty if there is one cluster of the role.
+    """
 
     def __init__(
         self, role: Role, ranks: Sequence[RankInfo], call_timeout_s: float, label: str = ""
@@ -161,7 +167,8 @@ class Workers(ABC, Generic[W]):
 
     @abstractmethod
     def _start(self, method: str, calls: Sequence[Call]) -> Answers:
-        """Start the call `calls[i]` on the i-th of these ranks."""
+        """Start the method with the name `method` on all these ranks, without waiting: the call
+        `calls[i]` on the i-th of them."""
 
 
 class Cluster(Workers[W], Generic[W]):
@@ -279,11 +286,13 @@ class Cluster(Workers[W], Generic[W]):
 
     @abstractmethod
     def _start_on(self, ranks: Sequence[int], method: str, calls: Sequence[Call]) -> Answers:
-        """Start the call `calls[i]` on the rank `ranks[i]`."""
+        """Start the method with the name `method`, without waiting: the call `calls[i]` on the rank
+        `ranks[i]`."""
 
     @abstractmethod
     def _start_beside(self, method: str, calls: Sequence[Call]) -> Answers:
-        """Start one call on each rank, even while another call runs there."""
+        """Start the method with the name `method`, even while another call runs: the call
+        `calls[i]` on rank i."""
 
     @abstractmethod
     def _ask(self, rank: int, method: str, call: Call, apart: Apart | None) -> Awaitable[Any]:

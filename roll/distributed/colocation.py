@@ -25,6 +25,7 @@ class Resident:
     its devices (`onload`) and off them (`offload`)."""
 
     devices: frozenset[int]
+    """Job-wide numbers of its devices."""
     onload: Callable[[], object]
     offload: Callable[[], object]
     onload_weights: Callable[[], object] | None = None
@@ -52,7 +53,7 @@ class Colocation:
 
     def add(self, role: str, *parts: Resident) -> None:
         """Add a role that has just started, and move it off its devices, so that the next role
-        finds them free when it starts."""
+        finds them free when it starts. Its parts get the names `role/0`, `role/1` and so on."""
         for number, part in enumerate(parts):
             self.residents[part_name(role, number)] = part
             self.loaded.add(part_name(role, number))
@@ -72,7 +73,11 @@ class Colocation:
     @contextmanager
     def starting(self, part: str) -> Iterator[None]:
         """Free the devices of a lost part before the block. The block starts the part again; after
-        the block, the part counts as completely on its devices."""
+        the block, the part counts as completely on its devices. If the block raises, it does not.
+
+        Args:
+            part: name of the part, from `part_name`.
+        """
         if self.enabled:
             self._clear(self.residents[part].devices, keep=set())
         yield
@@ -127,6 +132,9 @@ class Colocation:
         run_in_parallel([partial(leave, part) for part in leaving])
 
     def _enter(self, parts: list[str]) -> None:
+        """Move those of the parts that exist and are not completely on their devices there, in
+        parallel."""
+
         def enter(part: str) -> None:
             self.residents[part].onload()
             self.holding_weights.discard(part)

@@ -77,7 +77,14 @@ def plan_layout(
 
 def _devices_per_node(cluster: ClusterConfig, platform: str, highest: int, machine: Machine) -> int:
     """Return the slots per node: by default all GPUs, or as many CPU slots as the pools need.
-    ConfigError if a node has too few."""
+
+    Args:
+        platform: `cpu` or `cuda`.
+        highest: highest number of a device that a pool names.
+
+    Raises:
+        ConfigError: a node has too few GPUs or cores.
+    """
     asked = cluster.devices_per_node
     if platform == "cuda":
         if machine.gpus == 0:
@@ -103,8 +110,12 @@ def _devices_per_node(cluster: ClusterConfig, platform: str, highest: int, machi
 
 
 def share_cores(cores: tuple[int, ...], slots: int) -> list[tuple[int, ...]]:
-    """Divide `cores` into `slots` contiguous shares of equal size, with at least one core each. If
-    there are more slots than cores, slots share cores.
+    """Divide `cores` into `slots` contiguous shares of equal size, with at least one core each.
+    Cores that are left over are in no share. If there are more slots than cores, slots share cores.
+
+    Args:
+        cores: numbers of the cores; at least one.
+        slots: number of shares; at least one.
 
     Example: share_cores((0, 1, 2, 3, 4), 2) == [(0, 1), (2, 3)]
     """

@@ -68,8 +68,13 @@ def _first_result(ranks: Sequence[RankInfo], results: list[Any]) -> Any:
 
 
 def _shard_batches(ranks: Sequence[RankInfo], call: Call) -> list[Call]:
-    """Return one call per rank, with each Batch split by data-parallel rank and all else repeated;
-    ValueError unless all ranks are called."""
+    """Return one call per rank, in the order of `ranks`: each Batch is split into `dp_size` parts,
+    of which a rank gets the part of its data-parallel rank; all else is repeated.
+
+    Raises:
+        ValueError: a data-parallel rank is missing in `ranks`, or a batch does not divide into
+            equal parts.
+    """
     from roll.core.batch import Batch  # here: a worker without tensors loads no torch
 
     parts = ranks[0].dp_size
@@ -95,8 +100,8 @@ def _shard_batches(ranks: Sequence[RankInfo], call: Call) -> list[Call]:
 
 
 def _concat_leaders(ranks: Sequence[RankInfo], results: list[Any]) -> Any:
-    """Concatenate the results of the data-parallel leaders in order; None if all are None,
-    TypeError if they cannot be joined."""
+    """Concatenate the results of the data-parallel leaders, in the order of their data-parallel
+    ranks; None if all are None, TypeError if they are not of one type with `concat`."""
     by_rank = {info.dp_rank: i for i, info in enumerate(ranks) if info.is_dp_leader}
     parts = [results[by_rank[dp_rank]] for dp_rank in sorted(by_rank)]
     if all(part is None for part in parts):

@@ -37,7 +37,11 @@ LEAVE_TIMEOUT_S = 10.0
 
 class LocalLauncher:
     """A launcher that starts clusters in this process. Pools are ignored: every role has
-    `world_size` ranks, unless its placement sets `workers`."""
+    `world_size` ranks, unless its placement sets `workers`.
+
+    Args:
+        call_timeout_s: default time limit of a call to a cluster, in seconds.
+    """
 
     def __init__(self, *, world_size: int = 1, call_timeout_s: float = 3600) -> None:
         self._world_size = world_size
@@ -80,6 +84,7 @@ class LocalLauncher:
         return cluster
 
     def close(self, *, graceful: bool = True) -> None:
+        """Close all clusters, newest first; `graceful`: see `Cluster.close`."""
         with ExitStack() as undo:  # newest first; all are closed, even if one fails
             for cluster in self._clusters:
                 undo.callback(cluster.close, graceful=graceful)
@@ -110,6 +115,9 @@ class _LocalRank(Generic[W]):
 
     async def call(self, bound: Callable[..., Any], call: Call) -> Any:
         """Run the call on the event loop, and await its result if the result is awaitable.
+
+        Args:
+            bound: the worker's method.
 
         Raises:
             WorkerLostError: the worker was ended, before or during the call.
@@ -160,6 +168,13 @@ class LocalCluster(Cluster[W], Generic[W]):
         loop: LoopThread | None,
         call_timeout_s: float,
     ) -> None:
+        """Build all workers. An error of a constructor is raised unchanged.
+
+        Args:
+            build: for each rank, the function that builds its worker.
+            loop: event loop of asynchronous workers; None: calls run in a new thread.
+            call_timeout_s: default time limit of a call, in seconds.
+        """
         self._placement = placement
         self._build = build
         self._loop = loop
@@ -278,11 +293,13 @@ class LocalCluster(Cluster[W], Generic[W]):
 
 
 def _serve(calls: SimpleQueue[Callable[[], None] | None]) -> None:
+    """Run the calls of the queue one after the other, until None comes."""
     while (call := calls.get()) is not None:
         call()
 
 
 def _run_into(future: concurrent.futures.Future[Any], call: Callable[[], Any]) -> None:
+    """Run `call` now; its result or exception becomes that of `future`."""
     try:
         future.set_result(call())
     except Exception as error:  # noqa: BLE001 - the future raises it again

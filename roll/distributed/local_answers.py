@@ -20,6 +20,13 @@ class LocalAnswers:
         names: Sequence[str],
         futures: Sequence[concurrent.futures.Future[Any]],
     ) -> None:
+        """Keep the futures.
+
+        Args:
+            cluster: name of all the ranks, for messages.
+            method: name of the method, for messages.
+            names: name of each worker, in the order of `futures`.
+        """
         self._cluster = cluster
         self._method = method
         self._names = names

@@ -36,7 +36,9 @@ class Answers(Protocol):
         """Return an error that names the ranks that have not answered."""
         ...
 
-    def done(self) -> bool: ...
+    def done(self) -> bool:
+        """Return whether every rank has answered or failed, without waiting."""
+        ...
 
     def settle(self, timeout_s: float) -> bool:
         """Wait at most `timeout_s` until every rank has answered, raised or died, and return
@@ -50,6 +52,12 @@ class Pending(Generic[R]):
     def __init__(
         self, answers: Answers, fold: Callable[[list[Any]], R], default_timeout_s: float
     ) -> None:
+        """Keep the answers.
+
+        Args:
+            fold: function that combines the results of all ranks, given in their order.
+            default_timeout_s: time limit of `result`, in seconds.
+        """
         self._answers = answers
         self._fold = fold
         self.limit_s = default_timeout_s

@@ -31,8 +31,9 @@ class _Place:
 
 
 def _divide(completions: list[Completion]) -> tuple[list[Completion], list[Written] | None]:
-    """Return the finished completions without their tokens, and these tokens. Another replica will
-    continue unfinished ones, from the tokens that the driver sends it."""
+    """Return the finished completions without their tokens, and the list of these tokens (None if
+    there are none). Unfinished completions keep theirs: another replica will continue them, from
+    the tokens that the driver sends it."""
     divided: list[Completion] = []
     contents: list[Written] = []
     for one in completions:

@@ -66,7 +66,8 @@ class Watchdog:
         self._beats.forget(gone)
 
     def give_up(self, member: Member | Daemon, reason: str) -> None:
-        """Treat an actor or a process of Ray as dead from now on, even if it still runs."""
+        """Treat an actor or a process of Ray as dead from now on, even if it still runs. Waits that
+        its death affects end with an error that gives `reason`."""
         if isinstance(member, Member):
             self.forget([member])
         self._record(member, reason)

@@ -136,7 +136,18 @@ def load_score_model(model: ModelConfig, *, dtype: torch.dtype | None = None) ->
 def _load_classifier(
     model: ModelConfig, dtype: torch.dtype | None, factory: Any, of: str, what: str
 ) -> PreTrainedModel:
-    """Load a model with one output, new heads at 0; ConfigError: it has several labels."""
+    """Load a classifier with one label on the CPU; a head that the checkpoint lacks is set to zero.
+
+    Args:
+        factory: transformers' auto class of the architecture.
+        of: `Token` or `Sequence`, the thing that is classified; `<of>Classification` in the name of
+            an architecture tells that the checkpoint has a head already.
+        what: role of the model in the error message, such as `a critic`.
+
+    Raises:
+        ConfigError: see `load_causal_lm`; or the checkpoint's classifier has several labels, or the
+            architecture has no such classifier. Tensors may be missing only from a new head.
+    """
     config = load_config(model)
     classifies = any(f"{of}Classification" in name for name in config.architectures or ())
     if classifies and config.num_labels != 1:
@@ -233,7 +244,12 @@ def split_head(model: PreTrainedModel) -> tuple[nn.Module, Head]:
 
 
 def _check_folder(path: str, model: ModelConfig) -> None:
-    """Raise ConfigError if `path` is a file, or no folder and cannot be a name on the hub."""
+    """Raise ConfigError if `path` is a file, or no folder and cannot be a name on the hub.
+
+    Args:
+        path: `model.path` or `model.tokenizer`.
+        model: tells what makes the folder (`made_by`), for the message.
+    """
     folder = Path(path).expanduser()
     if folder.is_dir():
         return
@@ -245,7 +261,13 @@ def _check_folder(path: str, model: ModelConfig) -> None:
 
 
 def _what_failed(what: str, path: str, error: Any) -> str:
-    """Return the error message: code of its own, damaged local folder, or not found on the hub."""
+    """Return the error message: code of its own, damaged local folder, or not found on the hub.
+
+    Args:
+        what: `model` or `tokenizer`.
+        path: folder, or name on the hub, from which it was to be loaded.
+        error: exception of transformers.
+    """
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if "custom code" in reason:
         return (

@@ -108,6 +108,7 @@ def _targets(model: PreTrainedModel, lora: LoraConfig) -> str | list[str]:
 
 
 def has_adapter(model: PreTrainedModel) -> bool:
+    """Return whether an adapter was inserted, even if it is switched off now."""
     return next(_layers(model), None) is not None
 
 

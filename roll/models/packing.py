@@ -55,7 +55,12 @@ def check(model: PreTrainedModel, key: str) -> None:
 
 
 def arguments(lengths: Sequence[int], device: torch.device) -> dict[str, Any]:
-    """Return the model's arguments for a row `[1, N]` that holds sequences of these lengths."""
+    """Return the model's arguments for a row `[1, N]` that holds sequences of these lengths.
+
+    Args:
+        lengths: number of tokens of each sequence, in order; at least one sequence.
+        device: device of the tensors among the arguments.
+    """
     ends = torch.tensor(lengths).cumsum(0)
     borders = torch.cat([ends.new_zeros(1), ends]).to(device, torch.int32)
     positions = torch.cat([torch.arange(length) for length in lengths])

@@ -103,6 +103,8 @@ class _Exchange(torch.autograd.Function):
 
 
 def _exchanged(x: Tensor, group: dist.ProcessGroup, cut: int, join: int) -> Tensor:
+    """Send rank i of the group the i-th part of `x` along axis `cut`; return the parts received,
+    joined along axis `join` in the order of the ranks. Collective."""
     ours = torch.stack(x.chunk(group.size(), dim=cut))
     theirs = torch.empty_like(ours)
     dist.all_to_all_single(theirs, ours, group=group)

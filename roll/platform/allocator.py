@@ -57,7 +57,8 @@ def give_back_freed_memory() -> None:
 
 
 def give_back_each_minute(every_s: float = 60.0) -> None:
-    """Start a daemon thread that gives freed memory back once a minute.
+    """Start a daemon thread that gives freed memory back every `every_s` seconds. A second call
+    starts a second thread.
 
     A process whose largest step is rare would otherwise keep the memory of that step, and, because
     blocks of different sizes lie between each other in the heap, take a little more with each such

@@ -24,14 +24,18 @@ class WorkerPlace(Protocol):
     @property
     def world_size(self) -> int: ...
     @property
-    def rendezvous(self) -> str: ...
+    def rendezvous(self) -> str:
+        """Address `host:port` at which rank 0 serves the store through which the ranks meet."""
+        ...
 
 
 class Platform(Protocol):
     """Interface to one kind of device."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """`cpu` or `cuda`."""
+        ...
 
     @property
     def collective_backend(self) -> str:
@@ -49,8 +53,12 @@ class Platform(Protocol):
     def init_process_group(self, place: WorkerPlace, timeout_s: float) -> None:
         """Join the process group of this worker's cluster. Every rank must call this method.
 
+        Args:
+            timeout_s: time limit of joining, and of each later collective, in seconds.
+
         Raises:
             torch.distributed.DistError: not all ranks joined within `timeout_s`.
+            RuntimeError: rank 0 cannot listen at the rendezvous.
         """
         ...
 
@@ -70,7 +78,15 @@ def set_threads(num_threads: int) -> None:
 
 def join_group(backend: str, place: WorkerPlace, timeout_s: float) -> None:
     """Initialize the default process group of `torch.distributed` over TCP, with rank 0 at
-    `place.rendezvous`. Collective. No environment variables are read."""
+    `place.rendezvous`. Collective. No environment variables are read.
+
+    Args:
+        backend: name of the backend, as for `init_process_group` of torch.
+        timeout_s: time limit of joining, and of each later collective, in seconds.
+
+    Raises:
+        RuntimeError: rank 0 cannot listen at the rendezvous, or not all ranks joined in time.
+    """
     import torch.distributed as dist
 
     host, _, port = place.rendezvous.rpartition(":")

@@ -60,7 +60,8 @@ def count_gpus(environ: Mapping[str, str] | None = None, proc_gpus: Path = PROC_
 
 
 def _count_present(proc_gpus: Path) -> int:
-    """Return the number of GPUs in this machine; 0 if there is no driver."""
+    """Return the number of GPUs in this machine; 0 if there is no driver, or if nvidia-smi, where
+    it is needed, takes longer than 20 s."""
     if proc_gpus.is_dir():
         return sum(1 for _ in proc_gpus.iterdir())
     # Some containers hide the folder of the driver but provide nvidia-smi.

@@ -72,6 +72,7 @@ def tree_rss_bytes(pid: int) -> int:
 
 
 def _numbers(folder: Path) -> list[int]:
+    """Return the numbers among the names in a folder; empty if it cannot be read."""
     try:
         return [int(name) for name in os.listdir(folder) if name.isdigit()]
     except OSError:  # the folder does not exist, or its process has ended

@@ -52,7 +52,12 @@ def build_train(
 def build_score(
     role: ScoreRole, model: ModelConfig, spec: WorkerSpec, head: Head[T]
 ) -> ScoreStrategy[T]:
-    """Build the backend that scores with a frozen model."""
+    """Build the backend that scores with a frozen model; every rank of the cluster calls this.
+
+    Args:
+        model: the model that the role scores with.
+        head: as for `build_train`, or `TeacherHead` for a teacher.
+    """
     setup = _frozen(role, model, spec, head)
     if isinstance(role.strategy, HfScoreConfig):
         from roll.strategy.hf.score import HfScore
@@ -96,7 +101,12 @@ def _learner(strategy: TrainStrategyConfig, setup: ModelSetup[T]) -> TrainStrate
 def build_engine(
     role: InferRole, model: ModelConfig, spec: WorkerSpec, *, max_model_len: int
 ) -> InferenceStrategy:
-    """Build the engine of one replica. The model is loaded later, by the engine's `start`."""
+    """Build the engine of one replica. The model is loaded later, by the engine's `start`.
+
+    Args:
+        max_model_len: maximum length of prompt plus response, in tokens, unless the config of the
+            engine sets its own.
+    """
     setup = EngineSetup(
         spec=spec, model=model, dtype=role.dtype or model.dtype, max_model_len=max_model_len
     )

@@ -39,6 +39,7 @@ def read_checkpoint(model: ModelConfig) -> Checkpoint:
 
     Raises:
         EngineError: the checkpoint has no safetensors files.
+        OSError: `model.path` is neither of the two.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for file in _files(folder_of(model)):
@@ -71,6 +72,9 @@ def folder_of(model: ModelConfig) -> Path:
     """Return the folder with the files of `model.path`.
 
     `model.path` is a folder, or a model's name in the local Hugging Face hub cache.
+
+    Raises:
+        OSError: it is neither of the two.
     """
     folder = Path(model.path)
     if folder.is_dir():

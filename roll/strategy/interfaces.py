@@ -35,7 +35,9 @@ class ScoreStrategy(Protocol[T_co]):
     """
 
     @property
-    def rank_info(self) -> RankInfo: ...
+    def rank_info(self) -> RankInfo:
+        """Place of this rank in the data parallel layout."""
+        ...
 
     def score(self, batch: TokenBatch, *, entropy: bool = False) -> T_co:
         """Compute the results of all rows, in order, without gradients. Collective.
@@ -104,8 +106,9 @@ class TrainStrategy(ScoreStrategy[T_co], Protocol[T_co]):
     def export_parts(self, *, adapter: bool = False) -> Iterator[tuple[str, Tensor]]:
         """Yield this rank's part of each tensor, in the order of the manifest.
 
-        All ranks exhaust the iterator together. Parts may have another floating-point dtype than
-        the manifest says. They may share memory with the model: use them before the next update.
+        All ranks exhaust the iterator together. A part that is the full tensor has its shape; any
+        other part is flat, and may be empty. Parts may have another floating-point dtype than the
+        manifest says. They may share memory with the model: use them before the next update.
 
         Args:
             adapter: yield only the LoRA factors of the model's adapter. If False, the weights are

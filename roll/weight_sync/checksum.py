@@ -41,6 +41,7 @@ class Checksum:
         self._add(int(hexdigest, 16))
 
     def hexdigest(self) -> str:
+        """Return the sum so far, as 32 hexadecimal digits."""
         return f"{self._sum:0{_BITS // 4}x}"
 
     def _add(self, value: int) -> None:

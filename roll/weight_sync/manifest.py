@@ -107,7 +107,11 @@ class Manifest:
         return len(self.cuts[0]) - 1 if self.cuts else 1
 
     def cuts_of(self, tensor: int) -> tuple[int, ...]:
-        """Return the cuts of a tensor: each sender's first element, then the number of elements."""
+        """Return the cuts of a tensor: each sender's first element, then the number of elements.
+
+        Args:
+            tensor: position of the tensor in the manifest.
+        """
         return self.cuts[tensor] if self.cuts else (0, self.tensors[tensor].num_elements)
 
     def without(self, unchanged: Iterable[str]) -> Manifest:
@@ -122,6 +126,7 @@ class Manifest:
         )
 
     def to_json(self) -> dict[str, Any]:
+        """Return the manifest as plain JSON, for `from_json`."""
         return {
             "tensors": [[meta.name, list(meta.shape), meta.dtype] for meta in self.tensors],
             "cuts": [list(cuts) for cuts in self.cuts],
@@ -130,6 +135,8 @@ class Manifest:
 
     @classmethod
     def from_json(cls, note: Mapping[str, Any]) -> Manifest:
+        """Make the manifest from `note`, which `to_json` returned; the errors are those of the
+        class."""
         rows: Sequence[Any] = note["tensors"]
         return cls(
             tuple(TensorMeta(name, tuple(shape), dtype) for name, shape, dtype in rows),
@@ -162,6 +169,13 @@ def even_cuts(num_rows: int, row_elements: int, parts: int) -> tuple[int, ...]:
     """Return the cuts of a tensor whose rows (axis 0) are split as `torch.chunk` and FSDP2 do.
 
     Each rank gets ceil(rows / parts) rows until none are left.
+
+    Args:
+        row_elements: number of elements of a row.
+        parts: number of ranks, at least one.
+
+    Returns:
+        Offsets in the flattened tensor, in elements: the first element of each rank, then the size.
     """
     step = -(-num_rows // parts)
     return tuple(min(i * step, num_rows) * row_elements for i in range(parts + 1))

@@ -24,9 +24,12 @@ class Packer:
         parts: (name, part) of each tensor in the order of the manifest. A part is the sender's
             elements of the tensor, and empty where it holds none. Making a part may take time, or
             be a collective.
+        sender: number of the sender.
+        checksum: gets each piece that is written; None: no checksum is made.
 
     Raises:
         WeightSyncError: a part differs from the manifest, is missing, or is not in the manifest.
+            The methods raise it, not the constructor.
     """
 
     def __init__(

@@ -68,6 +68,8 @@ def layout(manifest: Manifest, bucket_bytes: int) -> list[list[Piece]]:
 
 
 def used_bytes(bucket: Bucket) -> int:
+    """Return the bytes up to the end of the last piece, with the gaps between pieces; the bucket
+    must have a piece."""
     return bucket[-1].offset + bucket[-1].num_bytes
 
 
@@ -116,7 +118,11 @@ def unsent_frozen_tensors(manifest: Manifest, frozen: Set[str]) -> frozenset[str
 
 
 class _Filling:
-    """Buckets while the plan is computed."""
+    """Buckets while the plan is computed.
+
+    Args:
+        size: largest size of a bucket in bytes, a multiple of `ALIGN`.
+    """
 
     def __init__(self, manifest: Manifest, size: int) -> None:
         self._manifest = manifest
@@ -126,6 +132,7 @@ class _Filling:
 
     @property
     def room(self) -> int:
+        """Number of bytes that are left in the current bucket; 0 before the first."""
         return self._size - _aligned(self._offset)
 
     def begin(self) -> None:
@@ -133,6 +140,8 @@ class _Filling:
         self._offset = self._size
 
     def add(self, tensor: int) -> None:
+        """Append the pieces of the tensor at this position of the manifest; open buckets as
+        needed."""
         width = self._manifest.tensors[tensor].torch_dtype.itemsize
         self._offset = _aligned(self._offset)
         for sender, (first, end) in enumerate(pairwise(self._manifest.cuts_of(tensor))):
@@ -151,4 +160,5 @@ class _Filling:
 
 
 def _aligned(offset: int) -> int:
+    """Return the lowest multiple of `ALIGN` that is not below `offset`."""
     return -(-offset // ALIGN) * ALIGN

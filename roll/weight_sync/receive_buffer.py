@@ -86,6 +86,7 @@ class _MappedBuffer(ABC):
         return [(first, end) for buffer, first, end in self._given if buffer() is not None]
 
     def _renew(self) -> None:
+        """Take new memory for the next bucket, and leave the old to the tensors in use."""
         self._mapping = self._mapped()
         self._memory = torch.frombuffer(self._mapping, dtype=torch.uint8)
 
@@ -137,7 +138,11 @@ class PrivateBuffer(_MappedBuffer):
 
 
 class DeviceBuffer:
-    """A bucket on a GPU. Tensors are copied out of it, which is cheap on a GPU."""
+    """A bucket on a GPU. Tensors are copied out of it, which is cheap on a GPU.
+
+    Args:
+        memory: memory of the bucket on the GPU, uint8.
+    """
 
     def __init__(self, memory: Tensor) -> None:
         self._memory = memory

@@ -186,7 +186,11 @@ def _send(
 
 
 class Incoming:
-    """A push that a receiver is taking in."""
+    """A push that a receiver is taking in.
+
+    Args:
+        bucket_bytes: `Channel.bucket_bytes`, from which the plan of the buckets follows.
+    """
 
     def __init__(self, end: ReceiverEnd, bucket_bytes: int) -> None:
         self.manifest = end.manifest
@@ -272,7 +276,14 @@ def receive(
 def _sender_end(
     channel: Channel, manifest: Manifest, sender: int, size: int, abort: Abort, *, verify: bool
 ) -> SenderEnd:
-    """Make the end of sender number `sender`; return once all processes have agreed."""
+    """Make the end of sender number `sender`; return once all processes have agreed.
+
+    Args:
+        size: size of the fullest bucket, in bytes.
+
+    Raises:
+        WeightSyncError: see `SenderEnd`.
+    """
     if channel.kind == "broadcast":
         return BroadcastSender(channel, manifest, sender, size, abort, verify=verify)
     if channel.kind == "files":
@@ -283,7 +294,11 @@ def _sender_end(
 
 
 def _receiver_end(channel: Channel, index: int) -> ReceiverEnd:
-    """Make the end of receiver number `index`, and wait for the manifest."""
+    """Make the end of receiver number `index`, and wait for the manifest.
+
+    Raises:
+        WeightSyncError: no sender came within the time limit, or the sender gave up.
+    """
     if channel.kind == "broadcast":
         return BroadcastReceiver(channel, index)
     if channel.kind == "files":

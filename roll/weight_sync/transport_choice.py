@@ -53,14 +53,16 @@ def choose_transport(
 ) -> Route:
     """Return the cheapest transport that reaches every receiver from every sender.
 
-    Within one host shared memory always works: all senders write into it, and all receivers read
-    it in place. CUDA IPC avoids the copy through host memory, but every receiver must see the
-    sender's GPU, and this GPU must hold all weights. So CUDA IPC is chosen for one sender with all
-    engines on its GPU. Between hosts weights are broadcast: with NCCL if every process has a GPU of
-    its own, because NCCL refuses a group in which two processes share one; else with Gloo.
+    Within one host shared memory always works: all senders write into it, and all receivers read it
+    in place. CUDA IPC avoids the copy through host memory, but every receiver must see the sender's
+    GPU, and this GPU must hold all weights. So CUDA IPC is chosen for one sender with all engines
+    on its GPU. Between hosts weights are broadcast: with NCCL if every process has a GPU of its
+    own, because NCCL refuses a group in which two processes share one; else with Gloo.
 
     Args:
         platform: `cpu` or `cuda`, as in `WorkerSpec.platform`.
+        senders: place of each sending process; at least one.
+        receivers: place of each receiving process.
     """
     everybody = [*senders, *receivers]
     if any(place.node != senders[0].node for place in everybody):

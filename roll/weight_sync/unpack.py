@@ -119,6 +119,7 @@ class _BucketReader:
             self._before = None
 
     def end(self) -> None:
+        """Give back the buckets that are still held."""
         self.settle()
         if self._receive_buffer is not None:
             self._source.give_back(self._index)
@@ -144,5 +145,6 @@ def _check_target(meta: TensorMeta, tensor: Tensor) -> None:
 
 
 def _bytes_of(piece: Piece, tensor: Tensor) -> Tensor:
+    """Return the bytes of a piece as a view of its whole `tensor`, uint8."""
     raw = tensor.detach().reshape(-1).view(torch.uint8)
     return raw[piece.start : piece.start + piece.num_bytes]

@@ -33,7 +33,8 @@ class ActorWorker(TrainWorker[PolicyTerms]):
     Args:
         temperature: sampling temperature; logits are divided by it.
         total_updates: number of optimizer steps in the run, for the learning rate schedule.
-        num_tokens: number of tokens of the tokenizer; used where the policy learns from a teacher.
+        num_tokens: size of the vocabulary that policy and teachers share, in tokens; used only if
+            the policy learns from a teacher.
     """
 
     def __init__(
@@ -69,8 +70,9 @@ class ActorWorker(TrainWorker[PolicyTerms]):
 
     @dispatch(SHARD_BATCH)
     def score_samples(self, table: SampleTable) -> ScoredSamples:
-        """Compute the log-probability of each token under the policy, and leave it here; see
-        `logprobs`. The metrics compare it with that of the engine."""
+        """Compute the log-probability of each token under the policy, and leave it in the object
+        store of this node. Return an address for each row, and metrics that compare the
+        log-probabilities with those of the engine. See `logprobs`."""
         return score_samples(
             table,
             lambda batch: self.strategy.score(batch).logprobs_BT,
@@ -80,8 +82,9 @@ class ActorWorker(TrainWorker[PolicyTerms]):
 
     @dispatch(SHARD_BATCH)
     def score_samples_base(self, table: SampleTable) -> ScoredSamples:
-        """Compute the log-probability of each token, with the adapter switched off, and leave it
-        here; see `base_logprobs`."""
+        """Compute the log-probability of each token, with the adapter switched off, and leave it in
+        the object store of this node. Return an address for each row, without metrics. See
+        `base_logprobs`."""
         return score_samples(
             table,
             lambda batch: self.strategy.score_base(batch).logprobs_BT,
@@ -90,7 +93,8 @@ class ActorWorker(TrainWorker[PolicyTerms]):
 
     @dispatch(SHARD_BATCH)
     def train(self, batch: RolloutBatch | SampleTable) -> Metrics:
-        """Do one optimizer step on the rows of all ranks; return the metrics."""
+        """Do one optimizer step on the rows of all ranks; return the metrics. The errors are those
+        of `TrainStrategy.train`."""
         batch = dense(batch) if isinstance(batch, SampleTable) else batch
         seen = advantage_metrics(batch, ranks=self.rank_info.dp_size)
         return seen | self.strategy.train(self.teacher_heads.resolve(batch), self.loss)
@@ -105,7 +109,14 @@ class ActorWorker(TrainWorker[PolicyTerms]):
         self, route: Route, num_senders: int, num_receivers: int, timeout_s: float
     ) -> Channel:
         """Open a channel for one weight push. Every rank opens one, but only that of rank 0, the
-        leading sender, is returned and used."""
+        leading sender, is returned and used.
+
+        Args:
+            timeout_s: time limit of each wait for another process of the push, in seconds.
+
+        Raises:
+            ConfigError: the route is through files, but has no folder.
+        """
         return new_channel(
             route.kind,
             num_receivers=num_receivers,
@@ -126,6 +137,9 @@ class ActorWorker(TrainWorker[PolicyTerms]):
             everything: also send tensors that never change; if False, the receivers must have these
                 tensors already.
             verify: also send a checksum, with which the receivers check the weights.
+
+        Raises:
+            WeightSyncError: see `roll.weight_sync.transfer.send`.
         """
         adapter = self.pushes_adapter
         manifest = self.strategy.weight_manifest(adapter=adapter)

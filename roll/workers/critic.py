@@ -16,7 +16,11 @@ from roll.workers.model import TrainWorker
 
 
 class CriticWorker(TrainWorker[ValueTerms]):
-    """A worker of `critic`: one rank of the critic's training."""
+    """A worker of `critic`: one rank of the critic's training.
+
+    Args:
+        total_updates: number of optimizer steps in the run, for the learning rate schedule.
+    """
 
     def __init__(
         self, spec: WorkerSpec, role: CriticRole, model: ModelConfig, total_updates: int

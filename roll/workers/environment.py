@@ -82,8 +82,8 @@ class EnvWorker(Worker):
             self._guard = asyncio.ensure_future(self._watch_memory(config.max_memory_gb))
 
     async def _watch_memory(self, limit_gb: float) -> None:
-        """Kill this process when it takes too much memory: what an environment leaks, no other call
-        gives back."""
+        """Kill this process when it and its descendants take more than `limit_gb` GiB: what an
+        environment leaks, no other call gives back. Never return."""
         while True:
             await asyncio.sleep(MEMORY_EVERY_S)
             used_gb = await asyncio.to_thread(self.memory_gb)
@@ -118,6 +118,7 @@ class EnvWorker(Worker):
 
     @property
     def _host(self) -> EnvHost | AgentHost:
+        """The host of the episodes; ValueError before `start`."""
         if self.host is None:
             raise ValueError(f"{self.spec.name}: call start first")
         return self.host

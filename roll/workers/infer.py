@@ -25,7 +25,11 @@ from roll.weight_sync.transport_choice import Endpoint
 
 
 class InferWorker(Worker):
-    """A replica of `actor_infer`. All methods run on one event loop, which serves many requests."""
+    """A replica of `actor_infer`. All methods run on one event loop, which serves many requests.
+
+    Args:
+        max_model_len: maximum length of prompt plus response, in tokens; see `build_engine`.
+    """
 
     starts_processes = True
     model: ModelConfig | None = None
@@ -82,7 +86,8 @@ class InferWorker(Worker):
     async def load_weights(
         self, channel: Channel, version: int, receivers: Mapping[int, int], verify: bool
     ) -> LoadReport:
-        """Replace the engine's weights, or its adapter, by those that arrive on `channel`.
+        """Replace the engine's weights, or its adapter, by those that arrive on `channel`. The
+        errors are those of `InferenceStrategy.load_weights`.
 
         Args:
             version: version of these weights, which later tokens carry.

@@ -25,7 +25,11 @@ B = TypeVar("B", bound=TrainBatch)
 
 class LearnerWorker(TrainWorker[T], Generic[T, B]):
     """A worker that trains a model with one loss. T is the result type of the model's forward pass,
-    B the type of the training batches."""
+    B the type of the training batches.
+
+    Args:
+        total_updates: number of optimizer steps in the run, for the learning rate schedule.
+    """
 
     def __init__(
         self,

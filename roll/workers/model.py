@@ -53,13 +53,14 @@ class TrainWorker(ScoreWorker[T]):
 
     @dispatch(BROADCAST)
     def offload(self) -> None:
+        """Offload the model, and drop the copies of the teachers' heads on the device."""
         super().offload()
         self.teacher_heads.offload()
 
     @dispatch(BROADCAST)
     def receive_teacher_heads(self, heads: Mapping[str, RemoteValue[OutputHead]]) -> None:
-        """Store the heads of teachers, by teacher name. The driver calls this before it sends the
-        first rows with outputs of these teachers."""
+        """Store the heads of teachers, by teacher name, in place of all old ones. The driver calls
+        this before it sends the first rows with outputs of these teachers."""
         self.teacher_heads.receive(heads)
 
     @dispatch(BROADCAST)

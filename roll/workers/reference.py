@@ -36,7 +36,8 @@ class ReferenceWorker(ScoreWorker[PolicyTerms]):
 
     @dispatch(SHARD_BATCH)
     def score_samples(self, table: SampleTable) -> ScoredSamples:
-        """Compute the log-probability of each token under this model, and leave it here."""
+        """Compute the log-probability of each token under this model, and leave it in the object
+        store of this node. Return an address for each row, without metrics."""
         return score_samples(
             table,
             lambda batch: self.strategy.score(batch).logprobs_BT,

@@ -30,6 +30,10 @@ class RewardWorker(Worker):
     once per sample, plain or async) and, if necessary, `teardown`. The framework handles
     concurrency, time limits and the error budget. The config names the subclass:
     `worker: my_module:MyReward`.
+
+    Args:
+        name: name of the reward in the config.
+        config: its settings.
     """
 
     def __init__(self, spec: WorkerSpec, name: str, config: RewardConfig) -> None:
@@ -86,7 +90,8 @@ class RewardWorker(Worker):
         self._pool = pool
 
     async def use_tokenizer(self, model: ModelConfig) -> None:
-        """Load the policy's tokenizer, which finds the tokens at which steps end."""
+        """Load the policy's tokenizer, which finds the tokens at which steps end. ValueError before
+        `start`."""
         # Here: most rewards need no tokenizer, and its library takes seconds to load.
         from roll.models.load import load_tokenizer
         from roll.rewards.decoding import make_decode
@@ -111,7 +116,7 @@ class RewardWorker(Worker):
         return [Columns(scored) for scored in found]
 
     async def take_metrics(self, purpose: Purpose = Purpose.TRAINING) -> Metrics:
-        """Return the metrics since the last call."""
+        """Return the metrics of the samples of `purpose` since the last call."""
         return self.pool.take_metrics(purpose)
 
     async def close(self) -> None:

@@ -24,7 +24,8 @@ class TeacherHeads:
         self._heads: dict[str, OutputHead] = {}
 
     def receive(self, heads: Mapping[str, RemoteValue[OutputHead]]) -> None:
-        """Fetch the heads of the teachers and store them in place of the old ones."""
+        """Fetch the heads of the teachers, by teacher name, and store them in place of all old
+        ones. The errors are those of `fetch`."""
         remote_values = list(heads.values())
         got = fetch(
             remote_values, timeout_s=TIMEOUT_S, what=f"the heads of teachers {', '.join(heads)}"
@@ -38,7 +39,12 @@ class TeacherHeads:
 
     def resolve(self, batch: B) -> B:
         """Return the batch with its `teacher_outputs` fetched, if it has any: a `TeacherRow`, with
-        the head of its teacher, in place of each `RemoteValue`."""
+        the head of its teacher, in place of each `RemoteValue`.
+
+        Raises:
+            WaitTimeoutError: the outputs did not arrive in time.
+            WorkerError: outputs are lost, because the process that stored them is dead.
+        """
         if batch.teacher_outputs is None:
             return batch
         rows = fetch(

@@ -96,6 +96,11 @@ class RayActor:
     def __init__(
         self, recipe: WorkerRecipe, rank: int, own: tuple[JobDevice, ...], settings: ActorSettings
     ) -> None:
+        """Start the actor, without waiting for it.
+
+        Args:
+            own: devices of the actor, at least one, all on one node.
+        """
         place = recipe.placement
         self.member = Member(place.role, place.label, rank, place.replaceable)
         self.ended = False
@@ -239,7 +244,8 @@ def _actor_class(name: str, host: type[AsyncHost | SyncHost]) -> Any:
 
 
 def _lives(node: str) -> bool:
-    """Return whether a node is part of the Ray cluster; a lost node cannot be reached."""
+    """Return whether the node with Ray's id `node` is part of the Ray cluster; a lost node cannot
+    be reached."""
     return any(each["NodeID"] == node and each["Alive"] for each in ray.nodes())
 
 

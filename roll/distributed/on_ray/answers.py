@@ -100,6 +100,8 @@ class RayAnswers:
         self._results |= zip((place for place, _ in ready), values, strict=True)
 
     def _fetch_one(self, place: int, ref: Any) -> Any:
+        """Return the result of the rank with index `place`, or raise its error by
+        `raise_failure`."""
         try:
             return ray.get(ref)
         except ray.exceptions.RayError as error:

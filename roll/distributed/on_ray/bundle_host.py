@@ -52,6 +52,8 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
+        """Make the failure of an exception; keep the exception itself if it is a RollError that can
+        be sent."""
         trace = "".join(traceback.format_exception(error))
         own = error if isinstance(error, RollError) and _can_travel(error) else None
         return cls(type(error).__name__, str(error), trace, own)
@@ -86,6 +88,7 @@ class _Box:
 
     running: set[int] = field(default_factory=set)
     ready: deque[tuple[int, Any, Apart | None]] = field(default_factory=deque)
+    """Number of each answered call, its result or `Failure`, and how to divide the result."""
     some: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while there are answers."""
     last: list[tuple[int, Any, Apart | None]] = field(default_factory=list)
@@ -186,7 +189,8 @@ def _can_travel(error: RollError) -> bool:
 
 
 def _checked(number: int, value: Any, apart: Apart | None) -> tuple[int, Any, Apart | None]:
-    """Return an answer that can be sent."""
+    """Return the answer (number of the call, value, rule for its division) as it can be sent: with
+    a `Failure` in place of a value that cannot be pickled."""
     try:
         cloudpickle.dumps(value)
     except Exception as error:  # noqa: BLE001 - whatever its pickling raises

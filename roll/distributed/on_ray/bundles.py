@@ -202,13 +202,20 @@ class BundledCalls:
                 asked.answer.set_exception(failure)
 
     def _later(self, work: Any) -> None:
+        """Run a coroutine as a task on the event loop, without waiting for it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)  # the loop itself keeps only weak references
         task.add_done_callback(self._tasks.discard)
 
 
 def _behind(first: int, address: Callable[[int], Any], item: int) -> Any:
-    """Return the address of an item, counted from `first`."""
+    """Return the address of an item of one answer.
+
+    Args:
+        first: index of the answer's first item among the parts of the bundle.
+        address: function that returns the address of a part of the bundle.
+        item: index of the item in the answer.
+    """
     return address(first + item)
 
 

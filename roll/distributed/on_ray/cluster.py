@@ -49,6 +49,11 @@ class RayCluster(Cluster[W], Generic[W]):
         settings: ActorSettings,
         watchdog: Watchdog,
     ) -> None:
+        """Start the actors and build their workers. The errors are those of `Launcher.start`.
+
+        Args:
+            slots: devices of each worker, by rank.
+        """
         place = recipe.placement
         super().__init__(place.role, [], settings.call_timeout_s, place.label)
         self._recipe = recipe
@@ -113,7 +118,11 @@ class RayCluster(Cluster[W], Generic[W]):
         )
 
     def _arrive(self, actors: Sequence[RayActor], deadline: float) -> None:
-        """Wait until the actors have started; the watchdog then watches them."""
+        """Wait until the actors have started; the watchdog then watches them.
+
+        Args:
+            deadline: reading of `time.monotonic`.
+        """
         infos = self._wait("start", actors, [actor.about() for actor in actors], deadline)
         for actor, info in zip(actors, infos, strict=True):
             actor.arrive(info, self._watchdog)
@@ -121,7 +130,13 @@ class RayCluster(Cluster[W], Generic[W]):
     def _wait(
         self, method: str, actors: Sequence[RayActor], refs: list[Any], deadline: float
     ) -> list[Any]:
-        """Return the results of `refs`, by `deadline`; `method` is for messages."""
+        """Return the results of `refs`, one per actor, in order. The errors are those of
+        `Answers.collect`.
+
+        Args:
+            method: name of the method, for messages.
+            deadline: reading of `time.monotonic` up to which to wait, but 0.1 s at least.
+        """
         left_s = max(deadline - time.monotonic(), 0.1)
         return self._answers(method, actors, refs).collect(left_s)
 
@@ -197,6 +212,7 @@ class RayCluster(Cluster[W], Generic[W]):
         actor.ended = True
 
     def _require_open(self, actor: RayActor) -> None:
+        """Raise an error about this actor, from `Member.error`, if the cluster has been closed."""
         if self._closed:
             name = actor.member.name
             raise actor.member.error(f"{name} is not restarted: its cluster is closed")
@@ -228,8 +244,9 @@ class RayCluster(Cluster[W], Generic[W]):
                 actor.end(CLOSE_TIMEOUT_S)
 
     def _say_goodbye(self) -> None:
-        """Call `close` on all living workers; a lost or late one raises, but is only logged if
-        workers are replaceable."""
+        """Call `close` on all living workers, and wait `CLOSE_TIMEOUT_S` at most. The death or
+        lateness of a worker is only logged if workers are replaceable, else raised; other errors
+        are raised."""
         living = [actor for actor in self._actors if actor.member.death is None]
         calls = [actor.run("close", Call(())) for actor in living]
         try:
@@ -250,10 +267,13 @@ class RayCluster(Cluster[W], Generic[W]):
         return self._answers(method, self._actors, refs)
 
     def _answers(self, method: str, actors: Sequence[RayActor], refs: Sequence[Any]) -> RayAnswers:
+        """Return the answers to `refs`, one per actor in the same order; `method` is for
+        messages."""
         members = [actor.member for actor in actors]
         return RayAnswers(method, refs, members, self._watchdog)
 
     def _ask(self, rank: int, method: str, call: Call, apart: Apart | None) -> Awaitable[Any]:
+        """See `Cluster._ask`; call this on the event loop that awaits the answer."""
         actor, loop = self._actors[rank], asyncio.get_running_loop()
         if loop not in actor.calls:
             actor.calls[loop] = BundledCalls(actor, self._watchdog)
@@ -263,7 +283,8 @@ class RayCluster(Cluster[W], Generic[W]):
 def shared_batches(calls: Sequence[Call]) -> list[Call]:
     """Return the calls with references in place of batches that several ranks get, such as tensor
     parallel ranks: Ray then stores such a batch once, not once for each rank. Ray resolves the
-    references among positional arguments before it runs a method."""
+    references among positional arguments before it runs a method; keyword arguments stay as they
+    are."""
     times = Counter(id(arg) for call in calls for arg in call.args if isinstance(arg, Batch))
     refs: dict[int, Any] = {}
 

@@ -87,6 +87,7 @@ class _HostBase:
         return [] if self._worker is None else self._worker.stopped_processes()
 
     def _method(self, name: str) -> Callable[..., Any]:
+        """Return the method of the worker with this name; `build` comes first."""
         assert self._worker is not None, "build comes first"
         method: Callable[..., Any] = getattr(self._worker, name)
         return method
@@ -111,6 +112,8 @@ class SyncHost(_HostBase):
         return self._build(*given)
 
     def run(self, method: str, kwargs: Mapping[str, Any], *args: Any) -> Any:
+        """Return the result of the worker's method; None if the driver does not use that of this
+        rank. Ray replaces references among `args`, but not in `kwargs`, by their values."""
         return self._to_send(method, self._method(method)(*args, **kwargs))
 
     def beat(self) -> list[str]:
@@ -140,6 +143,7 @@ class AsyncHost(_HostBase):
         return self._build(*given)
 
     async def run(self, method: str, kwargs: Mapping[str, Any], *args: Any) -> Any:
+        """Return the result of the worker's method, awaited if need be; see `SyncHost.run`."""
         result = self._method(method)(*args, **kwargs)
         return self._to_send(method, await result if inspect.isawaitable(result) else result)
 
@@ -160,6 +164,7 @@ class AsyncHost(_HostBase):
         return self._bundles.recover(caller)
 
     async def _bundled(self, call: SentCall) -> tuple[Any, Apart | None]:
+        """Run a call of a bundle; return its result, and how to divide it (None: not at all)."""
         result = await self.run(call.method, call.kwargs, *call.args)
         return result, dispatch_of(self._method(call.method)).apart
 

@@ -130,6 +130,7 @@ def claim_devices(
 
 
 def _bundle(node: Node, layout: DeviceLayout) -> dict[str, float]:
+    """Return the resources of Ray, name -> amount, that one device of the node reserves."""
     if layout.platform == "cuda":
         return {"GPU": 1.0}
     # All slots together reserve all CPUs of Ray, rounded down to 1/10000, Ray's smallest unit.
@@ -151,7 +152,14 @@ def _node_slots(
     timeout_s: float,
 ) -> list[JobDevice]:
     """Return the devices of one node, numbered from `first` on, each with a share of the node's
-    cores."""
+    cores. The errors are those of `_probe`.
+
+    Args:
+        index: number of the node in the job.
+        first: job-wide number of its first device.
+        group: placement group with a bundle for each of its devices.
+        timeout_s: time limit of finding out the devices, in seconds.
+    """
     count = layout.devices_per_node
     local = node.id == ray.get_runtime_context().get_node_id()
     if layout.platform == "cpu":
@@ -172,7 +180,15 @@ def _probe(
     group: PlacementGroup, bundles: Sequence[int], gpus: int, timeout_s: float
 ) -> list[tuple[int, tuple[int, ...]]]:
     """Return, for each bundle, the number of its device (0 without `gpus`) and the CPU cores of its
-    node, which a task in the bundle reports. ConfigError if Ray calls GPUs by UUID."""
+    node, which a task in the bundle reports.
+
+    Args:
+        gpus: number of GPUs of each bundle, 0 or 1.
+
+    Raises:
+        ConfigError: Ray calls GPUs by UUID.
+        WaitTimeoutError: a task has not reported within `timeout_s`.
+    """
     refs = [
         ray.remote(_look_around)
         .options(

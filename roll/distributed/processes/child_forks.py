@@ -133,7 +133,9 @@ class _ForkedContext(context.ForkServerContext):
 
 
 class _Target:
-    """Function that a fork runs. It is pickled at the start of the fork, with what was set then."""
+    """Function that a fork runs. It is pickled at the start of the fork, together with the
+    environment variables at that time; when it is unpickled, the fork takes over these variables
+    and the standard streams of the process that started it."""
 
     def __init__(self, function: Callable[..., object]) -> None:
         self._function = function

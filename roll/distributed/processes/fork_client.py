@@ -38,7 +38,12 @@ def is_ours(connection: socket.socket) -> bool:
 
 def _main(name: str, command: list[str]) -> None:
     """Let the fork server run a command and end with its exit status or signal; without a server,
-    become the command."""
+    become the command.
+
+    Args:
+        name: name of the server's socket.
+        command: command line of Python, without the interpreter.
+    """
     connection = socket.socket(socket.AF_UNIX)
     if not _request_fork(connection, name, command):
         os.execv(sys.executable, [sys.executable, *command])
@@ -52,7 +57,7 @@ def _main(name: str, command: list[str]) -> None:
 
 def _request_fork(connection: socket.socket, name: str, command: list[str]) -> bool:
     """Send command, environment and standard streams to the fork server; return whether it forked.
-    False for any OSError."""
+    False for any OSError. The arguments are those of `_main`."""
     wanted = {"argv": command, "env": dict(os.environ), "cwd": os.getcwd(), "oom": _oom_score()}
     text = json.dumps(wanted).encode()
     rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))

@@ -100,4 +100,5 @@ def can_fork() -> bool:
 
 
 def _client(name: str) -> str:
+    """Return the shell command of the client that connects to the server's socket `name`."""
     return shlex.join([sys.executable, "-I", "-S", fork_client.__file__, name])

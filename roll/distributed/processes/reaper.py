@@ -45,7 +45,8 @@ def start_reaper(token: str) -> None:
 
 
 def kill_marked(token: str) -> int:
-    """Kill all processes that carry `token`, except this one; return their number."""
+    """Kill all processes that carry `token` (see `start_reaper`), except this one; return their
+    number. Without /proc none is found."""
     found = 0
     for name in os.listdir("/proc") if os.path.isdir("/proc") else []:
         if not name.isdigit() or int(name) == os.getpid():
@@ -77,8 +78,8 @@ def _carries(process: str, token: str) -> bool:
 
 
 def end_marked(token: str, timeout_s: float) -> bool:
-    """Kill all processes that carry `token` until none is left. Return False if some are left after
-    `timeout_s`."""
+    """Kill all processes that carry `token` (see `start_reaper`) until none is left. Return False
+    if some are left after `timeout_s` seconds."""
     empty = 0
     deadline = time.monotonic() + timeout_s
     while empty < LOOKS and time.monotonic() < deadline:

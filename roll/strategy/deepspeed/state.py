@@ -60,5 +60,6 @@ def load(path: Path, engine: Any, model: PreTrainedModel, update: Update) -> Non
 
 
 def _identity(model: PreTrainedModel) -> dict[str, Any]:
+    """Return the description of the model that `check_identity` compares."""
     shapes = {name: list(shape_of(p)) for name, p in trained(model)}
     return {"model_type": model.config.model_type, "tensors": shapes} | lora.identity(model)

@@ -68,6 +68,9 @@ class Update:
 
         AdamW itself would create them at its first step, which is too late to fill them from a
         checkpoint.
+
+        Args:
+            flats: these tensors, from `shard_map.flats`.
         """
         for flat in flats:
             self.optimizer.state[flat] = {

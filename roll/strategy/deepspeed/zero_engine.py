@@ -97,7 +97,12 @@ def _cut(
     compute: torch.dtype,
     device: torch.device,
 ) -> None:
-    """Round each parameter to `compute` and partition it; the engine would move all to `device`."""
+    """Round each parameter to `compute` and partition it; the engine would move all to `device`.
+
+    Args:
+        told: DeepSpeed's config dict, from `settings`.
+        compute: dtype of the forward and backward passes.
+    """
     # ZeRO-3 gathers a module's own and registered parameters when the module runs. The head's
     # weight has to be registered, because the root module reads it without running the head.
     head = model.model.get_output_embeddings()

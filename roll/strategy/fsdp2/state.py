@@ -50,8 +50,9 @@ def load(path: Path, model: PreTrainedModel, optimizer: Optimizer) -> int:
     have keeps its random states.
 
     Raises:
-        CheckpointError: files are missing or belong to another model; this is checked before
-            anything changes. Or a shard is damaged; then part of the state may have changed.
+        CheckpointError: `meta.json` or the random states are missing, damaged or of another model;
+            nothing has changed then. Or the index or a shard is missing or damaged; then part of
+            the state may have changed.
     """
     meta, rng = begin(path, _identity(model))
     optimizer.state.clear()
@@ -90,6 +91,10 @@ def _model_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def _optimizer_tensors(model: PreTrainedModel, optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return step and moments of the trained parameters, named `optimizer.<parameter>.<key>`.
+
+    The optimizer must have them, which it has after its first step.
+    """
     tensors: dict[str, Tensor] = {}
     for name, p in trained(model):
         for key, value in optimizer.state[p].items():
@@ -98,5 +103,6 @@ def _optimizer_tensors(model: PreTrainedModel, optimizer: Optimizer) -> dict[str
 
 
 def _identity(model: PreTrainedModel) -> dict[str, Any]:
+    """Return the description of the model that `check_identity` compares."""
     shapes = {name: list(tensor.shape) for name, tensor in _model_tensors(model).items()}
     return {"model_type": model.config.model_type, "tensors": shapes} | lora.identity(model)

@@ -18,7 +18,13 @@ from roll.strategy.training.schedule import Schedule
 
 
 class Update:
-    """Gradient clipping, AdamW and the learning rate schedule of one model."""
+    """Gradient clipping, AdamW and the learning rate schedule of one model.
+
+    Args:
+        device: device on which the gradient norm is computed.
+        total_steps: number of optimizer steps of the whole run; required if the learning rate
+            decays, else ValueError.
+    """
 
     def __init__(
         self,

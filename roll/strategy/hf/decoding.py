@@ -51,6 +51,7 @@ class Sibling:
     """Reason of the end; ABORT while the sibling is running, which is right if it is cut off."""
 
     def add(self, token: int, logprob: float, version: int) -> None:
+        """Append a token, its log-prob and the version of the weights that generated it."""
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self.versions.append(version)

@@ -131,6 +131,8 @@ class HfEngine:
         self._thread.shutdown(wait=False)
 
     async def _run(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run `work` in the thread and return its result; EngineDiedError: the engine was
+        closed."""
         return await asyncio.wrap_future(self._submit(work, *args, **kwargs))
 
     def _submit(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:

@@ -55,7 +55,12 @@ class Grammars:
 
 
 class Matcher:
-    """State of the grammar of one sibling."""
+    """State of the grammar of one sibling.
+
+    Args:
+        compiled: a grammar that xgrammar has compiled.
+        vocab_size: number of logits of the model.
+    """
 
     def __init__(self, compiled: Any, vocab_size: int) -> None:
         import xgrammar
@@ -71,7 +76,11 @@ class Matcher:
         self._xgrammar.apply_token_bitmask_inplace(logits_1V, mask_1V)
 
     def accept(self, token: int) -> None:
-        """Go on after a token, which must be one that may come next."""
+        """Advance the grammar by the token that was generated.
+
+        Raises:
+            EngineError: the token is not one that may come next.
+        """
         if not self._state.accept_token(token):
             raise EngineError(f"the grammar does not allow token {token}")
 

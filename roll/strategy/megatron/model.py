@@ -40,9 +40,12 @@ class MegatronModel:
     """Modules of this rank, one per virtual pipeline stage. If the model is trained, each is in
     Megatron-Core's data parallel wrapper."""
     table: ModelTable
+    """Conversion between the model's tensors and those of the Hugging Face checkpoint."""
     sizes: ParallelSizes
     manifest: Manifest
+    """Manifest of the weights, each divided equally among all ranks."""
     vocab: int
+    """Number of tokens in the vocabulary, without the padding of its parts."""
     sequence_parallel: bool
     trained: Trained | None = None
     """Adapter that is trained; None if the model trains no adapter."""

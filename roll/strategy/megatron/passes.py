@@ -92,9 +92,10 @@ def run(
     Collective.
 
     Args:
-        reduce: computes the loss and a result to keep, from the last stage's logits `[B, T, S]`
-            of a micro-batch; S is the part of the vocabulary on this tensor parallel rank. The
-            losses of all micro-batches are added.
+        micros: result of `micro_batches`; at least one.
+        reduce: computes the loss and a result to keep, from the last stage's logits `[B, T, S]` of
+            a micro-batch; S is the part of the vocabulary on this tensor parallel rank. The losses
+            of all micro-batches are added.
 
     Returns:
         Each micro-batch that has rows, with its result. Empty on all stages but the last.

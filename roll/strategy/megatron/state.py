@@ -63,7 +63,10 @@ def load(path: Path, model: MegatronModel, update: Update) -> None:
 
 
 def save_hf(path: Path, model: MegatronModel, model_config: ModelConfig) -> None:
-    """Write a folder that `from_pretrained` loads. Collective; rank 0 writes."""
+    """Write the full model as a folder that `from_pretrained` loads. Collective; rank 0 writes.
+
+    If the model trains an adapter, the adapter is added to the weights.
+    """
     is_writer = dist.get_rank() == 0
     weights = full_weights(model, wanted=is_writer)
     if is_writer:

@@ -16,6 +16,10 @@ class Update:
 
     The master weights are loaded from the checkpoint, not converted from the model's weights, which
     are rounded to the dtype of forward passes.
+
+    Args:
+        total_steps: number of optimizer steps of the whole run; required if the learning rate
+            decays, else ValueError.
     """
 
     def __init__(

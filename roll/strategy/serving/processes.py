@@ -73,7 +73,8 @@ class DeathWatch:
             loop.add_reader(handle, self._set, f"died: {name} is gone; its own log has the reason")
 
     def end(self) -> None:
-        """Stop watching; calls that still wait get an EngineDiedError."""
+        """Stop watching; calls that still wait get an EngineDiedError. Call this on the event
+        loop."""
         self._set("was closed")
 
     async def until_dead(self, work: Awaitable[R]) -> R:

@@ -8,7 +8,11 @@ from roll.weight_sync.transfer import Incoming
 
 
 def numbers_of(incoming: Incoming) -> dict[str, Any]:
-    """Return the fields of a `LoadReport`, all but the version, as plain JSON."""
+    """Return the fields of a `LoadReport`, all but the version, as plain JSON.
+
+    Args:
+        incoming: the push, after its last tensor: the checksum is not known before.
+    """
     return {
         "num_tensors": len(incoming.manifest.tensors),
         "num_bytes": incoming.manifest.num_bytes,

@@ -89,6 +89,7 @@ def write_now(connection: socket.socket, message: object) -> None:
 
 
 def _packed(message: object) -> bytes:
+    """Return the pickled message after its length, as it is sent."""
     body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     return _LENGTH.pack(len(body)) + body
 

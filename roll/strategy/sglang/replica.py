@@ -43,6 +43,9 @@ class Replica:
     """SGLang's engine, in the process of SGLang (`server.py`).
 
     All methods run on SGLang's event loop. `InferenceStrategy` documents them.
+
+    Args:
+        engine: result of `build`.
     """
 
     def __init__(self, engine: Any, order: StartMessage) -> None:
@@ -144,7 +147,7 @@ class Replica:
         await self._manager.release_memory_occupation(release)
 
     async def wake(self, tags: list[str]) -> None:
-        """Allocate the memory of `tags` again."""
+        """Allocate the memory of `tags` again; they are names from `serving.sleep.ALL_TAGS`."""
         from sglang.srt.managers.io_struct import ResumeMemoryOccupationReqInput
 
         await self._manager.resume_memory_occupation(ResumeMemoryOccupationReqInput(tags=tags))

@@ -90,10 +90,11 @@ def generate_input(
 
     Args:
         max_model_len: largest length of prompt plus response, in tokens.
+        vocab_size: number of tokens of the model, in place of top-k if only top-p cuts.
         eos: token that ends a response; None: no token does.
 
     Raises:
-        EngineError: the prompt leaves no room for a response.
+        EngineError: the prompt leaves no room for a response, or the request has a grammar.
     """
     sampling = request.sampling
     if sampling.json_schema is not None:

@@ -32,8 +32,10 @@ def finish(path: Path, identity: dict[str, Any], **progress: Any) -> None:
     """Write the random states of this rank, then, after all ranks have, `meta.json`. Collective.
 
     Args:
-        identity: description of the model: `model_type`, and `tensors` with the shape of each.
-        progress: further values that the backend's `load` needs.
+        path: folder of the checkpoint, which must exist.
+        identity: description of the model for `check_identity`: `model_type`, `tensors` (name ->
+            shape as a list) and, if the model has an adapter, `adapter`.
+        progress: further values that the backend's `load` needs, as plain JSON.
     """
     _rng_file(path).write_text(json.dumps(random_states()))
     dist.barrier()
@@ -47,6 +49,9 @@ def begin(path: Path, identity: dict[str, Any]) -> tuple[dict[str, Any], dict[st
     """Read what `finish` wrote: the content of `meta.json` and the random states of this rank.
 
     The random states are None if the run that saved the checkpoint did not have this rank.
+
+    Args:
+        identity: description of this run's model, as for `finish`.
 
     Raises:
         CheckpointError: a file is missing or damaged, or belongs to another model.
@@ -165,12 +170,15 @@ def check_identity(path: Path, found: dict[str, Any], expected: dict[str, Any]) 
     """Raise an error unless a checkpoint belongs to this run's model.
 
     Args:
-        found: content of the checkpoint's `meta.json`: format, `model_type`, shapes of `tensors`.
-        expected: `model_type` and shapes of `tensors` of this run's model.
+        path: folder of the checkpoint, for the message.
+        found: content of the checkpoint's `meta.json`: `format`, and the keys of `expected`.
+        expected: description of this run's model: `model_type`, `tensors` (name -> shape as a list)
+            and, if the model has an adapter, `adapter` (any JSON, compared as a whole).
 
     Raises:
         CheckpointError: the format is not supported or the models differ. The message names the
             difference.
+        KeyError: one of the keys is missing, apart from `adapter`.
     """
 
     def fail(what: str) -> None:
@@ -201,4 +209,5 @@ def check_identity(path: Path, found: dict[str, Any], expected: dict[str, Any]) 
 
 
 def _rng_file(path: Path) -> Path:
+    """Return the path of the file with this rank's random states."""
     return path / f"rng_{dist.get_rank():05d}.json"

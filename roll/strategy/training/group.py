@@ -26,6 +26,9 @@ class GroupMembership:
     The first membership in a process initializes the group at `spec.rendezvous`; the last one to
     leave destroys the group. Roles that share a process may join and leave in any order. A group
     that other code initialized is used, but never destroyed.
+
+    Making one is collective if it initializes the group; the errors are then those of
+    `Platform.init_process_group`.
     """
 
     def __init__(self, spec: WorkerSpec) -> None:

@@ -32,6 +32,13 @@ def micro_losses(
 
     Every rank yields the same number of losses: a rank without rows left runs empty passes. The
     caller must run the backward pass of each loss before it takes the next one.
+
+    Args:
+        metrics: collects the metrics of all micro-batches.
+        max_tokens: maximum number of tokens in a micro-batch, padding included.
+
+    Raises:
+        ValueError: `batch.token_weights` is not set.
     """
     batch.require("token_weights", made_by="token_weights")
     parts = microbatch.plan(batch.lengths.tolist(), max_tokens, unit=batch.unit, packed=model.packs)

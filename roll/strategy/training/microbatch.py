@@ -27,7 +27,7 @@ def plan(
     micro-batch of its own. The plan depends on the arguments alone.
 
     Args:
-        lengths: number of tokens of each row.
+        lengths: number of tokens of each row; the number of rows is a multiple of `unit`.
         unit: number of consecutive rows that must stay together (`Batch.unit`).
         packed: the rows of a micro-batch are joined into one, so there is no padding.
     """

@@ -78,7 +78,9 @@ class SequenceShards:
         """Return the results of all ranks, `[size, ...]`, from those of this rank; collective.
 
         Args:
-            mine_M: int64; which of all results `part_M` holds.
+            part_M: results `[M, ...]` of this rank.
+            mine_M: indices of these results among all results, int64.
+            size: number of results of all ranks together.
         """
         empty_N = part_M.new_zeros(size, *part_M.shape[1:])
         whole_N: Tensor = _Join.apply(empty_N.index_put((mine_M,), part_M), self.group)

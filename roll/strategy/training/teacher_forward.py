@@ -32,7 +32,8 @@ class TeacherModel(TokenModel[TeacherTerms]):
 
     Args:
         target: what students learn from; without `top_k` the teacher returns hidden states.
-        num_tokens: number of tokens of the tokenizer that teacher and student share.
+        num_tokens: size of the vocabulary that teacher and student share, in tokens; logits after
+            these tokens are left out. Used only with `top_k`.
         chunk_tokens: number of tokens whose logits exist at the same time.
     """
 
@@ -57,7 +58,12 @@ class TeacherModel(TokenModel[TeacherTerms]):
         return last_hidden(self._parts[0], tokens_BT, arguments)
 
     def head(self, states_ND: Tensor, targets_N: Tensor, request: ForwardRequest) -> ModelOutputs:
-        """Return hidden states; with `top_k`, log-probs `[N, K + 1]` and the ids they belong to."""
+        """Return hidden states `[N, D]`; with `top_k` = K, log-probs and ids of likely tokens.
+
+        `values` `[N, K + 1]` are then the log-probs of the K most probable tokens, and in the last
+        column that of all other tokens together. `top_ids` `[N, K + 1]` are the ids of the K
+        tokens, as float32; the last column is 0 and means nothing.
+        """
         if self._target.top_k is None:
             return ModelOutputs(states_ND)
         head, k = self._parts[1], self._target.top_k
@@ -105,7 +111,7 @@ class TeacherModel(TokenModel[TeacherTerms]):
 
 @dataclass(frozen=True, slots=True)
 class TeacherHead:
-    """Loader of teachers. The arguments are those of `TeacherModel`."""
+    """Loader of teachers. The fields are the arguments of `TeacherModel`."""
 
     target: DistillTargetConfig
     num_tokens: int

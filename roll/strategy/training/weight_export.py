@@ -56,6 +56,8 @@ def local_parts(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the name and this rank's part of each tensor, as `manifest` divides the tensors.
 
+    A part that is the full tensor has its shape; any other part is flat, and may be empty.
+
     Args:
         outgoing: as given to `manifest`.
         saved: how the checkpoint holds the model; None if `outgoing` holds an adapter's factors.

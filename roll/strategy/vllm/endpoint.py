@@ -17,6 +17,9 @@ class Endpoint:
 
     Its requests share the engine with those of the framework. They pause while weights are replaced
     and continue with the new ones.
+
+    Args:
+        replica: number of this replica; the server listens on `config.port + replica`.
     """
 
     def __init__(self, config: EndpointConfig, *, replica: int) -> None:

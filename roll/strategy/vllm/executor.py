@@ -23,6 +23,7 @@ class InSchedulerExecutor(UniProcExecutor):  # type: ignore[misc] # vLLM is unty
     """Executor of one rank, which binds the process to the cores that the environment names."""
 
     def _init_executor(self) -> None:
+        """Bind the process to its cores, then start the worker as vLLM does."""
         cores = {int(core) for core in os.environ[CORES].split(",")}
         os.sched_setaffinity(0, cores)
         listen_locally()

@@ -57,6 +57,10 @@ class SenderNotes:
     """A sender's side of the handshake; the constructor returns once all processes have agreed.
 
     If it raises a WeightSyncError, it has stopped the transfer.
+
+    Args:
+        sender: number of this sender; number 0 leads.
+        verify: True if the sender makes checksums.
     """
 
     def __init__(
@@ -142,6 +146,9 @@ class ReceiverNotes:
     """A receiver's side of the handshake; the constructor waits for the sender's offer.
 
     Every method but `fail` raises the errors of the board; none of them stops the transfer.
+
+    Args:
+        index: number of this receiver.
     """
 
     def __init__(self, board: Board, index: int) -> None:

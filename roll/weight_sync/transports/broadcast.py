@@ -99,7 +99,11 @@ class BroadcastSender:
 
 
 class BroadcastReceiver:
-    """A receiver's end of a broadcast, in one rank of an engine."""
+    """A receiver's end of a broadcast, in one rank of an engine.
+
+    Args:
+        index: number of this receiver, below `channel.num_receivers`.
+    """
 
     def __init__(self, channel: Channel, index: int) -> None:
         self._channel = channel
@@ -146,6 +150,8 @@ class BroadcastReceiver:
         self._group = None
 
     def _begin(self, index: int) -> None:
+        """Start to receive bucket `index` into the memory of bucket `index - 2`, which must be
+        free."""
         assert self._group is not None
         self._group.begin(index, self._plan[index], self._slots[index % 2].memory)
 
@@ -154,6 +160,11 @@ class _Group:
     """The process group of all ends of a transfer, and the broadcasts that run in it."""
 
     def __init__(self, channel: Channel, board: StoreBoard, rank: int) -> None:
+        """Join the group; return once all ranks have joined. The errors are those of `_join`.
+
+        Args:
+            rank: the senders have the first ranks, by number; the receivers follow.
+        """
         size = channel.num_senders + channel.num_receivers
         self._works: dict[int, list[Any]] = {}
         self._board = board
@@ -196,13 +207,18 @@ class _Group:
                 look_s = time.monotonic() + SLICE_S
 
     def wait_all(self) -> None:
+        """Wait for all broadcasts that were started."""
         for index in sorted(self._works):
             self.wait(index)
 
 
 @contextmanager
 def _broken_off(what: str) -> Iterator[None]:
-    """Turn a collective's RuntimeError into a WeightSyncError."""
+    """Turn a collective's RuntimeError into a WeightSyncError.
+
+    Args:
+        what: name of the bucket in the message, such as `bucket 3`.
+    """
     try:
         yield
     except RuntimeError as error:
@@ -258,11 +274,14 @@ def _make_group(channel: Channel, rank: int, size: int) -> Any:
 
 
 def _allocate(channel: Channel, num_bytes: int) -> Tensor:
+    """Return uninitialized memory on the CPU, or with NCCL on the current GPU, uint8
+    `[num_bytes]`."""
     device = "cuda" if channel.collective == "nccl" else "cpu"
     return torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
 
 def _receive_buffer(channel: Channel, num_bytes: int) -> ReceiveBuffer:
+    """Return a buffer for a bucket in the kind of memory that `_allocate` returns."""
     if channel.collective == "nccl":
         return DeviceBuffer(_allocate(channel, num_bytes))
     return PrivateBuffer(num_bytes)

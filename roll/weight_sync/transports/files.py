@@ -83,6 +83,8 @@ class FilesSender:
         return self._memory
 
     def publish(self, index: int, bucket: Bucket) -> None:
+        """Write this sender's pieces of bucket `index` to a file of their own, empty if it has
+        none."""
         own = [run for run in sender_runs(bucket) if run[0] == self._sender]
         parts = [self._memory[first:end].numpy() for _, first, end in own]
         _write(_bucket_file(self._folder, index, self._sender), parts)
@@ -118,7 +120,11 @@ class FilesSender:
 
 
 class FilesReceiver:
-    """A receiver's end of a transfer through files, in one rank of an engine."""
+    """A receiver's end of a transfer through files, in one rank of an engine.
+
+    Args:
+        index: number of this receiver, below `channel.num_receivers`.
+    """
 
     def __init__(self, channel: Channel, index: int) -> None:
         self._channel = channel
@@ -168,7 +174,11 @@ class FilesReceiver:
 
 
 class FolderBoard:
-    """Notice board whose notes are small JSON files in the push's folder."""
+    """Notice board whose notes are small JSON files in the push's folder.
+
+    Args:
+        name: name of this process on the board.
+    """
 
     def __init__(self, channel: Channel, name: str) -> None:
         self._folder = Path(channel.address)
@@ -286,7 +296,11 @@ def _read(file: Path, parts: list[memoryview]) -> None:
 
 
 def _reading(file: Path, how: Callable[[Path], Any]) -> Any:
-    """Return `how(file)`; turn an OSError into a WeightSyncError."""
+    """Return `how(file)`; turn an OSError into a WeightSyncError.
+
+    Args:
+        how: function that reads the file.
+    """
     try:
         return how(file)
     except OSError as error:

@@ -17,7 +17,11 @@ from roll.weight_sync.transports.socket_link import connect
 
 
 class HostReceiver:
-    """A receiver's end of a transfer within one host, in one rank of an engine."""
+    """A receiver's end of a transfer within one host, in one rank of an engine.
+
+    Args:
+        index: number of this receiver, below `channel.num_receivers`.
+    """
 
     def __init__(self, channel: Channel, index: int) -> None:
         self._link = connect(channel.address, receiver_name(index), channel.timeout_s)

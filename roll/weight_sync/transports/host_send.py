@@ -208,6 +208,9 @@ def read_offer(link: Link) -> tuple[dict[str, Any], list[int]]:
 def next_message(link: Link, key: str) -> Any:
     """Wait for the leader's next message and return its value under `key`.
 
+    Args:
+        key: key of the only message that may come next, apart from stop.
+
     Raises:
         WeightSyncError: the message says stop, or does not come.
     """
@@ -223,9 +226,13 @@ def _raise_if_stopped(message: dict[str, Any]) -> None:
 
 
 def _answers(links: Iterable[Link], doing: str) -> list[dict[str, Any]]:
-    """Read one answer from each link.
+    """Read one answer from each link, and return the answers in order.
 
     All answers are read before an error is raised, so that the error names every refusal.
+
+    Args:
+        doing: activity that the answers confirm, a noun such as `reading of bucket 3`, for the
+            message.
 
     Raises:
         WeightSyncError: at least one process refused, or an answer did not come.

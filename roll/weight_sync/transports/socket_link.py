@@ -33,7 +33,12 @@ _LAST_WORDS_S = 1.0
 
 
 class Link:
-    """A process's end of a connection; `peer` names the other side in error messages."""
+    """A process's end of a connection.
+
+    Args:
+        peer: name of the other side in error messages.
+        timeout_s: time limit of each single wait for the other side, in seconds.
+    """
 
     def __init__(self, connection: socket.socket, peer: str, timeout_s: float) -> None:
         self._socket = connection
@@ -117,7 +122,11 @@ class Link:
             self._read += part
 
     def _broken(self, doing: str, error: OSError) -> WeightSyncError:
-        """Return the error to raise: the time limit passed, or the connection broke."""
+        """Return the error to raise: the time limit passed, or the connection broke.
+
+        Args:
+            doing: verb that takes the other side as its object, such as `send to`, for the message.
+        """
         if isinstance(error, TimeoutError):
             return WeightSyncError(
                 f"weight transfer: could not {doing} {self.peer} within {self._timeout_s:g} s; "
@@ -137,6 +146,10 @@ class Listener:
         """Listen on `address`.
 
         Args:
+            address: name of the socket in Linux's abstract namespace.
+            timeout_s: time limit until all processes have connected, and of each later wait for one
+                of them, in seconds.
+            abort: lets another thread end the wait for the processes, and later the links to them.
             user: id of the user whose processes may connect; default: this process's user.
         """
         self._user = os.getuid() if user is None else user
@@ -216,7 +229,15 @@ class Listener:
         threading.Thread(target=tell, name="roll-late-receivers", daemon=True).start()
 
     def _accept(self, deadline: float, missing: list[str]) -> Link:
-        """Return the next connection of the same user, closing others'; raise at `deadline`."""
+        """Return the next connection of the same user, and close those of other users.
+
+        Args:
+            deadline: reading of `time.monotonic`.
+            missing: names of the processes that have not connected, for the message.
+
+        Raises:
+            WeightSyncError: nobody came before `deadline`, or the transfer was given up.
+        """
         while True:
             self._abort.check()
             self._socket.settimeout(min(max(deadline - time.monotonic(), 1e-3), _SLICE_S))
@@ -252,6 +273,9 @@ def connect(
     """Connect to the leading sender, which may start later, and send it this process's `name`.
 
     Args:
+        address: name of its socket in Linux's abstract namespace.
+        timeout_s: time limit of this wait, and of each later wait for the sender, in seconds.
+        abort: lets another thread end the wait, and later the link.
         user: id of the user whose process must listen there; default: this process's user.
 
     Raises:
@@ -276,7 +300,12 @@ def connect(
 def _wait_for_listener(
     address: str, name: str, timeout_s: float, abort: Abort | None
 ) -> socket.socket:
-    """Return a socket connected to `address`, as soon as a process listens there."""
+    """Return a socket connected to `address`, as soon as a process listens there.
+
+    Raises:
+        WeightSyncError: none does within `timeout_s` seconds (the message says that `name` waited),
+            or the transfer was given up.
+    """
     deadline = time.monotonic() + timeout_s
     pause_s = 0.0002
     while True:

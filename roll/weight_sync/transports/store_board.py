@@ -23,7 +23,12 @@ PAUSE_S = (0.0001, 0.005)
 
 
 class StoreBoard:
-    """Notice board whose notes are entries of a TCPStore that the leading sender hosts."""
+    """Notice board whose notes are entries of a TCPStore that the leading sender hosts.
+
+    Args:
+        name: name of this process on the board.
+        is_host: True in the leading sender, which then serves the store.
+    """
 
     def __init__(self, channel: Channel, name: str, *, is_host: bool) -> None:
         self._timeout_s = channel.timeout_s

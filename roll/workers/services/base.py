@@ -34,7 +34,10 @@ class ServiceReward(RewardWorker):
 
     @abstractmethod
     async def verdict(self, work: Work) -> Reward | list[Reward]:
-        """Return the reward of one sample, or the rewards of a group.
+        """Return the reward of one sample, or the rewards of a group in the order of its samples.
+
+        Args:
+            work: a sample, or a list of the samples of one group.
 
         Raises:
             Exception: the service gave none.

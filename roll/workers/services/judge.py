@@ -39,6 +39,10 @@ class JudgeReward(ServiceReward):
 
     The driver takes the questions to a judge on devices of the run, and brings the answers: it
     alone knows which engines live.
+
+    Args:
+        name: name of the reward in the config.
+        access: the judge that `config.judge` names.
     """
 
     def __init__(

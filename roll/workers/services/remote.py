@@ -15,7 +15,12 @@ from roll.workers.services.base import ServiceReward
 
 
 class RemoteReward(ServiceReward):
-    """A reward that a server computes, for samples in batches."""
+    """A reward that a server computes, for samples in batches.
+
+    Args:
+        name: name of the reward in the config.
+        key: key of the user for the server; None if it needs none.
+    """
 
     def __init__(
         self, spec: WorkerSpec, name: str, config: RewardConfig, key: str | None = None

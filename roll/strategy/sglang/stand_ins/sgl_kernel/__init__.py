@@ -61,6 +61,7 @@ def _mix(state: Tensor, block: Tensor) -> Tensor:
 
 
 def _rotate(value: Tensor, bits: int) -> Tensor:
+    """Rotate 32-bit values, held in int64, to the left by `bits`."""
     return ((value << bits) | (value >> (32 - bits))) & _MASK
 
 
