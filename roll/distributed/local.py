@@ -185,7 +185,15 @@ class LocalCluster(Cluster[W], Generic[W]):
             self._calls = SimpleQueue()
             name = f"roll-local-{placement.name}"
             threading.Thread(target=_serve, args=(self._calls,), name=name, daemon=True).start()
-        self._seats = [self._seat(rank) for rank in range(len(build))]
+        self._seats: list[_LocalRank[W]] = []
+        try:
+            for rank in range(len(build)):
+                self._seats.append(self._seat(rank))
+        except BaseException:
+            for rank, seat in enumerate(self._seats):
+                self._end(seat, rank)
+            self._end_threads()
+            raise
         self._restarts = [threading.RLock() for _ in build]
         ranks = [worker.rank_info for worker in self.workers]
         super().__init__(placement.role, ranks, call_timeout_s, placement.label)
@@ -237,12 +245,22 @@ class LocalCluster(Cluster[W], Generic[W]):
         self._closed = True
         try:
             if graceful:
-                self._start("close", [Call(())] * self.world_size).collect(self.call_timeout_s)
+                self._close_workers()
         finally:
-            if self._loop:
-                self._loop.close()
-            if self._calls:
-                self._calls.put(None)
+            self._end_threads()
+
+    def _close_workers(self) -> None:
+        """Close the workers that live; those that were ended are closed already."""
+        living = [rank for rank in range(self.world_size) if rank not in self.lost]
+        if living:
+            closing = self._start_on(living, "close", [Call(())] * len(living))
+            closing.collect(self.call_timeout_s)
+
+    def _end_threads(self) -> None:
+        if self._loop:
+            self._loop.close()
+        if self._calls:
+            self._calls.put(None)
 
     def _seat(self, rank: int) -> _LocalRank[W]:
         """Build a new worker for a rank."""

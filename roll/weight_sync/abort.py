@@ -48,19 +48,26 @@ class Abort:
             raise WeightSyncError(f"the transfer was given up: {self.reason}")
 
 
+MOST_PUSHES = 8
+"""Number of pushes whose `Abort` a sender keeps. Only the newest one can run; a call that gives up
+an older one may come late."""
+
+
 class PushAborts:
-    """Holder of the `Abort` of one sender's newest push.
+    """Holder of the `Abort` of each of one sender's newest pushes.
 
     The call that sends and the call that gives up share this `Abort`; either may come first.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._newest: tuple[str, Abort] | None = None
+        self._by_address: dict[str, Abort] = {}
 
     def of(self, channel: Channel) -> Abort:
         """Return the `Abort` of the push through `channel`; make one if the channel is new."""
         with self._lock:
-            if self._newest is None or self._newest[0] != channel.address:
-                self._newest = channel.address, Abort()
-            return self._newest[1]
+            if channel.address not in self._by_address:
+                self._by_address[channel.address] = Abort()
+                if len(self._by_address) > MOST_PUSHES:
+                    self._by_address.pop(next(iter(self._by_address)))
+            return self._by_address[channel.address]

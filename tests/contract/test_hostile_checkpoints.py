@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import DeepspeedConfig, Fsdp2Config, MegatronConfig
-from roll.core.errors import RollError
+from roll.core.errors import CheckpointError, RollError
 from roll.core.types import WorkerSpec
+from roll.strategy.interfaces import TrainStrategy
 from tests.contract.backends import TrainBackend, TrainConfig
 from tests.contract.ranks import run_ranks
-from tests.contract.train_job import ADAM, EntropyBonusLoss, rows_of, train_batch
+from tests.contract.train_job import ADAM, EntropyBonusLoss, exported, rows_of, train_batch
 from tests.hostile import assert_works, pickled, torch_saved
 from tests.tiny import save_tiny_model
 
@@ -56,6 +58,14 @@ def attack(kind: str, spec: WorkerSpec, folder: Path) -> dict[str, Any]:
                 said[f"{name} {how}"] = str(error)
             assert not mark.exists(), f"{name} ran code"
             shutil.rmtree(bad)
+    (bad := folder / "bad").mkdir()
+    (bad / "meta.json").write_text("[1]")  # JSON, but no object
+    try:
+        strategy.load(bad)
+    except RollError as error:
+        said["list"] = str(error)
+    shutil.rmtree(bad)
+    said["whole"] = _without_a_shard(strategy, good, bad)
     old = json.loads((good / "meta.json").read_text()) | {"format": 1}
     (good / "meta.json").write_text(json.dumps(old))
     try:
@@ -63,6 +73,26 @@ def attack(kind: str, spec: WorkerSpec, folder: Path) -> dict[str, Any]:
     except RollError as error:
         said["old"] = str(error)
     return {"files": files, "said": said}
+
+
+def _without_a_shard(strategy: TrainStrategy[Any], good: Path, bad: Path) -> str:
+    """Load a checkpoint of which a file with tensors is missing; return what the next update of the
+    trainer says of it, which must have lost nothing."""
+    before, after = bad.with_name("before"), bad.with_name("after")
+    strategy.save(before)
+    shutil.copytree(good, bad)
+    largest = max((p for p in bad.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    largest.unlink()
+    with pytest.raises(CheckpointError, match=largest.name):
+        strategy.load(bad)
+    strategy.train(rows_of(strategy, train_batch()), EntropyBonusLoss())
+    changed = exported(strategy)
+    strategy.load(before)
+    strategy.train(rows_of(strategy, train_batch()), EntropyBonusLoss())
+    for path in (bad, before, after):
+        shutil.rmtree(path, ignore_errors=True)
+    equal = all(torch.equal(changed[name], one) for name, one in exported(strategy).items())
+    return "nothing changed" if equal else "the optimizer lost its state"
 
 
 @pytest.mark.slow
@@ -82,5 +112,7 @@ def test_no_file_of_a_checkpoint_runs_code_and_old_ones_are_refused(
             assert "/bad" in said[f"{name} {how}"], "the checkpoint is named"
     for name in OLD_FILES:
         assert said[f"{name} pickle"] == "loaded", "nobody reads it"
+    assert "meta.json is damaged" in said["list"]
+    assert said["whole"] == "nothing changed"
     assert "has format 1" in said["old"]
     assert "older ones hold pickles" in said["old"]

@@ -28,6 +28,7 @@ from roll.weight_sync.channel import Channel, TransportKind
 from roll.weight_sync.manifest import Manifest, even_cuts
 from roll.weight_sync.transfer import SendReport, receive, send
 from roll.weight_sync.transport_choice import new_channel
+from roll.weight_sync.transports.files import FOLDER_PREFIX
 
 KINDS: list[TransportKind] = ["shared_memory", "broadcast", "files"]
 ALL = pytest.mark.parametrize("kind", KINDS)
@@ -477,13 +478,18 @@ def test_the_folder_of_a_killed_sender_goes_with_the_next_push(tmp_path: Path) -
     process.kill()
     process.join()
     assert Path(channel.address).exists()
+    # Others were killed between making their folder and giving it its name: one long ago.
+    for name, age_s in (("long-ago", 3600.0), ("just-now", 0.0)):
+        (hidden := tmp_path / f".{FOLDER_PREFIX}{name}").mkdir()
+        (hidden / "lock").touch()
+        os.utime(hidden, (time.time() - age_s,) * 2)
     tensors = some_tensors()
     push(
         new_channel("files", num_receivers=1, timeout_s=20, folder=tmp_path),
         tensors,
         shared_out(tensors, 1),
     )
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == [f".{FOLDER_PREFIX}just-now"]
 
 
 def send_nothing(channel: Channel) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -148,6 +149,22 @@ def test_clients_that_are_killed_as_they_connect_disturb_nobody(
         torn.sendall(fork_client.LENGTH.pack(1000) + b"{")
     client = started(server, tmp_path, "import sys; print('decimal' in sys.modules)")
     assert client.communicate(timeout=LIMIT_S) == ("True\n", "")
+
+
+def test_a_server_with_too_many_open_files_goes_on_when_it_has_less(
+    server: ForkServer, tmp_path: Path
+) -> None:
+    first, kept = waiting(server, tmp_path)
+    pid = server._process.pid
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, hard))
+    client = started(server, tmp_path, "import sys; print('decimal' in sys.modules)")
+    time.sleep(1.0)
+    assert lives(pid)
+    assert lives(kept)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+    assert client.communicate(timeout=LIMIT_S) == ("True\n", "")
+    first.kill()
 
 
 def test_without_a_server_that_lives_a_client_is_plain_python(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,11 @@ from transformers import AutoModelForCausalLM
 
 from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import HfEngineConfig
+from roll.core.completion import FinishReason
 from roll.core.errors import IncompleteWeightsError, WeightSyncError
 from roll.strategy.backend_setup import EngineSetup
 from roll.strategy.hf.engine import HfEngine
+from roll.strategy.hf.grammar import Grammars, Matcher
 from roll.strategy.hf.memory import Places, WeightMemory
 from roll.weight_sync.manifest import Manifest, TensorMeta
 from roll.weight_sync.transfer import send
@@ -85,6 +89,49 @@ def test_a_push_that_breaks_off_for_any_reason_leaves_an_engine_that_writes_noth
         await push(engine, tensors, 2)
         (found,) = await engine.generate(request(tokens=4))
         assert set(found.versions) == {2}
+        await engine.close()
+
+    asyncio.run(main())
+
+
+class SlowGrammars(Grammars):
+    """Compiles a grammar when it may."""
+
+    begun, may_end = threading.Event(), threading.Event()
+
+    def matchers(self, schema: str, siblings: int, eos: frozenset[int]) -> list[Matcher]:
+        self.begun.set()
+        assert self.may_end.wait(30)
+        return super().matchers(schema, siblings, eos)
+
+
+class SlowlyCompiling(HfEngine):
+    def _load_model(self) -> None:
+        super()._load_model()
+        self._grammars.__class__ = SlowGrammars
+
+
+def test_a_request_that_is_aborted_while_its_grammar_is_compiled_writes_nothing(
+    tmp_path: Path,
+) -> None:
+    save_tiny_model(tmp_path)
+    setup = EngineSetup(
+        spec=SPEC, model=ModelConfig(path=str(tmp_path)), dtype="float32", max_model_len=64
+    )
+
+    async def main() -> None:
+        engine = SlowlyCompiling(HfEngineConfig(), setup)
+        await engine.start()
+        plain = request(tokens=8)
+        asked = replace(plain, sampling=replace(plain.sampling, json_schema="{}"))
+        generating = asyncio.ensure_future(engine.generate(asked))
+        assert await asyncio.to_thread(SlowGrammars.begun.wait, 30)
+        await engine.abort(asked.id)
+        SlowGrammars.may_end.set()
+        (aborted,) = await asyncio.wait_for(generating, 30)
+        assert (len(aborted), aborted.finish) == (0, FinishReason.ABORT)
+        (again,) = await engine.generate(asked)
+        assert len(again) > 0, "the same id may be used again"
         await engine.close()
 
     asyncio.run(main())

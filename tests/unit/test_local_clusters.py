@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from roll.config.sections.reward import RewardConfig
 from roll.config.sections.roles import Role
 from roll.core.errors import EngineError, WaitTimeoutError
-from roll.core.types import Sample
+from roll.core.types import Sample, WorkerSpec
 from roll.distributed.cluster import Placement
 from roll.distributed.local import LocalLauncher
 from roll.distributed.pending import both
@@ -164,3 +165,36 @@ def test_an_async_worker_works_on_the_loop_that_it_was_set_up_on() -> None:
         assert scored.reward.score == 1
     assert len(AsyncOwner.loops) == 3
     assert len(set(AsyncOwner.loops)) == 1
+
+
+class Closing(InferWorker):
+    """Notes that it was closed; cannot be built with the number of its `broken` rank."""
+
+    closed: list[int] = []
+
+    def __init__(self, spec: WorkerSpec, broken: int = -1) -> None:
+        Worker.__init__(self, spec)
+        if spec.rank == broken:
+            raise EngineError("cannot be built")
+
+    async def close(self) -> None:
+        Closing.closed.append(self.spec.rank)
+
+
+def test_a_cluster_with_an_ended_worker_closes_each_worker_once() -> None:
+    Closing.closed.clear()
+    place = Placement(Role.ACTOR_INFER, pool="all", workers=3, replaceable=True)
+    with LocalLauncher() as launcher:
+        launcher.start(Closing, place).end(1)
+    assert sorted(Closing.closed) == [0, 1, 2]
+
+
+def test_a_worker_that_cannot_be_built_leaves_no_other_open() -> None:
+    Closing.closed.clear()
+    before = set(threading.enumerate())
+    place = Placement(Role.ACTOR_INFER, pool="all", workers=3)
+    with LocalLauncher() as launcher:
+        with pytest.raises(EngineError, match="cannot be built"):
+            launcher.start(Closing, place, 2)
+        assert sorted(Closing.closed) == [0, 1]
+    assert set(threading.enumerate()) <= before

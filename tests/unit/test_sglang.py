@@ -18,16 +18,19 @@ from roll.config.sections.model import ModelConfig
 from roll.config.sections.strategy import SglangConfig
 from roll.core.completion import FinishReason
 from roll.core.errors import ConfigError, EngineError
-from roll.core.types import GenerateRequest, SamplingParams
+from roll.core.types import GenerateRequest, Heartbeat, SamplingParams
 from roll.strategy.available import status
+from roll.strategy.backend_setup import EngineSetup
 from roll.strategy.serving.engine_args import check_engine_args
 from roll.strategy.sglang.arguments import engine_arguments, engine_environment
 from roll.strategy.sglang.calls import Calls
+from roll.strategy.sglang.engine import SglangEngine
 from roll.strategy.sglang.messages import Answer, Call, StartMessage, read_now, write_now
 from roll.strategy.sglang.replica import Replica
 from roll.strategy.sglang.requests import Sibling, generate_input, sibling_id
 from roll.strategy.sglang.stops import tokens_to_keep
 from roll.strategy.sglang.supported_arguments import RESERVED_ARGUMENTS, known_arguments
+from tests.contract.engine_rig import SPEC
 from tests.tiny import ALPHABET, char_tokenizer
 
 ORDER = StartMessage({"tp_size": 1}, "model", False, 64, {}, frozenset(), True, "actor_infer[0]")
@@ -272,3 +275,35 @@ def test_the_stand_in_hashes_as_murmur_does() -> None:
     ]
     assert found.dtype == torch.uint32
     assert found.tolist() == expected
+
+
+class Failing:
+    """Calls of which the first one fails."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def call(self, *_: object) -> asyncio.Future[Heartbeat]:
+        self.count += 1
+        answer: asyncio.Future[Heartbeat] = asyncio.get_running_loop().create_future()
+        if self.count == 1:
+            answer.set_exception(EngineError("a scheduler did not answer"))
+        else:
+            answer.set_result(Heartbeat(self.count, 0, 0, {}))
+        return answer
+
+
+def test_a_heartbeat_that_failed_does_not_fail_the_next_ones() -> None:
+    setup = EngineSetup(
+        spec=SPEC, model=ModelConfig(path="model"), dtype="float32", max_model_len=64
+    )
+
+    async def main() -> None:
+        engine = SglangEngine(SglangConfig(), setup)
+        engine._calls = Failing()  # type: ignore[assignment]
+        with pytest.raises(EngineError, match="a scheduler did not answer"):
+            await engine.heartbeat()
+        assert (await engine.heartbeat()).version == 2
+        assert (await engine.heartbeat()).version == 3
+
+    asyncio.run(main())

@@ -28,6 +28,7 @@ from roll.weight_sync.channel import Channel
 from roll.weight_sync.checks import check_shapes
 from roll.weight_sync.manifest import Manifest
 from roll.weight_sync.transfer import receive
+from roll.weight_sync.transport_choice import new_channel
 from roll.workers.actor import ActorWorker
 from roll.workers.infer import InferWorker
 
@@ -213,3 +214,13 @@ def test_after_a_refusal_everything_travels_again(
     engines[1].refuses = False
     pusher.push(3, EVERYBODY, verify=True)
     assert [engine.pushes for engine in engines] == [[(1, ALL), (3, ALL)]] * 3
+
+
+def test_a_late_call_for_an_older_push_does_not_hide_the_running_one() -> None:
+    aborts = PushAborts()
+    older, running = (new_channel("shared_memory", num_receivers=1, timeout_s=1) for _ in range(2))
+    aborts.of(older)
+    sending = aborts.of(running)
+    aborts.of(older).give_up("receiver 0 is dead")
+    aborts.of(running).give_up("receiver 1 is dead")
+    assert sending.reason == "receiver 1 is dead"

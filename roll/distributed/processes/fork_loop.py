@@ -17,6 +17,7 @@ import select
 import signal
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -37,6 +38,8 @@ PR_SET_PDEATHSIG = 1
 REQUEST_TIMEOUT_S = 10.0
 """Time limit for the request of a client, in seconds. A client that takes longer has been stopped
 or killed."""
+ACCEPT_AGAIN_S = 0.1
+"""Pause after a client that could not be accepted, in seconds; it waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,11 @@ class _Server:
 
     def _accept(self, poll: select.poll) -> _ForkRequest | None:
         """Make a fork for one client. Return the request in the fork, None in the server."""
-        client, _ = self.listener.accept()
+        try:
+            client, _ = self.listener.accept()
+        except OSError:  # too many open files, or the client has gone
+            time.sleep(ACCEPT_AGAIN_S)
+            return None
         client.settimeout(REQUEST_TIMEOUT_S)
         streams: list[int] = []
         try:

@@ -71,6 +71,19 @@ class IndexedReader(FileSystemReader):
         super().__init__(folder)
         self._folder = folder
 
+    def check_files(self) -> None:
+        """Read the index, and look for every file that it names, before anything is loaded.
+
+        Raises:
+            CheckpointError: the index is missing or damaged, or a file is missing.
+        """
+        places = self.read_metadata().storage_data or {}
+        for name in sorted({place.relative_path for place in places.values()}):
+            if not (self._folder / name).is_file():
+                raise CheckpointError(
+                    f"no complete checkpoint in {self._folder}: {self._folder / name} is missing"
+                )
+
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Read the JSON index.
 

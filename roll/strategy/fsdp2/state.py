@@ -51,10 +51,12 @@ def load(path: Path, model: PreTrainedModel, optimizer: Optimizer) -> int:
 
     Raises:
         CheckpointError: `meta.json` or the random states are missing, damaged or of another model;
-            nothing has changed then. Or the index or a shard is missing or damaged; then part of
-            the state may have changed.
+            or the index is missing or damaged, or a file that it names is missing. Nothing has
+            changed then. Or a file is damaged; then part of the state may have changed.
     """
     meta, rng = begin(path, _identity(model))
+    reader = IndexedReader(path)
+    reader.check_files()
     optimizer.state.clear()
     tensors = _model_tensors(model)
     if meta["optimizer_state"]:
@@ -66,9 +68,7 @@ def load(path: Path, model: PreTrainedModel, optimizer: Optimizer) -> int:
                 }
         tensors |= _optimizer_tensors(model, optimizer)
     try:
-        dcp_load(tensors, storage_reader=IndexedReader(path))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"checkpoint {path} is incomplete: {error}") from error
+        dcp_load(tensors, storage_reader=reader)
     except CheckpointException as error:
         first, _ = next(iter(error.failures.values()))
         if isinstance(first, CheckpointError):

@@ -50,6 +50,10 @@ class HfEngine:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hf-engine")
         """Thread for all work on the model, done in order; the event loop is never blocked."""
         self._running: dict[str, Decoding] = {}
+        self._compiling: set[str] = set()
+        """Ids of the requests whose grammar is compiled."""
+        self._aborted_early: set[str] = set()
+        """Ids of those of them that were aborted meanwhile."""
         self._progress = Progress()
         self._prefilled_tokens = 0
         self._loading = False
@@ -71,10 +75,10 @@ class HfEngine:
                 f"the engine takes fewer than {self._max_model_len}"
             )
         limit = min(request.sampling.max_new_tokens, room)
-        schema, matchers = request.sampling.json_schema, list[Matcher]()
-        if schema is not None:
-            matchers = await self._run(self._grammars.matchers, schema, request.n, self._eos)
+        matchers = await self._matchers(request)
         decoding = Decoding(request, self._tokenizer, limit=limit, eos=self._eos, matchers=matchers)
+        if request.id in self._aborted_early:
+            decoding.end()
         completions: list[Completion] = []
         self._progress.begin(request.id, request.n)
         self._running[request.id] = decoding
@@ -84,12 +88,29 @@ class HfEngine:
             return completions
         finally:
             decoding.end()
+            self._aborted_early.discard(request.id)
             del self._running[request.id]
             self._progress.end(request.id, completions)
+
+    async def _matchers(self, request: GenerateRequest) -> list[Matcher]:
+        """Return the grammar of each sibling; an empty list if the request has none."""
+        schema = request.sampling.json_schema
+        if schema is None:
+            return []
+        self._compiling.add(request.id)
+        try:
+            return await self._run(self._grammars.matchers, schema, request.n, self._eos)
+        except BaseException:
+            self._aborted_early.discard(request.id)
+            raise
+        finally:
+            self._compiling.discard(request.id)
 
     async def abort(self, request_id: str) -> None:
         if decoding := self._running.get(request_id):
             decoding.end()
+        elif request_id in self._compiling:
+            self._aborted_early.add(request_id)
 
     async def heartbeat(self) -> Heartbeat:
         """Wait for a turn of the compute thread; report the tokens generated since the last call.

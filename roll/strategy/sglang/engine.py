@@ -106,9 +106,11 @@ class SglangEngine:
         async with self._beating:
             if self._beat is None:
                 self._beat = self._calls.call(Replica.heartbeat)
-            answer = await self._ask(asyncio.shield(self._beat))
-            self._beat = None
-            return answer
+            try:
+                return await self._ask(asyncio.shield(self._beat))
+            finally:
+                if self._beat.done():  # also with an error, which the next call must not get
+                    self._beat = None
 
     async def load_weights(
         self, channel: Channel, version: int, *, receiver: int, verify: bool

@@ -68,7 +68,7 @@ def begin(path: Path, identity: dict[str, Any]) -> tuple[dict[str, Any], dict[st
         ) from error
     except CheckpointError:  # a subclass of ValueError
         raise
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{path / 'meta.json'} is damaged: {type(error).__name__}: {error}"
         ) from error

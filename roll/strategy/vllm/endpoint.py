@@ -38,6 +38,15 @@ class Endpoint:
         Raises:
             EngineError: the port is taken, or the server ended at once.
         """
+        listener = self._listen()
+        try:
+            await self._serve(listener, engine, model)
+        except BaseException:
+            listener.close()
+            raise
+
+    async def _serve(self, listener: socket.socket, engine: Any, model: str) -> None:
+        """Start the server on a socket; see `start`."""
         import uvicorn
         from vllm.entrypoints.launchers.api_server.app_state import init_app_state
         from vllm.entrypoints.launchers.app import build_app
@@ -45,7 +54,6 @@ class Endpoint:
         from vllm.entrypoints.launchers.launcher import NoSignalServer
         from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-        listener = self._listen()
         arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(
             ["--model", model, "--served-model-name", self._config.model_name]
         )

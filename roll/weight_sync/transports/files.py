@@ -33,6 +33,9 @@ from roll.weight_sync.receive_buffer import PrivateBuffer, ReceiveBuffer
 from roll.weight_sync.transports.board_handshake import ReceiverNotes, SenderNotes
 
 FOLDER_PREFIX = "roll-weights-"
+CLAIM_S = 60.0
+"""Age from which a folder without its final name is left over, in seconds: a living process locks
+and renames its folder at once."""
 _LOCK = "lock"
 _PAUSE_S = (0.0002, 0.02)
 """Shortest and longest time between two checks of the folder, in seconds."""
@@ -338,6 +341,10 @@ def _claim(folder: Path) -> int:
     for other in folder.parent.glob(FOLDER_PREFIX + "*"):
         if other != folder:
             _remove_if_orphaned(other)
+    for other in folder.parent.glob(f".{FOLDER_PREFIX}*"):  # its owner died before the new name
+        with contextlib.suppress(OSError):
+            if time.time() - other.stat().st_mtime > CLAIM_S:
+                _remove_if_orphaned(other)
     return lock
 
 
