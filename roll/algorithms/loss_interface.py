@@ -69,7 +69,9 @@ B_contra = TypeVar("B_contra", bound=TrainBatch, contravariant=True)
 class TermsLoss(Protocol[T_contra, B_contra]):
     """Function from the results of one forward pass and its batch to a loss per token."""
 
-    def __call__(self, terms: T_contra, batch: B_contra) -> TokenLoss: ...
+    def __call__(self, terms: T_contra, batch: B_contra) -> TokenLoss:
+        """Return the loss; raise ValueError if `terms` or `batch` lack something that it needs."""
+        ...
 
 
 Loss = TermsLoss[PolicyTerms, RolloutBatch]
