@@ -43,6 +43,7 @@ class SftConfig(OfflineConfig):
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
+        """Check the rules between keys; raise one ValueError that names all problems."""
         raise_if_any(offline_problems(self))
         return self
 
@@ -66,6 +67,7 @@ class DistillationConfig(OfflineConfig):
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
+        """Check the rules between keys; raise one ValueError that names all problems."""
         problems = distill_problems(self.actor_train, self.teachers, self.data, self.validation)
         raise_if_any([*offline_problems(self), *problems])
         return self
@@ -93,6 +95,7 @@ class DpoConfig(PreferenceConfig):
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
+        """Check the rules between keys; raise one ValueError that names all problems."""
         problems = dpo_problems(self, self.loss, self.reference, self.reference_logprobs)
         raise_if_any([*offline_problems(self), *problems])
         return self
@@ -113,5 +116,6 @@ class RewardModelConfig(PreferenceConfig):
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
+        """Check the rules between keys; raise one ValueError that names all problems."""
         raise_if_any([*offline_problems(self), *reward_model_problems(self)])
         return self

@@ -78,19 +78,21 @@ class RlvrBase(RunConfig):
         return {name: one for name, one in judges if isinstance(one, ClusterJudgeConfig)}
 
     def judge_tokens(self, judge: str) -> int:
-        """Return the largest number of tokens of a question and its answer together, for a judge on
-        devices of the run."""
+        """Return the largest number of tokens of a question and its answer together; KeyError if no
+        judge on devices of the run has this name."""
         asking = (one.judge for one in self.rewards.values() if one.judge and one.judge.by == judge)
         longest = max((one.max_new_tokens for one in asking), default=1)
         return self.cluster_judges[judge].max_question_tokens + longest
 
     def sharers(self, judge: str) -> int:
-        """Return the number of reward workers that ask a judge, and so share its limits."""
+        """Return the number of reward workers that ask the judge of this name, and so share its
+        limits; 0 if no reward names it."""
         asking = (one for one in self.rewards.values() if one.judge and one.judge.by == judge)
         return sum(one.workers for one in asking)
 
     @property
     def trained(self) -> dict[Role, TrainRole]:
+        """Roles whose models are trained: `actor_train` and, if there is one, `critic`."""
         found = {Role.ACTOR_TRAIN: self.actor_train}
         return found | ({Role.CRITIC: self.critic} if self.critic else {})
 
@@ -127,7 +129,8 @@ class RlvrBase(RunConfig):
 
     @property
     def has_temperatures(self) -> bool:
-        """True if samples of some tag are drawn at another temperature than others."""
+        """True if some tag has a sampling temperature of its own, which may equal that of the
+        run."""
         return any(each.sampling.temperature is not None for each in self.domains.values())
 
     def temperature(self, tag: str) -> float:
