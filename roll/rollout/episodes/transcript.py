@@ -57,7 +57,7 @@ class Transcript:
         self.turns.append(Turn(begin, len(self.tokens), state=state))
 
     def paid(self, reward: float) -> None:
-        """Give the latest turn its reward."""
+        """Set the reward of the latest turn of the policy, which must exist."""
         self.turns[-1] = replace(self.turns[-1], reward=reward)
 
     def heard(self, observed: Observed) -> None:

@@ -60,6 +60,7 @@ class Loads:
 
 
 def _load(replica: Replica) -> float:
+    """Return the load of a replica; infinity if it is not open."""
     return replica.load if replica.open else inf
 
 
