@@ -64,6 +64,15 @@ class Sampler(Iterator[Row], Generic[Row]):
         shuffle: bool = True,
         preferences: Preferences[Row] | None = None,
     ) -> None:
+        """Begin at the first row.
+
+        Args:
+            dataset: sources, each with at least one row.
+            seed: seed of the order of the rows.
+            shuffle: True for a new order in each epoch; False for the order of the source.
+            preferences: preferences for rows and sources; None if all rows are drawn and shares are
+                fixed.
+        """
         self._sources = dataset.sources
         self._seed = seed
         self._shuffle = shuffle
@@ -142,7 +151,8 @@ class Sampler(Iterator[Row], Generic[Row]):
         self._returned[self._numbers[item.source]].append(item)
 
     def schedule(self, count: int) -> list[str]:
-        """Return the names of the sources of the next `count` rows to be settled."""
+        """Return the names of the sources of the next `count` rows to be settled, in order; nothing
+        is drawn."""
         if self._turns is not None:
             turns = [self._turns.source_of(i, self._factors) for i in range(count)]
             return [self._sources[index].name for index in turns]

@@ -93,6 +93,9 @@ def render_prompts(
 ) -> list[str]:
     """Return the text of each prompt, ready to be tokenized.
 
+    Args:
+        system: system message of the source, put before each conversation; None if there is none.
+
     Raises:
         DataError: the tokenizer has no chat template, the template fails on a row, or both a row
             and its source have a system message; or `chat_template` is False, but the rows have
@@ -135,6 +138,11 @@ def with_system(
     messages: tuple[Message, ...], system: str | None, place: str
 ) -> tuple[Message, ...]:
     """Return the messages of a row, after the system message of its source if there is one.
+
+    Args:
+        messages: at least one message.
+        system: system message of the source; None if there is none.
+        place: file and row, for the error message.
 
     Raises:
         DataError: both the row and its source have a system message.
