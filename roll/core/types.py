@@ -228,7 +228,7 @@ class Sample:
     @property
     def response_text(self) -> str:
         """Decoded completion without special tokens, except those that mark the begin and end of
-        thoughts (such as `<think>`)."""
+        thoughts (such as `<think>`). ValueError if it was not decoded."""
         text = self.completion.text
         if text is None:
             raise ValueError(f"the completion of sample {self.id} was not decoded")
