@@ -300,6 +300,7 @@ def _wait_for(handle: int, folder: Path, deadline: float, patience_s: float) -> 
 
 
 def _is_still(folder: Path, handle: int) -> bool:
+    """Return whether the path still names the folder that was opened as `handle`."""
     try:
         return os.path.samestat(folder.stat(), os.fstat(handle))
     except FileNotFoundError:
