@@ -85,7 +85,8 @@ class ClusterHosts:
             ) from None
 
     async def _living(self) -> int:
-        """Return the rank of the next worker that lives; wait for one if none does."""
+        """Return the rank of the next worker that lives; wait for one if none does.
+        EnvironmentFailedError if none lives and one has died too often."""
         while True:
             for _ in range(self.cluster.world_size):
                 rank = next(self._turn)
@@ -96,7 +97,8 @@ class ClusterHosts:
             await asyncio.wait(self._restarts.values(), return_when=asyncio.FIRST_COMPLETED)
 
     def _replace(self, rank: int) -> None:
-        """Start another worker in place of a lost one, unless that is under way."""
+        """Start another worker in place of a lost one, unless that is under way;
+        EnvironmentFailedError after `MAX_RESTARTS`."""
         if rank in self._restarts or rank not in self.cluster.lost:
             return
         self._restarted[rank] = self._restarted.get(rank, 0) + 1
@@ -109,6 +111,7 @@ class ClusterHosts:
         task.add_done_callback(lambda _: self._restarts.pop(rank))
 
     async def _restart(self, rank: int) -> None:
+        """Start another worker of this rank and its environments; a failure is only logged."""
         logger.warning("environment %s: worker %d died and is replaced", self.name, rank)
         try:
             await asyncio.to_thread(self.cluster.restart, rank)
@@ -117,12 +120,15 @@ class ClusterHosts:
             logger.warning("environment %s: worker %d: %s", self.name, rank, error)
 
     async def _end(self, rank: int, episode: str) -> None:
+        """End an episode in its worker; a failure is only logged."""
         try:
             await self._ends[rank].ask([episode])
         except RollError as error:
             logger.debug("environment %s: episode %s: %s", self.name, episode, error)
 
     def _end_on(self, rank: int) -> Callable[[list[str]], Awaitable[list[None]]]:
+        """Return the function that ends several episodes of one worker in one call."""
+
         async def end(episodes: list[str]) -> list[None]:
             await self.cluster.ask(rank, EnvWorker.end, episodes)
             return [None] * len(episodes)
@@ -130,6 +136,7 @@ class ClusterHosts:
         return end
 
     def _later(self, work: Any) -> None:
+        """Run a coroutine as a task that nobody waits for."""
         task = asyncio.ensure_future(work)
         self._background.add(task)  # the loop itself keeps only weak references
         task.add_done_callback(self._background.discard)

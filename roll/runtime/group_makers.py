@@ -92,7 +92,7 @@ class GroupMakers:
         purpose: Purpose,
         redundant: int,
     ) -> dict[str, Any]:
-        """Return the arguments of all kinds of groups."""
+        """Return the arguments that `SingleTurn` and `Episodes` have in common; see `_make`."""
         return {
             "fleet": self.fleet,
             "decode": self.decode,
@@ -108,6 +108,7 @@ class GroupMakers:
         }
 
     def _score_group(self, purpose: Purpose) -> ScoreGroup | None:
+        """Return the function that adds the rewards of whole groups; None if the run has none."""
         if not self.reward_router.scores_groups:
             return None
         return partial(self.reward_router.score_group, purpose=purpose)

@@ -109,6 +109,7 @@ class Replicas:
         ]
 
     def _exists(self, index: int) -> bool:
+        """Return whether the replica is not lost."""
         return not self.fleet.replicas[index].gone
 
     def _enter(self, index: int) -> None:
@@ -146,6 +147,7 @@ class Replicas:
         return self._exists(index)
 
     async def _listen(self, index: int) -> None:
+        """Ask the replica for a heartbeat, on the event loop; it is lost without one in time."""
         await self.fleet.replicas[index].listen(self.limits.timeout_s)
 
     @contextmanager
@@ -163,6 +165,7 @@ class Replicas:
                 logger.error("inference replica %d keeps its devices: %s", index, lingering)
 
     async def _lose(self, index: int, reason: str) -> None:
+        """Mark the replica as lost, on the event loop."""
         self.fleet.replicas[index].lose(reason)
 
     def _call(
@@ -178,4 +181,5 @@ class Replicas:
         pending.result(self.limits.restart_timeout_s)
 
     async def _join(self, index: int) -> None:
+        """Let the replica take requests, on the event loop."""
         self.fleet.join([index])
