@@ -113,10 +113,14 @@ class RlvrPipeline(Pipeline[RlvrBase]):
         return metrics | seen | self.train(table, step)
 
     def learn_from_tokens(self, table: SampleTable, step: int) -> Metrics:
-        """Do the same for all other algorithms, with all tokens on the driver.
+        """Do the part of a step between `collect` and the push of weights, for algorithms that
+        compute with single tokens; return its metrics.
 
-        The reference, the teachers and the critic, as far as there are any, score the batch;
-        advantages and corrections are computed; critic and policy train.
+        All tokens come to the driver. The reference, the teachers and the critic, as far as there
+        are any, score the batch; advantages and corrections are computed; critic and policy train.
+
+        Raises:
+            ConfigError: an episode has several conversations.
         """
         if table.branches is not None:
             raise ConfigError(
@@ -171,7 +175,12 @@ class RlvrPipeline(Pipeline[RlvrBase]):
         return Metrics.concat(parts)
 
     def _updates(self, batch: RolloutBatch | SampleTable) -> Iterator[RolloutBatch | SampleTable]:
-        """Return an iterator over the rows of each optimizer step of the policy."""
+        """Return an iterator over one batch for each optimizer step of the policy, in all of its
+        passes (`epochs`) over the samples.
+
+        Each batch has `token_weights` and, with tokens, what the loss prepares. Its rows are
+        ordered so that the ranks get about equally many tokens.
+        """
         algorithm = self.config.algorithm
         settings: dict[str, Any] = {
             "epochs": self.config.actor_train.epochs,
@@ -185,8 +194,8 @@ class RlvrPipeline(Pipeline[RlvrBase]):
         return updates(batch, prepare=self.loss.prepare, **settings)
 
     def train_critic(self, batch: RolloutBatch) -> Metrics:
-        """Do the critic's optimizer steps. The value of every token counts the same, whatever the
-        aggregation of the policy's loss."""
+        """Do the critic's optimizer steps; return their metrics as `critic/...`. The value of every
+        token counts the same, whatever the aggregation of the policy's loss."""
         critic = self.learners()[Role.CRITIC]
         with self.runtime.colocation.use(Role.CRITIC):
             parts = [
