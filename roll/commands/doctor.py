@@ -59,6 +59,7 @@ def examine() -> list[Line]:
 
 
 def _python() -> Line:
+    """Return the line of the Python that runs; ok from 3.11 on."""
     found = platform.python_version()
     ok = tuple(int(part) for part in found.split(".")[:2]) >= (3, 11)
     return Line("python", found, ">=3.11", ok, "" if ok else "install Python 3.11 or newer")

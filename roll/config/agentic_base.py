@@ -30,10 +30,12 @@ class AgenticBase(RlvrBase):
 
     @property
     def max_sequence_tokens(self) -> int:
+        """Largest number of tokens of an episode, its first observation included."""
         return self.data.max_episode_tokens
 
     @property
     def max_row_tokens(self) -> int:
+        """Largest number of tokens of an episode, its first observation included."""
         return self.data.max_episode_tokens
 
     @property

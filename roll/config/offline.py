@@ -78,6 +78,7 @@ class DistillationConfig(OfflineConfig):
 
     @property
     def roles(self) -> dict[str, RoleConfig]:
+        """The trained role and the teachers, by their keys in the file (`teachers.<name>`)."""
         teachers = {f"teachers.{name}": role for name, role in self.teachers.items()}
         return {Role.ACTOR_TRAIN: self.actor_train, **teachers}
 
@@ -102,6 +103,7 @@ class DpoConfig(PreferenceConfig):
 
     @property
     def roles(self) -> dict[str, RoleConfig]:
+        """The trained role and, if there is one, the reference, by their keys in the file."""
         found: dict[str, RoleConfig] = {Role.ACTOR_TRAIN: self.actor_train}
         if self.reference is not None:
             found[Role.REFERENCE] = self.reference

@@ -66,6 +66,7 @@ class RlvrBase(RunConfig):
 
     @property
     def models(self) -> dict[str, ModelConfig]:
+        """All models that the file names, those of rewards and judges included, by their keys."""
         rewards = {f"rewards.{name}.model": reward.model for name, reward in self.rewards.items()}
         judges = {f"judges.{name}.model": one.model for name, one in self.cluster_judges.items()}
         named = {key: model for key, model in rewards.items() if model is not None}
@@ -167,6 +168,7 @@ class RlvrBase(RunConfig):
 
     @property
     def samples_per_step(self) -> int:
+        """Number of samples that a step trains on, over all prompts and ranks."""
         return self.data.prompts_per_step * self.data.samples_per_prompt
 
     def samples_per_update(self, role: Role = Role.ACTOR_TRAIN) -> int:
@@ -201,6 +203,7 @@ class RlvrBase(RunConfig):
 
     @property
     def validation_sampling(self) -> SamplingConfig:
+        """Sampling of validation: `validation.sampling`, or that of training if it is left out."""
         return self.validation.sampling or self.sampling
 
     @property

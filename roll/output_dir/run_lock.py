@@ -77,6 +77,7 @@ class RunLock:
 
     @property
     def path(self) -> Path:
+        """Path of the lock file, which may not exist."""
         return self._folder / LOCK
 
     def __enter__(self) -> Self:

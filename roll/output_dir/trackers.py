@@ -51,6 +51,7 @@ class JsonlTracker:
         self._file: TextIO = path.open("a", encoding="utf-8")
 
     def log(self, step: int, record: Record) -> None:
+        """Append the record of a step to the file, with the step in it, and flush."""
         self._file.write(json.dumps({"step": step, **record}) + "\n")
         self._file.flush()
 
@@ -164,6 +165,7 @@ class ConsoleTracker:
         self._progress.start()
 
     def log(self, step: int, record: Record) -> None:
+        """Print warning signs and the line of the step, and move the progress bar on."""
         for said in self._lookout.look(record):
             self.console.print(f"step {step}: {said}", style="yellow", soft_wrap=True, markup=False)
         self.console.print(
@@ -240,6 +242,7 @@ class Trackers:
         self._trackers = list(trackers)
 
     def log(self, step: int, record: Record) -> None:
+        """Pass the record of a step to all trackers that have not failed; never raise."""
         self._each(lambda tracker: tracker.log(step, record))
 
     def _each(self, act: Callable[[Tracker], None]) -> None:

@@ -66,6 +66,8 @@ class ClusterHosts:
         )
 
     def close(self, episode: str) -> None:
+        """End an episode without waiting for it; ignore one that does not run or whose worker
+        died."""
         rank = self._places.pop(episode, None)
         if rank is not None and rank not in self.cluster.lost:
             self._later(self._end(rank, episode))

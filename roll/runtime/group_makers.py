@@ -130,6 +130,8 @@ class EpisodeMakers(GroupMakers):
     def begin_step(
         self, samples_by_tag: Mapping[str, float], purpose: Purpose = Purpose.TRAINING
     ) -> None:
+        """Begin to count failures of rewards and of environments anew, for a step with so many
+        samples of each tag."""
         super().begin_step(samples_by_tag, purpose)
         expected = Counter[str]()
         for tag, samples in samples_by_tag.items():
@@ -145,6 +147,8 @@ class EpisodeMakers(GroupMakers):
         *,
         redundant: int = 0,
     ) -> RunGroup:
+        """Return the function that makes groups of episodes; the arguments are as in
+        `GroupMakers._make`, with episodes in place of samples."""
         score = partial(self.reward_router.score, purpose=purpose)
         rewarded = {tag for reward in self.config.rewards.values() for tag in reward.tags}
         return Episodes(

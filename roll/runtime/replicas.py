@@ -37,12 +37,15 @@ class ClusterEngine:
     rank: int
 
     def generate(self, request: GenerateRequest) -> Awaitable[list[Completion]]:
+        """Start a request in the worker; see `Engine.generate`."""
         return self.cluster.ask(self.rank, InferWorker.generate, request)
 
     async def abort(self, request_id: str) -> None:
+        """End a running request in the worker; ignore an unknown id."""
         await self.cluster.ask(self.rank, InferWorker.abort, request_id)
 
     async def heartbeat(self) -> Heartbeat:
+        """Return the worker's answer to a heartbeat: token counts and new pieces."""
         return await self.cluster.ask(self.rank, InferWorker.heartbeat)
 
 

@@ -69,6 +69,7 @@ class RewardTry:
 
     @property
     def failures(self) -> list[Tried]:
+        """Responses on which the reward failed, also those to which `on_error` gives a score."""
         return [one for one in self.tried if one.scored.failure is not None]
 
     @property

@@ -111,6 +111,7 @@ class TaskSource(SourceConfig):
 
     @property
     def columns_used(self) -> tuple[str, ...]:
+        """Columns that every row of the file must have; none for tasks made of seeds."""
         return () if self.seeds is not None else super().columns_used
 
     @model_validator(mode="after")

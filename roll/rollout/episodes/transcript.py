@@ -35,6 +35,7 @@ class Transcript:
 
     @property
     def length(self) -> int:
+        """Number of tokens so far, the opening included."""
         return len(self.opening) + len(self.tokens)
 
     def context(self) -> array[int]:

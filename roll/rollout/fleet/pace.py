@@ -57,6 +57,7 @@ class Usual:
 
     @property
     def known(self) -> bool:
+        """True if the speeds of writing are known, which all comparisons need."""
         return self.each > 0
 
     def allows(self, work: Work) -> bool:

@@ -83,12 +83,8 @@ class Replica:
     def report_to(
         self, changed: Callable[[Replica], None], on_lost: Callable[[Replica, str], None]
     ) -> None:
-        """Set the functions that this replica calls.
-
-        Args:
-            changed: called with the replica after each change of its load or state.
-            on_lost: called with the replica and the reason, once for each loss.
-        """
+        """Set the functions to call: `changed` with the replica after each change of its load or
+        state, `on_lost` with the replica and the reason after each loss."""
         self._changed, self._on_lost = changed, on_lost
 
     @property
@@ -98,6 +94,7 @@ class Replica:
 
     @property
     def serving(self) -> bool:
+        """True if the replica is in service and has the trainer's weights; it may have no room."""
         return self.state is State.SERVING and not self.weights_incomplete
 
     @property
@@ -115,6 +112,7 @@ class Replica:
 
     @property
     def gone(self) -> bool:
+        """True if the engine is dead or stuck, until a new one has taken its place."""
         return self.state is State.LOST
 
     @property
