@@ -100,7 +100,10 @@ class Estimate:
 class AdvantageEstimator(Protocol):
     """Function from rewards to advantages; it must be called with the batch of a whole step."""
 
-    def __call__(self, batch: RolloutBatch) -> Estimate: ...
+    def __call__(self, batch: RolloutBatch) -> Estimate:
+        """Return the advantages of a step; ValueError if the batch lacks rewards or what else is
+        needed."""
+        ...
 
 
 Samples = RolloutBatch | SampleTable

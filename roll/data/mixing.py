@@ -107,6 +107,7 @@ class Sampler(Iterator[Row], Generic[Row]):
             self._turns = ChangingTurns([source.weight for source in dataset.sources])
 
     def __next__(self) -> Row:
+        """Return the next row, which is then under way; never raise StopIteration."""
         if self._due_sources:
             index = self._due_sources.popleft()
         elif self._turns is not None:

@@ -51,6 +51,8 @@ class Checkpoints:
     """The checkpoints of one run."""
 
     def __init__(self, folder: Path, config: CheckpointConfig) -> None:
+        """Change nothing on disk; `folder` is `checkpoints/` in the run's folder, and may not exist
+        yet."""
         self.folder = folder
         self.config = config
 

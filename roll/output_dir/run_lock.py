@@ -81,6 +81,8 @@ class RunLock:
         return self._folder / LOCK
 
     def __enter__(self) -> Self:
+        """Take the folder, which may wait for `silent_s` (see `take`), and begin to touch the
+        file."""
         self.take()
         self._beats.start()
         return self

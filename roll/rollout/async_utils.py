@@ -80,6 +80,7 @@ class SharedTimeout:
     """
 
     def __init__(self, seconds: float) -> None:
+        """Begin without waits; `seconds` is the time limit of each."""
         self.seconds = seconds
         self._waits: dict[TimedWait, None] = {}
         """Waits that are under way. They began, and so they expire, in this order."""

@@ -20,6 +20,7 @@ class OwnJudges:
     """Engines by judge; each starts with the first reward that asks it."""
 
     def __init__(self, config: RlvrBase) -> None:
+        """Start no engine yet; the judges are those of the config on devices of the run."""
         self._config = config
         self._engines: dict[str, InferWorker] = {}
         self._closing = AsyncExitStack()

@@ -45,6 +45,7 @@ class Origins:
     """Places (file and line, or the command line) where each key was set last."""
 
     def __init__(self, main: Path) -> None:
+        """Begin without places; `main` is the run file, which stands for keys without a place."""
         self._main = main
         self._places: dict[str, str] = {}
 

@@ -23,6 +23,7 @@ class ReplicaLostError(EngineError):
     the replica is known to have written."""
 
     def __init__(self, message: str, written: tuple[Completion, ...]) -> None:
+        """Make the error; `written` holds the known tokens of each sibling, in sibling order."""
         super().__init__(message)
         self.written = written
         """Known tokens of each sibling, in sibling order."""
