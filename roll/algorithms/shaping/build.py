@@ -72,9 +72,11 @@ class Shaping:
         remaining tokens. A masked sample still counts in the statistics of its group and only loses
         its own loss. A sample without a reward does not count in any statistic.
 
+        Args:
+            batch: all samples of the step; a SampleTable only if `needs_tokens` is False.
+
         Raises:
-            ValueError: `needs_tokens` is True and `batch` is a SampleTable, or something that the
-                shaping or the estimator needs is not set.
+            ValueError: the batch lacks something that the shaping or the estimator needs.
         """
         if batch.has_reward is None:
             found, metrics = self._add_advantages(batch, estimator)
