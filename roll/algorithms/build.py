@@ -45,6 +45,9 @@ class SumLoss:
 
         Call this once per update, on the driver: after advantages and old log-probs are set, and
         before the batch is split over ranks.
+
+        Raises:
+            ValueError: advantages or old log-probs are missing, and a term needs them.
         """
         for term in self.terms:
             if isinstance(term, PreparedTerm):
@@ -55,6 +58,9 @@ class SumLoss:
         """Compute the summed loss per token, its parts and its metrics.
 
         The parts include their coefficients and add up to the loss. Parts and metrics are detached.
+
+        Raises:
+            ValueError: `batch` or `terms` lack something that a term needs, such as `advantages`.
         """
         shares_BT: dict[str, Tensor] = {}
         metrics_BT, maxima_BT = _observed(terms, batch)

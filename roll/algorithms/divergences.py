@@ -46,12 +46,13 @@ def divergence(config: DivergenceConfig, teacher_V: Tensor, student_V: Tensor) -
 
 
 def kl(log_a_V: Tensor, log_b_V: Tensor) -> Tensor:
-    """Return KL(a || b), in nats, `[...]`."""
+    """Return KL(a || b) of two distributions, given as log-probs, in nats, `[...]`."""
     return (log_a_V.exp() * (log_a_V - log_b_V)).sum(-1)
 
 
 def mixture(log_a_V: Tensor, log_b_V: Tensor, share: float) -> Tensor:
-    """Return log(share * a + (1 - share) * b), `[..., V]`."""
+    """Return log(share * a + (1 - share) * b), `[..., V]`. The arguments are log-probs; `share` is
+    between 0 and 1, both excluded."""
     return torch.logaddexp(log_a_V + math.log(share), log_b_V + math.log1p(-share))
 
 

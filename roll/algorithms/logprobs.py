@@ -45,8 +45,10 @@ def from_hidden(
     for any input dtype. The entropy is None unless `entropy` is True.
 
     Args:
+        weight_VD: weight of the output head, and `bias_V` its bias or None.
         temperature: number above zero that divides the logits, as in the engine's sampling; or one
             for each token, `[N]`.
+        chunk_tokens: number of tokens that are computed at a time, at least 1.
     """
     logprobs_N, entropy_N = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden_ND, weight_VD, bias_V, targets_N, temperature, chunk_tokens, entropy
@@ -151,5 +153,6 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
 
 def _of(temperature: float | Tensor, part: slice) -> float | Tensor:
-    """Return the divisor of the logits `[N, V]` of some tokens."""
+    """Return the number, or the column `[n, 1]`, that divides the logits of the tokens in the slice
+    `part`."""
     return temperature[part, None] if isinstance(temperature, Tensor) else temperature

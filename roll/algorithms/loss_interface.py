@@ -69,7 +69,9 @@ B_contra = TypeVar("B_contra", bound=TrainBatch, contravariant=True)
 class TermsLoss(Protocol[T_contra, B_contra]):
     """Function from the results of one forward pass and its batch to a loss per token."""
 
-    def __call__(self, terms: T_contra, batch: B_contra) -> TokenLoss: ...
+    def __call__(self, terms: T_contra, batch: B_contra) -> TokenLoss:
+        """Return the loss; raise ValueError if `terms` or `batch` lack something that it needs."""
+        ...
 
 
 Loss = TermsLoss[PolicyTerms, RolloutBatch]
@@ -98,7 +100,10 @@ class Estimate:
 class AdvantageEstimator(Protocol):
     """Function from rewards to advantages; it must be called with the batch of a whole step."""
 
-    def __call__(self, batch: RolloutBatch) -> Estimate: ...
+    def __call__(self, batch: RolloutBatch) -> Estimate:
+        """Return the advantages of a step; ValueError if the batch lacks rewards or what else is
+        needed."""
+        ...
 
 
 Samples = RolloutBatch | SampleTable

@@ -28,6 +28,7 @@ class PartRegistry(Generic[P]):
     """
 
     def __init__(self, sort: str) -> None:
+        """Begin without parts; `sort` is a noun for a part in messages, such as `loss term`."""
         self.sort = sort
         self._makers: dict[type[Config], Callable[[Any], P]] = {}
 

@@ -36,7 +36,8 @@ class Comparison:
 
 
 def comparison(config: DistillTargetConfig, num_tokens: int) -> Comparison:
-    """Return the settings of the comparison that `config` describes."""
+    """Return the settings of the comparison that `config` describes. `num_tokens` is the size of
+    the vocabulary that student and teacher share, see `Comparison`."""
     return Comparison(
         config.divergence, config.student_temperature, config.teacher_temperature, num_tokens
     )
@@ -115,7 +116,10 @@ def divergences(
     Args:
         hidden_ND: the student's hidden states before the needed tokens.
         weight_VD, bias_V: parameters of the student's head.
-        divisor: divisor of the student's logits.
+        teacher_outputs: one item per teacher; a token is in one of them at most.
+        compared: divergence and temperatures.
+        divisor: number by which the student's model divides its logits, before the temperature of
+            `compared`.
         chunk_tokens: largest number of tokens whose logits exist at the same time.
     """
     out_N = hidden_ND.new_zeros(len(hidden_ND), dtype=torch.float32)
@@ -135,7 +139,7 @@ def divergences(
 
 
 def top_logprobs(logprobs_NV: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return ids `[N, K]` of the likeliest tokens, and log-probs `[N, K + 1]`.
+    """Return ids `[N, K]` of the `k` likeliest tokens, likeliest first, and log-probs `[N, K + 1]`.
 
     The last log-prob is that of all other tokens together.
     """
@@ -153,7 +157,8 @@ def coarse(logprobs_NV: Tensor, ids_NK: Tensor) -> Tensor:
 def _compare(
     logits_NV: Tensor, outputs: tuple[Tensor, ...], head: OutputHead | None, how: Comparison
 ) -> Tensor:
-    """Return the divergence of each token of a chunk, `[N]`, in nats."""
+    """Return the divergence of each token of a chunk, `[N]`, in nats. `logits_NV` are the
+    student's; `outputs` and `head` are those of the teacher, as in `TeacherOutputs`."""
     student_NV = logprobs_of(logits_NV, how.student_temperature, how.num_tokens)
     if head is None:
         ids_NK, teacher_NK = outputs

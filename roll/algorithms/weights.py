@@ -34,10 +34,14 @@ def token_weights(mask_BT: Tensor, mode: Aggregation, *, max_tokens: int | None 
 
 def row_weights(tokens_B: Tensor, mode: Aggregation, *, max_tokens: int | None = None) -> Tensor:
     """Return the weight that every trained token of a row has, float64 `[B]`; see `token_weights`.
+    Rows without trained tokens have a weight, too, which has no effect.
 
     Args:
         tokens_B: number of trained tokens of each row; ALL rows of one optimizer step.
         max_tokens: divisor of `constant`, in tokens.
+
+    Raises:
+        ValueError: `mode` is `constant` and `max_tokens` is not positive.
     """
     # Float64, because float32 cannot count beyond 2**24 tokens.
     tokens_B = tokens_B.to(torch.float64)

@@ -59,6 +59,7 @@ def examine() -> list[Line]:
 
 
 def _python() -> Line:
+    """Return the line of the Python that runs; ok from 3.11 on."""
     found = platform.python_version()
     ok = tuple(int(part) for part in found.split(".")[:2]) >= (3, 11)
     return Line("python", found, ">=3.11", ok, "" if ok else "install Python 3.11 or newer")
@@ -163,6 +164,7 @@ def examine_environment_packages(adapters: Mapping[str, Adapter] = ADAPTERS) -> 
 
 
 def _open_sandbox() -> Sandbox:
+    """Open a sandbox at the strongest level that works here; NoLevelError if none does."""
     return Sandbox(workers=1)
 
 
@@ -193,6 +195,7 @@ def examine_languages(names: Iterable[str] = LANGUAGES) -> list[Line]:
 
 
 def _language(name: str) -> Line:
+    """Return the line of one language: whether programs in it run in the sandbox, or why not."""
     try:
         with Sandbox("namespaces", workers=1, readable=places_of(name)) as sandbox:
             wrong = asyncio.run(try_language(sandbox, name))
@@ -202,6 +205,7 @@ def _language(name: str) -> Line:
 
 
 def _lscpu() -> Line:
+    """Return the line of the program `lscpu`."""
     lscpu = shutil.which("lscpu")
     advice = "" if lscpu else "vLLM on CPUs calls it: install util-linux"
     return Line("lscpu", lscpu or "-", "", lscpu is not None, advice, needed=False)

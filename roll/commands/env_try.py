@@ -104,6 +104,7 @@ def _figures(episodes: Sequence[Episode]) -> list[str]:
 
 
 def _time(seconds: float) -> str:
+    """Return a duration as text, in us, ms or s."""
     if seconds < 1e-3:
         return f"{1e6 * seconds:.0f} us"
     return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

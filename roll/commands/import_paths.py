@@ -51,6 +51,10 @@ def _check_keywords(key: str, file: Path, name: str, keywords: Collection[str]) 
 
     Only a plain function that is defined once and not decorated is checked; the parameters of
     others are not certain.
+
+    Args:
+        key: key of the config that holds the import path, for the message.
+        file: Python file in which `name` stands.
     """
     body = ast.parse(file.read_bytes()).body
     found = [n for n in body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]

@@ -86,7 +86,8 @@ def try_tasks(config: AgenticBase, folder: Path) -> Trial:
 
 
 def packages_told(environment: EnvironmentConfig) -> str:
-    """Return the package of an environment with an adapter and its version, for the report."""
+    """Return the package of an environment with an adapter and its version, and a comma, for the
+    report; empty for environments without an adapter or behind a server."""
     found = adapter_of(environment.what)
     if found is None or found[0].server:
         return ""

@@ -54,7 +54,8 @@ def try_out(config: RunConfig, folder: Path) -> Trial:
 
 
 def try_data(config: RunConfig) -> Trial:
-    """Tokenize the first rows of each source that is on this machine."""
+    """Tokenize the first rows of each source that is on this machine; return what was found.
+    Mistakes are in `wrong` of the result, and are not raised."""
     trial = Trial()
     sources = dict(_sources_here(config, trial))
     if not sources:
@@ -107,8 +108,14 @@ def _first_rows(make: Make, name: str, source: FileConfig) -> tuple[Source[Any],
 
 
 def _sources_here(config: RunConfig, trial: Trial) -> Iterator[tuple[str, FileConfig]]:
-    """Yield the sources and validation sets that exist on this machine, each with its key in the
-    config, and record the others in `trial`."""
+    """Yield the sources and validation sets that are files or folders, each with its key in the
+    config.
+
+    Those on the hub, and missing ones with `made_by`, are recorded in `trial` as untried.
+
+    Raises:
+        DataError: any other source is missing, or its format is unknown.
+    """
     assert isinstance(config, RlvrBase | OfflineConfig)
     data: Any = config.data  # each pipeline has its own class; all have sources
     named = {f"data.sources.{i}": source for i, source in enumerate(data.sources)}
@@ -132,7 +139,8 @@ def _is_here(model: ModelConfig) -> bool:
 
 
 def _maker(config: RunConfig) -> Make:
-    """Return the function that makes tokenized rows of a source, as in a run."""
+    """Return the function that makes tokenized rows of a source, as in a run; UserError if the
+    tokenizer or its chat template cannot be used."""
     from roll.data.chat.templates import DatedTokenizer
     from roll.data.datasets import source_prompts
     from roll.data.examples import preferences_of, texts_of
@@ -152,8 +160,13 @@ def _maker(config: RunConfig) -> Make:
 
 
 def _check_tags(config: RunConfig, name: str, made: Source[Any], report: SourceReport) -> None:
-    """Check that rewards and teachers take the tags of a source's rows; validation sets of RLVR
-    need no teacher."""
+    """Raise DataError unless rewards and teachers take the tags of a source's rows; validation sets
+    of RLVR need no teacher.
+
+    Args:
+        name: key of the source in the config.
+        made: rows of the source, with their report `report`.
+    """
     from roll.data.datasets import Dataset
     from roll.runtime.run_data import check_tags
 

@@ -15,5 +15,6 @@ class AgenticConfig(AgenticBase):
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
+        """Check the rules between keys; raise one ValueError that names all problems."""
         check_agentic(self)
         return self

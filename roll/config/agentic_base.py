@@ -23,21 +23,27 @@ class AgenticBase(RlvrBase):
 
     @property
     def sources(self) -> tuple[SourceConfig, ...]:
+        """Sources and validation sets that are read from files; those made of seeds are left
+        out."""
         every = (*self.data.sources, *self.validation.sets.values())
         return tuple(source for source in every if source.seeds is None)
 
     @property
     def max_sequence_tokens(self) -> int:
+        """Largest number of tokens of an episode, its first observation included."""
         return self.data.max_episode_tokens
 
     @property
     def max_row_tokens(self) -> int:
+        """Largest number of tokens of an episode, its first observation included."""
         return self.data.max_episode_tokens
 
     @property
     def longest_response(self) -> int:
+        """Largest number of tokens of an episode, its first observation included."""
         return self.data.max_episode_tokens
 
     @property
     def max_response_tokens(self) -> int:
+        """Largest number of tokens of an episode, its first observation included."""
         return self.data.max_episode_tokens

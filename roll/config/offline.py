@@ -43,6 +43,7 @@ class SftConfig(OfflineConfig):
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
+        """Check the rules between keys; raise one ValueError that names all problems."""
         raise_if_any(offline_problems(self))
         return self
 
@@ -66,6 +67,7 @@ class DistillationConfig(OfflineConfig):
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
+        """Check the rules between keys; raise one ValueError that names all problems."""
         problems = distill_problems(self.actor_train, self.teachers, self.data, self.validation)
         raise_if_any([*offline_problems(self), *problems])
         return self
@@ -76,6 +78,7 @@ class DistillationConfig(OfflineConfig):
 
     @property
     def roles(self) -> dict[str, RoleConfig]:
+        """The trained role and the teachers, by their keys in the file (`teachers.<name>`)."""
         teachers = {f"teachers.{name}": role for name, role in self.teachers.items()}
         return {Role.ACTOR_TRAIN: self.actor_train, **teachers}
 
@@ -93,12 +96,14 @@ class DpoConfig(PreferenceConfig):
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
+        """Check the rules between keys; raise one ValueError that names all problems."""
         problems = dpo_problems(self, self.loss, self.reference, self.reference_logprobs)
         raise_if_any([*offline_problems(self), *problems])
         return self
 
     @property
     def roles(self) -> dict[str, RoleConfig]:
+        """The trained role and, if there is one, the reference, by their keys in the file."""
         found: dict[str, RoleConfig] = {Role.ACTOR_TRAIN: self.actor_train}
         if self.reference is not None:
             found[Role.REFERENCE] = self.reference
@@ -113,5 +118,6 @@ class RewardModelConfig(PreferenceConfig):
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
+        """Check the rules between keys; raise one ValueError that names all problems."""
         raise_if_any([*offline_problems(self), *reward_model_problems(self)])
         return self

@@ -38,6 +38,8 @@ class OfflineConfig(RunConfig):
         return {Role.ACTOR_TRAIN: self.actor_train}
 
     def total_updates(self, role: Role = Role.ACTOR_TRAIN) -> int:
+        """Return the number of optimizer steps of the whole run; `NO_LIMIT` until `with_steps`, if
+        only `epochs` is set."""
         return self.max_steps
 
     def with_steps(self, num_rows: int) -> Self:

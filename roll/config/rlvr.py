@@ -17,5 +17,6 @@ class RlvrConfig(RlvrBase):
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
+        """Check the rules between keys; raise one ValueError that names all problems."""
         check_rlvr(self)
         return self

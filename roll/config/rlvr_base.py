@@ -66,6 +66,7 @@ class RlvrBase(RunConfig):
 
     @property
     def models(self) -> dict[str, ModelConfig]:
+        """All models that the file names, those of rewards and judges included, by their keys."""
         rewards = {f"rewards.{name}.model": reward.model for name, reward in self.rewards.items()}
         judges = {f"judges.{name}.model": one.model for name, one in self.cluster_judges.items()}
         named = {key: model for key, model in rewards.items() if model is not None}
@@ -78,19 +79,21 @@ class RlvrBase(RunConfig):
         return {name: one for name, one in judges if isinstance(one, ClusterJudgeConfig)}
 
     def judge_tokens(self, judge: str) -> int:
-        """Return the largest number of tokens of a question and its answer together, for a judge on
-        devices of the run."""
+        """Return the largest number of tokens of a question and its answer together; KeyError if no
+        judge on devices of the run has this name."""
         asking = (one.judge for one in self.rewards.values() if one.judge and one.judge.by == judge)
         longest = max((one.max_new_tokens for one in asking), default=1)
         return self.cluster_judges[judge].max_question_tokens + longest
 
     def sharers(self, judge: str) -> int:
-        """Return the number of reward workers that ask a judge, and so share its limits."""
+        """Return the number of reward workers that ask the judge of this name, and so share its
+        limits; 0 if no reward names it."""
         asking = (one for one in self.rewards.values() if one.judge and one.judge.by == judge)
         return sum(one.workers for one in asking)
 
     @property
     def trained(self) -> dict[Role, TrainRole]:
+        """Roles whose models are trained: `actor_train` and, if there is one, `critic`."""
         found = {Role.ACTOR_TRAIN: self.actor_train}
         return found | ({Role.CRITIC: self.critic} if self.critic else {})
 
@@ -127,7 +130,8 @@ class RlvrBase(RunConfig):
 
     @property
     def has_temperatures(self) -> bool:
-        """True if samples of some tag are drawn at another temperature than others."""
+        """True if some tag has a sampling temperature of its own, which may equal that of the
+        run."""
         return any(each.sampling.temperature is not None for each in self.domains.values())
 
     def temperature(self, tag: str) -> float:
@@ -164,6 +168,7 @@ class RlvrBase(RunConfig):
 
     @property
     def samples_per_step(self) -> int:
+        """Number of samples that a step trains on, over all prompts and ranks."""
         return self.data.prompts_per_step * self.data.samples_per_prompt
 
     def samples_per_update(self, role: Role = Role.ACTOR_TRAIN) -> int:
@@ -198,6 +203,7 @@ class RlvrBase(RunConfig):
 
     @property
     def validation_sampling(self) -> SamplingConfig:
+        """Sampling of validation: `validation.sampling`, or that of training if it is left out."""
         return self.validation.sampling or self.sampling
 
     @property

@@ -31,8 +31,8 @@ class BatchPlan:
 
     @classmethod
     def of(cls, config: RlvrBase) -> BatchPlan:
-        """Compute the sizes from a config; the number of micro-batches is that of rows of the
-        largest length."""
+        """Compute the sizes from a config. The number of micro-batches is that of rows of the
+        largest length; samples per rank are rounded down."""
         ranks = config.num_parts(Role.ACTOR_TRAIN)
         per_rank = config.samples_per_update() // ranks
         row = config.max_row_tokens
@@ -66,7 +66,8 @@ class BatchPlan:
 
 
 def plan_lines(config: RunConfig) -> list[str]:
-    """Return a description of one step, one fact per line."""
+    """Return a description of one step for people, one fact per line. The config is of a pipeline
+    with samples (RlvrBase) or on rows (OfflineConfig)."""
     if isinstance(config, RlvrBase):
         rewards = [
             f"reward {name}: {reward.what}, weight {reward.weight:g}, for " + ", ".join(reward.tags)
@@ -96,7 +97,7 @@ def _domain_lines(config: RlvrBase) -> list[str]:
 
 
 def device_map(config: RunConfig) -> dict[str, list[str]]:
-    """Return the roles, with their backends, by pool; a key holds the pool's name and devices."""
+    """Return the roles, with their backends, by pool: `train (0, 1)` -> [`actor_train [fsdp2]`]."""
     return {
         f"{pool} ({', '.join(str(d) for d in parse_devices(devices))})": [
             f"{name} [{role.strategy.kind}]"

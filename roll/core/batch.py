@@ -53,6 +53,8 @@ class Batch:
         return len(first)
 
     def __post_init__(self) -> None:
+        """Check the fields; ValueError if one has another number of samples than the first field,
+        or a tensor another number of axes than declared."""
         size = len(self)
         for spec in fields(self):
             value = getattr(self, spec.name)
@@ -136,8 +138,8 @@ class Batch:
         return cls(**columns)
 
     def trim(self, length: int) -> Self:
-        """Cut axis T of every tensor to `length`. The caller makes sure that the rest is
-        padding."""
+        """Return the batch with axis T of every tensor cut to `length`. The caller makes sure that
+        the rest is padding."""
 
         def cut(spec: Field[Any], value: Any) -> Any:
             return value[:, :length] if "T" in _axes(spec) else value
@@ -168,7 +170,8 @@ class Batch:
         return self._map(lambda spec, value: value[begin:end])
 
     def _map(self, change: Any) -> Self:
-        """Return the batch with `change(declaration, value)` as the value of each field set."""
+        """Return the batch with `change(declaration, value)` as the value of each field that is
+        set; a declaration is a `dataclasses.Field`."""
         columns = {}
         for spec in fields(self):
             value = getattr(self, spec.name)
@@ -202,7 +205,8 @@ def _packed(value: Any, lengths: Sequence[int] | None) -> Any:
 
 
 def _unpacked(kind: type[Batch], columns: dict[str, Any]) -> Batch:
-    """Rebuild a batch of this class from what `_packed` made of its columns."""
+    """Rebuild a batch of the class `kind` from what `_packed` made of its columns, by name of the
+    field."""
     lengths = columns[kind.row_lengths].tolist() if kind.row_lengths else None
     for spec in fields(kind):
         value = columns[spec.name]

@@ -47,7 +47,8 @@ class TokenColumn(Batch):
     """Log-probability or value of each token, float32 `[B, T]`."""
 
     def aligned(self, batch: TokenBatch) -> Tensor:
-        """Return `values` with the width of `batch`, whose rows these are."""
+        """Return `values` `[B, T]` with the width of `batch`, whose rows these are; positions that
+        are missing at the end become 0."""
         missing = batch.tokens.shape[1] - self.values.shape[1]
         return pad(self.values, [0, missing])
 
@@ -100,8 +101,8 @@ class TrainBatch(TokenBatch):
     the student, a `TeacherRow` once the student has fetched the value."""
 
     def trained_inputs(self) -> Self:
-        """Return the batch with all fields unset that may be unset, which leaves what a forward
-        pass reads, and which tokens are trained."""
+        """Return the batch with only the fields that must always be set: what a forward pass reads
+        (without `temperatures`), and which tokens are trained."""
         unset: dict[str, Any] = {s.name: None for s in fields(self) if s.default is None}
         return replace(self, **unset)
 

@@ -62,7 +62,7 @@ class VersionRuns:
 
         Args:
             starts: pairs of a version and the number of the first token written with it, in order.
-            end: number of tokens.
+            end: number of tokens, the first `begin` included.
             begin: number of leading tokens to leave out.
         """
         ends = [*(start for _, start in starts[1:]), end]
@@ -73,7 +73,8 @@ class VersionRuns:
 
     @classmethod
     def _of(cls, runs: Iterable[tuple[int, int]]) -> Self:
-        """Return runs of which neighbours may have equal versions, and lengths may be 0 or less."""
+        """Join neighbours with equal versions, leave out runs with 0 tokens or less, and return the
+        rest."""
         joined: list[tuple[int, int]] = []
         for version, count in runs:
             if count > 0:
@@ -220,7 +221,8 @@ class Completion:
         return self.content.get().text
 
     def with_text(self, text: str) -> Completion:
-        """Return the completion with this text of all its tokens."""
+        """Return the completion with this text of all its tokens; waits for tokens that are
+        elsewhere, see `Content.get`."""
         return replace(self, content=replace(self.content.get(), text=text))
 
     def __len__(self) -> int:
@@ -237,7 +239,8 @@ class Completion:
         )
 
     def part(self, begin: int, end: int | None = None) -> Completion:
-        """Return the tokens with the numbers `begin` to `end` - 1, by default to the last one."""
+        """Return the tokens with the numbers `begin` to `end` - 1, by default to the last one; the
+        finish reason stays, and the text is not known."""
         stop = len(self) if end is None else end
         written = self.content.get()
         return Completion(

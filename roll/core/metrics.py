@@ -14,9 +14,13 @@ from typing import Protocol, Self
 class Metric(Protocol):
     """Intermediate state of one number, which can be merged with the state of other parts."""
 
-    def merge(self, other: Self) -> Self: ...
+    def merge(self, other: Self) -> Self:
+        """Return the state of both parts together; `other` is the later part."""
+        ...
 
-    def value(self) -> float: ...
+    def value(self) -> float:
+        """Return the final number."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

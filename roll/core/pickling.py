@@ -47,8 +47,8 @@ class Columns(list[T]):
 
 
 def _divided(values: Sequence[Any]) -> tuple[type | None, Sequence[Any]]:
-    """Return the class of the values and a pair like this for each field; or None and the values as
-    they are."""
+    """Return the class of the values and, for each field, such a pair of its values; or None and
+    the values as they are, if they cannot be stored by columns."""
     kind = type(values[0]) if values else None
     get = None if kind is None else _GETTERS.get(kind)
     if get is None or any(type(value) is not kind for value in values):
@@ -59,7 +59,7 @@ def _divided(values: Sequence[Any]) -> tuple[type | None, Sequence[Any]]:
 
 
 def _joined(kind: type | None, columns: Sequence[Any]) -> list[Any]:
-    """Return the values of which `_divided` has made this."""
+    """Return the values from the pair that `_divided` has made of them."""
     if kind is None:
         return list(columns)
     return [kind(*row) for row in zip(*(_joined(*column) for column in columns), strict=True)]

@@ -16,6 +16,7 @@ class Registry(Generic[T]):
     an unknown name raises ConfigError, which lists the known names."""
 
     def __init__(self, kind: str) -> None:
+        """Begin without objects; `kind` is a noun for an object in messages, such as `reward`."""
         self.kind = kind
         self._things: dict[str, T] = {}
 
@@ -32,6 +33,8 @@ class Registry(Generic[T]):
         return add
 
     def __getitem__(self, name: str) -> T:
+        """Return the object with this name; ConfigError, which lists the known names, if there is
+        none."""
         if name not in self._things:
             raise ConfigError(
                 f"unknown {self.kind} {name!r}{nearest(name, self._things)} "

@@ -47,6 +47,7 @@ class BusyTime:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin to count; `clock` returns seconds and never goes back."""
         self._clock = clock
         self._lock = threading.Lock()
         self._since_s = self._counted_to_s = clock()
@@ -75,6 +76,8 @@ class BusyTime:
             return self._busy_s / max(now_s - self._since_s, 1e-9)
 
     def _enter(self, blocks: int) -> None:
+        """Count the time up to now, then change the number of blocks under way by `blocks`, 1 or
+        -1."""
         with self._lock:
             self._count()
             self._blocks += blocks

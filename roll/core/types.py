@@ -56,6 +56,7 @@ class WorkerSpec:
 
     @property
     def name(self) -> str:
+        """Name of the worker with its rank: `actor_train[0]`, `reward:math[1]`."""
         return f"{worker_name(self.role, self.label)}[{self.rank}]"
 
 
@@ -228,7 +229,7 @@ class Sample:
     @property
     def response_text(self) -> str:
         """Decoded completion without special tokens, except those that mark the begin and end of
-        thoughts (such as `<think>`)."""
+        thoughts (such as `<think>`). ValueError if it was not decoded."""
         text = self.completion.text
         if text is None:
             raise ValueError(f"the completion of sample {self.id} was not decoded")
@@ -241,6 +242,7 @@ class Sample:
 
     @property
     def tag(self) -> str:
+        """Tag of the prompt, which decides which rewards score the sample."""
         return self.prompt.tag
 
     @property
@@ -260,4 +262,5 @@ class Sample:
 
     @property
     def truncated(self) -> bool:
+        """True if the response ended at the length limit."""
         return self.completion.finish is FinishReason.LENGTH

@@ -52,6 +52,11 @@ def _best_swap(
 
     The best swap moves a number of tokens closest to half of `gap`. The result is None if no swap
     brings the two parts closer.
+
+    Args:
+        lengths: number of tokens of each row.
+        heavy, light: row numbers of the two parts.
+        gap: tokens of `heavy` minus tokens of `light`.
     """
     by_length = sorted(range(len(light)), key=lambda j: lengths[light[j]])
     known = [lengths[light[j]] for j in by_length]

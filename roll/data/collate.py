@@ -14,7 +14,7 @@ from roll.data.examples import Example
 
 
 def text_batch(examples: Sequence[Example]) -> TrainBatch:
-    """Build a batch with one row per example."""
+    """Build a batch with one row per example: its first sequence, padded with zeros at the end."""
     tokens, lengths, mask = _rows([example.sequences[0] for example in examples])
     return TrainBatch(tokens=tokens, lengths=lengths, loss_mask=mask)
 

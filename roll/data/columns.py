@@ -69,6 +69,10 @@ def map_row(row: RawRow, source: SourceConfig) -> PromptRow:
 def require_columns(found: Iterable[str], source: FileConfig, place: str) -> None:
     """Check that every configured column exists.
 
+    Args:
+        found: names of the columns that exist.
+        place: file and row, for the error message.
+
     Raises:
         DataError: a column is missing; the message names the nearest existing one.
     """
@@ -112,8 +116,12 @@ def _answer(values: Mapping[str, Any], name: str, place: str) -> str:
 def messages_of(value: Any, where: str) -> tuple[Message, ...]:
     """Convert a list of messages, or its JSON text, to `Message`s.
 
+    Args:
+        where: file, row and column, with which the error message begins.
+
     Raises:
-        DataError: the value is no such list, or a message has keys other than role and content.
+        DataError: the value is no such list or is empty, or a message has keys other than role and
+            content.
     """
     if isinstance(value, str):
         try:

@@ -118,7 +118,8 @@ class Curriculum:
         self._skipped = int(state["skipped"])
 
     def _mixed(self, earlier: float | None, latest: float) -> float:
-        """Return the recent pass rate after one more outcome."""
+        """Return the recent pass rate after one more outcome; `earlier` is None if there was
+        none."""
         memory = self.config.memory
         return latest if earlier is None else memory * earlier + (1 - memory) * latest
 

@@ -171,7 +171,8 @@ def _report(name: str, lengths: Sequence[int], limit: int, unknown: UnknownText)
 
 
 def log_report(report: SourceReport, what: str) -> None:
-    """Log how many rows of a source were kept; as a warning if the report has remarks."""
+    """Log how many rows of a source were kept; as a warning if the report has remarks. `what` is
+    the plural noun for its rows, such as `prompts`."""
     if report.remarks:
         told = "; ".join(report.remarks)
         log.warning("source %s: %d of %d %s; %s", report.name, report.kept, report.rows, what, told)
@@ -200,8 +201,8 @@ S = TypeVar("S", bound=FileConfig)
 def named_sources(sources: Sequence[S] | Mapping[str, S]) -> dict[str, S]:
     """Return sources by name: the file stem, or the last part of a hub name.
 
-    If several sources have the same stem, the second is named `<stem>-2`, and so on. A mapping
-    keeps its names.
+    If several sources have the same stem, the second is named `<stem>-2`, and so on. A mapping is
+    returned as a dict with the same names.
     """
     if isinstance(sources, Mapping):
         return dict(sources)

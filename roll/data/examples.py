@@ -62,7 +62,8 @@ class Example:
 def mismatched(examples: Sequence[Example], max_tokens: int) -> list[Example]:
     """Combine each prompt with the response to the previous prompt, cut to `max_tokens` tokens.
 
-    The first prompt gets the response to the last one. Each sequence gives one example.
+    The first prompt gets the response to the last one. Each sequence gives one example, with the
+    label True. There is at least one example, and each sequence has a trained token.
     """
     made: list[Example] = []
     for example, before in zip(examples, [examples[-1], *examples[:-1]], strict=True):
@@ -86,6 +87,7 @@ class _DroppedRows:
     first: dict[str, str] = field(default_factory=dict)
 
     def note(self, reason: str, place: str) -> None:
+        """Count a row for a reason, a noun phrase; keep the place of the first row."""
         self.counts[reason] = self.counts.get(reason, 0) + 1
         self.first.setdefault(reason, place)
 
@@ -127,13 +129,14 @@ S = TypeVar("S", bound=FileConfig)
 
 
 def texts_of(data: TextDataConfig, tokenizer: Any) -> ExampleReader[TextSource]:
-    """Return a reader of texts to imitate."""
+    """Return a reader of texts to imitate; DataError as in `ExampleReader`."""
     last_turn_only = data.train_on == "last_assistant"
     return ExampleReader(map_text, data, tokenizer, last_turn_only=last_turn_only)
 
 
 def preferences_of(data: RowsConfig, tokenizer: Any) -> ExampleReader[PreferenceSource]:
-    """Return a reader of pairs, or of single responses with a label."""
+    """Return a reader of pairs, or of single responses with a label; DataError as in
+    `ExampleReader`."""
     return ExampleReader(map_preference, data, tokenizer, last_turn_only=False)
 
 

@@ -40,9 +40,13 @@ class Preferences(Protocol[Row_contra]):
         """Return the present factor of the weight of a source, above zero."""
         ...
 
-    def state(self) -> dict[str, Any]: ...
+    def state(self) -> dict[str, Any]:
+        """Return the state as plain JSON."""
+        ...
 
-    def restore(self, state: Mapping[str, Any]) -> None: ...
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore the result of `state`; CheckpointError if it is of something else."""
+        ...
 
 
 class Sampler(Iterator[Row], Generic[Row]):
@@ -64,6 +68,15 @@ class Sampler(Iterator[Row], Generic[Row]):
         shuffle: bool = True,
         preferences: Preferences[Row] | None = None,
     ) -> None:
+        """Begin at the first row.
+
+        Args:
+            dataset: sources, each with at least one row.
+            seed: seed of the order of the rows.
+            shuffle: True for a new order in each epoch; False for the order of the source.
+            preferences: preferences for rows and sources; None if all rows are drawn and shares are
+                fixed.
+        """
         self._sources = dataset.sources
         self._seed = seed
         self._shuffle = shuffle
@@ -94,6 +107,7 @@ class Sampler(Iterator[Row], Generic[Row]):
             self._turns = ChangingTurns([source.weight for source in dataset.sources])
 
     def __next__(self) -> Row:
+        """Return the next row, which is then under way; never raise StopIteration."""
         if self._due_sources:
             index = self._due_sources.popleft()
         elif self._turns is not None:
@@ -142,7 +156,8 @@ class Sampler(Iterator[Row], Generic[Row]):
         self._returned[self._numbers[item.source]].append(item)
 
     def schedule(self, count: int) -> list[str]:
-        """Return the names of the sources of the next `count` rows to be settled."""
+        """Return the names of the sources of the next `count` rows to be settled, in order; nothing
+        is drawn."""
         if self._turns is not None:
             turns = [self._turns.source_of(i, self._factors) for i in range(count)]
             return [self._sources[index].name for index in turns]

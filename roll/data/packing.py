@@ -55,7 +55,7 @@ def _best_fit(lengths: Sequence[int], order: Sequence[int], capacity: int) -> li
 
 
 def _first_fit(lengths: Sequence[int], order: Sequence[int], capacity: int) -> list[list[int]]:
-    """Put each sequence into the first bin with enough room.
+    """Put each row, in `order`, into the first bin with enough room; return the rows of each bin.
 
     A binary tree, whose nodes hold the largest room below them, finds this bin by bisection.
     """

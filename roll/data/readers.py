@@ -162,6 +162,9 @@ def read_disk(path: Path, split: str) -> Iterator[RawRow]:
 def read_hub(source: FileConfig) -> Iterator[RawRow]:
     """Yield the rows of a Hugging Face hub dataset, downloaded or from the local cache.
 
+    Args:
+        source: source whose `path`, `subset` and `split` name the dataset; its `limit` is not read.
+
     Raises:
         DataError: the dataset cannot be loaded.
     """
@@ -204,7 +207,7 @@ def _parse(line: str, place: str) -> Any:
 
 
 def _object(value: Any, place: str) -> dict[str, Any]:
-    """Return `value` unchanged; DataError if it is no JSON object."""
+    """Return `value` unchanged; DataError, which begins with `place`, if it is no JSON object."""
     if not isinstance(value, dict):
         raise DataError(
             f'{place}: expected an object like {{"prompt": ...}}, found {type(value).__name__}'

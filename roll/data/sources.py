@@ -32,7 +32,12 @@ ENDINGS = {
 
 
 def map_any(row: RawRow, source: FileConfig) -> PromptRow | DialogueRow:
-    """Convert a row by the columns and the kind of its source: prompts, texts or preferences."""
+    """Convert a row by the columns and the kind of its source: prompts, texts or preferences.
+
+    Raises:
+        DataError: a column is missing or holds the wrong type.
+        TypeError: the source is of no known kind.
+    """
     match source:
         case SourceConfig():
             return map_row(row, source)
@@ -116,8 +121,8 @@ def resolve_format(source: FileConfig) -> str:
 
 
 def _limited(source: FileConfig) -> Iterator[RawRow]:
-    """Return the raw rows of a source from the hub, a folder or a file: at most the first
-    `limit`."""
+    """Return an iterator over the raw rows of a source from the hub, a folder or a file: at most
+    the first `limit`. Errors are those of `resolve_format` and of the reader."""
     form = resolve_format(source)
     path = _local(source)
     if form == "hub":
@@ -130,6 +135,7 @@ def _limited(source: FileConfig) -> Iterator[RawRow]:
 
 
 def _local(source: FileConfig) -> Path:
+    """Return the path of the source, with `~` replaced by the home folder."""
     return Path(source.path).expanduser()
 
 

@@ -39,16 +39,18 @@ class SpooledRow(Mapping[str, Any]):
     def __init__(
         self, small: Mapping[str, Any], places: Mapping[str, Place], names: list[str]
     ) -> None:
-        """Keep small values and the places of the others.
+        """Keep small values and the places of large ones.
 
         Args:
-            small: values by column.
-            places: of the other columns.
+            small: values of the columns that stay in memory.
+            places: stretch of the file with the value of every other column.
             names: all columns in their order.
         """
         self._small, self._places, self._names = small, places, names
 
     def __getitem__(self, name: str) -> Any:
+        """Return the value of a column; KeyError for an unknown one, OSError if the disk does not
+        give it."""
         place = self._places.get(name)
         return self._small[name] if place is None else pickle.loads(place.read())
 
@@ -62,6 +64,7 @@ class SpooledRow(Mapping[str, Any]):
         return f"SpooledRow({self._small!r}, in a file: {sorted(self._places)})"
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """Pickle the row as a dict with all its values."""
         return dict, (dict(self),)
 
 
@@ -71,11 +74,11 @@ class Place:
     __slots__ = ("_length", "_spool", "_start")
 
     def __init__(self, spool: Spool, start: int, length: int) -> None:
-        """Keep where it is."""
+        """Describe the stretch of `length` bytes from byte `start` of the spool on."""
         self._spool, self._start, self._length = spool, start, length
 
     def read(self) -> bytes:
-        """Return its bytes.
+        """Return the bytes of this stretch.
 
         Raises:
             OSError: the disk does not give them.
@@ -87,7 +90,7 @@ class Spool:
     """An unnamed file to which values are appended."""
 
     def __init__(self) -> None:
-        """Make the file."""
+        """Make the file, in the folder for temporary files."""
         self._file: BinaryIO = tempfile.TemporaryFile(prefix="roll_rows_")  # noqa: SIM115
         self._end, self._lock = 0, threading.Lock()
 
@@ -113,7 +116,7 @@ class Spool:
             return Place(self, start, len(data))
 
     def read(self, start: int, length: int) -> bytes:
-        """Return bytes of the file."""
+        """Return `length` bytes of the file, from byte `start` on; OSError if it ends before."""
         data = os.pread(self._file.fileno(), length, start)
         while len(data) < length:  # a call gives 2 GiB at most
             more = os.pread(self._file.fileno(), length - len(data), start + len(data))
@@ -125,12 +128,13 @@ class Spool:
 
 @functools.cache
 def _spool(pid: int) -> Spool:
-    """Return the spool of this process; a fork that reads rows makes its own."""
+    """Return the spool of the process `pid`, which must be this one; a fork that reads rows makes
+    its own."""
     return Spool()
 
 
 def _packed(value: Any) -> bytes:
-    """Return a value as bytes; an empty one for those that are small for sure."""
+    """Return a value as pickled bytes; no bytes if it is small for sure."""
     if value is None or isinstance(value, bool | int | float):
         return b""
     if isinstance(value, str | bytes) and len(value) * 4 < LARGE_BYTES:

@@ -31,7 +31,8 @@ def load_tasks(sources: Sequence[TaskSource] | Mapping[str, TaskSource]) -> Data
 
 
 def source_tasks(name: str, source: TaskSource) -> Source[Prompt]:
-    """Return the tasks of one source; see `load_tasks`."""
+    """Return the tasks of one source: its seeds, or the rows of its file. DataError if the file
+    cannot be read."""
     if source.seeds is not None:
         seeds = range(source.first_seed, source.first_seed + source.seeds)
         items = tuple(
@@ -60,15 +61,23 @@ def _named(sources: Sequence[TaskSource] | Mapping[str, TaskSource]) -> dict[str
 
 
 def options_of(task: Prompt) -> dict[str, Any]:
-    """Return what an environment gets of a task as `options`: the columns of its row."""
+    """Return what an environment gets of a task as `options`: the columns of its row, without a
+    column `seed`; nothing for a task that is a seed."""
     columns = {key: value for key, value in task.extra.items() if key != "seed"}
     row = {"prompt": task.text, "answer": task.answer} if task.text else {}
     return row | columns
 
 
 def seed_of(task: Prompt, *, run_seed: int) -> int:
-    """Return the seed with which an environment begins a task: its own, or one that follows from
-    its id; at most 31 bits, because gymnasium takes no more."""
+    """Return the seed with which an environment begins a task.
+
+    This is `seed` of the task, as a whole number, if it has one: its own seed, or the column of
+    this name. Otherwise it follows from `run_seed` and the task's id, and has at most 31 bits,
+    because gymnasium takes no more.
+
+    Raises:
+        ValueError, TypeError: the column `seed` holds no number.
+    """
     if "seed" in task.extra:
         return int(task.extra["seed"])
     text = f"{run_seed}/{task.id}".encode()

@@ -19,6 +19,7 @@ class ChangingTurns:
     """Order in which sources have their turns."""
 
     def __init__(self, weights: Sequence[float]) -> None:
+        """Begin without a plan; `weights` are those of the sources, in order, above zero."""
         self._weights = weights
         self._plan: deque[int] = deque()
         """Sources of the turns that did not end yet, the next one first."""
@@ -26,7 +27,7 @@ class ChangingTurns:
         """Turns that each source is behind its share, times `WHOLE`; negative if it is ahead."""
 
     def source_of(self, turn: int, factors: Callable[[], Sequence[float]]) -> int:
-        """Return the source of a turn that did not end yet; 0 is the next one.
+        """Return the index of the source of a turn that did not end yet; turn 0 is the next one.
 
         Args:
             factors: function that returns the present factor of the weight of each source, above
@@ -43,7 +44,8 @@ class ChangingTurns:
         return self._plan[turn]
 
     def end(self, source: int) -> None:
-        """End the next turn of a source."""
+        """End the next turn of the source with this index; ValueError if none of its turns is
+        planned."""
         self._plan.remove(source)
 
     def state(self) -> dict[str, Any]:
@@ -56,8 +58,8 @@ class ChangingTurns:
 
 
 def whole_shares(weights: Sequence[float]) -> list[int]:
-    """Return whole numbers with the sum `WHOLE`, as near to the proportion of the weights as whole
-    numbers can be (largest remainders; the first of equals)."""
+    """Return whole numbers with the sum `WHOLE`, as near to the proportion of the weights (above
+    zero) as whole numbers can be (largest remainders; the first of equals)."""
     total = sum(weights)
     exact = [weight / total * WHOLE for weight in weights]
     shares = [int(each) for each in exact]

@@ -51,6 +51,8 @@ class Checkpoints:
     """The checkpoints of one run."""
 
     def __init__(self, folder: Path, config: CheckpointConfig) -> None:
+        """Change nothing on disk; `folder` is `checkpoints/` in the run's folder, and may not exist
+        yet."""
         self.folder = folder
         self.config = config
 
@@ -229,7 +231,12 @@ def _sync(path: str | Path) -> None:
 
 
 def write_folder(final: Path, write: Callable[[Path], object]) -> None:
-    """Fill a temporary folder with `write`, then put it in the place of `final`."""
+    """Fill a temporary folder beside `final`, then put it in the place of `final`.
+
+    Args:
+        write: function that fills the folder whose path it gets. If it raises, `final` stays as it
+            was.
+    """
     aside = final.with_name(f".writing_{final.name}")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)

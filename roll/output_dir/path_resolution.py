@@ -38,6 +38,7 @@ def absolute_paths(config: C) -> C:
 
 
 def _model(model: ModelConfig) -> ModelConfig:
+    """Return the model with absolute paths of itself and its tokenizer, if they exist here."""
     paths = {"path": _if_here(model.path)}
     if model.tokenizer is not None:
         paths["tokenizer"] = _if_here(model.tokenizer)
@@ -45,9 +46,11 @@ def _model(model: ModelConfig) -> ModelConfig:
 
 
 def _if_here(name: str) -> str:
+    """Return the absolute path if it exists on this machine, else `name` unchanged."""
     path = _absolute(name)
     return str(path) if path.exists() else name
 
 
 def _absolute(name: str) -> Path:
+    """Return the absolute path, with `~` replaced by the home folder."""
     return Path(name).expanduser().absolute()

@@ -70,7 +70,8 @@ def read_arrays(value: Any, folder: Path) -> Any:
 
 
 def _with_arrays(value: Any, file: BinaryIO, path: Path) -> Any:
-    """Return `value` with arrays in place of the objects that stand for them."""
+    """Return `value` with arrays, read from `file`, in place of the objects that stand for them;
+    ValueError, which names `path`, if an array is not in the file."""
     if isinstance(value, list):
         return [_with_arrays(item, file, path) for item in value]
     if not isinstance(value, dict):
@@ -104,7 +105,14 @@ def _store(file: BinaryIO) -> Store:
 
 
 def encoded(value: Any, store: Store, indent: int = 0) -> Iterator[str]:
-    """Yield the JSON text of `value` in pieces; call `store` for each array."""
+    """Yield the JSON text of `value` in pieces; call functions in it, and `store` for each array.
+
+    Args:
+        indent: number of spaces before the line in which the value begins.
+
+    Raises:
+        TypeError: a key is no string, or an object is unknown to JSON.
+    """
     if callable(value):
         value = value()
     if isinstance(value, array):

@@ -40,6 +40,7 @@ class Start:
 
     @property
     def step(self) -> int:
+        """Number of steps done before this session; 0 without a checkpoint."""
         return self.state.step if self.state else 0
 
 

@@ -77,9 +77,12 @@ class RunLock:
 
     @property
     def path(self) -> Path:
+        """Path of the lock file, which may not exist."""
         return self._folder / LOCK
 
     def __enter__(self) -> Self:
+        """Take the folder, which may wait for `silent_s` (see `take`), and begin to touch the
+        file."""
         self.take()
         self._beats.start()
         return self
@@ -300,6 +303,7 @@ def _wait_for(handle: int, folder: Path, deadline: float, patience_s: float) -> 
 
 
 def _is_still(folder: Path, handle: int) -> bool:
+    """Return whether the path still names the folder that was opened as `handle`."""
     try:
         return os.path.samestat(folder.stat(), os.fstat(handle))
     except FileNotFoundError:

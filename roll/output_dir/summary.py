@@ -31,11 +31,16 @@ FILE = "summary.json"
 
 
 def summarize(records: Sequence[dict[str, Any]], *, status: str, wall_s: float) -> dict[str, Any]:
-    """Return start, end and best value of the main metrics.
+    """Return start, end and best value of the main metrics, and a verdict.
 
     `first` holds the metrics of the first training step (before any update the policy equals the
     reference: ratio 1, clip fraction 0, KL 0). `max` holds the largest values over all steps.
     `best` holds the best value of each validation metric; null if every value is infinite or NaN.
+
+    Args:
+        records: records of the run in the order of the steps.
+        status: see `write_summary`.
+        wall_s: time of all sessions of the run, in seconds.
     """
     training = [r for r in records if "time/step_s" in r]
     validated: dict[str, dict[str, Any]] = {}
@@ -70,7 +75,7 @@ def summarize(records: Sequence[dict[str, Any]], *, status: str, wall_s: float) 
 
 
 def _worst(values: Sequence[float]) -> float:
-    """Return the largest value, or NaN if there is one."""
+    """Return the largest of at least one value, or NaN if there is one."""
     return next((value for value in values if math.isnan(value)), max(values))
 
 

@@ -31,9 +31,13 @@ _NO_WANDB = "track.wandb_project is set, but W&B is not installed: `pip install 
 class Tracker(Protocol):
     """Receiver of one record per step."""
 
-    def log(self, step: int, record: Record) -> None: ...
+    def log(self, step: int, record: Record) -> None:
+        """Store the metrics of one step, by name; may raise."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Finish; nothing is logged afterwards."""
+        ...
 
 
 class JsonlTracker:
@@ -47,6 +51,7 @@ class JsonlTracker:
         self._file: TextIO = path.open("a", encoding="utf-8")
 
     def log(self, step: int, record: Record) -> None:
+        """Append the record of a step to the file, with the step in it, and flush."""
         self._file.write(json.dumps({"step": step, **record}) + "\n")
         self._file.flush()
 
@@ -95,7 +100,11 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 class TensorBoardTracker:
+    """Tracker that writes event files for TensorBoard."""
+
     def __init__(self, folder: Path, *, first_step: int) -> None:
+        """Open new event files in `folder`; TensorBoard then hides earlier values from `first_step`
+        on."""
         from torch.utils.tensorboard.writer import SummaryWriter
 
         self._writer: Any = SummaryWriter(str(folder), purge_step=first_step)
@@ -110,7 +119,18 @@ class TensorBoardTracker:
 
 
 class WandbTracker:
+    """Tracker that sends the metrics to Weights & Biases."""
+
     def __init__(self, project: str, output_dir: Path, config: Mapping[str, Any]) -> None:
+        """Begin a W&B run in the project.
+
+        Args:
+            output_dir: folder in which W&B keeps its files.
+            config: settings that W&B shows with the run.
+
+        Raises:
+            EngineMissingError: W&B is not installed.
+        """
         try:
             import wandb
         except ImportError:
@@ -129,6 +149,7 @@ class ConsoleTracker:
     terminal only the lines."""
 
     def __init__(self, *, first_step: int, max_steps: int) -> None:
+        """Show the progress bar, with `first_step` of `max_steps` steps done."""
         self.console = Console(stderr=True)
         self._progress = Progress(
             TextColumn("training"),
@@ -144,6 +165,7 @@ class ConsoleTracker:
         self._progress.start()
 
     def log(self, step: int, record: Record) -> None:
+        """Print warning signs and the line of the step, and move the progress bar on."""
         for said in self._lookout.look(record):
             self.console.print(f"step {step}: {said}", style="yellow", soft_wrap=True, markup=False)
         self.console.print(
@@ -196,7 +218,8 @@ def step_line(step: int, max_steps: int, record: Record) -> str:
 
 
 def _reward_parts(record: Record) -> list[str]:
-    """Return the mean of each part of the reward; empty if there are fewer than two parts."""
+    """Return the means of the reward's parts as one text in a list, cut after `MAX_PARTS`; an empty
+    list if there are fewer than two parts."""
     shown = [
         f"{escape(name.removeprefix('reward/').removesuffix('/mean'))} {value:.3f}"
         for name, value in record.items()
@@ -219,9 +242,11 @@ class Trackers:
         self._trackers = list(trackers)
 
     def log(self, step: int, record: Record) -> None:
+        """Pass the record of a step to all trackers that have not failed; never raise."""
         self._each(lambda tracker: tracker.log(step, record))
 
     def _each(self, act: Callable[[Tracker], None]) -> None:
+        """Call `act` for each tracker; log an error, and leave its tracker out from then on."""
         for tracker in list(self._trackers):
             try:
                 act(tracker)
@@ -256,7 +281,16 @@ def open_trackers(
     resolved: Mapping[str, Any],
 ) -> Trackers:
     """Open the trackers that `config` names; records before `first_step` are kept, later ones
-    dropped."""
+    dropped.
+
+    Args:
+        output_dir: folder of the run, which must exist.
+        max_steps: last step of the run, for the progress bar.
+        resolved: settings of the run, which W&B shows.
+
+    Raises:
+        EngineMissingError: W&B is configured but not installed.
+    """
     trackers: list[Tracker] = [JsonlTracker(output_dir / "metrics.jsonl", first_step=first_step)]
     if config.tensorboard:
         trackers.append(TensorBoardTracker(output_dir / "tensorboard", first_step=first_step))

@@ -15,6 +15,11 @@ class AgenticPipeline(RlvrPipeline):
 
     @classmethod
     def prepare(cls, config: RlvrBase) -> tuple[RlvrBase, RunData[Prompt]]:
+        """Load the tasks, and check tags, teachers and reward models; see `Pipeline.prepare`.
+
+        Raises:
+            CheckpointError, ConfigError, DataError: see `load_task_data` and `check_others`.
+        """
         assert isinstance(config, AgenticBase)
         data = load_task_data(config)
         target = config.algorithm.distill_target

@@ -28,6 +28,13 @@ class DistillPipeline(OfflinePipeline[DistillationConfig, TrainBatch, Student]):
 
     @classmethod
     def prepare(cls, config: DistillationConfig) -> tuple[DistillationConfig, RunData[Example]]:
+        """Load the rows, and check that each has a teacher with the student's tokens; see
+        `Pipeline.prepare`.
+
+        Raises:
+            CheckpointError, ConfigError, DataError: see `load_offline`, `check_others` and
+                `check_tags`.
+        """
         config, data = super().prepare(config)
         check_others(config, data.tokenizer, config.loss, "loss")
         for rows in (data.train, data.held_out):
@@ -35,6 +42,8 @@ class DistillPipeline(OfflinePipeline[DistillationConfig, TrainBatch, Student]):
         return config, data
 
     def open(self) -> None:
+        """Start the student and then the teachers; students of hidden states get the teachers'
+        heads."""
         config, loss, tokenizer = self.config, self.config.loss, self.data.tokenizer
         self.aggregation = Aggregation(config.aggregation)
         compared = comparison(loss, num_tokens(tokenizer))

@@ -37,6 +37,7 @@ class DpoPipeline(OfflinePipeline[DpoConfig, Preferences, PreferenceWorker]):
     reference: Cluster[ReferenceWorker] | None = None
 
     def open(self) -> None:
+        """Start the cluster that learns and, if there is one, the reference."""
         config, loss = self.config, self.config.loss
         head = PolicyHead(1.0, config.actor_train.logprob_chunk_tokens)
         made = LabelledLoss(loss) if isinstance(loss, KtoConfig) else PairedLoss(loss)
@@ -53,6 +54,8 @@ class DpoPipeline(OfflinePipeline[DpoConfig, Preferences, PreferenceWorker]):
             self.reference = self.sharing.share(Role.REFERENCE, reference)
 
     def make_batch(self, examples: Sequence[Example]) -> Preferences:
+        """Return the rows with `ref_sums` if the loss needs them, and for KTO with `divergence`;
+        the reference computes both here."""
         if isinstance(self.config.loss, KtoConfig):
             batch = self.add_reference(labelled_batch(examples), examples)
             return replace(batch, divergence=self.divergence(examples).expand(len(batch)))

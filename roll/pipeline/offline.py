@@ -75,6 +75,13 @@ class OfflinePipeline(Pipeline[C], Generic[C, B, L]):
 
     @classmethod
     def prepare(cls, config: C) -> tuple[C, RunData[Example]]:
+        """Load the rows; return the config, with `max_steps` computed from `epochs` if these are
+        set, and the rows.
+
+        Raises:
+            ConfigError, CheckpointError, DataError: see `load_offline` and
+                `OfflineConfig.with_steps`.
+        """
         data = load_offline(config)
         return config.with_steps(len(data.train)), data
 
@@ -105,6 +112,7 @@ class OfflinePipeline(Pipeline[C], Generic[C, B, L]):
         self.learner = self.sharing.share(Role.ACTOR_TRAIN, cluster)
 
     def step(self, step: int) -> Metrics:
+        """Draw the rows of one optimizer step, train on them, and return the metrics."""
         batch = self.make_batch(self.draw())
         weights_BT = token_weights(batch.loss_mask, self.aggregation)
         batch = replace(batch, token_weights=weights_BT)
@@ -129,6 +137,8 @@ class OfflinePipeline(Pipeline[C], Generic[C, B, L]):
         return drawn
 
     def validate(self, step: int) -> dict[str, float]:
+        """Return `val/<set>/<score>` and `time/validate_s` after `step` steps; empty if none is
+        due."""
         if not self.config.validation.due(step, last=self.config.max_steps):
             return {}
         scores: dict[str, float] = {}
@@ -148,6 +158,8 @@ class OfflinePipeline(Pipeline[C], Generic[C, B, L]):
         return Metrics.concat(parts)
 
     def restore(self, checkpoint: Path | None, state: RunState | None) -> None:
+        """Restore the position in the data and the models from a checkpoint; CheckpointError if the
+        data or the model is another. Without a checkpoint, do nothing."""
         if checkpoint is not None and state is not None:
             by_id = {example.id: example for example in self.data.train.items}
             self.rows.restore(state.sampler, by_id.__getitem__)

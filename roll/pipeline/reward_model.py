@@ -25,6 +25,7 @@ class RewardModelPipeline(OfflinePipeline[RewardModelConfig, PreferenceBatch, Sc
     aggregation = Aggregation.SEQUENCE_MEAN
 
     def open(self) -> None:
+        """Start the cluster that trains the reward model."""
         self.start_learner(LearnerWorker, ScoreHead(), BradleyTerryLoss(self.config.loss))
 
     def make_batch(self, examples: Sequence[Example]) -> PreferenceBatch:

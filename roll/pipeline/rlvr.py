@@ -56,12 +56,19 @@ class RlvrPipeline(Pipeline[RlvrBase]):
 
     @classmethod
     def prepare(cls, config: RlvrBase) -> tuple[RlvrBase, RunData[Prompt]]:
+        """Load the prompts, and check tags, teachers and reward models; see `Pipeline.prepare`.
+
+        Raises:
+            CheckpointError, ConfigError, DataError: see `load_data` and `check_others`.
+        """
         data = load_data(config)
         target = config.algorithm.distill_target
         check_others(config, data.tokenizer, target, "algorithm.loss (distill)")
         return config, data
 
     def open(self) -> None:
+        """Build advantage, loss and shaping from the config, and start all clusters as
+        `runtime`."""
         config = self.config
         self.advantage = build_advantage(config.algorithm)
         self.loss = build_loss(config.algorithm)
@@ -83,6 +90,8 @@ class RlvrPipeline(Pipeline[RlvrBase]):
         )
 
     def step(self, step: int) -> Metrics:
+        """Collect the samples of a step, learn from them, and push the new weights to the engines;
+        return the metrics."""
         table, metrics = collect(self.runtime, self.config, step, self.version, self.timers)
         with self.runtime.inference.trainer_busy():
             metrics = metrics | self.learn(table, step)
@@ -113,10 +122,14 @@ class RlvrPipeline(Pipeline[RlvrBase]):
         return metrics | seen | self.train(table, step)
 
     def learn_from_tokens(self, table: SampleTable, step: int) -> Metrics:
-        """Do the same for all other algorithms, with all tokens on the driver.
+        """Do the part of a step between `collect` and the push of weights, for algorithms that
+        compute with single tokens; return its metrics.
 
-        The reference, the teachers and the critic, as far as there are any, score the batch;
-        advantages and corrections are computed; critic and policy train.
+        All tokens come to the driver. The reference, the teachers and the critic, as far as there
+        are any, score the batch; advantages and corrections are computed; critic and policy train.
+
+        Raises:
+            ConfigError: an episode has several conversations.
         """
         if table.branches is not None:
             raise ConfigError(
@@ -171,7 +184,12 @@ class RlvrPipeline(Pipeline[RlvrBase]):
         return Metrics.concat(parts)
 
     def _updates(self, batch: RolloutBatch | SampleTable) -> Iterator[RolloutBatch | SampleTable]:
-        """Return an iterator over the rows of each optimizer step of the policy."""
+        """Return an iterator over one batch for each optimizer step of the policy, in all of its
+        passes (`epochs`) over the samples.
+
+        Each batch has `token_weights` and, with tokens, what the loss prepares. Its rows are
+        ordered so that the ranks get about equally many tokens.
+        """
         algorithm = self.config.algorithm
         settings: dict[str, Any] = {
             "epochs": self.config.actor_train.epochs,
@@ -185,8 +203,8 @@ class RlvrPipeline(Pipeline[RlvrBase]):
         return updates(batch, prepare=self.loss.prepare, **settings)
 
     def train_critic(self, batch: RolloutBatch) -> Metrics:
-        """Do the critic's optimizer steps. The value of every token counts the same, whatever the
-        aggregation of the policy's loss."""
+        """Do the critic's optimizer steps; return their metrics as `critic/...`. The value of every
+        token counts the same, whatever the aggregation of the policy's loss."""
         critic = self.learners()[Role.CRITIC]
         with self.runtime.colocation.use(Role.CRITIC):
             parts = [
@@ -214,6 +232,8 @@ class RlvrPipeline(Pipeline[RlvrBase]):
         self.version = version
 
     def validate(self, step: int) -> dict[str, float]:
+        """Return the scores `val/...` and `time/validate_s` after `step` steps; empty if none is
+        due. The engines generate with the weights that they have."""
         if not self.config.validation.due(step, last=self.config.max_steps):
             return {}
         with self.timers.timed("validate"):
@@ -222,6 +242,9 @@ class RlvrPipeline(Pipeline[RlvrBase]):
         return {**scores, **self.timers.take().values_by_name()}
 
     def restore(self, checkpoint: Path | None, state: RunState | None) -> None:
+        """Restore data, groups that wait, shaping and models from a checkpoint, if there is one;
+        then push the weights to the engines. CheckpointError if the checkpoint is of another
+        run."""
         if checkpoint is not None and state is not None:
             sampler = load_sampler(checkpoint, state)
             self.runtime.restore(sampler)
@@ -239,6 +262,8 @@ class RlvrPipeline(Pipeline[RlvrBase]):
 
     @contextmanager
     def exclusive_devices(self, role: Role) -> Iterator[None]:
+        """Move a role onto its devices inside the block, in which no restarted replica gets weights
+        (`InferenceService.trainer_busy`)."""
         with self.runtime.inference.trainer_busy(), self.runtime.colocation.use(role):
             yield
 

@@ -22,6 +22,7 @@ class SftPipeline(OfflinePipeline[SftConfig, TrainBatch, TextLearner]):
     """Pipeline that minimises -log p(token | tokens before it) over the tokens of responses."""
 
     def open(self) -> None:
+        """Start the cluster that trains the model."""
         self.aggregation = Aggregation(self.config.aggregation)
         head = PolicyHead(1.0, self.config.actor_train.logprob_chunk_tokens)
         self.start_learner(LearnerWorker, head, TextLoss())

@@ -48,6 +48,10 @@ def updates(
         aggregation_tokens: `max_tokens` of the aggregation.
         prepare: function that the loss applies to the whole batch of an update, before the batch is
             split into micro-batches.
+
+    Raises:
+        ValueError: the samples do not divide evenly over the updates, or those over the ranks; or
+            see `row_weights`.
     """
     for update in [*batch.split(num_updates)] * epochs:
         if prepare is not None:
@@ -70,7 +74,8 @@ def weighed(update: S, aggregation: Aggregation, aggregation_tokens: int | None)
 
 def balanced(batch: B, ranks: int) -> B:
     """Return the rows in an order in which consecutive equal parts, one per rank, hold about
-    equally many tokens. The rows of a unit (a pair) stay together."""
+    equally many tokens. The rows of a unit (a pair) stay together. ValueError if the units do not
+    divide evenly over the ranks."""
     unit = batch.unit
     lengths = batch.lengths.view(-1, unit).sum(1).tolist()
     order = balanced_order(lengths, ranks)

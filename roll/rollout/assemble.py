@@ -199,7 +199,8 @@ def _named_rewards(
     """Return the scores and the weights of the named rewards, both float32 `[B, R]`.
 
     A reward that gave no score to a sample has score 0 and weight 0 there. Without `weights` both
-    results are None.
+    results are None. If `weights` is a function, it must return the same names in the same order
+    for every tag.
     """
     if not weights:
         return None, None
@@ -228,5 +229,6 @@ def _baseline_rewards(rows: Sequence[ScoredSample | None], tags: Sequence[str]) 
 
 
 def _mean(values: Iterable[float]) -> Mean:
+    """Return the mean of the values as a metric that counts each value once."""
     numbers = list(values)
     return Mean(math.fsum(numbers), len(numbers))

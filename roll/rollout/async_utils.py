@@ -27,6 +27,10 @@ async def first_done(work: Sequence[Coroutine[Any, Any, T]], count: int) -> list
 
     The other coroutines are stopped. After a failure all are stopped, and the original exception is
     raised.
+
+    Args:
+        count: number of results, from 1 to the number of coroutines; without coroutines the result
+            is empty.
     """
     if len(work) == count == 1:
         return [await work[0]]
@@ -76,6 +80,7 @@ class SharedTimeout:
     """
 
     def __init__(self, seconds: float) -> None:
+        """Begin without waits; `seconds` is the time limit of each."""
         self.seconds = seconds
         self._waits: dict[TimedWait, None] = {}
         """Waits that are under way. They began, and so they expire, in this order."""
@@ -86,14 +91,15 @@ class SharedTimeout:
         return TimedWait(self)
 
     def begin(self, wait: TimedWait, loop: asyncio.AbstractEventLoop) -> None:
-        """Add a wait that begins now."""
+        """Add a wait that begins now on the clock of `loop`, and set its `due_s`; `TimedWait` calls
+        this."""
         wait.due_s = loop.time() + self.seconds
         self._waits[wait] = None
         if self._timer is None:
             self._timer = loop.call_at(wait.due_s, self._expire, loop)
 
     def end(self, wait: TimedWait) -> None:
-        """Remove a wait that has ended."""
+        """Remove a wait that has ended; ignore one that is not under way."""
         self._waits.pop(wait, None)
 
     def _expire(self, loop: asyncio.AbstractEventLoop) -> None:

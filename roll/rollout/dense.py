@@ -94,7 +94,8 @@ def _steps(table: SampleTable, shape: tuple[int, int]) -> tuple[Tensor | None, T
 
 
 def _turns(table: SampleTable) -> list[tuple[Turn, ...]] | None:
-    """Return the turns of each row, with places among all tokens of the row."""
+    """Return the turns of each row, with `begin` and `end` counted from the first token of its
+    prompt; None if no sample has turns."""
     if table.turns is None:
         return None
     return [
@@ -107,14 +108,20 @@ def _turns(table: SampleTable) -> list[tuple[Turn, ...]] | None:
 
 
 def _spread(values_B: Tensor | None, mask_BT: Tensor) -> Tensor | None:
-    """Return the value of each row at all of its positions in the mask, and 0 elsewhere."""
+    """Return the value of each row at all of its positions in the mask, and 0 elsewhere; None
+    without values."""
     return None if values_B is None else values_B[:, None] * mask_BT
 
 
 def _column(
     rows: Sequence[RemoteValue[Any]] | None, shape: tuple[int, int], what: str
 ) -> Tensor | None:
-    """Return the rows, each a float32 array, as `[B, T]` with zeros behind them."""
+    """Return the rows, each a float32 array, as `[B, T]` with zeros behind them; None without rows.
+
+    Args:
+        shape: B and T.
+        what: name of the values, for the message if they do not arrive in time or are lost.
+    """
     if rows is None:
         return None
     values_BT = torch.zeros(shape, dtype=torch.float32)

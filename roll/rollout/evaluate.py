@@ -93,4 +93,5 @@ def evaluate(
 
 
 def _mean(values: Sequence[float]) -> float:
+    """Return the mean of at least one value."""
     return math.fsum(values) / len(values)

@@ -27,6 +27,8 @@ def build_filters(
 ) -> list[GroupFilter]:
     """Build the filters of a run, in the order of the config; import user functions.
 
+    If a domain has filters of its own, the result is one filter that asks those of the group's tag.
+
     Args:
         configs: filters of `rollout.filters`.
         domains: section `domains`, whose filters are asked in place of `configs` about groups of
@@ -126,7 +128,12 @@ def _build(config: FilterConfig, key: str) -> GroupFilter:
 
 def _check_call(function: Callable[..., Any], fn: str, kwargs: Mapping[str, Any], key: str) -> None:
     """Raise ConfigError unless a plain function takes a Group and `kwargs`; the function is not
-    called."""
+    called.
+
+    Args:
+        fn: import path of the function, for the message.
+        key: place of the filter in the config, for the message.
+    """
     if not callable(function) or inspect.isclass(function):
         what = "a class" if inspect.isclass(function) else f"a {type(function).__name__}"
         raise ConfigError(f"{key}.fn: {fn} is {what}; name a function that takes a Group")

@@ -79,10 +79,12 @@ class ReplayBuffer:
 
     @property
     def running(self) -> int:
+        """Number of groups that have started and not ended."""
         return self._running.total()
 
     @property
     def ready(self) -> int:
+        """Number of finished groups that wait to be taken."""
         return self._ready.total()
 
     def entries(self) -> Iterator[Entry]:

@@ -285,7 +285,7 @@ class GenerateScheduler:
         self._changed.set()
 
     def _observe(self, group: Group | None) -> None:
-        """Tell what came of a group to what learns from it."""
+        """Tell `outcomes` the rewards of a group; do nothing without a group or listener."""
         if group is not None and self.outcomes is not None:
             self.outcomes.observe(group.prompt, group.rewards)
 

@@ -69,6 +69,8 @@ def _sample_to_plain(scored: ScoredSample, prompt: Prompt) -> dict[str, Any]:
 
 
 def _opening_to_plain(prompt: Prompt) -> dict[str, Any]:
+    """Return tokens and text with which an episode began, under the keys that `_sample_from_plain`
+    reads."""
     return {"prompt_tokens": array(TOKEN_TYPE, prompt.tokens), "prompt_text": prompt.text}
 
 

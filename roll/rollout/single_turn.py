@@ -128,17 +128,23 @@ class SingleTurn:
     def _request(
         self, group: _UnfinishedGroup, name: str, seed: int, n: int = 1
     ) -> GenerateRequest:
+        """Return the request `name` for `n` responses to the group's prompt, with the sampling of
+        its tag."""
         sampling = self.tag_sampling.get(group.prompt.tag, self.sampling)
         return GenerateRequest(name, group.prompt.tokens, sampling, n, seed)
 
     async def _ask(
         self, group: _UnfinishedGroup, request: GenerateRequest, names: Iterable[int | str]
     ) -> list[ScoredSample]:
-        """Let the fleet generate the completions of a request; decode and score them. The ids of
-        the samples end with `names`.
+        """Let the fleet generate the completions of a request; decode and score them.
+
+        Args:
+            names: last part of the id of each sample, one for each completion.
 
         Raises:
-            WaitTimeoutError: the rewards took longer than `reward_timeout_s`.
+            WaitTimeoutError: the rewards took longer than `reward_timeout_s`, or the engine made no
+                progress.
+            EngineError: see `Fleet.generate`.
             RewardError: the scored samples are others, or a reward is not finite.
         """
         completions = await self.fleet.generate(

@@ -38,6 +38,7 @@ class ScoredSample:
 
     @property
     def has_reward(self) -> bool:
+        """True if no reward failed on the sample; only then `reward` has a meaning."""
         return not self.failed
 
     @property

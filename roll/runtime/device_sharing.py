@@ -40,7 +40,7 @@ class DeviceSharing:
 
     def share(self, role: str, cluster: Cluster[M]) -> Cluster[M]:
         """Add a cluster that has just started, and return it. From now on the cluster moves off its
-        devices when another role needs them."""
+        devices when another role needs them. `role` is its key in the config."""
         self.colocation.add(
             role,
             Resident(
@@ -53,4 +53,5 @@ class DeviceSharing:
 
 
 def _any_shared(devices: Mapping[str, frozenset[int]]) -> bool:
+    """Return whether two roles have a device in common; `devices` are those of each role."""
     return len(frozenset().union(*devices.values())) < sum(map(len, devices.values()))

@@ -66,6 +66,8 @@ class ClusterHosts:
         )
 
     def close(self, episode: str) -> None:
+        """End an episode without waiting for it; ignore one that does not run or whose worker
+        died."""
         rank = self._places.pop(episode, None)
         if rank is not None and rank not in self.cluster.lost:
             self._later(self._end(rank, episode))
@@ -85,7 +87,8 @@ class ClusterHosts:
             ) from None
 
     async def _living(self) -> int:
-        """Return the rank of the next worker that lives; wait for one if none does."""
+        """Return the rank of the next worker that lives; wait for one if none does.
+        EnvironmentFailedError if none lives and one has died too often."""
         while True:
             for _ in range(self.cluster.world_size):
                 rank = next(self._turn)
@@ -96,7 +99,8 @@ class ClusterHosts:
             await asyncio.wait(self._restarts.values(), return_when=asyncio.FIRST_COMPLETED)
 
     def _replace(self, rank: int) -> None:
-        """Start another worker in place of a lost one, unless that is under way."""
+        """Start another worker in place of a lost one, unless that is under way;
+        EnvironmentFailedError after `MAX_RESTARTS`."""
         if rank in self._restarts or rank not in self.cluster.lost:
             return
         self._restarted[rank] = self._restarted.get(rank, 0) + 1
@@ -109,6 +113,7 @@ class ClusterHosts:
         task.add_done_callback(lambda _: self._restarts.pop(rank))
 
     async def _restart(self, rank: int) -> None:
+        """Start another worker of this rank and its environments; a failure is only logged."""
         logger.warning("environment %s: worker %d died and is replaced", self.name, rank)
         try:
             await asyncio.to_thread(self.cluster.restart, rank)
@@ -117,12 +122,15 @@ class ClusterHosts:
             logger.warning("environment %s: worker %d: %s", self.name, rank, error)
 
     async def _end(self, rank: int, episode: str) -> None:
+        """End an episode in its worker; a failure is only logged."""
         try:
             await self._ends[rank].ask([episode])
         except RollError as error:
             logger.debug("environment %s: episode %s: %s", self.name, episode, error)
 
     def _end_on(self, rank: int) -> Callable[[list[str]], Awaitable[list[None]]]:
+        """Return the function that ends several episodes of one worker in one call."""
+
         async def end(episodes: list[str]) -> list[None]:
             await self.cluster.ask(rank, EnvWorker.end, episodes)
             return [None] * len(episodes)
@@ -130,6 +138,7 @@ class ClusterHosts:
         return end
 
     def _later(self, work: Any) -> None:
+        """Run a coroutine as a task that nobody waits for."""
         task = asyncio.ensure_future(work)
         self._background.add(task)  # the loop itself keeps only weak references
         task.add_done_callback(self._background.discard)

@@ -92,7 +92,7 @@ class GroupMakers:
         purpose: Purpose,
         redundant: int,
     ) -> dict[str, Any]:
-        """Return the arguments of all kinds of groups."""
+        """Return the arguments that `SingleTurn` and `Episodes` have in common; see `_make`."""
         return {
             "fleet": self.fleet,
             "decode": self.decode,
@@ -108,6 +108,7 @@ class GroupMakers:
         }
 
     def _score_group(self, purpose: Purpose) -> ScoreGroup | None:
+        """Return the function that adds the rewards of whole groups; None if the run has none."""
         if not self.reward_router.scores_groups:
             return None
         return partial(self.reward_router.score_group, purpose=purpose)
@@ -129,6 +130,8 @@ class EpisodeMakers(GroupMakers):
     def begin_step(
         self, samples_by_tag: Mapping[str, float], purpose: Purpose = Purpose.TRAINING
     ) -> None:
+        """Begin to count failures of rewards and of environments anew, for a step with so many
+        samples of each tag."""
         super().begin_step(samples_by_tag, purpose)
         expected = Counter[str]()
         for tag, samples in samples_by_tag.items():
@@ -144,6 +147,8 @@ class EpisodeMakers(GroupMakers):
         *,
         redundant: int = 0,
     ) -> RunGroup:
+        """Return the function that makes groups of episodes; the arguments are as in
+        `GroupMakers._make`, with episodes in place of samples."""
         score = partial(self.reward_router.score, purpose=purpose)
         rewarded = {tag for reward in self.config.rewards.values() for tag in reward.tags}
         return Episodes(

@@ -95,6 +95,9 @@ class InferenceService:
         Args:
             version: version of these weights, which later tokens carry.
             verify: check the received weights by their checksum.
+
+        Raises:
+            RollError: the push failed although no replica was lost; see `WeightPusher.push`.
         """
 
         pusher = self.pusher

@@ -128,7 +128,8 @@ class Judges:
             service.close()
 
     def take_metrics(self) -> Metrics:
-        """Return `judges/<name>/lost_replicas` and so on, since the last call."""
+        """Return `judges/<name>/lost_replicas`, `moved_requests` and `moved_tokens`: counts since
+        the last call."""
         return Metrics(
             {
                 f"judges/{name}/{key.removeprefix('rollout/')}": value
@@ -183,10 +184,12 @@ class Carrier:
         await bring([(question.id, told)])
 
     async def _bring(self, rank: int, answers: list[Told]) -> list[None]:
+        """Bring answers to the reward worker of this rank; return None for each."""
         await self.cluster.ask(rank, JudgeReward.bring_answers, answers)
         return [None] * len(answers)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine as a task that `close` stops."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)

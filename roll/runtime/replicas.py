@@ -37,12 +37,15 @@ class ClusterEngine:
     rank: int
 
     def generate(self, request: GenerateRequest) -> Awaitable[list[Completion]]:
+        """Start a request in the worker; see `Engine.generate`."""
         return self.cluster.ask(self.rank, InferWorker.generate, request)
 
     async def abort(self, request_id: str) -> None:
+        """End a running request in the worker; ignore an unknown id."""
         await self.cluster.ask(self.rank, InferWorker.abort, request_id)
 
     async def heartbeat(self) -> Heartbeat:
+        """Return the worker's answer to a heartbeat: token counts and new pieces."""
         return await self.cluster.ask(self.rank, InferWorker.heartbeat)
 
 
@@ -109,6 +112,7 @@ class Replicas:
         ]
 
     def _exists(self, index: int) -> bool:
+        """Return whether the replica is not lost."""
         return not self.fleet.replicas[index].gone
 
     def _enter(self, index: int) -> None:
@@ -146,6 +150,7 @@ class Replicas:
         return self._exists(index)
 
     async def _listen(self, index: int) -> None:
+        """Ask the replica for a heartbeat, on the event loop; it is lost without one in time."""
         await self.fleet.replicas[index].listen(self.limits.timeout_s)
 
     @contextmanager
@@ -163,6 +168,7 @@ class Replicas:
                 logger.error("inference replica %d keeps its devices: %s", index, lingering)
 
     async def _lose(self, index: int, reason: str) -> None:
+        """Mark the replica as lost, on the event loop."""
         self.fleet.replicas[index].lose(reason)
 
     def _call(
@@ -178,4 +184,5 @@ class Replicas:
         pending.result(self.limits.restart_timeout_s)
 
     async def _join(self, index: int) -> None:
+        """Let the replica take requests, on the event loop."""
         self.fleet.join([index])

@@ -250,6 +250,9 @@ class RewardRouter:
 
 
 def _lanes(hosted: RewardCluster, purpose: Purpose) -> list[BatchedCalls[Sample, Scored]]:
+    """Return, for each worker of the reward, the function that scores samples, behind a
+    `BatchedCalls`."""
+
     def ask(rank: int, samples: list[Sample]) -> Awaitable[list[Scored]]:
         return hosted.cluster.ask(rank, RewardWorker.score_samples, Columns(samples), purpose)
 
@@ -259,6 +262,9 @@ def _lanes(hosted: RewardCluster, purpose: Purpose) -> list[BatchedCalls[Sample,
 def _group_lanes(
     hosted: RewardCluster, purpose: Purpose
 ) -> list[BatchedCalls[list[Sample], list[Scored]]]:
+    """Return, for each worker of the reward, the function that scores groups, behind a
+    `BatchedCalls`."""
+
     def ask(rank: int, groups: list[list[Sample]]) -> Awaitable[list[list[Scored]]]:
         each = [Columns(group) for group in groups]
         return hosted.cluster.ask(rank, RewardWorker.score_groups, each, purpose)

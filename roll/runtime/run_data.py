@@ -28,7 +28,9 @@ class Taker(Protocol):
     """Reward, teacher or environment that takes rows with certain tags."""
 
     @property
-    def tags(self) -> tuple[str, ...]: ...
+    def tags(self) -> tuple[str, ...]:
+        """Tags of the rows that it takes."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,8 @@ class Runtime:
         return self.inference.run(on_loop())
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned in an earlier session."""
+        """Restore what `state` returned in an earlier session; CheckpointError if it is of other
+        data or settings."""
         self.prompts.restore(state["position"], self.find_prompt)
         self.scheduler.restore(state["scheduler"], self.find_prompt)
 

@@ -55,6 +55,7 @@ class Validator:
         return results | {f"val/{key}": rate for key, rate in rates.items() if rate}
 
     async def _one(self, room: asyncio.Semaphore, prompt: Prompt, step: int) -> Group:
+        """Generate and score one prompt, when `room` has a free place."""
         async with room:
             return await self.run_group(GroupTask(prompt, step))
 

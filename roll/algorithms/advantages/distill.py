@@ -51,6 +51,7 @@ class Distill:
 
 
 def _policy_logprobs(batch: RolloutBatch) -> Tensor:
+    """Return `old_logprobs` if they are set, otherwise the engine's; ValueError without either."""
     if batch.old_logprobs is not None:
         return batch.old_logprobs
     return batch.require("rollout_logprobs", made_by="assemble")

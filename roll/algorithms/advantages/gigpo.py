@@ -63,7 +63,9 @@ class Gigpo:
         return Estimate(advantages_BT.masked_fill(~batch.loss_mask, 0))
 
     def _rewards(self, turns: list[tuple[Turn, ...]], rewards_B: Tensor) -> Tensor:
-        """Return the reward of each turn, float64 `[S]`."""
+        """Return the reward of each turn, float64 `[S]`, row by row. What a row's `rewards_B` has
+        beyond the sum of its turns' rewards is added to its last turn; a row without turns loses
+        its reward."""
         found = []
         for own, total in zip(turns, rewards_B.tolist(), strict=True):
             given = [turn.reward for turn in own]

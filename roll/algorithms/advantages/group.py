@@ -136,6 +136,8 @@ class Grpo(SampleEstimator):
         return Estimate(advantages_BT.float())
 
     def per_sample(self, samples: Samples) -> Tensor:
+        """Return the group-relative advantage of each sample's total reward, float64 `[B]`;
+        ValueError without rewards."""
         config = self.config
         return group_advantages(
             total_rewards(samples),

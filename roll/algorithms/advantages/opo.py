@@ -38,4 +38,6 @@ class Opo(SampleEstimator):
     config: OpoConfig
 
     def per_sample(self, samples: Samples) -> Tensor:
+        """Return the advantage of each sample's total reward, float64 `[B]`; ValueError without
+        rewards."""
         return opo_advantages(total_rewards(samples), samples.trained_tokens(), samples.group_ids)

@@ -62,5 +62,6 @@ class PassK(SampleEstimator):
     config: PassKConfig
 
     def per_sample(self, samples: Samples) -> Tensor:
+        """Return the pass@k advantage of each sample, float64 `[B]`; ValueError without rewards."""
         success_B = total_rewards(samples) > self.config.threshold
         return pass_k_advantages(success_B, samples.group_ids, k=self.config.k)

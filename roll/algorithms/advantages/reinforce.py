@@ -27,6 +27,7 @@ class Reinforce(SampleEstimator):
 
     @property
     def spreads(self) -> bool:
+        """True without discount, so that all tokens of a sample have the same advantage."""
         return self.config.gamma == 1
 
     def per_sample(self, samples: Samples) -> Tensor:

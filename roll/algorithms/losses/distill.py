@@ -23,7 +23,11 @@ class DistillLoss:
     config: DistillLossConfig
 
     def __call__(self, terms: PolicyTerms, batch: TrainBatch) -> TokenLoss:
-        """Compute the loss, 0 outside the loss mask; needs `terms.divergence_BT`."""
+        """Compute the loss, 0 outside the loss mask; raise ValueError without
+        `terms.divergence_BT`.
+
+        Metrics: `divergence` and `nll` (-log p), both in nats and without their coefficients.
+        """
         config = self.config
         divergence_BT = _divergence(terms).masked_fill(~batch.loss_mask, 0.0)
         nll_BT = -terms.logprobs_BT.masked_fill(~batch.loss_mask, 0.0)
@@ -47,7 +51,11 @@ class DistillTerm:
     config: DistillTermConfig
 
     def __call__(self, terms: PolicyTerms, batch: RolloutBatch) -> TokenLoss:
-        """Compute the loss; needs `terms.divergence_BT`. Metrics: `distill/divergence`, in nats."""
+        """Compute the divergence, in nats and without `coef`; raise ValueError without
+        `terms.divergence_BT`.
+
+        Metrics: `distill/divergence`, the same number.
+        """
         divergence_BT = _divergence(terms)
         return TokenLoss(
             loss_BT=divergence_BT, metrics_BT={"distill/divergence": divergence_BT.detach()}

@@ -28,12 +28,13 @@ from roll.core.batches import LabelledBatch, PreferenceBatch
 
 
 def response_sums(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return the sum over the trained tokens of each row, `[B]`."""
+    """Return the sum of the values over the trained tokens of each row, `[B]`."""
     return values_BT.masked_fill(~mask_BT, 0.0).sum(1)
 
 
 def spread(values_P: Tensor, mask_BT: Tensor) -> Tensor:
-    """Copy the value of each pair, or of each row, to all tokens of its rows, `[B, T]`."""
+    """Copy the value of each pair, or of each row, to all tokens of its rows, `[B, T]`. The two
+    rows of a pair are adjacent; of `mask_BT`, only the shape is used."""
     values_B = values_P.repeat_interleave(len(mask_BT) // len(values_P))
     return values_B[:, None].expand(mask_BT.shape)
 
@@ -45,7 +46,12 @@ class PairedLoss:
     config: PairLoss
 
     def __call__(self, terms: PolicyTerms, batch: PreferenceBatch) -> TokenLoss:
-        """Compute the loss; needs `ref_sums` if the formula has a reference model."""
+        """Compute the loss; raise ValueError if the formula has a reference model and `ref_sums`
+        are not set.
+
+        The parts are `preference` and, with `sft_coef`, `sft`. Metrics: `preference_loss`,
+        `accuracy`, `margin`, `reward_chosen`, `reward_rejected`; the last three are times `beta`.
+        """
         config, mask_BT = self.config, batch.loss_mask
         counts_B = mask_BT.sum(1).clamp(min=1)
         sums_B = response_sums(terms.logprobs_BT, mask_BT)
@@ -79,6 +85,9 @@ def pair_loss(config: PairLoss, chosen_P: Tensor, rejected_P: Tensor) -> Tensor:
         chosen_P: log-prob of the chosen response, summed or averaged over its tokens, minus the
             log-prob under the reference model if the loss uses one.
         rejected_P: the same quantity for the rejected response.
+
+    Raises:
+        TypeError: the config is that of no loss of pairs.
     """
     beta, difference_P = config.beta, chosen_P - rejected_P
     match config:
@@ -105,7 +114,8 @@ def _log_odds(logprobs_P: Tensor) -> Tensor:
 
 
 def _pair_metrics(rewards_B: Tensor, loss_P: Tensor) -> dict[str, Tensor]:
-    """Return metrics `[B]`, equal in both rows of a pair, so a mean over rows is one over pairs."""
+    """Return metrics `[B]`, equal in both rows of a pair, so a mean over rows is one over pairs.
+    `rewards_B` holds the chosen and the rejected response of a pair in turn."""
     chosen_P, rejected_P = rewards_B[::2], rewards_B[1::2]
     # Equal rewards count as half right, so that an untrained policy has the accuracy 0.5.
     right_P = (chosen_P > rejected_P).float() + 0.5 * (chosen_P == rejected_P).float()
@@ -126,7 +136,10 @@ class LabelledLoss:
     config: KtoConfig
 
     def __call__(self, terms: PolicyTerms, batch: LabelledBatch) -> TokenLoss:
-        """Compute the loss; needs `ref_sums` and `divergence`."""
+        """Compute the loss; raise ValueError if `ref_sums` or `divergence` are not set.
+
+        Metrics: `preference_loss`, `accuracy`, `margin`, `divergence`.
+        """
         config, mask_BT = self.config, batch.loss_mask
         ref_B = batch.require("ref_sums", made_by="add_reference")
         divergence_B = batch.require("divergence", made_by="make_batch")

@@ -22,7 +22,11 @@ class BradleyTerryLoss:
     config: BradleyTerryConfig
 
     def __call__(self, terms: ScoreTerms, batch: PreferenceBatch) -> TokenLoss:
-        """Compute the loss; needs `margins`."""
+        """Compute the loss; raise ValueError if `margins` are not set.
+
+        Metrics: `preference_loss`, `accuracy`, `margin`, `score_chosen`, `score_rejected`, equal in
+        both rows of a pair.
+        """
         scores_B = response_sums(terms.scores_BT, batch.loss_mask)
         margins_B = batch.require("margins", made_by="pair_batch")
         chosen_P, rejected_P = scores_B[::2], scores_B[1::2]

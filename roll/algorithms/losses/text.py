@@ -13,6 +13,7 @@ class TextLoss:
     """Loss -log p of each trained token."""
 
     def __call__(self, terms: PolicyTerms, batch: TrainBatch) -> TokenLoss:
+        """Compute the loss, 0 outside the loss mask. Metrics: `nll`, the same number, detached."""
         loss_BT = -terms.logprobs_BT.masked_fill(~batch.loss_mask, 0.0)
         # `nll` is a mean over tokens for any aggregation, so that curves can be compared;
         # validation reports it.

@@ -30,6 +30,7 @@ class WhitenAdvantage:
     config: WhitenAdvantageConfig
 
     def __call__(self, advantages_BT: Tensor, mask_BT: Tensor) -> tuple[Tensor, Metrics]:
+        """Return the whitened advantages, 0 outside the mask, and metrics."""
         config, moments = self.config, Moments.of(advantages_BT, mask_BT)
         whitened_BT = standardized(
             advantages_BT, mask_BT, eps=config.eps, center=config.mean, moments=moments
@@ -49,6 +50,7 @@ class ClipAdvantage:
     config: ClipAdvantageConfig
 
     def __call__(self, advantages_BT: Tensor, mask_BT: Tensor) -> tuple[Tensor, Metrics]:
+        """Return the clipped advantages, 0 outside the mask, and metrics."""
         limit = self.config.limit
         beyond_BT = (advantages_BT.abs() > limit) & mask_BT
         share = Mean(int(beyond_BT.sum()), int(mask_BT.sum()))

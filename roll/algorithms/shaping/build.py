@@ -71,6 +71,12 @@ class Shaping:
         masks and weights of samples from the unshaped rewards; 4. shape the advantages of the
         remaining tokens. A masked sample still counts in the statistics of its group and only loses
         its own loss. A sample without a reward does not count in any statistic.
+
+        Args:
+            batch: all samples of the step; a SampleTable only if `needs_tokens` is False.
+
+        Raises:
+            ValueError: the batch lacks something that the shaping or the estimator needs.
         """
         if batch.has_reward is None:
             found, metrics = self._add_advantages(batch, estimator)
@@ -145,7 +151,8 @@ class Shaping:
         return Rewards(division.put(own.total_B, into=rewards.total_B), baseline_B), metrics
 
     def _estimated(self, rewarded: S, kept: S, estimator: AdvantageEstimator) -> S:
-        """Return `rewarded` with the advantages of those samples that are trained in `kept`."""
+        """Return `rewarded` with the advantages of those samples that are trained in `kept`, from
+        the estimator of each tag in `domains` or, for other tags, from `estimator`."""
         if not self.domains:
             return _estimated(rewarded, kept, estimator)
         whole = rewarded
@@ -231,7 +238,8 @@ class Shaping:
 
 
 def _estimated(rewarded: S, kept: S, estimator: AdvantageEstimator) -> S:
-    """Return `rewarded` with the advantages of those samples that are trained in `kept`."""
+    """Return `rewarded` with advantages, computed from all samples, of those samples that are
+    trained in `kept`, the result of `masks`; those of other samples are 0."""
     if isinstance(rewarded, SampleTable):
         assert isinstance(estimator, SampleEstimator)
         advantages_B = estimator.per_sample(rewarded).float() * kept.trained
@@ -261,10 +269,11 @@ def _without_advantages(batch: S) -> S:
 
 
 def _among(batch: S, found: S, rows: Tensor) -> S:
-    """Return `batch` with the tensors of `found` written to its rows `rows`.
+    """Return `batch` with the tensors of `found`, which holds its rows `rows`, written to these
+    rows.
 
-    The other rows, which have no trained tokens, keep their values; in tensors that `batch` does
-    not have they get zeros (ones in `sample_weights`).
+    All other rows keep their values. In tensors that `batch` does not have they get zeros (ones in
+    `sample_weights`). `has_reward` stays that of `batch`.
     """
     changed: dict[str, Any] = {}
     for spec in fields(batch):
@@ -343,10 +352,12 @@ def _build(registry: PartRegistry[T], configs: Sequence[ShapingConfig]) -> dict[
 
 
 def _under(prefix: str, metrics: Metrics) -> dict[str, Any]:
+    """Return the metrics with names that begin with `prefix` and a slash."""
     return {f"{prefix}/{name}": metric for name, metric in metrics.items()}
 
 
 def _share(chosen_B: Tensor) -> Mean:
+    """Return the share of samples that are chosen, bool `[B]`, as a metric."""
     return Mean(int(chosen_B.sum()), len(chosen_B))
 
 

@@ -26,6 +26,7 @@ class DifficultyMask:
     config: DifficultyMaskConfig
 
     def __call__(self, batch: Samples) -> Tensor:
+        """Return which samples are of kept groups, bool `[B]`; ValueError without rewards."""
         mean_B = Siblings.of(batch.group_ids).mean(batch.require("rewards", made_by="assemble"))
         low, high = self.config.low, self.config.high
         low, high = low - ROUNDING * abs(low), high + ROUNDING * abs(high)
@@ -40,6 +41,7 @@ class DifficultyWeight:
     config: DifficultyWeightConfig
 
     def __call__(self, batch: Samples) -> Tensor:
+        """Return the weight of each sample, float64 `[B]`; ValueError without rewards."""
         mean_B = Siblings.of(batch.group_ids).mean(batch.require("rewards", made_by="assemble"))
         config = self.config
         return config.min + (config.max - config.min) * (1 - mean_B.clamp(0, 1))

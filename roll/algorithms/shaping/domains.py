@@ -43,17 +43,23 @@ class Division:
         return batch if self.rows_N is None else batch.select(self.rows_N)
 
     def part(self, values_B: Tensor) -> Tensor:
-        """Return the values of these samples."""
+        """Return the values of these samples, from one value per sample of the whole step."""
         return values_B if self.rows_N is None else values_B[self.rows_N]
 
     def put(self, found: Tensor, into: Tensor) -> Tensor:
-        """Return `into`, the values of all samples, with those of these samples replaced."""
+        """Return a copy of `into`, the values of all samples, with those of these samples replaced
+        by `found`; `found` itself if these are all samples."""
         return found if self.rows_N is None else into.index_copy(0, self.rows_N, found)
 
 
 def divisions(tags: Sequence[str], apart: Mapping[str, object]) -> Iterator[Division]:
     """Yield the samples of all tags that are not in `apart`, then those of each tag of it, in its
-    order, as far as there are any."""
+    order, as far as there are any. Without `apart`, yield one division of all samples.
+
+    Args:
+        tags: tag of each sample of the step.
+        apart: tags with settings of their own, as keys.
+    """
     if not apart:
         yield Division(None, None)
         return

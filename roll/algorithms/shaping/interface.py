@@ -38,19 +38,28 @@ class Rewards:
 class RewardShaping(Protocol):
     """Function that changes rewards; `rewards` are the results of the shapings before it."""
 
-    def __call__(self, rewards: Rewards, batch: Samples) -> tuple[Rewards, Metrics]: ...
+    def __call__(self, rewards: Rewards, batch: Samples) -> tuple[Rewards, Metrics]:
+        """Return the changed rewards of a step, and metrics; call once per step. ValueError if
+        `batch` lacks what it needs."""
+        ...
 
 
 class SampleMask(Protocol):
     """Function that selects the samples to train on, as bool `[B]`."""
 
-    def __call__(self, batch: Samples) -> Tensor: ...
+    def __call__(self, batch: Samples) -> Tensor:
+        """Return which samples of a step are trained on, bool `[B]`; ValueError if `batch` lacks
+        what it needs."""
+        ...
 
 
 class SampleWeight(Protocol):
     """Function that computes relative weights of the samples, float64 `[B]`, above zero."""
 
-    def __call__(self, batch: Samples) -> Tensor: ...
+    def __call__(self, batch: Samples) -> Tensor:
+        """Return the weight of each sample of a step, float64 `[B]`; ValueError if `batch` lacks
+        what it needs."""
+        ...
 
 
 class AdvantageShaping(Protocol):
@@ -59,7 +68,9 @@ class AdvantageShaping(Protocol):
     It uses only advantages inside the mask, and the result is zero outside.
     """
 
-    def __call__(self, advantages_BT: Tensor, mask_BT: Tensor) -> tuple[Tensor, Metrics]: ...
+    def __call__(self, advantages_BT: Tensor, mask_BT: Tensor) -> tuple[Tensor, Metrics]:
+        """Return the changed advantages of a step, 0 outside the mask, and metrics."""
+        ...
 
 
 @runtime_checkable

@@ -25,6 +25,9 @@ def policy_kl(batch: RolloutBatch, estimator: str) -> Tensor:
     The result is zero outside the mask, even if log-probs there are NaN. The policy's log-probs are
     the trainer's `old_logprobs` if they are set, otherwise the engine's.
 
+    Args:
+        estimator: name in `KL_ESTIMATORS`, such as `k1`.
+
     Raises:
         ValueError: log-probs of the reference or of the policy are missing.
     """
@@ -54,6 +57,11 @@ def next_coef(coef: float, *, kl: float, target: float, samples: int, horizon: i
     """Return coef * (1 + clip(kl / target - 1, -0.2, 0.2) * samples / horizon).
 
     This is the proportional controller of Ziegler et al. (arXiv 1909.08593, section 2.2).
+
+    Args:
+        kl: divergence of the step, in the unit of `target` (nats per token).
+        samples: number of samples of the step.
+        horizon: number of samples over which a clipped error changes the coefficient by a fifth.
     """
     error = min(max(kl / target - 1, -ERROR_LIMIT), ERROR_LIMIT)
     return coef * (1 + error * samples / horizon)

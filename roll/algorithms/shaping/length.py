@@ -49,6 +49,8 @@ class LengthPenalty:
     config: LengthPenaltyConfig
 
     def __call__(self, rewards: Rewards, batch: Samples) -> tuple[Rewards, Metrics]:
+        """Return the changed rewards, and metrics; ValueError without unshaped rewards in
+        `batch`."""
         passed_B = batch.require("rewards", made_by="assemble") >= self.config.pass_score
         lengths_B = response_tokens(batch)
         share_B = relative_length(lengths_B, *Siblings.of(batch.group_ids).range(lengths_B))
@@ -69,6 +71,7 @@ class LengthWeight:
     config: LengthWeightConfig
 
     def __call__(self, batch: Samples) -> Tensor:
+        """Return the weight of each sample, float64 `[B]`."""
         lengths_B = response_tokens(batch)
         longest = lengths_B.amax()
         shortest = torch.where(lengths_B > 0, lengths_B, longest).amin()

@@ -31,6 +31,7 @@ class OverlongPenalty:
     config: OverlongPenaltyConfig
 
     def __call__(self, rewards: Rewards, batch: Samples) -> tuple[Rewards, Metrics]:
+        """Return the changed rewards, and metrics; ValueError if `max_tokens` is not filled in."""
         max_tokens, buffer_tokens = self.config.limits()
         free = max_tokens - buffer_tokens
         share_B = ((response_tokens(batch) - free) / buffer_tokens).clamp(0, 1)

@@ -21,6 +21,7 @@ class ClipReward:
     config: ClipRewardConfig
 
     def __call__(self, rewards: Rewards, batch: Samples) -> tuple[Rewards, Metrics]:
+        """Return the clipped rewards, and metrics; `batch` is only counted."""
         low, high = self.config.low, self.config.high
         clipped = rewards.map(lambda values_B: values_B.clamp(low, high))
         changed = int((clipped.total_B != rewards.total_B).sum())
@@ -35,5 +36,6 @@ class ScaleReward:
     config: ScaleRewardConfig
 
     def __call__(self, rewards: Rewards, batch: Samples) -> tuple[Rewards, Metrics]:
+        """Return the scaled rewards, and no metrics."""
         factor, shift = self.config.factor, self.config.shift
         return rewards.map(lambda values_B: factor * values_B + shift), Metrics()

@@ -20,6 +20,7 @@ class OwnJudges:
     """Engines by judge; each starts with the first reward that asks it."""
 
     def __init__(self, config: RlvrBase) -> None:
+        """Start no engine yet; the judges are those of the config on devices of the run."""
         self._config = config
         self._engines: dict[str, InferWorker] = {}
         self._closing = AsyncExitStack()
@@ -48,7 +49,8 @@ class OwnJudges:
             await asyncio.gather(answering, return_exceptions=True)
 
     async def _engine(self, name: str) -> InferWorker:
-        """Return the engine of a judge, started."""
+        """Return the engine of the judge `name`; start it at the first call. The judge must be one
+        on devices of the run."""
         if name not in self._engines:
             judge = self._config.cluster_judges[name]
             on_gpus = self._config.cluster.platform != "cpu" and count_gpus() > 0
@@ -80,6 +82,8 @@ async def _answer_all(worker: JudgeReward, engine: InferWorker) -> None:
 
 
 async def _answer(worker: JudgeReward, engine: InferWorker, question: GenerateRequest) -> None:
+    """Let the engine answer a question, and bring the answer, or the error as text, to the
+    worker."""
     told: Completion | str
     try:
         [told] = await engine.generate(question)

@@ -106,14 +106,14 @@ def _scores(tried: Sequence[Tried]) -> list[float]:
 
 
 def _span(values: Sequence[float]) -> list[str]:
-    """Return mean, lowest and highest value."""
+    """Return mean, lowest and highest value as text; `-` three times without values."""
     if not values:
         return ["-"] * 3
     return [f"{value:.3g}" for value in (fmean(values), min(values), max(values))]
 
 
 def _parts(tried: Sequence[Tried]) -> dict[str, list[float]]:
-    """Return the values of each part."""
+    """Return the values of each part of the rewards, by its name; failures have none."""
     found: dict[str, list[float]] = {}
     for one in tried:
         for name, value in (one.scored.reward.parts if one.scored.reward else {}).items():
@@ -122,7 +122,8 @@ def _parts(tried: Sequence[Tried]) -> dict[str, list[float]]:
 
 
 def _time(tried: Sequence[Tried], percent: int) -> str:
-    """Return a percentile of the latency, in milliseconds or seconds."""
+    """Return a percentile of the latency as text, in ms or s; `-` without values. `percent` is from
+    1 to 99."""
     if not tried:
         return "-"
     times_s = [one.latency_s for one in tried]
@@ -132,10 +133,12 @@ def _time(tried: Sequence[Tried], percent: int) -> str:
 
 
 def _passes(one: Tried) -> bool:
+    """Return whether the reward gave the response at least `PASS`."""
     return one.scored.reward is not None and one.scored.reward.score >= PASS
 
 
 def _is_right(one: Tried) -> bool:
+    """Return whether people gave the response a label of at least `PASS`."""
     return one.response.label is not None and one.response.label >= PASS
 
 

@@ -37,9 +37,12 @@ def made_responses(
     """Return the responses that a verifier should tell apart: for each row its own answer, the
     answer of another row that has another one, and an empty text.
 
+    A row without an answer, or for which no other answer is found, has fewer.
+
     Args:
         prompts: rows to make responses to.
         others: rows whose answers serve as wrong ones.
+        tokenizer: tokenizer that counts the tokens of the responses.
     """
     made = []
     for place, prompt in enumerate(prompts):
@@ -95,7 +98,15 @@ def read_responses(
 
 
 def rows_needed(path: Path, rows: int | None = None) -> int:
-    """Return the number of rows of each source that hold all rows of a file of responses."""
+    """Return how many first rows of each source must be read, so that every response has its row.
+
+    Args:
+        path: JSONL file of responses, see `read_responses`.
+        rows: number of its lines that count; None: all.
+
+    Raises:
+        DataError: the file cannot be read, or has no lines.
+    """
     lines = _lines(path)[:rows]
     numbers = [_row_of(str(line.values.get("id", "")))[1] for line in lines]
     return max(len(lines), 1 + max(numbers))
@@ -156,6 +167,7 @@ def _labels(line: RawRow, *, needed: bool = False) -> list[float]:
 
 
 def _truncated(line: RawRow) -> bool:
+    """Return whether the line says that the response ended at the length limit."""
     return line.values.get("finish_reason") == FinishReason.LENGTH.value
 
 
@@ -185,7 +197,8 @@ def _prompt_of(line: RawRow, by_id: Mapping[str, Prompt]) -> Prompt:
 def _sample(
     prompt: Prompt, number: int, text: str, tokenizer: PromptTokenizer, *, truncated: bool = False
 ) -> Sample:
-    """Return the response as a sample, with the tokens of its text."""
+    """Return the response `text` to a row as a sample, with the tokens of the text and log-probs of
+    0. `number` is that of the response among those to the row."""
     [tokens] = tokenizer([text], add_special_tokens=False)["input_ids"]
     finish = FinishReason.LENGTH if truncated else FinishReason.STOP
     done = Completion.of(tokens, [0.0] * len(tokens), [0] * len(tokens), finish)

@@ -69,6 +69,7 @@ class RewardTry:
 
     @property
     def failures(self) -> list[Tried]:
+        """Responses on which the reward failed, also those to which `on_error` gives a score."""
         return [one for one in self.tried if one.scored.failure is not None]
 
     @property
@@ -112,7 +113,15 @@ def try_rewards_on(
 
 
 def _responses(config: RlvrBase, rows: int | None, file: Path | None) -> list[Response]:
-    """Return the responses of a file, or made ones to the first rows of the sources."""
+    """Return the responses of a file, or made ones to the first rows of the sources.
+
+    Args:
+        rows: number of lines of the file, or of rows; None: all lines, or `ROWS` rows.
+        file: JSONL file of responses; None: responses are made.
+
+    Raises:
+        DataError: the file or a source cannot be used.
+    """
     dated = DatedTokenizer(load_tokenizer(config.train_model), datetime.now())
     sources = named_sources(config.data.sources)
     if file is not None:
@@ -138,7 +147,8 @@ def _first(
 
 
 def _names_set(file: Path, sets: Mapping[str, Any]) -> bool:
-    """Return whether a file of responses seems to name rows of a validation set."""
+    """Return whether the text of a file of responses holds the id of a row of one of the validation
+    sets `sets`, by name."""
     text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     return any(f'"{name}:' in text or f"/{name}:" in text for name in sets)
 
@@ -201,7 +211,8 @@ def _works(responses: Sequence[Response], *, whole_groups: bool) -> list[list[Re
 async def _score(
     worker: RewardWorker, room: asyncio.Semaphore, group: Sequence[Response]
 ) -> list[Tried]:
-    """Score responses together, when there is room."""
+    """Score the responses of `group` in one call of the worker, when `room` has a free place. Each
+    gets the time of the call as latency."""
     clock = asyncio.get_running_loop().time
     samples: list[Sample] = [one.sample for one in group]
     async with room:

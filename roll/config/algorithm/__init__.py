@@ -199,6 +199,7 @@ class AlgorithmConfig(Config):
 
     @model_validator(mode="after")
     def _taught_once(self) -> AlgorithmConfig:
+        """Refuse the advantage `distill` beside a `distill` loss term."""
         if self.distill_target is not None and self.advantage.kind == "distill":
             raise ValueError(
                 "advantage.kind: distill and a distill loss term are two estimates of one "

@@ -158,6 +158,7 @@ class ReinforcePpConfig(Choice):
 
     @property
     def all_needs(self) -> frozenset[Need]:
+        """`needs`, plus two or more samples per prompt if the baseline is that of the group."""
         return self.needs | ({Need.SIBLINGS} if self.baseline == "group" else frozenset())
 
 
@@ -210,6 +211,7 @@ class DistillConfig(Choice):
 
     @property
     def all_needs(self) -> frozenset[Need]:
+        """`needs`, plus two or more samples per prompt if `mix` is not 0."""
         return self.needs | ({Need.SIBLINGS} if self.mix else frozenset())
 
 

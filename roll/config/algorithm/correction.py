@@ -40,6 +40,7 @@ class WeightConfig(Config):
 
     @model_validator(mode="after")
     def _bounds(self) -> Self:
+        """Require lower < upper and lower <= 1 <= upper; null sets no bound."""
         _check_bounds(self.lower, self.upper)
         return self
 
@@ -59,6 +60,7 @@ class RejectConfig(Config):
 
     @model_validator(mode="after")
     def _bounds(self) -> Self:
+        """Require at least one bound, lower < upper, and lower <= 1 <= upper."""
         if self.lower is None and self.upper is None:
             raise ValueError("neither lower nor upper is set, so nothing would be rejected")
         _check_bounds(self.lower, self.upper)
@@ -78,6 +80,7 @@ class CorrectionConfig(Config):
 
     @model_validator(mode="after")
     def _does_something(self) -> Self:
+        """Require `weight` or at least one rule in `reject`."""
         if self.weight is None and not self.reject:
             raise ValueError(
                 "neither weight nor reject is set; set one, or leave the correction out"

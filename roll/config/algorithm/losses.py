@@ -153,6 +153,7 @@ class ToprConfig(PolicyChoice):
 
     @model_validator(mode="after")
     def _trains(self) -> Self:
+        """Refuse two weights of 0."""
         if self.positive_weight == 0 and self.negative_weight == 0:
             raise ValueError(
                 "positive_weight and negative_weight are both 0, so nothing is trained"
@@ -219,6 +220,7 @@ class ClipCovConfig(PolicyChoice):
 
     @model_validator(mode="after")
     def _bounds(self) -> Self:
+        """Require cov_low < cov_high."""
         if self.cov_low >= self.cov_high:
             raise ValueError(
                 f"cov_low = {self.cov_low} is not below cov_high = {self.cov_high}, so no token "

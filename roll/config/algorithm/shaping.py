@@ -25,6 +25,7 @@ class ClipRewardConfig(Choice):
 
     @model_validator(mode="after")
     def _bounds_bound_something(self) -> Self:
+        """Require at least one bound, and low < high if both are set."""
         if self.low is None and self.high is None:
             raise ValueError("clips nothing without a bound; set `low`, `high` or both")
         if self.low is not None and self.high is not None and self.low >= self.high:
@@ -43,6 +44,7 @@ class ScaleRewardConfig(Choice):
 
     @model_validator(mode="after")
     def _changes_something(self) -> Self:
+        """Refuse a factor of 1 with a shift of 0."""
         if self.factor == 1 and self.shift == 0:
             raise ValueError("factor 1 and shift 0 change nothing; set one of them")
         return self
@@ -88,6 +90,7 @@ class OverlongPenaltyConfig(Choice):
 
     @model_validator(mode="after")
     def _buffer_fits(self) -> Self:
+        """Require buffer_tokens <= max_tokens if `max_tokens` is set."""
         if self.max_tokens is not None:
             self.limits()
         return self
@@ -103,10 +106,11 @@ class OverlongPenaltyConfig(Choice):
         return self.model_copy(update={"max_tokens": self.max_tokens or max_new_tokens})
 
     def limits(self) -> tuple[int, int]:
-        """Return `max_tokens`, which must be filled in, and `buffer_tokens` or its default.
+        """Return `max_tokens` and `buffer_tokens`; without the latter, a fifth of `max_tokens`, at
+        least 1.
 
         Raises:
-            ValueError: `max_tokens` is not filled in, or smaller than `buffer_tokens`.
+            ValueError: `max_tokens` is left out (see `within`), or smaller than `buffer_tokens`.
         """
         longest = self.max_tokens
         if longest is None:
@@ -168,6 +172,7 @@ class DifficultyMaskConfig(Choice):
 
     @model_validator(mode="after")
     def _bounds_leave_something(self) -> Self:
+        """Require low <= high."""
         if self.low > self.high:
             raise ValueError(f"low = {self.low:g} must not lie above high = {self.high:g}")
         return self
@@ -184,6 +189,7 @@ class _WeightConfig(Choice):
 
     @model_validator(mode="after")
     def _bounds_differ(self) -> Self:
+        """Require min < max."""
         if self.min >= self.max:
             raise ValueError(
                 f"min = {self.min:g} must lie below max = {self.max:g}; equal weights weigh nothing"
@@ -264,6 +270,7 @@ class KlInRewardConfig(Config):
 
     @model_validator(mode="after")
     def _horizon_has_a_target(self) -> Self:
+        """Refuse a `horizon` other than the default without a `target`."""
         if self.target is None and self.horizon != HORIZON:
             raise ValueError("`horizon` has no effect without `target`; set that or drop this")
         return self

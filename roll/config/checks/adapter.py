@@ -55,7 +55,11 @@ def serving_problems(config: RlvrBase) -> Iterator[str]:
 
 def _adapter_engine_problems(rank: int, engine: object) -> Iterator[str]:
     """Yield why the engine cannot serve an adapter of `rank`: no vLLM, too high a rank, or pipeline
-    stages."""
+    stages.
+
+    Args:
+        engine: config of the engine's backend.
+    """
     if not isinstance(engine, VllmConfig):
         yield (
             "model.lora.serve: only vllm takes an adapter as it is; set it to merged, or "

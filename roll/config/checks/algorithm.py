@@ -116,7 +116,8 @@ def _unread_advantages(config: RlvrBase) -> Iterator[str]:
 
 
 def _teachers(config: RlvrBase) -> Iterator[str]:
-    """Yield the problems of teachers: missing, without use, or not one per sample."""
+    """Yield a problem if teachers are missing or not used, their tags do not give each sample one
+    teacher, or a backend does not tell whole distributions."""
     wanted = config.needs.get(Need.TEACHER)
     if wanted is None:
         if config.teachers:

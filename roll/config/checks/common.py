@@ -105,7 +105,12 @@ def _layouts(config: RunConfig) -> Iterator[str]:
 def _indivisible_size_problems(
     config: RunConfig, name: str, sizes: list[tuple[int, str]]
 ) -> Iterator[str]:
-    """Yield a problem for the first size that does not divide the number of the role's devices."""
+    """Yield a problem for the first size that does not divide the number of the role's devices.
+
+    Args:
+        name: key of the role, whose pool must be known.
+        sizes: pairs of a size and its formula for the message, such as `tp * pp`.
+    """
     devices = config.num_devices(name)
     for size, what in sizes:
         if devices % size:
@@ -119,7 +124,11 @@ def _indivisible_size_problems(
 
 def _attention(config: RunConfig, name: str, role: LearnerRole | ScoreRole) -> Iterator[str]:
     """Yield attention kernels that the backend lacks, or that cannot handle the rows that the role
-    makes."""
+    makes.
+
+    Args:
+        name: key of the role `role`, for the message.
+    """
     strategy = role.strategy
     attention = (role.model or config.train_model).attention
     where = f"{name}.model" if f"{name}.model" in config.models else "model"
@@ -212,7 +221,8 @@ def _frozen(config: RunConfig) -> Iterator[str]:
 
 
 def nearest_numbers(wanted: int, known: Iterable[int]) -> str:
-    """Return the next smaller and the next larger number in `known`, as text: `4 and 8`."""
+    """Return the next smaller and the next larger number in `known`, as text: `4 and 8`. There may
+    be only one, or none (an empty text)."""
     sorted_known = sorted(known)
     below = [n for n in sorted_known if n < wanted][-1:]
     above = [n for n in sorted_known if n > wanted][:1]

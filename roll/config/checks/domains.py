@@ -20,8 +20,8 @@ def domain_problems(config: RlvrBase) -> Iterator[str]:
 
 
 def _tag(config: RlvrBase, tag: str) -> Iterator[str]:
-    """Yield a tag that no training prompt can have. Of tags that come from a column, only that no
-    reward or teacher takes them is known here."""
+    """Yield a problem if no training prompt can have the tag. If tags come from a column, the tag
+    is compared with those of rewards and teachers, because those of the rows are not known."""
     sources = config.data.sources
     known = {each for reward in config.rewards.values() for each in reward.tags}
     known |= {each for teacher in config.teachers.values() for each in teacher.tags}
@@ -52,8 +52,8 @@ def _weights(config: RlvrBase, tag: str, domain: DomainConfig) -> Iterator[str]:
 
 
 def _limit(config: RlvrBase, tag: str, domain: DomainConfig) -> Iterator[str]:
-    """Yield a length limit of the tag that a penalty of the run, which takes the run's limit, would
-    not know."""
+    """Yield a problem if the tag has a `max_new_tokens` of its own while a length penalty of the
+    run takes over the limit of the run."""
     own = domain.sampling.max_new_tokens
     if own in (None, config.sampling.max_new_tokens) or domain.reward_shaping is not None:
         return
@@ -68,7 +68,8 @@ def _limit(config: RlvrBase, tag: str, domain: DomainConfig) -> Iterator[str]:
 
 
 def _critic(config: RlvrBase) -> Iterator[str]:
-    """Yield advantages with a critic beside others without: a critic learns from all samples."""
+    """Yield tags of which the estimator needs a critic while that of the run does not, or the other
+    way round: a critic learns from all samples."""
     run = config.algorithm.advantage.kind
     for tag, domain in config.domains.items():
         own = domain.advantage.kind if domain.advantage else run

@@ -114,12 +114,12 @@ def _cut_sampling(config: RlvrBase) -> Iterator[str]:
 
 
 def _compared(config: RlvrBase, key: str, cut: Sequence[str]) -> Iterator[str]:
-    """Yield a notice if something compares log-probs of the engine that are those of a truncated
-    distribution.
+    """Yield a notice if something compares log-probs of the engine, which are those of a truncated
+    distribution, with the trainer's.
 
     Args:
         key: key of the sampling in the config.
-        cut: settings that truncate the distribution.
+        cut: settings that truncate the distribution, at least one, as text: `top_p=0.9`.
     """
     algorithm, readers = config.algorithm, []
     if algorithm.old_logprobs == "rollout":

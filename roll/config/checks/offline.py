@@ -17,7 +17,7 @@ from roll.config.sections.training import LearnerRole, ScoreRole, TeacherRole
 
 
 def offline_problems(config: OfflineConfig) -> Iterator[str]:
-    """Yield the problems that all of these pipelines can have."""
+    """Yield the problems that a config of any pipeline on existing rows can have."""
     yield from run_problems(config)
     yield from serving_without_engine_problems(config)
     if config.epochs is None and "max_steps" not in config.model_fields_set:
@@ -63,7 +63,8 @@ def distill_problems(
     data: TaughtDataConfig,
     validation: TaughtValidation,
 ) -> Iterator[str]:
-    """Yield the problems of teachers: those of tags and those of backends."""
+    """Yield the problems of teachers: tags without a source or of several teachers, sources without
+    a teacher, and backends that neither tell nor learn whole distributions."""
     sources = {f"data.sources.{i}": source for i, source in enumerate(data.sources)}
     sources |= {f"validation.sets.{name}": s for name, s in validation.sets.items()}
     yield from teacher_problems(teachers, sources)

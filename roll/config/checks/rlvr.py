@@ -124,8 +124,8 @@ def _batch(config: RlvrBase) -> Iterator[str]:
 
 
 def _nearest_prompts(config: RlvrBase, ranks: int) -> str:
-    """Return the values of `prompts_per_step` next to the configured one whose samples divide over
-    the ranks."""
+    """Return the numbers of prompts per step, next below and next above the configured one, whose
+    samples divide over the ranks, as text: `4 and 8`."""
     unit = ranks // math.gcd(ranks, config.data.samples_per_prompt)
     wanted = config.data.prompts_per_step
     return nearest_numbers(wanted, range(unit, wanted + 2 * unit, unit))

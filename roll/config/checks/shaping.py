@@ -39,6 +39,7 @@ def _reward_shaping(
     """Yield the problems of one part of reward shaping.
 
     Args:
+        key: key of the part in the config, for the message.
         longest: largest number of tokens of a response.
         alone: True if there is one sample per prompt.
     """

@@ -14,6 +14,9 @@ def teacher_problems(
 ) -> Iterator[str]:
     """Yield tags that several teachers claim, that no source has, or that no teacher has.
 
+    If a source reads tags from a column, its own tags are not checked, and tags of teachers that no
+    source has are not reported.
+
     Args:
         teachers: teacher by name.
         sources: source by its key in the config.
@@ -44,7 +47,8 @@ def teacher_problems(
 def teacher_output_problems(
     student: LearnerRole, teachers: Mapping[str, TeacherRole]
 ) -> Iterator[str]:
-    """Yield roles whose backend can neither compute nor learn whole distributions."""
+    """Yield the roles (`actor_train` and the teachers) whose backend, megatron, can neither compute
+    nor learn whole distributions."""
     roles = {"actor_train": student} | {f"teachers.{name}": t for name, t in teachers.items()}
     for key, role in roles.items():
         if role.strategy.kind == "megatron":

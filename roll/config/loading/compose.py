@@ -153,7 +153,11 @@ def _preset_named_by_changes(changes: Sequence[Change]) -> Any:
 
 def _read_preset(name: Any, by: str) -> Layer:
     """Return the layer of a preset. Problems in its settings are reported at the place `by`, which
-    named the preset."""
+    named the preset.
+
+    Raises:
+        ConfigError: there is no preset `name`.
+    """
     known = {file.stem: file for file in sorted(PRESETS.glob("*.yaml"))}
     if not isinstance(name, str) or name not in known:
         raise ConfigError(
@@ -166,8 +170,14 @@ def _read_preset(name: Any, by: str) -> Layer:
 
 
 def _files(path: Path, chain: tuple[Path, ...]) -> Iterator[Layer]:
-    """Yield the layers of all files that `defaults` of `path` name, depth first, and `path`
-    last."""
+    """Yield the layers of all files that `defaults` of `path` name, depth first, and `path` last.
+
+    Args:
+        chain: resolved paths of the files that led to this one, outermost first.
+
+    Raises:
+        ConfigError: `defaults` form a cycle or are no list of files, or a file cannot be read.
+    """
     path = Path(path)
     real = path.resolve()
     if real in chain:
@@ -185,7 +195,14 @@ def _files(path: Path, chain: tuple[Path, ...]) -> Iterator[Layer]:
 
 
 def _read(path: Path, *, named_by: Path | None) -> Layer:
-    """Read one YAML file and the line of each of its keys."""
+    """Read one YAML file and the line of each of its keys.
+
+    Args:
+        named_by: file whose `defaults` name this one, for the message; None for the run file.
+
+    Raises:
+        ConfigError: the file is missing, cannot be read, is no valid YAML, or is no mapping.
+    """
     by = f" (named in defaults of {named_by})" if named_by else ""
     try:
         text = path.read_text(encoding="utf-8")

@@ -17,8 +17,12 @@ MANY = 8
 def describe(
     error: ValidationError, model: type[BaseModel], data: Mapping[str, Any], origins: Origins
 ) -> str:
-    """Return the problems of a config as text, one line each, in order; after `MANY` only a
-    count."""
+    """Return the problems of a config as text, one line each, in order; after `MANY` only a count.
+
+    Args:
+        error: result of validating `data` as `model`.
+        origins: place of each key of `data`.
+    """
     items: list[dict[str, Any]] = [dict(item) for item in error.errors(include_url=False)]
     places = [item["loc"] for item in items]
     lines: list[str] = []
@@ -76,6 +80,7 @@ def _describe_one(
 
 
 def _short(value: Any) -> str:
+    """Return the value as Python text, cut to 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -113,6 +118,7 @@ def _locate(
 
 
 def _strip_none(annotation: Any) -> Any:
+    """Return the type X of `X | None`; every other annotation unchanged."""
     if get_origin(annotation) in (Union, types.UnionType):
         kept = [a for a in get_args(annotation) if a is not types.NoneType]
         if len(kept) == 1:
@@ -122,7 +128,7 @@ def _strip_none(annotation: Any) -> Any:
 
 def _class_of(annotation: Any, data: Any) -> type[BaseModel] | None:
     """Return the config class that `annotation` means for `data`; `kind` selects the class of a
-    union."""
+    union. Return None if there is no such class."""
     annotation = _strip_none(annotation)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
@@ -170,6 +176,8 @@ def _all_keys(model: type[BaseModel], seen: tuple[type[BaseModel], ...]) -> Iter
 
 
 def _classes_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield every config class that a type annotation contains, also within unions and
+    containers."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in get_args(annotation):

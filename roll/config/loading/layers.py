@@ -28,7 +28,13 @@ class Layer:
 
     @classmethod
     def of_value(cls, key: str, value: Any, place: str) -> Layer:
-        """Return a layer with one key, whose value, with everything in it, has one place."""
+        """Return a layer with one key, whose value, with everything in it, has one place.
+
+        Args:
+            key: dotted key.
+            value: plain value, with lists and mappings.
+            place: text for error messages, such as `command line`.
+        """
         content: Any = value
         for part in reversed(key.split(".")):
             content = {part: content}
@@ -39,6 +45,7 @@ class Origins:
     """Places (file and line, or the command line) where each key was set last."""
 
     def __init__(self, main: Path) -> None:
+        """Begin without places; `main` is the run file, which stands for keys without a place."""
         self._main = main
         self._places: dict[str, str] = {}
 
@@ -82,7 +89,16 @@ def merge_at(
     places: Mapping[str, str],
     origins: Origins,
 ) -> dict[str, Any]:
-    """Return `base`, the mapping at the key `at`, with the mapping `over` over it."""
+    """Return `base`, the mapping at the key `at`, with the mapping `over` over it; neither is
+    changed.
+
+    A mapping of another kind than that in `base` replaces it.
+
+    Args:
+        at: dotted key; empty for the whole config.
+        places: place of each key of `over`, by dotted key from the top of the config.
+        origins: record of the places, which is updated.
+    """
     if _becomes_another(base, over):
         origins.replace(at, places)
         return dict(over)
@@ -120,9 +136,9 @@ def lay_preset(data: dict[str, Any], preset: Layer, origins: Origins) -> dict[st
 
 
 def give_pools_to_roles(data: dict[str, Any], replaced: Layer, origins: Origins) -> None:
-    """Give the roles that files changed the pool that a replaced preset gave them, if they have
-    none. The problem to report is then that the roles are not needed any more, not that they have
-    no pool."""
+    """Give the roles in `data` that files changed the pool that a replaced preset gave them, if
+    they have none. The problem to report is then that the roles are not needed any more, not that
+    they have no pool."""
     for section, parts in replaced.content.items():
         there = data.get(section)
         if isinstance(there, dict) and PLACEMENT in parts and PLACEMENT not in there:
@@ -141,6 +157,8 @@ def _becomes_another(base: Mapping[str, Any], over: Mapping[str, Any]) -> bool:
 
 
 def _keys_below(key: str, value: Any) -> Iterator[str]:
+    """Yield the dotted key of everything within `value`, which is at `key`; items of lists have
+    their number as key."""
     if isinstance(value, dict | list):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for name, item in items:

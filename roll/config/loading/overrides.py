@@ -56,11 +56,12 @@ def _precedes(one: Change, other: Change) -> bool:
 
 
 def _is_below(change: Change, keys: tuple[str, ...]) -> bool:
+    """Return whether the override sets a part of the mapping at `keys`, not the mapping itself."""
     return len(change.keys) > len(keys) and change.keys[: len(keys)] == keys
 
 
 def parse_override(text: str) -> Change:
-    """Parse `key.sub=value`.
+    """Parse `key.sub=value`; the value is read as YAML.
 
     Raises:
         ConfigError: the text has another form, or the value is not valid YAML.
@@ -81,11 +82,13 @@ def parse_override(text: str) -> Change:
 def set_key(data: dict[str, Any], change: Change, origins: Origins) -> None:
     """Set one key in `data`, and record its place.
 
-    Missing mappings around the key are made. A number selects an item of a list. A changed `kind`
-    empties its mapping. So does a change of a reward from one of its alternatives to another.
+    Missing mappings around the key are made. A number selects an item of a list. A mapping is
+    merged into the one that is there. A changed `kind` empties its mapping. So does a change of a
+    reward from one of its alternatives to another.
 
     Raises:
-        ConfigError: see `_index`.
+        ConfigError: the key leads through a list without such an item, or ends in a value that is
+            neither list nor mapping.
     """
     node: Any = data
     *around, last = change.keys
@@ -132,10 +135,15 @@ def _switch_reward_kind(reward: Any, change: Change, origins: Origins) -> None:
 
 
 def _index(node: Any, change: Change, depth: int) -> Any:
-    """Return the key at this depth, as an index for a list and as a name for a mapping.
+    """Return the part of the override's key at this depth: a number if `node` is a list, else a
+    name.
+
+    Args:
+        node: list or mapping at the parts before it.
+        depth: number of parts before it.
 
     Raises:
-        ConfigError: the list has no such item, or the value there is neither list nor mapping.
+        ConfigError: the list has no such item, or `node` is neither list nor mapping.
     """
     key, there = change.keys[depth], ".".join(change.keys[:depth])
     if isinstance(node, list):

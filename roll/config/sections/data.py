@@ -25,6 +25,7 @@ class ColumnsConfig(Config):
 
     @model_validator(mode="after")
     def _one_of_prompt_and_messages(self) -> Self:
+        """Require exactly one of `prompt` and `messages`."""
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("set exactly one of `prompt` and `messages` (the other to null)")
         return self
@@ -175,6 +176,7 @@ class PreferenceSource(FileConfig):
 
 
 def _named(*columns: str | None) -> tuple[str, ...]:
+    """Return the columns that are not None."""
     return tuple(name for name in columns if name is not None)
 
 
@@ -216,6 +218,7 @@ class CurriculumConfig(Config):
 
     @model_validator(mode="after")
     def _a_band(self) -> Self:
+        """Require low <= high."""
         if self.low > self.high:
             raise ValueError(f"low = {self.low:g} must not lie above high = {self.high:g}")
         return self

@@ -80,7 +80,8 @@ class EnvironmentConfig(Config):
 
     @model_validator(mode="after")
     def _one_of_env_and_agent(self) -> Self:
-        """Require exactly one of `env` and `agent`."""
+        """Require exactly one of `env` and `agent`; refuse, with `agent`, the settings that are for
+        `env`."""
         if (self.env is None) == (self.agent is None):
             raise ValueError("set exactly one of `env` (an environment) and `agent` (a function)")
         if self.agent is not None and self.credit == "turns":
@@ -110,11 +111,12 @@ class TaskSource(SourceConfig):
 
     @property
     def columns_used(self) -> tuple[str, ...]:
+        """Columns that every row of the file must have; none for tasks made of seeds."""
         return () if self.seeds is not None else super().columns_used
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
-        """Require exactly one of `path` and `seeds`."""
+        """Require exactly one of `path` and `seeds`, and `first_seed` only with `seeds`."""
         if (self.seeds is None) == (not self.path):
             raise ValueError(
                 "set exactly one of `seeds` (tasks that the environment makes) and `path` (a file "

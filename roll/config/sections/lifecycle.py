@@ -20,8 +20,8 @@ def pass_ks(num_samples: int) -> list[int]:
 
 
 def score_names(num_samples: int) -> list[str]:
-    """Return the names of the scores that a validation set with this many samples per prompt
-    gets."""
+    """Return the names of the scores (mean@n, pass@k, maj@n) that a validation set with
+    `num_samples` samples per prompt gets."""
     means = dict.fromkeys(["mean@1", f"mean@{num_samples}"])
     return [*means, *(f"pass@{k}" for k in pass_ks(num_samples)), f"maj@{num_samples}"]
 
@@ -40,8 +40,13 @@ class EvaluationConfig(Config, ABC):
         """Names of all metrics that validation reports."""
 
     def due(self, step: int, *, last: int) -> bool:
-        """Return True if the model after `step` steps is to be validated; `last` is the last
-        step."""
+        """Return True if the model after `step` steps is to be validated; always False without
+        sets.
+
+        Args:
+            step: number of finished steps; 0 before the first.
+            last: number of the run's last step.
+        """
         if not self.metrics:
             return False
         if step == 0:

@@ -34,6 +34,7 @@ def parse_devices(text: str) -> tuple[int, ...]:
 
 
 def _check_devices(text: str) -> str:
+    """Return the text unchanged; ValueError if it is no device list."""
     parse_devices(text)
     return text
 

@@ -173,7 +173,8 @@ class RewardConfig(Config):
 
     def _refuse_limits_of_functions(self, why: str) -> None:
         """Raise ValueError if a reward that has no such limits is given a `timeout_s`,
-        `queue_timeout_s` or `concurrency` other than the default."""
+        `queue_timeout_s` or `concurrency` other than the default; `why` is a part of the
+        message."""
         for key in ("timeout_s", "queue_timeout_s", "concurrency"):
             if getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(f"`{key}` concerns functions and classes; {why}. Drop `{key}`")

@@ -28,6 +28,7 @@ class MeanRewardConfig(Config):
 
     @model_validator(mode="after")
     def _bounds_leave_something(self) -> Self:
+        """Require low < high."""
         if self.low >= self.high:
             raise ValueError(f"low = {self.low:g} must lie below high = {self.high:g}")
         return self

@@ -117,6 +117,7 @@ class InferRole(Config):
 
     @property
     def devices_per_worker(self) -> int:
+        """Number of devices of one replica."""
         return self.strategy.processes
 
     @property

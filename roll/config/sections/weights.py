@@ -24,6 +24,7 @@ class WeightSyncConfig(Config):
 
     @model_validator(mode="after")
     def _folder_for_files(self) -> Self:
+        """Require `folder` with `transport: files`, and refuse it otherwise."""
         if (self.transport == "files") != (self.folder is not None):
             raise ValueError("`folder` and `transport: files` need each other")
         return self

@@ -23,6 +23,12 @@ class DaemonThreads:
     """Threads that run blocking functions; they are started on demand and used again."""
 
     def __init__(self, name: str, *, max_hung: int) -> None:
+        """Start no thread yet.
+
+        Args:
+            name: name of the threads, for debuggers.
+            max_hung: number of hanging calls from which on `run` refuses further calls.
+        """
         self._name = name
         self._max_hung = max_hung
         self._idle: list[queue.SimpleQueue[_Job | None]] = []
@@ -63,6 +69,7 @@ class DaemonThreads:
             jobs.put(None)
 
     def _submit(self, job: _Job) -> None:
+        """Give the job to an idle thread, or to a new one."""
         with self._lock:
             jobs = self._idle.pop() if self._idle else None
         if jobs is None:

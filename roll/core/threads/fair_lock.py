@@ -52,6 +52,7 @@ class FairLock:
         return ticket
 
     def _leave(self, ticket: object) -> None:
+        """Remove a ticket, of the holder or of one who waits, and wake the threads that wait."""
         with self._changed:
             self._queue.remove(ticket)
             self._changed.notify_all()

@@ -122,6 +122,7 @@ class LoopThread:
         self.close()
 
     def _serve(self) -> None:
+        """Run the loop until it is stopped, then cancel what is left; the work of the thread."""
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.get_loop().run_forever()  # on exit, the runner cancels all remaining tasks
 
@@ -147,5 +148,6 @@ class LoopThread:
 
 
 def _describe(task: asyncio.Task[Any]) -> str:
+    """Return the name of the coroutine that a task runs, for the log."""
     work = task.get_coro()
     return work.__qualname__ if inspect.iscoroutine(work) else repr(work)

@@ -110,8 +110,11 @@ def _messages_of_column(
 ) -> tuple[Message, ...]:
     """Return column `name` as messages: a text becomes one message of `role`.
 
-    Without a column the result is empty. A response may be empty; its row is left out and counted
-    later.
+    Without a column (`name` is None) the result is empty. A response may be empty; its row is left
+    out and counted later.
+
+    Raises:
+        DataError: the value is neither text nor a list of messages, or a prompt is blank.
     """
     if name is None:
         return ()
@@ -142,7 +145,8 @@ def _is_conversation(text: str) -> bool:
 
 
 def _shared_turns(chosen: tuple[Message, ...], rejected: tuple[Message, ...]) -> int:
-    """Count the equal turns at the start of both; at least one turn of each is not counted."""
+    """Count the equal messages at the start of both; at least one message of each is not
+    counted."""
     longest = min(len(chosen), len(rejected)) - 1
     return next((i for i in range(longest) if chosen[i] != rejected[i]), longest)
 

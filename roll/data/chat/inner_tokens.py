@@ -49,4 +49,5 @@ def ids_of(texts: Sequence[tuple[str, bool]], tokenizer: PromptTokenizer) -> lis
 
 
 def _text(tokens: list[int], tokenizer: PromptTokenizer) -> str:
+    """Decode tokens to text, without a change of its spaces."""
     return str(tokenizer.decode(tokens, clean_up_tokenization_spaces=False))

@@ -61,6 +61,8 @@ class DatedTokenizer:
 
     @property
     def is_fast(self) -> bool:
+        """True if the tokenizer can return the characters that each token stands for; False for one
+        that does not say."""
         # mistral-common's tokenizers have neither this nor added tokens.
         return bool(getattr(self.tokenizer, "is_fast", False))
 
@@ -73,6 +75,8 @@ class DatedTokenizer:
         return self.tokenizer.unk_token
 
     def apply_chat_template(self, conversation: list[dict[str, Any]], **kwargs: Any) -> Any:
+        """Render messages as the tokenizer does; the template gets the fixed time if it asks for
+        the time."""
         if "strftime_now" in str(self.chat_template):
             # Only if the template uses it, because some tokenizers reject unknown arguments.
             kwargs = {"strftime_now": self.moment.strftime} | kwargs
@@ -82,6 +86,7 @@ class DatedTokenizer:
         return self.tokenizer(text, **kwargs)
 
     def get_added_vocab(self) -> dict[str, int]:
+        """Return the added tokens with their ids; empty for a tokenizer that has no such method."""
         return dict(getattr(self.tokenizer, "get_added_vocab", dict)())
 
     def decode(self, token_ids: list[int], **kwargs: Any) -> Any:
@@ -92,6 +97,9 @@ def render_prompts(
     rows: Sequence[PromptRow], tokenizer: PromptTokenizer, data: DataConfig, system: str | None
 ) -> list[str]:
     """Return the text of each prompt, ready to be tokenized.
+
+    Args:
+        system: system message of the source, put before each conversation; None if there is none.
 
     Raises:
         DataError: the tokenizer has no chat template, the template fails on a row, or both a row
@@ -135,6 +143,11 @@ def with_system(
     messages: tuple[Message, ...], system: str | None, place: str
 ) -> tuple[Message, ...]:
     """Return the messages of a row, after the system message of its source if there is one.
+
+    Args:
+        messages: at least one message.
+        system: system message of the source; None if there is none.
+        place: file and row, for the error message.
 
     Raises:
         DataError: both the row and its source have a system message.

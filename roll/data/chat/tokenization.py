@@ -112,6 +112,10 @@ def tokenized(
 ) -> list[TokenSequence]:
     """Tokenize each conversation.
 
+    Args:
+        conversations: pieces of each, at least one, as `pieces` returns them.
+        eos_token: id that is put behind a piece with `ends`; None if the tokenizer has none.
+
     Raises:
         DataError: a piece needs an end-of-sequence token, but `eos_token` is None.
     """
@@ -227,6 +231,7 @@ OPENING = 64
 
 
 def _squeezed(text: str) -> str:
+    """Return the text without white space."""
     return "".join(text.split())
 
 
@@ -237,8 +242,8 @@ _ADVICE = f"set data.train_on: last_assistant, or {_ADVICE_OF_PAIRS[4:]}"
 
 
 def _plain(conversation: Conversation, system: str | None, place: str) -> list[Piece]:
-    """Return prompt and response as pieces without a chat template; DataError for a system prompt
-    or several turns."""
+    """Return prompt and response as pieces without a chat template; DataError if there is a system
+    message, or more than one message on either side."""
     if system is not None:
         raise DataError(
             "`system` needs a chat template; remove it or set `data.chat_template: true`"

@@ -146,6 +146,7 @@ class Turns:
 
     @cached_property
     def _knows_system(self) -> bool:
+        """True if the chat template takes a system message."""
         try:
             self._rendered([Message("system", ANSWER), _QUESTION])
         except DataError:
@@ -154,10 +155,14 @@ class Turns:
 
     @cached_property
     def _end_behind_user(self) -> str:
+        """Last 64 characters of the text before a turn of the policy that follows a message of the
+        user."""
         return self._rendered([_QUESTION])[-64:]
 
     @cached_property
     def _end_behind_result(self) -> str:
+        """Last 64 characters of the text before a turn of the policy that follows a result of a
+        tool."""
         return str(self.tokenizer.decode(self._behind_call([_RESULT])))[-64:]
 
     @cached_property
@@ -174,8 +179,9 @@ class Turns:
         return frozenset(tokens[:1] if is_mark else ())
 
     def _behind_answer(self, messages: Sequence[Message]) -> list[int]:
-        """Return the tokens that the template puts behind an answer, up to the beginning of the
-        next one."""
+        """Return the tokens that the template puts behind an answer: its end mark, the messages,
+        and the beginning of the next answer. DataError if the template refuses them or leaves out
+        the answer."""
         text = self._rendered((_QUESTION, Message(role="assistant", content=ANSWER), *messages))
         before, found, after = text.partition(ANSWER)
         if not found or not before:
@@ -188,6 +194,9 @@ class Turns:
     def _behind_call(self, messages: Sequence[Message]) -> list[int]:
         """Return the tokens that the template puts behind a call of tools: the end of the turn, the
         messages, and the beginning of the next turn.
+
+        Args:
+            messages: what the environment said; at least one has the role `tool`.
 
         Raises:
             DataError: the template refuses results of tools, or leaves them out.
@@ -228,4 +237,5 @@ class Turns:
 
 
 def _plain(messages: Sequence[Message]) -> str:
+    """Return the contents of the messages, joined without a separator."""
     return "".join(message.content for message in messages)

@@ -35,7 +35,8 @@ class UnknownText:
                 self.examples.append(piece)
 
     def told(self, of: int) -> str:
-        """Return a sentence for the log about the affected rows among `of` rows."""
+        """Return a sentence for the log about the affected rows among `of` rows; `of` is above
+        0."""
         read = "nothing" if self.instead is None else repr(self.instead)
         shown = ", ".join(map(repr, self.examples))
         return (
@@ -87,7 +88,12 @@ def _added(tokenizer: PromptTokenizer) -> re.Pattern[str]:
 def _of_text(
     text: str, ids: Sequence[int], spans: Sequence[tuple[int, int]], tokenizer: PromptTokenizer
 ) -> list[str]:
-    """Return the words in spans of unknown tokens and the words in no span, in order."""
+    """Return the words in spans of unknown tokens and the words in no span, in order.
+
+    Args:
+        ids: tokens of the text.
+        spans: begin and end of each token in the text, in characters.
+    """
     pieces, done = [], 0
     for token, (start, stop) in zip(ids, spans, strict=True):
         if start > done:

@@ -146,7 +146,15 @@ class Episodes:
         return ScoredSample(sample, 0.0, failed=(hosts.name,))
 
     async def _play(self, hosts: Hosts, task: GroupTask, name: str, attempt: int) -> ScoredSample:
-        """Play an episode once, and close its environment."""
+        """Play an episode once, and close its environment.
+
+        Args:
+            name: id of the sample.
+            attempt: number of earlier tries of this episode.
+
+        Raises:
+            EnvironmentFailedError: the environment failed, or leaves no room for a turn.
+        """
         episode = f"{name}~{attempt}" if attempt else name
         prompt, apart = task.prompt, hosts.config.credit == "turns"
         sampling = self.tag_sampling.get(prompt.tag, self.sampling)
@@ -195,7 +203,10 @@ class Episodes:
         """Let policy and environment take turns until the episode ends.
 
         Args:
+            episode: name of the open episode.
             played: conversations of the episode, of which the first has begun; others are added.
+            first: what the environment said before the first turn.
+            sampling: parameters of each turn.
 
         Returns:
             The last answer of the environment, and whether a limit ended the episode.
@@ -243,8 +254,9 @@ class Episodes:
 
 
 def _action(written: Written, config: EnvironmentConfig, prompt_end: str) -> str | array[int]:
-    """Return what the environment sees of a turn. Of a turn whose thought does not end, it sees
-    nothing. If it sees special tokens, its host turns the tokens into text.
+    """Return what the environment sees of a turn: its tokens if `special_tokens` is `show`, else
+    its text, without the thought if `thoughts` is `hide`. If the thought does not end, this text is
+    empty.
 
     Args:
         prompt_end: end of the text before the turn, which may open a thought.
@@ -256,7 +268,8 @@ def _action(written: Written, config: EnvironmentConfig, prompt_end: str) -> str
 
 
 def _added(one: ScoredSample, more: ScoredSample) -> ScoredSample:
-    """Return an episode with the scores of further rewards."""
+    """Return an episode with the scores of further rewards: rewards and steps are added, names and
+    failures joined."""
     return replace(
         one,
         reward=one.reward + more.reward,

@@ -35,6 +35,7 @@ class Transcript:
 
     @property
     def length(self) -> int:
+        """Number of tokens so far, the opening included."""
         return len(self.opening) + len(self.tokens)
 
     def context(self) -> array[int]:
@@ -57,7 +58,7 @@ class Transcript:
         self.turns.append(Turn(begin, len(self.tokens), state=state))
 
     def paid(self, reward: float) -> None:
-        """Give the latest turn its reward."""
+        """Set the reward of the latest turn of the policy, which must exist."""
         self.turns[-1] = replace(self.turns[-1], reward=reward)
 
     def heard(self, observed: Observed) -> None:

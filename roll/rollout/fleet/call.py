@@ -23,6 +23,7 @@ class ReplicaLostError(EngineError):
     the replica is known to have written."""
 
     def __init__(self, message: str, written: tuple[Completion, ...]) -> None:
+        """Make the error; `written` holds the known tokens of each sibling, in sibling order."""
         super().__init__(message)
         self.written = written
         """Known tokens of each sibling, in sibling order."""
@@ -54,7 +55,8 @@ class Call:
         return max(self.begun_s, moved_s) + self.timeout_s - now_s
 
     def hear(self, news: Sequence[Piece]) -> int:
-        """Add one piece for each sibling; return how many siblings have ended by these pieces."""
+        """Add one piece for each sibling; return how many siblings, of all of them, have ended
+        according to these pieces."""
         if not self.heard:
             self.heard = [KnownTokens() for _ in range(self.request.n)]
         ended, running = 0, FinishReason.ABORT

@@ -287,8 +287,8 @@ class Fleet:
     def _free_replica(
         self, request: GenerateRequest, session: str, *, moved: bool
     ) -> Replica | None:
-        """Reserve a replica with room for the request and return it; None if the request must
-        wait."""
+        """Reserve a replica with room for the request and return it; None if the request must wait.
+        Raise the error that `fail` was given, if there is one."""
         if self._failure is not None:
             raise self._failure
         replica = None if self._waiting else self.routing.choose(session, self._loads)
@@ -298,7 +298,7 @@ class Fleet:
 
     async def _seat(self, request: GenerateRequest, session: str, *, moved: bool) -> Replica:
         """Wait for a replica with room that is reserved for the request; a request that was moved
-        waits at the head of the queue."""
+        waits at the head of the queue. Raise the error that `fail` is given meanwhile."""
         seat: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
         waiting = _Waiting(session, request, seat, moved)
         if moved:

@@ -57,6 +57,7 @@ class Usual:
 
     @property
     def known(self) -> bool:
+        """True if the speeds of writing are known, which all comparisons need."""
         return self.each > 0
 
     def allows(self, work: Work) -> bool:
@@ -65,7 +66,7 @@ class Usual:
 
     def writing_share(self, work: Work) -> float:
         """Return the time in which a usual replica writes the tokens of `work`, as a share of the
-        time of `work`."""
+        time of `work`. The speeds must be known, and the times of `work` above 0."""
         return max(
             work.written_tokens / (self.each * work.sequence_s),
             work.written_tokens / (self.whole * work.busy_s),
@@ -75,7 +76,7 @@ class Usual:
         """Return the time in which a usual replica does all of `work`, as a share of its time.
 
         No model reads more slowly than it writes, so the speed of reading is assumed to be at least
-        the speed of writing, also if it is unknown.
+        the speed of writing, also if it is unknown. The speed of writing must be known.
         """
         reading_share = work.prefilled_tokens / (max(self.prefill, self.whole) * work.busy_s)
         return self.writing_share(work) + reading_share
@@ -93,14 +94,25 @@ class FleetSpeeds:
 
     def usual(self, now_s: float, keep_s: float) -> Usual:
         """Return the medians over the fleet; they are computed at most once in `keep_s` seconds, so
-        that a thousand replicas do not sort a thousand speeds each."""
+        that a thousand replicas do not sort a thousand speeds each.
+
+        Args:
+            now_s: present time, on any clock that all calls share, in seconds.
+        """
         if now_s >= self._usual_until_s:
             self._usual = Usual(_median(self._each), _median(self._whole), _median(self._prefill))
             self._usual_until_s = now_s + keep_s
         return self._usual
 
     def note(self, index: int, work: Work, usual: Usual) -> None:
-        """Record the speed of a replica for later medians."""
+        """Record the speed of a replica for later medians: of reading if it mostly read, else of
+        writing.
+
+        Args:
+            index: index of the replica.
+            work: its work in one measurement, whose times are above 0.
+            usual: present usual speeds.
+        """
         writing = usual.writing_share(work) if usual.known else 1.0
         if work.prefilled_tokens and writing < MOSTLY:
             self._prefill[index] = work.prefilled_tokens / (work.busy_s * (1 - writing))
@@ -115,4 +127,5 @@ class FleetSpeeds:
 
 
 def _median(rates: dict[int, float]) -> float:
+    """Return the median of the rates; 0 if fewer than `ENOUGH_OTHERS` + 1 replicas have one."""
     return statistics.median(rates.values()) if len(rates) > ENOUGH_OTHERS else 0.0

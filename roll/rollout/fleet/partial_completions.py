@@ -54,6 +54,7 @@ class KnownTokens:
             self._versions += new.versions
 
     def so_far(self) -> Completion:
+        """Return a copy of the tokens known so far; its finish is ABORT unless the end is known."""
         return Completion.of(self._tokens[:], self._logprobs[:], self._versions, self._finish)
 
 
@@ -106,7 +107,8 @@ def remaining_request(
 
 
 def _seed(seed: int, count: int) -> int:
-    """Return `seed` if `count` is 0, else a 48-bit seed derived from `seed` and `count`."""
+    """Return `seed` if `count`, the number of tokens written so far, is 0; else a 48-bit seed
+    derived from both."""
     if not count:
         return seed
     digest = hashlib.blake2b(f"{seed}/{count}".encode(), digest_size=6).digest()

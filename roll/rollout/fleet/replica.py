@@ -83,8 +83,8 @@ class Replica:
     def report_to(
         self, changed: Callable[[Replica], None], on_lost: Callable[[Replica, str], None]
     ) -> None:
-        """Set the functions to call after each change of load or state, and after a loss with its
-        reason."""
+        """Set the functions to call: `changed` with the replica after each change of its load or
+        state, `on_lost` with the replica and the reason after each loss."""
         self._changed, self._on_lost = changed, on_lost
 
     @property
@@ -94,6 +94,7 @@ class Replica:
 
     @property
     def serving(self) -> bool:
+        """True if the replica is in service and has the trainer's weights; it may have no room."""
         return self.state is State.SERVING and not self.weights_incomplete
 
     @property
@@ -111,6 +112,7 @@ class Replica:
 
     @property
     def gone(self) -> bool:
+        """True if the engine is dead or stuck, until a new one has taken its place."""
         return self.state is State.LOST
 
     @property
@@ -135,7 +137,7 @@ class Replica:
         self.disturbances += moved
 
     def release(self, request: GenerateRequest) -> None:
-        """Undo `reserve`."""
+        """Undo `reserve`; the request must have been reserved on this replica."""
         self._count(request, -1)
 
     def enter(self, state: State) -> None:
@@ -347,6 +349,8 @@ class Replica:
             )
 
     def _overdue(self, request: GenerateRequest, timeout_s: float) -> WaitTimeoutError:
+        """Return the error for a request on which the replica has made no progress for
+        `timeout_s`."""
         return WaitTimeoutError(
             f"request {request.id} ({request.n} x up to {request.sampling.max_new_tokens} tokens): "
             f"inference replica {self.index} made no progress for {timeout_s:g} s "
@@ -390,4 +394,5 @@ class Replica:
 
 
 def _now_s() -> float:
+    """Return the time on the clock of the running event loop, in seconds."""
     return asyncio.get_running_loop().time()

@@ -60,6 +60,7 @@ class Loads:
 
 
 def _load(replica: Replica) -> float:
+    """Return the load of a replica; infinity if it is not open."""
     return replica.load if replica.open else inf
 
 
@@ -81,6 +82,8 @@ class LeastLoaded:
     """Policy that chooses the open replica with the lowest `load`; of equal ones, the first."""
 
     def choose(self, session: str, loads: Loads) -> Replica | None:
+        """Return the open replica with the lowest load, whatever the session; None if none is
+        open."""
         return loads.least()
 
 
@@ -99,6 +102,8 @@ class Sticky:
     """Index of the replica of each session; the session used last comes last."""
 
     def choose(self, session: str, loads: Loads) -> Replica | None:
+        """Return the replica of the session if it is open, else the least loaded open one; None if
+        none is open. A new session belongs to the replica that it gets first."""
         index = self._home.get(session)
         if index is not None and loads.replicas[index].serving:
             self._home.move_to_end(session)

@@ -33,7 +33,8 @@ class Vitals:
     """Time up to which `busy_s` and `sequence_s` are counted."""
 
     def note(self, beat: Heartbeat, now_s: float) -> None:
-        """Take in a heartbeat."""
+        """Take in a heartbeat that arrived at `now_s`; `progress_s` becomes `now_s` if a token
+        count has changed."""
         before = self.written_tokens, self.prefilled_tokens
         self.written_tokens, self.prefilled_tokens = beat.written_tokens, beat.prefilled_tokens
         if before != (self.written_tokens, self.prefilled_tokens):

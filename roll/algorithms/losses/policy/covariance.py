@@ -56,6 +56,8 @@ def draw(candidates_BT: Tensor, count: int, batch: RolloutBatch) -> Tensor:
 
 
 def _centred(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Return the values minus their mean over the mask, float64 `[B, T]`. Positions outside the
+    mask hold minus this mean."""
     values_BT = values_BT.double().masked_fill(~mask_BT, 0.0)
     return values_BT - values_BT.sum() / mask_BT.sum().clamp(min=1)
 

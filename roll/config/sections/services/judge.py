@@ -34,6 +34,7 @@ class _Scale(Config):
 
     @model_validator(mode="after")
     def _is_a_range(self) -> Self:
+        """Require low < high."""
         if self.low >= self.high:
             raise ValueError(f"low = {self.low:g} must lie below high = {self.high:g}")
         return self
@@ -145,6 +146,8 @@ class JudgedConfig(Config):
 
     @model_validator(mode="after")
     def _votes_differ(self) -> Self:
+        """Refuse several votes at temperature 0, except in rankings, where each vote has another
+        order."""
         if self.votes > 1 and self.temperature == 0 and self.verdict.kind != "ranking":
             raise ValueError(
                 f"votes: {self.votes} votes at temperature 0 are all equal; raise `temperature`, "
@@ -208,7 +211,8 @@ class ClusterJudgeConfig(InferRole):
 
 
 def _kind_of_judge(value: Any) -> str:
-    """Return the name of the class that the settings of a judge mean."""
+    """Return the name of the class that the settings of a judge, a mapping or an object, mean: with
+    a `url` UrlJudgeConfig, else ClusterJudgeConfig."""
     has_url = "url" in value if isinstance(value, dict) else isinstance(value, UrlJudgeConfig)
     return UrlJudgeConfig.__name__ if has_url else ClusterJudgeConfig.__name__
 

@@ -30,6 +30,8 @@ class ServiceConfig(Config):
     @field_validator("url")
     @classmethod
     def _is_a_web_address(cls, url: str) -> str:
+        """Return the address unchanged; ValueError if it is not http or https, names no host, or
+        holds a user or password."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("must begin with http:// or https:// and name a host")
