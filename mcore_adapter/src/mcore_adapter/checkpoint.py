@@ -77,11 +77,12 @@ def save(
     The folder gets its name at the end, so that it is either complete or absent.
 
     Args:
+        chunks: this rank's chunks of the model, wrapped by `data_parallel`.
         folder: folder to create; must not exist, and all ranks must see it.
         extra: further values to keep, stored as JSON; only those of rank 0 are written.
 
     Raises:
-        ConversionError: on all ranks, if any rank could not write.
+        ConversionError: on all ranks, if `folder` exists or any rank could not write.
     """
     slots = states_of(chunks, optimizer)
     parts = list(_parts(chunks, slots, table, sizes))

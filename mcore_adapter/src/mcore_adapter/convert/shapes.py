@@ -49,7 +49,8 @@ def check_shapes(
     """Check that the tensors of a checkpoint have the shapes that follow from `config.json`.
 
     Args:
-        have: shapes of the tensors of a checkpoint, by Hugging Face name.
+        have: shapes of the tensors of a checkpoint, by Hugging Face name; must have all tensors
+            that `planned` uses (see `check_coverage`).
 
     Raises:
         ConversionError: a tensor has another shape. The message names such tensors, and the keys of

@@ -140,6 +140,7 @@ def add_adapter(
 
     Args:
         chunks: chunks without wrappers; wrap them afterwards.
+        seed: seed of the initial values of A.
 
     Raises:
         ConfigError: a target is not a linear layer, or is one that cannot have factors.

@@ -96,6 +96,7 @@ class Run:
         Raises:
             ConfigError: the run that wrote the checkpoint had other examples or another order of
                 them, trained another adapter, or made more steps than this run shall make.
+            ConversionError: the folder is not a complete checkpoint of this model.
         """
         policy = self.policy
         extra = restore(path, policy.chunks, policy.optimizer, policy.trained, policy.sizes)
