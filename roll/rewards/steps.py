@@ -51,7 +51,7 @@ def finite_steps(reward: Reward) -> Reward:
 
 
 def check_steps(reward: Reward, sample: Sample) -> Reward:
-    """Return a reward whose steps and tokens are those of the sample.
+    """Return the reward unchanged if its steps, or its rewards of tokens, fit the sample.
 
     Raises:
         ValueError: ends do not ascend, or lie outside of the response; or there is not one number
@@ -211,11 +211,13 @@ def _written(
 
 
 def _whole(value: Any) -> bool:
+    """Return whether a value is a whole number; true and false are none."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _number(value: Any, what: str) -> float:
-    """Return a finite float; TypeError or ValueError for anything else."""
+    """Return a finite float; TypeError or ValueError, which begin with `what`, for anything
+    else."""
     if not isinstance(value, Real) and hasattr(value, "item"):
         value = value.item()
     if not isinstance(value, Real):

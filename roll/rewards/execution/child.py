@@ -199,6 +199,7 @@ class Child:
 
 
 def _reason(code: int | None) -> str:
+    """Return why a process ended: the name of the signal, or the exit code as text."""
     if code is not None and code < 0:
         return signal.Signals(-code).name
     return f"exit code {code}"

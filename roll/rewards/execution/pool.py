@@ -220,6 +220,8 @@ def _details(error: Exception) -> str:
 
 
 def _last_line(error: Exception) -> str:
+    """Return an error as one line: its class and message, or the last line of a child's
+    traceback."""
     if isinstance(error, ChildRaisedError):
         return str(error).rstrip().splitlines()[-1]
     return f"{type(error).__name__}: {error}".splitlines()[0]

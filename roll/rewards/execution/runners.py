@@ -167,6 +167,7 @@ class ProcessRunner:
 
 
 def _name(work: Work) -> str:
+    """Return the name of a sample or group for error messages."""
     return f"sample {work.id}" if isinstance(work, Sample) else f"group {work[0].group}"
 
 

@@ -133,7 +133,7 @@ class JsonClient:
             await self._session.close()
 
     async def post(self, url: str, payload: Mapping[str, Any]) -> Reply:
-        """Post a JSON object and return the JSON answer.
+        """Post a JSON object and return the JSON answer; call `open` first.
 
         Raises:
             ServiceError: no try succeeded, or the service refused the call; the message has what it
@@ -224,4 +224,5 @@ def _shown(body: bytes) -> str:
 
 
 def _no_constant(name: str) -> float:
+    """Refuse NaN and infinity in an answer; ValueError."""
     raise ValueError(f"{name} is no JSON number")
