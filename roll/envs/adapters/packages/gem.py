@@ -42,6 +42,7 @@ class GemEnv:
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
+        """Begin the episode as `seed` says; `options` are ignored, because GEM takes no rows."""
         observation, info = self._env.reset(seed=seed)
         return self._text(observation, info), dict(info)
 

@@ -45,6 +45,16 @@ class SkyRLGymEnv:
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[list[dict[str, str]], dict[str, Any]]:
+        """Begin the episode of a data row.
+
+        Args:
+            seed: passed on as a column.
+            options: columns of the row. `prompt`, a text or messages, begins the episode; the
+                others are its `extras`. `answer` becomes the `reward_spec` if the row has none.
+
+        Raises:
+            ValueError: the row has no `prompt`.
+        """
         extras = dict(options or {})
         prompt = extras.pop("prompt", None)
         if prompt is None:

@@ -76,6 +76,8 @@ class FrozenLake:
         """Do nothing: there are no resources."""
 
     def _info(self) -> dict[str, Any]:
+        """Return the `info` of `reset` and `step`; `state` is the row and column of the player,
+        from 0."""
         row, column = self._at
         return {
             "success": self._fields[row][column] == GOAL,

@@ -69,6 +69,7 @@ class Bandit:
 
     @property
     def _left(self) -> int:
+        """Number of pulls that are left."""
         return self.pulls - sum(map(len, self._payments))
 
     def _info(self) -> dict[str, Any]:

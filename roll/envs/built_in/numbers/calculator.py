@@ -93,6 +93,8 @@ class Calculator:
         return abs(found - wanted) <= self.tolerance * abs(wanted)
 
     def _info(self) -> dict[str, Any]:
+        """Return the `info` of `reset` and `step`; `state` is the last result or error of the
+        calculator."""
         return {
             "success": self._won,
             "calculations": self._calculations,

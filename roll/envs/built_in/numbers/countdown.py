@@ -107,10 +107,12 @@ class Countdown:
         return ""
 
     def _info(self) -> dict[str, Any]:
+        """Return the `info` of `reset` and `step`; `state` is the last value that was reached."""
         return {"success": self._won, "invalid": self._invalid, "state": self._last}
 
     def _make(self, dice: random.Random) -> tuple[list[int], int]:
-        """Return numbers, and one that they can make with all of them."""
+        """Return numbers, and one that they can make with all of them; ValueError if none is
+        found."""
         for _ in range(TRIES):
             given = [
                 dice.choice(LARGE) if dice.random() < self.large else dice.choice(SMALL)

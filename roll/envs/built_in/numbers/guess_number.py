@@ -55,6 +55,7 @@ class GuessNumber:
         """Do nothing: there are no resources."""
 
     def _info(self) -> dict[str, Any]:
+        """Return the `info` of `reset` and `step`; `state` is the range that is still possible."""
         return {
             "success": self._won,
             "invalid": self._invalid,

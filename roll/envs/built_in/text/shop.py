@@ -84,7 +84,7 @@ class Shop:
         return self._clicked_good(thing, self._good)
 
     def _clicked_result(self, thing: str) -> bool:
-        """Click on a page of results."""
+        """Click on a page of results; return whether that is possible."""
         on_page = {good.code: good for good in self._on_page()}
         if thing in on_page:
             self._good, self._chosen, self._details = on_page[thing], {}, False
@@ -97,7 +97,7 @@ class Shop:
         return True
 
     def _clicked_good(self, thing: str, good: Good) -> bool:
-        """Click on the page of a good."""
+        """Click on the page of a good; return whether that is possible."""
         names = [name for name, values in good.options.items() if thing in values]
         if thing == BUY:
             self._reward, self._over = suits(self._wish, good, self._chosen), True
@@ -112,6 +112,7 @@ class Shop:
         return True
 
     def _on_page(self) -> list[Good]:
+        """Return the goods on the present page of results."""
         first = self._page * self.per_page
         return self._found[first : first + self.per_page]
 
