@@ -323,11 +323,13 @@ def _check_range(found: EnvTrial, reward_range: tuple[float, float] | None) -> N
 
 
 def _unsolved(played: Episode) -> str:
+    """Return how an episode ended that the solver should have solved."""
     last = played.turns[-1] if played.turns else None
     return f"not solved after {len(played.turns)} turns; it said last {_told(last)}"
 
 
 def _told(turn: Turn | None) -> str:
+    """Return a turn in words."""
     if turn is None:
         return "nothing"
     return f"{turn.said!r:.80} (reward {turn.reward:g}, over {turn.over}, {turn.info})"

@@ -139,6 +139,8 @@ class _Reader:
     """Reader of how many characters of a text its first tokens show, from a known place on."""
 
     def __init__(self, tokens: Sequence[int], text: str, decode: Decode) -> None:
+        """Begin at the first token; `text` is what `decode` makes of all tokens, or its
+        beginning."""
         self._tokens, self._text, self._decode = tokens, text, decode
         self._base, self._known, self._before = 0, 0, ""
 

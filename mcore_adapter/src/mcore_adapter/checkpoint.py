@@ -197,6 +197,7 @@ def _announce(
 
 
 def _write_parts(file: Path, parts: Sequence[_Part]) -> None:
+    """Write parts to a safetensors file, which is created or replaced, and wait for the disk."""
     specs = {part.key: spec_of(part.tensor.shape, part.tensor.dtype) for part in parts}
     with written({file: specs}) as write:
         for part in parts:

@@ -85,6 +85,7 @@ class ProcessEnv:
     def __init__(
         self, owner: EnvProcesses, name: str, template: Template, started: Started
     ) -> None:
+        """Take the process of an episode; `owner` is kept alive as long as this object is."""
         self._owner = owner  # whose end is the end of the template
         self._name = name
         self._template = template

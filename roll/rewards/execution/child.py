@@ -83,6 +83,7 @@ class Child:
     """Handle of one child process; not thread-safe, runs one call at a time."""
 
     def __init__(self, spec: ChildSpec) -> None:
+        """Keep the description; no process is started yet."""
         self._spec = spec
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None

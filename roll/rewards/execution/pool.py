@@ -40,6 +40,7 @@ class RewardPool:
     """Executor of one reward; all methods must be called on one event loop."""
 
     def __init__(self, name: str, config: RewardConfig, runner: Runner) -> None:
+        """Make the pool of a reward that `runner` runs; `name` is its name in the config."""
         self._config = config
         self._runner = runner
         self._slots = asyncio.Semaphore(runner.width)

@@ -122,6 +122,8 @@ def _checks(
 
 
 def _follows(name: str, arguments: Mapping[str, Any], hardened: bool, text: str) -> bool:
+    """Return whether a text follows the instruction `name`, and with `hardened` its further
+    condition."""
     if hardened and name in HARDENED and not HARDENED[name](text, **arguments):
         return False
     return CHECKERS[name].follows(text, **arguments)

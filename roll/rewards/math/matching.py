@@ -98,6 +98,8 @@ def _in_order(a: Sequence[str], b: Sequence[str], leaf: Leaf) -> bool | None:
 
 
 def _in_any_order(a: Sequence[str], b: Sequence[str], leaf: Leaf) -> bool | None:
+    """Return whether both have the same elements, each at least once; None if undecided."""
+
     def same(x: str, y: str) -> bool | None:
         return compare(read_shape(x), read_shape(y), leaf)
 

@@ -79,6 +79,7 @@ class _Again(Exception):
     """
 
     def __init__(self, why: str, wait_s: float = 0.0, *, for_all: bool = False) -> None:
+        """Keep the reason of the failure and the wait, see the class."""
         super().__init__(why)
         self.wait_s = wait_s
         self.for_all = for_all

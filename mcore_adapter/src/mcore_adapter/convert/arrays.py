@@ -50,6 +50,7 @@ class Outline:
         return Outline(tuple(size // max(known, 1) if n == -1 else n for n in shape))
 
     def swapaxes(self, one: int, other: int) -> Outline:
+        """Return the outline with two dimensions exchanged."""
         shape = list(self.shape)
         shape[one], shape[other] = shape[other], shape[one]
         return Outline(tuple(shape))
@@ -130,6 +131,7 @@ def zeros(like: A, shape: Sequence[int]) -> A:
 
 
 def _zeros(like: Any, shape: Sequence[int]) -> Any:
+    """Return zeros of the class of `like`; see `zeros`, which has the types."""
     if isinstance(like, Joined):
         return Joined((np.zeros(tuple(shape), like.dtype),))
     if isinstance(like, Outline):

@@ -137,6 +137,7 @@ def _divides(source: Source) -> dict[str, list[int]]:
 
 
 def _fits(source: Source, sizes: ParallelSizes) -> bool:
+    """Return whether the source can be laid out with these sizes."""
     try:
         layout_of(source, sizes, Settings())
     except LayoutError:

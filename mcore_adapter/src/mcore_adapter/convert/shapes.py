@@ -24,6 +24,7 @@ class FullShapes:
         self._known: dict[int, tuple[int, ...]] = {}
 
     def __call__(self, task: Task) -> tuple[int, ...]:
+        """Return the shape of the full Megatron tensor of a task, without padding."""
         found = self._known.get(id(task.param))
         if found is None:
             outlines = [Outline(tuple(map(int, shape))) for shape in task.param.shapes]

@@ -58,6 +58,7 @@ class Factor(nn.Module):
         self.register_buffer("mask", mask, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the product of the factor and `x`, `[..., in]` or `[..., rank]`."""
         weight = self.weight if self.mask is None else self.weight * self.mask
         return F.linear(x, weight)
 

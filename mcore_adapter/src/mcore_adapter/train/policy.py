@@ -247,4 +247,5 @@ def load_policy(settings: Settings, device: torch.device) -> Policy:
 
 
 def _forward(chunk: nn.Module, of: Micro) -> Tensor:
+    """Run a chunk on a micro-batch; return its output, which on the last chunk are logits."""
     return chunk(of.tokens_BT, of.positions_BT, None, packed_seq_params=of.packed)

@@ -143,6 +143,7 @@ class Run:
         )
 
     def _validate(self) -> None:
+        """Evaluate on the validation data, if there are any, and report the result. Collective."""
         if self.validation is not None:
             found = evaluate(self.policy, self.validation, self.settings.batch.examples)
             self.report.validation(self.done, found)

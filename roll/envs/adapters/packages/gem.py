@@ -36,6 +36,7 @@ class GemEnv:
     """Environment of GEM."""
 
     def __init__(self, env: Any, suffix: bool) -> None:
+        """Wrap an environment of GEM; for `suffix` see `prepare`."""
         self._env = env
         self._suffix = suffix
 

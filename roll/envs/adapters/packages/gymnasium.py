@@ -89,6 +89,15 @@ class GymnasiumEnv:
     def __init__(
         self, env: Any, actions: Actions, show: str, instructions: str, invalid_reward: float
     ) -> None:
+        """Wrap an environment of gymnasium.
+
+        Args:
+            env: the environment.
+            actions: actions of its space.
+            show: `ansi`, `value` or `both`, see `prepare`.
+            instructions: first sentences; empty for none.
+            invalid_reward: reward of a turn without an action.
+        """
         self._env = env
         self._actions = actions
         self._show = show

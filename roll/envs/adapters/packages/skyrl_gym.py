@@ -38,6 +38,7 @@ class SkyRLGymEnv:
     """Environment of SkyRL Gym; it is made when its row is known."""
 
     def __init__(self, make: Callable[..., Any], config: Mapping[str, Any]) -> None:
+        """Keep the function that makes the environment, and its `env_config`."""
         self._make = make
         self._config = dict(config)
         self._env: Any = None

@@ -97,6 +97,14 @@ class TextArenaEnv:
     def __init__(
         self, game: Any, players: int, seat: int, move: Callable[[str], str] | None
     ) -> None:
+        """Take a game, and the seat of the policy.
+
+        Args:
+            game: game that is not reset yet.
+            players: number of players.
+            seat: number of the policy's player, from 0.
+            move: function from what an opponent reads to its move; None: there are no opponents.
+        """
         self._game = game
         """Game with its wrappers, which change actions."""
         self._bare = game

@@ -62,6 +62,7 @@ class VerifiersEnv:
     """Rollout of an environment of verifiers."""
 
     def __init__(self, env: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Take an environment, which all episodes share, and the rows that seeds count."""
         self._env = env
         self._rows = rows
         self._client: Any = None

@@ -33,6 +33,7 @@ class HttpEnv:
     """Episode of a server."""
 
     def __init__(self, connection: Connection, kwargs: Mapping[str, Any]) -> None:
+        """Take the connection of this episode; `kwargs` are sent with `reset`."""
         self._connection = connection
         self._kwargs = dict(kwargs)
         self._base = {"contract": CONTRACT, "episode": uuid.uuid4().hex}

@@ -36,6 +36,7 @@ class NemoGymEnv:
     """Session of a resources server."""
 
     def __init__(self, connection: Connection, kwargs: Mapping[str, Any]) -> None:
+        """Take the connection of this episode; for `kwargs` see `prepare`."""
         self._connection = connection
         self._kwargs = kwargs
         self._row: dict[str, Any] = {}

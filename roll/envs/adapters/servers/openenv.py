@@ -61,6 +61,7 @@ class OpenEnvEnv:
         observation: str | None,
         instructions: str,
     ) -> None:
+        """Take the connection of this episode; the other arguments are those of `prepare`."""
         self._connection = connection
         self._kwargs = kwargs
         self._action = action

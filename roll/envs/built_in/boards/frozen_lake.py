@@ -37,6 +37,8 @@ class FrozenLake:
         show: Literal["symbols", "text"] = "symbols",
         rules: bool = True,
     ) -> None:
+        """Take the arguments, which the class describes; ValueError for one that is out of its
+        range."""
         if size < 2 or not 0 <= holes < 0.8:
             raise ValueError(
                 f"size = {size} must be at least 2, holes = {holes:g} at least 0 and below 0.8"
@@ -122,6 +124,7 @@ class FrozenLake:
         return min(max(row + down, 0), last), min(max(column + right, 0), last)
 
     def _shown(self) -> str:
+        """Return the lake as the policy sees it: a map of symbols, or fields in words."""
         if self.show == "text":
             return self._told()
         rows = [list(row) for row in self._fields]

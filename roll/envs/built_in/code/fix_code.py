@@ -63,6 +63,8 @@ class FixCode:
         memory_mb: float = 256.0,
         rules: bool = True,
     ) -> None:
+        """Take the arguments, which the class describes; ValueError for one that is out of its
+        range."""
         if tests < 1 or not 0 <= hidden <= 1:
             raise ValueError(f"tests = {tests} must be at least 1, hidden = {hidden:g} from 0 to 1")
         self.tests = tests
@@ -190,4 +192,5 @@ def _sandbox(level: str) -> Sandbox:
 
 @cache
 def _started(level: str) -> Sandbox:
+    """Start the sandbox of a level at the first call; call `_sandbox`, which is safe in threads."""
     return Sandbox(level)

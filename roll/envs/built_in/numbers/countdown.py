@@ -40,6 +40,8 @@ class Countdown:
         use_all: bool = True,
         rules: bool = True,
     ) -> None:
+        """Take the arguments, which the class describes; ValueError for one that is out of its
+        range."""
         if numbers < 2 or not 1 <= lowest <= highest or not 0 <= large <= 1:
             raise ValueError(
                 f"numbers = {numbers} must be at least 2, lowest = {lowest} from 1 to highest = "

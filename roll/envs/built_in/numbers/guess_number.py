@@ -18,6 +18,8 @@ class GuessNumber:
     """
 
     def __init__(self, most: int = 100, rules: bool = True) -> None:
+        """Take the arguments, which the class describes; ValueError for one that is out of its
+        range."""
         if most < 1:
             raise ValueError(f"most = {most} must be at least 1")
         self.most = most

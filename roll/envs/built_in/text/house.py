@@ -51,6 +51,8 @@ class TextHouse:
     """
 
     def __init__(self, tasks: Sequence[str] = KINDS, objects: int = 8, rules: bool = True) -> None:
+        """Take the arguments, which the class describes; ValueError for one that is out of its
+        range."""
         unknown = [each for each in tasks if each not in KINDS]
         if unknown or not tasks or objects < 0:
             raise ValueError(

@@ -32,6 +32,8 @@ class Shop:
     def __init__(
         self, goods: int = 300, per_page: int = 5, goods_seed: int = 0, rules: bool = True
     ) -> None:
+        """Take the arguments, which the class describes; ValueError for one that is out of its
+        range."""
         if not 1 <= goods <= 10_000 or per_page < 1:
             raise ValueError(
                 f"goods = {goods} must be from 1 to 10000, per_page = {per_page} at least 1"
