@@ -40,7 +40,8 @@ class ToldEnv(Protocol):
     """Environment that is told how it hears the policy."""
 
     def listen(self, hearing: Hearing) -> None:
-        """Called once, before `reset`; must not wait.
+        """Take note of how the policy is heard. It is called once, before `reset`, and must not
+        wait.
 
         Raises:
             ConfigError: the environment cannot work in this way. It ends the run.

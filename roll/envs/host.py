@@ -175,6 +175,9 @@ class EnvHost:
             call: function that does it.
             limit_s: time limit in seconds.
             of: method that `call` calls; by default `call` itself.
+
+        Raises:
+            EnvironmentFailedError: the call raised an exception, or did not end in time.
         """
         name = f"environment {self.name!r}: {what}"
         try:
@@ -194,7 +197,10 @@ class EnvHost:
             ) from error
 
     def _read(self, what: str, answer: Any, read: Callable[[Any], Observed]) -> Observed:
-        """Return what an environment answered, checked."""
+        """Return what an environment answered, checked by `read`.
+
+        EnvironmentFailedError if it has a wrong form; `what` names the method in the message.
+        """
         try:
             return read(answer)
         except (TypeError, ValueError) as error:
@@ -203,7 +209,8 @@ class EnvHost:
             ) from None
 
     def _opened(self, answer: Any) -> Observed:
-        """Return the first observation of an episode."""
+        """Return the first observation of an episode; TypeError or ValueError if it has a wrong
+        form."""
         said, info = _unpacked(answer, "(observation, info)", 2)
         tokens, text = self.turns.opening(messages_of(said), info.get("tools", ()))
         return Observed(
@@ -215,7 +222,8 @@ class EnvHost:
         )
 
     def _stepped(self, answer: Any, last: int | None) -> Observed:
-        """Return what an environment answered to a turn that ended with the token `last`."""
+        """Return what an environment answered to a turn that ended with the token `last`. TypeError
+        or ValueError if it has a wrong form."""
         form = "(observation, reward, terminated, truncated, info)"
         said, reward, terminated, truncated, info = _unpacked(answer, form, 5)
         over, value = bool(terminated) or bool(truncated), float(reward)
@@ -243,6 +251,8 @@ async def _awaited(call: Callable[[], Awaitable[Any]], name: str) -> Any:
 
 
 def _unpacked(answer: Any, form: str, size: int) -> tuple[Any, ...]:
+    """Return an answer of `size` items whose last one is `info`; TypeError, with `form` as what was
+    expected, for anything else."""
     if not isinstance(answer, tuple | list) or len(answer) != size:
         raise TypeError(f"expected {form}, found {type(answer).__name__} {repr(answer)[:60]}")
     if not isinstance(answer[-1], Mapping):
@@ -260,5 +270,6 @@ def _numbers(info: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _state(info: Mapping[str, Any]) -> str:
+    """Return the name of the state in `info`; empty if there is none."""
     state = info.get("state")
     return "" if state is None else str(state)

@@ -150,6 +150,10 @@ def check_env(where: str, config: EnvironmentConfig) -> None:
 
 
 def _processes(name: str, config: EnvironmentConfig, spec: Mapping[str, Any]) -> Callable[[], Any]:
+    """Return the function that makes an environment in a process of its own.
+
+    The template of these processes starts at once; ConfigError if it cannot import the environment.
+    """
     python = sys.executable if config.python is None else str(_interpreter(config.python))
     limit = None if config.memory_gb is None else int(config.memory_gb * 2**30)
     return EnvProcesses(name, python, spec, memory_bytes=limit)
@@ -165,7 +169,10 @@ def _interpreter(python: str) -> Path | None:
 def _prepared(
     where: str, adapter: Adapter, name: str, config: EnvironmentConfig
 ) -> Callable[[], Env]:
-    """Return the function that makes an adapted environment in this process."""
+    """Return the function that makes an adapted environment in this process.
+
+    ConfigError if the adapter or its package refuses the name or the arguments.
+    """
     try:
         make: Callable[[], Env] = adapter.import_module().prepare(
             name, dict(config.kwargs), **config.adapter
@@ -178,7 +185,10 @@ def _prepared(
 
 
 def _made_here(where: str, env: str, kwargs: Mapping[str, Any]) -> Callable[[], Env]:
-    """Return the function that makes an environment which is built in or of the user."""
+    """Return the function that makes an environment which is built in or of the user.
+
+    ConfigError if there is none, or if it does not take `kwargs` or lacks a method.
+    """
     if ":" in env:
         make: Callable[..., Env] = load_object(env)
     elif env in ENVS:

@@ -156,7 +156,7 @@ class Trial:
         return played
 
     async def _again(self, seed: int, first: Episode) -> None:
-        """Repeat an episode while another one runs beside it; raise if an answer differs."""
+        """Repeat an episode while another one runs beside it; _BrokenError if an answer differs."""
         second, beside = Episode(), Episode()
         env = await self._opened(seed, second)
         other = await self._opened(seed + 1, beside)
@@ -234,7 +234,10 @@ class Trial:
         await self._call("close", env.close)
 
     async def _call(self, what: str, call: Callable[[], Any]) -> tuple[Any, float]:
-        """Return the result of a call, plain or `async`, and the seconds that it took."""
+        """Return the result of a call, plain or `async`, and the seconds that it took.
+
+        _BrokenError if it raises an exception or takes too long; `what` names it in the message.
+        """
 
         def timed() -> tuple[Any, float]:
             begun = time.perf_counter()
@@ -259,6 +262,7 @@ class _Noting:
     """Context that notes a broken rule in a trial instead of raising; each rule once."""
 
     def __init__(self, found: EnvTrial, where: str) -> None:
+        """Note broken rules in `found`, each after the text `where`."""
         self._found, self._where = found, where
 
     def __enter__(self) -> None:
@@ -289,7 +293,8 @@ def _text(what: str, said: Any) -> str:
 
 
 def _check_info(what: str, info: Any) -> None:
-    """Raise unless `info` is a dict whose numbers are finite and whose `state` is a name."""
+    """Raise _BrokenError unless `info` is a dict whose numbers are finite and whose `state` is a
+    name."""
     if not isinstance(info, Mapping):
         raise _BrokenError(f"{what}: `info` must be a dict, found {type(info).__name__}")
     for key, value in info.items():
@@ -318,11 +323,13 @@ def _check_range(found: EnvTrial, reward_range: tuple[float, float] | None) -> N
 
 
 def _unsolved(played: Episode) -> str:
+    """Return how an episode ended that the solver should have solved."""
     last = played.turns[-1] if played.turns else None
     return f"not solved after {len(played.turns)} turns; it said last {_told(last)}"
 
 
 def _told(turn: Turn | None) -> str:
+    """Return a turn in words."""
     if turn is None:
         return "nothing"
     return f"{turn.said!r:.80} (reward {turn.reward:g}, over {turn.over}, {turn.info})"

@@ -72,6 +72,7 @@ def detectors() -> Any:
 
 
 def _undetectable() -> type[Exception]:
+    """Return langdetect's error for a text whose language cannot be told."""
     exceptions = optional_package(
         "langdetect.lang_detect_exception", "langdetect", "language is detected"
     )

@@ -184,7 +184,7 @@ def normalise_group(value: Any, number: int) -> list[Reward]:
 
 def _finite(value: Any, what: str) -> float:
     """Return a number, bool or array of one element as a float; TypeError for anything else,
-    ValueError if not finite."""
+    ValueError if not finite. Messages begin with `what`."""
     # Accept a NumPy bool and a tensor of one element, which are no instances of `Real`.
     if not isinstance(value, Real) and isinstance(value, _ArrayLike):
         value = value.item()

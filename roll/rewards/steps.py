@@ -51,7 +51,7 @@ def finite_steps(reward: Reward) -> Reward:
 
 
 def check_steps(reward: Reward, sample: Sample) -> Reward:
-    """Return a reward whose steps and tokens are those of the sample.
+    """Return the reward unchanged if its steps, or its rewards of tokens, fit the sample.
 
     Raises:
         ValueError: ends do not ascend, or lie outside of the response; or there is not one number
@@ -139,6 +139,8 @@ class _Reader:
     """Reader of how many characters of a text its first tokens show, from a known place on."""
 
     def __init__(self, tokens: Sequence[int], text: str, decode: Decode) -> None:
+        """Begin at the first token; `text` is what `decode` makes of all tokens, or its
+        beginning."""
         self._tokens, self._text, self._decode = tokens, text, decode
         self._base, self._known, self._before = 0, 0, ""
 
@@ -211,11 +213,13 @@ def _written(
 
 
 def _whole(value: Any) -> bool:
+    """Return whether a value is a whole number; true and false are none."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _number(value: Any, what: str) -> float:
-    """Return a finite float; TypeError or ValueError for anything else."""
+    """Return a finite float; TypeError or ValueError, which begin with `what`, for anything
+    else."""
     if not isinstance(value, Real) and hasattr(value, "item"):
         value = value.item()
     if not isinstance(value, Real):

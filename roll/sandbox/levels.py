@@ -51,7 +51,8 @@ _SYSTEM = """
 
 
 def settings(level: str, preload: Sequence[str], readable: Sequence[str]) -> dict[str, Any]:
-    """Return what a template of a level needs to know.
+    """Return what a template of a level needs to know: `level`, `places`, `path`, `preload` and
+    `optional` of `inside.template.Template`.
 
     Args:
         level: one of `LEVELS`, or `none`.

@@ -105,6 +105,7 @@ class Sandbox:
 
         Raises:
             SandboxError: one of them could not be run. The others are killed.
+            ValueError: see `run`. Programs before the wrong one go on.
         """
         tickets = [self._submit(job) for job in jobs]
         try:
@@ -115,15 +116,16 @@ class Sandbox:
             raise
 
     def run_now(self, job: Job) -> Outcome:
-        """Run one program in the calling thread's time, for callers without an event loop."""
+        """Run one program in the calling thread's time, for callers without an event loop. Errors
+        are those of `run`."""
         return self._submit(job).future.result()
 
     def session(self, limits: Limits | None = None) -> Session:
         """Return a session: a process that keeps its state from call to call.
 
         It has a worker of its own, which starts when the session is entered, or waits since an
-        earlier session has ended. CPU and wall time
-        hold for each call, the other limits for the whole.
+        earlier session has ended. CPU and wall time hold for each call, the other limits for the
+        whole. `limits` None: those of the sandbox.
         """
         return Session(self._session_workers, limits or self.limits)
 
@@ -156,6 +158,7 @@ class Sandbox:
         return self._pool.submit(job, limits)
 
     async def _finished(self, ticket: Ticket) -> Outcome:
+        """Wait for the outcome of a job; kill the job if the waiting is cancelled."""
         try:
             return await asyncio.wrap_future(ticket.future)
         except asyncio.CancelledError:

@@ -75,23 +75,28 @@ if nothing."""
 
 
 def _honest(run: _Run, bait: Bait) -> str:
+    """Run a program that does nothing wrong; return its outcome as text if it fails, else an empty
+    text."""
     outcome = run(Job("import json\nprint(json.dumps(sum(map(int, input().split()))))", "19 23"))
     return "" if outcome.ok and outcome.stdout == "42\n" else f"an honest program: {outcome}"
 
 
 def _read_file(run: _Run, bait: Bait) -> str:
+    """Try to read the bait's file; return what leaked, an empty text if nothing did."""
     outcome = run(Job(f"print(open({str(bait.folder / 'secret')!r}).read())"))
     return "a file was read" if bait.secret in outcome.stdout + outcome.stderr else ""
 
 
 def _write_file(run: _Run, bait: Bait) -> str:
+    """Try to make a file in the bait's folder; return what leaked, an empty text if nothing did."""
     target = bait.folder / "written"
     run(Job(f"open({str(target)!r}, 'w').write('x')"))
     return "a file was written" if target.exists() else ""
 
 
 def _change_file(run: _Run, bait: Bait) -> str:
-    """Try to change the mode of the bait's file, and to empty it."""
+    """Try to change the mode of the bait's file, and to empty it; return what leaked, an empty text
+    if nothing did."""
     target = bait.folder / "secret"
     run(Job(f"import os\nos.chmod({str(target)!r}, 0)"))
     run(Job(f"import os\nos.truncate({str(target)!r}, 0)"))
@@ -100,13 +105,14 @@ def _change_file(run: _Run, bait: Bait) -> str:
 
 
 def _kill(run: _Run, bait: Bait) -> str:
+    """Try to kill the bait's process; return what leaked, an empty text if nothing did."""
     run(Job(f"import os\nos.kill({bait.victim.pid}, 9)"))
     return "a process was killed" if bait.victim.poll() is not None else ""
 
 
 def _own_signal(run: _Run, bait: Bait) -> str:
-    """Let the kernel kill the bait's process when data arrive in a pipe (`F_SETOWN`,
-    `F_SETSIG`)."""
+    """Try to let the kernel kill the bait's process when data arrive in a pipe (`F_SETOWN`,
+    `F_SETSIG`); return what leaked, an empty text if nothing did."""
     program = (
         "import fcntl, os\nr, w = os.pipe()\n"
         f"fcntl.fcntl(r, 8, {bait.victim.pid})\nfcntl.fcntl(r, 10, 9)\n"
@@ -117,6 +123,8 @@ def _own_signal(run: _Run, bait: Bait) -> str:
 
 
 def _trace(run: _Run, bait: Bait) -> str:
+    """Try to trace the bait's process and to make a namespace; return what leaked, an empty text if
+    nothing did."""
     program = (
         "import ctypes, os\nlibc = ctypes.CDLL(None)\n"
         f"print(libc.ptrace(16, {bait.victim.pid}, 0, 0), libc.unshare(0x10000000))"
@@ -126,7 +134,7 @@ def _trace(run: _Run, bait: Bait) -> str:
 
 
 def _connect(run: _Run, bait: Bait) -> str:
-    """Try to connect to the bait's listening sockets."""
+    """Try to connect to the bait's sockets; return what leaked, an empty text if nothing did."""
     places = ((2, ("127.0.0.1", bait.port)), (1, f"\0{bait.address}"))
     for family, place in places:
         run(Job(f"import socket\nsocket.socket({family}).connect({place!r})"))
@@ -140,6 +148,8 @@ def _connect(run: _Run, bait: Bait) -> str:
 
 
 def _descriptors(run: _Run, bait: Bait) -> str:
+    """Look for open descriptors beside the standard ones; return what leaked, an empty text if
+    nothing did."""
     program = (
         "import os\nfor n in range(3, 300):\n"
         "    try: print(n, os.fstat(n).st_mode)\n    except OSError: pass"
@@ -149,7 +159,8 @@ def _descriptors(run: _Run, bait: Bait) -> str:
 
 
 def _stay(run: _Run, bait: Bait) -> str:
-    """Leave a process; the caller looks for it. And run for ever."""
+    """Leave a process, for which the caller looks, and run for ever; return the outcome as text if
+    the program was not ended in time, else an empty text."""
     run(Job("import os, time\nif os.fork() == 0:\n    os.setsid(); time.sleep(60)"))
     limits = Limits(cpu_s=5, wall_s=_SHORT_S, memory_mb=256)
     program = "import signal\nsignal.signal(15, signal.SIG_IGN)\nwhile True: pass"
@@ -159,23 +170,28 @@ def _stay(run: _Run, bait: Bait) -> str:
 
 
 def _memory(run: _Run, bait: Bait) -> str:
+    """Use more memory than is allowed; return that there is no limit, else an empty text."""
     outcome = run(Job("held = []\nwhile True: held.append(b'x' * 2**20)"))
     kept = not outcome.ok and outcome.peak_mb < 2 * _LIMITS.memory_mb
     return "" if kept else f"memory has no limit: {outcome.status}, {outcome.peak_mb:.0f} MB"
 
 
 def _output(run: _Run, bait: Bait) -> str:
+    """Write more than is allowed; return that there is no limit, else an empty text."""
     outcome = run(Job("while True: print('x' * 4096)"))
     kept = outcome.status is Status.OUTPUT and len(outcome.stdout) <= _LIMITS.output_bytes
     return "" if kept else f"output has no limit: {outcome.status}"
 
 
 def _disk(run: _Run, bait: Bait) -> str:
+    """Fill more disk space than is allowed; return that there is no limit, else an empty text."""
     program = "with open('large', 'wb') as file:\n    file.write(bytes(2**23))\nprint('fits')"
     return "disk space has no limit" if "fits" in run(Job(program)).stdout else ""
 
 
 def _next_job(run: _Run, bait: Bait) -> str:
+    """Leave a name and a file for the next job; return what leaked, an empty text if nothing
+    did."""
     run(Job(f"import builtins\nbuiltins.kept = {bait.secret!r}\nopen('kept', 'w').write('x')"))
     outcome = run(
         Job("import builtins, os\nprint(hasattr(builtins, 'kept'), os.path.exists('kept'))")
@@ -217,6 +233,7 @@ def _strays(worker: int, level: str) -> int:
 
 
 def _runs(pid: int) -> bool:
+    """Return whether a process exists and has not ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").split()[2] != "Z"
     except OSError:

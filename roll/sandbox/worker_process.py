@@ -140,7 +140,8 @@ class WorkerProcess:
         self._answer(_ANSWER_S)
 
     def cancel(self) -> None:
-        """Stop the job that runs now, from another thread. Its outcome is `cancelled`."""
+        """Stop the job that runs now, from another thread. Its outcome is `cancelled`.
+        WorkerLostError if the worker is gone."""
         self._write({"do": "cancel"})
 
     def close(self) -> None:
@@ -156,11 +157,14 @@ class WorkerProcess:
             self._errors = -1
 
     def _send(self, do: str, limits: Limits, job: Job) -> None:
+        """Send a request with a job; `do` is `run` or `open`. WorkerLostError if the worker is
+        gone."""
         program, stdin, *files = map(as_bytes, (job.program, job.stdin, *job.files.values()))
         header = {"do": do, "limits": asdict(limits), "files": list(job.files)}
         self._write(header, program, stdin, *files)
 
     def _write(self, header: Mapping[str, Any], *pieces: bytes) -> None:
+        """Send a frame; WorkerLostError if the worker is gone."""
         try:
             send_frame(self._link, header, *pieces)
         except OSError as error:
@@ -181,6 +185,7 @@ class WorkerProcess:
         return frame
 
     def _last_words(self) -> str:
+        """Kill the worker, and return why it ended: its last line of errors, or its exit code."""
         self._process.kill()
         code = self._process.wait()
         said = os.pread(self._errors, 1 << 16, 0).decode("utf-8", "replace").strip()
@@ -189,7 +194,8 @@ class WorkerProcess:
 
 
 def make_outcome(header: dict[str, Any], pieces: list[bytes]) -> Outcome:
-    """Return the outcome that a worker's answer describes."""
+    """Return the outcome that a worker's answer describes; `pieces` are standard output and
+    error."""
     fields = {key: value for key, value in header.items() if key != "open"}
     stdout, stderr = (piece.decode("utf-8", "backslashreplace") for piece in pieces)
     return Outcome(stdout=stdout, stderr=stderr, **{**fields, "status": Status(fields["status"])})

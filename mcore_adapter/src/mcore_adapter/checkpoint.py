@@ -77,11 +77,12 @@ def save(
     The folder gets its name at the end, so that it is either complete or absent.
 
     Args:
+        chunks: this rank's chunks of the model, wrapped by `data_parallel`.
         folder: folder to create; must not exist, and all ranks must see it.
         extra: further values to keep, stored as JSON; only those of rank 0 are written.
 
     Raises:
-        ConversionError: on all ranks, if any rank could not write.
+        ConversionError: on all ranks, if `folder` exists or any rank could not write.
     """
     slots = states_of(chunks, optimizer)
     parts = list(_parts(chunks, slots, table, sizes))
@@ -196,6 +197,7 @@ def _announce(
 
 
 def _write_parts(file: Path, parts: Sequence[_Part]) -> None:
+    """Write parts to a safetensors file, which is created or replaced, and wait for the disk."""
     specs = {part.key: spec_of(part.tensor.shape, part.tensor.dtype) for part in parts}
     with written({file: specs}) as write:
         for part in parts:

@@ -78,6 +78,9 @@ class Saved:
     def full(self, task: Task, kind: str) -> Tensor:
         """Return a tensor as in the whole model, without padding of the vocabulary.
 
+        Args:
+            kind: `weight` or one of Adam's moments, see `key_of`.
+
         Raises:
             ConversionError: the checkpoint lacks the tensor.
         """
@@ -86,6 +89,9 @@ class Saved:
 
     def outline(self, task: Task, kind: str) -> Outline:
         """Return the shape that `full` would return, without reading the tensor.
+
+        Args:
+            kind: `weight` or one of Adam's moments, see `key_of`.
 
         Raises:
             ConversionError: the checkpoint lacks the tensor.
@@ -114,7 +120,8 @@ class Saved:
         return files
 
     def _keys(self, task: Task, kind: str) -> list[str]:
-        """Return the keys of all shards of a tensor; raise ConversionError if one is absent."""
+        """Return the keys of all shards of a tensor of the given kind (see `key_of`), in the order
+        of the ranks; raise ConversionError if one is absent."""
         if task.param.copy_of is not None and self._saved_sizes.pp == 1:
             # A layout with one stage has no copies for other stages: read the original.
             task = next(

@@ -85,7 +85,10 @@ def size_options(
 
 
 def takes_sizes(command: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a command: `size_options` make its argument `sizes`, `_reported` prints its errors."""
+    """Return a command that has the options of `size_options` in place of its argument `sizes`.
+
+    The argument gets the result of `size_options`. Errors are printed as `_reported` prints them.
+    """
     own, options = signature(command, eval_str=True), signature(size_options, eval_str=True)
     arguments = [p for name, p in own.parameters.items() if name != "sizes"]
 
@@ -243,7 +246,8 @@ def _progress() -> Iterator[Callable[[str | None, int | None, bool], Settings]]:
     """Show a progress bar with GB/s, and print the total when the block ends.
 
     Yields a function that takes dtype, workers and flush and returns the `Settings` of a
-    conversion, which report their progress to the bar.
+    conversion, which report their progress to the bar. The function raises McoreAdapterError if the
+    dtype is unknown. In the block, SIGTERM and SIGHUP raise `Stopped`.
     """
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -284,11 +288,12 @@ def _note(text: str) -> None:
 
 
 def _rate(num_bytes: float, start: float) -> str:
-    """Return the mean rate since the time `start` as text."""
+    """Return the mean rate since `start`, a time of `time.monotonic`, as text in GB/s."""
     return f"{num_bytes / 1e9 / max(time.monotonic() - start, 1e-9):.2f} GB/s"
 
 
 def _size(num_bytes: int) -> str:
+    """Return a number of bytes as text in GB, MB or kB, which are powers of 1000."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6)):
         if num_bytes >= factor:
             return f"{num_bytes / factor:.2f} {unit}"

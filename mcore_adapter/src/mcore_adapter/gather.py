@@ -173,10 +173,11 @@ def _share(
     ranks: Ranks,
     device: torch.device,
 ) -> list[list[Tensor]]:
-    """Return all shards of each tensor in the bucket, on every rank. A collective.
+    """Return one list of shards for each tensor in the bucket, on every rank. A collective.
 
     The ranks that hold the shards gather them, then broadcast them to the other expert parallel
-    ranks and to the other stages.
+    ranks and to the other stages. A list is in the order of the tensor parallel ranks. `mine` are
+    this rank's shards by Megatron name.
     """
     from megatron.core import parallel_state as groups
 

@@ -63,7 +63,8 @@ def write_adapter(
         src: Hugging Face checkpoint of the model, which the adapter will name as its base.
 
     Raises:
-        ConversionError: `dst` exists, or the disk is too small.
+        ConversionError: on rank 0 only, `dst` exists or the disk is too small; the other ranks then
+            wait in a collective.
     """
     metas = exported_factors(chunks, adapter, sizes)
     writes = dist.get_rank() == 0

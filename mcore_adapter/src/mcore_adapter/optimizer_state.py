@@ -74,7 +74,7 @@ class ParameterState:
 def states_of(
     chunks: Sequence[DistributedDataParallel], optimizer: MegatronOptimizer
 ) -> dict[Tensor, ParameterState]:
-    """Return the optimizer state of each parameter.
+    """Return the optimizer state of each parameter that is trained, by the parameter itself.
 
     With a distributed optimizer, only parameters of which this rank updates a part are included.
     """
@@ -122,7 +122,10 @@ def load_masters(
 def _mains(
     optimizer: MegatronOptimizer, models: dict[Tensor, Tensor]
 ) -> Iterator[tuple[Tensor, Tensor, dict[str, Any]]]:
-    """Yield each parameter, the tensor that the optimizer updates, and the parameter group."""
+    """Yield each parameter, the tensor that the optimizer updates, and the parameter group.
+
+    `models` has the parameter for each tensor that an optimizer without distribution updates.
+    """
     for number, group in enumerate(optimizer.param_groups):
         if not isinstance(optimizer, DistributedOptimizer):
             yield from ((models[main], main, group) for main in group["params"])

@@ -42,7 +42,8 @@ Write = Callable[[str, Tensor], None]
 
 
 def spec_of(shape: Sequence[int], dtype: torch.dtype) -> Spec:
-    """Return the safetensors description of a tensor with this shape and dtype."""
+    """Return the safetensors description of a tensor with this shape and dtype. KeyError for a
+    dtype that safetensors files are not written in."""
     return Spec(_NAMES[dtype], tuple(shape))
 
 
@@ -87,6 +88,7 @@ def write_hf(
     """Write the safetensors files of a Hugging Face folder, with an index if there are several.
 
     Args:
+        folder: existing folder to write to.
         weights: names and tensors, as `gather.export` yields them.
         specs: description of each tensor, by name.
         max_shard_bytes: largest size of one file, in bytes; a larger tensor gets a file of its own.
@@ -131,7 +133,8 @@ def write_model(
         max_shard_bytes: largest size of one safetensors file, as in `write_hf`.
 
     Raises:
-        ConversionError: `dst` exists, or the disk is too small.
+        ConversionError: on rank 0 only, `dst` exists or the disk is too small; the other ranks then
+            wait in a collective.
     """
     stored = open_hf(src).tensors
     metas = exported(chunks, table, sizes)

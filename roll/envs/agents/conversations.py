@@ -118,6 +118,7 @@ class Conversations:
 
 
 def _said(role: str, *forms: str) -> _Said:
+    """Return a message with the texts as which an agent may send it again."""
     return _Said(role, frozenset(f.strip() if role == "assistant" else f for f in forms))
 
 
@@ -142,7 +143,7 @@ def response(text: str, finish: str, model: str) -> dict[str, Any]:
 
 
 def chunks(text: str, finish: str, model: str) -> Iterator[bytes]:
-    """Yield the events of a streamed response; the text comes in one piece."""
+    """Yield the events of a streamed response (see `response`); the text comes in one piece."""
     head = _head("chat.completion.chunk", model)
     delta = {"role": "assistant", "content": text}
     for part, end in ((delta, None), ({}, finish)):
@@ -152,12 +153,13 @@ def chunks(text: str, finish: str, model: str) -> Iterator[bytes]:
 
 
 def _head(kind: str, model: str) -> dict[str, Any]:
+    """Return the fields that all responses have; `kind` is the value of `object`."""
     name = f"chatcmpl-{uuid.uuid4().hex}"
     return {"id": name, "object": kind, "created": int(time.time()), "model": model}
 
 
 def _message(value: Any) -> Message:
-    """Read a message, whose content is a text or a list of texts."""
+    """Read a message, whose content is a text or a list of texts; RequestError if it is none."""
     if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
         raise RequestError(f"a message must be {{role, content}}, found {json.dumps(value)[:80]}")
     content = value.get("content")

@@ -161,7 +161,11 @@ class AgentHost:
             raise RuntimeError(f"the agent called sys.exit({error.code!r})") from None
 
     async def _next(self, running: _Episode, limit_s: float) -> Observed:
-        """Wait for the next request of an agent, or for its end."""
+        """Wait for the next request of an agent, or for its end.
+
+        Raises:
+            EnvironmentFailedError: neither came within `limit_s` seconds, or the agent failed.
+        """
         assert running.agent is not None
         asked = asyncio.ensure_future(running.requests.get())
         try:
@@ -199,7 +203,11 @@ class AgentHost:
         )
 
     def _ended(self, agent: asyncio.Task[Any]) -> Observed:
-        """Return the end of an episode, with the reward that the agent reports."""
+        """Return the end of an episode, with the reward that the agent reports.
+
+        Raises:
+            EnvironmentFailedError: the agent raised an exception, or reports no finite reward.
+        """
         try:
             value = agent.result()
         except RollError:
@@ -269,5 +277,7 @@ class AgentHost:
 
 
 def _refusal(status: int, text: str) -> web.Response:
+    """Return an answer with an HTTP status of an error, and the reason as OpenAI's clients read
+    it."""
     error = {"message": text, "type": "invalid_request_error", "code": status}
     return web.json_response({"error": error}, status=status)

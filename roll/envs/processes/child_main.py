@@ -113,6 +113,8 @@ class Template:
     def __init__(
         self, control: socket.socket, make: Callable[[], Any], spec: Mapping[str, Any]
     ) -> None:
+        """Take the socket to the parent, the function that makes an environment, and the spec with
+        its limits."""
         self._control = control
         self._make = make
         self._spec = spec
@@ -196,6 +198,7 @@ class Episode:
     """Environment of one episode, which answers calls of the parent."""
 
     def __init__(self, link: socket.socket, make: Callable[[], Any], max_bytes: int) -> None:
+        """Take the socket to the parent; an answer of more than `max_bytes` is an error."""
         self._link = link
         self._make = make
         self._max_bytes = max_bytes
@@ -307,6 +310,7 @@ def _exactly(link: socket.socket, size: int) -> bytes | None:
 
 
 def send(link: socket.socket, body: bytes) -> None:
+    """Send a message, which is JSON text, with its length before it."""
     link.sendall(HEADER.pack(len(body)) + body)
 
 

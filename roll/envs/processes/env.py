@@ -49,6 +49,12 @@ class EnvProcesses:
         self._template = self._new()
 
     def __call__(self) -> ProcessEnv:
+        """Start the process of an episode; start the template again if it has ended.
+
+        Raises:
+            ConfigError: the template does not start.
+            EnvironmentFailedError: it has ended at once.
+        """
         with self._lock:
             if not self._template.lost:
                 with suppress(EnvironmentFailedError):  # it has ended at this very moment
@@ -61,9 +67,11 @@ class EnvProcesses:
         self._template.stop()
 
     def _begin(self) -> ProcessEnv:
+        """Return the environment of a new episode of the present template."""
         return ProcessEnv(self, self._name, self._template, self._template.fork())
 
     def _new(self) -> Template:
+        """Start a template, which ends with this object."""
         template = Template(*self._arguments)
         template.start()
         weakref.finalize(self, template.stop)
@@ -77,6 +85,7 @@ class ProcessEnv:
     def __init__(
         self, owner: EnvProcesses, name: str, template: Template, started: Started
     ) -> None:
+        """Take the process of an episode; `owner` is kept alive as long as this object is."""
         self._owner = owner  # whose end is the end of the template
         self._name = name
         self._template = template
@@ -87,6 +96,10 @@ class ProcessEnv:
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
+        """Reset the environment; errors are those of `_ask`.
+
+        `options` are sent as JSON, and what JSON does not know as text.
+        """
         plain = json.loads(json.dumps(options or {}, default=str))
         answer: tuple[Any, dict[str, Any]] = await self._ask(
             "reset", {"do": "reset", "seed": seed, "options": plain}
@@ -145,6 +158,7 @@ class ProcessEnv:
         return said["answer"]
 
     async def _opened(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Return the connection to the process; open it at the first call."""
         if self._streams is None:
             self._streams = await asyncio.open_connection(sock=self._started.link)
         return self._streams
@@ -157,5 +171,6 @@ class ProcessEnv:
         return "for an unknown reason"
 
     def _kill(self) -> None:
+        """Kill the process; a later call of the environment fails."""
         self._alive = False
         self._template.kill(self._started.number)

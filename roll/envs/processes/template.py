@@ -142,6 +142,7 @@ class Template:
                 self._end(number, "the end of its template")
 
     def _end(self, number: int, how: str) -> None:
+        """Note how the process of an episode ended."""
         with self._lock:
             self._ends.pop(number).set_result(how)
 
@@ -169,6 +170,8 @@ class Template:
             os.close(spec)
 
     def _variables(self) -> dict[str, str]:
+        """Return the environment variables of the process: those of this one, without what leads
+        another interpreter to packages of this one, and with one thread for each library."""
         drop = FOREIGN if self._python != sys.executable else frozenset()
         return ONE_THREAD | {key: each for key, each in os.environ.items() if key not in drop}
 

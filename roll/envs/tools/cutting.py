@@ -51,4 +51,5 @@ def _fitting(text: str, limit: int, tokenizer: PromptTokenizer, *, at_end: bool)
 
 
 def _count(text: str, tokenizer: PromptTokenizer) -> int:
+    """Return the number of tokens of a text."""
     return len(tokenizer([text], add_special_tokens=False)["input_ids"][0])

@@ -171,15 +171,18 @@ class Tools:
         return results
 
     def _message(self, result: Result) -> Message:
+        """Return a result as the message of a tool, cut to its limit and with a new id."""
         self._number += 1
         text = cut_to(result.text, self._limits.result_tokens, self._tokenizer)
         return Message("tool", text, name=result.name, call_id=f"{self._number:09d}")
 
     def _ended(self, answer: str, cost: float) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Return the last step: the score of the answer plus `cost`, which is 0 or below."""
         right = self._score(answer, self._right)
         return "", right + cost, True, False, self._info() | {"success": right}
 
     def _info(self) -> dict[str, Any]:
+        """Return the counts so far, `malformed_rate` once there are calls, and `success` 0."""
         calls = self._counts["tool_calls"]
         rate = {"malformed_rate": self._counts["malformed"] / calls} if calls else {}
         return {**self._counts, **rate, "success": 0.0}

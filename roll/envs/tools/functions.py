@@ -72,7 +72,10 @@ def tool_of(function: Callable[..., Any], *, name: str = "", ends: bool = False)
 
 
 def _model(function: Callable[..., Any], name: str, descriptions: Mapping[str, str]) -> Any:
-    """Return a pydantic model with a field for each parameter of a function."""
+    """Return a pydantic model with a field for each parameter of a function.
+
+    ConfigError if a parameter cannot be passed by name, or its type is unknown.
+    """
     try:
         hints = typing.get_type_hints(function, include_extras=True)
     except NameError as error:

@@ -66,7 +66,7 @@ def load_kits(
 
 
 def _named(entry: Any) -> tuple[str, Mapping[str, Any]]:
-    """Return the name and the settings of an entry."""
+    """Return the name and the settings of an entry; ConfigError if it has another form."""
     if isinstance(entry, str):
         return entry, {}
     if isinstance(entry, Mapping) and len(entry) == 1:
@@ -87,7 +87,10 @@ def _made(name: str, kit: Callable[..., Any], settings: Mapping[str, Any]) -> Ca
 
 
 def _of_user(path: str, settings: Mapping[str, Any]) -> Callable[[], Toolkit]:
-    """Return a function that makes the kit of a user's function, tool or toolkit."""
+    """Return a function that makes the kit of a user's function, tool or toolkit.
+
+    ConfigError if there is none at `path`, or if it does not take the settings.
+    """
     found = load_object(path)
     if isinstance(found, Tool):
         _made(path, lambda: None, settings)

@@ -211,7 +211,12 @@ async def close_shared() -> None:
 
 
 async def _call(connection: Connection, name: str, arguments: Mapping[str, Any]) -> str:
-    """Call a tool of a server; return the text of its result."""
+    """Call a tool of a server; return the text of its result.
+
+    Raises:
+        ToolError: the tool failed, or the arguments are wrong.
+        EnvironmentFailedError: the server does not answer.
+    """
     client = await connection.opened()
     result = await _answered(connection, client.call_tool(name, dict(arguments)))
     texts = [_text(block) for block in result.content]
@@ -225,7 +230,8 @@ async def _call(connection: Connection, name: str, arguments: Mapping[str, Any])
 
 async def _answered(connection: Connection, answer: Any) -> Any:
     """Await an answer of a server. An error that the server itself tells, such as wrong arguments,
-    is the policy's to read; a connection that is gone ends the episode as failed."""
+    is the policy's to read; a connection that is gone ends the episode as failed. The first is a
+    ToolError, the second an EnvironmentFailedError."""
     mcp = agent_package("mcp", "mcp", "mcp")
     try:
         return await answer

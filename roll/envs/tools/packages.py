@@ -11,6 +11,11 @@ from roll.core.errors import ConfigError
 def agent_package(module: str, package: str, tool: str) -> Any:
     """Import and return a module of a package of `requirements/agents.txt`.
 
+    Args:
+        module: name of the module.
+        package: name of the package that has the module, for the message.
+        tool: name of the tool that needs it, for the message.
+
     Raises:
         ConfigError: the package is missing; the message says how to install it.
     """

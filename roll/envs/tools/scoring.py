@@ -20,13 +20,16 @@ SCORES: Registry[Score] = Registry("score of answers")
 
 @SCORES.register("exact")
 def exact(answer: str, right: str) -> float:
-    """Compare texts, apart from white space at their ends."""
+    """Return 1 if both texts are equal apart from white space at their ends, else 0."""
     return float(answer.strip() == right.strip())
 
 
 @SCORES.register("number")
 def number(answer: str, right: str) -> float:
-    """Compare numbers; an answer that is one number needs no mark, see the reward `number`."""
+    """Return 1 if both numbers are equal up to a millionth of the right one, else 0.
+
+    An answer that is one number needs no mark; for others see the reward `number`.
+    """
     alone, wanted = parse_number(answer.strip()), parse_number(right.rpartition("####")[2])
     if alone is not None and wanted is not None:
         return float(abs(alone - wanted) <= Decimal("1e-6") * abs(wanted))
@@ -35,14 +38,14 @@ def number(answer: str, right: str) -> float:
 
 @SCORES.register("math")
 def math(answer: str, right: str) -> float:
-    """Compare mathematical expressions; see the reward `math`."""
+    """Return 1 if both are equal mathematical expressions, else 0; see the reward `math`."""
     found = math_reward(_sample(answer, right))
     return found.score if isinstance(found, Reward) else float(found)
 
 
 @SCORES.register("none")
 def none(answer: str, right: str) -> float:
-    """Score nothing: the run's own `rewards` do."""
+    """Return 0, because the run's own `rewards` score the answer."""
     return 0.0
 
 

@@ -63,6 +63,7 @@ def crossthink_reward(
 
 
 def _has_box(final: str) -> bool:
+    """Return True if the text has a box that is not empty."""
     span = find_span(final, "box")
     return span is not None and bool(span.text.strip())
 

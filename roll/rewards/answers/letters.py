@@ -175,6 +175,7 @@ def _alone(line: str, options: Mapping[str, str]) -> frozenset[str]:
 
 
 def _short_lines(text: str) -> Iterator[str]:
+    """Return the lines that are not blank and have at most MAX_LINE_CHARS characters."""
     return (line for line in text.splitlines() if line.strip() and len(line) <= MAX_LINE_CHARS)
 
 

@@ -59,7 +59,10 @@ def multiple_choice_reward(
 
 
 def options_of(sample: Sample, choices: str, num_choices: int) -> Mapping[str, str]:
-    """Return letter and text of each option of a row; empty texts if the row lacks the column.
+    """Return the texts of a row's options by capital letter, in order.
+
+    `choices` is the column that has them. If the row lacks it, there are `num_choices` options with
+    empty texts.
 
     Raises:
         DataError: the column is no list of at most 26 texts.
@@ -99,6 +102,6 @@ def _wanted(sample: Sample, options: Mapping[str, str], truth: str) -> frozenset
 
 
 def check_multiple_choice(num_choices: int = 10, **_: object) -> None:
-    """Raise ConfigError if the number of options has no letters."""
+    """Raise ConfigError unless `num_choices` is 2 to 26, the number of letters."""
     if not 2 <= num_choices <= len(ALPHABET):
         raise ConfigError(f"num_choices is {num_choices}; expected 2 to {len(ALPHABET)}")

@@ -63,6 +63,8 @@ def qa_reward(
 def right_answers(sample: Sample, golds: str | None) -> list[str]:
     """Return the right answers of a row.
 
+    They are in the column `golds`. None: they are in the answer, a text or the JSON text of a list.
+
     Raises:
         DataError: the column is missing, is no list of texts or is empty.
     """
@@ -90,6 +92,6 @@ def right_answers(sample: Sample, golds: str | None) -> list[str]:
 
 
 def check_qa(max_words: int = 30, **_: object) -> None:
-    """Raise ConfigError if no answer is short enough."""
+    """Raise ConfigError unless `max_words` is at least 1."""
     if max_words < 1:
         raise ConfigError(f"max_words is {max_words}; expected at least 1")

@@ -79,7 +79,14 @@ async def judge_tests(
 
 
 async def _dialogue(judge: _Side, other: _Candidate, text: Parsed, style: str) -> list[Verdict]:
-    """Hand over requests of the tests and answers of the program until the tests end."""
+    """Hand over requests of the tests and answers of the program until the tests end.
+
+    Args:
+        judge: session of the tests.
+        other: program, which answers.
+        text: tests.
+        style: function of `stand_ins` that runs them, a value of `_JUDGES`.
+    """
     given = (style, text.source, list(text.names), list(text.modules), text.note)
     said = await judge.ask("begin", *given)
     for _ in range(MOST_CALLS):
@@ -99,7 +106,10 @@ class _Side:
         self.session, self.last = session, prepared
 
     async def ask(self, function: str, *arguments: Any) -> Any:
-        """Call a function of the session that tells one value; return it, or None."""
+        """Call a function of the session that tells one value, and return this value.
+
+        None: the session has ended, or did not tell one readable value.
+        """
         if not self.session.open:
             return None
         mark = secrets.token_hex(16)
@@ -127,7 +137,11 @@ class _Candidate:
     _side: _Side | None = field(default=None)
 
     async def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Return the program's answer to a request of the tests."""
+        """Return the program's answer to a request of the tests, in the form that `stand_ins`
+        reads.
+
+        It is `{"ended": True}` if the program gives no answers any more; `ended` then says why.
+        """
         if self.ended is None and asked.get("do") == "run":
             return await self._run(str(asked["stdin"]))
         if self.ended is None and self._side is None:
@@ -141,7 +155,7 @@ class _Candidate:
 
     async def _start(self) -> None:
         """Begin the program's session and define its names there; set `ended` if the program fails
-        at that."""
+        at that. SandboxError if the session cannot be prepared."""
         session = await self.sessions.enter_async_context(self.sandbox.session(self.limits))
         prepared = await session.run(PROGRAM)
         if not prepared.ok:
@@ -177,6 +191,7 @@ def _verdicts(said: dict[str, Any], ended: Verdict | None) -> list[Verdict]:
 
 
 def _verdict(noted: bool | str, ended: Verdict | None) -> Verdict:
+    """Return the verdict on a case: `noted` says whether it passed, or is its exception as text."""
     if isinstance(noted, bool):
         return Verdict(Kind.PASSED if noted else Kind.WRONG)
     return Verdict(Kind.RAISED, noted)

@@ -58,7 +58,12 @@ class Judging:
         return until_failure(found) if self.stop else found
 
     async def _text(self, program: Program, case: TextCase, checker: Checker | None) -> Verdict:
-        """Run a program on a standard input and compare what it writes."""
+        """Run a program on a standard input and judge what it writes.
+
+        Raises:
+            SandboxError: the sandbox or the row's checker failed.
+            ValueError: a checker should compare, and the row has none.
+        """
         sandbox = self.opened.sandbox
         room = self.limits.output_bytes + 2 * len(case.expected)
         limits = replace(self.limits, output_bytes=room)

@@ -39,7 +39,7 @@ _LONGEST_NUMBER = 400
 
 
 def same_output(found: str, expected: str, how: Comparison) -> bool:
-    """Return whether an output is right."""
+    """Return whether an output is right by the rule `how`, whose kind must not be `checker`."""
     if how.kind == "exact":
         return found.rstrip() == expected.rstrip()
     mine, right = found.split(), expected.split()

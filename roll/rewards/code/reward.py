@@ -109,7 +109,8 @@ def _number(problem: Problem) -> int | None:
 
 
 def _completed(source: str, problem: Problem) -> str:
-    """Return a program behind the text of the row that it continues, or that has its imports."""
+    """Return the program, with the row's `prelude` before it if it continues that text or may need
+    its imports."""
     if not isinstance(problem, Suite) or not problem.prelude or "__future__" in source:
         return source
     name = re.escape((problem.entry or "").rpartition(".")[2])

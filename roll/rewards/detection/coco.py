@@ -64,8 +64,11 @@ def _of_label(found: list[Box], truth: list[Box]) -> Array:
 
 
 def _at(threshold: float, ious: Array, truth: list[Box], wanted: int) -> float:
-    """Return the average precision at one threshold; detections come in falling confidence, boxes
-    of crowds last."""
+    """Return the average precision at one threshold.
+
+    The rows of `ious` are detections in falling confidence, its columns are `truth`, crowds last;
+    `wanted` is the number of boxes that are no crowds, at least 1.
+    """
     matches = _match(threshold, ious, truth)
     counted = [match for match in matches if match is None or not truth[match].crowd]
     right = np.cumsum([match is not None for match in counted])

@@ -83,6 +83,7 @@ class Child:
     """Handle of one child process; not thread-safe, runs one call at a time."""
 
     def __init__(self, spec: ChildSpec) -> None:
+        """Keep the description; no process is started yet."""
         self._spec = spec
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
@@ -199,6 +200,7 @@ class Child:
 
 
 def _reason(code: int | None) -> str:
+    """Return why a process ended: the name of the signal, or the exit code as text."""
     if code is not None and code < 0:
         return signal.Signals(-code).name
     return f"exit code {code}"

@@ -32,6 +32,7 @@ class ChildPool:
     """Pool of up to `size` children, started on demand; any thread may use `call`."""
 
     def __init__(self, spec: ChildSpec, size: int) -> None:
+        """Make a pool of at most `size` children; none is started yet."""
         self._cold = [Child(spec) for _ in range(size)]
         self._ready: queue.LifoQueue[Child] = queue.LifoQueue()
         self._lock = threading.Lock()

@@ -174,6 +174,7 @@ class RewardCounters:
         return Metrics(taken)
 
     def _add(self, key: str, value: float) -> None:
+        """Add a value to the mean of the metric `key`."""
         fresh = Mean(value)
         self._totals[key] = self._totals[key].merge(fresh) if key in self._totals else fresh
 

@@ -40,6 +40,7 @@ class RewardPool:
     """Executor of one reward; all methods must be called on one event loop."""
 
     def __init__(self, name: str, config: RewardConfig, runner: Runner) -> None:
+        """Make the pool of a reward that `runner` runs; `name` is its name in the config."""
         self._config = config
         self._runner = runner
         self._slots = asyncio.Semaphore(runner.width)
@@ -220,6 +221,8 @@ def _details(error: Exception) -> str:
 
 
 def _last_line(error: Exception) -> str:
+    """Return an error as one line: its class and message, or the last line of a child's
+    traceback."""
     if isinstance(error, ChildRaisedError):
         return str(error).rstrip().splitlines()[-1]
     return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -65,6 +65,14 @@ class LoopRunner:
     def __init__(
         self, name: str, bound: BoundReward, *, width: int, timeout_s: float | None
     ) -> None:
+        """Start an event loop in a thread.
+
+        Args:
+            name: name of the reward.
+            bound: its function.
+            width: number of samples that may run at once.
+            timeout_s: time limit of each call, in seconds; None: no limit.
+        """
         self._name = name
         self._bound = bound
         self.width = width
@@ -102,6 +110,14 @@ class ThreadRunner:
     """Runner of a plain function in threads of this process."""
 
     def __init__(self, name: str, bound: BoundReward, *, width: int, timeout_s: float) -> None:
+        """Prepare the runner.
+
+        Args:
+            name: name of the reward.
+            bound: its function.
+            width: number of samples that may run at once.
+            timeout_s: time limit of each call, in seconds.
+        """
         self._name = name
         self._bound = bound
         self.width = width
@@ -144,6 +160,14 @@ class ProcessRunner:
         timeout_s: float,
         clock: Literal["wall", "cpu"] = "wall",
     ) -> None:
+        """Prepare the runner; children start when they are needed.
+
+        Args:
+            fn, kwargs, ctx: see `load_reward`; the children load the function.
+            concurrency: largest number of children; there are never more than cores.
+            timeout_s: time limit of each call, in seconds.
+            clock: clock of this limit.
+        """
         # More processes than cores would use more memory and not be faster.
         self.width = max(1, min(concurrency, len(os.sched_getaffinity(0))))
         self._timeout_s = timeout_s
@@ -153,6 +177,8 @@ class ProcessRunner:
         self._threads = DaemonThreads(f"reward-{ctx.name}", max_hung=self.width + 1)
 
     async def run(self, work: Work) -> Any:
+        """Score a sample or group in a child; see `Runner`. For further errors see
+        `ChildPool.call`."""
         # The thread needs no time limit, because the time limit of the child always ends the call.
         return await self._threads.run(
             lambda: self._children.call(work, self._timeout_s), timeout_s=None
@@ -167,6 +193,7 @@ class ProcessRunner:
 
 
 def _name(work: Work) -> str:
+    """Return the name of a sample or group for error messages."""
     return f"sample {work.id}" if isinstance(work, Sample) else f"group {work[0].group}"
 
 

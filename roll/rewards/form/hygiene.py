@@ -90,6 +90,8 @@ def hygiene_reward(
 
 
 def _mixes(sample: Sample, scripts: frozenset[str]) -> bool:
+    """Return whether a response has letters of a script that is neither common, nor in `scripts`,
+    nor in the prompt."""
     allowed = COMMON_SCRIPTS | scripts | scripts_of(sample.prompt.text).keys()
     return bool(scripts_of(sample.response_text).keys() - allowed)
 
@@ -115,7 +117,10 @@ def _repeats_boxes(final: str) -> bool:
 
 
 def _goes_on(final: str) -> bool:
-    """Return whether text follows the end of an answer."""
+    """Return whether an answer does not end where it should.
+
+    Text follows `</answer>` or the begin of another turn, or too long a text follows the last box.
+    """
     end = final.rfind("</answer>")
     if end >= 0 and final[end + len("</answer>") :].strip():
         return True

@@ -57,7 +57,7 @@ def check_length(
     truncated: bool = False,
     **_: object,
 ) -> None:
-    """Raise ConfigError if the band is empty or asks for nothing."""
+    """Raise ConfigError if the band is empty or asks for nothing, or if `slope` is below 1."""
     if shortest <= 0 and longest is None and not truncated:
         raise ConfigError("give at least one of shortest, longest and truncated")
     if shortest < 0 or (longest is not None and longest < shortest):

@@ -20,7 +20,7 @@ def in_order_and_once(
 
     Args:
         response: text with all its tags.
-        tags: names without brackets.
+        tags: names without brackets, at least one.
         prompt: text of the prompt; if it ends with the first opening tag, the response begins in
             it.
         text_between: True allows text outside of the tags.

@@ -14,14 +14,18 @@ Parse = Callable[[object], Any]
 
 
 def text(value: object) -> str:
-    """Return a text that is not empty."""
+    """Return a text that is not empty; ValueError for anything else."""
     if not isinstance(value, str) or not value:
         raise ValueError("expected a text")
     return value
 
 
 def texts(value: object) -> tuple[str, ...]:
-    """Return a list of texts; a single text is a list of one."""
+    """Return a list of at least one text; a single text is a list of one.
+
+    Raises:
+        ValueError: the value is neither.
+    """
     if isinstance(value, str):
         return (text(value),)
     if not isinstance(value, Iterable):
@@ -33,7 +37,11 @@ def texts(value: object) -> tuple[str, ...]:
 
 
 def whole_number(value: object) -> int:
-    """Return a whole number from 0; columns with gaps hold them as floats."""
+    """Return a whole number from 0, also from a float, as columns with gaps hold it.
+
+    Raises:
+        ValueError: the value is none.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1:
         raise ValueError("expected a whole number")
     if value < 0:
@@ -42,7 +50,7 @@ def whole_number(value: object) -> int:
 
 
 def relation(value: object) -> str:
-    """Return one of `RELATIONS`."""
+    """Return one of `RELATIONS`; ValueError for anything else."""
     if value not in RELATIONS:
         raise ValueError(f"expected one of {', '.join(map(repr, RELATIONS))}")
     return str(value)

@@ -95,7 +95,10 @@ def start_ifeval() -> None:
 def _checks(
     sample: Sample, ids: str, arguments: str, hardened: bool
 ) -> Iterator[tuple[str, Check]]:
-    """Yield id and check of each instruction of the row, with its arguments bound."""
+    """Yield id and check of each instruction of the row, with its arguments bound.
+
+    DataError if there are none, or if an id or its arguments are wrong.
+    """
     row = _columns(sample, ids, arguments)
     where = f"row {sample.prompt.id}"
     try:
@@ -119,6 +122,8 @@ def _checks(
 
 
 def _follows(name: str, arguments: Mapping[str, Any], hardened: bool, text: str) -> bool:
+    """Return whether a text follows the instruction `name`, and with `hardened` its further
+    condition."""
     if hardened and name in HARDENED and not HARDENED[name](text, **arguments):
         return False
     return CHECKERS[name].follows(text, **arguments)

@@ -44,6 +44,7 @@ class AnswerCache:
         await asyncio.to_thread(self._write, self._path(question), answer)
 
     def _path(self, question: Question) -> Path:
+        """Return the path of the file for the answer to a question."""
         key = json.dumps([self._identity, asdict(question)], sort_keys=True)
         name = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
         return self._folder / name[:2] / f"{name[2:]}.json"

@@ -123,7 +123,14 @@ class JudgeScoring:
         return bool(text.strip()) and (longest is None or len(text) <= longest)
 
     async def _compare(self, samples: Sequence[Sample], poll: _Poll) -> list[float]:
-        """Return the share of its comparisons that each sample wins."""
+        """Return the share of its comparisons that each sample wins, in 0..1.
+
+        Comparisons that fail are left out.
+
+        Raises:
+            UnreadableError: more than half of them fail, or all of one sample.
+            Exception: the error of the judge, if the only comparison fails.
+        """
         verdict = self._config.verdict
         assert isinstance(verdict, PreferenceVerdictConfig)
         form = form_of(verdict)
@@ -156,7 +163,7 @@ class JudgeScoring:
         return [fmean(each) for each in wins.values()]
 
     async def _rank(self, samples: Sequence[Sample], poll: _Poll) -> list[float]:
-        """Return the mean score of each sample over the rankings."""
+        """Return the mean score of each sample over the rankings; errors are those of `_votes`."""
         verdict, size = self._config.verdict, len(samples)
         assert isinstance(verdict, RankingVerdictConfig)
         form = form_of(verdict, size)
@@ -176,7 +183,7 @@ class JudgeScoring:
     async def _votes(
         self, poll: _Poll, messages: Sequence[str], form: Form, read: Callable[[int, Answer], V]
     ) -> list[V]:
-        """Ask for all votes at once; return those that can be read.
+        """Ask for all votes at once; return those that can be read, at least half of them.
 
         Args:
             poll: gets what the answers took.
@@ -186,6 +193,7 @@ class JudgeScoring:
 
         Raises:
             UnreadableError: more than half of the votes cannot be read.
+            Exception: the error of the judge, if the only vote fails.
         """
         questions = [
             Question(messages[vote % len(messages)], _seed(messages, vote), form.schema)
@@ -285,8 +293,11 @@ async def _all(work: Sequence[Coroutine[Any, Any, V]]) -> list[V]:
 
 
 def _require_half(found: Sequence[V | Exception], what: str) -> list[V]:
-    """Return the results among `found`; if they are less than half, raise the last exception, with
-    their number where there are several."""
+    """Return the results among `found`; raise if they are less than half.
+
+    The error is the exception itself if `found` has one item, else UnreadableError with the
+    numbers. `what` is the plural noun in its message.
+    """
     good = [each for each in found if not isinstance(each, Exception)]
     failed = [each for each in found if isinstance(each, Exception)]
     if 2 * len(good) >= len(found):

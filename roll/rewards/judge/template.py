@@ -49,6 +49,7 @@ class Quoted:
     """A text of a sample. As part of a message it stands between marks; `text` is the bare text."""
 
     def __init__(self, name: str, text: str, mark: str) -> None:
+        """Keep a text without control tokens. `name` and the hash `mark` stand in its marks."""
         self._name = name
         self.text = defused(text)
         self._mark = mark
@@ -128,7 +129,8 @@ class Template:
         return self._render(samples[0], texts, instruction)
 
     def _render(self, sample: Sample, texts: Mapping[str, str], instruction: str) -> str:
-        """Return the message with texts of the policy, by name, and those of the sample's row."""
+        """Return the message with texts of the policy, by name, and those of the sample's row.
+        DataError if the template fails on them."""
         row = {name: _plain(value) for name, value in sample.extra.items()}
         of_row = {"prompt": sample.prompt.text, "answer": sample.answer}
         row_mark, mark = _mark([of_row, row]), _mark([of_row, row, texts])
@@ -193,5 +195,5 @@ def _plain(value: Any) -> str:
 
 
 def _mark(texts: Any) -> str:
-    """Return a hash over texts, as 16 hexadecimal digits."""
+    """Return a hash over a JSON value of texts, as 16 hexadecimal digits."""
     return hashlib.blake2b(json.dumps(texts).encode(), digest_size=8).hexdigest()

@@ -14,6 +14,13 @@ class UrlJudge:
     """Implementation of `Judge` by `/chat/completions`."""
 
     def __init__(self, config: UrlJudgeConfig, asked: JudgedConfig, client: JsonClient) -> None:
+        """Prepare the judge.
+
+        Args:
+            config: server and model.
+            asked: what the reward asks it.
+            client: takes the requests; `open` and `close` are passed on to it.
+        """
         self._config = config
         self._client = client
         self._url = f"{config.url.rstrip('/')}/chat/completions"

@@ -161,6 +161,7 @@ def _json_form(config: JsonVerdictConfig) -> Form:
 
 
 def _number_schema(config: JsonVerdictConfig) -> dict[str, Any]:
+    """Return the JSON schema of a number in the range of the verdict."""
     if not config.integer:
         return {"type": "number", "minimum": config.low, "maximum": config.high}
     low, high = int(config.low), int(config.high)
@@ -208,6 +209,7 @@ def _object(text: str, keys: set[str]) -> dict[str, Any]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the pairs as a dictionary; ValueError if a key stands there twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a key stands there twice")
@@ -215,7 +217,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _read_json(config: JsonVerdictConfig, text: str) -> Verdict:
-    """Read the JSON verdict on one sample."""
+    """Read the JSON verdict on one sample; UnreadableError if it has not the form that was
+    asked."""
     key = "score" if config.classes is None else "verdict"
     found = _object(text, {key, *config.criteria, *(("reason",) if config.reason else ())})
     parts = {name: _checked(config, found[name], name) for name in config.criteria}
@@ -236,7 +239,7 @@ def _checked(config: JsonVerdictConfig, value: Any, name: str) -> float:
 
 
 def _read_number(config: NumberVerdictConfig, text: str) -> float:
-    """Read the number in the last line of the answer."""
+    """Read the number in the last line of the answer; UnreadableError if it has none."""
     last = text.splitlines()[-1]
     found = _NUMBER.fullmatch(last)
     if found is None:
@@ -247,6 +250,7 @@ def _read_number(config: NumberVerdictConfig, text: str) -> float:
 
 
 def _in_range(config: JsonVerdictConfig | NumberVerdictConfig, value: float, name: str) -> float:
+    """Return the value; UnreadableError, which names `name`, if it is out of the range."""
     if not config.low <= value <= config.high:
         raise UnreadableError(
             f'"{name}" is {value:g}; expected a number from {config.low:g} to {config.high:g}'
@@ -255,11 +259,15 @@ def _in_range(config: JsonVerdictConfig | NumberVerdictConfig, value: float, nam
 
 
 def _scaled(config: JsonVerdictConfig | NumberVerdictConfig, value: float) -> float:
+    """Return the value on a scale where `low` is 0 and `high` is 1."""
     return (value - config.low) / (config.high - config.low)
 
 
 def _read_class(config: ClassVerdictConfig, text: str) -> float:
-    """Read the class that the regular expression finds; all places must name the same."""
+    """Return the score of the class that the regular expression finds.
+
+    UnreadableError if it finds none, different ones or an unknown one, or takes too long.
+    """
     regex = optional_package("regex", "regex", "class of a judge is read")
     try:
         places = regex.finditer(config.pattern, text, timeout=PATTERN_TIMEOUT_S)

@@ -91,12 +91,15 @@ def _same_intervals(a: Shape, b: Shape, leaf: Leaf) -> bool | None:
 
 
 def _in_order(a: Sequence[str], b: Sequence[str], leaf: Leaf) -> bool | None:
+    """Return whether the elements are as many, and equal in their order; None if undecided."""
     if len(a) != len(b):
         return False
     return _all(compare(read_shape(x), read_shape(y), leaf) for x, y in zip(a, b, strict=True))
 
 
 def _in_any_order(a: Sequence[str], b: Sequence[str], leaf: Leaf) -> bool | None:
+    """Return whether both have the same elements, each at least once; None if undecided."""
+
     def same(x: str, y: str) -> bool | None:
         return compare(read_shape(x), read_shape(y), leaf)
 
@@ -133,11 +136,13 @@ def _covered(a: Sequence[T], b: Sequence[T], same: Same[T]) -> bool | None:
 
 
 def _any(verdicts: Iterable[bool | None]) -> bool | None:
+    """Return True if a verdict is True, else None if one is undecided, else False."""
     found = list(verdicts)
     return True if True in found else (None if None in found else False)
 
 
 def _all(verdicts: Iterable[bool | None]) -> bool | None:
+    """Return False if a verdict is False, else None if one is undecided, else True."""
     result: bool | None = True
     for verdict in verdicts:
         if verdict is False:
@@ -147,4 +152,5 @@ def _all(verdicts: Iterable[bool | None]) -> bool | None:
 
 
 def _and(a: bool | None, b: bool | None) -> bool | None:
+    """Return `_all` of two verdicts."""
     return _all((a, b))

@@ -167,6 +167,8 @@ def _plain(text: str) -> tuple[Fraction, Fraction | None] | None:
 
 
 def _ratio(text: str) -> tuple[Fraction, None] | None:
+    """Return the value of a quotient of two numbers, such as 3/4 or a fraction in LaTeX; None for
+    any other text or a divisor of 0."""
     match = _RATIO.fullmatch(text)
     return None if match is None else _divided(match)
 

@@ -86,7 +86,11 @@ def judge(sample: Sample, equivalent: Callable[[str, str], bool | None]) -> Rewa
 
 
 def start_checkers() -> None:
-    """Wait until the first child has started (seconds), so that the first sample does not wait."""
+    """Wait until the first child has started (seconds), so that the first sample does not wait.
+
+    Raises:
+        TimeoutError: it has not started in time.
+    """
     _checkers().warm_up()
 
 

@@ -29,6 +29,7 @@ class RemoteScoring:
     def __init__(
         self, name: str, config: RemoteConfig, client: JsonClient, kwargs: Mapping[str, Any]
     ) -> None:
+        """Prepare the client of the reward `name`; `kwargs` are sent with each request."""
         self._name = name
         self._config = config
         self._client = client
@@ -60,7 +61,11 @@ class RemoteScoring:
         return [outcomes.get(place, none) for place in range(len(works))]
 
     async def _ask(self, works: Mapping[int, Work]) -> dict[int, Outcome]:
-        """Ask once; return the outcomes of the works that the answer has completely."""
+        """Ask once; return the outcomes of the works that the answer has completely, by place.
+
+        Raises:
+            ServiceError: no answer came, or it has another form than the contract.
+        """
         per = "sample" if all(isinstance(work, Sample) for work in works.values()) else "group"
         samples = [sample for work in works.values() for sample in _samples(work)]
         request = request_of(samples, reward=self._name, per=per, kwargs=self._kwargs)

@@ -79,6 +79,7 @@ class _Again(Exception):
     """
 
     def __init__(self, why: str, wait_s: float = 0.0, *, for_all: bool = False) -> None:
+        """Keep the reason of the failure and the wait, see the class."""
         super().__init__(why)
         self.wait_s = wait_s
         self.for_all = for_all
@@ -133,7 +134,7 @@ class JsonClient:
             await self._session.close()
 
     async def post(self, url: str, payload: Mapping[str, Any]) -> Reply:
-        """Post a JSON object and return the JSON answer.
+        """Post a JSON object and return the JSON answer; call `open` first.
 
         Raises:
             ServiceError: no try succeeded, or the service refused the call; the message has what it
@@ -224,4 +225,5 @@ def _shown(body: bytes) -> str:
 
 
 def _no_constant(name: str) -> float:
+    """Refuse NaN and infinity in an answer; ValueError."""
     raise ValueError(f"{name} is no JSON number")

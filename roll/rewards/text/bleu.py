@@ -47,6 +47,9 @@ def bleu_reward(
             character is a word.
         lowercase: True ignores case.
         references: column with the reference texts; if left out, the answer of the row.
+
+    Raises:
+        DataError: the column is missing, is no list of texts or is empty.
     """
     right, final = right_answers(sample, references), final_of(sample)
     if lowercase:
@@ -55,7 +58,8 @@ def bleu_reward(
 
 
 def bleu(text: str, references: Sequence[str], tokens: Tokens = "13a") -> float:
-    """Return BLEU in 0..1; 0 if the text has no word of a reference."""
+    """Return BLEU in 0..1 against at least one reference; 0 if the text has no word of any of
+    them."""
     words = _words(text, tokens)
     wanted = [_words(reference, tokens) for reference in references]
     log_precisions, smooth = [], 1.0
@@ -93,4 +97,5 @@ def _words(text: str, tokens: Tokens) -> list[str]:
 
 
 def _grams(words: list[str], n: int) -> Counter[tuple[str, ...]]:
+    """Return how often each run of n words occurs."""
     return Counter(zip(*(words[start:] for start in range(n)), strict=False))

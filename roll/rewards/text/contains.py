@@ -40,6 +40,9 @@ def contains_reward(
             scores 0.
 
     Parts: `share`, the share that occurs; `short`, 1 unless the text is too long.
+
+    Raises:
+        DataError: the column is missing, is no list of texts or is empty.
     """
     wanted = phrases or tuple(each for each in right_answers(sample, column) if each.strip())
     final = final_of(sample)
@@ -54,11 +57,13 @@ def contains_reward(
 
 
 def _plain(text: str, case: bool) -> str:
+    """Return a text as it is compared; with `case` False in small letters."""
     text = " ".join(unicodedata.normalize("NFKC", text).split())
     return text if case else text.casefold()
 
 
 def _occurs(phrase: str, text: str, whole_words: bool) -> bool:
+    """Return whether a phrase stands in the text, with `whole_words` not inside of a word."""
     if not whole_words:
         return phrase in text
     before = r"(?<!\w)" if phrase[:1].isalnum() else ""
@@ -72,7 +77,8 @@ def check_contains(
     max_words: int | None = None,
     **_: object,
 ) -> None:
-    """Raise ConfigError if there are two sources of phrases, or an empty one."""
+    """Raise ConfigError if there are two sources of phrases or an empty phrase, or if `max_words`
+    is below 1."""
     if phrases and column is not None:
         raise ConfigError("give phrases or column, not both")
     if not all(phrase.strip() for phrase in phrases):

@@ -53,7 +53,10 @@ def json_reward(
 
 
 def json_text(final: str, place: str) -> str | None:
-    """Return the text of the value; None if it is not at its place."""
+    """Return the text of the value; None if it is not at its place.
+
+    `place` is `auto`, `all` or `block`, see `json_reward`. That the text is JSON is not checked.
+    """
     fences = list(_FENCE.finditer(final)) if place != "all" else []
     if len(fences) >= 2 and not fences[-1][1]:
         return final[fences[-2].end() : fences[-1].start()].strip()

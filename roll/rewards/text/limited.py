@@ -36,10 +36,12 @@ Find = Literal["search", "fullmatch"]
 
 def limited(check: Callable[..., bool], *args: object, cpu_s: float) -> bool | None:
     """Return the result of one of the checks below, run in a child process; None if it used up
-    `cpu_s` seconds of CPU time, or its memory.
+    `cpu_s` seconds of CPU time, or its memory. `check` is `matches` or `fits_schema`, `args` are
+    its arguments.
 
     Raises:
         TimeoutError: no child was free in time, or the machine gave it too little CPU time.
+        ChildRaisedError: the check raised an exception.
     """
     try:
         verdict = _children().call(

@@ -64,7 +64,7 @@ def number_reward(
 
 
 def parse_number(text: str) -> Decimal | None:
-    """Return the only number in a text; None if there is none, or several."""
+    """Return the only number in a text, with 0.5 for 50%; None if there is none, or several."""
     if len(text) > MAX_CHARS:
         return None
     found = list(_NUMBER.finditer(text))

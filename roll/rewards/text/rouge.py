@@ -38,6 +38,9 @@ def rouge_reward(
             the longest common subsequence of words.
         value: part of the measure that is the score.
         references: column with the reference texts; if left out, the answer of the row.
+
+    Raises:
+        DataError: the column is missing, is no list of texts or is empty.
     """
     return best_over(sample, references, lambda text, right: rouge(text, right, measure, value))
 
@@ -61,6 +64,7 @@ def rouge(text: str, reference: str, measure: Measure, value: Value) -> float:
 
 
 def _grams(words: list[str], n: int) -> Counter[tuple[str, ...]]:
+    """Return how often each run of n words occurs."""
     return Counter(zip(*(words[start:] for start in range(n)), strict=False))
 
 

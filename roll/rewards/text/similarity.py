@@ -31,6 +31,9 @@ def similarity_reward(
         case: False ignores case.
         at_least: if given, the score is 1 for a similarity of at least this, else 0.
         references: column with the reference texts; if left out, the answer of the row.
+
+    Raises:
+        DataError: the column is missing, is no list of texts or is empty.
     """
 
     def compare(text: str, right: str) -> float:
@@ -41,7 +44,7 @@ def similarity_reward(
 
 
 def similarity(text: str, reference: str, unit: Unit, *, case: bool = True) -> float:
-    """Return the similarity of two texts; 1 if both are empty."""
+    """Return the similarity of two texts in 0..1, see `similarity_reward`; 1 if both are empty."""
     if not case:
         text, reference = text.casefold(), reference.casefold()
     distance = optional_package("rapidfuzz.distance", "rapidfuzz", "edit distance is computed")

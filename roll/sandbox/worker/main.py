@@ -62,10 +62,12 @@ class Worker:
             self._gone = True
 
     def _start(self) -> Frame:
+        """Start the first template, and answer which user its jobs have."""
         self._template = TemplateProcess(self._settings)
         return {"ready": True, "user": self._template.user}, []
 
     def _drop_template(self) -> None:
+        """End the template, and with it an open session."""
         if self._template is not None:
             self._template.close()
         self._template = self._session = None
@@ -127,6 +129,7 @@ class Worker:
         ]
 
     def _end_session(self) -> None:
+        """Kill an open session and wait for its end; do nothing if there is none."""
         if self._session is not None:
             self._session.stop("cancelled", "closed")
             self._session.finish()
@@ -162,7 +165,8 @@ def _outcome(running: Running) -> dict[str, Any]:
 
 
 def _judge(running: Running, code: int | None, by: int | None) -> tuple[str, str]:
-    """Return status and reason of a job that ended by itself."""
+    """Return status and reason of a job that ended by itself. `code` is its exit code, or `by` the
+    signal that ended it; the other one is None."""
     if running.cpu_s > running.limits["cpu_s"] or by == signal.SIGXCPU:
         return "cpu_time", f"used more than {running.limits['cpu_s']:g} s of CPU time"
     if by is not None:

@@ -177,6 +177,9 @@ class Running:
         Args:
             interrupts: is called when `link` can be read; returns whether to stop the job.
             link: from the sandbox.
+
+        Raises:
+            BrokenTemplateError: a killed job is still there after `_SETTLE_S`.
         """
         self._until(lambda: self.ended is not None, math.inf, (link, interrupts))
         self.finish()
@@ -184,7 +187,10 @@ class Running:
     def call(
         self, source: bytes, interrupts: Callable[[], bool], link: socket.socket
     ) -> str | None:
-        """Run a program in the session; return "ok" or "failed", or None if the session ended."""
+        """Run a program in the session; return "ok" or "failed", or None if the session ended.
+
+        For `interrupts` and `link` see `run`.
+        """
         self._began, self._cpu_before = time.monotonic(), self._usage().cpu_s
         self._heard.clear()
         for data in self.written.values():
@@ -225,7 +231,8 @@ class Running:
             signal.pidfd_send_signal(self._handle, signal.SIGKILL)
 
     def finish(self) -> None:
-        """Wait until all of the job's processes are gone, and read what they have written."""
+        """Wait until all of the job's processes are gone, and read what they have written.
+        BrokenTemplateError if they are still there after `_SETTLE_S`."""
         self._until(lambda: self.ended is not None, _SETTLE_S)
         if self.ended is None:
             raise BrokenTemplateError(f"a killed job is still there after {_SETTLE_S:g} s")
@@ -309,9 +316,11 @@ class Running:
     # -- measuring -----------------------------------------------------------------------------
 
     def _usage(self) -> Usage:
+        """Return what all processes of the job use now."""
         return read_usage(self._all_pids())
 
     def _all_pids(self) -> list[int]:
+        """Return the processes of the job; at levels that allow more, with their descendants."""
         several = self.template.level in ("namespaces", "none")
         return list(dict.fromkeys(descendants(self._pids))) if several else self._pids
 
@@ -355,6 +364,7 @@ class Running:
 
 
 def _close_all(descriptors: Iterable[int]) -> None:
+    """Close descriptors of files."""
     for each in descriptors:
         os.close(each)
 

@@ -189,5 +189,6 @@ def unprivileged_user() -> int | None:
 
 
 def _exists(user: int, ids: Path) -> bool:
+    """Return whether an id is one of a map of ids in /proc (`uid_map`, `gid_map`)."""
     rows = (map(int, line.split()) for line in ids.read_text(encoding="ascii").splitlines())
     return any(first <= user < first + count for first, _, count in rows)

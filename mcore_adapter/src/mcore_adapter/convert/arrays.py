@@ -39,17 +39,24 @@ class Outline:
         return len(self.shape)
 
     def reshape(self, *shape: int) -> Outline:
+        """Return the outline of the new shape; one length may be -1.
+
+        Raises:
+            ConversionError: the new shape has another number of entries.
+        """
         size, known = prod(self.shape), prod(n for n in shape if n != -1)
         if size % max(known, 1) or (-1 not in shape and size != known):
             raise ConversionError(f"a tensor of shape {list(self.shape)} is no {list(shape)}")
         return Outline(tuple(size // max(known, 1) if n == -1 else n for n in shape))
 
     def swapaxes(self, one: int, other: int) -> Outline:
+        """Return the outline with two dimensions exchanged."""
         shape = list(self.shape)
         shape[one], shape[other] = shape[other], shape[one]
         return Outline(tuple(shape))
 
     def __getitem__(self, index: Any) -> Outline:
+        """Return the outline of a part; each index must be a slice, not a number."""
         slices = index if isinstance(index, tuple) else (index,)
         cut = [len(range(n)[s]) for n, s in zip(self.shape, slices, strict=False)]
         return Outline((*cut, *self.shape[len(cut) :]))
@@ -85,7 +92,7 @@ FLOATS = {"fp32": "F32", "bf16": "BF16", "fp16": "F16"}
 
 
 def join(parts: Sequence[A], dim: int = 0) -> A:
-    """Return one array that has the given arrays end to end along `dim`."""
+    """Return one array that has the given arrays, at least one, end to end along `dim`."""
     if len(parts) == 1:
         return parts[0]
     return cast("A", _join(parts, dim))
@@ -106,7 +113,10 @@ def _join(parts: Sequence[Any], dim: int) -> Any:
 
 
 def cut(whole: A, lengths: Sequence[int], dim: int = 0) -> list[A]:
-    """Return consecutive views of the given lengths along `dim`."""
+    """Return consecutive views of the given lengths along `dim`, from its start.
+
+    If the lengths add up to less than the array's, the rest is left out; this is not checked.
+    """
     lead: tuple[Any, ...] = (slice(None),) * (dim % whole.ndim)
     starts = [sum(lengths[:i]) for i in range(len(lengths))]
     return [
@@ -121,6 +131,7 @@ def zeros(like: A, shape: Sequence[int]) -> A:
 
 
 def _zeros(like: Any, shape: Sequence[int]) -> Any:
+    """Return zeros of the class of `like`; see `zeros`, which has the types."""
     if isinstance(like, Joined):
         return Joined((np.zeros(tuple(shape), like.dtype),))
     if isinstance(like, Outline):
@@ -129,14 +140,18 @@ def _zeros(like: Any, shape: Sequence[int]) -> Any:
 
 
 def to_float(bits: Bits, dtype: str) -> NDArray[np.float32]:
-    """Return the float32 values of an array of bits of the safetensors type `dtype`."""
+    """Return the float32 values of an array of bits of the safetensors type `dtype`.
+
+    The type must be one that numpy has, or BF16: 8-bit floats would be read as whole numbers.
+    """
     if dtype == "BF16":
         return (bits.astype(np.uint32) << 16).view(np.float32)
     return bits.astype(np.float32, copy=False)
 
 
 def from_float(values: NDArray[np.float32], dtype: str) -> Bits:
-    """Return the values as bits of the safetensors type `dtype`, rounded to nearest, ties to even.
+    """Return the values as bits of the safetensors type `dtype`, one in `FLOATS`; round to nearest,
+    ties to even.
 
     Raises:
         OverflowError: a finite value is beyond the largest value of the type.

@@ -88,7 +88,8 @@ def check(
 def describe(sizes: ParallelSizes) -> str:
     """Return the sizes as text such as `tp 2 pp 4`, under the names that the command line uses.
 
-    Sizes of 1 are left out. If all are 1, the text is `tp 1`.
+    Sizes of 1 are left out, except for an `etp` that is set. If nothing is left, the text is `tp
+    1`.
     """
     named = {"tp": sizes.tp, "pp": sizes.pp, "vpp": sizes.vpp, "ep": sizes.ep}
     parts = [f"{name} {size}" for name, size in named.items() if size > 1]
@@ -136,6 +137,7 @@ def _divides(source: Source) -> dict[str, list[int]]:
 
 
 def _fits(source: Source, sizes: ParallelSizes) -> bool:
+    """Return whether the source can be laid out with these sizes."""
     try:
         layout_of(source, sizes, Settings())
     except LayoutError:

@@ -99,7 +99,8 @@ def to_hf(
         dst: folder to write; must not exist.
         adapter: folder of an adapter of the model, in either format.
         merge: add the adapter to the weights; otherwise write it to `dst/adapter` in PEFT format.
-        max_shard_bytes: largest number of bytes of one file, see `conversions.to_hf`.
+        max_shard_bytes: largest number of bytes of one file, see `conversions.to_hf`; ignored if
+            `src` is an adapter, which becomes one file.
 
     Raises:
         ConversionError: the folders or arguments do not fit each other.
@@ -151,7 +152,11 @@ def _to_peft(source: Source, dst: Path, settings: Settings) -> None:
 
 
 def _as_peft(adapter: Path, scratch: Path) -> Path:
-    """Return `adapter` if it is in PEFT format; else convert it into `scratch` and return that."""
+    """Return `adapter` if it is in PEFT format; else convert it into `scratch` and return that.
+
+    Raises:
+        ConversionError: `adapter` is a model.
+    """
     if is_peft(adapter):
         return adapter
     source = open_source(adapter)
@@ -166,7 +171,11 @@ def _copy(src: Path, dst: Path) -> None:
 
 
 def _base_config(path: Path, base: Path | None) -> Mapping[str, Any]:
-    """Read the base model's config from `base`, or from where the adapter says; raise if absent."""
+    """Read the base model's config from `base`, or from where the adapter at `path` says.
+
+    Raises:
+        ConversionError: there is no `config.json`.
+    """
     named = base or Path(str(read_json(path / CONFIG).get("base_model_name_or_path")))
     if not (named / "config.json").is_file():
         raise ConversionError(

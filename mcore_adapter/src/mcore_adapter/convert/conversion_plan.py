@@ -184,6 +184,7 @@ def _fill(pattern: str, layer: int | None, expert: int | None) -> str:
 
 
 def _regex(pattern: str) -> str:
+    """Return a name pattern as a regular expression in which `*` and `@` match any number."""
     return re.escape(pattern).replace(r"\*", r"\d+").replace("@", r"\d+")
 
 

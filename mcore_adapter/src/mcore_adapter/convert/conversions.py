@@ -229,6 +229,7 @@ def _check_delta(name: str, delta: Delta, specs: Mapping[str, Spec]) -> None:
 
 
 def _job(full: FullTensor, target: HfSide | McoreSide) -> Job:
+    """Return the job that converts a full tensor of the source and writes it to `target`."""
     param = full.task.param
     names = ", ".join(ref.name for ref in full.task.hf)
     return Job(names, param.op, param.shard, full.side, target, full.spec.shape[0])

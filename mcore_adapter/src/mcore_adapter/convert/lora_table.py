@@ -104,6 +104,7 @@ def _modules(row: Param) -> list[str]:
 
 
 def _ends(module: str, target: str) -> bool:
+    """Return True if `target` is the module's name, or its last parts as in `self_attn.q_proj`."""
     return module == target or module.endswith("." + target)
 
 

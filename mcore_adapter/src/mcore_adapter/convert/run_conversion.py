@@ -314,7 +314,10 @@ def _product(delta: Delta, reader: Reader) -> Bits:
 
 
 def _split_jobs(jobs: Sequence[Job], workers: int) -> list[list[Job]]:
-    """Split the jobs into one list per process, in order, with about equal numbers of bytes."""
+    """Split the jobs into `workers` lists, in order, with about equal numbers of bytes.
+
+    A list can be empty.
+    """
     total = sum(job.num_bytes for job in jobs)
     shares: list[list[Job]] = [[] for _ in range(workers)]
     done = 0

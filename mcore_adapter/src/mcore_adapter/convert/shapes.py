@@ -24,6 +24,7 @@ class FullShapes:
         self._known: dict[int, tuple[int, ...]] = {}
 
     def __call__(self, task: Task) -> tuple[int, ...]:
+        """Return the shape of the full Megatron tensor of a task, without padding."""
         found = self._known.get(id(task.param))
         if found is None:
             outlines = [Outline(tuple(map(int, shape))) for shape in task.param.shapes]
@@ -49,7 +50,8 @@ def check_shapes(
     """Check that the tensors of a checkpoint have the shapes that follow from `config.json`.
 
     Args:
-        have: shapes of the tensors of a checkpoint, by Hugging Face name.
+        have: shapes of the tensors of a checkpoint, by Hugging Face name; must have all tensors
+            that `planned` uses (see `check_coverage`).
 
     Raises:
         ConversionError: a tensor has another shape. The message names such tensors, and the keys of

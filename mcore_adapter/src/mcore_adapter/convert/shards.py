@@ -14,7 +14,10 @@ class ShardRule(Protocol):
     """Interface of a shard rule. `merge` is the exact inverse of `split`."""
 
     def split(self, full: A, ranks: int) -> list[A]:
-        """Return the shard of each rank, in the order of the ranks."""
+        """Return the shard of each of `ranks` tensor parallel ranks, in the order of the ranks.
+
+        That the tensor divides over the ranks is not checked, see `shard_shape`.
+        """
         ...
 
     def merge(self, shards: Sequence[A]) -> A:
@@ -22,7 +25,11 @@ class ShardRule(Protocol):
         ...
 
     def shard_shape(self, full: Sequence[int], ranks: int, name: str) -> tuple[int, ...]:
-        """Return the shape of one shard of a tensor of shape `full`; `name` is for errors."""
+        """Return the shape of one shard of a tensor of shape `full`, cut over `ranks` ranks.
+
+        Raises:
+            LayoutError: the tensor does not divide over the ranks; the message begins with `name`.
+        """
         ...
 
 
@@ -80,6 +87,7 @@ class Sharded:
         return (*full[: self.dim], size // ranks, *full[self.dim + 1 :])
 
     def _lengths(self, size: int) -> list[int]:
+        """Return the length of each block along `dim`, in a tensor of length `size` there."""
         if isinstance(self.blocks, int):
             return [size // self.blocks] * self.blocks
         return list(self.blocks)

@@ -44,6 +44,17 @@ class CoreAttention(MegatronModule):
         pg_collection: ProcessGroupCollection | None = None,
         **unused: object,  # Megatron also passes values for dropout and context parallelism
     ) -> None:
+        """Make the attention of one layer; Megatron-Core passes the arguments.
+
+        Args:
+            layer_number: number of the layer in the model, counted from 1.
+            softmax_scale: factor of the scores; None: 1 / sqrt(width of a key).
+            k_channels: width of a key; None: `config.kv_channels`.
+            pg_collection: process groups; needed for attention with sinks.
+
+        Raises:
+            LayoutError: the config asks for context parallelism.
+        """
         super().__init__(config=config)
         if config.context_parallel_size > 1:
             raise LayoutError(

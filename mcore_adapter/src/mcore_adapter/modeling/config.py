@@ -263,6 +263,9 @@ def _layout(sizes: ParallelSizes, num_layers: int, further: int) -> list[list[st
     The layout is always explicit, so that ownership is what `ParallelSizes` says. None if there is
     only one stage.
 
+    Args:
+        further: number of MTP layers.
+
     Raises:
         LayoutError: the layers do not divide over the stages.
     """

@@ -58,6 +58,7 @@ class Factor(nn.Module):
         self.register_buffer("mask", mask, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the product of the factor and `x`, `[..., in]` or `[..., rank]`."""
         weight = self.weight if self.mask is None else self.weight * self.mask
         return F.linear(x, weight)
 
@@ -140,6 +141,7 @@ def add_adapter(
 
     Args:
         chunks: chunks without wrappers; wrap them afterwards.
+        seed: seed of the initial values of A.
 
     Raises:
         ConfigError: a target is not a linear layer, or is one that cannot have factors.

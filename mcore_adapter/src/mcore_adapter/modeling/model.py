@@ -106,6 +106,7 @@ def build_model(
     Raises:
         ConfigError: the config describes a model that cannot be built.
         LayoutError: the model does not divide over `sizes`, or the options do not fit.
+        UnknownModelError: there is no family for its `model_type`.
     """
     options = options or BuildOptions()
     if not HAVE_TE:

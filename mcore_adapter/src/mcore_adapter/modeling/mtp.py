@@ -77,7 +77,10 @@ class RecomputableMTPLayer(MultiTokenPredictionLayer):
     """Megatron-Core's MTP layer, which here can also be recomputed with packed sequences."""
 
     def _checkpointed_forward(self, forward_func: Callable[..., Tensor], **given: Any) -> Tensor:
-        """Run `forward_func` with recomputation; `packed_seq_params`, no tensor, bypasses it."""
+        """Run `forward_func` with the arguments `given`, and again in the backward pass.
+
+        One of them must be `packed_seq_params`, which is no tensor and is passed on as it is.
+        """
         # Only tensors can be kept for the backward pass; Megatron-Core 0.16.1 passes all arguments.
         packed = given.pop("packed_seq_params")
 

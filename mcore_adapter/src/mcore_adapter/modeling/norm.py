@@ -22,6 +22,8 @@ class RMSNorm(nn.Module):
     def __init__(
         self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: object
     ) -> None:
+        """Make a norm over `hidden_size` dimensions; further arguments of Megatron-Core are
+        ignored."""
         super().__init__()
         self.eps = eps
         self.zero_centered = config.layernorm_zero_centered_gamma and not self.plain
@@ -31,6 +33,8 @@ class RMSNorm(nn.Module):
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return `x`, `[..., hidden]`, with its last dimension normalised and scaled, in its own
+        dtype."""
         wide = x.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         if self.zero_centered:

@@ -57,7 +57,11 @@ def rope_of(config: Config, width: int) -> Rope:
 
 
 def _llama3(plain: Tensor, values: Mapping[str, Any]) -> Tensor:
-    """Stretch long waves, keep short ones, and blend both for waves in between (llama3)."""
+    """Stretch long waves, keep short ones, and blend both for waves in between (llama3).
+
+    `plain` are the frequencies for `rope_type` default; `values` are the rope parameters.
+    ConfigError if one is missing.
+    """
     low, high = values["low_freq_factor"], values["high_freq_factor"]
     old_length, factor = values["original_max_position_embeddings"], values["factor"]
     wave = 2 * math.pi / plain
@@ -72,6 +76,13 @@ def _yarn(plain: Tensor, width: int, base: float, values: Mapping[str, Any], lon
     """Compute frequencies and scale by yarn (https://arxiv.org/abs/2309.00071).
 
     Defaults and corner cases are those of transformers.
+
+    Args:
+        plain: frequencies for `rope_type` default.
+        width: number of rotated dimensions of a head.
+        base: value of `rope_theta`.
+        values: rope parameters of the config.
+        longest: value of `max_position_embeddings`.
     """
     old_length = values.get("original_max_position_embeddings") or longest
     factor = values.get("factor") or longest / old_length
@@ -96,5 +107,8 @@ def _yarn(plain: Tensor, width: int, base: float, values: Mapping[str, Any], lon
 
 
 def yarn_mscale(factor: float, mscale: float = 1.0) -> float:
-    """Return yarn's scale of attention for a context that is `factor` times as long."""
+    """Return yarn's scale of attention for a context that is `factor` times as long.
+
+    It is 1 for a factor up to 1. Above, it grows with ln(factor), in proportion to `mscale`.
+    """
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0

@@ -55,6 +55,7 @@ def block_spec(
     """Return the specs of the given layers.
 
     Args:
+        layers: numbers of the layers in the whole model.
         te: whether to use Transformer Engine's modules instead of the local ones.
         grouped: whether the experts are computed in grouped products.
         out_bias: whether the output projection of attention is the only linear layer with a bias.
@@ -114,7 +115,10 @@ def _linear_layers(config: TransformerConfig) -> list[bool]:
 
 
 def _te_layer(config: TransformerConfig, sparse: bool, out_bias: bool) -> ModuleSpec:
-    """Return the layer spec of Transformer Engine; `out_bias` must be False, see `block_spec`."""
+    """Return the layer spec of Transformer Engine.
+
+    `sparse` is True for a layer with experts. `out_bias` must be False, see `block_spec`.
+    """
     return get_gpt_layer_with_transformer_engine_spec(
         num_experts=config.num_moe_experts if sparse else None,
         moe_grouped_gemm=config.moe_grouped_gemm,
@@ -124,7 +128,10 @@ def _te_layer(config: TransformerConfig, sparse: bool, out_bias: bool) -> Module
 
 
 def _local_layer(config: TransformerConfig, sparse: bool, out_bias: bool) -> ModuleSpec:
-    """Return Megatron-Core's local layer spec, with norms and core attention of this package."""
+    """Return Megatron-Core's local layer spec, with norms and core attention of this package.
+
+    `sparse` is True for a layer with experts; for `out_bias` see `block_spec`.
+    """
     assert not LocalSpecProvider().fuse_layernorm_and_linear()
     spec = get_gpt_layer_local_spec(
         num_experts=config.num_moe_experts if sparse else None,

@@ -92,7 +92,10 @@ def tied_output(shape: Shape) -> dict[str, str]:
 
 
 def norms(shape: Shape, ours: str = MCORE, theirs: str = HF) -> tuple[Param, ...]:
-    """Return the rows of the two norms of a layer."""
+    """Return the rows of the two norms of a layer.
+
+    Their names begin with `ours` in Megatron and with `theirs` in Hugging Face.
+    """
     width = (shape.hidden,)
     return (
         same(ours + "input_layernorm.weight", theirs + "input_layernorm.weight", width),
@@ -108,7 +111,11 @@ def attention(
     *,
     layers: Layers = None,
 ) -> tuple[Param, ...]:
-    """Return the rows of grouped-query attention."""
+    """Return the rows of grouped-query attention of the variant `kinds`.
+
+    Their names begin with `ours` in Megatron and with `theirs` in Hugging Face: the prefixes of a
+    layer.
+    """
     ours, theirs = ours + "self_attention.", theirs + "self_attn."
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     lengths = (2 * queries if kinds.gated else queries, keys, keys)
@@ -179,7 +186,8 @@ def corrected_router(
     """Return the rows of a router with a bias per expert that balances the load (DeepSeek-V3).
 
     Training updates the bias in small steps, so the bias keeps its dtype when a checkpoint is
-    converted to another one.
+    converted to another one. `ours` and `theirs` are prefixes of the layer's MLP, such as
+    `decoder.layers.*.mlp.`.
     """
     experts = shape.num_experts
     return (
@@ -217,7 +225,10 @@ def mtp_layer(
 
 
 def deepseek_mtp(theirs: str) -> tuple[str, str, str, str]:
-    """Return the names for `mtp_layer`, for checkpoints that count MTP layers after the others."""
+    """Return the names for `mtp_layer`, for checkpoints that count MTP layers after the others.
+
+    `theirs` is the prefix of the MTP layer in Hugging Face, such as `model.layers.61.`.
+    """
     kinds = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
     enorm, hnorm, projection, last = (f"{theirs}{kind}.weight" for kind in kinds)
     return enorm, hnorm, projection, last
@@ -251,7 +262,8 @@ def mtp_embedding(shape: Shape) -> Param:
 def mtp_repeats(theirs: str, shape: Shape) -> dict[str, str]:
     """Map the names of copies in an MTP layer to the names of the weights that they repeat.
 
-    MTP layers share the embedding and the output layer, but checkpoints store both again.
+    MTP layers share the embedding and the output layer, but checkpoints store both again. `theirs`
+    is the prefix of the MTP layer in Hugging Face.
     """
     embedding = "model.embed_tokens.weight"
     return {
@@ -268,11 +280,21 @@ def same(
     *,
     layers: Layers = None,
 ) -> Param:
-    """Return the row of a tensor that is equal in both formats except for its name."""
+    """Return the row of a tensor that is equal in both formats except for its name.
+
+    Args:
+        ours: name in Megatron.
+        theirs: name in Hugging Face.
+        shard: rule that cuts the tensor over ranks; None: all ranks hold all of it.
+        layers: layers that have the row; None: all.
+    """
     op = Rename(ours, theirs)
     return Param(op=op, shapes=(shape,), shard=shard or Replicated(), layers=layers)
 
 
 def qkv(prefix: str, kind: str) -> tuple[str, ...]:
-    """Return the Hugging Face names of the projections to queries, keys and values."""
+    """Return the Hugging Face names of the projections to queries, keys and values.
+
+    `prefix` is that of attention, such as `model.layers.*.self_attn.`; `kind` is weight or bias.
+    """
     return tuple(f"{prefix}{x}_proj.{kind}" for x in "qkv")

@@ -240,17 +240,20 @@ def _check_experts(config: Config) -> None:
 
 
 def _is_list(value: object, kind: type) -> bool:
+    """Return True for a list of values of the class `kind`; true and false are no numbers here."""
     return isinstance(value, list) and all(
         isinstance(each, kind) and not isinstance(each, bool) for each in value
     )
 
 
 def _short(value: object) -> str:
+    """Return the value as Python text, cut to 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _label(value: int) -> str:
+    """Return the label of a `Size`, or the digits of any other number."""
     return value.label if isinstance(value, Size) else str(value)
 
 

@@ -177,6 +177,7 @@ def latent_attention(
     """Return the rows of multi-head latent attention.
 
     The narrow projections are sharded, too: in Megatron's local layers they are column parallel.
+    `ours` and `theirs` are the prefixes of the layer.
     """
     ours, theirs = ours + "self_attention.", theirs + "self_attn."
     hidden, heads, narrow = shape.hidden, shape.num_heads, config.count("kv_lora_rank")
@@ -218,7 +219,8 @@ def experts(
 ) -> tuple[Param, ...]:
     """Return the rows of a router, its routed experts, and its shared experts.
 
-    The router has a correction of its scores. All shared experts are one MLP.
+    The router has a correction of its scores. All shared experts are one MLP. `ours` and `theirs`
+    are the prefixes of the layer, such as `decoder.layers.*.`.
     """
     ours, theirs = ours + "mlp.", theirs + "mlp."
     routed, width = ours + "experts.local_experts.@.", config.count("moe_intermediate_size")

@@ -32,7 +32,7 @@ def attention_of(config: Config) -> Attention:
 
 
 def shared_width(config: Config) -> int | None:
-    """Return the width of the expert that all tokens visit.
+    """Return the number of hidden dimensions of the expert that all tokens visit.
 
     None if the model type has no such expert.
     """
@@ -81,7 +81,8 @@ def experts(
 ) -> tuple[Param, ...]:
     """Return the rows of a router and its experts.
 
-    In some families there is also an expert that all tokens visit, with a gate.
+    In some families there is also an expert that all tokens visit, with a gate. `ours` and `theirs`
+    are the prefixes of the layer's MLP, such as `decoder.layers.*.mlp.`.
     """
     of_experts = gated_mlp(
         shape,
@@ -104,7 +105,7 @@ def experts(
 
 
 def with_sparse_layers(base: Fields, config: Config) -> Fields:
-    """Add the fields of the experts for which `mlps` has rows."""
+    """Add the fields of the experts for which `mlps` has rows; return `base` if there are none."""
     sparse = set(sparse_layers(config))
     if not sparse:
         return base

@@ -67,7 +67,7 @@ class Folder:
         return self.checkpoints / f"step-{step:08d}"
 
     def forget(self, keep: int) -> None:
-        """Delete all but the newest `keep` checkpoints."""
+        """Delete all but the newest `keep` checkpoints; `keep` must be at least 1."""
         for path in self._steps()[:-keep]:
             shutil.rmtree(path)
 

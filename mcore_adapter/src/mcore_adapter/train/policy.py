@@ -209,6 +209,8 @@ def load_policy(settings: Settings, device: torch.device) -> Policy:
         ConfigError: the model cannot be built or cannot be trained with packing, or it lacks the
             target layers of the adapter.
         LayoutError: the model does not divide over the parallel sizes.
+        ConversionError: the folder has no usable config or weights.
+        UnknownModelError: there is no table for the model type.
     """
     config, sizes = read_config(settings.model), settings.layout.sizes
     table = table_of(config)
@@ -245,4 +247,5 @@ def load_policy(settings: Settings, device: torch.device) -> Policy:
 
 
 def _forward(chunk: nn.Module, of: Micro) -> Tensor:
+    """Run a chunk on a micro-batch; return its output, which on the last chunk are logits."""
     return chunk(of.tokens_BT, of.positions_BT, None, packed_seq_params=of.packed)

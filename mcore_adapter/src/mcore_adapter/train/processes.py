@@ -76,6 +76,8 @@ class StopRequest:
         self.made = False
 
     def _make(self, number: int, _: FrameType | None) -> None:
+        """Note the request, as handler of a signal; KeyboardInterrupt for SIGINT after a
+        request."""
         if self.made and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.made = True

@@ -80,6 +80,7 @@ class Report:
         self.say(f"step {done}/{self._num_steps}  validation: {values}")
 
     def _write(self, line: Mapping[str, float]) -> None:
+        """Append a line of JSON with the present time to the file, on rank 0 only."""
         if self._speaks:
             with self._path.open("a") as file:
                 file.write(json.dumps({**line, "time": time.time()}) + "\n")

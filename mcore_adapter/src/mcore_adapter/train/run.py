@@ -96,6 +96,7 @@ class Run:
         Raises:
             ConfigError: the run that wrote the checkpoint had other examples or another order of
                 them, trained another adapter, or made more steps than this run shall make.
+            ConversionError: the folder is not a complete checkpoint of this model.
         """
         policy = self.policy
         extra = restore(path, policy.chunks, policy.optimizer, policy.trained, policy.sizes)
@@ -142,6 +143,7 @@ class Run:
         )
 
     def _validate(self) -> None:
+        """Evaluate on the validation data, if there are any, and report the result. Collective."""
         if self.validation is not None:
             found = evaluate(self.policy, self.validation, self.settings.batch.examples)
             self.report.validation(self.done, found)

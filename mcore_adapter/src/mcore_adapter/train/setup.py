@@ -98,6 +98,7 @@ def _dataset(path: Path, folder: Folder, settings: Settings) -> Dataset:
 
 
 def _order(settings: Settings, num_examples: int) -> Order:
+    """Return the order of the examples for `steps` or, without it, for `epochs` (1 by default)."""
     seed = settings.seed if settings.data.shuffle else None
     per_step = settings.batch.examples
     if settings.steps is not None:

@@ -32,6 +32,7 @@ def nearest_key(key: str, model: type[BaseModel]) -> str:
 
 
 def _split(key: str) -> tuple[str, str]:
+    """Split a key into its section, which is empty at the top, and its name."""
     section, _, name = key.rpartition(".")
     return section, name
 

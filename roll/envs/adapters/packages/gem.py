@@ -36,12 +36,14 @@ class GemEnv:
     """Environment of GEM."""
 
     def __init__(self, env: Any, suffix: bool) -> None:
+        """Wrap an environment of GEM; for `suffix` see `prepare`."""
         self._env = env
         self._suffix = suffix
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
+        """Begin the episode as `seed` says; `options` are ignored, because GEM takes no rows."""
         observation, info = self._env.reset(seed=seed)
         return self._text(observation, info), dict(info)
 

@@ -89,6 +89,15 @@ class GymnasiumEnv:
     def __init__(
         self, env: Any, actions: Actions, show: str, instructions: str, invalid_reward: float
     ) -> None:
+        """Wrap an environment of gymnasium.
+
+        Args:
+            env: the environment.
+            actions: actions of its space.
+            show: `ansi`, `value` or `both`, see `prepare`.
+            instructions: first sentences; empty for none.
+            invalid_reward: reward of a turn without an action.
+        """
         self._env = env
         self._actions = actions
         self._show = show
@@ -102,11 +111,17 @@ class GymnasiumEnv:
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
+        """Begin the episode; `options` go to the environment. For `info` see `step`."""
         observation, info = self._env.reset(seed=seed, options=options or None)
         text = self._look(observation, info)
         return "\n".join(each for each in (self._instructions, text) if each), self._info
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Take the action in a text; a text without one changes nothing and gives `invalid_reward`.
+
+        `info` is that of the environment, with `invalid`, the number of such texts, and `state`,
+        the observation as text.
+        """
         try:
             chosen = self._actions.read(action)
         except InvalidActionError as error:
@@ -122,7 +137,8 @@ class GymnasiumEnv:
         self._env.close()
 
     def _look(self, observation: Any, info: Mapping[str, Any]) -> str:
-        """Return what the policy reads; keep `info`."""
+        """Return what the policy reads of an observation; keep it, and `info` for the next
+        result."""
         value = shown(observation)
         parts = []
         if self._show in ("ansi", "both"):
@@ -140,7 +156,8 @@ def _made(
     kwargs: Mapping[str, Any],
     wrappers: Sequence[str | Mapping[str, Any]],
 ) -> Any:
-    """Return an environment by ID or import path, in its wrappers."""
+    """Return an environment by ID or import path, in its wrappers; AdapterError if there is
+    none."""
     try:
         found = _class(name)
         env = gymnasium.make(name, **kwargs) if found is None else found(**kwargs)
@@ -158,6 +175,7 @@ def _made(
 
 
 def _no_vector(what: str) -> str:
+    """Return the message that refuses vector environments, for the key or name `what`."""
     return (
         f"{what}: a vector environment plays several games at once, but an episode is one "
         "conversation; name the single environment, and set data.prompts_per_step and "
@@ -166,7 +184,10 @@ def _no_vector(what: str) -> str:
 
 
 def _class(path: str) -> Any:
-    """Return the object at `module:name`; None if it is an ID of gymnasium, or not there."""
+    """Return the object at `module:name`; None if it is an ID of gymnasium, or not there.
+
+    The module is imported; ImportError if it is missing.
+    """
     module, _, name = path.partition(":")
     if not name.isidentifier():
         return None
@@ -174,7 +195,8 @@ def _class(path: str) -> Any:
 
 
 def _draws_text(gymnasium: Any, name: str) -> bool:
-    """Return whether an environment can render itself as text."""
+    """Return whether an environment can render itself as text; AdapterError if there is no such
+    ID."""
     found = _class(name)
     if found is None:
         try:
@@ -197,7 +219,8 @@ def _imported(name: str) -> bool:
 
 
 def _names(env: Any) -> Sequence[str] | None:
-    """Return the names of the actions of gymnasium's own environments."""
+    """Return the names of the actions, in order; None if it is none of gymnasium's own environments
+    in `NAMES`."""
     entry = "" if env.spec is None else str(env.spec.entry_point)
     if not entry.startswith("gymnasium."):
         return None

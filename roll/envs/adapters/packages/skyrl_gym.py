@@ -38,6 +38,7 @@ class SkyRLGymEnv:
     """Environment of SkyRL Gym; it is made when its row is known."""
 
     def __init__(self, make: Callable[..., Any], config: Mapping[str, Any]) -> None:
+        """Keep the function that makes the environment, and its `env_config`."""
         self._make = make
         self._config = dict(config)
         self._env: Any = None
@@ -45,6 +46,16 @@ class SkyRLGymEnv:
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[list[dict[str, str]], dict[str, Any]]:
+        """Begin the episode of a data row.
+
+        Args:
+            seed: passed on as a column.
+            options: columns of the row. `prompt`, a text or messages, begins the episode; the
+                others are its `extras`. `answer` becomes the `reward_spec` if the row has none.
+
+        Raises:
+            ValueError: the row has no `prompt`.
+        """
         extras = dict(options or {})
         prompt = extras.pop("prompt", None)
         if prompt is None:

@@ -124,7 +124,10 @@ def _numbers_of(space: Any) -> Actions:
 
 
 def _names_of(space: Any, names: Sequence[str]) -> Actions:
-    """Return actions of a Discrete space by name. The last name of a text counts."""
+    """Return actions of a Discrete space by name. The last name of a text counts.
+
+    AdapterError unless there is one name for each action, all different.
+    """
     if len(names) != space.n or len({name.lower() for name in names}) != len(names):
         raise AdapterError(
             f"adapter.actions: found {len(names)} names ({', '.join(names)}); the environment has "
@@ -161,7 +164,10 @@ def _text_of(space: Any) -> Actions:
 
 
 def _arrays_of(space: Any, to_array: Callable[..., Any]) -> Actions:
-    """Return actions of several numbers: the last ones of a text, as many as an action has."""
+    """Return actions of several numbers: the last ones of a text, as many as an action has.
+
+    AdapterError if an action has more than `MAX_NUMBERS`.
+    """
     several = type(space).__name__ == "Tuple"
     shape = (len(space.spaces),) if several else tuple(space.shape)
     count = 1
@@ -207,7 +213,10 @@ def _range_of(space: Any) -> str:
 
 
 def _inside(actions: Actions, pattern: str) -> Actions:
-    """Return the same actions, read in the last match of a pattern alone."""
+    """Return the same actions, read in the last match of a pattern alone.
+
+    AdapterError unless the pattern is valid and has one group.
+    """
     try:
         found = re.compile(pattern, re.DOTALL)
     except re.error as error:

@@ -69,7 +69,10 @@ def prepare(
 
 
 def _mover(opponent: str) -> Callable[[str], str]:
-    """Return the function that makes the moves of the opponents."""
+    """Return the function that makes the moves of the opponents.
+
+    AdapterError if `opponent` is neither `random` nor an import path.
+    """
     if opponent == "random":
         return _random_move
     module, _, attribute = opponent.partition(":")
@@ -82,7 +85,8 @@ def _mover(opponent: str) -> Callable[[str], str]:
 
 
 def _random_move(text: str) -> str:
-    """Return one of the moves in brackets behind the last `Available`, or else of the text."""
+    """Return one of the moves in brackets behind the last `Available`, or else of the text; an
+    empty text if there are none."""
     moves = MOVE.findall(text[max(text.lower().rfind("available"), 0) :]) or MOVE.findall(text)
     return random.choice(moves) if moves else text[:0]
 
@@ -93,6 +97,14 @@ class TextArenaEnv:
     def __init__(
         self, game: Any, players: int, seat: int, move: Callable[[str], str] | None
     ) -> None:
+        """Take a game, and the seat of the policy.
+
+        Args:
+            game: game that is not reset yet.
+            players: number of players.
+            seat: number of the policy's player, from 0.
+            move: function from what an opponent reads to its move; None: there are no opponents.
+        """
         self._game = game
         """Game with its wrappers, which change actions."""
         self._bare = game
@@ -106,12 +118,21 @@ class TextArenaEnv:
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
+        """Begin the game, with the moves of opponents before the policy's first turn.
+
+        `options` are ignored. RuntimeError if the game is over before that turn.
+        """
         self._game.reset(num_players=self._players, seed=seed)
         if self._play_others():
             raise RuntimeError("the game was over before the policy had a turn")
         return self._read(), {"invalid": 0}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Make the policy's move and those of the opponents.
+
+        The reward is that of the policy's seat at the end of the game, 0 before. `info` has
+        `invalid`, the number of refused moves, and at the end `success` and `invalid_end`.
+        """
         done, _ = self._game.step(action=action)
         done = done or self._play_others()
         text = self._read()
@@ -129,7 +150,8 @@ class TextArenaEnv:
         """Do nothing: games hold no resources, and their `close` is for the end of a game."""
 
     def _play_others(self) -> bool:
-        """Let the others move until it is the policy's turn; return whether the game is over."""
+        """Let the others move until it is the policy's turn; return whether the game is over.
+        RuntimeError after `MAX_OPPONENT_TURNS`."""
         for _ in range(MAX_OPPONENT_TURNS):
             state = self._bare.state
             if getattr(state, "done", False):

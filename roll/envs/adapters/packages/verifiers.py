@@ -62,6 +62,7 @@ class VerifiersEnv:
     """Rollout of an environment of verifiers."""
 
     def __init__(self, env: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Take an environment, which all episodes share, and the rows that seeds count."""
         self._env = env
         self._rows = rows
         self._client: Any = None
@@ -72,6 +73,17 @@ class VerifiersEnv:
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[list[dict[str, str]], dict[str, Any]]:
+        """Start the rollout of a row, and return the messages of its first request to the policy.
+
+        The rollout is a task on the event loop of the caller, which `close` ends.
+
+        Args:
+            seed: number of the row in the data set, modulo its length, if there are no `options`.
+            options: columns of the row to play.
+
+        Raises:
+            RuntimeError: the rollout ended before it asked the policy.
+        """
         row = _row(options) if options else dict(self._rows[(seed or 0) % len(self._rows)])
         row.setdefault("example_id", seed or 0)
         self._client = _client()
@@ -83,6 +95,14 @@ class VerifiersEnv:
         return self._news(), {}
 
     async def step(self, action: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Answer the request of the rollout, and return its next one.
+
+        At the end of the rollout it returns an empty text, the reward, and the metrics as `info`;
+        before, the reward is 0.
+
+        Raises:
+            RuntimeError: the rollout failed, or its request does not go on with the conversation.
+        """
         content, calls = _read_calls(action) if self._client.tools else (action, [])
         self._known.append({"role": "assistant", "content": content})
         self._client.answer(content, calls)
@@ -96,6 +116,7 @@ class VerifiersEnv:
         return "", reward, not truncated, truncated, dict(result.get("metrics") or {})
 
     async def close(self) -> None:
+        """Cancel the rollout and wait for its end; do nothing before `reset`."""
         if self._rollout is not None:
             self._rollout.cancel()
             with suppress(asyncio.CancelledError, Exception):
@@ -151,7 +172,7 @@ def _client() -> Any:
             self._answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def answer(self, content: str, calls: list[dict[str, str]]) -> None:
-            """Answer the request that waits."""
+            """Answer the request that waits; a call has `name`, and `arguments` as JSON text."""
             self.asked.clear()
             made = [ToolCall(id=f"call_{uuid.uuid4().hex}", **call) for call in calls]
             message = ResponseMessage(
@@ -168,6 +189,8 @@ def _client() -> Any:
             )
 
         async def get_response(self, prompt: Any, *_: Any, tools: Any = None, **__: Any) -> Any:
+            """Hand out a request of verifiers, and wait for its answer; RuntimeError if another one
+            waits."""
             if self.asked.is_set():
                 raise RuntimeError("it asks the policy twice at once, which an episode cannot")
             self.messages, self.tools = list(prompt), list(tools or [])
@@ -213,6 +236,7 @@ def _plain(message: Any) -> dict[str, str]:
 
 
 def _item(value: Any, key: str) -> Any:
+    """Return the value of a key, or of an attribute of an object; None if it is missing."""
     return value.get(key) if isinstance(value, Mapping) else getattr(value, key, None)
 
 

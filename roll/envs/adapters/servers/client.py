@@ -51,6 +51,7 @@ class Connection:
     """Connection of one episode, with its own cookies. All calls come from one event loop."""
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
+        """Keep the address, without a slash at its end, and headers of all calls; connect later."""
         self.url = url
         self._headers = dict(headers)
         self._session: Any = None

@@ -33,6 +33,7 @@ class HttpEnv:
     """Episode of a server."""
 
     def __init__(self, connection: Connection, kwargs: Mapping[str, Any]) -> None:
+        """Take the connection of this episode; `kwargs` are sent with `reset`."""
         self._connection = connection
         self._kwargs = dict(kwargs)
         self._base = {"contract": CONTRACT, "episode": uuid.uuid4().hex}
@@ -42,6 +43,8 @@ class HttpEnv:
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
+        """Begin the episode at the server; ServerError if it does not answer as the contract
+        says."""
         self._begun = True
         task = {"seed": seed, "options": options or {}, "kwargs": self._kwargs}
         answer = await self._connection.post("/reset", {**self._base, **task})
@@ -49,6 +52,7 @@ class HttpEnv:
         return answer.get("observation"), field(where, answer, "info", dict, {})
 
     async def step(self, action: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Send a turn to the server; ServerError if it does not answer as the contract says."""
         call = {**self._base, "turn": self._turn, "action": action}
         self._turn += 1
         answer = await self._connection.post("/step", call)
@@ -62,6 +66,7 @@ class HttpEnv:
         )
 
     async def close(self) -> None:
+        """End the episode at the server, if it has begun, and close the connection."""
         try:
             if self._begun:
                 await self._connection.post("/close", self._base)

@@ -36,6 +36,7 @@ class NemoGymEnv:
     """Session of a resources server."""
 
     def __init__(self, connection: Connection, kwargs: Mapping[str, Any]) -> None:
+        """Take the connection of this episode; for `kwargs` see `prepare`."""
         self._connection = connection
         self._kwargs = kwargs
         self._row: dict[str, Any] = {}
@@ -45,6 +46,13 @@ class NemoGymEnv:
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
+        """Begin a session with the columns in `options`; `seed` is not sent.
+
+        Returns the messages of the row, then what the server says.
+
+        Raises:
+            ServerError: there is no such server, the row has tools, or neither of them says a word.
+        """
         self._row = _row({**self._kwargs, **(options or {})})
         where = f"{self._connection.url}/openapi.json"
         paths = field(where, await self._connection.get("/openapi.json"), "paths", dict)
@@ -61,6 +69,11 @@ class NemoGymEnv:
         return messages, field(path, answer, "info", dict, {})
 
     async def step(self, action: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Send a turn of the policy; a server without turns gives its reward, and the episode ends.
+
+        Raises:
+            ServerError: the server gives no usable answer.
+        """
         path = "/step" if self._turns else "/verify"
         where = f"{self._connection.url}{path}"
         call = {**self._row, "response": _response(action)}
@@ -83,7 +96,14 @@ class NemoGymEnv:
 
 
 def _row(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of NeMo Gym that the columns of a data row are."""
+    """Return the row that is sent to a server of NeMo Gym: the columns of a data row.
+
+    Without `responses_create_params`, it gets one whose `input` is the column `prompt`, or an empty
+    text.
+
+    Raises:
+        ServerError: `responses_create_params` has tools.
+    """
     if "responses_create_params" not in columns:
         return {**columns, "responses_create_params": {"input": columns.get("prompt", "")}}
     if columns["responses_create_params"].get("tools"):

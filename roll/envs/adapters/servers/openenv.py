@@ -61,6 +61,7 @@ class OpenEnvEnv:
         observation: str | None,
         instructions: str,
     ) -> None:
+        """Take the connection of this episode; the other arguments are those of `prepare`."""
         self._connection = connection
         self._kwargs = kwargs
         self._action = action
@@ -74,6 +75,11 @@ class OpenEnvEnv:
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
+        """Begin a session; `options` and `seed` are sent as arguments of the server's `reset`.
+
+        Raises:
+            ServerError: the server gives no usable answer, or actions have no field `action`.
+        """
         await self._learn_action()
         task = {**(options or {}), **self._kwargs, "seed": seed}
         text, _, _ = await self._ask({"type": "reset", "data": task})
@@ -82,6 +88,11 @@ class OpenEnvEnv:
         return "\n".join(part for part in parts if part), {"invalid": 0}
 
     async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Send the action in a turn; a turn without one is counted in `invalid` and not sent.
+
+        Raises:
+            ServerError: the server gives no usable answer.
+        """
         data = self._data(action)
         if data is None:
             self._invalid += 1
@@ -97,7 +108,8 @@ class OpenEnvEnv:
             await self._connection.close()
 
     async def _learn_action(self) -> None:
-        """Ask for the fields of an action, and choose the one that gets the turn."""
+        """Ask for the fields of an action, and choose the one that gets the turn. If there are
+        several, none is chosen. ServerError if the chosen field does not exist."""
         schema = await self._connection.get("/schema")
         where = f"{self._connection.url}/schema"
         action = field(where, schema, "action", dict)
@@ -134,7 +146,8 @@ class OpenEnvEnv:
         return {self._action: int(found[-1]) if kind == "integer" else float(found[-1])}
 
     async def _ask(self, message: Mapping[str, Any]) -> tuple[str, float, bool]:
-        """Return text, reward and end of the observation that answers a message."""
+        """Return text, reward and end of the observation that answers a message. ServerError if
+        there is none."""
         where = f"{self._connection.url}/ws"
         answer = await self._connection.talk("/ws", message)
         data = field(where, answer, "data", dict, {})

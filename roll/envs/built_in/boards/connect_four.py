@@ -37,6 +37,8 @@ class ConnectFour:
         first: str = "random",
         rules: bool = True,
     ) -> None:
+        """Take the arguments, which the class describes; ValueError for one that is out of its
+        range."""
         check_opponent(strength, first)
         if not 2 <= length <= max(rows, columns) or min(rows, columns) < 1 or columns > 99:
             raise ValueError(
@@ -72,6 +74,7 @@ class ConnectFour:
         """Do nothing: there are no resources."""
 
     def _shown(self) -> str:
+        """Return the board as text, with the numbers of the columns above it."""
         columns = self._lines.columns
         signs = [self._match.sign(i) or "_" for i in range(self._lines.rows * columns)]
         head = " ".join(str(column % 10) for column in range(1, columns + 1))

@@ -37,6 +37,8 @@ class FrozenLake:
         show: Literal["symbols", "text"] = "symbols",
         rules: bool = True,
     ) -> None:
+        """Take the arguments, which the class describes; ValueError for one that is out of its
+        range."""
         if size < 2 or not 0 <= holes < 0.8:
             raise ValueError(
                 f"size = {size} must be at least 2, holes = {holes:g} at least 0 and below 0.8"
@@ -76,6 +78,8 @@ class FrozenLake:
         """Do nothing: there are no resources."""
 
     def _info(self) -> dict[str, Any]:
+        """Return the `info` of `reset` and `step`; `state` is the row and column of the player,
+        from 0."""
         row, column = self._at
         return {
             "success": self._fields[row][column] == GOAL,
@@ -120,6 +124,7 @@ class FrozenLake:
         return min(max(row + down, 0), last), min(max(column + right, 0), last)
 
     def _shown(self) -> str:
+        """Return the lake as the policy sees it: a map of symbols, or fields in words."""
         if self.show == "text":
             return self._told()
         rows = [list(row) for row in self._fields]

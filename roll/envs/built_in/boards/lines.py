@@ -85,6 +85,7 @@ class Lines:
         return any(own & line == line for line in self._through[place])
 
     def full(self, taken: int) -> bool:
+        """Return whether the set `taken` has all fields."""
         return taken == (1 << self.rows * self.columns) - 1
 
     def value(self, own: int, other: int, depth: int, low: int, high: int) -> int:
@@ -121,7 +122,8 @@ class Lines:
         return best
 
     def best_moves(self, own: int, other: int, depth: int) -> list[int]:
-        """Return all moves of the highest value for the player `own`."""
+        """Return all moves of the highest value for the player `own`, who must have an allowed
+        one."""
         values = {}
         for move, place in self.moves(own | other):
             mine = own | 1 << place

@@ -83,7 +83,8 @@ class Match:
         return POLICY if self.own >> place & 1 else OPPONENT if self.other >> place & 1 else ""
 
     def info(self) -> dict[str, Any]:
-        """Return `info` of the environment."""
+        """Return `info` of the environment; `state` is the sign of each field, row by row, `_` for
+        a free one."""
         fields = range(self.lines.rows * self.lines.columns)
         return {
             "success": self.over and self.reward > 0,

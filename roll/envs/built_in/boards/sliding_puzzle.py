@@ -24,6 +24,8 @@ class SlidingPuzzle:
     """
 
     def __init__(self, size: int = 3, shuffles: int = 6, rules: bool = True) -> None:
+        """Take the arguments, which the class describes; ValueError for one that is out of its
+        range."""
         if size < 2 or shuffles < 1:
             raise ValueError(f"size = {size} must be at least 2, shuffles = {shuffles} at least 1")
         self.size = size
@@ -92,6 +94,7 @@ class SlidingPuzzle:
         }
 
     def _shown(self) -> str:
+        """Return the tiles row by row, `_` for the gap."""
         width = len(str(self.size**2 - 1))
         shown = [
             "_".rjust(width) if tile == GAP else str(tile).rjust(width) for tile in self._tiles

@@ -44,6 +44,8 @@ class Sokoban:
         end_reward: float = 10.0,
         rules: bool = True,
     ) -> None:
+        """Take the arguments, which the class describes; ValueError for one that is out of its
+        range."""
         if size < 5 or boxes < 1 or pulls < 1 or not 0 <= walls < 0.8:
             raise ValueError(
                 f"size = {size} must be at least 5, boxes = {boxes} and pulls = {pulls} at least "

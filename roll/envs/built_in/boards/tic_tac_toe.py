@@ -26,6 +26,8 @@ class TicTacToe:
     """
 
     def __init__(self, strength: float = 1.0, first: str = "random", rules: bool = True) -> None:
+        """Take the arguments, which the class describes; ValueError for one that is out of its
+        range."""
         check_opponent(strength, first)
         self.strength = strength
         self.first = first
@@ -51,5 +53,6 @@ class TicTacToe:
         """Do nothing: there are no resources."""
 
     def _shown(self) -> str:
+        """Return the board as text, with the numbers of free fields."""
         signs = [self._match.sign(place) or str(place + 1) for place in range(SIZE * SIZE)]
         return "\n".join(" ".join(signs[i : i + SIZE]) for i in range(0, SIZE * SIZE, SIZE))

@@ -63,6 +63,8 @@ class FixCode:
         memory_mb: float = 256.0,
         rules: bool = True,
     ) -> None:
+        """Take the arguments, which the class describes; ValueError for one that is out of its
+        range."""
         if tests < 1 or not 0 <= hidden <= 1:
             raise ValueError(f"tests = {tests} must be at least 1, hidden = {hidden:g} from 0 to 1")
         self.tests = tests
@@ -140,6 +142,11 @@ class FixCode:
         return "\n".join(lines)
 
     def _info(self) -> dict[str, Any]:
+        """Return the `info` of `reset` and `step`.
+
+        `tests_passed` is the share that passes; `state` is what was last said about the tests,
+        empty at first.
+        """
         return {
             "success": self._passed == len(self._task.tests),
             "tests_passed": self._passed / len(self._task.tests),
@@ -185,4 +192,5 @@ def _sandbox(level: str) -> Sandbox:
 
 @cache
 def _started(level: str) -> Sandbox:
+    """Start the sandbox of a level at the first call; call `_sandbox`, which is safe in threads."""
     return Sandbox(level)

@@ -94,14 +94,17 @@ class Program:
 
 
 def _values(dice: random.Random) -> list[int]:
+    """Return 1 to 6 random whole numbers."""
     return [dice.randint(-9, 9) for _ in range(dice.randint(1, 6))]
 
 
 def _text(dice: random.Random) -> str:
+    """Return 1 to 8 random letters and marks."""
     return "".join(dice.choice("AaBbeIouUx ,1") for _ in range(dice.randint(1, 8)))
 
 
 def _mirrored(dice: random.Random) -> str:
+    """Return a text that is a palindrome in two of three cases."""
     half = _text(dice)
     return dice.choice([half + ", " + half[::-1].upper(), half + "!" + half[::-1], half])
 
@@ -163,7 +166,7 @@ class CodeTask:
 
 
 def make_task(dice: random.Random, tests: int) -> CodeTask:
-    """Return a random program with one mistake, and tests for it."""
+    """Return a random program with one mistake, and as many tests for it as `tests` says."""
     program = dice.choice(PROGRAMS)
     before, after = dice.choice(program.mistakes)
     code = inspect.getsource(program.right).replace(before, after, 1)

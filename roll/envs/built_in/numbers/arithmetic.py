@@ -87,9 +87,12 @@ class _Parser:
         self.numbers: list[Fraction] = []
 
     def sum(self, depth: int) -> Fraction:
+        """Take a sum from the front of `rest` and return its value; `depth` counts nested
+        brackets."""
         return self._chain(self._product, ("+", "-"), depth)
 
     def _product(self, depth: int) -> Fraction:
+        """Take a product from the front of `rest` and return its value."""
         return self._chain(self._signed, ("*", "/", "%"), depth)
 
     def _chain(
@@ -113,6 +116,7 @@ class _Parser:
         return self._power(depth)
 
     def _power(self, depth: int) -> Fraction:
+        """Take a number or bracket, perhaps with an exponent, and return its value."""
         base = self._atom(depth)
         if self.rest and self.rest[0] == "^":
             self.rest.pop(0)
@@ -165,6 +169,7 @@ def _raised(base: Fraction, exponent: Fraction) -> Fraction:
 
 
 def _limited(value: Fraction) -> Fraction:
+    """Return the value; ArithmeticProblemError if it has more than `MAX_BITS`."""
     if max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
         raise ArithmeticProblemError("the value is too large")
     return value

@@ -23,6 +23,8 @@ class Bandit:
     def __init__(
         self, arms: int = 4, pulls: int = 12, gap: float = 0.2, rules: bool = True
     ) -> None:
+        """Take the arguments, which the class describes; ValueError for one that is out of its
+        range."""
         if arms < 2 or pulls < 1 or not 0 <= gap <= 0.9:
             raise ValueError(
                 f"arms = {arms} must be at least 2, pulls = {pulls} at least 1, gap = {gap:g} from "
@@ -69,6 +71,7 @@ class Bandit:
 
     @property
     def _left(self) -> int:
+        """Number of pulls that are left."""
         return self.pulls - sum(map(len, self._payments))
 
     def _info(self) -> dict[str, Any]:

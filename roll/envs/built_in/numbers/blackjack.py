@@ -30,6 +30,7 @@ class Blackjack:
     def __init__(
         self, natural: bool = False, sutton_barto: bool = False, rules: bool = True
     ) -> None:
+        """Take the arguments, which the class describes."""
         self.natural = natural
         self.sutton_barto = sutton_barto
         self.rules = rules
@@ -88,6 +89,7 @@ class Blackjack:
         return self._dice.choice(CARDS)
 
     def _shown(self) -> str:
+        """Return the cards as text; before the end, only the first one of the dealer."""
         hidden = self._dealer if self._over else self._dealer[:1]
         return (
             f"Your cards: {_names(self._player)} (total {total(self._player)})\n"

@@ -28,6 +28,8 @@ class Calculator:
     def __init__(
         self, digits: int = 3, operations: int = 3, tolerance: float = 1e-6, rules: bool = True
     ) -> None:
+        """Take the arguments, which the class describes; ValueError for one that is out of its
+        range."""
         if not 1 <= digits <= 9 or not 1 <= operations <= 20 or tolerance < 0:
             raise ValueError(
                 f"digits = {digits} must be from 1 to 9, operations = {operations} from 1 to 20, "
@@ -93,6 +95,8 @@ class Calculator:
         return abs(found - wanted) <= self.tolerance * abs(wanted)
 
     def _info(self) -> dict[str, Any]:
+        """Return the `info` of `reset` and `step`; `state` is the last result or error of the
+        calculator."""
         return {
             "success": self._won,
             "calculations": self._calculations,

@@ -40,6 +40,8 @@ class Countdown:
         use_all: bool = True,
         rules: bool = True,
     ) -> None:
+        """Take the arguments, which the class describes; ValueError for one that is out of its
+        range."""
         if numbers < 2 or not 1 <= lowest <= highest or not 0 <= large <= 1:
             raise ValueError(
                 f"numbers = {numbers} must be at least 2, lowest = {lowest} from 1 to highest = "
@@ -107,10 +109,12 @@ class Countdown:
         return ""
 
     def _info(self) -> dict[str, Any]:
+        """Return the `info` of `reset` and `step`; `state` is the last value that was reached."""
         return {"success": self._won, "invalid": self._invalid, "state": self._last}
 
     def _make(self, dice: random.Random) -> tuple[list[int], int]:
-        """Return numbers, and one that they can make with all of them."""
+        """Return numbers, and one that they can make with all of them; ValueError if none is
+        found."""
         for _ in range(TRIES):
             given = [
                 dice.choice(LARGE) if dice.random() < self.large else dice.choice(SMALL)

@@ -18,6 +18,8 @@ class GuessNumber:
     """
 
     def __init__(self, most: int = 100, rules: bool = True) -> None:
+        """Take the arguments, which the class describes; ValueError for one that is out of its
+        range."""
         if most < 1:
             raise ValueError(f"most = {most} must be at least 1")
         self.most = most
@@ -55,6 +57,7 @@ class GuessNumber:
         """Do nothing: there are no resources."""
 
     def _info(self) -> dict[str, Any]:
+        """Return the `info` of `reset` and `step`; `state` is the range that is still possible."""
         return {
             "success": self._won,
             "invalid": self._invalid,

@@ -51,6 +51,8 @@ class TextHouse:
     """
 
     def __init__(self, tasks: Sequence[str] = KINDS, objects: int = 8, rules: bool = True) -> None:
+        """Take the arguments, which the class describes; ValueError for one that is out of its
+        range."""
         unknown = [each for each in tasks if each not in KINDS]
         if unknown or not tasks or objects < 0:
             raise ValueError(
@@ -116,12 +118,14 @@ class TextHouse:
         return None
 
     def _go(self, place: str) -> str:
+        """Walk to a place, and return what is seen there."""
         if place not in self._house.furniture or place == self._at:
             return NOTHING
         self._at, self._lit = place, False
         return self._look()
 
     def _look(self) -> str:
+        """Return what is seen at the present place."""
         if not self._at:
             return f"You are in the middle of the room, with {_listed(self._house.furniture)}."
         if not self._reachable(self._at):
@@ -130,21 +134,25 @@ class TextHouse:
         return f"You are at {self._at}. {into(kind_of(self._at)).title()} it: {_listed(there)}."
 
     def _inventory(self) -> str:
+        """Return what is held."""
         return f"You hold {_listed(self._house.at(YOU))}."
 
     def _open(self, place: str) -> str:
+        """Open the present place, and return what is in it; `NOTHING` if that is not possible."""
         if place != self._at or self._reachable(place):
             return NOTHING
         self._house.open.add(place)
         return f"You open {place}. In it: {_listed(self._house.at(place))}."
 
     def _shut(self, place: str) -> str:
+        """Close the present place; `NOTHING` if that is not possible."""
         if place != self._at or place not in self._house.open:
             return NOTHING
         self._house.open.remove(place)
         return f"You close {place}."
 
     def _take(self, thing: str, place: str) -> str:
+        """Take a thing from the present place; `NOTHING` if that is not possible."""
         here = place == self._at and self._reachable(place)
         free = not self._house.at(YOU) and kind_of(thing) != LAMP
         if not here or not free or self._house.places.get(thing) != place:
@@ -153,6 +161,7 @@ class TextHouse:
         return f"You take {thing} from {place}."
 
     def _put(self, thing: str, place: str) -> str:
+        """Put the thing that is held at the present place; `NOTHING` if that is not possible."""
         here = place == self._at and self._reachable(place)
         if not here or self._house.places.get(thing) != YOU:
             return NOTHING
@@ -160,6 +169,7 @@ class TextHouse:
         return f"You put {thing} {into(kind_of(place))} {place}."
 
     def _treat(self, verb: str, thing: str, place: str) -> str:
+        """Heat, cool or clean the thing that is held; `NOTHING` if that is not possible here."""
         station, state = STATIONS[verb]
         held = self._house.places.get(thing) == YOU
         if place != self._at or kind_of(place) != station or not held:
@@ -168,6 +178,7 @@ class TextHouse:
         return f"You {verb} {thing} with {place}."
 
     def _use(self, thing: str) -> str:
+        """Switch on the lamp at the present place; `NOTHING` if there is none of this name."""
         if kind_of(thing) != LAMP or self._house.places.get(thing) != self._at:
             return NOTHING
         self._lit = True

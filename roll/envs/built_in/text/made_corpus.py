@@ -55,8 +55,8 @@ class Corpus:
     """(sentence of the relation, name) -> the other name."""
 
     def question(self, dice: random.Random, hops: int) -> tuple[str, str]:
-        """Return a question that needs a fact for each hop, and its answer; the answer is not the
-        thing that the question names."""
+        """Return a question that needs a fact for each of at least one hop, and its answer; the
+        answer is not the thing that the question names."""
         while True:
             first = dice.choice(RELATIONS)
             start = dice.choice(self.names[first.of])
@@ -109,6 +109,7 @@ def _name(dice: random.Random, kind: str, taken: set[str]) -> str:
 
 
 def _filler(dice: random.Random, kind: str, name: str) -> str:
+    """Return a sentence about a thing that answers no question."""
     if kind == "person":
         return f"{name} is a {dice.choice(_JOBS)}."
     if kind == "company":

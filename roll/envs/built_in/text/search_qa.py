@@ -38,6 +38,8 @@ class SearchQa:
         corpus_seed: int = 0,
         rules: bool = True,
     ) -> None:
+        """Take the arguments, which the class describes; ValueError for one that is out of its
+        range."""
         if not 1 <= hops <= 6 or not 10 <= size <= 100_000 or shown < 1:
             raise ValueError(
                 f"hops = {hops} must be from 1 to 6, size = {size} from 10 to 100000, shown = "

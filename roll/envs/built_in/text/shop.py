@@ -32,6 +32,8 @@ class Shop:
     def __init__(
         self, goods: int = 300, per_page: int = 5, goods_seed: int = 0, rules: bool = True
     ) -> None:
+        """Take the arguments, which the class describes; ValueError for one that is out of its
+        range."""
         if not 1 <= goods <= 10_000 or per_page < 1:
             raise ValueError(
                 f"goods = {goods} must be from 1 to 10000, per_page = {per_page} at least 1"
@@ -84,7 +86,7 @@ class Shop:
         return self._clicked_good(thing, self._good)
 
     def _clicked_result(self, thing: str) -> bool:
-        """Click on a page of results."""
+        """Click on a page of results; return whether that is possible."""
         on_page = {good.code: good for good in self._on_page()}
         if thing in on_page:
             self._good, self._chosen, self._details = on_page[thing], {}, False
@@ -97,7 +99,7 @@ class Shop:
         return True
 
     def _clicked_good(self, thing: str, good: Good) -> bool:
-        """Click on the page of a good."""
+        """Click on the page of a good; return whether that is possible."""
         names = [name for name, values in good.options.items() if thing in values]
         if thing == BUY:
             self._reward, self._over = suits(self._wish, good, self._chosen), True
@@ -112,6 +114,7 @@ class Shop:
         return True
 
     def _on_page(self) -> list[Good]:
+        """Return the goods on the present page of results."""
         first = self._page * self.per_page
         return self._found[first : first + self.per_page]
 

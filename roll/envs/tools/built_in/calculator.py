@@ -47,7 +47,7 @@ def calculator(expression: str) -> str:
 
 
 def _value(node: ast.AST) -> int | float:
-    """Return the value of a part of an expression."""
+    """Return the value of a part of an expression; ToolError if it is no arithmetic."""
     match node:
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
             return _bounded(value)
@@ -75,6 +75,7 @@ def _bounded(value: Any) -> int | float:
 
 
 def _power(base: float, exponent: float) -> float:
+    """Return a power; OverflowError if it is too large."""
     whole = isinstance(base, int) and isinstance(exponent, int) and base not in (-1, 0, 1)
     if whole and abs(exponent) * int(base).bit_length() > 2 * MAX_BITS:
         raise OverflowError
@@ -90,18 +91,22 @@ def _divided(a: float, b: float) -> float:
 
 
 def _factorial(n: float) -> int:
+    """Return n!; ToolError unless n is a whole number from 0 to 400."""
     if n != int(n) or not 0 <= n <= 400:
         raise ToolError("factorial takes a whole number from 0 to 400")
     return math.factorial(int(n))
 
 
 def _comb(n: int, k: int) -> int:
+    """Return the number of ways to choose k of n; ToolError unless both are whole and k <= n <=
+    4000."""
     if not (isinstance(n, int) and isinstance(k, int) and 0 <= k <= n <= 4000):
         raise ToolError("comb takes whole numbers k <= n <= 4000")
     return math.comb(n, k)
 
 
 def _round(value: float, digits: float = 0) -> float:
+    """Round to so many digits behind the point; without them, to a whole number."""
     return round(value, int(digits)) if digits else round(value)
 
 

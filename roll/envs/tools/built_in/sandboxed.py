@@ -55,7 +55,11 @@ class SandboxKit:
 
     async def open(self, options: Mapping[str, Any]) -> Sequence[Tool]:
         """Return the tools. The session begins with the first call, with the files of the column
-        `files` (contents by path) if the row has one."""
+        `files` (contents by path) if the row has one.
+
+        ConfigError if the level does not work, or does not allow these tools;
+        EnvironmentFailedError if the column has another form.
+        """
         sandbox = await asyncio.to_thread(sandbox_of, self.level, tuple(self.preload))
         needs_more = sandbox.level not in ("namespaces", "none")
         refused = [each for each in self.names if each != "python"]

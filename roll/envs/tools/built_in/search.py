@@ -78,6 +78,7 @@ class SearchKit:
         """Do nothing: the index serves the next episodes."""
 
     def _index(self) -> Index:
+        """Return the index of the corpus; build it at the first call in this process."""
         key = (str(Path(self.corpus).resolve()), f"{self.title}/{self.text}")
         with _building:
             if key not in _indexes:

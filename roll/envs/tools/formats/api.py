@@ -127,5 +127,6 @@ def first_value(text: str) -> tuple[Any, str]:
 
 
 def _kind(value: Any) -> str:
+    """Return the kind of a JSON value in words, with its article."""
     names = {dict: "an object", list: "a list", str: "a text", bool: "a bool", type(None): "null"}
     return names.get(type(value), "a number")

@@ -67,6 +67,7 @@ def blocks(text: str) -> Iterator[Block]:
 
 
 def _closes(fence: re.Match[str], opened: re.Match[str]) -> bool:
+    """Return whether a line of backticks or tildes closes the block that `opened` has begun."""
     indent, marks, label = fence.groups()
     return (
         not label
@@ -76,6 +77,7 @@ def _closes(fence: re.Match[str], opened: re.Match[str]) -> bool:
 
 
 def _block(opened: re.Match[str], lines: Sequence[str]) -> Block:
+    """Return the block of these lines, without the indentation of the fence `opened`."""
     width = len(opened[1])
     cut = [line[min(width, len(line) - len(line.lstrip())) :] for line in lines]
     return Block(opened[3].lower(), "\n".join(cut))

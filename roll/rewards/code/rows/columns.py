@@ -79,6 +79,7 @@ def _has(row: Row, name: str) -> bool:
 
 
 def _livecodebench(row: Row) -> Problem:
+    """Return the problem of a LiveCodeBench row, with its public and private cases."""
     both = [name for name in ("public_test_cases", "private_test_cases") if _has(row, name)]
     cases = [case for name in both for case in _list(unpack(row[name]), name)]
     return _of_list(cases, {**row, **_mapping(row.get("metadata"))})
@@ -98,15 +99,18 @@ def _contests(row: Row) -> Problem:
 
 
 def _prime(row: Row) -> Problem:
+    """Return the problem of a PRIME row, whose cases are in `reward_model.ground_truth`."""
     return _by_content(row["reward_model"]["ground_truth"], row)
 
 
 def _synthetic(row: Row) -> Problem:
+    """Return the problem of a SYNTHETIC-1 row, whose cases are in `verification_info`."""
     found = _mapping(row["verification_info"])
     return _by_content(found.get("test_cases") or found.get("test_code"), {**row, **found})
 
 
 def _human_eval(row: Row) -> Problem:
+    """Return the problem of a row with the column `test`, such as HumanEval's."""
     return _tests(row["test"], {**row})
 
 
@@ -220,6 +224,7 @@ def _arguments(given: Any) -> list[Any]:
 
 
 def _lines(text: str) -> list[Any]:
+    """Return the JSON value of each line that is not blank; ValueError if one is no JSON."""
     return [_value(line) for line in text.split("\n") if line.strip()]
 
 
@@ -260,6 +265,7 @@ def _of_list(cases: Sequence[Any], row: Row) -> Problem:
 
 
 def _entry_of(case: Row, row: Row) -> str | None:
+    """Return the name of the function that a case or its row names; None: there is none."""
     places = (case, _mapping(case.get("metadata")), row)
     for place in places:
         for key in ("fn_name", "func_name", "function_name"):
@@ -280,6 +286,7 @@ def _call(case: Row) -> Call:
 
 
 def _texts(inputs: Any, outputs: Any) -> list[TextCase]:
+    """Return the cases of two lists of equal length; ValueError for anything else."""
     both = zip(_list(inputs, "input"), _list(outputs, "output"), strict=True)
     return [TextCase(_text(given), _text(right)) for given, right in both]
 
@@ -310,6 +317,7 @@ def _tests(text: Any, row: Row, style: str | None = None) -> Suite:
 
 
 def _text_of_case(case: Any) -> str:
+    """Return the code of a case, which is text or a mapping that has it under a known key."""
     if isinstance(case, str):
         return case
     for key in ("assert_code", "check_code", "test_code", "code", "test"):
@@ -345,7 +353,11 @@ def _mapping(value: Any) -> Row:
 
 
 def unpack_list(value: Any) -> list[Any]:
-    """Return a list, which may be JSON text."""
+    """Return a list, which may be packed text (see `unpack`); an empty one for None or empty text.
+
+    Raises:
+        ValueError: the value is no list.
+    """
     if value is None or value == "":
         return []
     return _list(unpack(value), "a list")

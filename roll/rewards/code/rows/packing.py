@@ -76,6 +76,7 @@ class _PlainOnly(pickle.Unpickler):
 
 
 def _unpickled(data: bytes) -> Any:
+    """Return what a pickle of texts, numbers and containers has; ValueError for any other data."""
     try:
         return _PlainOnly(io.BytesIO(data)).load()
     except Exception as error:  # noqa: BLE001  # a broken pickle raises whatever its bytes lead to

@@ -52,6 +52,7 @@ def _of_rust() -> tuple[str, ...]:
 
 
 def _of_go() -> tuple[str, ...]:
+    """Return the folder of the Go tools."""
     return (_asked("go", "env", "GOROOT"),)
 
 
@@ -190,6 +191,11 @@ def places_of(language: str) -> tuple[str, ...]:
 
 @functools.cache
 def _asked(*command: str) -> str:
-    """Return what a command prints."""
+    """Return what a command prints, without white space around it.
+
+    Raises:
+        SubprocessError: the command failed, or ran longer than 60 s.
+        OSError: it cannot be started.
+    """
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     return done.stdout.strip()

@@ -66,7 +66,10 @@ class Program:
     language: str = "python"
 
     async def run(self, sandbox: Sandbox, stdin: str, limits: Limits) -> Outcome:
-        """Run it in a process of its own."""
+        """Run it on a standard input, in a process of its own.
+
+        The limits on memory and disk are raised by what its language and its files need.
+        """
         text, memory = self.text, str(int(limits.memory_mb))
         if self.command:
             command = [word.replace("{memory}", memory) for word in self.command]
@@ -123,6 +126,7 @@ async def try_language(sandbox: Sandbox, language: str) -> str:
 
 
 def _not_built(outcome: Outcome) -> Verdict:
+    """Return the verdict `NOT_COMPILED`, with the reason of the compiler's end."""
     found = without_result(outcome)
     return Verdict(Kind.NOT_COMPILED, found.why)
 

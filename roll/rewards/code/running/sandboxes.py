@@ -107,6 +107,7 @@ async def open_pytest_sandbox(settings: SandboxSettings) -> OpenSandbox:
 
 
 def _made(settings: SandboxSettings, more: tuple[str, ...]) -> OpenSandbox:
+    """Return `_opened(settings, more)`; safe if several threads call it at once."""
     with _making:
         return _opened(settings, more)
 

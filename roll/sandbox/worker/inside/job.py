@@ -132,6 +132,7 @@ def _give_up_rights(world: World, order: dict[str, Any], has_files: bool) -> Non
 
 
 def _lower(which: int, limit: int) -> None:
+    """Set a resource's limit, or its present hard limit if that is lower."""
     hard = resource.getrlimit(which)[1]
     limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(which, (limit, limit))

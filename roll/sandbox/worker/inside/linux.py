@@ -30,6 +30,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _check(call: str, result: int) -> int:
+    """Return the result of a C function; OSError, which names `call`, if it is -1."""
     if result == -1:
         code = ctypes.get_errno()
         raise OSError(code, f"{call}: {os.strerror(code)}")
@@ -37,6 +38,7 @@ def _check(call: str, result: int) -> int:
 
 
 def _syscall(name: str, *arguments: int | bytes | ctypes.Array[ctypes.c_char] | None) -> int:
+    """Make a system call by its name in `TABLE` and return its result; OSError if it fails."""
     found = number(name)
     assert found is not None, name
     typed = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
@@ -69,7 +71,13 @@ def clone(flags: int = 0) -> int:
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
-    """Call mount(2)."""
+    """Call mount(2): mount `source` on `target`; OSError if the kernel refuses.
+
+    Args:
+        kind: type of the file system; None to bind `source`, or to change a mount.
+        flags: `MS_` constants.
+        options: options of the file system, separated by commas.
+    """
     names = [source.encode(), target.encode(), kind.encode() if kind else None]
     result = _libc.mount(*names, ctypes.c_ulong(flags), options.encode() or None)
     _check(f"mount {kind or source} on {target}", result)

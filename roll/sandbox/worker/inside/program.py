@@ -115,6 +115,8 @@ def _remember_lines(source: bytes) -> None:
 
 
 def _exit_code(end: SystemExit) -> int:
+    """Return the exit code of `SystemExit`, as Python has it; a code that is no number is
+    printed."""
     if end.code is None:
         return 0
     if isinstance(end.code, int):

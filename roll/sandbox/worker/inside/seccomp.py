@@ -133,6 +133,11 @@ def _assemble(allowed: Iterable[str], checks: Iterable[Check], of: str) -> bytes
 
     The kernel tries a new filter on every number, so a filter that asks one number after another
     would cost each job a third of a millisecond.
+
+    Args:
+        allowed: names of the calls that need no check.
+        checks: conditions of the calls that are allowed only with them.
+        of: instruction set.
     """
     answers: dict[int | None, list[bytes]] = {}
     for name in allowed:
@@ -191,4 +196,5 @@ def _test(check: Check) -> list[bytes]:
 
 
 def _op(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    """Return a BPF instruction; `if_true` and `if_false` are numbers of instructions to skip."""
     return struct.pack("HBBI", code, if_true, if_false, value)

@@ -257,8 +257,10 @@ def write_meta(
 
 
 def dense_file(stage: int, rank: int) -> str:
+    """Return the name of the file with dense parameters; `rank` is the tensor parallel rank."""
     return f"dense-pp{stage}-tp{rank}.safetensors"
 
 
 def expert_file(stage: int, expert_rank: int, rank: int) -> str:
+    """Return the name of a file with experts; `rank` is the tensor parallel rank of experts."""
     return f"experts-pp{stage}-ep{expert_rank}-etp{rank}.safetensors"

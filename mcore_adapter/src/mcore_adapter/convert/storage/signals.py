@@ -50,9 +50,10 @@ def signals_raised() -> Iterator[None]:
 
 @contextmanager
 def cleaned_up() -> Iterator[None]:
-    """Do the same as `signals_raised`, and let the signal end the process after the block.
+    """Make SIGTERM and SIGHUP raise `Stopped` within the block, and end the process after it.
 
-    The block can thus clean up. The process ends as it would have ended without the block.
+    The block can thus clean up. The process ends as it would have ended without the block. For
+    ignored signals and other threads see `signals_raised`.
     """
     was = {number: signal.getsignal(number) for number in _ENDING}
     try:
@@ -90,7 +91,8 @@ def leave_to_parent() -> None:
     """Let the parent alone react to Ctrl-C and to a closed terminal; called in a worker process.
 
     A terminal sends these signals to all its processes. The parent ends its workers itself, so this
-    process ignores SIGINT and SIGHUP and ends on SIGTERM.
+    process ignores SIGINT and SIGHUP and ends on SIGTERM. On Linux, the kernel kills it when the
+    parent is killed.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -92,7 +92,8 @@ def source_of(
 def _hf_source(
     folder: HfFolder, table: ModelTable, plan: Callable[[ParallelSizes], list[Task]]
 ) -> Source:
-    """Find the tensors of a Hugging Face folder; raise unless they fit the table."""
+    """Find the tensors of a Hugging Face folder; raise ConversionError unless they fit the
+    table."""
     have = folder.tensors
     whole = plan(ParallelSizes())
     check_coverage(whole, have, table)
@@ -126,7 +127,8 @@ def _hf_source(
 
 
 def _check_repeat(name: str, of: str, have: Mapping[str, Piece]) -> None:
-    """Raise ConversionError unless a repetition and its original have one type and one shape."""
+    """Raise ConversionError unless the repetition `name` and its original `of` have one type and
+    one shape."""
     one, other = have[name].spec, have[of].spec
     if one != other:
         raise ConversionError(
@@ -147,7 +149,12 @@ def _dropped(have: Mapping[str, Piece], table: ModelTable) -> tuple[str, ...]:
 def _mcore_source(
     folder: McoreFolder, table: ModelTable, plan: Callable[[ParallelSizes], list[Task]]
 ) -> Source:
-    """Find the tensors of a Megatron folder; raise unless all are there, fit, and no more."""
+    """Find the tensors of a Megatron folder.
+
+    Raises:
+        ConversionError: a tensor is missing, does not fit, or is not in the table.
+        LayoutError: the model does not divide over the sizes of the folder.
+    """
     sizes, found = folder.sizes, dict[str, FullTensor]()
     _check_meta(folder, table)
     check_layout(table, sizes)
@@ -200,7 +207,12 @@ def _check_meta(folder: McoreFolder, table: ModelTable) -> None:
 def _full_tensor(
     task: Task, folder: McoreFolder, table: ModelTable, full_shape: FullShapes
 ) -> FullTensor:
-    """Find the shards of a tensor; raise if one is missing or differs in type or from the table."""
+    """Find the shards of a tensor.
+
+    Raises:
+        ConversionError: a shard is missing, or differs from the others in type or from the table in
+            shape.
+    """
     files = files_of(task, folder.sizes, table)
     lost = [file for file in files if task.name not in folder.files.get(file, {})]
     if lost:

@@ -203,6 +203,7 @@ class Reader:
         """Give back the memory pages that lie entirely within these tensors.
 
         The pages no longer count as memory of this process, and are loaded again on the next use.
+        The files must be open: a tensor of each has been read.
         """
         for piece in pieces:
             start = -(-piece.offset // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -246,7 +247,10 @@ class Writer:
         self._part = memoryview(bytearray(_WRITE_BYTES))
 
     def write(self, piece: Piece, tensor: Bits | Joined) -> None:
-        """Write a tensor at its place in a file."""
+        """Write a tensor at its place in a file.
+
+        Its type and size must be those of `piece`, which is not checked.
+        """
         file = self._files.get(piece.path)
         if file is None:
             file = self._files[piece.path] = os.open(piece.path, os.O_WRONLY)

@@ -37,7 +37,12 @@ def weights_of(folder: Path) -> tuple[dict[str, Piece], tuple[str, ...]]:
 
 
 def _indexed(folder: Path, index: Path) -> dict[str, Piece]:
-    """Map each tensor's name to its place; raise if the index and file headers disagree."""
+    """Map each tensor's name to its place.
+
+    Raises:
+        ConversionError: a file is missing, a tensor lies in two files, or the index and the headers
+            of the files disagree.
+    """
     weight_map = _weight_map(index)
     tensors: dict[str, Piece] = {}
     for name in sorted(set(weight_map.values())):
@@ -62,7 +67,11 @@ def _indexed(folder: Path, index: Path) -> dict[str, Piece]:
 
 
 def _weight_map(index: Path) -> Mapping[str, str]:
-    """Read the index's map of tensor to file; raise if a file lies outside the folder."""
+    """Read the index's map of tensor to file.
+
+    Raises:
+        ConversionError: there is no such map, or a file of it lies outside of the folder.
+    """
     found = read_json(index).get("weight_map")
     if not isinstance(found, dict) or not found:
         raise ConversionError(f"{index} has no weight_map, which names the file of each tensor")

@@ -277,7 +277,7 @@ class _Arrays:
 
 
 def _pieces(sequence: Encoded, longest: int) -> Iterator[Encoded]:
-    """Split a sequence into pieces of at most `longest` tokens.
+    """Split a sequence into pieces of at most `longest` tokens, which must be at least 2.
 
     Each piece starts with the last token of the piece before, so that every token except the first
     is predicted exactly once.

@@ -46,7 +46,7 @@ def encode_text(row: Row, tokenizer: Tokenizer) -> tuple[Encoded, ...]:
     """Encode a row {"text"} for pretraining.
 
     All tokens are trained except the first. The end-of-text token is appended if the tokenizer has
-    one.
+    one. DataError if the text is missing, empty, or leaves nothing to train.
     """
     text = _text(_field(row, "text"), "text")
     if not text:
@@ -58,7 +58,8 @@ def encode_text(row: Row, tokenizer: Tokenizer) -> tuple[Encoded, ...]:
 def encode_answer(row: Row, tokenizer: Tokenizer) -> tuple[Encoded, ...]:
     """Encode a row {"messages"} or {"prompt", "completion"} for supervised fine-tuning.
 
-    The turns of the assistant, or the completion, are trained.
+    The turns of the assistant, or the completion, are trained. DataError if columns are missing, of
+    another type or of both forms, or if nothing is left to train.
     """
     if "messages" in row:
         if "prompt" in row or "completion" in row:
@@ -71,7 +72,8 @@ def encode_pair(row: Row, tokenizer: Tokenizer) -> tuple[Encoded, ...]:
     """Encode a row {"chosen", "rejected"} with an optional {"prompt"} for DPO, chosen first.
 
     Without a prompt, chosen and rejected may be conversations. The equal messages at their start
-    then are the prompt.
+    then are the prompt. DataError if a column is missing or of another type, or if both answers are
+    the same.
     """
     chosen, rejected = _field(row, "chosen"), _field(row, "rejected")
     if isinstance(chosen, list) and isinstance(rejected, list) and "prompt" not in row:
@@ -98,6 +100,9 @@ def _continued(prompt: Any, answer: Any, tokenizer: Tokenizer, name: str) -> Enc
         prompt: text, or a list of messages.
         answer: text, or a list of messages if the prompt is one.
         name: name of the answer, for error messages.
+
+    Raises:
+        DataError: the answer is empty, or prompt and answer do not have these types.
     """
     if isinstance(prompt, list):
         if isinstance(answer, str):

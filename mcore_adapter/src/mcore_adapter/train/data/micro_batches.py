@@ -60,13 +60,17 @@ def plan(
     """Divide the examples of a step into micro-batches.
 
     Args:
-        lengths: for each example, the numbers of tokens of its sequences. The sequences of an
-            example stay together.
+        lengths: for each example, at least one, the numbers of tokens of its sequences. The
+            sequences of an example stay together.
         capacity: largest number of tokens of a micro-batch, padding included. No example may have
             more with its padding.
         packing: True: one row with all sequences; False: one row for each sequence.
         width_multiple: the width of rows is rounded up to a multiple of this number.
         count_multiple: the number of micro-batches is a multiple of this number.
+
+    Raises:
+        ValueError: with packing, an example is longer than the rows can be. Without packing this is
+            not checked.
     """
     if packing:
         loads = [sum(each) for each in lengths]
@@ -91,7 +95,7 @@ def balanced(loads: Sequence[int], capacity: int, multiple: int) -> list[list[in
     the least so far.
 
     Args:
-        loads: size of each load.
+        loads: size of each load; at least one.
         capacity: largest sum of the loads of a part. No load may be larger.
         multiple: the number of parts is a multiple of this number.
 

@@ -53,5 +53,6 @@ class Order:
 
 @lru_cache(maxsize=2)
 def _permutation(count: int, seed: int, epoch: int) -> list[int]:
+    """Return the numbers 0 to `count` - 1 in the shuffled order of one epoch."""
     generator = torch.Generator().manual_seed(1_000_003 * seed + epoch)
     return torch.randperm(count, generator=generator).tolist()
