@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,6 +90,18 @@ def test_a_restart_without_time_for_the_process_says_so(manager: ResourceManager
         cluster.restart(0, 0.05)
     cluster.restart(0)
     assert cluster.on([0]).call(Echo.ping) == "actor_infer:x[0]"
+    cluster.close()
+
+
+def test_a_restarted_worker_adds_no_class_to_those_that_ray_keeps(manager: ResourceManager) -> None:
+    cluster: Any = manager.start(Echo, INFER)
+
+    def definition() -> Any:
+        return cluster._actors[0]._handle._ray_actor_creation_function_descriptor
+
+    first = definition()
+    cluster.restart(0)
+    assert definition() == first
     cluster.close()
 
 
