@@ -40,6 +40,9 @@ class EnvironmentConfig(Config):
     """Tags of the tasks that are played in this environment."""
     max_turns: int = Field(default=16, ge=1)
     """Largest number of turns of the policy in an episode. A longer episode is truncated."""
+    tool_format: str = "hermes"
+    """Format in which the policy writes calls of the tools that an `agent` offers it, as `format`
+    of `env: tools`."""
     cut_turn: Literal["end", "go_on"] = "end"
     """What follows a turn that reaches `sampling.max_new_tokens`. `end`: the episode is truncated,
     and the environment does not see the turn. `go_on`: the environment sees it, and the turn gets
@@ -85,6 +88,8 @@ class EnvironmentConfig(Config):
             raise ValueError("set exactly one of `env` (an environment) and `agent` (a function)")
         if self.agent is not None and self.credit == "turns":
             raise ValueError("an agent reports one reward at its end; drop `credit: turns`")
+        if self.agent is None and "tool_format" in self.model_fields_set:
+            raise ValueError("`tool_format` is for `agent`; an environment has its own: drop it")
         if self.agent is not None and (self.adapter or self.process or self.python):
             raise ValueError("`adapter`, `process` and `python` are for `env`; drop them")
         return self
