@@ -45,6 +45,24 @@ class Words:
         return text, digits, self.left == 0, False, {"success": digits > 0.5}
     def close(self):
         pass
+
+class Duel:
+    """Two players write digits in turn; whoever wrote more wins."""
+    def reset(self, *, seed=None, options=None):
+        self.digits = [0, 0]
+        self.turn = 0
+        return f"begin {seed}", {"seat": 0}
+    def step(self, action):
+        player = self.turn % 2
+        self.digits[player] += sum(c.isdigit() for c in action)
+        self.turn += 1
+        own = self.digits[1] - self.digits[0]
+        info = {"seat": self.turn % 2}
+        if self.turn == 4:
+            return "", float(own), True, False, {"rewards": {0: -own}}
+        return "go on", 0.0, False, False, info
+    def close(self):
+        pass
 '''
 
 
@@ -169,3 +187,15 @@ def test_a_worker_that_is_lost_costs_no_episode(tmp_path: Path, trouble: str) ->
     assert "died and is replaced" in output
     records = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").open()]
     assert [record["samples/left_out"] for record in records if "loss/total" in record] == [0, 0]
+
+
+def test_both_players_of_a_game_are_trained(tmp_path: Path) -> None:
+    pair = {"env": "test_run_envs:Duel", "seats": 2, "cut_turn": "go_on"}
+    path = task(tmp_path, environment=pair, validation={})
+    for record in run_local(path, ["max_steps=2", "data.samples_per_prompt=8"]):
+        if "loss/total" in record:
+            assert record["reward/words/turns"] == 2
+            assert record["mismatch/logprob_abs_max"] < 1e-5
+            assert abs(record["reward/mean"]) < 1e-6, "what one wins, the other loses"
+            assert record["advantage/abs_mean"] > 0
+            assert record["samples/left_out"] == 0
