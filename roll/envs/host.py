@@ -9,7 +9,7 @@ import math
 from array import array
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from roll.core.errors import EnvironmentFailedError, RollError
 from roll.core.threads.bounded import BlockedLoopError, run_bounded
 from roll.core.threads.daemon_threads import DaemonThreads, TooManyHungError
 from roll.core.threads.loop_thread import LoopThread
+from roll.core.types import Message
 from roll.data.chat.turns import Turns
 from roll.envs.api import Action, Env, Hearing, ToldEnv, messages_of
 from roll.envs.seats import Seats
@@ -214,7 +215,8 @@ class EnvHost:
     def _opened(self, answer: Any, seats: Seats) -> Observed:
         """Return the first observation of an episode."""
         said, info = _unpacked(answer, "(observation, info)", 2)
-        tokens, text = self.turns.opening(messages_of(said), info.get("tools", ()))
+        messages = self._said(said, seats)
+        tokens, text = self.turns.opening(messages, info.get("tools", ()))
         seats.begins(info)
         return Observed(
             tokens,
@@ -225,6 +227,14 @@ class EnvHost:
             seat=seats.current,
         )
 
+    def _said(self, said: Any, seats: Seats) -> tuple[Message, ...]:
+        """Return an observation as messages; before the last turn, with the last word."""
+        messages = messages_of(said)
+        if not self.config.last_word or seats.turns != self.config.max_turns - 1:
+            return messages
+        asked = f"{messages[-1].content}\n\n{self.config.last_word}"
+        return (*messages[:-1], replace(messages[-1], content=asked))
+
     def _stepped(self, answer: Any, seats: Seats) -> Observed:
         """Return what an environment answered to a turn of the current player."""
         form = "(observation, reward, terminated, truncated, info)"
@@ -232,7 +242,7 @@ class EnvHost:
         over, value = bool(terminated) or bool(truncated), float(reward)
         if not math.isfinite(value):
             raise ValueError(f"the reward must be finite, found {value}")
-        messages = () if over and not said else messages_of(said)
+        messages = () if over and not said else self._said(said, seats)
         text = "\n".join(message.content for message in messages)
         rewards, begins = seats.rewards(info), False if over else seats.begins(info)
         if over:

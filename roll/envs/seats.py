@@ -16,6 +16,8 @@ class Seats:
     """Number of players."""
     current: int = 0
     """Player whose turn it is."""
+    turns: int = 0
+    """Number of turns so far, of all players."""
     _last: dict[int, int | None] = field(default_factory=dict, init=False)
     """Last token of the latest turn of each player that has begun, in the order in which they
     began; None if the turn was cut, or there was none."""
@@ -27,6 +29,8 @@ class Seats:
             ValueError: `info["seat"]` is no player of this episode.
         """
         seat = info.get("seat", 0)
+        if self.count == 1 and not isinstance(seat, int):
+            seat = 0  # of environments of others, where it means something else
         if isinstance(seat, bool) or not isinstance(seat, int) or not 0 <= seat < self.count:
             raise ValueError(
                 f"info['seat'] = {seat!r:.40} is none of the {self.count} players (`seats` of the "
@@ -40,6 +44,7 @@ class Seats:
     def wrote(self, last: int | None) -> None:
         """Keep the last token of a turn of the current player; None if it was cut."""
         self._last[self.current] = last
+        self.turns += 1
 
     @property
     def last(self) -> int | None:

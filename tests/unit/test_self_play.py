@@ -18,6 +18,7 @@ from roll.data.chat.turns import Turns
 from roll.envs.built_in.boards.self_play import SelfPlay
 from roll.envs.contract import check_env
 from roll.envs.host import EnvHost
+from roll.envs.seats import Seats
 from roll.rollout.assemble import assemble
 from roll.rollout.episodes.episodes import Episodes
 from roll.rollout.episodes.failed import FailedEpisodes
@@ -178,6 +179,14 @@ def test_a_player_that_there_is_not_is_a_failure_that_says_so() -> None:
         EnvironmentFailedError, match=r"info\['seat'\] = 1 is none of the 1 players"
     ):
         episodes(WON_BY_FIRST, seats=1)
+
+
+def test_environments_of_one_player_may_say_seat_of_other_things() -> None:
+    seats = Seats(1)
+    assert seats.begins({"seat": "window"})
+    assert not seats.begins({"seat": None})
+    with pytest.raises(ValueError, match="is none of the 2 players"):
+        Seats(2).begins({"seat": "window"})
 
 
 class Ended(SelfPlay):

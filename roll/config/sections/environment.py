@@ -43,6 +43,12 @@ class EnvironmentConfig(Config):
     tool_format: str = "hermes"
     """Format in which the policy writes calls of the tools that an `agent` offers it, as `format`
     of `env: tools`."""
+    last_word: str = ""
+    """Text that is added to what the environment says before the last turn that `max_turns` allows,
+    such as `Answer now.`"""
+    episode_timeout_s: float | None = Field(default=None, gt=0)
+    """Time limit for one episode, in seconds: the turn in which it passes is the last one, and the
+    episode is truncated. null: no limit."""
     seats: int = Field(default=1, ge=1)
     """Number of players of an episode, all of whom are the policy (self-play). The environment says
     in `info["seat"]` which of them has the next turn. Each has a conversation of its own."""
@@ -95,6 +101,8 @@ class EnvironmentConfig(Config):
             raise ValueError("set exactly one of `env` (an environment) and `agent` (a function)")
         if self.agent is not None and self.credit == "turns":
             raise ValueError("an agent reports one reward at its end; drop `credit: turns`")
+        if self.agent is not None and self.last_word:
+            raise ValueError("`last_word` is for `env`: an agent writes its own requests; drop it")
         if self.agent is None and "tool_format" in self.model_fields_set:
             raise ValueError("`tool_format` is for `agent`; an environment has its own: drop it")
         if self.agent is not None and self.seats > 1:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -184,6 +185,8 @@ class Episodes:
             The last answer of the environment, and whether a limit ended the episode.
         """
         config, heard = hosts.config, first
+        clock = asyncio.get_running_loop().time
+        ends_s = clock() + (config.episode_timeout_s or math.inf)
         for number in range(config.max_turns):
             current = played[heard.branch]
             room = self.max_tokens - current.length
@@ -207,7 +210,7 @@ class Episodes:
             current.paid(heard.reward)
             for other in played:
                 other.paid_later(heard.rewards.get(other.seat, 0.0))
-            if heard.over or number == config.max_turns - 1:
+            if heard.over or number == config.max_turns - 1 or clock() >= ends_s:
                 return heard, not heard.terminated
             if heard.branch == len(played):
                 played.append(self._begun(hosts, heard))
