@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -19,15 +20,19 @@ from pydantic import ValidationError
 from smolagents import OpenAIModel, Tool, ToolCallingAgent
 
 from roll.config.sections.environment import EnvironmentConfig
-from roll.core.errors import ConfigError
+from roll.core.errors import ConfigError, EnvironmentFailedError
 from roll.core.types import Message, ToolCall
+from roll.data.chat.turns import Turns
 from roll.envs.agents.answers import Answer, answer_of
 from roll.envs.agents.api import AgentTask
 from roll.envs.agents.conversations import Conversations
+from roll.envs.agents.host import AgentHost
 from roll.envs.agents.requests import ChatRequest, RequestError
 from roll.envs.agents.responses import request_of
 from roll.envs.tools.formats.hermes import Hermes
+from tests.tiny import char_tokenizer
 from tests.unit.test_agent_host import client, played, text
+from tests.unit.test_chat_templates import settings_of
 
 QUIET = RunConfig(tracing_disabled=True)
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 17, "b": 4}}</tool_call>'
@@ -84,7 +89,7 @@ def test_streams_have_calls_too(kind: type[Any]) -> None:
     assert (second.branch, last.reward) == (0, 1.0)
 
 
-class Adding(Tool):  # type: ignore[misc]  # smolagents is untyped
+class Adding(Tool):
     name = "add"
     description = "Adds two numbers."
     inputs = {
@@ -216,6 +221,29 @@ def test_a_refused_request_tells_the_agent_why() -> None:
         return float(answer.output_text == "cu" and answer.status == "incomplete")
 
     assert played(run, "cu~")[-1].reward == 1.0
+
+
+def test_what_the_chat_template_refuses_fails_the_episode_and_not_the_run() -> None:
+    async def run(task: AgentTask) -> float:
+        body: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "go"}]
+        await client(task).chat.completions.create(model="m", messages=body)
+        return 1.0
+
+    async def main() -> None:
+        tokenizer = char_tokenizer()
+        tokenizer.chat_template = (
+            "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+            + str(tokenizer.chat_template)
+        )
+        turns = Turns(tokenizer, settings_of(), frozenset({1}))
+        host = AgentHost("helper", EnvironmentConfig(agent="a:b"), run, turns)
+        try:
+            await host.open("e", 7, {})
+        finally:
+            await host.shut()
+
+    with pytest.raises(EnvironmentFailedError, match=r"not render what the agent sends.*no sys"):
+        asyncio.run(asyncio.wait_for(main(), 30))
 
 
 def test_a_format_that_there_is_not_or_that_nobody_uses_is_refused() -> None:

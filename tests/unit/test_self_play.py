@@ -120,7 +120,7 @@ def episodes(moves: str, make: Any = None, samples: int = 2, **config: Any) -> G
         text = char_tokenizer().decode(
             [*one.sample.prompt.tokens, *one.sample.completion.tokens], skip_special_tokens=False
         )
-        return replace(one, parts=one.parts | {"text": text})  # type: ignore[dict-item]
+        return replace(one, parts=one.parts | {"text": text})
 
     group = asyncio.run(play())
     return replace(group, samples=tuple(map(as_text, group.samples)))

@@ -13,6 +13,8 @@ from roll.core.types import ToolCall
 from roll.envs.tools.formats.api import Call, Format, Malformed
 
 Finish = Literal["stop", "length"]
+ID_CHARACTERS = 9
+"""Length of the id of a call; chat templates of Mistral accept no other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ def answer_of(said: str, stop: Sequence[str], format: Format | None, *, cut: boo
     if malformed or not parsed.calls:
         return Answer(text, malformed=malformed)
     calls = tuple(
-        ToolCall(call.name, call.arguments, f"call_{uuid.uuid4().hex[:24]}")
+        ToolCall(call.name, call.arguments, uuid.uuid4().hex[:ID_CHARACTERS])
         for call in parsed.calls
         if isinstance(call, Call)
     )

@@ -21,7 +21,7 @@ from typing import Any
 from aiohttp import web
 
 from roll.config.sections.environment import EnvironmentConfig
-from roll.core.errors import EnvironmentFailedError, RollError
+from roll.core.errors import DataError, EnvironmentFailedError, RollError
 from roll.core.threads.daemon_threads import DaemonThreads
 from roll.core.types import Message
 from roll.data.chat.tool_messages import from_user, with_calls_as_text
@@ -193,11 +193,17 @@ class AgentHost:
             check_marks(self.config.tool_format, self.turns.tokenizer)
         number, new, begins = running.conversations.place(request)
         running.asking = (number, request, answer)
-        if begins:
-            tokens, text = self.turns.opening(self._known(request), request.tools)
-        else:
-            tokens = self.turns.reply(new, last=running.last_tokens[number])
-            text = "\n".join(message.content for message in new)
+        try:
+            if begins:
+                tokens, text = self.turns.opening(self._known(request), request.tools)
+            else:
+                tokens = self.turns.reply(new, last=running.last_tokens[number])
+                text = "\n".join(message.content for message in new)
+        except (DataError, TypeError) as error:  # TypeError: a template adds an object to a text
+            raise EnvironmentFailedError(
+                f"environment {self.name!r}: the chat template of the model does not render what "
+                f"the agent sends: {error}"
+            ) from error
         return Observed(
             tokens,
             text,
