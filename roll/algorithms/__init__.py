@@ -6,13 +6,14 @@ Importing this package imports every built-in, so the registries are complete fo
 from roll.algorithms.advantages.distill import Distill
 from roll.algorithms.advantages.gae import Gae
 from roll.algorithms.advantages.gdpo import Gdpo
-from roll.algorithms.advantages.gigpo import Gigpo
 from roll.algorithms.advantages.group import Grpo, Rloo
 from roll.algorithms.advantages.opo import Opo
 from roll.algorithms.advantages.pass_k import PassK
 from roll.algorithms.advantages.reinforce import Reinforce
 from roll.algorithms.advantages.reinforce_pp import ReinforcePp
 from roll.algorithms.advantages.remax import Remax
+from roll.algorithms.advantages.turns.gigpo import Gigpo
+from roll.algorithms.advantages.turns.turn_gae import TurnGae
 from roll.algorithms.build import SumLoss, build_advantage, build_loss
 from roll.algorithms.correction import correct, use_engine_logprobs
 from roll.algorithms.losses.distill import DistillTerm
@@ -82,6 +83,7 @@ __all__ = [
     "Shaping",
     "SumLoss",
     "Topr",
+    "TurnGae",
     "WhitenAdvantage",
     "build_advantage",
     "build_loss",

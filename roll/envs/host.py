@@ -9,7 +9,7 @@ import math
 from array import array
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -18,8 +18,10 @@ from roll.core.errors import EnvironmentFailedError, RollError
 from roll.core.threads.bounded import BlockedLoopError, run_bounded
 from roll.core.threads.daemon_threads import DaemonThreads, TooManyHungError
 from roll.core.threads.loop_thread import LoopThread
+from roll.core.types import Message
 from roll.data.chat.turns import Turns
 from roll.envs.api import Action, Env, Hearing, ToldEnv, messages_of
+from roll.envs.seats import Seats
 from roll.rewards.thinking import without_thoughts
 
 logger = logging.getLogger(__name__)
@@ -52,6 +54,10 @@ class Observed:
     branch: int = 0
     """Number of the conversation in which the next turn is written. The tokens continue it; or
     they begin it, if it is new."""
+    seat: int = 0
+    """Player who has the next turn, if the policy plays several."""
+    rewards: Mapping[int, float] = field(default_factory=dict)
+    """Rewards that other players get for the turn, by player."""
     stop: tuple[str, ...] = ()
     """Strings that end the next turn, beside those of the run."""
     max_new_tokens: int | None = None
@@ -75,6 +81,8 @@ class EnvHost:
     _running: dict[str, Env] = field(default_factory=dict, init=False)
     _prompt_ends: dict[str, str] = field(default_factory=dict, init=False)
     """End of the text before the next turn of each running episode."""
+    _seats: dict[str, Seats] = field(default_factory=dict, init=False)
+    """Players of each running episode."""
     _threads: DaemonThreads = field(init=False)
     _loop: LoopThread | None = field(default=None, init=False)
     """Event loop of environments with `async` methods."""
@@ -106,7 +114,8 @@ class EnvHost:
 
         async with self._room:
             answer = await begin()
-        first = self._read("reset", answer, self._opened)
+        seats = self._seats[episode] = Seats(self.config.seats)
+        first = self._read("reset", answer, lambda found: self._opened(found, seats))
         self._prompt_ends[episode] = first.prompt_end
         return first
 
@@ -132,7 +141,9 @@ class EnvHost:
             answer = await self._call(
                 "step", lambda: env.step(heard), self.config.step_timeout_s, of=env.step
             )
-        observed = self._read("step", answer, lambda found: self._stepped(found, last))
+        seats = self._seats[episode]
+        seats.wrote(last)
+        observed = self._read("step", answer, lambda found: self._stepped(found, seats))
         self._prompt_ends[episode] = observed.prompt_end
         return observed
 
@@ -141,6 +152,7 @@ class EnvHost:
         episode."""
         env = self._running.pop(episode, None)
         self._prompt_ends.pop(episode, None)
+        self._seats.pop(episode, None)
         if env is None:
             return
         try:
@@ -208,37 +220,59 @@ class EnvHost:
                 f"environment {self.name!r}: the result of {what} is wrong: {error}"
             ) from None
 
-    def _opened(self, answer: Any) -> Observed:
+    def _opened(self, answer: Any, seats: Seats) -> Observed:
         """Return the first observation of an episode; TypeError or ValueError if it has a wrong
         form."""
         said, info = _unpacked(answer, "(observation, info)", 2)
-        tokens, text = self.turns.opening(messages_of(said), info.get("tools", ()))
+        messages = self._said(said, seats)
+        tokens, text = self.turns.opening(messages, info.get("tools", ()))
+        seats.begins(info)
         return Observed(
             tokens,
             text,
             prompt_end=self.turns.prompt_end(),
             info=_numbers(info),
             state=_state(info),
+            seat=seats.current,
         )
 
-    def _stepped(self, answer: Any, last: int | None) -> Observed:
-        """Return what an environment answered to a turn that ended with the token `last`. TypeError
-        or ValueError if it has a wrong form."""
+    def _said(self, said: Any, seats: Seats) -> tuple[Message, ...]:
+        """Return an observation as messages; before the last turn, with the last word."""
+        messages = messages_of(said)
+        if not self.config.last_word or seats.turns != self.config.max_turns - 1:
+            return messages
+        asked = f"{messages[-1].content}\n\n{self.config.last_word}"
+        return (*messages[:-1], replace(messages[-1], content=asked))
+
+    def _stepped(self, answer: Any, seats: Seats) -> Observed:
+        """Return what an environment answered to a turn of the current player; TypeError or
+        ValueError if it has a wrong form."""
         form = "(observation, reward, terminated, truncated, info)"
         said, reward, terminated, truncated, info = _unpacked(answer, form, 5)
         over, value = bool(terminated) or bool(truncated), float(reward)
         if not math.isfinite(value):
             raise ValueError(f"the reward must be finite, found {value}")
-        messages = () if over and not said else messages_of(said)
+        messages = () if over and not said else self._said(said, seats)
+        text = "\n".join(message.content for message in messages)
+        rewards, begins = seats.rewards(info), False if over else seats.begins(info)
+        if over:
+            tokens = array("i")
+        elif begins:
+            tokens, text = self.turns.opening(messages, info.get("tools", ()))
+        else:
+            tokens = self.turns.reply(messages, last=seats.last)
         return Observed(
-            tokens=array("i") if over else self.turns.reply(messages, last=last),
-            text="\n".join(message.content for message in messages),
-            prompt_end=self.turns.prompt_end(messages),
+            tokens=tokens,
+            text=text,
+            prompt_end=self.turns.prompt_end(() if begins else messages),
             reward=value,
             terminated=bool(terminated),
             truncated=bool(truncated),
             info=_numbers(info),
             state=_state(info),
+            branch=seats.conversation,
+            seat=seats.current,
+            rewards=rewards,
         )
 
 
@@ -261,10 +295,12 @@ def _unpacked(answer: Any, form: str, size: int) -> tuple[Any, ...]:
 
 
 def _numbers(info: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers and bools of `info`."""
+    """Return the finite numbers and bools of `info`, for metrics."""
     found = {}
     for key, value in info.items():
-        if isinstance(value, bool | int | float) and key != "state" and math.isfinite(value):
+        if key in ("state", "seat"):
+            continue
+        if isinstance(value, bool | int | float) and math.isfinite(value):
             found[str(key)] = float(value)
     return found
 

@@ -27,6 +27,7 @@ from roll.envs.agents.api import AgentTask
 from roll.envs.api import Env
 from roll.envs.built_in.boards.connect_four import ConnectFour
 from roll.envs.built_in.boards.frozen_lake import FrozenLake
+from roll.envs.built_in.boards.self_play import SelfPlay
 from roll.envs.built_in.boards.sliding_puzzle import SlidingPuzzle
 from roll.envs.built_in.boards.sokoban import Sokoban
 from roll.envs.built_in.boards.tic_tac_toe import TicTacToe
@@ -49,6 +50,7 @@ ENVS.register("sokoban")(Sokoban)
 ENVS.register("sliding_puzzle")(SlidingPuzzle)
 ENVS.register("tic_tac_toe")(TicTacToe)
 ENVS.register("connect_four")(ConnectFour)
+ENVS.register("self_play")(SelfPlay)
 ENVS.register("guess_number")(GuessNumber)
 ENVS.register("countdown")(Countdown)
 ENVS.register("calculator")(Calculator)

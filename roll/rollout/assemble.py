@@ -24,7 +24,7 @@ def assemble(
 ) -> SampleTable:
     """Make the table of a step: one row per sample, in the order of groups and siblings.
 
-    `group_ids` are positions in `groups`; they are unique in this table only. A row is not trained
+    `group_ids` are unique in this table only. A row is not trained
     on if a reward of it or of its greedy baseline failed (then `has_reward` is False).
 
     Args:
@@ -59,7 +59,7 @@ def assemble(
         prompts=prompts,
         contents=[sample.completion.content for sample in samples],
         versions=None if all_sampled else versions,
-        group_ids=torch.tensor([i for i, group in enumerate(groups) for _ in group.samples]),
+        group_ids=_group_ids(groups),
         lengths=torch.tensor(list(map(len, prompts))) + responses,
         response_tokens=responses,
         trained=has_reward,
@@ -142,6 +142,13 @@ def reward_metrics(rows: Sequence[ScoredSample]) -> Metrics:
             "reward/std": Last(math.sqrt(variance)),
         }
     )
+
+
+def _group_ids(groups: Sequence[Group]) -> Tensor:
+    """Return a number for each group, int64 `[B]`; players of one game have different numbers."""
+    players = 1 + max(scored.seat for group in groups for scored in group.samples)
+    ids = [i * players + scored.seat for i, group in enumerate(groups) for scored in group.samples]
+    return torch.tensor(ids)
 
 
 def _branches(rows: Sequence[ScoredSample]) -> list[tuple[Branch, ...]] | None:

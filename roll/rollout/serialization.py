@@ -61,6 +61,7 @@ def _sample_to_plain(scored: ScoredSample, prompt: Prompt) -> dict[str, Any]:
         "by_name": scored.by_name,
         "failed": scored.failed,
         "branches": [_sample_to_plain(ScoredSample(one, 0.0), prompt) for one in scored.branches],
+        "seat": scored.seat,
         "turns": [[turn.begin, turn.end, turn.reward, turn.state] for turn in scored.turns],
         "steps": None
         if scored.steps is None
@@ -109,5 +110,6 @@ def _sample_from_plain(row: dict[str, Any], prompt: Prompt) -> ScoredSample:
         failed,
         turns=turns,
         branches=tuple(_sample_from_plain(one, prompt).sample for one in row.get("branches", ())),
+        seat=row.get("seat", 0),
         steps=steps,
     )

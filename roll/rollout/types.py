@@ -32,6 +32,9 @@ class ScoredSample:
     branches: tuple[Sample, ...] = ()
     """Further conversations of the episode, each with a prompt of its own; they share the
     reward."""
+    seat: int = 0
+    """Player of an episode of several players; samples are compared with those of the same
+    player."""
     steps: StepRewards | None = None
     """Weighted sum of the rewards of single steps or tokens, beside `reward`; None if there are
     none."""
@@ -94,11 +97,12 @@ class Group:
 
     @property
     def equal_rewards(self) -> bool:
-        """True if all rewards of the group are equal and those of single steps 0, or if there are
-        none."""
+        """True if all rewards of the group are equal (those of each player, if there are several)
+        and those of single steps 0, or if there are none."""
         if any(any(one.steps.values) for one in self.samples if one.has_reward and one.steps):
             return False
-        return len(set(self.rewards)) <= 1
+        kinds = {(one.seat, one.reward) for one in self.samples if one.has_reward}
+        return len(kinds) == len({seat for seat, _ in kinds})
 
     @property
     def num_sampled_tokens(self) -> int:

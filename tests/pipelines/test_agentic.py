@@ -21,7 +21,8 @@ LEAK = []
 
 class Words:
     """Asks for digits, three times; answers at random length."""
-    def __init__(self, trouble=None, mark=None):
+    def __init__(self, trouble=None, mark=None, wait_s=0.0):
+        self.wait_s = wait_s
         self.trouble = trouble
         self.mark = mark
     def reset(self, *, seed=None, options=None):
@@ -37,12 +38,31 @@ class Words:
                     os.kill(os.getpid(), SIGNALS[self.trouble])
         return f"say {self.dice.randrange(100)}", {}
     def step(self, action):
+        time.sleep(self.wait_s)
         self.left -= 1
         if self.trouble == "raise":
             raise ValueError("the board is broken")
         digits = sum(c.isdigit() for c in action) / max(1, len(action))
         text = "more " * self.dice.randrange(1, 4)
         return text, digits, self.left == 0, False, {"success": digits > 0.5}
+    def close(self):
+        pass
+
+class Duel:
+    """Two players write digits in turn; whoever wrote more wins."""
+    def reset(self, *, seed=None, options=None):
+        self.digits = [0, 0]
+        self.turn = 0
+        return f"begin {seed}", {"seat": 0}
+    def step(self, action):
+        player = self.turn % 2
+        self.digits[player] += sum(c.isdigit() for c in action)
+        self.turn += 1
+        own = self.digits[1] - self.digits[0]
+        info = {"seat": self.turn % 2}
+        if self.turn == 4:
+            return "", float(own), True, False, {"rewards": {0: -own}}
+        return "go on", 0.0, False, False, info
     def close(self):
         pass
 '''
@@ -169,3 +189,51 @@ def test_a_worker_that_is_lost_costs_no_episode(tmp_path: Path, trouble: str) ->
     assert "died and is replaced" in output
     records = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").open()]
     assert [record["samples/left_out"] for record in records if "loss/total" in record] == [0, 0]
+
+
+def test_a_run_resumes_in_the_middle_of_episodes_without_losing_or_repeating_one(
+    tmp_path: Path,
+) -> None:
+    ahead = {
+        "pools": {"all": "0", "infer": "1"},
+        "actor_infer": {"pool": "infer", "strategy": {"kind": "hf"}},
+        "rollout": {"max_staleness": 2},
+        "algorithm": {"loss": [{"kind": "ppo_clip"}], "correction": {"weight": {"upper": 2.0}}},
+        "checkpoint": {"every": 2, "export_hf": False},
+        "validation": {},
+    }
+    slow = {"cut_turn": "go_on", "kwargs": {"wait_s": 0.2}}
+    path = task(tmp_path, environment=slow, track={"rollouts_every": 1}, **ahead)
+    run_local(path, ["max_steps=2"])
+    saved = json.loads((tmp_path / "out/checkpoints/step_000002/state.json").read_text())
+    drawn = saved["sampler"]["scheduler"]
+    assert drawn["running"], "no episode was under way"
+    run_local(path, ["max_steps=5"])
+    rows = [
+        json.loads(line)
+        for step in range(5)
+        for line in (tmp_path / f"out/rollouts/step_{step:06d}.jsonl").open()
+    ]
+    tasks = [row["id"].split("/")[1] for row in rows]
+    assert len(rows) == len({row["id"] for row in rows}) == 5 * 8
+    assert all(tasks.count(each) == 2 for each in tasks), "each task once, with two episodes"
+    whole = task(tmp_path / "whole", environment=slow, track={"rollouts_every": 1}, **ahead)
+    run_local(whole, ["max_steps=5"])
+    others = [
+        json.loads(line)["id"].split("/")[1]
+        for step in range(5)
+        for line in (tmp_path / f"whole/out/rollouts/step_{step:06d}.jsonl").open()
+    ]
+    assert set(tasks) == set(others), "the same tasks as without a break"
+
+
+def test_both_players_of_a_game_are_trained(tmp_path: Path) -> None:
+    pair = {"env": "test_run_envs:Duel", "seats": 2, "cut_turn": "go_on"}
+    path = task(tmp_path, environment=pair, validation={})
+    for record in run_local(path, ["max_steps=2", "data.samples_per_prompt=8"]):
+        if "loss/total" in record:
+            assert record["reward/words/turns"] == 2
+            assert record["mismatch/logprob_abs_max"] < 1e-5
+            assert abs(record["reward/mean"]) < 1e-6, "what one wins, the other loses"
+            assert record["advantage/abs_mean"] > 0
+            assert record["samples/left_out"] == 0

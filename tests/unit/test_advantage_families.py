@@ -46,6 +46,7 @@ from roll.config.algorithm import (
     ReinforcePpConfig,
     RemaxConfig,
     RlooConfig,
+    TurnGaeConfig,
 )
 from roll.core.batches import RolloutBatch
 from roll.core.types import Turn
@@ -99,6 +100,8 @@ CONFIGS: list[AdvantageConfig] = [
     ReinforcePpConfig(baseline="group"),
     RemaxConfig(),
     GigpoConfig(),
+    TurnGaeConfig(),
+    TurnGaeConfig(token_lambda=0.7),
     DistillConfig(mix=0.5),
 ]
 EVERY = [ADVANTAGES.build(config) for config in CONFIGS]

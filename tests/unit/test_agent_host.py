@@ -19,9 +19,11 @@ from roll.config.sections.environment import EnvironmentConfig
 from roll.core.errors import EnvironmentFailedError
 from roll.core.types import Message
 from roll.data.chat.turns import Turns
+from roll.envs.agents.answers import Answer
 from roll.envs.agents.api import AgentTask
-from roll.envs.agents.conversations import ChatRequest, Conversations, RequestError
+from roll.envs.agents.conversations import Conversations
 from roll.envs.agents.host import AgentHost
+from roll.envs.agents.requests import ChatRequest, RequestError
 from roll.envs.host import Observed
 from tests.tiny import char_tokenizer
 from tests.unit.test_chat_templates import settings_of
@@ -237,6 +239,10 @@ def test_an_episode_that_is_ended_refuses_what_its_agent_still_asks() -> None:
     assert "the episode has ended" in told[0]
 
 
+def request_with(messages: list[Message]) -> ChatRequest:
+    return ChatRequest(tuple(messages), (), None, stream=False)
+
+
 MESSAGES = st.lists(
     st.builds(Message, st.sampled_from(["user", "assistant"]), st.sampled_from("ab")),
     min_size=1,
@@ -251,26 +257,26 @@ def test_a_request_continues_the_longest_conversation_that_it_begins_with(
     """All that was said in a conversation is what the request says, whatever came before."""
     book, texts = Conversations(), dict[int, list[Message]]()
     for messages, answer in requests:
-        number, new, begins = book.place(messages)
+        number, new, begins = book.place(request_with(messages))
         prefixes = [n for n, known in texts.items() if messages[: len(known)] == known]
         longest = max((len(texts[n]) for n in prefixes if len(texts[n]) < len(messages)), default=0)
         assert begins == (longest == 0)
-        assert len(new) == len(messages) - longest
+        assert list(new) == messages[longest:]
         texts[number] = [*(texts[number] if not begins else ()), *new]
         assert texts[number] == list(messages)
-        book.answered(number, answer, answer)
+        book.answered(number, Answer(answer), answer)
         texts[number] = [*messages, Message("assistant", answer)]
 
 
 @pytest.mark.parametrize("again", ["go", " go\n", "goEND", "go END "])
 def test_an_answer_is_the_same_without_its_white_space_and_with_what_stopped_it(again: str) -> None:
     book, begin = Conversations(), Message("user", "x")
-    book.place([begin])
-    book.answered(0, "go ", "go END" if " " in again.strip() else "goEND")
+    book.place(request_with([begin]))
+    book.answered(0, Answer("go "), "go END" if " " in again.strip() else "goEND")
     more = [begin, Message("assistant", again), Message("user", "y")]
-    assert book.place(more) == (0, [Message("user", "y")], False)
+    assert book.place(request_with(more)) == (0, (Message("user", "y"),), False)
     other = [begin, Message("assistant", "went"), Message("user", "y")]
-    assert book.place(other)[2]
+    assert book.place(request_with(other))[2]
 
 
 @pytest.mark.parametrize("body", [None, [], {}, {"messages": "x"}, {"messages": [3]}])

@@ -122,6 +122,14 @@ def test_messages_are_rendered_by_their_roles() -> None:
     assert char_tokenizer().decode(first.tokens) == "<user>a<user>b<assistant>"
 
 
+@pytest.mark.parametrize(("max_turns", "asked"), [(1, [0]), (2, [1]), (3, [2]), (9, [])])
+def test_the_last_word_is_asked_for_before_the_last_turn(max_turns: int, asked: list[int]) -> None:
+    seen = played(whole, Echo(), max_turns=max_turns, last_word="now")
+    texts = [char_tokenizer().decode(one.tokens) for one in seen[:-1]]
+    assert [i for i, text in enumerate(texts) if text.endswith("now<assistant>")] == asked
+    assert texts[0].startswith("<user>seed 7")
+
+
 def raising(*_: Any) -> Any:
     raise ValueError("the board is broken")
 

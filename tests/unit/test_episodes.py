@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from roll.config.sections.environment import EnvironmentConfig
 from roll.core.completion import NOBODY, Completion, FinishReason, VersionRuns
-from roll.core.errors import EnvironmentFailedError
+from roll.core.errors import EngineDiedError, EnvironmentFailedError
 from roll.core.types import GenerateRequest, Heartbeat, Prompt, Sample, SamplingParams
 from roll.envs.host import Observed
 from roll.rollout.assemble import assemble
@@ -188,6 +189,18 @@ def test_too_many_turns_truncate() -> None:
     assert len(one.turns) == 4
 
 
+def test_the_turn_in_which_the_time_of_an_episode_passes_is_its_last() -> None:
+    def slow(episode: str, turn: int, action: str) -> Observed:
+        if turn == 2:
+            time.sleep(0.2)
+        return said(1, reward=0.25)
+
+    config = EnvironmentConfig(env="x", max_turns=9, episode_timeout_s=0.15)
+    (one,) = play(Writer(stops(9)), ScriptedHosts(slow, config)).samples
+    assert one.sample.truncated
+    assert (len(one.turns), one.reward) == (2, 0.5)
+
+
 def test_the_context_is_never_longer_than_allowed_and_its_end_truncates() -> None:
     writer = Writer(
         lambda request: (
@@ -315,6 +328,49 @@ def test_a_cancelled_group_leaves_no_episode_open() -> None:
     asyncio.run(main())
     assert len(hosts.opened) == 3
     assert sorted(hosts.closed) == sorted(hosts.opened)
+
+
+def test_a_replica_that_dies_in_the_third_turn_costs_no_episode_and_no_token() -> None:
+    calm, hosts = Writer(stops(9)), ScriptedHosts(three_turns)
+
+    @dataclass
+    class Mortal(Writer):
+        """Engine that dies under the third turn of an episode, and then is gone."""
+
+        dead: bool = False
+
+        async def generate(self, request: GenerateRequest) -> list[Completion]:
+            self.dead = self.dead or request.id.endswith(".2")
+            if self.dead:
+                raise EngineDiedError("the engine's process is gone")
+            return await super().generate(request)
+
+        async def abort(self, request_id: str) -> None:
+            raise EngineDiedError("the engine's process is gone")
+
+    mortal = Mortal(stops(9))
+    fleet = Fleet([Replica(0, mortal, 64), Replica(1, calm, 64)])
+    samples = play(mortal, hosts, fleet=fleet, samples_per_prompt=4).samples
+    assert mortal.dead
+    assert {request.id[-2:] for request in mortal.requests} <= {".0", ".1"}
+    assert [one.reward for one in samples] == [1.5] * 4
+    assert all(len(one.turns) == 3 for one in samples)
+    whole = [9, END, 60, 9, END, 60, 61, 9, END]
+    assert all(list(one.sample.completion.tokens) == whole for one in samples)
+    assert sorted(hosts.closed) == sorted(hosts.opened)
+    assert len(hosts.opened) == 4, "no episode began again"
+
+
+def test_turns_of_one_episode_may_have_been_written_by_different_weights() -> None:
+    writer = Writer(stops(9))
+
+    def pushes(episode: str, turn: int, action: str) -> Observed:
+        writer.version += 1
+        return three_turns(episode, turn, action)
+
+    (one,) = play(writer, ScriptedHosts(pushes)).samples
+    versions = [7, 7, NOBODY, 8, 8, NOBODY, NOBODY, 9, 9]
+    assert list(one.sample.completion.versions) == versions
 
 
 TURN = st.tuples(st.lists(st.integers(2, 9), max_size=5), st.booleans(), st.integers(0, 6))

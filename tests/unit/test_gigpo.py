@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roll.algorithms.advantages.gigpo import Gigpo
+from roll.algorithms.advantages.turns.gigpo import Gigpo
 from roll.config.algorithm.advantages import GigpoConfig
 from roll.core.completion import NOBODY, Completion, FinishReason
 from roll.core.types import Prompt, Sample, Turn

@@ -35,7 +35,7 @@ EXAMPLES = sorted(
 )
 """Examples whose tags have no algorithms of their own, which a preset would have to fit."""
 AGENTIC = sorted(ROOT.glob("examples/agentic_*/run.yaml"))
-FOR_EPISODES = {"gigpo"}
+FOR_EPISODES = {"gigpo", "turn_ppo"}
 BESIDE = {
     "on_policy.yaml": ["teachers.sorter=null", "data.samples_per_prompt=8"],
 }

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roll.algorithms.advantages.stepwise import gigpo_advantages, step_returns
+from roll.algorithms.advantages.turns.stepwise import gigpo_advantages, step_returns
 
 
 def test_returns_follow_the_order_of_the_steps_and_not_of_the_rows() -> None:

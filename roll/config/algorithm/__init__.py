@@ -19,6 +19,7 @@ from roll.config.algorithm.advantages import (
     ReinforcePpConfig,
     RemaxConfig,
     RlooConfig,
+    TurnGaeConfig,
 )
 from roll.config.algorithm.aggregation import Aggregation
 from roll.config.algorithm.correction import CorrectionConfig, RejectConfig, WeightConfig
@@ -111,6 +112,7 @@ __all__ = [
     "SapoConfig",
     "ScaleRewardConfig",
     "ToprConfig",
+    "TurnGaeConfig",
     "ValueLossConfig",
     "WeightConfig",
     "WhitenAdvantageConfig",

@@ -192,6 +192,26 @@ class GigpoConfig(Choice):
     """Number added to the standard deviations before the division."""
 
 
+class TurnGaeConfig(Choice):
+    """Generalised advantage estimation over turns, with a critic (arXiv 2512.17008): sum over turns
+    j >= k of (gamma * turn_lambda) ** (j - k) * (reward_j + gamma * value_{j+1} - value_j). With
+    `token_lambda`, a turn divides it among its tokens (bi-level, arXiv 2510.16907).
+
+    For agents with many turns, where `gae` over tokens discounts a reward by the words in between.
+    The price is a second model to train.
+    """
+
+    kind: Literal["turn_gae"] = "turn_gae"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.CRITIC, Need.TURNS})
+    gamma: float = Field(default=0.99, gt=0, le=1)
+    """Discount per turn."""
+    turn_lambda: float = Field(default=0.95, ge=0, le=1)
+    """Lambda from turn to turn. 1 uses only the rewards; 0 only the value of the next turn."""
+    token_lambda: float | None = Field(default=None, ge=0, le=1)
+    """Lambda from token to token of a turn. If left out, all tokens of a turn have the advantage of
+    the turn."""
+
+
 class DistillConfig(Choice):
     """Advantage from a teacher: coef * (teacher log-prob - policy log-prob) of each token + mix *
     (reward - group mean) / (group std + eps) (on-policy distillation, arXiv 2306.13649).
@@ -226,6 +246,7 @@ AdvantageConfig = Annotated[
     | ReinforcePpConfig
     | RemaxConfig
     | GigpoConfig
+    | TurnGaeConfig
     | DistillConfig,
     Field(discriminator="kind"),
 ]

@@ -70,6 +70,28 @@ def _tasks(config: AgenticBase) -> Iterator[str]:
             "with a greedy response, which episodes have not; use another advantage"
         )
     yield from _held_out(config)
+    yield from _players(config)
+
+
+def _players(config: AgenticBase) -> Iterator[str]:
+    """Yield groups that games of several players cannot fill, and validation on such games."""
+    for name, environment in config.environments.items():
+        seats = environment.seats
+        if seats == 1:
+            continue
+        samples = config.data.samples_per_prompt
+        if environment.trained_seats == "all" and samples % seats:
+            yield (
+                f"data.samples_per_prompt: a game of environments.{name} gives {seats} samples, "
+                f"one of each player, and {samples} is no multiple of {seats}; use one"
+            )
+        for held, source in config.validation.sets.items():
+            if source.tag in environment.tags:
+                yield (
+                    f"validation.sets.{held}.tag: in environments.{name} the policy plays against "
+                    "itself, which says nothing of its skill; validate in an environment of one "
+                    "player"
+                )
 
 
 def _held_out(config: AgenticBase) -> Iterator[str]:

@@ -40,6 +40,22 @@ class EnvironmentConfig(Config):
     """Tags of the tasks that are played in this environment."""
     max_turns: int = Field(default=16, ge=1)
     """Largest number of turns of the policy in an episode. A longer episode is truncated."""
+    tool_format: str = "hermes"
+    """Format in which the policy writes calls of the tools that an `agent` offers it, as `format`
+    of `env: tools`."""
+    last_word: str = ""
+    """Text that is added to what the environment says before the last turn that `max_turns` allows,
+    such as `Answer now.`"""
+    episode_timeout_s: float | None = Field(default=None, gt=0)
+    """Time limit for one episode, in seconds: the turn in which it passes is the last one, and the
+    episode is truncated. null: no limit."""
+    seats: int = Field(default=1, ge=1)
+    """Number of players of an episode, all of whom are the policy (self-play). The environment says
+    in `info["seat"]` which of them has the next turn. Each has a conversation of its own."""
+    trained_seats: Literal["all", "one"] = "all"
+    """Players that are trained. `all`: an episode gives a sample for each of them, compared with
+    those of the same player. `one`: the seed of the task names one; the others are the policy, too,
+    as it is, and are not trained."""
     cut_turn: Literal["end", "go_on"] = "end"
     """What follows a turn that reaches `sampling.max_new_tokens`. `end`: the episode is truncated,
     and the environment does not see the turn. `go_on`: the environment sees it, and the turn gets
@@ -86,6 +102,14 @@ class EnvironmentConfig(Config):
             raise ValueError("set exactly one of `env` (an environment) and `agent` (a function)")
         if self.agent is not None and self.credit == "turns":
             raise ValueError("an agent reports one reward at its end; drop `credit: turns`")
+        if self.agent is not None and self.last_word:
+            raise ValueError("`last_word` is for `env`: an agent writes its own requests; drop it")
+        if self.agent is None and "tool_format" in self.model_fields_set:
+            raise ValueError("`tool_format` is for `agent`; an environment has its own: drop it")
+        if self.agent is not None and self.seats > 1:
+            raise ValueError("`seats` is for `env`, whose `info` says whose turn it is; drop it")
+        if self.trained_seats == "one" and self.seats == 1:
+            raise ValueError("`trained_seats: one` goes with several `seats`; drop it")
         if self.agent is not None and (self.adapter or self.process or self.python):
             raise ValueError("`adapter`, `process` and `python` are for `env`; drop them")
         return self

@@ -59,6 +59,16 @@ def from_user(messages: Sequence[Message]) -> tuple[Message, ...]:
     return tuple(found)
 
 
+def with_calls_as_text(message: Message) -> Message:
+    """Return a message whose calls are part of its text, for templates that do not know calls."""
+    if not message.calls:
+        return message
+    told = [{"name": call.name, "arguments": call.arguments} for call in message.calls]
+    marked = (f"<tool_call>\n{json.dumps(each)}\n</tool_call>" for each in told)
+    texts = ([message.content] if message.content else []) + list(marked)
+    return Message(message.role, "\n".join(texts))
+
+
 def callers(messages: Sequence[Message], answer: str) -> Iterator[tuple[Message, int]]:
     """Yield messages of the assistant in whose place a template may render results of tools.
 

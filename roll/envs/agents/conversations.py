@@ -1,61 +1,14 @@
-"""Conversations of an agent: which of them a request continues, and what its answer looks like."""
+"""Conversations of an agent: which of them a request continues."""
 
 from __future__ import annotations
 
 import json
-import time
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from roll.core.types import Message
-
-REFUSED = {"n": 1, "logprobs": False, "tools": [], "functions": []}
-"""Keys of a request that must not have another value than this."""
-
-
-class RequestError(Exception):
-    """Error: the endpoint cannot serve a request; the message goes to the client."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """Request of an agent."""
-
-    messages: tuple[Message, ...]
-    stop: tuple[str, ...]
-    max_new_tokens: int | None
-    stream: bool
-
-    @classmethod
-    def of(cls, body: Any) -> ChatRequest:
-        """Read the body of `POST /v1/chat/completions`.
-
-        Settings of sampling, such as `temperature`, have no effect: the policy is sampled as the
-        run samples it, or its log-probs would be those of another distribution.
-
-        Raises:
-            RequestError: the body is no such request, or asks for what the endpoint does not have.
-        """
-        if not isinstance(body, Mapping) or not isinstance(body.get("messages"), list):
-            raise RequestError("the body must be a JSON object with a list `messages`")
-        for key, only in REFUSED.items():
-            if body.get(key) not in (None, only):
-                raise RequestError(f"`{key}` = {json.dumps(body[key])[:80]} is not supported")
-        stop = body.get("stop") or ()
-        limit = body.get("max_completion_tokens") or body.get("max_tokens")
-        if limit is not None and (not isinstance(limit, int) or limit < 1):
-            raise RequestError(f"`max_tokens` must be a whole number above 0, found {limit!r}")
-        messages = tuple(_message(each) for each in body["messages"])
-        if not messages:
-            raise RequestError("`messages` is empty")
-        return cls(
-            messages,
-            (stop,) if isinstance(stop, str) else tuple(map(str, stop)),
-            limit,
-            bool(body.get("stream")),
-        )
+from roll.core.types import Message, ToolCall
+from roll.envs.agents.answers import Answer
+from roll.envs.agents.requests import ChatRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +20,15 @@ class _Said:
 
     def is_repeated_by(self, message: Message) -> bool:
         """Return whether an agent sends this message again."""
-        content = message.content.strip() if self.role == "assistant" else message.content
-        return message.role == self.role and content in self.forms
+        return message.role == self.role and _form(message) in self.forms
+
+
+@dataclass
+class _Conversation:
+    """Messages of a conversation, and the tools that it began with."""
+
+    tools: str
+    said: list[_Said]
 
 
 @dataclass
@@ -76,105 +36,60 @@ class Conversations:
     """Conversations of one episode, each with all of its messages so far.
 
     Agents strip white space from answers before they send them again, and some put the string back
-    that stopped the answer. Such an answer is the same, for its tokens are kept as they are.
+    that stopped the answer, or leave out the text before calls of tools. Such an answer is the
+    same, for its tokens are kept as they are.
     """
 
-    _known: list[list[_Said]] = field(default_factory=list)
+    _known: list[_Conversation] = field(default_factory=list)
 
-    def place(self, messages: Sequence[Message]) -> tuple[int, Sequence[Message], bool]:
+    def place(self, request: ChatRequest) -> tuple[int, Sequence[Message], bool]:
         """Find the conversation that a request continues: the one with the most messages.
 
-        A request that continues none begins a new one: a sub-agent, a repetition, or an agent that
-        has rewritten its messages.
+        A request that continues none begins a new one: a sub-agent, a repetition, an agent that
+        has rewritten its messages, or one that now has other tools.
 
         Returns:
             Number of the conversation, the messages that are new in it, and whether it is new.
         """
+        messages, tools = request.messages, json.dumps(request.tools, sort_keys=True)
         best, longest = -1, 0
         for number, known in enumerate(self._known):
-            size = len(known)
-            if longest < size < len(messages) and all(
+            size = len(known.said)
+            if known.tools != tools or not longest < size < len(messages):
+                continue
+            if all(
                 said.is_repeated_by(message)
-                for said, message in zip(known, messages[:size], strict=True)
+                for said, message in zip(known.said, messages[:size], strict=True)
             ):
                 best, longest = number, size
         new = messages[longest:]
-        said = [_said(message.role, message.content) for message in new]
+        said = [_Said(message.role, frozenset([_form(message)])) for message in new]
         if best < 0:
-            self._known.append(said)
+            self._known.append(_Conversation(tools, said))
             return len(self._known) - 1, new, True
-        self._known[best] += said
+        self._known[best].said += said
         return best, new, False
 
-    def answered(self, number: int, answer: str, whole: str) -> None:
+    def answered(self, number: int, answer: Answer, whole: str) -> None:
         """Add the answer of the policy to a conversation.
 
         Args:
             number: number of the conversation.
-            answer: text that the agent got.
+            answer: what the agent got.
             whole: text that the policy wrote, with the string that stopped it.
         """
-        self._known[number].append(_said("assistant", answer, whole))
+        texts = {answer.text, "" if answer.calls else whole}
+        forms = {_form(Message("assistant", text, calls=answer.calls)) for text in texts}
+        self._known[number].said.append(_Said("assistant", frozenset(forms)))
 
 
-def _said(role: str, *forms: str) -> _Said:
-    """Return a message with the texts as which an agent may send it again."""
-    return _Said(role, frozenset(f.strip() if role == "assistant" else f for f in forms))
+def _form(message: Message) -> str:
+    """Return what two messages have in common that are the same for an agent. The ids of calls are
+    not part of it."""
+    content = message.content.strip() if message.role == "assistant" else message.content
+    calls = [[call.name, _arguments(call)] for call in message.calls]
+    return json.dumps([content, calls], sort_keys=True)
 
 
-def shown(text: str, stop: Sequence[str]) -> str:
-    """Return the text of an answer as the client gets it: without the string that stopped it."""
-    ends = [place for each in stop if each and (place := text.find(each)) >= 0]
-    return text[: min(ends, default=len(text))]
-
-
-def response(text: str, finish: str, model: str) -> dict[str, Any]:
-    """Return the body of a response.
-
-    Args:
-        text: content of the answer.
-        finish: `stop` or `length`.
-        model: name of the model.
-    """
-    message = {"role": "assistant", "content": text}
-    choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
-    usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-    return _head("chat.completion", model) | {"choices": [choice], "usage": usage}
-
-
-def chunks(text: str, finish: str, model: str) -> Iterator[bytes]:
-    """Yield the events of a streamed response (see `response`); the text comes in one piece."""
-    head = _head("chat.completion.chunk", model)
-    delta = {"role": "assistant", "content": text}
-    for part, end in ((delta, None), ({}, finish)):
-        choice = {"index": 0, "delta": part, "finish_reason": end}
-        yield f"data: {json.dumps(head | {'choices': [choice]})}\n\n".encode()
-    yield b"data: [DONE]\n\n"
-
-
-def _head(kind: str, model: str) -> dict[str, Any]:
-    """Return the fields that all responses have; `kind` is the value of `object`."""
-    name = f"chatcmpl-{uuid.uuid4().hex}"
-    return {"id": name, "object": kind, "created": int(time.time()), "model": model}
-
-
-def _message(value: Any) -> Message:
-    """Read a message, whose content is a text or a list of texts; RequestError if it is none."""
-    if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
-        raise RequestError(f"a message must be {{role, content}}, found {json.dumps(value)[:80]}")
-    content = value.get("content")
-    if isinstance(content, list):
-        kinds = {part.get("type") for part in content if isinstance(part, Mapping)}
-        if kinds - {"text"} or len(kinds) == 0:
-            raise RequestError(
-                f"a message has content of type {sorted(map(str, kinds))}; only text"
-            )
-        content = "".join(str(part.get("text", "")) for part in content)
-    if content is None:
-        content = ""
-    if not isinstance(content, str):
-        raise RequestError(f"content must be text, found {type(content).__name__}")
-    if value.get("tool_calls"):
-        raise RequestError("messages with `tool_calls` are not supported")
-    role = "system" if value["role"] == "developer" else value["role"]
-    return Message(role, content)
+def _arguments(call: ToolCall) -> object:
+    return call.arguments if isinstance(call.arguments, str) else dict(call.arguments)

@@ -13,7 +13,7 @@ import logging
 import math
 import secrets
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,19 +21,19 @@ from typing import Any
 from aiohttp import web
 
 from roll.config.sections.environment import EnvironmentConfig
-from roll.core.errors import EnvironmentFailedError, RollError
+from roll.core.errors import DataError, EnvironmentFailedError, RollError
 from roll.core.threads.daemon_threads import DaemonThreads
+from roll.core.types import Message
+from roll.data.chat.tool_messages import from_user, with_calls_as_text
 from roll.data.chat.turns import Turns
+from roll.envs.agents import responses
+from roll.envs.agents.answers import Answer, answer_of, chunks, response
 from roll.envs.agents.api import AgentTask
-from roll.envs.agents.conversations import (
-    ChatRequest,
-    Conversations,
-    RequestError,
-    chunks,
-    response,
-    shown,
-)
+from roll.envs.agents.conversations import Conversations
+from roll.envs.agents.requests import ChatRequest, RequestError
 from roll.envs.host import Observed
+from roll.envs.tools.formats.api import Format
+from roll.envs.tools.formats.loading import FORMATS, check_marks
 
 logger = logging.getLogger(__name__)
 
@@ -48,16 +48,17 @@ class _Episode:
 
     name: str
     key: str
-    requests: asyncio.Queue[tuple[ChatRequest, asyncio.Future[tuple[str, str]]]] = field(
+    requests: asyncio.Queue[tuple[ChatRequest, asyncio.Future[Answer]]] = field(
         default_factory=asyncio.Queue
     )
-    """Requests that wait for the policy, each with the future of its answer: text and reason of the
-    end."""
+    """Requests that wait for the policy, each with the future of its answer."""
     conversations: Conversations = field(default_factory=Conversations)
     last_tokens: dict[int, int | None] = field(default_factory=dict)
     """Last token of the latest turn in each conversation; None if the turn was cut."""
-    asking: tuple[int, ChatRequest, asyncio.Future[tuple[str, str]]] | None = None
+    asking: tuple[int, ChatRequest, asyncio.Future[Answer]] | None = None
     """Request that the policy answers now, with the number of its conversation."""
+    calls: dict[str, int] = field(default_factory=lambda: {"tool_calls": 0, "malformed": 0})
+    """Numbers of calls of tools, for metrics."""
     agent: asyncio.Task[Any] | None = None
 
 
@@ -77,8 +78,11 @@ class AgentHost:
     _threads: DaemonThreads = field(init=False)
     _server: web.AppRunner | None = field(default=None, init=False)
     _url: str = field(default="", init=False)
+    _format: Format = field(init=False)
 
     def __post_init__(self) -> None:
+        """Raise ConfigError if the format of calls does not exist."""
+        self._format = FORMATS[self.config.tool_format]
         self._threads = DaemonThreads(f"agent-{self.name}", max_hung=MAX_HUNG_THREADS)
 
     async def open(self, episode: str, seed: int, options: Mapping[str, Any]) -> Observed:
@@ -121,11 +125,14 @@ class AgentHost:
         number, request, answer = running.asking
         running.asking = None
         said = action if isinstance(action, str) else self.turns.said(action)
-        text = shown(said, request.stop)
-        running.conversations.answered(number, text, said)
+        format = self._format if request.tools else None
+        found = answer_of(said, request.stop, format, cut=last is None)
+        running.calls["tool_calls"] += len(found.calls) + found.malformed
+        running.calls["malformed"] += found.malformed
+        running.conversations.answered(number, found, said)
         running.last_tokens[number] = last
         if not answer.done():  # the client may have gone
-            answer.set_result((text, "length" if last is None else "stop"))
+            answer.set_result(found)
         return await self._next(running, self.config.step_timeout_s)
 
     async def close(self, episode: str) -> None:
@@ -180,34 +187,50 @@ class AgentHost:
             raise EnvironmentFailedError(
                 f"environment {self.name!r}: the agent neither asked nor ended within {limit_s:g} s"
             )
-        return self._ended(running.agent)
+        return self._ended(running)
 
     def _observed(
-        self, running: _Episode, request: ChatRequest, answer: asyncio.Future[tuple[str, str]]
+        self, running: _Episode, request: ChatRequest, answer: asyncio.Future[Answer]
     ) -> Observed:
         """Return a request as what an environment says."""
-        number, new, begins = running.conversations.place(request.messages)
+        if request.tools and self.config.special_tokens == "hide":
+            check_marks(self.config.tool_format, self.turns.tokenizer)
+        number, new, begins = running.conversations.place(request)
         running.asking = (number, request, answer)
-        if begins:
-            tokens, text = self.turns.opening(request.messages)
-        else:
-            tokens = self.turns.reply(new, last=running.last_tokens[number])
-            text = "\n".join(message.content for message in new)
+        try:
+            if begins:
+                tokens, text = self.turns.opening(self._known(request), request.tools)
+            else:
+                tokens = self.turns.reply(new, last=running.last_tokens[number])
+                text = "\n".join(message.content for message in new)
+        except (DataError, TypeError) as error:  # TypeError: a template adds an object to a text
+            raise EnvironmentFailedError(
+                f"environment {self.name!r}: the chat template of the model does not render what "
+                f"the agent sends: {error}"
+            ) from error
         return Observed(
             tokens,
             text,
-            prompt_end=self.turns.prompt_end(),
+            prompt_end=self.turns.prompt_end(() if begins else new),
             branch=number,
             stop=request.stop,
             max_new_tokens=request.max_new_tokens,
         )
 
-    def _ended(self, agent: asyncio.Task[Any]) -> Observed:
+    def _known(self, request: ChatRequest) -> tuple[Message, ...]:
+        """Return the messages of a request as the chat template knows them."""
+        if self.turns.knows_results:
+            return request.messages
+        return from_user(tuple(map(with_calls_as_text, request.messages)))
+
+    def _ended(self, running: _Episode) -> Observed:
         """Return the end of an episode, with the reward that the agent reports.
 
         Raises:
             EnvironmentFailedError: the agent raised an exception, or reports no finite reward.
         """
+        agent = running.agent
+        assert agent is not None
         try:
             value = agent.result()
         except RollError:
@@ -216,8 +239,8 @@ class AgentHost:
             raise EnvironmentFailedError(
                 f"environment {self.name!r}: the agent raised {type(error).__name__}: {error}"
             ) from error
-        info = dict(value) if isinstance(value, Mapping) else {"reward": value}
-        reward = info.pop("reward", None)
+        told = dict(value) if isinstance(value, Mapping) else {"reward": value}
+        reward = told.pop("reward", None)
         if not isinstance(reward, bool | int | float) or not math.isfinite(reward):
             raise EnvironmentFailedError(
                 f"environment {self.name!r}: the agent must return a finite number, or a dict with "
@@ -225,10 +248,12 @@ class AgentHost:
             )
         numbers = {
             str(key): float(each)
-            for key, each in info.items()
+            for key, each in told.items()
             if isinstance(each, bool | int | float) and math.isfinite(each)
         }
-        return Observed(array("i"), "", reward=float(reward), terminated=True, info=numbers)
+        calls = running.calls if running.calls["tool_calls"] else {}
+        info = {**{key: float(count) for key, count in calls.items()}, **numbers}
+        return Observed(array("i"), "", reward=float(reward), terminated=True, info=info)
 
     async def _serve(self) -> None:
         """Start the endpoint, unless it runs."""
@@ -236,6 +261,7 @@ class AgentHost:
             return
         app = web.Application(client_max_size=64 << 20)
         app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/responses", self._respond)
         app.router.add_get("/v1/models", self._models)
         self._server = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
         await self._server.setup()
@@ -248,30 +274,44 @@ class AgentHost:
         return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
 
     async def _chat(self, http: web.Request) -> web.StreamResponse:
+        """Answer a request in the form of chat completions."""
+        return await self._answer(http, ChatRequest.of, response, chunks)
+
+    async def _respond(self, http: web.Request) -> web.StreamResponse:
+        """Answer a request in the form of responses."""
+        return await self._answer(http, responses.request_of, responses.body_of, responses.events)
+
+    async def _answer(
+        self,
+        http: web.Request,
+        read: Callable[[Any], ChatRequest],
+        whole: Callable[[Answer, str], dict[str, Any]],
+        pieces: Callable[[Answer, str], Iterator[bytes]],
+    ) -> web.StreamResponse:
         """Answer a request of an agent, once the policy has."""
         running = self._by_key.get(http.headers.get("Authorization", "").removeprefix("Bearer "))
         if running is None:
             return _refusal(401, "no episode has this key; it has ended, or never began")
         try:
-            request = ChatRequest.of(await http.json())
+            request = read(await http.json())
         except RequestError as error:
             return _refusal(400, str(error))
         except ValueError as error:
             return _refusal(400, f"the body is no JSON: {error}")
-        answer: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         running.requests.put_nowait((request, answer))
         try:
-            text, finish = await answer
+            found = await answer
         except asyncio.CancelledError:
             if answer.cancelled() and running.name not in self._running:
                 return _refusal(410, "the episode has ended")
             raise
         if not request.stream:
-            return web.json_response(response(text, finish, MODEL))
+            return web.json_response(whole(found, MODEL))
         streamed = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await streamed.prepare(http)
-        for chunk in chunks(text, finish, MODEL):
-            await streamed.write(chunk)
+        for piece in pieces(found, MODEL):
+            await streamed.write(piece)
         await streamed.write_eof()
         return streamed
 

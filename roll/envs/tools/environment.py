@@ -15,7 +15,7 @@ from roll.envs.api import Action, Hearing, Observation
 from roll.envs.tools.api import Tool
 from roll.envs.tools.cutting import cut_to
 from roll.envs.tools.formats.api import Malformed, Parsed
-from roll.envs.tools.formats.loading import FORMATS
+from roll.envs.tools.formats.loading import FORMATS, check_marks
 from roll.envs.tools.loading import load_kits
 from roll.envs.tools.running import Result, run_calls
 from roll.envs.tools.scoring import SCORES
@@ -103,13 +103,7 @@ class Tools:
         """
         self._tokenizer = hearing.tokenizer
         if not hearing.special_tokens:
-            hidden = next((m for m in self._format.marks if _hidden(m, hearing.tokenizer)), None)
-            if hidden is not None:
-                raise ConfigError(
-                    f"format {self._format_name!r} marks calls by {hidden!r}, a special token "
-                    "of this model, which environments do not see; set `special_tokens: show` for "
-                    "this environment"
-                )
+            check_marks(self._format_name, hearing.tokenizer)
 
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -186,10 +180,3 @@ class Tools:
         calls = self._counts["tool_calls"]
         rate = {"malformed_rate": self._counts["malformed"] / calls} if calls else {}
         return {**self._counts, **rate, "success": 0.0}
-
-
-def _hidden(mark: str, tokenizer: PromptTokenizer) -> bool:
-    """Return True if a mark is a special token, which is left out of actions by default."""
-    tokens = tokenizer([mark], add_special_tokens=False)["input_ids"][0]
-    whole, seen = (tokenizer.decode(tokens, skip_special_tokens=each) for each in (False, True))
-    return mark in whole and mark not in seen

@@ -1,4 +1,5 @@
-"""Episodes: the policy and an environment take turns, and each episode becomes one sample.
+"""Episodes: the policy and an environment take turns, and each episode becomes one sample, or one
+of each player.
 
 Tokens are the truth: the sample is the sequence of the tokens that the policy wrote and of those of
 the environment's messages in between. Nothing that the policy wrote is tokenized again.
@@ -8,26 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from roll.config.sections.environment import EnvironmentConfig
-from roll.core.completion import (
-    TOKEN_TYPE,
-    Completion,
-    FinishReason,
-    Written,
-)
+from roll.core.completion import Completion, FinishReason, Written
 from roll.core.errors import EnvironmentFailedError
-from roll.core.step_rewards import StepRewards, weighted_sum
+from roll.core.step_rewards import weighted_sum
 from roll.core.types import GenerateRequest, Prompt, SamplingParams
 from roll.data.tasks import seed_of
 from roll.envs.host import Observed
 from roll.rewards.thinking import final_text
 from roll.rollout.async_utils import first_done
 from roll.rollout.episodes.failed import FailedEpisodes
+from roll.rollout.episodes.results import End, samples_of, samples_of_episode, without_reward
 from roll.rollout.episodes.transcript import Transcript
 from roll.rollout.fleet.fleet import Fleet
 from roll.rollout.single_turn import group_seed
@@ -112,11 +110,11 @@ class Episodes:
             RewardError: a reward failed more often than allowed.
         """
         clock = asyncio.get_running_loop().time
-        started_s, wanted = clock(), self.samples_per_prompt
+        started_s, prompt = clock(), task.prompt
+        wanted = self.samples_per_prompt // samples_of(self.hosts[prompt.tag].config)
         each = [self._episode(task, i) for i in range(wanted + self.redundant)]
-        samples = await first_done(each, wanted)
+        samples = [one for played in await first_done(each, wanted) for one in played]
         played_s = clock()
-        prompt = task.prompt
         if prompt.tag in self.score:
             extra = await self.score[prompt.tag]([one.sample for one in samples])
             samples = [_added(one, more) for one, more in zip(samples, extra, strict=True)]
@@ -125,62 +123,48 @@ class Episodes:
         timing = GroupTiming(started_s, played_s, clock())
         return Group(prompt, tuple(samples), task.step, timing)
 
-    async def _episode(self, task: GroupTask, index: int) -> ScoredSample:
-        """Play one episode of a task. After a failure of the environment it begins again; after the
-        last try it has no reward."""
+    async def _episode(self, task: GroupTask, index: int) -> list[ScoredSample]:
+        """Play one episode of a task; return its samples. After a failure of the environment it
+        begins again; after the last try it has no reward."""
         prompt, name = task.prompt, f"{task.group_id}/{index}"
         hosts = self.hosts[prompt.tag]
         failure = ""
         for attempt in range(hosts.config.max_tries):
             try:
-                scored = await self._play(hosts, task, name, attempt)
+                played = await self._play(hosts, task, name, attempt)
             except EnvironmentFailedError as error:
                 failure = str(error)
                 logger.warning("episode %s failed: %s", name, failure)
             else:
                 self.failed.count(hosts.name, None)
-                return scored
+                return played
         self.failed.count(hosts.name, f"episode {name}: {failure}")
-        nothing = Transcript(array(TOKEN_TYPE), "")
-        sample = nothing.sample(name, task.group_id, prompt, truncated=False)
-        return ScoredSample(sample, 0.0, failed=(hosts.name,))
+        return without_reward(name, task, hosts.name, hosts.config)
 
-    async def _play(self, hosts: Hosts, task: GroupTask, name: str, attempt: int) -> ScoredSample:
-        """Play an episode once, and close its environment.
+    async def _play(
+        self, hosts: Hosts, task: GroupTask, name: str, attempt: int
+    ) -> list[ScoredSample]:
+        """Play an episode once, and close its environment; return its samples.
 
         Args:
-            name: id of the sample.
+            name: id of the episode.
             attempt: number of earlier tries of this episode.
 
         Raises:
             EnvironmentFailedError: the environment failed, or leaves no room for a turn.
         """
         episode = f"{name}~{attempt}" if attempt else name
-        prompt, apart = task.prompt, hosts.config.credit == "turns"
+        prompt = task.prompt
         sampling = self.tag_sampling.get(prompt.tag, self.sampling)
         try:
-            first = await hosts.open(episode, seed_of(prompt, run_seed=self.seed), prompt)
+            seed = seed_of(prompt, run_seed=self.seed)
+            first = await hosts.open(episode, seed, prompt)
             played = [self._begun(hosts, first)]
             last, truncated = await self._turns(hosts, episode, played, first, sampling)
         finally:
             hosts.close(episode)
-        main, *branches = (
-            each.sample(name, task.group_id, prompt, truncated=truncated) for each in played
-        )
-        turns = [turn for each in played for turn in each.turns]
-        reward = sum(turn.reward for turn in turns)
-        parts = {"turns": float(len(turns)), "truncated": float(truncated), **last.info}
-        if hosts.config.agent is not None:
-            parts["conversations"] = float(len(played))
-        return ScoredSample(
-            main,
-            0.0 if apart else reward,
-            parts={f"{hosts.name}/{key}": value for key, value in parts.items()},
-            by_name={hosts.name: reward},
-            turns=tuple(played[0].turns),
-            branches=tuple(branches),
-            steps=StepRewards.of((t.end, t.reward) for t in played[0].turns) if apart else None,
-        )
+        end = End(hosts.name, hosts.config, last.info, truncated)
+        return samples_of_episode(played, end, name, task, seed)
 
     def _begun(self, hosts: Hosts, first: Observed) -> Transcript:
         """Return a conversation that begins; EnvironmentFailedError if it has no room for a
@@ -190,7 +174,7 @@ class Episodes:
                 f"environment {hosts.name!r} begins with {len(first.tokens)} tokens, and an "
                 f"episode has at most data.max_episode_tokens = {self.max_tokens}"
             )
-        return Transcript(first.tokens, first.text)
+        return Transcript(first.tokens, first.text, first.seat)
 
     async def _turns(
         self,
@@ -212,6 +196,8 @@ class Episodes:
             The last answer of the environment, and whether a limit ended the episode.
         """
         config, heard = hosts.config, first
+        clock = asyncio.get_running_loop().time
+        ends_s = clock() + (config.episode_timeout_s or math.inf)
         for number in range(config.max_turns):
             current = played[heard.branch]
             room = self.max_tokens - current.length
@@ -233,7 +219,9 @@ class Episodes:
             last = written.tokens[-1] if written.tokens and not cut else None
             heard = await hosts.act(episode, _action(written, config, heard.prompt_end), last)
             current.paid(heard.reward)
-            if heard.over or number == config.max_turns - 1:
+            for other in played:
+                other.paid_later(heard.rewards.get(other.seat, 0.0))
+            if heard.over or number == config.max_turns - 1 or clock() >= ends_s:
                 return heard, not heard.terminated
             if heard.branch == len(played):
                 played.append(self._begun(hosts, heard))

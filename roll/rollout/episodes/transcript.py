@@ -25,6 +25,8 @@ class Transcript:
     opening: array[int]
     """Tokens before the first turn."""
     opening_text: str
+    seat: int = 0
+    """Player whose conversation it is."""
     tokens: array[int] = field(default_factory=lambda: array(TOKEN_TYPE))
     """Tokens after the opening, of the policy and of the environment."""
     logprobs: array[float] = field(default_factory=lambda: array(LOGPROB_TYPE))
@@ -60,6 +62,12 @@ class Transcript:
     def paid(self, reward: float) -> None:
         """Set the reward of the latest turn of the policy, which must exist."""
         self.turns[-1] = replace(self.turns[-1], reward=reward)
+
+    def paid_later(self, reward: float) -> None:
+        """Add what a later turn of another player gives to the latest turn; nothing if there is
+        none yet."""
+        if self.turns:
+            self.turns[-1] = replace(self.turns[-1], reward=self.turns[-1].reward + reward)
 
     def heard(self, observed: Observed) -> None:
         """Add what the environment says before the next turn."""

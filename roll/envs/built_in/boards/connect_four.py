@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -58,12 +59,8 @@ class ConnectFour:
     ) -> tuple[str, dict[str, Any]]:
         self._match = Match(self._lines, self.strength, self.depth, random.Random(seed))
         self._match.begin(self.first)
-        rules = (
-            f"You play {POLICY}, I play {OPPONENT}. A piece falls to the lowest free field of its "
-            f"column. Whoever has {self._lines.length} in a line first wins. Answer with the "
-            "number of a column.\n"
-        )
-        return (rules if self.rules else "") + self._shown(), self._match.info()
+        rules = rules_of(self._lines) if self.rules else ""
+        return rules + self._shown(), self._match.info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         self._match.play(action)
@@ -74,15 +71,33 @@ class ConnectFour:
         """Do nothing: there are no resources."""
 
     def _shown(self) -> str:
-        """Return the board as text, with the numbers of the columns above it."""
-        columns = self._lines.columns
-        signs = [self._match.sign(i) or "_" for i in range(self._lines.rows * columns)]
-        head = " ".join(str(column % 10) for column in range(1, columns + 1))
-        rows = [" ".join(signs[i : i + columns]) for i in range(0, len(signs), columns)]
-        return "\n".join([head, *rows])
+        return picture(self._match.sign, self._lines)
+
+
+def rules_of(lines: Lines) -> str:
+    """Return the rules of a game, for the policy."""
+    return (
+        f"You play {POLICY}, I play {OPPONENT}. A piece falls to the lowest free field of its "
+        f"column. Whoever has {lines.length} in a line first wins. Answer with the number of a "
+        "column.\n"
+    )
 
 
 @cache
 def _game(rows: int, columns: int, length: int) -> Lines:
     """Return the rules of a board; one object for all episodes, which share what it has learnt."""
     return Lines(rows, columns, length, drops=True)
+
+
+GAME = _game(6, 7, 4)
+"""The usual board."""
+RULES = rules_of(GAME)
+
+
+def picture(sign: Callable[[int], str], lines: Lines = GAME) -> str:
+    """Return the board as text; `sign` returns the piece on a field, empty if there is none."""
+    columns = lines.columns
+    signs = [sign(i) or "_" for i in range(lines.rows * columns)]
+    head = " ".join(str(column % 10) for column in range(1, columns + 1))
+    rows = [" ".join(signs[i : i + columns]) for i in range(0, len(signs), columns)]
+    return "\n".join([head, *rows])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 from roll.envs.built_in.boards.lines import Lines
@@ -10,6 +11,10 @@ from roll.envs.built_in.boards.match import OPPONENT, POLICY, Match, check_oppon
 
 SIZE = 3
 GAME = Lines(SIZE, SIZE, length=SIZE, drops=False)
+RULES = (
+    f"You play {POLICY}, I play {OPPONENT}. Whoever has three in a row first wins. Answer with the "
+    "number of a free field.\n"
+)
 
 
 class TicTacToe:
@@ -38,21 +43,18 @@ class TicTacToe:
     ) -> tuple[str, dict[str, Any]]:
         self._match = Match(GAME, self.strength, SIZE * SIZE, random.Random(seed))
         self._match.begin(self.first)
-        rules = (
-            f"You play {POLICY}, I play {OPPONENT}. Whoever has three in a row first wins. Answer "
-            "with the number of a free field.\n"
-        )
-        return (rules if self.rules else "") + self._shown(), self._match.info()
+        return (RULES if self.rules else "") + picture(self._match.sign), self._match.info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         self._match.play(action)
         match = self._match
-        return self._shown(), match.reward, match.over, False, match.info()
+        return picture(match.sign), match.reward, match.over, False, match.info()
 
     def close(self) -> None:
         """Do nothing: there are no resources."""
 
-    def _shown(self) -> str:
-        """Return the board as text, with the numbers of free fields."""
-        signs = [self._match.sign(place) or str(place + 1) for place in range(SIZE * SIZE)]
-        return "\n".join(" ".join(signs[i : i + SIZE]) for i in range(0, SIZE * SIZE, SIZE))
+
+def picture(sign: Callable[[int], str]) -> str:
+    """Return the board as text; `sign` returns the piece on a field, empty if there is none."""
+    signs = [sign(place) or str(place + 1) for place in range(SIZE * SIZE)]
+    return "\n".join(" ".join(signs[i : i + SIZE]) for i in range(0, SIZE * SIZE, SIZE))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from roll.core.errors import ConfigError
 from roll.core.registry import Registry
+from roll.data.chat.templates import PromptTokenizer
 from roll.envs.tools.formats.api import Format
 from roll.envs.tools.formats.deepseek import DeepSeek
 from roll.envs.tools.formats.fences import Fences
@@ -27,3 +29,21 @@ for _names, _format in (
 ):
     for _name in _names:
         FORMATS.register(_name)(_format)
+
+
+def check_marks(name: str, tokenizer: PromptTokenizer) -> None:
+    """Raise ConfigError if a format marks calls by special tokens of a model, which environments
+    and agents do not see by default."""
+    hidden = next((mark for mark in FORMATS[name].marks if _hidden(mark, tokenizer)), None)
+    if hidden is not None:
+        raise ConfigError(
+            f"format {name!r} marks calls by {hidden!r}, a special token of this model, which "
+            "environments do not see; set `special_tokens: show` for this environment"
+        )
+
+
+def _hidden(mark: str, tokenizer: PromptTokenizer) -> bool:
+    """Return True if a mark is a special token, which is left out of actions by default."""
+    tokens = tokenizer([mark], add_special_tokens=False)["input_ids"][0]
+    whole, seen = (tokenizer.decode(tokens, skip_special_tokens=each) for each in (False, True))
+    return mark in whole and mark not in seen

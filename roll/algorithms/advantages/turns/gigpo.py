@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.advantages.rewards import total_rewards
-from roll.algorithms.advantages.stepwise import gigpo_advantages, step_returns
+from roll.algorithms.advantages.turns.rewards import rewards_of_turns
+from roll.algorithms.advantages.turns.stepwise import gigpo_advantages, step_returns
 from roll.algorithms.loss_interface import Estimate
 from roll.algorithms.registries import ADVANTAGES
 from roll.config.algorithm.advantages import GigpoConfig
@@ -20,11 +21,7 @@ from roll.core.types import Turn
 @ADVANTAGES.register(GigpoConfig)
 @dataclass(frozen=True)
 class Gigpo:
-    """GiGPO advantage, the same on all trained tokens of a turn.
-
-    The rewards of the turns are those of the environment. What a sample has beyond their sum (the
-    rewards of the run, shaping) belongs to its last turn.
-    """
+    """GiGPO advantage, the same on all trained tokens of a turn; see `rewards_of_turns`."""
 
     config: GigpoConfig
 
@@ -41,8 +38,9 @@ class Gigpo:
         if not turns:
             return Estimate(torch.zeros_like(batch.loss_mask, dtype=torch.float32))
         episodes_S = torch.tensor([row for row, _ in turns])
+        rewards = [each for own in rewards_of_turns(batch.turns, rewards_B) for each in own]
         returns_S = step_returns(
-            self._rewards(batch.turns, rewards_B),
+            torch.tensor(rewards, dtype=torch.float64),
             episodes_S,
             torch.tensor([turn.begin for _, turn in turns]),
             gamma=config.gamma,
@@ -61,18 +59,6 @@ class Gigpo:
         for (row, turn), advantage in zip(turns, advantages_S.tolist(), strict=True):
             advantages_BT[row, turn.begin : turn.end] = advantage
         return Estimate(advantages_BT.masked_fill(~batch.loss_mask, 0))
-
-    def _rewards(self, turns: list[tuple[Turn, ...]], rewards_B: Tensor) -> Tensor:
-        """Return the reward of each turn, float64 `[S]`, row by row. What a row's `rewards_B` has
-        beyond the sum of its turns' rewards is added to its last turn; a row without turns loses
-        its reward."""
-        found = []
-        for own, total in zip(turns, rewards_B.tolist(), strict=True):
-            given = [turn.reward for turn in own]
-            if given:
-                given[-1] += total - sum(given)
-            found += given
-        return torch.tensor(found, dtype=torch.float64)
 
 
 def _anchors(turns: list[Turn]) -> Tensor:

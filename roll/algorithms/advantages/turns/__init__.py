@@ -1,0 +1,1 @@
+"""Advantages of turns of episodes."""

@@ -1,0 +1,108 @@
+"""Answers of the policy to an agent, in the form of `/v1/chat/completions`."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from roll.core.types import ToolCall
+from roll.envs.tools.formats.api import Call, Format, Malformed
+
+Finish = Literal["stop", "length"]
+ID_CHARACTERS = 9
+"""Length of the id of a call; chat templates of Mistral accept no other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an agent gets for a request."""
+
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+    finish: Finish = "stop"
+    malformed: int = 0
+    """Number of calls that could not be read; they stay in the text."""
+
+
+def answer_of(said: str, stop: Sequence[str], format: Format | None, *, cut: bool) -> Answer:
+    """Return the answer that a turn of the policy is.
+
+    A turn with a call that cannot be read is text, and so is a turn that was cut: no part of it may
+    be taken for a whole call.
+
+    Args:
+        said: what the policy wrote.
+        stop: strings that end an answer, and are no part of it.
+        format: format of calls; None if the agent offers no tools.
+        cut: whether the turn was cut.
+    """
+    text = shown(said, stop)
+    if format is None or cut:
+        return Answer(text, finish="length" if cut else "stop")
+    parsed = format.parse(text)
+    malformed = sum(isinstance(call, Malformed) for call in parsed.calls)
+    if malformed or not parsed.calls:
+        return Answer(text, malformed=malformed)
+    calls = tuple(
+        ToolCall(call.name, call.arguments, uuid.uuid4().hex[:ID_CHARACTERS])
+        for call in parsed.calls
+        if isinstance(call, Call)
+    )
+    return Answer(parsed.text, calls)
+
+
+def shown(text: str, stop: Sequence[str]) -> str:
+    """Return the text of an answer as the client gets it: without the string that stopped it."""
+    ends = [place for each in stop if each and (place := text.find(each)) >= 0]
+    return text[: min(ends, default=len(text))]
+
+
+def response(answer: Answer, model: str) -> dict[str, Any]:
+    """Return the body of a response; `model` is the name of the model."""
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text}
+    if answer.calls:
+        message |= {"content": answer.text or None, "tool_calls": _calls(answer)}
+    choice = {"index": 0, "message": message, "finish_reason": _finish(answer), "logprobs": None}
+    usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+    return _head("chat.completion", model) | {"choices": [choice], "usage": usage}
+
+
+def chunks(answer: Answer, model: str) -> Iterator[bytes]:
+    """Yield the events of a streamed response; the text comes in one piece."""
+    head = _head("chat.completion.chunk", model)
+    delta: dict[str, Any] = {"role": "assistant", "content": answer.text}
+    if answer.calls:
+        delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(_calls(answer))]
+    for part, end in ((delta, None), ({}, _finish(answer))):
+        choice = {"index": 0, "delta": part, "finish_reason": end}
+        yield f"data: {json.dumps(head | {'choices': [choice]})}\n\n".encode()
+    yield b"data: [DONE]\n\n"
+
+
+def arguments_of(call: ToolCall) -> str:
+    """Return the arguments of a call as JSON text."""
+    return call.arguments if isinstance(call.arguments, str) else json.dumps(dict(call.arguments))
+
+
+def _finish(answer: Answer) -> str:
+    return "tool_calls" if answer.calls else answer.finish
+
+
+def _calls(answer: Answer) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": arguments_of(call)},
+        }
+        for call in answer.calls
+    ]
+
+
+def _head(kind: str, model: str) -> dict[str, Any]:
+    name = f"chatcmpl-{uuid.uuid4().hex}"
+    return {"id": name, "object": kind, "created": int(time.time()), "model": model}

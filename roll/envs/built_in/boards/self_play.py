@@ -1,0 +1,94 @@
+"""`self_play`: tic-tac-toe or connect four, in which the policy plays both sides."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Literal
+
+from roll.envs.built_in.boards import connect_four, tic_tac_toe
+from roll.envs.built_in.boards.match import MAX_INVALID, OPPONENT, POLICY
+
+
+class SelfPlay:
+    """A game between two players, both of whom are the policy; set `seats: 2`.
+
+    Each player sees the board as in the game of the same name against a scripted opponent: its own
+    pieces are X. So what is learnt here can be tried there. The reward is 1 for the player who
+    wins, -1 for the other. Three turns of a player without an allowed move lose.
+
+    Args:
+        game: `tic_tac_toe`, or `connect_four` on 6 rows and 7 columns.
+        rules: explain the game in the first observation of each player.
+    """
+
+    def __init__(
+        self, game: Literal["tic_tac_toe", "connect_four"] = "tic_tac_toe", rules: bool = True
+    ) -> None:
+        if game not in ("tic_tac_toe", "connect_four"):
+            raise ValueError(f"game = {game!r} must be 'tic_tac_toe' or 'connect_four'")
+        self._picture: Callable[[Callable[[int], str]], str]
+        if game == "tic_tac_toe":
+            self._lines, self._told = tic_tac_toe.GAME, tic_tac_toe.RULES
+            self._picture = tic_tac_toe.picture
+        else:
+            self._lines, self._told = connect_four.GAME, connect_four.RULES
+            self._picture = connect_four.picture
+        self.rules = rules
+        self._pieces = [0, 0]
+        """Fields of each player, as in `Lines`."""
+        self._player = 0
+        self._invalid = [0, 0]
+        self._begun: set[int] = set()
+        self._winner: int | None = None
+        self._over = False
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        return self._shown(), self._info()
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        player, other = self._player, 1 - self._player
+        numbers = re.findall(r"[0-9]{1,4}", action)
+        full = self._pieces[0] | self._pieces[1]
+        place = self._lines.landing(full, int(numbers[-1]) - 1) if numbers else None
+        if place is None:
+            self._invalid[player] += 1
+            if self._invalid[player] >= MAX_INVALID:
+                self._winner, self._over = other, True
+        else:
+            self._pieces[player] |= 1 << place
+            if self._lines.wins(self._pieces[player], place):
+                self._winner, self._over = player, True
+            self._over = self._over or self._lines.full(self._pieces[0] | self._pieces[1])
+            self._player = other
+        reward = 0.0 if self._winner is None else 1.0 if self._winner == player else -1.0
+        info = self._info()
+        if self._winner is not None:
+            info["rewards"] = {other: -reward}
+        return self._shown(), reward, self._over, False, info
+
+    def close(self) -> None:
+        """Do nothing: there are no resources."""
+
+    def _shown(self) -> str:
+        """Return the board as the player sees it who has the next turn."""
+        first = self._player not in self._begun
+        self._begun.add(self._player)
+        return (self._told if first and self.rules else "") + self._picture(self._sign)
+
+    def _sign(self, place: int) -> str:
+        own, other = self._pieces[self._player], self._pieces[1 - self._player]
+        return POLICY if own >> place & 1 else OPPONENT if other >> place & 1 else ""
+
+    def _info(self) -> dict[str, Any]:
+        fields = range(self._lines.rows * self._lines.columns)
+        return {
+            "seat": self._player,
+            "success": self._winner is not None,
+            "drawn": self._over and self._winner is None,
+            "first_won": self._winner == 0,
+            "invalid": sum(self._invalid),
+            "state": "".join(self._sign(place) or "_" for place in fields),
+        }

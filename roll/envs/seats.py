@@ -1,0 +1,74 @@
+"""Players of an episode that the policy plays against itself, each in a conversation of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Seats:
+    """Who has had a turn in an episode; a player is a number from 0 on."""
+
+    count: int
+    """Number of players."""
+    current: int = 0
+    """Player whose turn it is."""
+    turns: int = 0
+    """Number of turns so far, of all players."""
+    _last: dict[int, int | None] = field(default_factory=dict, init=False)
+    """Last token of the latest turn of each player that has begun, in the order in which they
+    began; None if the turn was cut, or there was none."""
+
+    def begins(self, info: Mapping[str, Any]) -> bool:
+        """Read who has the next turn; return whether it is the first one of this player.
+
+        Raises:
+            ValueError: `info["seat"]` is no player of this episode.
+        """
+        seat = info.get("seat", 0)
+        if self.count == 1 and not isinstance(seat, int):
+            seat = 0  # of environments of others, where it means something else
+        if isinstance(seat, bool) or not isinstance(seat, int) or not 0 <= seat < self.count:
+            raise ValueError(
+                f"info['seat'] = {seat!r:.40} is none of the {self.count} players (`seats` of the "
+                "environment), which count from 0"
+            )
+        self.current = seat
+        first = seat not in self._last
+        self._last.setdefault(seat, None)
+        return first
+
+    def wrote(self, last: int | None) -> None:
+        """Keep the last token of a turn of the current player; None if it was cut."""
+        self._last[self.current] = last
+        self.turns += 1
+
+    @property
+    def last(self) -> int | None:
+        """Last token of the latest turn of the current player."""
+        return self._last[self.current]
+
+    @property
+    def conversation(self) -> int:
+        """Number of the conversation of the current player, in the order of their beginnings."""
+        return list(self._last).index(self.current)
+
+    def rewards(self, info: Mapping[str, Any]) -> dict[int, float]:
+        """Return what other players than the one who acted get for a turn, by player.
+
+        Raises:
+            ValueError: `info["rewards"]` does not map players to finite numbers.
+        """
+        found = info.get("rewards", {}) if self.count > 1 else {}
+        if not isinstance(found, Mapping):
+            raise ValueError(f"info['rewards'] must map players to numbers, found {found!r:.60}")
+        for seat, reward in found.items():
+            if seat not in range(self.count) or not math.isfinite(reward):
+                raise ValueError(
+                    f"info['rewards'] gives player {seat!r:.40} {reward!r:.40}; expected players "
+                    f"0 to {self.count - 1}, and finite numbers"
+                )
+        return {int(seat): float(reward) for seat, reward in found.items()}

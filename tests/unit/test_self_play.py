@@ -1,0 +1,235 @@
+"""Episodes of several players, all of whom are the policy: a conversation and a sample of each."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roll.config import load_config
+from roll.config.sections.environment import EnvironmentConfig
+from roll.core.completion import FinishReason
+from roll.core.errors import ConfigError, EnvironmentFailedError
+from roll.core.types import GenerateRequest, Prompt, SamplingParams
+from roll.data.chat.turns import Turns
+from roll.envs.built_in.boards.self_play import SelfPlay
+from roll.envs.contract import check_env
+from roll.envs.host import EnvHost
+from roll.envs.seats import Seats
+from roll.rollout.assemble import assemble
+from roll.rollout.episodes.episodes import Episodes
+from roll.rollout.episodes.failed import FailedEpisodes
+from roll.rollout.fleet.fleet import Fleet
+from roll.rollout.fleet.replica import Replica
+from roll.rollout.serialization import from_plain, to_plain
+from roll.rollout.types import Group, GroupTask, ScoredSample
+from tests.pipelines.test_agentic import task as task_file
+from tests.tiny import char_tokenizer
+from tests.unit.test_chat_templates import settings_of
+from tests.unit.test_episodes import Writer
+from tests.unit.test_tool_episodes import OneHost
+
+END = 1
+WON_BY_FIRST = "5 1 3 2 7"
+"""Moves of a game: the first player wins by a diagonal."""
+
+
+def game(*moves: str, name: str = "tic_tac_toe") -> list[Any]:
+    env = SelfPlay(game=name, rules=False)  # type: ignore[arg-type]  # a test gives a wrong one
+    return [env.reset(seed=0), *(env.step(move) for move in moves)]
+
+
+def test_each_player_sees_its_own_pieces_as_x() -> None:
+    seen = game("5", "1", "3")
+    assert [answer[0] for answer in seen] == [
+        "1 2 3\n4 5 6\n7 8 9",
+        "1 2 3\n4 O 6\n7 8 9",
+        "O 2 3\n4 X 6\n7 8 9",
+        "X 2 O\n4 O 6\n7 8 9",
+    ]
+    assert [answer[-1]["seat"] for answer in seen] == [0, 1, 0, 1]
+
+
+def test_the_winner_gets_1_and_the_other_the_opposite() -> None:
+    *_, (_, reward, over, cut, info) = game(*WON_BY_FIRST.split())
+    assert (reward, over, cut, info["rewards"]) == (1.0, True, False, {1: -1.0})
+    assert (info["success"], info["first_won"], info["drawn"]) == (True, True, False)
+    *_, (_, reward, over, _, info) = game(*["1", "2", "3", "5", "8", "4", "6", "9", "7"])
+    assert (reward, over, info["drawn"]) == (0.0, True, True)
+    assert "rewards" not in info
+
+
+def test_three_turns_without_a_move_lose() -> None:
+    *_, (_, reward, over, _, info) = game("5", "none", "5", "10")
+    assert (reward, over, info["rewards"]) == (-1.0, True, {0: 1.0})
+    assert (info["invalid"], info["first_won"]) == (3, True)
+
+
+def test_connect_four_is_played_in_columns() -> None:
+    *_, (shown, reward, over, _, info) = game(
+        *["1", "2", "1", "2", "1", "2", "1"], name="connect_four"
+    )
+    assert (reward, over, info["first_won"]) == (1.0, True, True)
+    assert shown.startswith("1 2 3 4 5 6 7\n_ _")
+    with pytest.raises(ValueError, match="game = 'chess' must be"):
+        game(name="chess")
+
+
+@pytest.mark.parametrize("name", ["tic_tac_toe", "connect_four"])
+def test_it_keeps_the_rules_of_environments(name: str) -> None:
+    check_env(SelfPlay, kwargs={"game": name}, reward_range=(-1, 1))
+
+
+def episodes(moves: str, make: Any = None, samples: int = 2, **config: Any) -> Group:
+    """A group of games in which the policy makes these moves."""
+    settings = EnvironmentConfig(
+        env="self_play", **{"seats": 2, "max_turns": 9, "special_tokens": "show", **config}
+    )
+    turns = Turns(char_tokenizer(), settings_of(), frozenset({END}))
+    written = [char_tokenizer().encode(move) for move in moves.split()]
+
+    def answer(request: GenerateRequest) -> tuple[list[int], FinishReason]:
+        return [*written[int(request.id.rpartition(".")[2])], END], FinishReason.STOP
+
+    async def play() -> Group:
+        host = EnvHost("pair", settings, make or (lambda: SelfPlay(rules=False)), turns)
+        group = Episodes(
+            fleet=Fleet([Replica(0, Writer(answer), 64)]),
+            decode=lambda tokens: char_tokenizer().decode(list(tokens)),
+            hosts={"pair": OneHost(host, settings, name="pair")},
+            failed=FailedEpisodes({"pair": 0.0}),
+            sampling=SamplingParams(temperature=1.0, max_new_tokens=8),
+            tag_sampling={},
+            max_tokens=1000,
+            samples_per_prompt=samples,
+            seed=0,
+            request_timeout_s=60.0,
+        )
+        try:
+            decoded = await group.run(
+                GroupTask(Prompt("pair:3", (), "", "", "pair", {"seed": 3}), 0)
+            )
+        finally:
+            await host.shut()
+        return decoded
+
+    def as_text(one: ScoredSample) -> ScoredSample:
+        text = char_tokenizer().decode(
+            [*one.sample.prompt.tokens, *one.sample.completion.tokens], skip_special_tokens=False
+        )
+        return replace(one, parts=one.parts | {"text": text})
+
+    group = asyncio.run(play())
+    return replace(group, samples=tuple(map(as_text, group.samples)))
+
+
+def test_each_player_is_a_sample_with_its_own_words_and_reward() -> None:
+    first, second = episodes(WON_BY_FIRST).samples
+    assert (first.sample.id, second.sample.id) == ("0/pair:3/0/0", "0/pair:3/0/1")
+    assert (first.seat, first.reward, second.seat, second.reward) == (0, 1.0, 1, -1.0)
+    assert (len(first.turns), len(second.turns)) == (3, 2)
+    end = char_tokenizer().decode([END], skip_special_tokens=False)
+    said = [part.partition(end)[0] for part in str(first.parts["text"]).split("<assistant>")[1:]]
+    assert said == ["5", "3", "7"]
+    said = [part.partition(end)[0] for part in str(second.parts["text"]).split("<assistant>")[1:]]
+    assert said == ["1", "2"]
+    shown = "<user>1 2 3\n4 <pad> 6\n7 8 9<assistant>1"  # the tokenizer has no O
+    assert str(second.parts["text"]).startswith(shown)
+    assert "seat" not in {name.partition("/")[2] for name in first.parts}
+
+
+def test_players_are_compared_with_those_of_the_same_side() -> None:
+    group = episodes(WON_BY_FIRST, samples=4)
+    assert [one.seat for one in group.samples] == [0, 1, 0, 1]
+    table = assemble([group, group])
+    assert table.group_ids.tolist() == [0, 1, 0, 1, 2, 3, 2, 3]
+    plain = [replace(one, parts={}) for one in group.samples]
+    again = from_plain(kept(to_plain(replace(group, samples=tuple(plain)))), lambda _: group.prompt)
+    assert [one.seat for one in again.samples] == [0, 1, 0, 1]
+
+
+def kept(row: dict[str, Any]) -> dict[str, Any]:
+    """A group as a checkpoint keeps it."""
+    samples = [{**each, "written": each["written"]()} for each in row["samples"]]
+    return {**row, "samples": samples}
+
+
+def test_one_player_may_be_trained_alone() -> None:
+    group = episodes(WON_BY_FIRST, trained_seats="one")
+    assert [(one.seat, one.reward) for one in group.samples] == [(1, -1.0), (1, -1.0)]
+
+
+class Broken(SelfPlay):
+    """Names a player that there is not."""
+
+    def step(self, action: str) -> Any:
+        *rest, info = super().step(action)
+        return (*rest, {**info, "seat": 2})
+
+
+def test_a_player_that_there_is_not_is_a_failure_that_says_so() -> None:
+    with pytest.raises(
+        EnvironmentFailedError, match=r"info\['seat'\] = 2 is none of the 2 players"
+    ):
+        episodes(WON_BY_FIRST, make=lambda: Broken(rules=False))
+    with pytest.raises(
+        EnvironmentFailedError, match=r"info\['seat'\] = 1 is none of the 1 players"
+    ):
+        episodes(WON_BY_FIRST, seats=1)
+
+
+def test_environments_of_one_player_may_say_seat_of_other_things() -> None:
+    seats = Seats(1)
+    assert seats.begins({"seat": "window"})
+    assert not seats.begins({"seat": None})
+    with pytest.raises(ValueError, match="is none of the 2 players"):
+        Seats(2).begins({"seat": "window"})
+
+
+class Ended(SelfPlay):
+    """Ends before the second player had a turn."""
+
+    def step(self, action: str) -> Any:
+        return "over", 1.0, True, False, {"rewards": {1: -1.0}}
+
+
+def test_a_player_without_a_turn_has_a_sample_that_is_not_trained() -> None:
+    first, second = episodes("5", make=lambda: Ended(rules=False)).samples
+    assert first.reward == 1.0
+    assert second.failed == ("pair",)
+
+
+@pytest.mark.parametrize(
+    ("info", "message"),
+    [
+        ({"rewards": [1]}, r"info\['rewards'\] must map players to numbers"),
+        ({"rewards": {5: 1.0}}, r"gives player 5 1.0; expected players 0 to 1"),
+        ({"rewards": {1: float("nan")}}, r"gives player 1 nan"),
+    ],
+)
+def test_wrong_rewards_of_players_are_failures(info: dict[str, Any], message: str) -> None:
+    class Wrong(SelfPlay):
+        def step(self, action: str) -> Any:
+            return "go on", 0.0, False, False, info
+
+    with pytest.raises(EnvironmentFailedError, match=message):
+        episodes("5", make=lambda: Wrong(rules=False))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seats": 3}, "data.samples_per_prompt: a game of environments.words gives 3 samples"),
+        ({"seats": 2}, "validation.sets.held_out.tag: in environments.words the policy plays"),
+        ({"trained_seats": "one"}, "`trained_seats: one` goes with several `seats`"),
+        ({"env": None, "agent": "a:b", "seats": 2}, "`seats` is for `env`"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(task_file(tmp_path, environment=changes))
