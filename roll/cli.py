@@ -27,6 +27,8 @@ reward_app = typer.Typer(help="Work on the rewards of a run.", no_args_is_help=T
 app.add_typer(reward_app, name="reward")
 env_app = typer.Typer(help="Work on environments of agents.", no_args_is_help=True)
 app.add_typer(env_app, name="env")
+sandbox_app = typer.Typer(help="Run programs that nobody trusts.", no_args_is_help=True)
+app.add_typer(sandbox_app, name="sandbox")
 _out = Console(highlight=False, soft_wrap=True)
 _err = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -256,6 +258,45 @@ def try_environment(
         if trial.broken:
             raise typer.Exit(EXIT_BROKEN)
         _out.print("ok: the same seed gives the same answers, and no action fails", style="green")
+
+
+@sandbox_app.command("serve")
+def serve_sandbox(
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen at.")] = 8700,
+    level: Annotated[str, typer.Option(help="Level of isolation, see docs/sandbox.md.")] = "auto",
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Programs at the same time; one for each core.")
+    ] = None,
+    preload: Annotated[
+        list[str] | None, typer.Option(help="A module that programs find imported; repeat it.")
+    ] = None,
+    readable: Annotated[
+        list[str] | None, typer.Option(help="A further folder that programs may read.")
+    ] = None,
+    queue: Annotated[
+        int | None, typer.Option(min=0, help="Programs that may wait; eight for each worker.")
+    ] = None,
+    sessions: Annotated[
+        int | None, typer.Option(min=1, help="Open sessions; sixteen for each worker.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Run programs for other machines, which ask over HTTP with the token in ROLL_SANDBOX_TOKEN."""
+    with reported(debug):
+        from roll.commands.sandbox_serve import serve
+
+        serve(
+            host=host,
+            port=port,
+            level=level,
+            workers=workers,
+            preload=preload or (),
+            readable=readable or (),
+            queue=queue,
+            sessions=sessions,
+            said=lambda line: _out.print(line, markup=False),
+        )
 
 
 @app.command()

@@ -44,13 +44,23 @@ def try_out(config: RunConfig, folder: Path) -> Trial:
         folder: folder of the user's modules, which a reward may name.
     """
     if isinstance(config, AgenticBase):
-        return try_tasks(config, folder)
+        trial = try_tasks(config, folder)
+        _try_sandboxes(config, trial)
+        return trial
     trial = try_data(config)
     if isinstance(config, RlvrBase) and not trial.wrong:
         from roll.commands.reward_trial import try_rewards
 
-        try_rewards(config.rewards, folder, trial, config.judges)
+        _try_sandboxes(config, trial)
+        if not trial.wrong:
+            try_rewards(config.rewards, folder, trial, config.judges)
     return trial
+
+
+def _try_sandboxes(config: RlvrBase, trial: Trial) -> None:
+    from roll.commands.sandbox_trial import try_sandboxes  # imports what only rewards need
+
+    try_sandboxes(config, trial)
 
 
 def try_data(config: RunConfig) -> Trial:

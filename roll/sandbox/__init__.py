@@ -3,6 +3,7 @@
 from roll.sandbox.errors import NoLevelError, SandboxError
 from roll.sandbox.levels import LEVELS
 from roll.sandbox.outcome import Job, Limits, Outcome, Status
+from roll.sandbox.remote.hosts import Remote
 from roll.sandbox.sandbox import Sandbox
 from roll.sandbox.session import Session
 
@@ -12,6 +13,7 @@ __all__ = [
     "Limits",
     "NoLevelError",
     "Outcome",
+    "Remote",
     "Sandbox",
     "SandboxError",
     "Session",

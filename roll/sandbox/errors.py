@@ -7,3 +7,7 @@ class SandboxError(Exception):
 
 class NoLevelError(SandboxError):
     """No level that was asked for works on this machine. The message names what is missing."""
+
+
+class WorkerLostError(SandboxError):
+    """A worker or its template ended, or gives no answer. Another may run the same job."""

@@ -11,6 +11,8 @@ from typing import Any
 LEVELS = ("namespaces", "landlock", "strict")
 """Levels that isolate, the strongest first; `auto` takes the first that passes its self-test."""
 
+REMOTE = "remote"
+"""Programs run on other hosts; what isolates them is said there."""
 NONE = "none"
 """Limits without isolation, for programs that are trusted."""
 

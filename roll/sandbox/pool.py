@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Generic, TypeVar
 
-from roll.sandbox.errors import SandboxError
+from roll.sandbox.errors import SandboxError, WorkerLostError
 from roll.sandbox.outcome import Job, Limits, Outcome
-from roll.sandbox.worker_process import WorkerLostError, WorkerProcess
+from roll.sandbox.worker_interface import Worker
+
+W = TypeVar("W", bound=Worker)
 
 _ATTEMPTS = 2
 """A job whose worker is lost is run again: a worker may be killed for want of memory."""
@@ -24,7 +26,7 @@ class Ticket:
     job: Job
     limits: Limits
     future: Future[Outcome] = field(default_factory=Future)
-    _worker: WorkerProcess | None = None
+    _worker: Worker | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def cancel(self) -> None:
@@ -33,7 +35,7 @@ class Ticket:
             if not self.future.cancel() and self._worker is not None:
                 self._worker.cancel()
 
-    def run_on(self, worker: WorkerProcess) -> Outcome:
+    def run_on(self, worker: Worker) -> Outcome:
         """Run the job on a worker, where `cancel` finds it."""
         with self._lock:  # `cancel` comes before the order, or after it
             worker.order(self.job, self.limits)
@@ -45,17 +47,17 @@ class Ticket:
                 self._worker = None
 
 
-class Pool:
+class Pool(Generic[W]):
     """Workers, each with a thread that gives it one job after another."""
 
-    def __init__(self, settings: Mapping[str, Any], workers: Sequence[WorkerProcess]) -> None:
+    def __init__(self, make: Callable[[], W], workers: Sequence[W]) -> None:
         """Take over running workers.
 
         Args:
-            settings: what further workers are started with.
+            make: starts a further worker.
             workers: workers that take jobs or will soon.
         """
-        self._settings, self._closed = settings, False
+        self._make, self._closed = make, False
         self.workers = list(workers)
         """Those that run now; one that is lost is replaced."""
         self._waiting: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
@@ -108,7 +110,7 @@ class Pool:
                     break
                 except WorkerLostError as error:
                     worker.close()
-                    self.workers[place] = WorkerProcess(self._settings)
+                    self.workers[place] = self._make()
                     if attempt == _ATTEMPTS - 1:
                         ticket.future.set_exception(error)
                 except Exception as error:  # noqa: BLE001  # goes to whoever waits for the job

@@ -7,12 +7,16 @@ import os
 import threading
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Self
+from functools import partial
+from typing import Any, Self
 
 from roll.sandbox.errors import NoLevelError, SandboxError
-from roll.sandbox.levels import LEVELS, NEEDS, NONE, settings
+from roll.sandbox.levels import LEVELS, NEEDS, NONE, REMOTE, settings
 from roll.sandbox.outcome import Job, Limits, Outcome
 from roll.sandbox.pool import Pool, Ticket
+from roll.sandbox.remote.hosts import Remote
+from roll.sandbox.remote.start import found_hosts
+from roll.sandbox.remote.worker import RemoteWorker
 from roll.sandbox.selftest import find_leak
 from roll.sandbox.session import Session, SessionWorkers
 from roll.sandbox.worker_process import WorkerProcess, as_bytes
@@ -37,30 +41,47 @@ class Sandbox:
         preload: Sequence[str] = (),
         readable: Sequence[str] = (),
         limits: Limits | None = None,
+        remote: Remote | None = None,
     ) -> None:
         """Find a level that works on this machine, and start the workers.
 
         Args:
-            level: `auto` (the strongest that passes its self-test), one of `LEVELS`, or `none`,
-                which isolates nothing.
-            workers: programs that run at the same time; None: one for each core.
+            level: `auto` (the strongest that passes its self-test), one of `LEVELS`, `remote`, or
+                `none`, which isolates nothing.
+            workers: programs that run at the same time; None: one for each core, with `remote` as
+                many as the hosts run.
             preload: modules that programs find imported, such as `numpy`.
             readable: further folders that programs may read and import from.
             limits: for jobs that name none.
+            remote: hosts of the level `remote`, which have `preload` and `readable` of their own.
 
         Raises:
-            ValueError: there is no such level.
+            ValueError: there is no such level, or the other arguments do not fit it.
             NoLevelError: the level does not work here, or with `auto` none does.
         """
-        if level not in ("auto", *LEVELS, NONE):
-            known = ", ".join(("auto", *LEVELS, NONE))
-            raise ValueError(f"level: unknown {level!r}; expected one of {known}")
+        known = ("auto", *LEVELS, REMOTE, NONE)
+        if level not in known:
+            raise ValueError(f"level: unknown {level!r}; expected one of {', '.join(known)}")
         self.limits = limits or Limits()
         self.refused = {}
+        self._pool: Pool[Any]
+        if (level == REMOTE) != (remote is not None):
+            raise ValueError(f"remote: names the hosts of the level `remote`; found level {level}")
+        if remote is not None:
+            if preload or readable:
+                raise ValueError("preload, readable: with `remote` they are options of the hosts")
+            self._begin_remote(remote, workers)
+        else:
+            self._begin_here(level, workers, tuple(preload), tuple(readable))
+
+    def _begin_here(
+        self, level: str, workers: int | None, preload: tuple[str, ...], readable: tuple[str, ...]
+    ) -> None:
+        """Start workers on this machine."""
         first = None
         for candidate in LEVELS if level == "auto" else (level,):
             try:
-                first = _start(candidate, tuple(preload), tuple(readable))
+                first = _start(candidate, preload, readable)
             except SandboxError as error:
                 self.refused[candidate] = str(error)
             else:
@@ -71,13 +92,29 @@ class Sandbox:
         if level == NONE:
             warnings.warn(
                 "the sandbox runs programs at level `none`: they can do what this process can",
-                stacklevel=2,
+                stacklevel=3,
             )
-        made = settings(self.level, preload, readable)
+        make = partial(WorkerProcess, settings(self.level, preload, readable))
         count = workers or len(os.sched_getaffinity(0))
-        rest = [WorkerProcess(made) for _ in range(count - 1)]
-        self._pool = Pool(made, [first, *rest])
-        self._session_workers = SessionWorkers(made, spare=2 * count)
+        self._pool = Pool(make, [first, *(make() for _ in range(count - 1))])
+        self._session_workers = SessionWorkers(make, spare=2 * count)
+
+    def _begin_remote(self, remote: Remote, workers: int | None) -> None:
+        """Ask the hosts; programs run there."""
+        self.level = REMOTE
+        try:
+            hosts = found_hosts(remote)
+        except SandboxError as error:
+            raise NoLevelError(f"the level `remote` does not work: {error}") from error
+        make = partial(RemoteWorker, remote, hosts)
+        count = workers or sum(host.width for host in hosts.all)
+        self._pool = Pool(make, [make() for _ in range(count)])
+        self._session_workers = SessionWorkers(make, spare=2 * count)
+
+    @property
+    def width(self) -> int:
+        """Programs that run at the same time."""
+        return len(self._pool.workers)
 
     async def run(
         self,

@@ -4,34 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Mapping
-from typing import Any, Self
+from collections.abc import Callable
+from typing import Self
 
 from roll.sandbox.errors import SandboxError
 from roll.sandbox.outcome import Job, Limits, Outcome
-from roll.sandbox.worker_process import WorkerProcess, as_bytes
+from roll.sandbox.worker_interface import Worker
+from roll.sandbox.worker_process import as_bytes
 
 
 class SessionWorkers:
     """Workers of sessions: as many as are open, and some that wait for the next."""
 
-    def __init__(self, settings: Mapping[str, Any], spare: int) -> None:
+    def __init__(self, make: Callable[[], Worker], spare: int) -> None:
         """Start none yet.
 
         Args:
-            settings: what workers are started with.
+            make: starts a worker.
             spare: workers that may wait.
         """
-        self._settings, self._spare = settings, spare
-        self._waiting: list[WorkerProcess] = []
+        self._make, self._spare = make, spare
+        self._waiting: list[Worker] = []
         self._lock = threading.Lock()
 
-    def take(self) -> WorkerProcess:
+    def take(self) -> Worker:
         """Return a worker that no session has."""
         with self._lock:
-            return self._waiting.pop() if self._waiting else WorkerProcess(self._settings)
+            return self._waiting.pop() if self._waiting else self._make()
 
-    def give_back(self, worker: WorkerProcess) -> None:
+    def give_back(self, worker: Worker) -> None:
         """Keep a worker whose session has ended, or end it if enough wait."""
         with self._lock:
             if len(self._waiting) < self._spare:
@@ -58,7 +59,7 @@ class Session:
     def __init__(self, workers: SessionWorkers, limits: Limits) -> None:
         """Keep the arguments; `Sandbox.session` makes sessions."""
         self._workers, self._limits = workers, limits
-        self._worker: WorkerProcess | None = None
+        self._worker: Worker | None = None
         self._turn = asyncio.Lock()
 
     @property

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from roll.sandbox.errors import SandboxError
+from roll.sandbox.errors import SandboxError, WorkerLostError
 from roll.sandbox.outcome import Job, Limits, Outcome, Status
 from roll.sandbox.worker.template_process import FLAGS
 from roll.sandbox.worker.wire import Frame, receive_frame, send_frame
@@ -21,10 +21,6 @@ _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from worker.main import ma
 _START_S = 130.0
 _ANSWER_S = 60.0
 """How much longer than a job's limit an answer may take."""
-
-
-class WorkerLostError(SandboxError):
-    """A worker or its template ended, or gives no answer. Another may run the same job."""
 
 
 class WorkerProcess:

@@ -104,6 +104,31 @@ ATTACK = {
     ),
 }
 
+ATTACK |= {
+    "signal_by_timer": CALLS + f"for pid in ({PIDS}, 1, os.getppid()):\n"
+    "    event = ctypes.create_string_buffer(64)\n"
+    "    for at, value in ((8, 9), (12, 4), (16, pid)):\n"  # signal, SIGEV_THREAD_ID, thread
+    "        event[at:at + 4] = value.to_bytes(4, 'little')\n    timer = ctypes.c_int()\n"
+    "    NR['timer_create'] = (222, 107)\n"
+    "    call('timer_create', 1, event, ctypes.byref(timer))\n",
+    "signal_by_lease": (
+        "import fcntl, os\nfor path in (os.__file__, '.', '/'):\n"
+        "    try: fd = os.open(path, os.O_RDONLY)\n    except OSError: continue\n"
+        "    for command, value in ((1024, 0), (1026, 0x8000001F)):\n"
+        "        try: fcntl.fcntl(fd, command, value); print('LEAK', command)\n"
+        "        except OSError: pass"
+    ),
+    "joins_groups": (
+        f"import os\nfor pid in ({PIDS}, 1, os.getppid()):\n"
+        "    try: os.setpgid(0, pid); print('LEAK')\n    except OSError: pass\n"
+        "    try: os.tcsetpgrp(0, pid); print('LEAK')\n    except OSError: pass"
+    ),
+    "settings_of_the_process": CALLS
+    + "for option in (8, 23, 24, 28, 31, 32, 33, 35, 41, 53, 55, 57, 59, 62):\n"
+    "    if libc.prctl(option, 1, 1, 1, 0) == 0 or libc.prctl(option, 1, 0, 0, 0) == 0:\n"
+    "        option == 23 or print('LEAK', option)",
+}
+
 NETWORK = {
     "tcp": "import socket\nsocket.create_connection(('127.0.0.1', @PORT@), 1).send(b'x')",
     "tcp_outside": "import socket\nsocket.create_connection(('1.1.1.1', 53), 1)\nprint('LEAK')",
@@ -134,6 +159,14 @@ NETWORK = {
     "pass_descriptors": (
         "import os, socket\na, b = socket.socketpair()\n"
         "while True: socket.send_fds(a, [b'x'], [a.fileno(), b.fileno()]); print('LEAK')"
+    ),
+}
+
+NETWORK |= {
+    "all_families": (
+        "import socket\nfor family in range(64):\n    for kind in range(1, 11):\n"
+        "        try: socket.socket(family, kind).close(); print('LEAK', family, kind)\n"
+        "        except OSError: pass"
     ),
 }
 
@@ -208,6 +241,23 @@ KERNEL = {
     "call('prlimit64', 1 << 32 | @TEMPLATE@, 7, bytes(16), None)\n",
 }
 
+KERNEL |= {
+    "new_calls": CALLS + "import errno\nallowed = (436, 439)\n"
+    "for n in [*range(424, 700), *range(1000, 1100)]:\n    if n not in allowed:\n"
+    "        result = libc.syscall(ctypes.c_long(n), *[ctypes.c_long(-1)] * 6)\n"
+    "        if result >= 0 or ctypes.get_errno() not in (errno.EPERM, errno.ENOSYS):\n"
+    "            print('LEAK', n, result, ctypes.get_errno())",
+    "moving_data": CALLS
+    + "NR |= dict(splice=(275, 76), tee=(276, 77), process_vm_writev=(311, 271),\n"
+    "    move_pages=(279, 239), mbind=(237, 235), set_mempolicy=(238, 237), remap_file_pages=(216, 234),\n"
+    "    kexec_load=(246, 104), lookup_dcookie=(212, 18), nfsservctl=(180, 42), vhangup=(153, 58),\n"
+    "    iopl=(172, 1000), ioperm=(173, 1000), modify_ldt=(154, 1000), uselib=(134, 1000))\n"
+    "r, w = os.pipe()\nfor name in ('splice', 'tee'): call(name, r, 0, w, 0, 1, 2)\n"
+    "for name in ('move_pages', 'mbind', 'set_mempolicy', 'remap_file_pages', 'kexec_load',\n"
+    "    'lookup_dcookie', 'nfsservctl', 'vhangup', 'iopl', 'ioperm', 'modify_ldt', 'uselib'):\n"
+    "    call(name, 0, 0, 0, 0, 0, 0)\n",
+}
+
 BETWEEN = {
     "builtins": "import builtins\nbuiltins.print = lambda *a: None\nbuiltins.KEPT = 1",
     "modules": "import json, sys\njson.dumps = lambda x: 'forged'\nsys.modules['math'] = None",
@@ -215,6 +265,15 @@ BETWEEN = {
     "heap": "held = [b''.join([b'OLD', b'_SECRET_', b'WORD'] * 9) for _ in range(1000)]",
     "environment": "import os\nos.environ['KEPT'] = '1'\nos.chdir('/')\nos.umask(0o777)",
     "collector": "import gc, sys\ngc.disable()\nsys.setrecursionlimit(50)\nsys.setswitchinterval(100)",
+    "signals": (
+        "import signal\nfor n in range(1, 65):\n    try: signal.signal(n, signal.SIG_IGN)\n"
+        "    except (OSError, ValueError): pass\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))"
+    ),
+    "open_files": (
+        "import os, sys\nfor name in (os.__file__, sys.executable, '.'):\n"
+        "    try:\n        for _ in range(60): os.dup(os.open(name, os.O_RDONLY))\n"
+        "    except OSError: break"
+    ),
     "linecache": "import linecache, sys\nlinecache.cache.clear()\nsys.stdin.close()",
 }
 

@@ -61,6 +61,16 @@ TIME = {
     "parser": "eval('(' * 150 + ')' * 150)\nwhile True: compile('x=' + '-' * 80 + '1', 'f', 'exec')",
     "alarm_off": "import signal; signal.alarm(0); signal.setitimer(0, 0)\nwhile True: pass",
     "waits_for_input": "import os, select\nr, w = os.pipe()\nselect.select([r], [], [])",
+    "relay": (  # the CPU time of children that nobody waits for is in no sum of the kernel's
+        "import os, signal, time\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nwhile True:\n"
+        "    try: pid = os.fork()\n    except OSError: pid = -1\n    if pid == 0:\n"
+        "        end = time.monotonic() + 0.005\n        while time.monotonic() < end: pass\n"
+        "        os._exit(0)\n    time.sleep(0.005)"
+    ),
+    "timer_storm": (
+        "import signal\nsignal.signal(signal.SIGALRM, lambda *a: None)\n"
+        "signal.setitimer(signal.ITIMER_REAL, 1e-6, 1e-6)\nwhile True: pass"
+    ),
 }
 
 PROCESSES = {
@@ -97,6 +107,26 @@ PROCESSES = {
     "clone_parent": CALLS + "print(libc.syscall(ctypes.c_long(NR['clone'][column]), "
     "ctypes.c_long(0x8000 | 17), ctypes.c_long(0), ctypes.c_long(0), ctypes.c_long(0), "
     "ctypes.c_long(0)) >= 0 and 'LEAK')",
+}
+
+PROCESSES |= {
+    "zombies": (
+        "import os, time\nwhile True:\n    try:\n        if os.fork() == 0: os._exit(0)\n"
+        "    except OSError: time.sleep(0.01)"
+    ),
+    "orphans": (
+        "import os\nwhile True:\n    try:\n        if os.fork() == 0:\n            os.fork()\n"
+        "            os._exit(0)\n    except OSError: pass"
+    ),
+    "executes_itself": (
+        "import os, sys\nopen('p.py', 'w').write('import os, sys\\n"
+        "os.execv(sys.executable, [sys.executable, __file__])')\n"
+        "os.execv(sys.executable, [sys.executable, 'p.py'])"
+    ),
+    "output_from_behind": (
+        "import os, time\nif os.fork():\n    print('done', flush=True)\n    os._exit(0)\n"
+        "os.setsid()\nwhile True: os.write(1, b'x' * 4096)"
+    ),
 }
 
 MEMORY = {
@@ -146,6 +176,24 @@ MEMORY = {
     "locked": CALLS + "x = bytearray(2**26)\nprint(libc.mlockall(3) == 0 and 'LEAK')",
 }
 
+MEMORY |= {
+    "sparse_pages": (
+        "import mmap\nheld = []\nwhile True:\n    m = mmap.mmap(-1, 2**26, flags=0x4022)\n"
+        "    for at in range(0, 2**26, 4096): m[at] = 1\n    held.append(m)"
+    ),
+    "stacks": (
+        "import threading, time\nthreading.stack_size(2**25)\n"
+        "def deep(n): return time.sleep(60) if n == 0 else deep(n - 1)\n"
+        "while True: threading.Thread(target=deep, args=(900,), daemon=True).start()"
+    ),
+    "mapped_file_over_forks": (
+        "import mmap, os, time\nf = open('f', 'wb+'); f.truncate(2**22)\n"
+        "for _ in range(3): os.fork()\n"
+        "held = [mmap.mmap(f.fileno(), 2**22, flags=mmap.MAP_PRIVATE) for _ in range(12)]\n"
+        "for m in held: m[:] = b'x' * 2**22\ntime.sleep(60)"
+    ),
+}
+
 DISK = {
     "full": "with open('f', 'wb') as f:\n    while True: f.write(bytes(2**20))",
     "full_quietly": (
@@ -189,6 +237,25 @@ DISK = {
     ),
 }
 
+DISK |= {
+    "deleted_but_open": (
+        "import os\nheld = []\nwhile True:\n    f = open('f', 'wb'); os.unlink('f'); held.append(f)\n"
+        "    f.write(bytes(2**20)); f.flush()"
+    ),
+    "reserved": (
+        "import os\nfd = os.open('f', os.O_RDWR | os.O_CREAT)\n"
+        "os.posix_fallocate(fd, 0, 2**26)\nprint('LEAK')"
+    ),
+    "names": (
+        "import os\nopen('f', 'w').close()\nn = 0\ntry:\n    while n < 5000:\n"
+        "        os.link('f', f'{n}'.rjust(200, 'x')); n += 1\nexcept OSError: pass\n"
+        "print('LEAK' if n > 100 else n)"
+    ),
+    "attributes": (
+        "import os\nopen('f', 'w').close()\nos.setxattr('f', 'user.x', b'x' * 60000)\nprint('LEAK')"
+    ),
+}
+
 OUTPUT = {
     "flood": "while True: print('x' * 65536)",
     "flood_errors": "import sys\nwhile True: sys.stderr.write('x' * 65536)",
@@ -205,6 +272,15 @@ OUTPUT = {
         "    except OSError: pass"
     ),
     "flood_slowly": ("import os, time\nwhile True: os.write(1, b'x' * 20_000); time.sleep(0.001)"),
+}
+
+OUTPUT |= {
+    "opened_again": (
+        "for name in ('/dev/stdout', '/proc/self/fd/1'):\n    try:\n"
+        "        with open(name, 'wb') as f:\n            while True: f.write(b'x' * 65536)\n"
+        "    except OSError as error: print(error)"
+    ),
+    "through_the_error": "import os\nwhile True: os.writev(2, [b'x' * 65536] * 16)",
 }
 
 READING = {

@@ -237,7 +237,7 @@ def test_a_session_ends_at_a_limit_and_does_not_run_on(strongest: Sandbox) -> No
         )
         async with strongest.session(PATIENT) as session:
             await session.run(program)
-            assert session._worker is not None
+            assert isinstance(session._worker, WorkerProcess)
             family = [*descendants([session._worker.pid])]
             deadline = time.monotonic() + 60
             while all(map(alive, family)):
@@ -257,7 +257,7 @@ def test_a_session_finds_nothing_of_the_one_before(sandbox: Sandbox) -> None:
             async with sandbox.session(PATIENT) as session:
                 assert (await session.run("'x' in globals()")).stdout == "False\n"
                 await session.run("x = 1\nimport builtins; builtins.x = 1")
-                assert session._worker is not None
+                assert isinstance(session._worker, WorkerProcess)
                 workers.append(session._worker.pid)
         return workers
 

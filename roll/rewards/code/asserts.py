@@ -148,7 +148,7 @@ class _Candidate:
             await self._start()
         if self.ended is None and self._side is not None:
             answer = await self._side.ask("tell", json.dumps(asked))
-            if isinstance(answer, dict):
+            if isinstance(answer, dict) and _can_be_told(answer):
                 return answer
             self.ended = without_result(self._side.last)
         return {"ended": True}
@@ -172,6 +172,15 @@ class _Candidate:
         outcome = await self.program.run(self.sandbox, stdin, self.limits)
         self.ended = ended_well(outcome)
         return {"value": outcome.stdout} if self.ended is None else {"ended": True}
+
+
+def _can_be_told(answer: dict[str, Any]) -> bool:
+    """Return whether an answer can be written again: a program may have nested it too deep."""
+    try:
+        json.dumps(answer)
+    except RecursionError:
+        return False
+    return True
 
 
 def _verdicts(said: dict[str, Any], ended: Verdict | None) -> list[Verdict]:

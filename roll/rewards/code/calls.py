@@ -158,12 +158,11 @@ def _judge(call: Call, told: list[str]) -> Verdict:
         if "raised" in result:
             return Verdict(Kind.RAISED, str(result["raised"]))
         found = decode(json.dumps(result["value"]))
-    except (ValueError, TypeError, KeyError) as error:
+        if same(call.expected, _as_json(found)):
+            return Verdict(Kind.PASSED)
+        return Verdict(Kind.WRONG, f"returned {encode(found)[:200]}")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         return Verdict(Kind.WRONG, f"no readable result: {error}")
-    if same(call.expected, _as_json(found)):
-        return Verdict(Kind.PASSED)
-    shown = encode(found)
-    return Verdict(Kind.WRONG, f"returned {shown[:200]}")
 
 
 def _as_json(value: Any) -> Any:

@@ -33,6 +33,8 @@ async def judge_by_checker(
 ) -> Verdict:
     """Return the verdict of a row's checker on an output.
 
+    An output on which the checker fails is wrong, unless the checker fails on the right one, too.
+
     A checker that defines `check(input, output, expected)` returns True, or a number that is 1 or
     more, for a right output. Any other is a script with the names of three files as arguments. It
     ends with exit code 0 for a right output, and if it prints a number at last, this is 1 or more.
@@ -40,6 +42,24 @@ async def judge_by_checker(
     Raises:
         SandboxError: the checker failed; this is never the program's doing.
     """
+    try:
+        return await _judged(sandbox, checker, case, output, limits)
+    except _CheckerFailedError:
+        pass
+    try:
+        await _judged(sandbox, checker, case, case.expected, limits)
+    except _CheckerFailedError as error:
+        raise SandboxError(f"the row's checker failed on the right output: {error}") from None
+    return Verdict(Kind.WRONG, "the checker fails on the output")
+
+
+class _CheckerFailedError(Exception):
+    """Error: a checker gave no verdict on an output."""
+
+
+async def _judged(
+    sandbox: Sandbox, checker: Checker, case: TextCase, output: str, limits: Limits
+) -> Verdict:
     if _DEFINES.search(checker.text):
         return await _call(sandbox, checker, case, output, limits)
     contents = {"input": case.stdin, "output": output, "expected": case.expected}
@@ -49,7 +69,7 @@ async def judge_by_checker(
     told = outcome.stdout.split()
     score = _number(told[-1]) if told else None
     if outcome.exit_code is None or "Traceback (most recent" in outcome.stderr:
-        raise SandboxError(f"the row's checker failed: {outcome.reason} {outcome.stderr[-500:]}")
+        raise _CheckerFailedError(f"{outcome.reason} {outcome.stderr[-500:]}")
     return _verdict(outcome.ok and (score is None or score >= 1))
 
 
@@ -69,7 +89,7 @@ async def _call(
     outcome = await sandbox.run(_CALL, json.dumps(task), limits=limits)
     told = results(outcome.stdout, nonce).get(0, [])
     if len(told) != 1:
-        raise SandboxError(f"the row's checker failed: {outcome.reason} {outcome.stderr[-500:]}")
+        raise _CheckerFailedError(f"{outcome.reason} {outcome.stderr[-500:]}")
     return _verdict(json.loads(told[0]) >= 1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import importlib.util
 import secrets
 import sys
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ def parsed(tests: Suite) -> Parsed:
         ValueError: they are no Python, or without asserts where these are the cases.
     """
     tree = _parse(tests)
+    _add_helpers(tree, tests)
     note = f"judged_{secrets.token_hex(8)}"
     names, modules = sorted(_free_names(tree)), sorted(_modules(tree))
     if tests.style == "asserts":
@@ -57,6 +59,38 @@ def _parse(tests: Suite) -> ast.Module:
     if tests.entry is not None and "check" in defined and "check" not in called:
         tree.body.append(ast.parse(f"check({tests.entry})").body[0])
     return tree
+
+
+_ALIASES = {"np": "numpy", "pd": "pandas"}
+
+
+def _add_helpers(tree: ast.Module, tests: Suite) -> None:
+    """Put before the tests what they use, and what a program must not replace: functions of the
+    text that it continues, and modules of Python that nobody imports."""
+    helpers = {
+        node.name: node
+        for node in _parsed_or_none(tests.prelude)
+        if isinstance(node, ast.FunctionDef) and node.name != tests.entry
+    }
+    while wanted := _free_names(tree) & helpers.keys():
+        tree.body[:0] = [helpers[name] for name in sorted(wanted)]
+    called = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    others = {
+        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called
+    }
+    for name in sorted(_free_names(tree) - others):
+        module = _ALIASES.get(name, name)
+        is_known = name in sys.stdlib_module_names or name in _ALIASES
+        if is_known and importlib.util.find_spec(module) is not None:
+            tree.body.insert(0, ast.Import([ast.alias(module, name if name != module else None)]))
+
+
+def _parsed_or_none(text: str) -> list[ast.stmt]:
+    """Return the statements of a text; none if it is no Python as it is."""
+    try:
+        return ast.parse(text).body
+    except (SyntaxError, ValueError, RecursionError):
+        return []
 
 
 def _free_names(tree: ast.Module) -> set[str]:

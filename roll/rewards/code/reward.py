@@ -159,10 +159,10 @@ def check_code(
     """Raise ConfigError if the language has no tools here, or cannot run at the level."""
     if language == "python":
         return
-    places_of(language)
     level = (sandbox or SandboxSettings()).level
-    if level in ("landlock", "strict"):
+    if level in ("landlock", "strict", "remote"):
         raise ConfigError(
-            f"language: programs in {language} are processes of their own, which only the level "
-            f"`namespaces` allows; found sandbox.level = {level}"
+            f"language: programs in {language} are processes of their own, with tools of this "
+            f"machine, which only the level `namespaces` allows; found sandbox.level = {level}"
         )
+    places_of(language)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 MOST_ITEMS = 100_000
 """Items of an iterator that are told."""
+_MOST_ALIKE = 100
+"""Keys with the same hash. Each costs a comparison with all of them."""
 
 ENCODE = f"""
 import collections as _c, datetime as _d, decimal as _m, fractions as _f, itertools as _i
@@ -69,12 +72,20 @@ def _named_tuple(inner):
     name, fields, items = inner
     return _c.namedtuple(name, fields)(*items)
 
+def _keys(items):
+    return items
+
+def _dict(pairs):
+    _keys([key for key, _ in pairs])
+    return dict(pairs)
+
 _MADE = {
-    "list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": _c.deque,
-    "iterator": iter,
-    "dict_keys": lambda items: dict.fromkeys(items).keys(),
+    "list": list, "tuple": tuple, "deque": _c.deque, "iterator": iter,
+    "set": lambda items: set(_keys(items)),
+    "frozenset": lambda items: frozenset(_keys(items)),
+    "dict_keys": lambda items: dict.fromkeys(_keys(items)).keys(),
     "dict_values": lambda items: dict(enumerate(items)).values(),
-    "dict_items": lambda items: dict(items).items(),
+    "dict_items": lambda items: _dict(items).items(),
 }
 _MAPPED = {
     "dict": dict, "OrderedDict": _c.OrderedDict, "Counter": _c.Counter,
@@ -96,7 +107,7 @@ def decode(found, other=None):
     if kind in _READ:
         return _READ[kind](inner)
     if kind in _MAPPED:
-        return _MAPPED[kind]({decode(k, other): decode(v, other) for k, v in inner})
+        return _MAPPED[kind](_dict([(decode(k, other), decode(v, other)) for k, v in inner]))
     if kind == "namedtuple":
         return _named_tuple([inner[0], inner[1], [decode(each, other) for each in inner[2]]])
     if kind in _MADE:
@@ -114,6 +125,17 @@ exec(ENCODE + DECODE, _namespace)
 for _costly in ("Fraction", "Decimal"):
     del _namespace["_READ"][_costly]
 _namespace["_named_tuple"] = lambda inner: tuple(inner[2])
+
+
+def _spread(keys: list[Any]) -> list[Any]:
+    """Return the keys of a set or dict, unless they were chosen so that it takes long to make."""
+    hashes = Counter(map(hash, keys))
+    if hashes and max(hashes.values()) > _MOST_ALIKE:
+        raise ValueError(f"more than {_MOST_ALIKE} keys have one hash")
+    return keys
+
+
+_namespace["_keys"] = _spread
 
 
 def encode(value: Any) -> str:

@@ -9,15 +9,16 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Self
 from weakref import WeakKeyDictionary
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from roll.config.base import Config
 from roll.config.errors import ConfigError
 from roll.rewards.packages import optional_package
-from roll.sandbox import Limits, Sandbox
+from roll.sandbox import Limits, Remote, Sandbox
+from roll.sandbox.remote.messages import TOKEN_VARIABLE
 
 _PARTS_OF_PYTEST = ("_pytest.assertion.rewrite", "_pytest.python", "_pytest.terminal")
 """Modules that pytest imports when it starts."""
@@ -40,17 +41,49 @@ class LimitSettings(Config):
         return Limits(cpu_s=self.cpu_s, wall_s=wall_s, memory_mb=self.memory_mb)
 
 
+class RemoteSettings(Config):
+    """Hosts that run programs. The token is in the environment variable ROLL_SANDBOX_TOKEN."""
+
+    urls: tuple[str, ...] = Field(min_length=1)
+    """Addresses, `http://` or `https://`. Programs go to the host that has the least to do."""
+    protocol: Literal["roll", "sandbox_fusion", "piston"] = "roll"
+    """`roll`: `roll sandbox serve`. The others have no sessions, so they judge by standard input
+    and output, and by calls of functions."""
+    patience_s: float = Field(default=120.0, gt=0)
+    """How long a program waits for a host that has room or answers again."""
+
+    @model_validator(mode="after")
+    def _has_addresses(self) -> Self:
+        self.remote(None)
+        return self
+
+    def remote(self, token: str | None) -> Remote:
+        """Return them as the sandbox takes them."""
+        return Remote(self.urls, self.protocol, token, self.patience_s)
+
+
 class SandboxSettings(Config):
     """Settings of the sandbox that runs programs."""
 
-    level: Literal["auto", "namespaces", "landlock", "strict", "none"] = "auto"
+    level: Literal["auto", "namespaces", "landlock", "strict", "remote", "none"] = "auto"
     """Level of isolation; `auto`: the strongest that passes its self-test on the machine."""
     workers: int | None = Field(default=None, ge=1)
-    """Programs that run at the same time. Left out: one for each core."""
+    """Programs that run at the same time. Left out: one for each core, with `remote` as many as the
+    hosts run."""
     preload: tuple[str, ...] = ()
     """Modules that programs find imported, such as `numpy`."""
     readable: tuple[str, ...] = ()
     """Further folders that programs may read and import from."""
+    remote: RemoteSettings | None = None
+    """Hosts of the level `remote`."""
+
+    @model_validator(mode="after")
+    def _fits_the_level(self) -> Self:
+        if (self.level == "remote") != (self.remote is not None):
+            raise ValueError("`remote` names the hosts of `level: remote`; write both, or neither")
+        if self.remote is not None and (self.preload or self.readable):
+            raise ValueError("`preload` and `readable` are options of `roll sandbox serve` here")
+        return self
 
 
 @dataclass(eq=False)
@@ -96,6 +129,8 @@ async def open_pytest_sandbox(settings: SandboxSettings) -> OpenSandbox:
         ConfigError: pytest is missing.
         NoLevelError: see `open_sandbox`.
     """
+    if settings.level == "remote":
+        return await open_sandbox(settings)  # whose programs import it; a host may preload it
     optional_package("pytest", "pytest", "pytest files are run")
     preload = tuple(dict.fromkeys((*settings.preload, "pytest", *_PARTS_OF_PYTEST)))
     opened: OpenSandbox = await open_sandbox(
@@ -116,10 +151,25 @@ def _made(settings: SandboxSettings, more: tuple[str, ...]) -> OpenSandbox:
 def _opened(settings: SandboxSettings, more: tuple[str, ...]) -> OpenSandbox:
     """Return the sandbox with these settings, made once in each process, and the number of programs
     that it runs at a time."""
-    sandbox = Sandbox(
+    sandbox = new_sandbox(settings, more=more)
+    return OpenSandbox(sandbox, sandbox.width)
+
+
+def new_sandbox(settings: SandboxSettings, *, more: tuple[str, ...] = ()) -> Sandbox:
+    """Return a sandbox with these settings, which whoever asks for it closes.
+
+    Args:
+        settings: as in the config.
+        more: further folders that its programs may read.
+
+    Raises:
+        NoLevelError: see `open_sandbox`.
+    """
+    hosts = settings.remote
+    return Sandbox(
         settings.level,
         workers=settings.workers,
         preload=settings.preload,
         readable=(*settings.readable, *more),
+        remote=None if hosts is None else hosts.remote(os.environ.get(TOKEN_VARIABLE)),
     )
-    return OpenSandbox(sandbox, settings.workers or len(os.sched_getaffinity(0)))

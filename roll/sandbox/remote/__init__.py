@@ -1,0 +1,1 @@
+"""The level `remote`: programs run on other hosts, which are asked over HTTP."""
