@@ -32,7 +32,7 @@ class SampleTable(Batch):
     """Generated samples on their way through reward, scoring, advantage and training: numbers of
     whole samples, and where their tokens are.
 
-    The fields that `RolloutBatch` has too mean the same. `dense` (`roll/rollout/assemble.py`) makes
+    The fields that `RolloutBatch` has too mean the same. `dense` (`roll/rollout/dense.py`) makes
     a `RolloutBatch` of it, which the ranks do with their own rows, and the driver only where an
     algorithm computes with single tokens of all samples.
     """

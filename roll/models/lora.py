@@ -144,7 +144,9 @@ def plain_name(name: str) -> str | None:
 
 
 def deltas(model: PreTrainedModel) -> dict[str, Delta]:
-    """Return the adapter's change of each adapted weight, by the name of the weight."""
+    """Return the adapter's change of each adapted weight, by the name of the weight in checkpoints
+    of the model without the adapter. The changes hold the factors that are trained, no copies;
+    without an adapter there are none."""
     return {
         f"{name}.weight": Delta(
             layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight, layer.scaling[ADAPTER]

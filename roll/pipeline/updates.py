@@ -60,8 +60,9 @@ def updates(
 
 
 def weighed(update: S, aggregation: Aggregation, aggregation_tokens: int | None) -> S:
-    """Return all rows of an update with their `token_weights`; the arguments are those of
-    `updates`."""
+    """Return all rows of an update with their `token_weights`, in which `sample_weights` are
+    contained: float32, `[B]` in a `SampleTable`, `[B, T]` in a `RolloutBatch`. The arguments are
+    those of `updates`; ValueError: see `row_weights`."""
     tokens_B = update.trained_tokens()
     weights_B = row_weights(tokens_B, aggregation, max_tokens=aggregation_tokens).float()
     if update.sample_weights is not None:

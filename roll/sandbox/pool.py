@@ -97,7 +97,8 @@ class Pool(Generic[W]):
             thread.join()
 
     def _work(self, place: int) -> None:
-        """Run jobs on a worker until the pool closes; replace the worker when it is lost."""
+        """Run jobs on a worker until the pool closes. Replace the worker when it is lost, and run
+        its job again; a job with which `_ATTEMPTS` workers are lost fails with the error."""
         while (ticket := self._waiting.get()) is not None:
             if not ticket.future.set_running_or_notify_cancel():
                 continue

@@ -120,3 +120,20 @@ def test_a_new_engine_serves_only_once_it_has_the_weights_of_the_trainer() -> No
         return await running
 
     assert counts_up(finish(run()), 2)
+
+
+def test_after_a_push_that_was_cancelled_nobody_serves_with_half_of_it() -> None:
+    fleet = fleet_of(*writers(2))
+
+    async def push(indices: Sequence[int]) -> None:
+        await asyncio.sleep(3600)
+
+    async def update() -> None:
+        updating = asyncio.ensure_future(fleet.update_weights(1, push))
+        await turns(10)
+        updating.cancel()
+        await asyncio.gather(updating, return_exceptions=True)
+
+    finish(update())
+    assert [replica.serving for replica in fleet.replicas] == [False, False]
+    assert [replica.loading for replica in fleet.replicas] == [False, False]

@@ -254,8 +254,11 @@ class Episode:
 def plain(value: Any) -> Any:
     """Return a value as JSON knows it: numbers of other packages as numbers, a message as a dict.
 
+    Keys of mappings become text, at every depth.
+
     Raises:
         TypeError: JSON has no form for it.
+        ValueError, RuntimeError: an array or tensor that has not exactly one element.
     """
     if value is None or isinstance(value, (str, bool, int, float)):
         return value

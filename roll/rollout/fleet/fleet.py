@@ -242,7 +242,7 @@ class Fleet:
             if not self.continue_in_flight:
                 await self.leave(serving)
             yield
-        except Exception:
+        except BaseException:  # also if the push was cancelled
             for replica in replicas:
                 replica.mark_weights_incomplete()
             raise

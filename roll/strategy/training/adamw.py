@@ -24,8 +24,8 @@ def options(config: OptimizerConfig) -> dict[str, Any]:
 def groups(params: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
     """Split parameters into a group with weight decay and a group without.
 
-    Matrices decay. Norms and biases, which have fewer than two axes, do not: pulling them to zero
-    only hurts.
+    Matrices decay, by the `weight_decay` of the optimizer. Norms and biases, which have fewer than
+    two axes, do not: pulling them to zero only hurts. A group without parameters is left out.
     """
     found: list[dict[str, Any]] = [
         {"params": [p for p in params if p.dim() >= 2]},

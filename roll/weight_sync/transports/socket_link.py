@@ -99,8 +99,12 @@ class Link:
     def break_off(self, reason: str) -> None:
         """End this side's wait for the other side; to be called from another thread.
 
-        The other side can still be sent the reason within a short time limit, unless a message to
-        it was interrupted.
+        The wait ends with a WeightSyncError which says that the connection was closed. The other
+        side can still be sent the reason within a short time limit, unless a message to it was
+        interrupted.
+
+        Args:
+            reason: not used here; `Abort.when_given_up` calls this method with it.
         """
         with contextlib.suppress(OSError):  # closed already, or not yet connected
             self._socket.settimeout(_LAST_WORDS_S)

@@ -62,7 +62,8 @@ class Gigpo:
 
 
 def _anchors(turns: list[Turn]) -> Tensor:
-    """Return a number for each state, int64 `[S]`; a turn without a state has one of its own."""
+    """Return a number for the state of each turn, int64 `[S]`. Equal states have equal numbers,
+    also in turns of different prompts; a turn without a state has a number of its own."""
     numbers: dict[str, int] = {}
     anchors = []
     for place, turn in enumerate(turns):

@@ -109,7 +109,8 @@ def _answer(
 
 
 def _source_names(model: Any, path: str) -> list[str]:
-    """Return the checkpoint names of the tensors that a linear layer of vLLM holds."""
+    """Return the checkpoint names of the weights, without biases, that a linear layer of vLLM
+    holds, in the order in which it stacks their rows."""
     parent, _, leaf = path.rpartition(".")
     parts = model.packed_modules_mapping.get(leaf, [leaf])
     return [f"{parent}.{part}.weight" for part in parts]
