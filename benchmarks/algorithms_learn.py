@@ -20,8 +20,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script also ru
 from benchmarks.learning import ROOT, Job, curve, draw, make_tasks, run_all
 
 LIFT = 0.3
-FOR_EPISODES = ("gigpo", "turn_ppo")
-"""Presets that compare turns, which this task has not; `agents_learn.py` runs them."""
 OTHER_SETTINGS: Mapping[str, tuple[dict[str, Any], str]] = {
     "ppo": (
         {"critic": {"pool": "all", "optimizer": {"lr": 1e-3}}},
@@ -73,8 +71,7 @@ def table(jobs: list[Job]) -> tuple[str, bool]:
 
 
 def main() -> None:
-    every = (path.stem for path in (ROOT / "roll/config/presets").glob("*.yaml"))
-    known = sorted(name for name in every if name not in FOR_EPISODES)
+    known = sorted(path.stem for path in (ROOT / "roll/config/presets").glob("*.yaml"))
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--presets", default=",".join(known))
     parser.add_argument("--seeds", type=int, default=3)
