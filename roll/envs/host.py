@@ -19,7 +19,7 @@ from roll.core.threads.bounded import BlockedLoopError, run_bounded
 from roll.core.threads.daemon_threads import DaemonThreads, TooManyHungError
 from roll.core.threads.loop_thread import LoopThread
 from roll.data.chat.turns import Turns
-from roll.envs.api import Action, Env, Hearing, ToldEnv, messages_of
+from roll.envs.api import Action, Env, Hearing, ToldEnv, finite, messages_of
 from roll.rewards.thinking import without_thoughts
 
 logger = logging.getLogger(__name__)
@@ -203,9 +203,10 @@ class EnvHost:
         """
         try:
             return read(answer)
-        except (TypeError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001  # methods of the environment's objects run here
+            told = error if isinstance(error, TypeError | ValueError) else repr(error)
             raise EnvironmentFailedError(
-                f"environment {self.name!r}: the result of {what} is wrong: {error}"
+                f"environment {self.name!r}: the result of {what} is wrong: {told}"
             ) from None
 
     def _opened(self, answer: Any) -> Observed:
@@ -264,8 +265,9 @@ def _numbers(info: Mapping[str, Any]) -> dict[str, float]:
     """Return the finite numbers and bools of `info`."""
     found = {}
     for key, value in info.items():
-        if isinstance(value, bool | int | float) and key != "state" and math.isfinite(value):
-            found[str(key)] = float(value)
+        number = finite(value)
+        if number is not None and key != "state":
+            found[str(key)] = number
     return found
 
 

@@ -46,12 +46,16 @@ async def ask(task: AgentTask, messages: list[Any], **more: Any) -> str:
 def played(agent: Callable[[AgentTask], Any], *answers: str, **config: Any) -> list[Observed]:
     """What the agent says, turn by turn; the policy gives these answers."""
 
+    tokenizer = char_tokenizer()
+    refusal = "{% if messages[0].role == 'nobody' %}{{ raise_exception('who?') }}{% endif %}"
+    tokenizer.chat_template = f"{refusal}{tokenizer.chat_template}"
+
     async def main() -> list[Observed]:
         host = AgentHost(
             "helper",
             EnvironmentConfig(agent="a:b", **config),
             agent,
-            Turns(char_tokenizer(), settings_of(), frozenset({END})),
+            Turns(tokenizer, settings_of(), frozenset({END})),
         )
         try:
             seen = [await host.open("e", 7, {"question": "2+2"})]
@@ -200,6 +204,22 @@ async def sleeps(task: AgentTask) -> float:
     return 1.0
 
 
+async def boasts(task: AgentTask) -> int:
+    await ask(task, [user("go")])
+    return 10**400
+
+
+async def boasts_more(task: AgentTask) -> dict[str, int]:
+    await ask(task, [user("go")])
+    return {"reward": 10**5000}
+
+
+async def mumbles(task: AgentTask) -> float:
+    await ask(task, [user("go")])
+    await ask(task, [{"role": "nobody", "content": "go"}])
+    return 1.0
+
+
 async def silent(task: AgentTask) -> float:
     return 1.0
 
@@ -210,6 +230,9 @@ async def silent(task: AgentTask) -> float:
         (raises, "the agent raised ValueError: lost its way"),
         (leaves, r"the agent raised RuntimeError: the agent called sys.exit\(2\)"),
         (forgets, "must return a finite number, or a dict with `reward`; found None"),
+        (boasts, "must return a finite number, or a dict with `reward`; found 1000000"),
+        (boasts_more, "must return a finite number, or a dict with `reward`; Exceeds the limit"),
+        (mumbles, "messages of the agent's request cannot be rendered: .*who"),
         (sleeps, "the agent neither asked nor ended within 0.3 s"),
         (silent, "the agent ended without a request to the policy"),
     ],

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import math
 import secrets
 from array import array
 from collections.abc import Callable, Mapping
@@ -33,6 +32,7 @@ from roll.envs.agents.conversations import (
     response,
     shown,
 )
+from roll.envs.api import finite
 from roll.envs.host import Observed
 
 logger = logging.getLogger(__name__)
@@ -185,14 +185,23 @@ class AgentHost:
     def _observed(
         self, running: _Episode, request: ChatRequest, answer: asyncio.Future[tuple[str, str]]
     ) -> Observed:
-        """Return a request as what an environment says."""
+        """Return a request as what an environment says.
+
+        EnvironmentFailedError if its messages cannot be rendered or tokenized.
+        """
         number, new, begins = running.conversations.place(request.messages)
         running.asking = (number, request, answer)
-        if begins:
-            tokens, text = self.turns.opening(request.messages)
-        else:
-            tokens = self.turns.reply(new, last=running.last_tokens[number])
-            text = "\n".join(message.content for message in new)
+        try:
+            if begins:
+                tokens, text = self.turns.opening(request.messages)
+            else:
+                tokens = self.turns.reply(new, last=running.last_tokens[number])
+                text = "\n".join(message.content for message in new)
+        except (TypeError, ValueError) as error:
+            raise EnvironmentFailedError(
+                f"environment {self.name!r}: the messages of the agent's request cannot be "
+                f"rendered: {error}"
+            ) from None
         return Observed(
             tokens,
             text,
@@ -216,19 +225,14 @@ class AgentHost:
             raise EnvironmentFailedError(
                 f"environment {self.name!r}: the agent raised {type(error).__name__}: {error}"
             ) from error
-        info = dict(value) if isinstance(value, Mapping) else {"reward": value}
-        reward = info.pop("reward", None)
-        if not isinstance(reward, bool | int | float) or not math.isfinite(reward):
+        try:
+            return _read_end(value)
+        except Exception as error:  # noqa: BLE001  # methods of the agent's objects run here
+            told = error if isinstance(error, ValueError) else repr(error)
             raise EnvironmentFailedError(
                 f"environment {self.name!r}: the agent must return a finite number, or a dict with "
-                f"`reward`; found {repr(value)[:80]}"
-            )
-        numbers = {
-            str(key): float(each)
-            for key, each in info.items()
-            if isinstance(each, bool | int | float) and math.isfinite(each)
-        }
-        return Observed(array("i"), "", reward=float(reward), terminated=True, info=numbers)
+                f"`reward`; {told}"
+            ) from None
 
     async def _serve(self) -> None:
         """Start the endpoint, unless it runs."""
@@ -274,6 +278,18 @@ class AgentHost:
             await streamed.write(chunk)
         await streamed.write_eof()
         return streamed
+
+
+def _read_end(value: Any) -> Observed:
+    """Return what an agent returned as the end of its episode; ValueError, with what was found, if
+    it has no finite reward."""
+    info = dict(value) if isinstance(value, Mapping) else {"reward": value}
+    reward = finite(info.pop("reward", None))
+    if reward is None:
+        raise ValueError(f"found {repr(value)[:80]}")
+    numbers = {str(key): finite(each) for key, each in info.items()}
+    known = {key: number for key, number in numbers.items() if number is not None}
+    return Observed(array("i"), "", reward=reward, terminated=True, info=known)
 
 
 def _refusal(status: int, text: str) -> web.Response:
