@@ -149,6 +149,9 @@ def test_a_stream_has_the_whole_answer() -> None:
         ({"messages": []}, "`messages` is empty"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only text"),
         ({"max_tokens": -1}, "`max_tokens` must be a whole number above 0"),
+        ({"max_completion_tokens": 0}, "`max_completion_tokens` must be a whole number above 0"),
+        ({"stop": 3}, "`stop` must be a text or a list of texts, found 3"),
+        ({"stop": ["a", None]}, "`stop` must be a text or a list of texts, found "),
     ],
 )
 def test_a_request_that_cannot_be_served_is_refused_and_the_agent_goes_on(
@@ -161,6 +164,33 @@ def test_a_request_that_cannot_be_served_is_refused_and_the_agent_goes_on(
         return float(await ask(task, [user("go")]) == "yes")
 
     assert played(agent, "yes")[-1].reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b"{", ""),
+        (b"[" * 100_000, ""),
+        (b'{"messages": [{"role": "user", "content": "go"}], "stop": 3}', ""),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', ""),
+        (b'{"messages": [], "n": 1' + b"0" * 5000 + b"}", ""),
+        (b"\xff", ""),
+        (b"{}", "; charset=none"),
+    ],
+    ids=["no end", "nested", "a number", "half a pair", "a long number", "no text", "charset"],
+)
+def test_whatever_the_body_is_the_status_is_no_error_of_the_server(body: bytes, kind: str) -> None:
+    def agent(task: AgentTask) -> float:
+        headers = {"Authorization": f"Bearer {task.api_key}"}
+        headers["Content-Type"] = f"application/json{kind}"
+        url = f"{task.base_url}/chat/completions"
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=10)
+        made = OpenAI(base_url=task.base_url, api_key=task.api_key)
+        made.chat.completions.create(model="any", messages=[user("go")])  # type: ignore[list-item]
+        return float(caught.value.code == 400)
+
+    assert played(agent, "x")[-1].reward == 1.0
 
 
 def test_a_stranger_without_the_key_gets_nothing() -> None:
@@ -294,6 +324,32 @@ def test_an_answer_is_the_same_without_its_white_space_and_with_what_stopped_it(
     assert book.place(more) == (0, [Message("user", "y")], False)
     other = [begin, Message("assistant", "went"), Message("user", "y")]
     assert book.place(other)[2]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=1), inner),
+    max_leaves=3,
+)
+PARTS = st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": JSON}) | JSON, max_size=2)
+SAID = st.fixed_dictionaries({"role": st.just("user") | JSON, "content": PARTS | JSON})
+KEYS = ("stop", "max_tokens", "max_completion_tokens", "stream", "n", "logprobs", "tools")
+BODIES = st.fixed_dictionaries(
+    {"messages": st.just([user("go")]) | st.lists(SAID, max_size=2) | JSON},
+    optional=dict.fromkeys(KEYS, JSON),
+)
+
+
+@given(BODIES | JSON)
+def test_any_body_of_json_is_a_request_or_is_refused(body: Any) -> None:
+    try:
+        request = ChatRequest.of(body)
+    except RequestError:
+        return
+    texts = [*request.stop, *(text for m in request.messages for text in (m.role, m.content))]
+    assert all(isinstance(text, str) and text.encode() is not None for text in texts)
+    assert all(request.stop), "engines refuse an empty text"
+    assert request.max_new_tokens is None or request.max_new_tokens > 0
 
 
 @pytest.mark.parametrize("body", [None, [], {}, {"messages": "x"}, {"messages": [3]}])

@@ -42,20 +42,16 @@ class ChatRequest:
             raise RequestError("the body must be a JSON object with a list `messages`")
         for key, only in REFUSED.items():
             if body.get(key) not in (None, only):
-                raise RequestError(f"`{key}` = {json.dumps(body[key])[:80]} is not supported")
-        stop = body.get("stop") or ()
-        limit = body.get("max_completion_tokens") or body.get("max_tokens")
-        if limit is not None and (not isinstance(limit, int) or limit < 1):
-            raise RequestError(f"`max_tokens` must be a whole number above 0, found {limit!r}")
+                raise RequestError(f"`{key}` = {_short(body[key])} is not supported")
+        stream = body.get("stream")
+        if not isinstance(stream, bool | None):
+            raise RequestError(f"`stream` must be true or false, found {_short(stream)}")
         messages = tuple(_message(each) for each in body["messages"])
         if not messages:
             raise RequestError("`messages` is empty")
-        return cls(
-            messages,
-            (stop,) if isinstance(stop, str) else tuple(map(str, stop)),
-            limit,
-            bool(body.get("stream")),
-        )
+        limits = [_limit(body, key) for key in ("max_completion_tokens", "max_tokens")]
+        limit = next((each for each in limits if each is not None), None)
+        return cls(messages, _stop(body.get("stop")), limit, bool(stream))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,18 +154,51 @@ def _head(kind: str, model: str) -> dict[str, Any]:
     return {"id": name, "object": kind, "created": int(time.time()), "model": model}
 
 
+def _stop(value: Any) -> tuple[str, ...]:
+    """Return the strings that stop an answer: a text, a list of texts, or null for none;
+    RequestError for anything else."""
+    texts = [value] if isinstance(value, str) else [] if value is None else value
+    if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
+        raise RequestError(f"`stop` must be a text or a list of texts, found {_short(value)}")
+    return tuple(_encodable(each, "`stop`") for each in texts if each)
+
+
+def _limit(body: Mapping[str, Any], key: str) -> int | None:
+    """Return a limit of tokens; None if the request has none. RequestError if it is no whole number
+    above 0."""
+    limit = body.get(key)
+    if limit is None:
+        return None
+    if type(limit) is not int or limit < 1:
+        raise RequestError(f"`{key}` must be a whole number above 0, found {_short(limit)}")
+    return int(limit)
+
+
+def _encodable(text: str, where: str) -> str:
+    """Return the text; RequestError if it has half of a surrogate pair, which has no UTF-8 and so
+    no tokens."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"{where} has {text[error.start : error.end]!a}, half of a surrogate pair; send whole "
+            "characters"
+        ) from None
+    return text
+
+
+def _short(value: Any) -> str:
+    """Return the beginning of a value as JSON, for messages."""
+    return json.dumps(value)[:80]
+
+
 def _message(value: Any) -> Message:
     """Read a message, whose content is a text or a list of texts; RequestError if it is none."""
     if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
-        raise RequestError(f"a message must be {{role, content}}, found {json.dumps(value)[:80]}")
+        raise RequestError(f"a message must be {{role, content}}, found {_short(value)}")
     content = value.get("content")
     if isinstance(content, list):
-        kinds = {part.get("type") for part in content if isinstance(part, Mapping)}
-        if kinds - {"text"} or len(kinds) == 0:
-            raise RequestError(
-                f"a message has content of type {sorted(map(str, kinds))}; only text"
-            )
-        content = "".join(str(part.get("text", "")) for part in content)
+        content = "".join(_text_of(part) for part in content)
     if content is None:
         content = ""
     if not isinstance(content, str):
@@ -177,4 +206,14 @@ def _message(value: Any) -> Message:
     if value.get("tool_calls"):
         raise RequestError("messages with `tool_calls` are not supported")
     role = "system" if value["role"] == "developer" else value["role"]
-    return Message(role, content)
+    return Message(_encodable(role, "the role of a message"), _encodable(content, "a message"))
+
+
+def _text_of(part: Any) -> str:
+    """Return the text of a part of a message; RequestError if it is no text."""
+    text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
+    if not isinstance(text, str):
+        raise RequestError(
+            f"a part of a message must be {{type: text, text}}, found {_short(part)}; only text"
+        )
+    return text

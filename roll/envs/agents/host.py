@@ -260,7 +260,8 @@ class AgentHost:
             request = ChatRequest.of(await http.json())
         except RequestError as error:
             return _refusal(400, str(error))
-        except ValueError as error:
+        except (ValueError, LookupError, RecursionError) as error:
+            # LookupError is an unknown charset, RecursionError a list in a list in a list
             return _refusal(400, f"the body is no JSON: {error}")
         answer: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
         running.requests.put_nowait((request, answer))
