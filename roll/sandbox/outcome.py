@@ -114,3 +114,9 @@ class Outcome:
     def ok(self) -> bool:
         """True if it ended by itself with exit code 0."""
         return self.status is Status.OK
+
+
+def cancelled() -> Outcome:
+    """Return the outcome of a program that was cancelled before it began."""
+    why = "nobody waits for it any more"
+    return Outcome(Status.CANCELLED, None, None, "", "", False, 0.0, 0.0, 0.0, why)
