@@ -116,6 +116,25 @@ def test_each_broken_rule_is_told(script: dict[str, Any], message: str) -> None:
         check_env(Doors, kwargs=script, solver=looking, reward_range=(0, 1), seeds=range(2))
 
 
+def test_a_broken_rule_at_one_seed_leaves_the_others_paired_with_their_own_episodes() -> None:
+    def reset(env: Any) -> Any:
+        if env.seed == 0:
+            raise ValueError("no door")
+        return f"door {env.seed}", {}
+
+    class Numbered(Doors):
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            self.seed = seed
+            return super().reset(seed=seed, options=options)
+
+    with pytest.raises(AssertionError) as broken:
+        check_env(Numbered, kwargs={"reset": reset}, seeds=range(3))
+    assert "the same seed begins with" not in str(broken.value)
+    assert {line.partition(": ")[2] for line in str(broken.value).splitlines()} == {
+        "reset raised ValueError: no door"
+    }
+
+
 def test_state_shared_by_episodes_is_found() -> None:
     shared = []
 
