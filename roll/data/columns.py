@@ -10,6 +10,7 @@ from typing import Any
 
 from roll.config.errors import nearest
 from roll.config.sections.data import FileConfig, SourceConfig
+from roll.config.sections.environment import MAX_SEED, TaskSource
 from roll.core.errors import DataError
 from roll.core.types import Message
 from roll.data.spool import spooled
@@ -64,6 +65,32 @@ def map_row(row: RawRow, source: SourceConfig) -> PromptRow:
         tag=source.tag if columns.tag is None else text_of(values, columns.tag, row.place),
         extra=spooled({name: each for name, each in values.items() if name not in used}),
     )
+
+
+def map_task(row: RawRow, source: TaskSource) -> PromptRow:
+    """Convert a row of a file of tasks. Its column `seed`, if it has one that is not mapped, is the
+    seed of the task.
+
+    Raises:
+        DataError: a column is missing or holds the wrong type, or `seed` is no seed.
+    """
+    found = map_row(row, source)
+    if "seed" in found.extra and not _is_seed(found.extra["seed"]):
+        raise DataError(
+            f"{row.place}: column 'seed', with which the environment begins the task, must be a "
+            f"whole number from 0 to {MAX_SEED}, found {show(found.extra['seed'])}; correct it, or "
+            "give the column another name"
+        )
+    return found
+
+
+def _is_seed(value: Any) -> bool:
+    """Return whether a value is a whole number from 0 to `MAX_SEED`, also as text or as a float, as
+    CSV and Parquet files hold it."""
+    if isinstance(value, str):
+        value = int(value) if value.isascii() and value.isdecimal() and len(value) < 20 else None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and bool(0 <= value <= MAX_SEED and value == int(value))
 
 
 def require_columns(found: Iterable[str], source: FileConfig, place: str) -> None:

@@ -13,10 +13,11 @@ from typing import TypeVar
 
 from roll.config.errors import nearest
 from roll.config.sections.data import FileConfig, PreferenceSource, SourceConfig, TextSource
+from roll.config.sections.environment import TaskSource
 from roll.core.errors import DataError, NotMadeYetError
 from roll.core.hub import has_hub_form, may_be_on_hub
 from roll.data.chat.conversations import DialogueRow, map_preference, map_text
-from roll.data.columns import PromptRow, RawRow, map_row, require_columns
+from roll.data.columns import PromptRow, RawRow, map_row, map_task, require_columns
 from roll.data.readers import FILE_READERS, parquet_columns, read_disk, read_hub
 
 S = TypeVar("S", bound=FileConfig)
@@ -39,6 +40,8 @@ def map_any(row: RawRow, source: FileConfig) -> PromptRow | DialogueRow:
         TypeError: the source is of no known kind.
     """
     match source:
+        case TaskSource():
+            return map_task(row, source)
         case SourceConfig():
             return map_row(row, source)
         case TextSource():

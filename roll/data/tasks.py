@@ -8,7 +8,7 @@ from typing import Any
 
 from roll.config.sections.environment import TaskSource
 from roll.core.types import Prompt
-from roll.data.columns import PromptRow, map_row
+from roll.data.columns import PromptRow, map_task
 from roll.data.datasets import Dataset, Source, SourceReport, fingerprint, identity, named_sources
 from roll.data.sources import read_source
 
@@ -21,7 +21,7 @@ def load_tasks(sources: Sequence[TaskSource] | Mapping[str, TaskSource]) -> Data
         sources: training sources, or validation sets by name; ids of tasks then begin with it.
 
     Raises:
-        DataError: a file cannot be read.
+        DataError: a file cannot be read, or a row has a column `seed` that is no seed.
     """
     loaded = tuple(source_tasks(name, each) for name, each in _named(sources).items())
     reports = tuple(
@@ -32,7 +32,7 @@ def load_tasks(sources: Sequence[TaskSource] | Mapping[str, TaskSource]) -> Data
 
 def source_tasks(name: str, source: TaskSource) -> Source[Prompt]:
     """Return the tasks of one source: its seeds, or the rows of its file. DataError if the file
-    cannot be read."""
+    cannot be read, or a row has a column `seed` that is no seed."""
     if source.seeds is not None:
         seeds = range(source.first_seed, source.first_seed + source.seeds)
         items = tuple(
@@ -41,7 +41,7 @@ def source_tasks(name: str, source: TaskSource) -> Source[Prompt]:
     else:
         items = tuple(
             Prompt(f"{name}:{number}", (), _question(row), row.answer, row.tag, row.extra)
-            for number, row in enumerate(read_source(source, map_row))
+            for number, row in enumerate(read_source(source, map_task))
         )
     return Source(name, source.weight, items)
 
@@ -72,11 +72,8 @@ def seed_of(task: Prompt, *, run_seed: int) -> int:
     """Return the seed with which an environment begins a task.
 
     This is `seed` of the task, as a whole number, if it has one: its own seed, or the column of
-    this name. Otherwise it follows from `run_seed` and the task's id, and has at most 31 bits,
-    because gymnasium takes no more.
-
-    Raises:
-        ValueError, TypeError: the column `seed` holds no number.
+    this name, which `map_task` has checked. Otherwise it follows from `run_seed` and the task's id.
+    It has at most 31 bits, because gymnasium takes no more.
     """
     if "seed" in task.extra:
         return int(task.extra["seed"])

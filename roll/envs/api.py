@@ -3,6 +3,7 @@ existing environments have already."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, runtime_checkable
@@ -114,6 +115,18 @@ def messages_of(observation: Any) -> tuple[Message, ...]:
         f"an observation must be a text or messages, found {type(observation).__name__} "
         f"{repr(observation)[:60]}"
     )
+
+
+def finite(value: Any) -> float | None:
+    """Return a number or bool as a float; None for anything else, for what is not finite, and for
+    an int that is beyond the largest float."""
+    if not isinstance(value, bool | int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _message(value: Any) -> Message:

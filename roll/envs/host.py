@@ -20,7 +20,7 @@ from roll.core.threads.daemon_threads import DaemonThreads, TooManyHungError
 from roll.core.threads.loop_thread import LoopThread
 from roll.core.types import Message
 from roll.data.chat.turns import Turns
-from roll.envs.api import Action, Env, Hearing, ToldEnv, messages_of
+from roll.envs.api import Action, Env, Hearing, ToldEnv, finite, messages_of
 from roll.envs.seats import Seats
 from roll.rewards.thinking import without_thoughts
 
@@ -215,9 +215,10 @@ class EnvHost:
         """
         try:
             return read(answer)
-        except (TypeError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001  # methods of the environment's objects run here
+            told = error if isinstance(error, TypeError | ValueError) else repr(error)
             raise EnvironmentFailedError(
-                f"environment {self.name!r}: the result of {what} is wrong: {error}"
+                f"environment {self.name!r}: the result of {what} is wrong: {told}"
             ) from None
 
     def _opened(self, answer: Any, seats: Seats) -> Observed:
@@ -298,10 +299,9 @@ def _numbers(info: Mapping[str, Any]) -> dict[str, float]:
     """Return the finite numbers and bools of `info`, for metrics."""
     found = {}
     for key, value in info.items():
-        if key in ("state", "seat"):
-            continue
-        if isinstance(value, bool | int | float) and math.isfinite(value):
-            found[str(key)] = float(value)
+        number = finite(value)
+        if number is not None and key not in ("state", "seat"):
+            found[str(key)] = number
     return found
 
 

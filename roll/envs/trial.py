@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from roll.core.threads.daemon_threads import DaemonThreads, TooManyHungError
-from roll.envs.api import Env, messages_of
+from roll.envs.api import Env, finite, messages_of
 from roll.envs.hostile_actions import HOSTILE
 
 Policy = Callable[[str], str]
@@ -101,6 +101,7 @@ class Trial:
     ) -> EnvTrial:
         """Try every rule on every seed."""
         found = EnvTrial(seeds=len(seeds))
+        random_ones: dict[int, Episode] = {}
         players: dict[str, Callable[[int], Policy]] = {
             "empty": lambda seed: lambda said: "",
             "random": self._random,
@@ -113,9 +114,11 @@ class Trial:
                 with _Noting(found, f"{name} policy, seed {seed}"):
                     played = await self._play(seed, player(seed))
                     found.episodes[name].append(played)
+                    if name == "random":
+                        random_ones[seed] = played
                     if name == "solver" and not played.success:
                         raise _BrokenError(_unsolved(played))
-        for seed, first in zip(seeds, found.episodes["random"], strict=False):
+        for seed, first in random_ones.items():
             with _Noting(found, f"determinism, seed {seed}"):
                 await self._again(seed, first)
         for seed in seeds[:2]:
@@ -217,10 +220,10 @@ class Trial:
         said, reward, terminated, truncated, info = _unpacked("step", answer, 5)
         try:
             value = float(reward)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             value = math.nan
         if not math.isfinite(value):
-            raise _BrokenError(f"step: the reward must be a finite number, found {reward!r:.60}")
+            raise _BrokenError(f"step: the reward must be a finite number, found {_short(reward)}")
         over = bool(terminated) or bool(truncated)
         text = "" if over and not said else _text("step", said)
         _check_info("step", info)
@@ -280,7 +283,7 @@ def _unpacked(what: str, answer: Any, size: int) -> tuple[Any, ...]:
     """Return the `size` results of `reset` or `step`; _BrokenError if they are not so many."""
     form = "(observation, info)" if size == 2 else "gymnasium's five results"
     if not isinstance(answer, tuple | list) or len(answer) != size:
-        raise _BrokenError(f"{what}: expected {form}, found {answer!r:.60}")
+        raise _BrokenError(f"{what}: expected {form}, found {_short(answer)}")
     return tuple(answer)
 
 
@@ -288,8 +291,17 @@ def _text(what: str, said: Any) -> str:
     """Return an observation as text; _BrokenError if it is none."""
     try:
         return "\n".join(message.content for message in messages_of(said))
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise _BrokenError(f"{what}: {error}") from None
+
+
+def _short(value: Any) -> str:
+    """Return the beginning of a value's `repr`, or its type if it has none: Python does not write
+    an int of more than 4300 digits."""
+    try:
+        return f"{value!r:.60}"
+    except Exception:  # noqa: BLE001  # `__repr__` may be the user's
+        return f"{type(value).__name__} that cannot be shown"
 
 
 def _check_info(what: str, info: Any) -> None:
@@ -298,12 +310,12 @@ def _check_info(what: str, info: Any) -> None:
     if not isinstance(info, Mapping):
         raise _BrokenError(f"{what}: `info` must be a dict, found {type(info).__name__}")
     for key, value in info.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise _BrokenError(f"{what}: info[{key!r}] = {value} is not finite")
+        if isinstance(value, bool | int | float) and finite(value) is None:
+            raise _BrokenError(f"{what}: info[{key!r}] = {_short(value)} is not finite")
     state = info.get("state")
     if state is not None and not isinstance(state, str | int):
         raise _BrokenError(
-            f"{what}: info['state'] must be a text or a whole number, found {state!r:.60}"
+            f"{what}: info['state'] must be a text or a whole number, found {_short(state)}"
         )
 
 

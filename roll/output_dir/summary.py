@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from roll.config.sections.lifecycle import is_better_high
+from roll.core.errors import DataError
 from roll.output_dir.trackers import read_records
 from roll.output_dir.warning_signs import verdict
+from roll.output_dir.whole_file import replace_file
 
 FIRST = (
     "reward/mean",
@@ -95,21 +97,26 @@ def write_summary(
     summary = summarize(records, status=status, wall_s=wall_s)
     if error is not None:
         summary["error"] = error
-    write_json(output_dir / FILE, summary)
+    replace_file(output_dir / FILE, json.dumps(summary, indent=2) + "\n")
     return summary
 
 
 def read_summary(output_dir: Path) -> dict[str, Any] | None:
-    """Return the content of `summary.json`; None if there is no such file."""
+    """Return the content of `summary.json`; None if there is no such file.
+
+    Raises:
+        DataError: the file holds no summary.
+    """
     path = output_dir / FILE
     if not path.is_file():
         return None
-    summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        summary = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        summary = None
+    if not isinstance(summary, dict) or not isinstance(summary.get("status"), str):
+        raise DataError(
+            f"{path} should hold the summary of a run, a JSON object with `status`, and does not; "
+            "remove it, it is made again from the records"
+        )
     return summary
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write to a temporary file and rename it, so that a reader never sees a half-written file."""
-    aside = path.with_name(path.name + ".tmp")
-    aside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    aside.replace(path)

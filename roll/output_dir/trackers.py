@@ -6,7 +6,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from roll.config.sections.lifecycle import TrackConfig
 from roll.core.errors import EngineMissingError
 from roll.output_dir.warning_signs import Lookout
+from roll.output_dir.whole_file import replace_file
 
 logger = logging.getLogger(__name__)
 
@@ -74,17 +74,7 @@ def _drop_records(path: Path, first_step: int) -> None:
     remaining = "".join(kept)
     if remaining == text:
         return
-    aside = path.with_name(f"{path.name}.tmp")
-    try:
-        with aside.open("w", encoding="utf-8") as file:
-            file.write(remaining)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    except OSError:
-        with suppress(OSError):
-            aside.unlink()
-        raise
+    replace_file(path, remaining)
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

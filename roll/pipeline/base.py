@@ -22,8 +22,9 @@ from roll.output_dir.checkpoints import Checkpoints, RunState, require_written, 
 from roll.output_dir.config_diff import changed_keys
 from roll.output_dir.path_resolution import absolute_paths
 from roll.output_dir.resume import Start, exported_file, find_start, finished_summary, mark_export
-from roll.output_dir.summary import read_summary, write_summary
+from roll.output_dir.summary import FILE, write_summary
 from roll.output_dir.trackers import Trackers, open_trackers
+from roll.output_dir.whole_file import replace_file
 from roll.workers.model import TrainWorker
 
 logger = logging.getLogger(__name__)
@@ -262,9 +263,7 @@ class Pipeline(ABC, Generic[C]):
         file of an earlier session as it is.
         """
         resolved = json.loads(self.written.model_dump_json())
-        aside = self.output_dir / "config.yaml.tmp"
-        aside.write_text(yaml.safe_dump(resolved, sort_keys=False), encoding="utf-8")
-        aside.replace(self.output_dir / "config.yaml")
+        replace_file(self.output_dir / "config.yaml", yaml.safe_dump(resolved, sort_keys=False))
 
     def _wall_s(self) -> float:
         """Return the time spent on this run over all sessions up to now, in seconds."""
@@ -273,7 +272,7 @@ class Pipeline(ABC, Generic[C]):
     def _note_end(self, status: str, error: BaseException) -> None:
         """Write to summary.json how the run ended, if the disk allows it. If the session failed
         before training could begin, a summary of an earlier session stays as it is."""
-        if not self._under_way and read_summary(self.output_dir) is not None:
+        if not self._under_way and (self.output_dir / FILE).exists():
             return
         first_line = (str(error).splitlines() or [""])[0]
         line = f"{type(error).__name__}: {first_line}"

@@ -45,7 +45,7 @@ def set_from(environ: Mapping[str, str]) -> None:
     library = ctypes.CDLL(None)
     for name, number in VARIABLES.items():
         value = environ.get(name, "")
-        if value.isdigit() and hasattr(library, "mallopt"):
+        if value.isdecimal() and hasattr(library, "mallopt"):
             library.mallopt(number, min(int(value), NEVER))
 
 

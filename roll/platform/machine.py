@@ -53,7 +53,7 @@ def count_gpus(environ: Mapping[str, str] | None = None, proc_gpus: Path = PROC_
     for name in visible.split(","):
         # CUDA ignores the first invalid name and all names after it; so does this count.
         number = name.strip()
-        if not number or number == "-1" or (number.isdigit() and int(number) >= present):
+        if not number or number == "-1" or (number.isdecimal() and int(number) >= present):
             break
         count += 1
     return count

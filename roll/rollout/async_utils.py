@@ -38,7 +38,7 @@ async def first_done(work: Sequence[Coroutine[Any, Any, T]], count: int) -> list
         return []
     loop = asyncio.get_running_loop()
     enough: asyncio.Future[None] = loop.create_future()
-    results: dict[int, T] = {}
+    results: dict[int, T] = {}  # in the order in which the coroutines ended
 
     async def run(index: int, coroutine: Coroutine[Any, Any, T]) -> None:
         """Run one coroutine and keep its result; end the wait after the last one needed, or the
@@ -62,7 +62,8 @@ async def first_done(work: Sequence[Coroutine[Any, Any, T]], count: int) -> list
     finally:
         if len(results) < len(work):
             await _stop(running)
-    return [results[index] for index in sorted(results)[:count]]
+    # More than `count` may have ended in one turn of the event loop.
+    return [results[index] for index in sorted(list(results)[:count])]
 
 
 async def _stop(running: Sequence[asyncio.Future[Any]]) -> None:

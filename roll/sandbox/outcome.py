@@ -28,6 +28,10 @@ class Status(StrEnum):
     """Whoever waited for it does not any more."""
 
 
+_WHOLE = ("processes", "output_bytes", "files")
+"""Limits that are whole numbers."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Amounts that one program may use. Beyond, it is killed, or gets an error when it asks."""
@@ -56,8 +60,11 @@ class Limits:
             value = getattr(self, name)
             if value is None and name == "addresses_mb":
                 continue
-            if not 0 < value < math.inf:
-                raise ValueError(f"{name}: expected a finite number above 0, got {value!r}")
+            whole = name in _WHOLE
+            is_number = isinstance(value, int) or (isinstance(value, float) and not whole)
+            if not is_number or isinstance(value, bool) or not 0 < value < math.inf:
+                kind = "whole" if whole else "finite"
+                raise ValueError(f"{name}: expected a {kind} number above 0, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +114,9 @@ class Outcome:
     def ok(self) -> bool:
         """True if it ended by itself with exit code 0."""
         return self.status is Status.OK
+
+
+def cancelled() -> Outcome:
+    """Return the outcome of a program that was cancelled before it began."""
+    why = "nobody waits for it any more"
+    return Outcome(Status.CANCELLED, None, None, "", "", False, 0.0, 0.0, 0.0, why)

@@ -6,11 +6,12 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from roll.sandbox.errors import SandboxError, WorkerLostError
-from roll.sandbox.outcome import Job, Limits, Outcome
+from roll.sandbox.outcome import Job, Limits, Outcome, cancelled
 from roll.sandbox.worker_interface import Worker
 
 W = TypeVar("W", bound=Worker)
@@ -27,17 +28,23 @@ class Ticket:
     limits: Limits
     future: Future[Outcome] = field(default_factory=Future)
     _worker: Worker | None = None
+    _unwanted: bool = False
+    """Whether it was cancelled; it may be neither in the queue nor on a worker then."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def cancel(self) -> None:
         """Take the job out of the queue, or kill it where it runs."""
         with self._lock:
+            self._unwanted = True
             if not self.future.cancel() and self._worker is not None:
-                self._worker.cancel()
+                with suppress(WorkerLostError):  # `run_on` is told of it as well
+                    self._worker.cancel()
 
     def run_on(self, worker: Worker) -> Outcome:
-        """Run the job on a worker, where `cancel` finds it."""
+        """Run the job on a worker, where `cancel` finds it; do not run one that was cancelled."""
         with self._lock:  # `cancel` comes before the order, or after it
+            if self._unwanted:
+                return cancelled()
             worker.order(self.job, self.limits)
             self._worker = worker
         try:
@@ -58,6 +65,7 @@ class Pool(Generic[W]):
             workers: workers that take jobs or will soon.
         """
         self._make, self._closed = make, False
+        self._submitting = threading.Lock()
         self.workers = list(workers)
         """Those that run now; one that is lost is replaced."""
         self._waiting: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
@@ -75,19 +83,22 @@ class Pool(Generic[W]):
         Raises:
             SandboxError: the pool is closed.
         """
-        if self._closed:
-            raise SandboxError("the sandbox is closed")
         ticket = Ticket(job, limits)
-        self._waiting.put(ticket)
+        with self._submitting:  # a job behind the end of the queue would wait for ever
+            if self._closed:
+                raise SandboxError("the sandbox is closed")
+            self._waiting.put(ticket)
         return ticket
 
     def close(self) -> None:
         """Fail jobs that wait, kill those that run, and end the workers."""
-        self._closed = True
-        while not self._waiting.empty():
-            ticket = self._waiting.get()
-            if ticket is not None and ticket.future.set_running_or_notify_cancel():
-                ticket.future.set_exception(SandboxError("the sandbox is closed"))
+        with self._submitting:
+            self._closed = True
+        with suppress(queue.Empty):  # the threads take jobs meanwhile
+            while True:
+                ticket = self._waiting.get_nowait()
+                if ticket is not None and ticket.future.set_running_or_notify_cancel():
+                    ticket.future.set_exception(SandboxError("the sandbox is closed"))
         for _ in self._threads:
             self._waiting.put(None)
         for ticket in self._running:
@@ -103,6 +114,8 @@ class Pool(Generic[W]):
             if not ticket.future.set_running_or_notify_cancel():
                 continue
             self._running[place] = ticket
+            if self._closed:  # `close` may have looked before this job was among the running
+                ticket.cancel()
             for attempt in range(_ATTEMPTS):
                 worker = self.workers[place]
                 try:

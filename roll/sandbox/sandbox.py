@@ -142,10 +142,12 @@ class Sandbox:
 
         Raises:
             SandboxError: one of them could not be run. The others are killed.
-            ValueError: see `run`. Programs before the wrong one go on.
+            ValueError: see `run`. The others are killed.
         """
-        tickets = [self._submit(job) for job in jobs]
+        tickets: list[Ticket] = []
         try:
+            for job in jobs:
+                tickets.append(self._submit(job))  # those before a wrong job count
             return [await self._finished(ticket) for ticket in tickets]
         except BaseException:
             for ticket in tickets:

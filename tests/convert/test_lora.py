@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from mcore_adapter.convert import commands
 from mcore_adapter.convert.conversions import Settings
+from mcore_adapter.convert.storage.tensor_file import read_header
 from mcore_adapter.errors import ConversionError
 from mcore_adapter.parallel_sizes import ParallelSizes
 from tests.convert.tiny_checkpoints import ALONE, assert_same, contents, numbered, write
@@ -202,6 +205,28 @@ def test_an_adapter_that_was_trained_on_fused_weights_shares_its_a(tmp_path: Pat
     assert all(torch.equal(back[name], tensor) for name, tensor in tensors.items())
 
 
+@pytest.mark.parametrize(("dtype", "bits"), [(torch.float32, "<u4"), (torch.bfloat16, "<u2")])
+@pytest.mark.parametrize("modules", [("q_proj", "v_proj"), ("gate_proj", "up_proj"), ("k_proj",)])
+def test_values_outside_the_blocks_of_fused_factors_are_not_lost_in_silence(
+    modules: tuple[str, ...], dtype: torch.dtype, bits: str, tmp_path: Path
+) -> None:
+    base = model(tmp_path / "base", CONFIG)
+    peft = adapter(tmp_path / "peft", base, modules)
+    factors = {name: factor.to(dtype) for name, factor in contents(peft).items()}
+    save_file(factors, peft / "adapter_model.safetensors")
+    commands.to_mcore(peft, tmp_path / "mcore", ParallelSizes(), ALONE)
+    file = tmp_path / "mcore" / "dense-pp0-tp0.safetensors"
+    name, piece = next(
+        (name, piece) for name, piece in read_header(file).items() if name.endswith("lora_B.weight")
+    )
+    fused = np.memmap(file, np.dtype(bits), "r+", piece.offset, piece.spec.shape)
+    fused[tuple(np.argwhere(fused == 0)[-1])] = 1
+    fused.flush()
+    with pytest.raises(ConversionError, match=f"{name} is not block diagonal"):
+        commands.to_hf(tmp_path / "mcore", tmp_path / "back", ALONE)
+    assert not (tmp_path / "back").exists()
+
+
 def test_adapters_that_are_more_than_linear_factors_are_refused(tmp_path: Path) -> None:
     base = model(tmp_path / "base", CONFIG)
     cases: list[tuple[dict[str, Any], str]] = [
@@ -249,3 +274,26 @@ def test_an_adapter_without_a_scale_is_not_merged(
     with pytest.raises(ConversionError, match=match):
         commands.to_hf(tmp_path / "mcore", tmp_path / "merged", ALONE, adapter=peft, merge=True)
     assert not (tmp_path / "merged").exists()
+
+
+@pytest.mark.parametrize(
+    ("of_model", "of_adapter", "match"),
+    [
+        (torch.float64, torch.float32, "is of type F64 and its factors are of types F32 and F32"),
+        (torch.float8_e4m3fn, torch.float32, "is of type F8_E4M3 and its factors"),
+        (torch.float32, torch.float64, "its factors are of types F64 and F64"),
+        (torch.bfloat16, torch.float8_e5m2, "F8_E5M2; a merge adds F32, BF16, F16 only"),
+    ],
+)
+def test_types_that_float32_cannot_add_are_not_merged(
+    of_model: torch.dtype, of_adapter: torch.dtype, match: str, tmp_path: Path
+) -> None:
+    base = model(tmp_path / "base", CONFIG, of_model)
+    peft = adapter(tmp_path / "peft", base, ("q_proj",))
+    factors = {name: factor.to(of_adapter) for name, factor in contents(peft).items()}
+    save_file(factors, peft / "adapter_model.safetensors")
+    commands.to_mcore(base, tmp_path / "mcore", ParallelSizes(), ALONE)
+    with pytest.raises(ConversionError, match=match):
+        commands.to_hf(tmp_path / "mcore", tmp_path / "merged", ALONE, adapter=peft, merge=True)
+    assert not (tmp_path / "merged").exists()
+    commands.to_hf(tmp_path / "mcore", tmp_path / "apart", ALONE, adapter=peft)

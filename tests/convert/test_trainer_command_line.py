@@ -120,6 +120,7 @@ def test_ctrl_c_leaves_a_checkpoint_that_the_next_run_goes_on_from(tmp_path: Pat
         ("optimizer.lr=0", "optimizer.lr is 0: Input should be greater than 0"),
         ("model=null", "model is None"),
         ("steps", "expected key.sub=value"),
+        ("data.max_length=1", "max_length is 1: Input should be greater than or equal to 2"),
         ("data.too_long=split", "which sft cannot do"),
         ("dpo.beta=1", "dpo.* is given, but method is sft"),
         ("batch.tokens=63", "one example can have 64 tokens"),

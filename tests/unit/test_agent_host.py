@@ -24,6 +24,7 @@ from roll.envs.agents.api import AgentTask
 from roll.envs.agents.conversations import Conversations
 from roll.envs.agents.host import AgentHost
 from roll.envs.agents.requests import ChatRequest, RequestError
+from roll.envs.agents.responses import request_of
 from roll.envs.host import Observed
 from tests.tiny import char_tokenizer
 from tests.unit.test_chat_templates import settings_of
@@ -48,12 +49,16 @@ async def ask(task: AgentTask, messages: list[Any], **more: Any) -> str:
 def played(agent: Callable[[AgentTask], Any], *answers: str, **config: Any) -> list[Observed]:
     """What the agent says, turn by turn; the policy gives these answers."""
 
+    tokenizer = char_tokenizer()
+    refusal = "{% if messages[0].role == 'nobody' %}{{ raise_exception('who?') }}{% endif %}"
+    tokenizer.chat_template = f"{refusal}{tokenizer.chat_template}"
+
     async def main() -> list[Observed]:
         host = AgentHost(
             "helper",
             EnvironmentConfig(agent="a:b", **config),
             agent,
-            Turns(char_tokenizer(), settings_of(), frozenset({END})),
+            Turns(tokenizer, settings_of(), frozenset({END})),
         )
         try:
             seen = [await host.open("e", 7, {"question": "2+2"})]
@@ -147,6 +152,9 @@ def test_a_stream_has_the_whole_answer() -> None:
         ({"messages": []}, "`messages` is empty"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only text"),
         ({"max_tokens": -1}, "`max_tokens` must be a whole number above 0"),
+        ({"max_completion_tokens": 0}, "`max_completion_tokens` must be a whole number above 0"),
+        ({"stop": 3}, "`stop` must be a text or a list of texts, found 3"),
+        ({"stop": ["a", None]}, "`stop` must be a text or a list of texts, found "),
     ],
 )
 def test_a_request_that_cannot_be_served_is_refused_and_the_agent_goes_on(
@@ -159,6 +167,33 @@ def test_a_request_that_cannot_be_served_is_refused_and_the_agent_goes_on(
         return float(await ask(task, [user("go")]) == "yes")
 
     assert played(agent, "yes")[-1].reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b"{", ""),
+        (b"[" * 100_000, ""),
+        (b'{"messages": [{"role": "user", "content": "go"}], "stop": 3}', ""),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', ""),
+        (b'{"messages": [], "n": 1' + b"0" * 5000 + b"}", ""),
+        (b"\xff", ""),
+        (b"{}", "; charset=none"),
+    ],
+    ids=["no end", "nested", "a number", "half a pair", "a long number", "no text", "charset"],
+)
+def test_whatever_the_body_is_the_status_is_no_error_of_the_server(body: bytes, kind: str) -> None:
+    def agent(task: AgentTask) -> float:
+        headers = {"Authorization": f"Bearer {task.api_key}"}
+        headers["Content-Type"] = f"application/json{kind}"
+        url = f"{task.base_url}/chat/completions"
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=10)
+        made = OpenAI(base_url=task.base_url, api_key=task.api_key)
+        made.chat.completions.create(model="any", messages=[user("go")])  # type: ignore[list-item]
+        return float(caught.value.code == 400)
+
+    assert played(agent, "x")[-1].reward == 1.0
 
 
 def test_a_stranger_without_the_key_gets_nothing() -> None:
@@ -202,6 +237,22 @@ async def sleeps(task: AgentTask) -> float:
     return 1.0
 
 
+async def boasts(task: AgentTask) -> int:
+    await ask(task, [user("go")])
+    return 10**400
+
+
+async def boasts_more(task: AgentTask) -> dict[str, int]:
+    await ask(task, [user("go")])
+    return {"reward": 10**5000}
+
+
+async def mumbles(task: AgentTask) -> float:
+    await ask(task, [user("go")])
+    await ask(task, [{"role": "nobody", "content": "go"}])
+    return 1.0
+
+
 async def silent(task: AgentTask) -> float:
     return 1.0
 
@@ -212,6 +263,9 @@ async def silent(task: AgentTask) -> float:
         (raises, "the agent raised ValueError: lost its way"),
         (leaves, r"the agent raised RuntimeError: the agent called sys.exit\(2\)"),
         (forgets, "must return a finite number, or a dict with `reward`; found None"),
+        (boasts, "must return a finite number, or a dict with `reward`; found 1000000"),
+        (boasts_more, "must return a finite number, or a dict with `reward`; Exceeds the limit"),
+        (mumbles, "messages of the agent's request cannot be rendered: .*who"),
         (sleeps, "the agent neither asked nor ended within 0.3 s"),
         (silent, "the agent ended without a request to the policy"),
     ],
@@ -277,6 +331,67 @@ def test_an_answer_is_the_same_without_its_white_space_and_with_what_stopped_it(
     assert book.place(request_with(more)) == (0, (Message("user", "y"),), False)
     other = [begin, Message("assistant", "went"), Message("user", "y")]
     assert book.place(request_with(other))[2]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=1), inner),
+    max_leaves=3,
+)
+PARTS = st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": JSON}) | JSON, max_size=2)
+SAID = st.fixed_dictionaries({"role": st.just("user") | JSON, "content": PARTS | JSON})
+KEYS = ("stop", "max_tokens", "max_completion_tokens", "stream", "n", "logprobs", "tools")
+BODIES = st.fixed_dictionaries(
+    {"messages": st.just([user("go")]) | st.lists(SAID, max_size=2) | JSON},
+    optional=dict.fromkeys(KEYS, JSON),
+)
+
+
+CALLS = st.fixed_dictionaries(
+    {"type": st.just("function"), "function": st.fixed_dictionaries({"name": JSON}) | JSON}
+)
+ITEMS = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.sampled_from(["message", "function_call", "function_call_output"]) | JSON,
+        "role": st.just("user") | JSON,
+        "content": PARTS | JSON,
+        "name": JSON,
+        "arguments": JSON,
+        "output": JSON,
+    },
+)
+RESPONSES = st.fixed_dictionaries(
+    {"input": st.just("go") | st.lists(ITEMS, max_size=2) | JSON},
+    optional=dict.fromkeys(("instructions", "max_output_tokens", "stream"), JSON)
+    | {"tools": st.lists(CALLS, max_size=2) | JSON},
+)
+WITH_CALLS = st.fixed_dictionaries(
+    {
+        "messages": st.lists(
+            st.fixed_dictionaries(
+                {"role": st.just("assistant"), "tool_calls": st.lists(CALLS, max_size=2) | JSON}
+            ),
+            max_size=2,
+        ),
+        "tools": st.lists(CALLS, max_size=2) | JSON,
+    }
+)
+
+
+@pytest.mark.parametrize("read", [ChatRequest.of, request_of])
+@given(BODIES | RESPONSES | WITH_CALLS | JSON)
+def test_any_body_of_json_is_a_request_or_is_refused(
+    read: Callable[[Any], ChatRequest], body: Any
+) -> None:
+    try:
+        request = read(body)
+    except RequestError:
+        return
+    texts = [*request.stop, *(text for m in request.messages for text in (m.role, m.content))]
+    assert all(isinstance(text, str) and text.encode() is not None for text in texts)
+    assert all(request.stop), "engines refuse an empty text"
+    assert request.max_new_tokens is None or request.max_new_tokens > 0
 
 
 @pytest.mark.parametrize("body", [None, [], {}, {"messages": "x"}, {"messages": [3]}])

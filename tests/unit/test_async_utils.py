@@ -28,6 +28,24 @@ def test_the_first_to_end_are_returned_in_the_order_in_which_they_were_given() -
     assert run_virtually(main()) == (["a", "c", "d"], 3)
 
 
+def test_of_those_that_end_in_one_turn_of_the_loop_the_first_count() -> None:
+    async def main() -> list[str]:
+        ends = [asyncio.Event() for _ in "abc"]
+
+        async def waits(end: asyncio.Event, value: str) -> str:
+            await end.wait()
+            return value
+
+        def end_all() -> None:
+            for index in (2, 0, 1):
+                ends[index].set()
+
+        asyncio.get_running_loop().call_later(1, end_all)
+        return await first_done(list(map(waits, ends, "abc")), 2)
+
+    assert run_virtually(main()) == ["a", "c"]
+
+
 def test_after_a_failure_the_others_are_stopped_and_the_error_is_raised() -> None:
     async def main() -> float:
         with pytest.raises(ValueError, match="failed after 2 s"):

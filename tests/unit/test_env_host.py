@@ -130,6 +130,20 @@ def test_the_last_word_is_asked_for_before_the_last_turn(max_turns: int, asked: 
     assert texts[0].startswith("<user>seed 7")
 
 
+class Odd:
+    """Value that has no truth."""
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("odd truth")
+
+
+class OddInfo(dict[str, Any]):
+    """Dictionary without items."""
+
+    def items(self) -> Any:
+        raise LookupError("odd items")
+
+
 def raising(*_: Any) -> Any:
     raise ValueError("the board is broken")
 
@@ -151,6 +165,11 @@ def leaving(*_: Any) -> Any:
         ({"step": lambda _: ("go", "much", False, False, {})}, "could not convert"),
         ({"step": lambda _: ("go", 0.0, False, False, None)}, "`info` must be a dict"),
         ({"step": lambda _: (3, 0.0, False, False, {})}, "found int 3"),
+        ({"step": lambda _: ("go", 10**400, False, False, {})}, "int too large"),
+        ({"step": lambda _: ("go", 10**5000, False, False, {})}, "int too large"),
+        ({"step": lambda _: ("go", 0.0, Odd(), False, {})}, r"step is wrong: .*odd truth"),
+        ({"step": lambda _: ("go", 0.0, False, False, OddInfo(a=1))}, "is wrong: .*odd items"),
+        ({"reset": lambda *_: (10**5000, {})}, "result of reset is wrong: Exceeds the limit"),
     ],
 )
 @pytest.mark.parametrize("kind", [Echo, Waiting])
@@ -161,6 +180,16 @@ def test_what_an_environment_does_wrong_is_said(
     with pytest.raises(EnvironmentFailedError, match=message):
         played(whole, env)
     assert env.closed == 1, "it is closed all the same"
+
+
+def test_only_numbers_that_are_finite_as_floats_are_kept_of_info() -> None:
+    info = {"huge": 10**400, "inf": float("inf"), "nan": float("nan"), "won": True, "text": "x"}
+    end = ("", -(2**1000), True, False, {**info, "a": 2})
+    env = Echo(reset=lambda *_: ("go", info), step=lambda _: end)
+    first, last = played(whole, env)
+    assert first.info == {"won": 1.0}
+    assert last.info == {"won": 1.0, "a": 2.0}
+    assert last.reward == -(2.0**1000)
 
 
 def test_an_environment_that_hangs_ends_at_its_limit_and_others_go_on() -> None:

@@ -102,6 +102,10 @@ def saying(*answer: Any) -> Callable[..., Any]:
         ({"step": saying("go", 0.0, False, False, [])}, "`info` must be a dict, found list"),
         ({"step": saying("go", 0.0, False, False, {"n": float("inf")})}, "is not finite"),
         ({"step": saying("go", 0.0, False, False, {"state": [1]})}, "text or a whole number"),
+        ({"step": saying("go", 10**400, False, False, {})}, "finite number, found 1000"),
+        ({"step": saying("go", 10**5000, False, False, {})}, "found int that cannot be shown"),
+        ({"step": saying("go", 0.0, False, False, {"n": 10**400})}, "is not finite"),
+        ({"step": saying(10**5000, 0.0, False, False, {})}, "step: Exceeds the limit"),
         ({"step": saying("go", 2.0, True, False, {})}, "is 2, outside of 0 to 1"),
         ({"step": saying("go", 0.0, True, False, {})}, "solver policy.*: not solved after 1 turns"),
         ({"close": lambda env: env.nothing}, "close raised AttributeError"),
@@ -110,6 +114,25 @@ def saying(*answer: Any) -> Callable[..., Any]:
 def test_each_broken_rule_is_told(script: dict[str, Any], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         check_env(Doors, kwargs=script, solver=looking, reward_range=(0, 1), seeds=range(2))
+
+
+def test_a_broken_rule_at_one_seed_leaves_the_others_paired_with_their_own_episodes() -> None:
+    def reset(env: Any) -> Any:
+        if env.seed == 0:
+            raise ValueError("no door")
+        return f"door {env.seed}", {}
+
+    class Numbered(Doors):
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            self.seed = seed
+            return super().reset(seed=seed, options=options)
+
+    with pytest.raises(AssertionError) as broken:
+        check_env(Numbered, kwargs={"reset": reset}, seeds=range(3))
+    assert "the same seed begins with" not in str(broken.value)
+    assert {line.partition(": ")[2] for line in str(broken.value).splitlines()} == {
+        "reset raised ValueError: no door"
+    }
 
 
 def test_state_shared_by_episodes_is_found() -> None:

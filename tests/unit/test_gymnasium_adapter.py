@@ -114,6 +114,12 @@ def test_wrappers_are_put_around_it() -> None:
     assert env.step("1")[3], "truncated by its limit"
 
 
+def test_a_wrapper_with_a_path_needs_no_arguments() -> None:
+    entry = {"path": "tests.unit.gym_envs:Shouting"}
+    env = told({"Discrete": {"n": 2}}, {"wrappers": [entry, {**entry, "kwargs": None}]})
+    assert env.reset(seed=1)[0].endswith("\nBEGIN")
+
+
 def test_rows_come_as_options_and_seeds_alone_as_none() -> None:
     env = told({"Discrete": {"n": 2}})
     assert env.reset(seed=1, options={"prompt": "p"})[1]["options"] == "{'prompt': 'p'}"
@@ -131,6 +137,12 @@ def test_rows_come_as_options_and_seeds_alone_as_none() -> None:
         ("FrozenLake-v1", {"adapter": {"actions": ["a"]}}, "found 1 names .a.; the environment"),
         ("CartPole-v1", {"adapter": {"show": "ansi"}}, "CartPole-v1 has no render_mode ansi"),
         ("CartPole-v1", {"adapter": {"wrappers": ["gymnasium:No"]}}, "there is no 'gymnasium:No'"),
+        (
+            "CartPole-v1",
+            {"adapter": {"wrappers": [{"kwargs": {}}]}},
+            r"wrappers: expected an import path, or .*, found \{'kwargs': \{\}\}",
+        ),
+        ("CartPole-v1", {"adapter": {"wrappers": [3]}}, "wrappers: expected .* found 3"),
         ("", {}, "has no name; for example gymnasium:FrozenLake-v1"),
         (
             "tests.unit.gym_envs:told",

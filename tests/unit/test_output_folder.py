@@ -32,6 +32,7 @@ from roll.output_dir.resume import (
 )
 from roll.output_dir.summary import read_summary
 from roll.output_dir.trackers import check_trackers
+from roll.output_dir.whole_file import replace_file
 from tests.runs import write_task
 
 
@@ -74,6 +75,33 @@ def test_a_run_is_finished_when_nothing_is_missing(tmp_path: Path) -> None:
     assert summary is not None
     assert (summary["status"], summary["wall_s"]) == ("finished", 7.0)
     assert read_summary(out) == summary
+    (out / "summary.json").write_text("")
+    with pytest.raises(DataError, match="remove it, it is made again from the records"):
+        finished_summary(config)
+    (out / "summary.json").unlink()
+    assert finished_summary(config) == summary
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\0" * 90, b"{", b"[]", b"{}", b"\xff", b"[" * 100_000],
+    ids=["empty", "zeros", "half", "list", "nothing in it", "no text", "nested"],
+)
+def test_a_summary_that_is_none_is_named_with_what_to_do(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_bytes(content)
+    with pytest.raises(DataError, match=r"summary\.json should hold .*; remove it, it is"):
+        read_summary(tmp_path)
+
+
+def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    replace_file(tmp_path / "a", "one")
+    (tmp_path / "a.tmp").mkdir()
+    with pytest.raises(OSError, match=r"a\.tmp"):
+        replace_file(tmp_path / "a", "two")
+    (tmp_path / "a.tmp").rmdir()
+    assert (tmp_path / "a").read_text() == "one"
+    replace_file(tmp_path / "a", "three")
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"a": "three"}
 
 
 @pytest.fixture

@@ -83,6 +83,12 @@ def test_a_list_from_the_command_line_keeps_what_is_said_of_its_items(run_file: 
     assert term.clip_high == 0.3
 
 
+@pytest.mark.parametrize("index", ["\u00b2", "\u0663", "1", "-1", "x"])
+def test_an_item_that_a_list_does_not_have_is_refused(run_file: Path, index: str) -> None:
+    with pytest.raises(ConfigError, match=f"loss.{index}.*: algorithm.loss has items 0 to 0"):
+        loaded(run_file, "algorithm.loss=[{kind: ppo_clip}]", f"algorithm.loss.{index}.clip_high=1")
+
+
 def test_what_a_new_kind_does_not_know_is_refused_in_any_order(run_file: Path) -> None:
     given = "algorithm: {advantage: {kind: grpo}}\n"
     run_file.write_text(RUN + given)

@@ -86,6 +86,14 @@ def test_responses_go_to_their_rows_by_order_or_by_id(folder: Path, tmp_path: Pa
     assert _scores(_try(path, responses=by_id, rows=2)["exact"]) == [1, 1]
 
 
+@pytest.mark.parametrize("name", ["train:\u00b2", "train:\u0661", "train:-1", "train:", "train"])
+def test_an_id_that_names_no_row_is_refused(folder: Path, tmp_path: Path, name: str) -> None:
+    path = _run(folder, "exact", {"exact": {"fn": "exact"}})
+    responses = _write(tmp_path / "r", {"id": name, "response": "1"})
+    with pytest.raises(DataError, match=f"`id` '{name}' names no row of the run; expected <source"):
+        _try(path, responses=responses)
+
+
 def test_labels_make_a_table_of_confusion(folder: Path, tmp_path: Path) -> None:
     path = _run(folder, "labels", {"exact": {"fn": "exact"}, "bad": {"fn": "test_run_rewards:nan"}})
     texts = ["1", " 3", "six", "7"]

@@ -154,7 +154,20 @@ def test_the_answer_is_scored(score: str, answer: str, right: str, reward: float
         ({"tools": ["calculator"], "format": "hermse"}, "did you mean 'hermes'"),
         ({"tools": ["calculator"], "score": "exakt"}, "did you mean 'exact'"),
         ({"tools": ["calculator"], "limits": {"call": 3}}, "unknown limit 'call'"),
-        ({"tools": ["calculator"], "limits": {"calls": 0}}, "above 0"),
+        (
+            {"tools": ["calculator"], "limits": {"calls": 0}},
+            "calls is 0; expected a whole number ab",
+        ),
+        ({"tools": ["calculator"], "limits": {"calls": 3.5}}, "calls is 3.5; expected a whole"),
+        ({"tools": ["calculator"], "limits": {"calls": 8.0}}, "calls is 8.0; expected a whole"),
+        ({"tools": ["calculator"], "limits": {"result_tokens": 1.5}}, "result_tokens is 1.5; exp"),
+        ({"tools": ["calculator"], "limits": {"call_s": "2"}}, "call_s is '2'; expected a number"),
+        ({"tools": ["calculator"], "limits": {"call_s": float("inf")}}, "call_s is inf; expected"),
+        (
+            {"tools": ["python"], "sandbox": {"limits": {"processes": 3.5}}},
+            "sandbox.limits: processes: expected a whole number above 0, got 3.5",
+        ),
+        ({"tools": ["python"], "sandbox": {"limits": {"cpu": 3}}}, "sandbox.limits: .*'cpu'"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(kwargs: Any, why: str) -> None:

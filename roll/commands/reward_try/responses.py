@@ -177,7 +177,7 @@ def _row_of(name: str) -> tuple[str, int]:
     parts = name.split("/")
     row = next((part for part in reversed(parts) if ":" in part), "").partition("+")[0]
     source, _, number = row.rpartition(":")
-    return source, int(number) if number.isdigit() else -1
+    return source, int(number) if number.isascii() and number.isdecimal() else -1
 
 
 def _prompt_of(line: RawRow, by_id: Mapping[str, Prompt]) -> Prompt:

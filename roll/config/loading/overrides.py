@@ -147,7 +147,7 @@ def _index(node: Any, change: Change, depth: int) -> Any:
     """
     key, there = change.keys[depth], ".".join(change.keys[:depth])
     if isinstance(node, list):
-        if not key.isdigit() or int(key) >= len(node):
+        if not (key.isascii() and key.isdecimal()) or int(key) >= len(node):
             raise ConfigError(f"override {change.text!r}: {there} has items 0 to {len(node) - 1}")
         return int(key)
     if not isinstance(node, dict):

@@ -122,12 +122,16 @@ class EnvironmentConfig(Config):
         return self
 
 
+MAX_SEED = 2**31 - 1
+"""Largest seed of a task; gymnasium takes no more."""
+
+
 class TaskSource(SourceConfig):
     """Source of tasks: numbers from which an environment makes a task, or rows of a file."""
 
     path: str = ""
     """File with one task per row, as for other sources. The environment gets the columns of a row
-    as `options`. Set either this or `seeds`."""
+    as `options`; a column `seed` is the seed of the task instead. Set either this or `seeds`."""
     seeds: int | None = Field(default=None, ge=1)
     """Number of tasks that the environment makes of seeds."""
     first_seed: int = Field(default=0, ge=0)
@@ -148,6 +152,12 @@ class TaskSource(SourceConfig):
             )
         if self.first_seed and self.seeds is None:
             raise ValueError("`first_seed` goes with `seeds`; drop it")
+        last = self.first_seed + (self.seeds or 1) - 1
+        if last > MAX_SEED:
+            raise ValueError(
+                f"the last seed would be {last}, and seeds end at {MAX_SEED}; lower `first_seed` "
+                "or `seeds`"
+            )
         return self
 
 

@@ -206,7 +206,7 @@ def _probe(
         )
     found: list[Any] = ray.get(refs)
     for name, _ in found:
-        if name is not None and not name.isdigit():
+        if name is not None and not name.isdecimal():
             raise ConfigError(
                 f"Ray calls a GPU {name!r}; set CUDA_VISIBLE_DEVICES to numbers, not UUIDs, "
                 "on every node"

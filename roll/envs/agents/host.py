@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import math
 import secrets
 from array import array
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +30,7 @@ from roll.envs.agents.answers import Answer, answer_of, chunks, response
 from roll.envs.agents.api import AgentTask
 from roll.envs.agents.conversations import Conversations
 from roll.envs.agents.requests import ChatRequest, RequestError
+from roll.envs.api import finite
 from roll.envs.host import Observed
 from roll.envs.tools.formats.api import Format
 from roll.envs.tools.formats.loading import FORMATS, check_marks
@@ -203,7 +203,7 @@ class AgentHost:
             else:
                 tokens = self.turns.reply(new, last=running.last_tokens[number])
                 text = "\n".join(message.content for message in new)
-        except (DataError, TypeError) as error:  # TypeError: a template adds an object to a text
+        except (DataError, TypeError, ValueError) as error:  # as templates raise them
             raise EnvironmentFailedError(
                 f"environment {self.name!r}: the chat template of the model does not render what "
                 f"the agent sends: {error}"
@@ -239,21 +239,17 @@ class AgentHost:
             raise EnvironmentFailedError(
                 f"environment {self.name!r}: the agent raised {type(error).__name__}: {error}"
             ) from error
-        told = dict(value) if isinstance(value, Mapping) else {"reward": value}
-        reward = told.pop("reward", None)
-        if not isinstance(reward, bool | int | float) or not math.isfinite(reward):
+        try:
+            reward, numbers = _read_end(value)
+        except Exception as error:  # noqa: BLE001  # methods of the agent's objects run here
+            told = error if isinstance(error, ValueError) else repr(error)
             raise EnvironmentFailedError(
                 f"environment {self.name!r}: the agent must return a finite number, or a dict with "
-                f"`reward`; found {repr(value)[:80]}"
-            )
-        numbers = {
-            str(key): float(each)
-            for key, each in told.items()
-            if isinstance(each, bool | int | float) and math.isfinite(each)
-        }
+                f"`reward`; {told}"
+            ) from None
         calls = running.calls if running.calls["tool_calls"] else {}
         info = {**{key: float(count) for key, count in calls.items()}, **numbers}
-        return Observed(array("i"), "", reward=float(reward), terminated=True, info=info)
+        return Observed(array("i"), "", reward=reward, terminated=True, info=info)
 
     async def _serve(self) -> None:
         """Start the endpoint, unless it runs."""
@@ -296,7 +292,8 @@ class AgentHost:
             request = read(await http.json())
         except RequestError as error:
             return _refusal(400, str(error))
-        except ValueError as error:
+        except (ValueError, LookupError, RecursionError) as error:
+            # LookupError is an unknown charset, RecursionError a list in a list in a list
             return _refusal(400, f"the body is no JSON: {error}")
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         running.requests.put_nowait((request, answer))
@@ -314,6 +311,17 @@ class AgentHost:
             await streamed.write(piece)
         await streamed.write_eof()
         return streamed
+
+
+def _read_end(value: Any) -> tuple[float, dict[str, float]]:
+    """Return the reward and the further numbers of what an agent returned; ValueError, with what
+    was found, if it has no finite reward."""
+    info = dict(value) if isinstance(value, Mapping) else {"reward": value}
+    reward = finite(info.pop("reward", None))
+    if reward is None:
+        raise ValueError(f"found {repr(value)[:80]}")
+    numbers = {str(key): finite(each) for key, each in info.items()}
+    return reward, {key: number for key, number in numbers.items() if number is not None}
 
 
 def _refusal(status: int, text: str) -> web.Response:

@@ -41,15 +41,14 @@ class ChatRequest:
         if not isinstance(body, Mapping) or not isinstance(body.get("messages"), list):
             raise RequestError("the body must be a JSON object with a list `messages`")
         refuse(body, REFUSED)
-        stop = body.get("stop") or ()
         messages = with_names([_message(each) for each in body["messages"]])
         if not messages:
             raise RequestError("`messages` is empty")
         return cls(
             messages,
-            (stop,) if isinstance(stop, str) else tuple(map(str, stop)),
+            stop_of(body),
             limit_of(body, "max_completion_tokens", "max_tokens"),
-            bool(body.get("stream")),
+            streams(body),
             tools_of(body, nested=True),
         )
 
@@ -58,15 +57,55 @@ def refuse(body: Mapping[str, Any], only: Mapping[str, Any]) -> None:
     """Raise RequestError if a key has a value that the endpoint cannot serve."""
     for key, value in only.items():
         if body.get(key) not in (None, value):
-            raise RequestError(f"`{key}` = {json.dumps(body[key])[:80]} is not supported")
+            raise RequestError(f"`{key}` = {short(body[key])} is not supported")
 
 
 def limit_of(body: Mapping[str, Any], *keys: str) -> int | None:
-    """Return the first limit of tokens that a request sets; None without one."""
-    limit = next((body[key] for key in keys if body.get(key)), None)
-    if limit is not None and (not isinstance(limit, int) or limit < 1):
-        raise RequestError(f"`{keys[-1]}` must be a whole number above 0, found {limit!r}")
-    return limit
+    """Return the first limit of tokens that a request sets; None without one. RequestError if a
+    limit is no whole number above 0."""
+    found = None
+    for key in keys:
+        limit = body.get(key)
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise RequestError(f"`{key}` must be a whole number above 0, found {short(limit)}")
+        found = limit if found is None else found
+    return found
+
+
+def stop_of(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the strings that stop an answer: `stop` is a text, a list of texts, or null for none;
+    RequestError for anything else."""
+    value = body.get("stop")
+    texts = [value] if isinstance(value, str) else [] if value is None else value
+    if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
+        raise RequestError(f"`stop` must be a text or a list of texts, found {short(value)}")
+    return tuple(encodable(each, "`stop`") for each in texts if each)
+
+
+def streams(body: Mapping[str, Any]) -> bool:
+    """Return whether the answer is to come in pieces; RequestError if `stream` is no bool."""
+    stream = body.get("stream")
+    if not isinstance(stream, bool | None):
+        raise RequestError(f"`stream` must be true or false, found {short(stream)}")
+    return bool(stream)
+
+
+def encodable(text: str, where: str) -> str:
+    """Return the text; RequestError if it has half of a surrogate pair, which has no UTF-8 and so
+    no tokens."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"{where} has {text[error.start : error.end]!a}, half of a surrogate pair; send whole "
+            "characters"
+        ) from None
+    return text
+
+
+def short(value: Any) -> str:
+    """Return the beginning of a value as JSON, for messages."""
+    return json.dumps(value)[:80]
 
 
 def tools_of(body: Mapping[str, Any], *, nested: bool) -> tuple[Mapping[str, Any], ...]:
@@ -76,20 +115,24 @@ def tools_of(body: Mapping[str, Any], *, nested: bool) -> tuple[Mapping[str, Any
         body: body of the request.
         nested: whether a tool is described under its key `function`, or beside its `type`.
     """
-    tools, choice = body.get("tools") or (), body.get("tool_choice")
+    tools, choice = body.get("tools") or [], body.get("tool_choice")
+    if not isinstance(tools, list):
+        raise RequestError(f"`tools` must be a list, found {short(tools)}")
     if choice not in (None, "auto", "none"):
-        raise RequestError(
-            f"`tool_choice` = {json.dumps(choice)[:80]} is not supported: the policy decides"
-        )
+        raise RequestError(f"`tool_choice` = {short(choice)} is not supported: the policy decides")
     found = []
     for tool in () if choice == "none" else tools:
         key = "function" if nested else "name"
-        if not isinstance(tool, Mapping) or tool.get("type") != "function" or not tool.get(key):
+        known = isinstance(tool, Mapping) and tool.get("type") == "function"
+        if not known or not isinstance(tool.get(key), Mapping if nested else str):
             raise RequestError(
-                f"`tools` may hold functions only, found {json.dumps(tool)[:80]}; let the agent "
-                "run its tools itself"
+                f"`tools` may hold functions only, found {short(tool)}; let the agent run its "
+                "tools itself"
             )
         function = dict(tool["function"]) if nested else {k: tool.get(k) for k in _FUNCTION}
+        if not isinstance(function.get("name"), str):
+            raise RequestError(f"a function must have a name, found {short(tool)}")
+        encodable(json.dumps(function, ensure_ascii=False), "a tool")
         function = {key: value for key, value in function.items() if key in _FUNCTION}
         found.append({"type": "function", "function": function})
     return tuple(found)
@@ -102,17 +145,23 @@ _FUNCTION = ("name", "description", "parameters")
 def text_of(content: Any, kinds: Sequence[str] = ("text",)) -> str:
     """Return the content of a message: a text, or a list of texts of these types."""
     if isinstance(content, list):
-        found = {part.get("type") for part in content if isinstance(part, Mapping)}
-        if found - set(kinds) or len(found) == 0:
-            raise RequestError(
-                f"a message has content of type {sorted(map(str, found))}; only text"
-            )
-        content = "".join(str(part.get("text", "")) for part in content)
+        content = "".join(_text_of_part(part, kinds) for part in content)
     if content is None:
         content = ""
     if not isinstance(content, str):
         raise RequestError(f"content must be text, found {type(content).__name__}")
-    return content
+    return encodable(content, "a message")
+
+
+def _text_of_part(part: Any, kinds: Sequence[str]) -> str:
+    """Return the text of a part of a message; RequestError if it is no text of these types."""
+    known = isinstance(part, Mapping) and part.get("type") in kinds
+    text = part.get("text") if known else None
+    if not isinstance(text, str):
+        raise RequestError(
+            f"a part of a message must be {{type: text, text}}, found {short(part)}; only text"
+        )
+    return text
 
 
 def with_names(messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -130,24 +179,30 @@ def call_of(id: Any, name: Any, arguments: Any) -> ToolCall:
     """Return a call that an agent sends back."""
     if not isinstance(name, str) or not isinstance(arguments, str):
         raise RequestError("a call must have a name and arguments, both of them text")
+    encodable(name + arguments, "a call")
     try:
         read = json.loads(arguments or "{}")
-    except ValueError:
+        encodable(json.dumps(read, ensure_ascii=False), "a call")
+    except (ValueError, RecursionError):
         read = arguments
     return ToolCall(name, read if isinstance(read, dict) else arguments, str(id or ""))
 
 
 def _message(value: Any) -> Message:
     if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
-        raise RequestError(f"a message must be {{role, content}}, found {json.dumps(value)[:80]}")
+        raise RequestError(f"a message must be {{role, content}}, found {short(value)}")
     role = "system" if value["role"] == "developer" else value["role"]
+    encodable(role, "the role of a message")
     content = text_of(value.get("content"))
     if role == "tool":
         return Message(role, content, call_id=str(value.get("tool_call_id") or ""))
     calls = []
-    for call in value.get("tool_calls") or ():
+    sent = value.get("tool_calls") or []
+    if not isinstance(sent, list):
+        raise RequestError(f"`tool_calls` must be a list, found {short(sent)}")
+    for call in sent:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping):
-            raise RequestError(f"a call must be of a function, found {json.dumps(call)[:80]}")
+            raise RequestError(f"a call must be of a function, found {short(call)}")
         calls.append(call_of(call.get("id"), function.get("name"), function.get("arguments")))
     return Message(role, content, calls=tuple(calls))

@@ -14,8 +14,11 @@ from roll.envs.agents.requests import (
     ChatRequest,
     RequestError,
     call_of,
+    encodable,
     limit_of,
     refuse,
+    short,
+    streams,
     text_of,
     tools_of,
     with_names,
@@ -47,7 +50,7 @@ def request_of(body: Any) -> ChatRequest:
         raise RequestError("`input` is empty")
     limit = limit_of(body, "max_output_tokens")
     tools = tools_of(body, nested=False)
-    return ChatRequest(with_names(said), (), limit, bool(body.get("stream")), tools)
+    return ChatRequest(with_names(said), (), limit, streams(body), tools)
 
 
 def _with(said: list[Message], item: Any) -> list[Message]:
@@ -56,7 +59,7 @@ def _with(said: list[Message], item: Any) -> list[Message]:
     An answer with text and calls comes back as several items, which are one message here.
     """
     if not isinstance(item, Mapping):
-        raise RequestError(f"an item of `input` must be an object, found {json.dumps(item)[:80]}")
+        raise RequestError(f"an item of `input` must be an object, found {short(item)}")
     kind = item.get("type", "message")
     if kind == "reasoning":
         return said
@@ -72,6 +75,7 @@ def _with(said: list[Message], item: Any) -> list[Message]:
     if kind != "message" or not isinstance(item.get("role"), str):
         raise RequestError(f"`input` has an item of type {kind!r:.40}, which is not supported")
     role = "system" if item["role"] == "developer" else item["role"]
+    encodable(role, "the role of a message")
     return [*said, Message(role, text_of(item.get("content"), _TEXTS))]
 
 

@@ -11,7 +11,7 @@ from roll.config.errors import nearest
 from roll.core.errors import ConfigError
 from roll.core.types import Message
 from roll.data.chat.templates import PromptTokenizer
-from roll.envs.api import Action, Hearing, Observation
+from roll.envs.api import Action, Hearing, Observation, finite
 from roll.envs.tools.api import Tool
 from roll.envs.tools.cutting import cut_to
 from roll.envs.tools.formats.api import Malformed, Parsed
@@ -37,6 +37,7 @@ class ToolLimits:
 
 def limits_of(settings: Mapping[str, float]) -> ToolLimits:
     """Return the limits with these settings; ConfigError for one that is unknown or no limit."""
+    defaults = ToolLimits()
     known = {each.name for each in fields(ToolLimits)}
     for name, value in settings.items():
         if name not in known:
@@ -44,8 +45,11 @@ def limits_of(settings: Mapping[str, float]) -> ToolLimits:
                 f"limits: unknown limit {name!r}{nearest(name, known)} (known: "
                 f"{', '.join(sorted(known))})"
             )
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise ConfigError(f"limits.{name} is {value!r}; expected a number above 0")
+        whole = isinstance(getattr(defaults, name), int)
+        number = None if isinstance(value, bool) or (whole and type(value) is not int) else value
+        if (finite(number) or 0) <= 0:
+            kind = "whole number" if whole else "number"
+            raise ConfigError(f"limits.{name} is {value!r}; expected a {kind} above 0")
     return ToolLimits(**settings)  # type: ignore[arg-type]  # checked above
 
 

@@ -195,13 +195,16 @@ def _hf_specs(
         ConversionError: a delta does not fit a tensor.
     """
     specs: dict[str, Spec] = {}
+    dtypes: dict[str, str] = {}
     for full in fulls:
         parts = full.task.param.op.to_hf(Outline(full.spec.shape), source.table.shape)
         for ref, part in zip(full.task.hf, parts, strict=True):
             stacked = (source.table.shape.num_experts,) if ref.index is not None else ()
             specs[ref.name] = Spec(_target_dtype(full, settings), (*stacked, *part.shape))
+            dtypes[ref.name] = full.spec.dtype
     for name, delta in deltas.items():
         _check_delta(name, delta, specs)
+        _check_delta_dtypes(name, delta, dtypes[name])
     return specs | {name: specs[source.table.repeats[name]] for name in source.repeats}
 
 
@@ -225,6 +228,18 @@ def _check_delta(name: str, delta: Delta, specs: Mapping[str, Spec]) -> None:
         raise ConversionError(
             f"the adapter adds {list(product)} to {name}, which is {list(specs[name].shape)}; "
             "is it of another model?"
+        )
+
+
+def _check_delta_dtypes(name: str, delta: Delta, dtype: str) -> None:
+    """Raise ConversionError unless a weight of the type `dtype` and both factors of its delta can
+    be added in float32."""
+    of_factors = (delta.a.spec.dtype, delta.b.spec.dtype)
+    wrong = next((each for each in (dtype, *of_factors) if each not in FLOATS.values()), None)
+    if wrong is not None:
+        raise ConversionError(
+            f"{name} is of type {dtype} and its factors are of types {' and '.join(of_factors)}; a "
+            f"merge adds {', '.join(FLOATS.values())} only, so leave --merge out"
         )
 
 

@@ -21,10 +21,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mcore_adapter.convert.arrays import A, cut, join, zeros
 from mcore_adapter.convert.conversion_plan import HfRef, Task, tasks
+from mcore_adapter.convert.joined_arrays import Joined
 from mcore_adapter.convert.ops import FormatOp, FuseGateUp, FuseQKV, Rename, Shape
 from mcore_adapter.convert.shards import Replicated, Sharded
 from mcore_adapter.convert.storage.folders import HfFolder
@@ -103,8 +102,14 @@ class BlockB:
         return self.fuse.to_mcore(wide, shape)
 
     def to_hf(self, mcore: A, shape: Shape) -> list[A]:
-        """Return the B factors of the parts; ConversionError if the tensor has values outside of
-        their blocks."""
+        """Return the B factors of the parts.
+
+        Values outside of their blocks would be lost. A model in memory has none there, because its
+        mask keeps them 0; only arrays from files are looked at.
+
+        Raises:
+            ConversionError: an array from files has values outside of the blocks.
+        """
         parts = self.fuse.to_hf(mcore, shape)
         if len(self.ranks) < len(self.hf):
             return [parts[index] for index in self.which]
@@ -113,7 +118,7 @@ class BlockB:
             blocks = cut(part, self.ranks, 1)
             at = self.which.index(index) if index in self.which else None
             others = [block for i, block in enumerate(blocks) if i != at]
-            if any(isinstance(block, np.ndarray) and block.any() for block in others):
+            if any(_has_values(block) for block in others):
                 raise ConversionError(
                     f"{self.mcore} is not block diagonal: it was trained after it was read from "
                     "PEFT files; write it with one shared A of the whole rank"
@@ -121,6 +126,12 @@ class BlockB:
             if at is not None:
                 found.append(blocks[at])
         return found
+
+
+def _has_values(block: Any) -> bool:
+    """Return whether an array from files has an entry other than 0; False for tensors in memory and
+    for outlines."""
+    return isinstance(block, Joined) and any(part.any() for part in block.parts)
 
 
 def _rows(fuse: FormatOp, index: int, known: Mapping[int, int], shape: Shape) -> int:

@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -49,8 +50,9 @@ class Data(Section):
     prompt and completion. For dpo: chosen, rejected and optionally prompt."""
     validation: Path | None = None
     """Validation data, in the same format; None: no validation."""
-    max_length: PositiveInt = 2048
-    """Largest number of tokens of a sequence."""
+    max_length: int = Field(default=2048, ge=2)
+    """Largest number of tokens of a sequence; at least 2, for the first token of a sequence is not
+    trained."""
     too_long: Literal["error", "skip", "truncate", "split"] = "error"
     """Treatment of longer sequences. error: stop with an error. skip: leave out the row. truncate:
     keep the start of the sequence. split: cut the sequence into several (only for pretrain)."""

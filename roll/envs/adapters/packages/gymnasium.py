@@ -164,7 +164,7 @@ def _made(
     except gymnasium.error.Error as error:
         raise AdapterError(f"gymnasium: {error}") from None
     for each in wrappers:
-        path, arguments = (each, {}) if isinstance(each, str) else (each["path"], each["kwargs"])
+        path, arguments = _wrapper(each)
         wrapper = _class(path)
         if wrapper is None:
             raise AdapterError(f"adapter.wrappers: there is no {path!r}")
@@ -172,6 +172,21 @@ def _made(
     if isinstance(env, gymnasium.vector.VectorEnv):
         raise AdapterError(_no_vector(name))
     return env
+
+
+def _wrapper(entry: str | Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Return import path and keyword arguments of an entry of `wrappers`; AdapterError if it has
+    another form."""
+    if isinstance(entry, str):
+        return entry, {}
+    is_entry = isinstance(entry, Mapping) and "path" in entry and entry.keys() <= {"path", "kwargs"}
+    path, arguments = (entry["path"], entry.get("kwargs") or {}) if is_entry else (None, {})
+    if not isinstance(path, str) or not isinstance(arguments, Mapping):
+        raise AdapterError(
+            "adapter.wrappers: expected an import path, or {path: ..., kwargs: {...}}, found "
+            f"{entry!r:.80}"
+        )
+    return path, arguments
 
 
 def _no_vector(what: str) -> str:

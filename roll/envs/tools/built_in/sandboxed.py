@@ -53,6 +53,13 @@ class SandboxKit:
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
     _lost: bool = field(default=False, init=False)
 
+    def __post_init__(self) -> None:
+        """Raise ConfigError for limits that are unknown or no limits."""
+        try:
+            Limits(**self.limits)  # type: ignore[arg-type]  # `Limits` checks the types
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"sandbox.limits: {error}") from None
+
     async def open(self, options: Mapping[str, Any]) -> Sequence[Tool]:
         """Return the tools. The session begins with the first call, with the files of the column
         `files` (contents by path) if the row has one.
@@ -160,7 +167,7 @@ class SandboxKit:
     async def _begin(self) -> None:
         """Begin a new session and write the task's files into it; EnvironmentFailedError if a path
         leaves the folder or cannot be written."""
-        limits = Limits(**self.limits)  # type: ignore[arg-type]  # checked by `Limits` itself
+        limits = Limits(**self.limits)  # type: ignore[arg-type]  # checked when this was made
         sandbox = sandbox_of(self.level, tuple(self.preload))
         session = sandbox.session(limits)
         await session.__aenter__()
