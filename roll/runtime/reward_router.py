@@ -266,7 +266,7 @@ def _group_lanes(
     `BatchedCalls`."""
 
     def ask(rank: int, groups: list[list[Sample]]) -> Awaitable[list[list[Scored]]]:
-        each = [Columns(group) for group in groups]
+        each: list[list[Sample]] = [Columns(group) for group in groups]
         return hosted.cluster.ask(rank, RewardWorker.score_groups, each, purpose)
 
     return [BatchedCalls(partial(ask, rank)) for rank in range(hosted.cluster.world_size)]

@@ -121,5 +121,5 @@ async def as_piston(request: web.Request) -> web.Response:
     code, out, err = await _python(program["content"], asked["stdin"], files, limit_s)
     by = {None: "SIGKILL", -24: "SIGXCPU", -9: "SIGKILL"}.get(code)
     ran = {"stdout": out, "stderr": err, "output": out + err, "signal": by}
-    told: dict[str, Any] = {**ran, "code": code if by is None else None}
-    return web.json_response({"run": told, "language": "python", "version": "3.12.0"})
+    result: dict[str, Any] = {**ran, "code": code if by is None else None}
+    return web.json_response({"run": result, "language": "python", "version": "3.12.0"})

@@ -37,7 +37,7 @@ def test_a_job_that_is_cancelled_on_its_way_to_a_worker_is_not_run(worker: Worke
 
 
 def test_a_pool_that_closes_ends_a_job_that_a_thread_has_just_taken(worker: WorkerProcess) -> None:
-    pool = Pool(settings("none", (), ()), [worker])
+    pool = Pool(lambda: WorkerProcess(settings("none", (), ())), [worker])
     tickets = [pool.submit(Job(ENDLESS), Limits(wall_s=30)) for _ in range(3)]
     began = time.monotonic()
     pool.close()
