@@ -59,12 +59,12 @@ from roll.commands.preloads import forking
 from roll.config.rlvr import RlvrConfig
 from roll.config.rlvr_base import RlvrBase
 from roll.config.sections.roles import Role
-from roll.core.collector import calm_collector
 from roll.core.threads.loop_thread import LoopThread
 from roll.distributed.cluster import Cluster, Launcher, Placement
 from roll.distributed.on_ray.resources import ResourceManager
 from roll.pipeline.rlvr import RlvrPipeline
 from roll.platform.allocator import keep_freed_memory
+from roll.platform.collector import calm_collector
 
 ROOT = Path(__file__).parents[1]
 GOAL_NS, GOAL_BYTES = 5.0, 1000.0

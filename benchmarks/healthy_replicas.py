@@ -30,7 +30,7 @@ from benchmarks.simulation.engine import EngineModel
 from benchmarks.simulation.faults import Sickness
 from benchmarks.simulation.lengths import LogNormal
 from benchmarks.simulation.world import Outcome, Scenario, simulate
-from roll.core.collector import calm_collector
+from roll.platform.collector import calm_collector
 
 MEDIAN = 32
 """Median length of a response in scripted tokens. It is the same for all real medians, so that the

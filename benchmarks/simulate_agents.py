@@ -38,11 +38,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the script also ru
 from benchmarks.simulation.clock import run_virtually
 from benchmarks.simulation.lengths import uniform
 from roll.config.sections.environment import EnvironmentConfig
-from roll.core.collector import calm_collector
 from roll.core.completion import Completion, FinishReason, VersionRuns
 from roll.core.errors import EnvironmentFailedError
 from roll.core.types import GenerateRequest, Heartbeat, Prompt, SamplingParams
 from roll.envs.host import Observed
+from roll.platform.collector import calm_collector
 from roll.rollout.async_utils import all_or_first_error
 from roll.rollout.episodes.episodes import Episodes
 from roll.rollout.episodes.failed import FailedEpisodes

@@ -43,7 +43,7 @@ from benchmarks.simulation.report import draw, markdown, table
 from benchmarks.simulation.study import study
 from benchmarks.simulation.world import Scenario
 from roll.config.sections.rollout import HealthConfig
-from roll.core.collector import calm_collector
+from roll.platform.collector import calm_collector
 
 ROOT = Path(__file__).parents[1]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass
 class Seats:
-    """Who has had a turn in an episode; a player is a number from 0 on."""
+    """Record of the players that have had a turn in an episode; a player is a number from 0 on."""
 
     count: int
     """Number of players."""

@@ -1,4 +1,4 @@
-"""What the sandbox needs of a worker, be it a process here or a host elsewhere."""
+"""`Worker`: interface of a worker to the sandbox, be it a process here or a host elsewhere."""
 
 from __future__ import annotations
 

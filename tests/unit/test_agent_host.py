@@ -265,7 +265,7 @@ async def silent(task: AgentTask) -> float:
         (forgets, "must return a finite number, or a dict with `reward`; found None"),
         (boasts, "must return a finite number, or a dict with `reward`; found 1000000"),
         (boasts_more, "must return a finite number, or a dict with `reward`; Exceeds the limit"),
-        (mumbles, "messages of the agent's request cannot be rendered: .*who"),
+        (mumbles, "chat template of the model does not render what the agent sends: .*who"),
         (sleeps, "the agent neither asked nor ended within 0.3 s"),
         (silent, "the agent ended without a request to the policy"),
     ],

@@ -2,7 +2,7 @@
 
 import gc
 
-from roll.core.collector import THRESHOLD, calm_collector
+from roll.platform.collector import THRESHOLD, calm_collector
 
 
 def test_what_exists_is_left_alone_and_new_cycles_are_still_found() -> None:

@@ -48,10 +48,14 @@ UNPICKLES = {
     # What it has pickled itself, on the line before, or in a file without a name.
     "roll/data/spool.py",
     "roll/rewards/contract.py",
+    "roll/distributed/on_ray/bundle_host.py",
+    # What a worker of the same run has left in Ray's object store, which Ray itself unpickles.
+    "roll/distributed/remote_values.py",
     # Reads texts, numbers and containers only.
     "roll/rewards/code/rows/packing.py",
     # Runs a program where it can do no harm, and evaluates tests and codecs of its judge.
     "roll/sandbox/worker/inside/program.py",
+    "roll/sandbox/remote/dialects.py",
     "roll/envs/built_in/code/fix_code.py",
     "roll/rewards/code/asserts.py",
     "roll/rewards/code/calls.py",

@@ -19,7 +19,7 @@ ID_CHARACTERS = 9
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an agent gets for a request."""
+    """Answer that an agent gets for a request."""
 
     text: str
     calls: tuple[ToolCall, ...] = ()

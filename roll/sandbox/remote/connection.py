@@ -24,7 +24,7 @@ class HostLostError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a host said."""
+    """Answer of a host."""
 
     status: int
     body: bytes

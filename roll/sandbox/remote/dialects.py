@@ -1,4 +1,4 @@
-"""What hosts are asked for a program, and how their answers are read: three protocols.
+"""Three protocols: the request for a program that a host gets, and the reading of its answer.
 
 SandboxFusion and Piston know a limit of time by the clock and one of memory. A few lines before the
 program set its limit of CPU time, so that a busy host fails nobody.
@@ -23,7 +23,7 @@ class Dialect(Protocol):
 
     @property
     def path(self) -> str:
-        """Where programs are posted."""
+        """Path to which programs are posted."""
 
     def message(self, job: Job, limits: Limits) -> dict[str, Any]:
         """Return the JSON object that asks for a program."""
