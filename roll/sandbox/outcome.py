@@ -116,7 +116,8 @@ class Outcome:
         return self.status is Status.OK
 
 
-def cancelled() -> Outcome:
-    """Return the outcome of a program that was cancelled before it began."""
+def cancelled(wall_s: float = 0.0) -> Outcome:
+    """Return the outcome of a program that was cancelled before it wrote anything; `wall_s` is the
+    time that it took."""
     why = "nobody waits for it any more"
-    return Outcome(Status.CANCELLED, None, None, "", "", False, 0.0, 0.0, 0.0, why)
+    return Outcome(Status.CANCELLED, None, None, "", "", False, 0.0, wall_s, 0.0, why)

@@ -57,6 +57,13 @@ class Engine(HfEngine):
         self._memory = FullOnce(self._weights.model)
 
 
+def tiny_setup(folder: Path) -> EngineSetup:
+    save_tiny_model(folder)
+    return EngineSetup(
+        spec=SPEC, model=ModelConfig(path=str(folder)), dtype="float32", max_model_len=64
+    )
+
+
 async def push(engine: HfEngine, tensors: list[tuple[str, Tensor]], version: int) -> None:
     channel = new_channel("shared_memory", num_receivers=1, timeout_s=30)
     loading = asyncio.ensure_future(engine.load_weights(channel, version, receiver=0, verify=False))
@@ -73,10 +80,7 @@ async def push(engine: HfEngine, tensors: list[tuple[str, Tensor]], version: int
 def test_a_push_that_breaks_off_for_any_reason_leaves_an_engine_that_writes_nothing(
     tmp_path: Path,
 ) -> None:
-    save_tiny_model(tmp_path)
-    setup = EngineSetup(
-        spec=SPEC, model=ModelConfig(path=str(tmp_path)), dtype="float32", max_model_len=64
-    )
+    setup = tiny_setup(tmp_path)
 
     async def main() -> None:
         engine = Engine(HfEngineConfig(), setup)
@@ -114,10 +118,7 @@ class SlowlyCompiling(HfEngine):
 def test_a_request_that_is_aborted_while_its_grammar_is_compiled_writes_nothing(
     tmp_path: Path,
 ) -> None:
-    save_tiny_model(tmp_path)
-    setup = EngineSetup(
-        spec=SPEC, model=ModelConfig(path=str(tmp_path)), dtype="float32", max_model_len=64
-    )
+    setup = tiny_setup(tmp_path)
 
     async def main() -> None:
         engine = SlowlyCompiling(HfEngineConfig(), setup)

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from roll.sandbox.errors import SandboxError, WorkerLostError
-from roll.sandbox.outcome import Job, Limits, Outcome, Status
+from roll.sandbox.outcome import Job, Limits, Outcome, cancelled
 from roll.sandbox.remote.connection import Answer, Connection, HostLostError
 from roll.sandbox.remote.dialects import DIALECTS
 from roll.sandbox.remote.hosts import Host, Hosts, Remote
@@ -74,7 +74,7 @@ class RemoteWorker:
         try:
             host, answer = self._somewhere("POST", self._dialect.path, message, limits)
         except _CancelledError:
-            return _cancelled(time.monotonic() - began)
+            return cancelled(time.monotonic() - began)
         found = _value(answer)
         try:
             return self._dialect.outcome(found, limits, time.monotonic() - began)
@@ -141,7 +141,7 @@ class RemoteWorker:
         try:
             found = _value(self._with_room(ask))
         except _CancelledError:
-            return _cancelled(time.monotonic() - began), False
+            return cancelled(time.monotonic() - began), False
         if not isinstance(found, dict) or not isinstance(found.get("open"), bool):
             raise SandboxError(f"{host.url}: expected an outcome, found {found!r:.200}")
         try:
@@ -294,18 +294,3 @@ def _value(answer: Answer) -> Any:
 def _most(limits: Limits) -> int:
     """Return how large an answer may be: a byte of output takes up to six characters of JSON."""
     return _SMALL + 12 * limits.output_bytes
-
-
-def _cancelled(wall_s: float) -> Outcome:
-    return Outcome(
-        status=Status.CANCELLED,
-        exit_code=None,
-        signal=None,
-        stdout="",
-        stderr="",
-        cut=False,
-        cpu_s=0.0,
-        wall_s=wall_s,
-        peak_mb=0.0,
-        reason="nobody waits for it any more",
-    )
