@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from roll.commands.preloads import ENGINES, ENGINES_APART, LEARNERS, SHARED
-from roll.distributed.on_ray.environment import WORKER_TOKEN
+from roll.distributed.on_ray.environment import SPIN_BRIEFLY, WAITING, WORKER_TOKEN
 from roll.distributed.processes import fork_client
 from roll.distributed.processes.fork_server import ONLY_AT_LOAD, ForkServer
 from roll.distributed.processes.reaper import end_marked
@@ -176,6 +176,22 @@ def test_without_a_server_that_lives_a_client_is_plain_python(tmp_path: Path) ->
         name = server.python.split()[-1]
         assert eventually(lambda: Path("/proc/net/unix").read_text().count(name) >= 2)
     assert client.communicate(timeout=LIMIT_S) == ("False\n", "")
+
+
+@pytest.mark.parametrize("own", [{}, {"OMP_WAIT_POLICY": "active"}])
+def test_openmp_finds_its_variables_where_it_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, own: dict[str, str]
+) -> None:
+    """A fork has the library of the server, which does not read them again."""
+    for name in WAITING:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    with ForkServer(["decimal"]) as server:
+        path = Path(f"/proc/{server._process.pid}/environ")
+        assert eventually(lambda: b"GLIBC_TUNABLES" in path.read_bytes())
+        found = dict(pair.split("=", 1) for pair in path.read_text().split("\0") if pair)
+    assert {name: found[name] for name in WAITING if name in found} == (own or SPIN_BRIEFLY)
 
 
 def test_without_a_server_it_is_plain_python() -> None:

@@ -17,6 +17,8 @@ from roll.core.errors import ConfigError
 from roll.distributed.device_layout import plan_layout, share_cores
 from roll.distributed.on_ray.environment import (
     RUN_TOKEN,
+    SPIN_BRIEFLY,
+    WAITING,
     WORKER_TOKEN,
     actor_env,
     on_one_machine,
@@ -192,6 +194,19 @@ def test_an_actor_on_cpus_has_one_heap_unless_the_user_names_a_number(keep_memor
     assert heaps("cpu", {}) == "1"
     assert heaps("cpu", {"MALLOC_ARENA_MAX": "4"}) == "4"
     assert heaps("cuda", {}) is None
+
+
+@pytest.mark.parametrize(
+    "own", [{"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "passive"}]
+)
+def test_threads_on_cpus_spin_briefly_or_as_the_user_says(own: dict[str, str]) -> None:
+    def waiting(platform: str, driver: dict[str, str]) -> dict[str, str]:
+        env = actor_env(platform=platform, devices=(), cores=(0,), token="t", driver_environ=driver)
+        return {name: env[name] for name in WAITING if name in env}
+
+    assert waiting("cpu", {}) == SPIN_BRIEFLY
+    assert waiting("cpu", own) == own
+    assert waiting("cuda", {}) == {}
 
 
 @pytest.mark.parametrize(

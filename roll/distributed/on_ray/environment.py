@@ -56,6 +56,20 @@ KEEP_FREED_MEMORY = {
 """Variables for workers that compute with torch on the CPU, in addition to `ONE_HEAP`. Values set
 by the user take precedence."""
 
+SPIN_BRIEFLY = {
+    # Threads of OpenMP spin after each parallel region, to be ready for the next. GNU's default,
+    # 300,000 rounds or 3 ms, takes the cores from other workers, since an engine computes for
+    # milliseconds in Python between its steps; without spinning, every region has to wake threads.
+    # 20,000 rounds last from region to region: a step of the quickstart takes 0.86 s instead of
+    # 1.04, and of a model of 4 M parameters as long as with the default (benchmarks/overhead.py).
+    "GOMP_SPINCOUNT": "20000",
+}
+"""Variables for all workers of runs on CPUs, unless the user has set one of `WAITING`."""
+
+WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+"""Variables by which users choose how long the threads of OpenMP spin; the first takes
+precedence."""
+
 WITHOUT_TRITON = "ROLL_WITHOUT_TRITON"
 """Variable that makes the same workers hide the package triton. Otherwise transformers would import
 triton, which takes 70 MB and is only of use on GPUs."""
@@ -126,6 +140,8 @@ def actor_env(
     env |= FOR_ALL_ACTORS
     tuned = (ONE_HEAP if platform == "cpu" else {}) | (KEEP_FREED_MEMORY if keep_memory else {})
     env |= {name: driver.get(name, value) for name, value in tuned.items()}
+    if platform == "cpu":
+        env |= thread_waiting(driver)
     if keep_memory:
         env[WITHOUT_TRITON] = "1"
     folders = [*python_path, *driver.get("PYTHONPATH", "").split(os.pathsep)]
@@ -135,6 +151,12 @@ def actor_env(
     if platform == "cuda":
         env["CUDA_VISIBLE_DEVICES"] = ",".join(str(device) for device in devices)
     return env
+
+
+def thread_waiting(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that say how long the threads of OpenMP spin: those of `WAITING` in
+    `environ`, or else `SPIN_BRIEFLY`."""
+    return {name: environ[name] for name in WAITING if name in environ} or dict(SPIN_BRIEFLY)
 
 
 def on_one_machine(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -20,7 +20,12 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from roll.distributed.on_ray.environment import KEEP_FREED_MEMORY, TUNABLES, prepare_ray
+from roll.distributed.on_ray.environment import (
+    KEEP_FREED_MEMORY,
+    TUNABLES,
+    prepare_ray,
+    thread_waiting,
+)
 from roll.distributed.processes import fork_client
 
 ONLY_AT_LOAD = {
@@ -47,7 +52,8 @@ class ForkServer:
         stages = [modules, engine_modules] if engine_modules else [modules]
         self._names = [f"roll_fork_{secrets.token_hex(16)}" for _ in stages]
         # Not first: the C library moves GLIBC_TUNABLES, and setproctitle starts at the first one.
-        env = {**os.environ, **(ONLY_AT_LOAD | os.environ)}
+        # OpenMP, too, reads its variables when it is loaded, which is here.
+        env = {**os.environ, **(ONLY_AT_LOAD | thread_waiting(os.environ) | os.environ)}
         with ExitStack() as listeners:
             orders = []
             for name, imported in zip(self._names, stages, strict=True):

@@ -93,8 +93,6 @@ def engine_environment(
     if platform == "cpu":
         # Even in eager mode torch.compile would call g++ at the first batch.
         wanted.setdefault("TORCHDYNAMO_DISABLE", "1")
-        # Idle OpenMP threads sleep instead of spinning on the trainer's cores.
-        wanted.setdefault("OMP_WAIT_POLICY", "passive")
         wanted["OMP_NUM_THREADS"] = str(max(1, len(cores) // tp))
         wanted["SGLANG_USE_CPU_ENGINE"] = "1"
         # SGLang's default needs one NUMA node per rank.

@@ -51,10 +51,6 @@ def engine_environment(
         # Even in eager mode vLLM compiles its sampler with g++ at the first batch (8-15 s); the
         # compiled code is no faster.
         wanted["TORCHDYNAMO_DISABLE"] = "1"
-        # Idle OpenMP threads sleep instead of spinning on cores that other processes need. An
-        # engine with cores of its own is up to twice as fast with GOMP_SPINCOUNT=300000, which a
-        # user may set. Beside one busy process, spinning made a step take 24 ms instead of 10.
-        wanted["OMP_WAIT_POLICY"] = "passive"
         wanted[YIELDS_CORES] = "1"
         # oneDNN keeps one kernel per shape, and the number of tokens in a batch is part of the
         # shape. With its default of 1,024 kernels an engine of a small model grows by 430 MB in
