@@ -75,9 +75,11 @@ def _object(option: str, text: str) -> dict[str, Any]:
 
 
 def trial_table(trial: EnvTrial) -> Table:
-    """Return a table with a line for each policy: turns, rewards, ends and speed.
+    """Return a table with a line for each policy that played an episode without an error.
 
-    Times of `reset` (with making the environment) and `step` are medians.
+    Its columns are mean number of turns, mean reward with its range, mean success, share of
+    episodes that ended before the turn limit, median times of `reset` (with making the
+    environment) and `step`, and time of the slowest step.
     """
     columns = ("turns", "reward", "success", "ended", "reset", "step", "slowest")
     table = Table("policy", *columns, box=SIMPLE, pad_edge=False)

@@ -73,14 +73,6 @@ def try_rewards(
             verdict = _verdict(name, reward, folder, sample, judge)
         except UserError as error:
             trial.wrong.append(error)
-        except TimeoutError:
-            trial.wrong.append(
-                ConfigError(
-                    f"rewards.{name}: {reward.what} gave nothing on row {row.id} within "
-                    f"timeout_s = {reward.limit_s:g}; mend it or raise "
-                    "timeout_s, or check with --fast if it cannot work on this machine"
-                )
-            )
         else:
             if isinstance(verdict, list):
                 verdict = verdict[0]
@@ -118,18 +110,25 @@ def _verdict(
     judge: UrlJudgeConfig | None,
 ) -> Reward | list[Reward]:
     """Score a sample in a child process that is then killed; a group reward gets the sample and an
-    empty response as a group. ConfigError if the reward fails, TimeoutError if it is too slow."""
+    empty response as a group. ConfigError if the reward fails or is too slow."""
     factory = "roll.commands.reward_trial:make_trial"
     asked = None if judge is None else judge.model_dump()
     child = Child(ChildSpec(factory, (str(folder), name, reward.model_dump(), asked)))
     limit_s = reward.limit_s + (SETUP_TIMEOUT_S if reward.worker else 0.0)
+    key = f"rewards.{name}.timeout_s"
     service = reward.remote or judge
     if service is not None:
         limit_s = service.timeout_s * service.tries + SETUP_TIMEOUT_S
+        owner = f"judges.{reward.judge.by}" if reward.judge else f"rewards.{name}.remote"
+        key = f"{owner}.timeout_s"
     try:
         found = child.call(_group(sample, reward) if reward.per == "group" else sample, limit_s)
-    except ChildTimeoutError as error:
-        raise TimeoutError(str(error)) from None
+    except ChildTimeoutError:
+        raise ConfigError(
+            f"rewards.{name}: {reward.what} gave nothing on row {sample.prompt.id} within "
+            f"{limit_s:g} s; mend it or raise {key}, or check with --fast if it cannot work on "
+            "this machine"
+        ) from None
     except (ChildRaisedError, ChildDiedError, OSError) as error:
         raise ConfigError(
             f"rewards.{name}: {reward.what} fails on row {sample.prompt.id}, for the response "

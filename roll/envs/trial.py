@@ -181,7 +181,9 @@ class Trial:
             await self._close(other)
 
     async def _hostile(self, seed: int, found: EnvTrial) -> None:
-        """Give an environment all hostile actions; after an end or an error, a new one goes on."""
+        """Try each action of `HOSTILE` and `self.actions`, in an environment each, at most twice.
+        A broken rule is noted in `found.broken`, and the next action is tried.
+        """
         for what, action in (*HOSTILE.items(), *((repr(each), each) for each in self.actions)):
             with _Noting(found, f"hostile action ({what}), seed {seed}"):
                 played = Episode()

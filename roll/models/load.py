@@ -184,7 +184,12 @@ def split_value_head(model: PreTrainedModel) -> tuple[nn.Module, nn.Module]:
 def _load(
     factory: Any, model: ModelConfig, config: PreTrainedConfig, dtype: torch.dtype | None
 ) -> tuple[PreTrainedModel, list[str]]:
-    """Load a model in evaluation mode; return it with the names of tensors its checkpoint lacks."""
+    """Load a model in evaluation mode; return it with the names of tensors that its checkpoint
+    lacks, which have initial values. `dtype` None is `model.dtype`.
+
+    Raises:
+        ConfigError: the model cannot be loaded.
+    """
     try:
         with _LOADING:
             loaded, info = factory.from_pretrained(

@@ -46,6 +46,8 @@ class Pipeline(ABC, Generic[C]):
     ) -> None:
         """Store what the run needs; nothing is started yet.
 
+        `self.config` is the config with absolute paths; `self.written` is the config as given.
+
         Args:
             config: first result of `prepare`.
             launcher: starts the clusters.

@@ -88,8 +88,11 @@ class Runtime:
         self.inference.close()
 
     def memory_gb(self) -> float:
-        """Return the largest resident memory of one worker with its child processes, in GiB; the
-        workers of rewards are left out."""
+        """Return the resident memory of the largest worker with its child processes, in GiB.
+
+        Counts actor, reference, critic, teachers and the engines of the policy; not rewards,
+        judges and environments. If an engine ends during the call, no engine is counted.
+        """
         clusters: list[Cluster[Any] | None] = [self.actor, self.reference, self.critic]
         clusters.extend(self.teachers.values())
         sizes = [cluster.call_each(Worker.memory_gb) for cluster in clusters if cluster is not None]

@@ -49,7 +49,15 @@ def unpack(
 
     A tensor lies in the memory that `into` returns. Where that is None, the tensor stays in its
     bucket if one bucket holds all of it, and gets memory of its own otherwise. The consumer must
-    not write to a tensor that lies in a bucket; it may keep the tensor, which costs a copy.
+    not write to a tensor that lies in a bucket; it may keep the tensor, which costs a copy. The
+    last buckets are given back when the iterator has been read to its end.
+
+    Args:
+        manifest: all tensors of the transfer.
+        buckets: which pieces of tensors each bucket holds.
+        source: gives the bytes of the buckets.
+        into: gives the memory for a tensor, or None.
+        checksum: gets the bytes of all tensors; the caller compares it. None: there is none.
 
     Raises:
         WeightSyncError: memory that `into` returns does not fit its tensor, or the transfer broke

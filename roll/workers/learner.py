@@ -50,8 +50,12 @@ class LearnerWorker(TrainWorker[T], Generic[T, B]):
 
     @dispatch(SHARD_BATCH)
     def evaluate(self, batch: B) -> Metrics:
-        """Compute the loss on the rows without training, and return the metrics of the loss (those
-        with no `/` in the name). Rows without trained tokens do not count."""
+        """Compute the loss on the rows without training; return its own metrics and
+        `trained_tokens`.
+
+        Metrics with a `/` in the name, such as `loss/total`, are left out. Rows without trained
+        tokens do not count.
+        """
         metrics = LossMetrics(0, 1)
         batch = self.teacher_heads.resolve(batch)
         loss = self.loss(self.strategy.score(batch), batch)

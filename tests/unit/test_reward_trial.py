@@ -101,7 +101,8 @@ def test_a_raise_and_a_missing_return_are_faults_and_show_the_users_line_first(
 
 def test_a_reward_that_hangs_is_killed_and_told(folder: Path) -> None:
     trial = _tried(folder, slow=_fn("hangs", timeout_s=0.3))
-    assert "gave nothing on row s:0 within timeout_s = 0.3" in str(trial.wrong[0])
+    said = str(trial.wrong[0])
+    assert "gave nothing on row s:0 within 0.3 s; mend it or raise rewards.slow.timeout_s" in said
 
 
 def test_rewards_of_tags_without_rows_and_reward_models_are_not_tried(folder: Path) -> None:

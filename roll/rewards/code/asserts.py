@@ -140,7 +140,12 @@ class _Candidate:
         """Return the program's answer to a request of the tests, in the form that `stand_ins`
         reads.
 
-        It is `{"ended": True}` if the program gives no answers any more; `ended` then says why.
+        A request `run` runs the whole program anew. All others go to one session, which the first
+        of them starts. The answer is `{"ended": True}` if the program gives no answers any more;
+        `ended` then says why.
+
+        Raises:
+            SandboxError: the session cannot be prepared.
         """
         if self.ended is None and asked.get("do") == "run":
             return await self._run(str(asked["stdin"]))

@@ -122,7 +122,15 @@ class Template:
 
     def group_message(self, samples: Sequence[Sample], instruction: str) -> str:
         """Return the message about several samples of one prompt, which get the names A, B, ... in
-        this order; see `message`."""
+        this order. The judge sees their final answers, without thoughts.
+
+        Args:
+            samples: samples to judge, at least one; prompt and columns are those of the first.
+            instruction: how the judge has to answer; it stands at the end.
+
+        Raises:
+            DataError: the template uses a column that the row does not have.
+        """
         texts = {
             f"response {label(place)}": answer_of(sample) for place, sample in enumerate(samples)
         }

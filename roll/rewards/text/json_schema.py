@@ -64,8 +64,8 @@ def json_text(final: str, place: str) -> str | None:
 
 
 def _is_strict(text: str) -> bool:
-    """Return whether a text is JSON without NaN, infinity and repeated keys, and not nested too
-    deeply."""
+    """Return whether a text is JSON without `NaN`, `Infinity` and repeated keys, and not nested too
+    deeply. A number too large for a float, such as 1e999, passes."""
 
     def refuse(constant: str) -> None:
         raise ValueError(constant)

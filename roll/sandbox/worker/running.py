@@ -119,7 +119,11 @@ class Running:
             self.template.send(order, given)
 
     def _files(self, files: Mapping[str, bytes]) -> int:
-        """Return a descriptor of the packed files; where there is no /tmp of its own, a folder."""
+        """Return a descriptor through which the job gets its files; the caller closes it.
+
+        At level `namespaces` it is memory that holds all files. At other levels it is a temporary
+        folder with the files, kept as `self._room`, which `close` removes.
+        """
         if self.template.level == "namespaces":
             names = json.dumps([(name, len(data)) for name, data in files.items()]).encode()
             return _sealed(struct.pack("!I", len(names)) + names + b"".join(files.values()))

@@ -15,7 +15,7 @@ def lr_at(step: int, config: OptimizerConfig, total_steps: int | None) -> float:
     rate stays there.
 
     Raises:
-        ValueError: the schedule decays and `total_steps` is None.
+        ValueError: the warm-up is over, the schedule decays and `total_steps` is None.
     """
     if step < config.warmup_steps:
         return config.lr * (step + 1) / (config.warmup_steps + 1)

@@ -67,8 +67,11 @@ def engine_environment(
 
 @contextmanager
 def forked_core() -> Iterator[None]:
-    """Let vLLM start its core as a fork during the block, if this process can have forks made;
-    otherwise the core is a new interpreter, as vLLM wants it in Ray actors."""
+    """Let vLLM start its core as a fork during the block, if this process has a fork server that no
+    earlier block has used; otherwise as a new interpreter, as vLLM wants it in Ray actors.
+
+    The block replaces a function of vLLM and sets an environment variable, for all of the process.
+    """
     with forked_children() as context:
         if context is None:
             yield

@@ -115,7 +115,8 @@ def _join(parts: Sequence[Any], dim: int) -> Any:
 def cut(whole: A, lengths: Sequence[int], dim: int = 0) -> list[A]:
     """Return consecutive views of the given lengths along `dim`, from its start.
 
-    If the lengths add up to less than the array's, the rest is left out; this is not checked.
+    Nothing is checked: if the lengths add up to less than the array's, the rest is left out; if
+    they add up to more, the last views are too short or empty.
     """
     lead: tuple[Any, ...] = (slice(None),) * (dim % whole.ndim)
     starts = [sum(lengths[:i]) for i in range(len(lengths))]

@@ -60,10 +60,10 @@ class Task:
 
 
 def tasks(table: ModelTable, sizes: ParallelSizes) -> list[Task]:
-    """Return a task for each tensor of the model under these sizes, in the order of the model.
+    """Return a task for each tensor of the whole model, optional ones included, in its order.
 
-    A copy (see `Param.copy_of`) gets a task only if `sizes.pp > 1`, because only then its original
-    lies on another stage.
+    Of `sizes` only `pp` counts: a copy (see `Param.copy_of`) gets a task only if `pp > 1`, because
+    only then its original lies on another stage. `check_layout` checks whether the sizes fit.
     """
     found = []
     for param in table.params:

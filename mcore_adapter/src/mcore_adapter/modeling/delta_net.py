@@ -15,7 +15,8 @@ from mcore_adapter.modeling.norm import PlainRMSNorm
 def delta_net() -> ModuleSpec:
     """Return the spec of Megatron-Core's gated delta net.
 
-    Where flash-linear-attention is not installed, the net is computed in PyTorch.
+    Where flash-linear-attention is not installed, functions of Megatron-Core are replaced for the
+    whole process, so that it computes the net in PyTorch.
     """
     if not gated_delta_net.HAVE_FLA:
         _compute_in_torch()

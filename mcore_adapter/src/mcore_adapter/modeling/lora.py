@@ -195,10 +195,15 @@ class _Factors:
     seed: int
 
     def start(self, in_features: int) -> Tensor:
-        """Return the initial A `[rank, in]`: uniform, with standard deviation 1 / sqrt(3 * in).
+        """Return this rank's shard of the initial A, which is uniform between -1 / sqrt(in) and
+        1 / sqrt(in).
 
-        The generator is seeded with `seed` and the PEFT name, so the values do not depend on the
-        layout.
+        The whole A is `[rank, in]`, with the factors of all PEFT layers that the Megatron layer
+        joins. Each factor has a generator of its own, seeded with `seed` and the PEFT name, so that
+        the whole A is the same under all parallel sizes.
+
+        Args:
+            in_features: input size of the whole layer, not of this rank's part.
         """
         bound = 1 / math.sqrt(in_features)
         stack, parts = self.a.param.op, []

@@ -55,8 +55,12 @@ class Corpus:
     """(sentence of the relation, name) -> the other name."""
 
     def question(self, dice: random.Random, hops: int) -> tuple[str, str]:
-        """Return a question that needs a fact for each of at least one hop, and its answer; the
-        answer is not the thing that the question names."""
+        """Return a question and its answer, which is not the thing that the question names.
+
+        Args:
+            dice: source of the random choices.
+            hops: number of facts that lead from the named thing to the answer, at least 1.
+        """
         while True:
             first = dice.choice(RELATIONS)
             start = dice.choice(self.names[first.of])
@@ -73,7 +77,8 @@ class Corpus:
 
 
 def make_corpus(seed: int, size: int) -> Corpus:
-    """Return a corpus of `size` passages or a few more: one about each person, company and town."""
+    """Return a corpus of about `size` passages in random order: one about each person, company and
+    town, of which there are at least three each. The same seed and size give the same corpus."""
     dice = random.Random(seed)
     shares = {"person": 0.4, "company": 0.3, "town": 0.3, "river": 0.1}
     taken: set[str] = set()

@@ -75,7 +75,11 @@ def adapted_modules(folder: HfFolder) -> set[str]:
 
 
 def deltas_of(folder: HfFolder) -> dict[str, Delta]:
-    """Return the low-rank updates of a PEFT adapter, by Hugging Face name of the weight.
+    """Return the low-rank updates of a PEFT adapter, by Hugging Face name of the weight. Each has
+    the rank of its tensors, and the scale alpha / rank, or alpha / sqrt(rank) with `use_rslora`.
+
+    Args:
+        folder: adapter that `open_peft` has checked.
 
     Raises:
         ConversionError: `lora_alpha` or `alpha_pattern` of its configuration is missing or invalid.
