@@ -18,9 +18,10 @@ from roll.platform.processes import descendants
 WARM_UP_S = 60.0
 """Age up to which a process still takes the memory that it needs anyway, in seconds. Measurements
 of younger processes do not count for growth."""
-REPLACED_WARM_UP_S = 300.0
+REPLACED_WARM_UP_S = 900.0
 """The same age for processes that were replaced in the run, as engines are: an engine touches its
-cache for the first time for minutes, and each new one begins anew."""
+cache for the first time for minutes, takes one piece of 10 MB when it is 12 minutes old, and each
+new one begins anew."""
 MOST_FITTED = 400
 """Largest number of measurements of one process that a line is fitted to, since all pairs count."""
 SHARED = "shared memory of all"

@@ -108,7 +108,7 @@ def test_of_processes_that_replace_each_other_the_one_with_most_steps_counts() -
     lives = ((100, 200, 9.0), (300, 600, 3.0), (900, 100, 7.0))
     for pid, (begin, steps, slope) in enumerate(lives):
         for step in range(begin, begin + steps):
-            look = Look(step, 400, pid + slope / 1000 * step, 4, 4)
+            look = Look(step, 1000, pid + slope / 1000 * step, 4, 4)
             books.take(pid, "engine", look)
             books.take(pid + 10, "young", replace(look, age_s=200))
     (growth,) = books.growths(1000)
