@@ -30,20 +30,16 @@ def dense(table: SampleTable) -> RolloutBatch:
         WorkerError: tokens are lost.
     """
     contents = contents_here(table.contents)
-    lengths, responses = table.lengths.tolist(), table.response_tokens.tolist()
-    shape = len(table), max(lengths)
-    tokens_BT = torch.zeros(shape, dtype=torch.int64)
-    logprobs_BT = torch.zeros(shape, dtype=torch.float32)
-    for row, (prompt, written, count) in enumerate(
-        zip(table.prompts, contents, responses, strict=True)
-    ):
-        start, end = len(prompt), len(prompt) + count
-        _fill(tokens_BT[row, :start], prompt, torch.int32)
-        _fill(tokens_BT[row, start:end], written.tokens, torch.int32)
-        _fill(logprobs_BT[row, start:end], written.logprobs, torch.float32)
+    shape = len(table), int(table.lengths.max())
     positions_1T = torch.arange(shape[1])[None]
-    starts_B1 = (table.lengths - table.response_tokens)[:, None]
-    in_response_BT = (positions_1T >= starts_B1) & (positions_1T < table.lengths[:, None])
+    in_row_BT = positions_1T < table.lengths[:, None]
+    responses_B1 = table.response_tokens[:, None]
+    in_response_BT = (positions_1T >= table.lengths[:, None] - responses_B1) & in_row_BT
+    written = [each.tokens for each in contents]
+    rows = [part for pair in zip(table.prompts, written, strict=True) for part in pair]
+    counts = torch.tensor([len(part) for part in rows]).view(-1, 2)
+    if not torch.equal(counts.sum(1), table.lengths) or counts[:, 1:].ne(responses_B1).any():
+        raise ValueError("samples have more or fewer tokens than their table says")
     mask_BT = in_response_BT & table.trained[:, None]
     for row, runs in enumerate(table.versions or ()):
         start = len(table.prompts[row])
@@ -53,7 +49,7 @@ def dense(table: SampleTable) -> RolloutBatch:
             start += count
     step_rewards_BT, step_ends_BT = _steps(table, shape)
     return RolloutBatch(
-        tokens=tokens_BT,
+        tokens=_filled(in_row_BT, rows, torch.int32).long(),
         lengths=table.lengths,
         loss_mask=mask_BT,
         token_weights=_spread(table.token_weights, mask_BT),
@@ -72,7 +68,9 @@ def dense(table: SampleTable) -> RolloutBatch:
         truncated=table.truncated,
         turns=_turns(table),
         temperatures=table.temperatures,
-        rollout_logprobs=logprobs_BT,
+        rollout_logprobs=_filled(
+            in_response_BT, [each.logprobs for each in contents], torch.float32
+        ),
         old_logprobs=_column(table.old_logprobs, shape, "old log-probs"),
         ref_logprobs=_column(table.ref_logprobs, shape, "log-probs of the reference"),
         advantages=_spread(table.advantages, mask_BT),
@@ -130,7 +128,14 @@ def _column(
     return values_BT
 
 
-def _fill(row_N: Tensor, values: array[int] | array[float], dtype: torch.dtype) -> None:
-    """Copy the values of an array, whose items have the type `dtype`, into a row of its length."""
-    if len(values):  # `frombuffer` refuses an empty buffer
-        row_N.copy_(torch.frombuffer(values, dtype=dtype))
+def _filled(where_BT: Tensor, parts: Sequence[array[Any]], dtype: torch.dtype) -> Tensor:
+    """Return `[B, T]` with the values of the arrays, one array after the other, at the positions
+    that are `where_BT`, and 0 elsewhere. The items of the arrays have the type `dtype`.
+
+    All arrays are copied at once: one copy for each would take most of the time of short samples.
+    """
+    values = bytearray().join(parts)
+    found_BT = torch.zeros(where_BT.shape, dtype=dtype)
+    if values:  # `frombuffer` refuses an empty buffer
+        found_BT.masked_scatter_(where_BT, torch.frombuffer(values, dtype=dtype))
+    return found_BT
