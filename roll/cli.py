@@ -262,7 +262,9 @@ def try_environment(
 
 @sandbox_app.command("serve")
 def serve_sandbox(
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen at; 127.0.0.1: only this machine.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen at.")] = 8700,
     level: Annotated[str, typer.Option(help="Level of isolation, see docs/sandbox.md.")] = "auto",
     workers: Annotated[

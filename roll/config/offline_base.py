@@ -43,7 +43,7 @@ class OfflineConfig(RunConfig):
         return self.max_steps
 
     def with_steps(self, num_rows: int) -> Self:
-        """Return this config with `max_steps` computed from `epochs` and the number of rows.
+        """Return this config with `max_steps` lowered to the steps of `epochs`, if these are fewer.
 
         Without `epochs` the config is returned unchanged.
 

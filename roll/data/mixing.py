@@ -156,8 +156,11 @@ class Sampler(Iterator[Row], Generic[Row]):
         self._returned[self._numbers[item.source]].append(item)
 
     def schedule(self, count: int) -> list[str]:
-        """Return the names of the sources of the next `count` rows to be settled, in order; nothing
-        is drawn."""
+        """Return the names of the sources of the next `count` rows to be settled, in order.
+
+        No row is drawn. But where `preferences` change the shares of sources, those of these rows
+        are settled now: later changes do not concern them.
+        """
         if self._turns is not None:
             turns = [self._turns.source_of(i, self._factors) for i in range(count)]
             return [self._sources[index].name for index in turns]

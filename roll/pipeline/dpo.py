@@ -54,8 +54,11 @@ class DpoPipeline(OfflinePipeline[DpoConfig, Preferences, PreferenceWorker]):
             self.reference = self.sharing.share(Role.REFERENCE, reference)
 
     def make_batch(self, examples: Sequence[Example]) -> Preferences:
-        """Return the rows with `ref_sums` if the loss needs them, and for KTO with `divergence`;
-        the reference computes both here."""
+        """Return the rows with `ref_sums` if the loss needs them, and for KTO with `divergence`.
+
+        The reference computes the sums, unless they were kept; the divergence takes a pass of the
+        reference and one of the policy.
+        """
         if isinstance(self.config.loss, KtoConfig):
             batch = self.add_reference(labelled_batch(examples), examples)
             return replace(batch, divergence=self.divergence(examples).expand(len(batch)))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils.hub import cached_file
 
@@ -38,12 +38,12 @@ def read_checkpoint(model: ModelConfig) -> Checkpoint:
     `model.path` is a folder, or a model's name in the local Hugging Face hub cache.
 
     Raises:
-        EngineError: the checkpoint has no safetensors files.
+        EngineError: the checkpoint has no safetensors files, or one is damaged.
         OSError: `model.path` is neither of the two.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for file in _files(folder_of(model)):
-        shapes |= _header(file)
+        shapes |= _shapes(file)
     config = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
     text = config.get_text_config()
     tied = frozenset({"lm_head.weight"}) if text.tie_word_embeddings else frozenset()
@@ -104,11 +104,17 @@ def _files(folder: Path) -> list[Path]:
     return files
 
 
-def _header(file: Path) -> dict[str, tuple[int, ...]]:
-    """Read the shape of each tensor of a safetensors file, by name, from the header of the file."""
-    with file.open("rb") as stream:
-        (size,) = struct.unpack("<Q", stream.read(8))
-        entries = json.loads(stream.read(size))
-    return {
-        name: tuple(entry["shape"]) for name, entry in entries.items() if name != "__metadata__"
-    }
+def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor of a safetensors file, by name; only the header is read.
+
+    Raises:
+        EngineError: the file is damaged, or no safetensors file.
+    """
+    try:
+        with safe_open(file, framework="pt") as opened:
+            names = opened.keys()  # the file itself is no iterable
+            return {name: tuple(opened.get_slice(name).get_shape()) for name in names}
+    except SafetensorError as error:
+        raise EngineError(
+            f"{file} is no safetensors file, or damaged ({error}); fetch or write it again"
+        ) from error

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from roll.config.sections.model import ModelConfig
-from roll.core.errors import WeightSyncError
+from roll.core.errors import EngineError, WeightSyncError
 from roll.strategy.hf_folder import read_checkpoint
 from roll.weight_sync.checks import check_shapes
 from roll.weight_sync.manifest import Manifest
@@ -72,3 +72,16 @@ def test_files_that_transformers_does_not_load_are_nothing_to_push(tmp_path: Pat
     index = {"weight_map": dict.fromkeys(["a", "b"], "model-00001-of-00001.safetensors")}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     check(folder, manifest)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"short", b"version https://git-lfs.github.com/spec/v1\n", bytes(8), b"\x08" + bytes(20)],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
+    """Among them the pointer that Git leaves where Git LFS is not installed."""
+    save(tmp_path, "llama")
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(content)
+    with pytest.raises(EngineError, match=f"{file} is no safetensors file, or damaged"):
+        read_checkpoint(ModelConfig(path=str(tmp_path)))

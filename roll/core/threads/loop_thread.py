@@ -97,8 +97,8 @@ class LoopThread:
     def close(self) -> None:
         """Cancel all running coroutines, give them a limited time to end, and end the thread.
 
-        If a coroutine blocks the loop, the thread is left running and a warning is logged. A second
-        call does nothing.
+        If a coroutine or a thread of the loop still runs then, the thread is left running and a
+        warning is logged. A second call does nothing. Must not be called on the loop's own thread.
         """
         with self._lock:
             if self._closed:

@@ -200,8 +200,12 @@ class ResourceManager:
         )
 
     def _connect(self, address: str | None) -> None:
-        """Join the Ray at `address` unless joined already; warn if it asks for no token.
-        ConfigError if it refuses or does not answer."""
+        """Join the Ray at `address` unless joined already, with the cluster's token if it is found.
+        Warn if Ray lets this process join without a token.
+
+        Raises:
+            ConfigError: Ray refuses, or does not answer.
+        """
         if ray.is_initialized():
             return
         shown = self._undo.enter_context(use_token_of_cluster())

@@ -84,8 +84,15 @@ def options_of(sample: Sample, choices: str, num_choices: int) -> Mapping[str, s
 
 
 def _wanted(sample: Sample, options: Mapping[str, str], truth: str) -> frozenset[str]:
-    """Return the letters of the right options, none for an empty answer; DataError if the answer
-    names none."""
+    """Return the letters of the right options, none for an empty answer.
+
+    Args:
+        options: text of each option, by letter.
+        truth: form of `sample.answer`: `letter`, `text`, or `index` from 0.
+
+    Raises:
+        DataError: the answer names no option, or is the text of several.
+    """
     answer, wanted = sample.answer.strip(), frozenset[str]()
     if truth == "letter":
         wanted = letters_of(answer, options)

@@ -141,7 +141,10 @@ class Replica:
         self._count(request, -1)
 
     def enter(self, state: State) -> None:
-        """Change the state and report the change; see `report_to`."""
+        """Change the state and call `changed` of `report_to`; `lose` is for a lost engine.
+
+        Going into service from another state counts as a disturbance.
+        """
         if state is State.SERVING and self.state is not state:
             self.disturbances += 1
         self.state = state
@@ -334,10 +337,10 @@ class Replica:
             )
 
     async def _stop(self, call: Call) -> None:
-        """Abort the request and wait until the engine has ended it.
+        """Abort the request and wait, at most `abort_timeout_s`, until the engine has ended it.
 
-        A failure of the abort is only logged, because the caller already ends with an error or a
-        cancellation, which must not be replaced.
+        If that fails, this is only logged (not at all for a lost engine), because the caller
+        already ends with an error or a cancellation, which must not be replaced.
         """
         failure = await call.stop(self.engine, self.abort_timeout_s)
         if failure and not self.gone:

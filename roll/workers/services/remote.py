@@ -40,6 +40,7 @@ class RemoteReward(ServiceReward):
         await self._client.close()
 
     async def verdict(self, work: Work) -> Reward | list[Reward]:
+        """Ask the server, together with other calls of this moment; see `ServiceReward.verdict`."""
         [found] = await self._calls.ask([work])
         if isinstance(found, Exception):
             raise found

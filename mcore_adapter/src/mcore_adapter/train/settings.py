@@ -252,7 +252,8 @@ def read_settings(path: Path, overrides: Sequence[str] = ()) -> Settings:
         overrides: texts of the form `key.sub=value`, which replace values of the file.
 
     Raises:
-        ConfigError: the file or an override is invalid. The message lists all invalid keys.
+        ConfigError: the file or an override is invalid; of invalid keys the message lists all.
+        OSError: the file cannot be read.
     """
     for override in overrides:
         if "=" not in override:

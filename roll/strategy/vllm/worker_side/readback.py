@@ -73,11 +73,18 @@ def read_back(model: nn.Module, probes: Probes) -> int:
 def _answer(
     model: nn.Module, path: str, module: nn.Module, expected: Mapping[str, Tensor]
 ) -> tuple[list[str], Tensor, slice] | None:
-    """Let a layer answer its probe; return None if the layer cannot be checked.
+    """Compute a layer's answer, as in `Probes`; return None if the layer cannot be checked.
+
+    Args:
+        path: path of the layer in the model.
+        expected: answers of the received tensors; a head that is not among them is tied.
 
     Returns:
-        The checkpoint names of the layer's tensors, the answer as in `Probes`, and the rows of the
-        tensors that it belongs to.
+        The checkpoint names of the layer's tensors, the answer, and the rows of the tensors that it
+        belongs to.
+
+    Raises:
+        WeightSyncError: the layer failed.
     """
     from vllm.model_executor.layers.linear import LinearBase, RowParallelLinear
     from vllm.model_executor.layers.vocab_parallel_embedding import (

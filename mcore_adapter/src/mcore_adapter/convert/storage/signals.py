@@ -67,10 +67,11 @@ def cleaned_up() -> Iterator[None]:
 
 @contextmanager
 def signals_delayed() -> Iterator[None]:
-    """Delay signals that raise an exception until the block has ended.
+    """Delay SIGINT, SIGTERM and SIGHUP until the block has ended, if they have a handler in Python.
 
-    SIGINT, SIGTERM and SIGHUP cannot interrupt the block. If several came, only the first one is
-    raised. Outside the main thread this function has no effect.
+    SIGTERM and SIGHUP have one within `signals_raised`; without one they end the process at once.
+    If several signals came, only the first one is raised. Outside the main thread this function
+    has no effect.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
