@@ -321,6 +321,21 @@ def write(case: Case, folder: Path) -> None:
     write_adapter(folder, case.folder, chunks, adapter, case.sizes)
 
 
+def refused_there(case: Case, folder: Path) -> str:
+    with pytest.raises(ConversionError) as error:
+        write(case, folder)
+    return str(error.value)
+
+
+def test_a_target_that_exists_is_refused_on_all_ranks(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    case = Case(folders["llama"], ParallelSizes(tp=2))
+    said = run_ranks(refused_there, 2, case, tmp_path)
+    assert said == [f"rank 0 cannot write {tmp_path}: {tmp_path} exists; name a folder that does "
+                    "not, or remove it"] * 2  # fmt: skip
+
+
 def refused(case: Case, copies: list[Path]) -> list[str]:
     """What is said of each adapter, and of a target."""
     said = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from mcore_adapter.errors import ConfigError
+from mcore_adapter.errors import ConfigError, ConversionError
 from mcore_adapter.train.processes import StopRequest
 from mcore_adapter.train.settings import Settings
 from tests.convert.spawned import run_ranks
@@ -24,6 +25,7 @@ from tests.convert.trainer_runs import (
     trainable,
     write_rows,
 )
+from tests.full_disk import files_up_to
 
 
 class StopAfter(StopRequest):
@@ -120,7 +122,12 @@ def test_a_run_that_goes_on_is_the_same_to_the_bit(
     assert all(ends[0][key].equal(ends[1][key]) for key in ends[0])
 
 
-def in_several_files(model: Path, target: Path) -> None:
+def in_several_files(
+    model: Path, target: Path, dtype: str = "fp32", room: int | None = None
+) -> None:
+    """Args:
+    room: largest size of a file that the disk takes.
+    """
     from mcore_adapter.load import load, read_config
     from mcore_adapter.modeling.model import build_model, init_parallel
     from mcore_adapter.models import table_of
@@ -133,9 +140,43 @@ def in_several_files(model: Path, target: Path) -> None:
     init_parallel(sizes)
     chunks = build_model(config, sizes)
     load(model, chunks, table_of(config), sizes)
-    write_model(
-        target, model, chunks, table_of(config), sizes, dtype="fp32", max_shard_bytes=20_000
-    )
+    with nullcontext() if room is None else files_up_to(room):
+        write_model(
+            target, model, chunks, table_of(config), sizes, dtype=dtype, max_shard_bytes=20_000
+        )
+
+
+def refused_there(model: Path, target: Path, harm: str) -> str:
+    with pytest.raises((ConversionError, KeyError)) as error:
+        in_several_files(
+            model,
+            target,
+            dtype="fp8" if harm == "no such dtype" else "fp32",
+            room=20 if harm == "full disk" else None,
+        )
+    return f"{error.type.__name__}: {error.value}"
+
+
+@pytest.mark.parametrize(
+    ("harm", "said", "said_by_rank_0"),
+    [
+        ("exists", "target exists; name a folder that does not, or remove it", None),
+        ("full disk", "File too large", None),
+        ("no such dtype", "KeyError: 'fp8'", "KeyError: 'fp8'"),
+    ],
+)
+def test_a_model_that_rank_0_cannot_write_fails_on_all_ranks(
+    harm: str, said: str, said_by_rank_0: str | None, tmp_path: Path
+) -> None:
+    model, target = trainable(tmp_path, "qwen3_tied"), tmp_path / "target"
+    if harm == "exists":
+        target.mkdir()
+    first, second = run_ranks(refused_there, 2, model, target, harm, timeout_s=60)
+    assert second.startswith(f"ConversionError: rank 0 cannot write {target}: ")
+    assert said in second
+    assert first == (said_by_rank_0 or second)
+    assert target.exists() == (harm == "exists")
+    assert list(tmp_path.glob(".*")) == []
 
 
 def test_a_large_model_is_written_in_several_files(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ shard out of the full tensor. Saving and loading handle one tensor at a time.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,14 +29,15 @@ from mcore_adapter.convert.conversion_plan import Task
 from mcore_adapter.convert.shards import Replicated
 from mcore_adapter.convert.storage.output import complete_or_absent
 from mcore_adapter.convert.table import ModelTable
-from mcore_adapter.errors import ConversionError, McoreAdapterError
+from mcore_adapter.errors import ConversionError
 from mcore_adapter.load import shard_of
 from mcore_adapter.local_tensors import Ranks, held_tensors
 from mcore_adapter.optimizer_state import MOMENTS, ParameterState, states_of
 from mcore_adapter.parallel_sizes import ParallelSizes
+from mcore_adapter.shared_results import gather_results
 from mcore_adapter.write import spec_of, written
 
-T = TypeVar("T")
+_WHAT = "the checkpoint"
 
 
 @dataclass(frozen=True)
@@ -100,11 +101,11 @@ def save(
                 _write_index(aside / INDEX, every, sizes, extra or {})
                 stack.close()
 
-        aside = _gather_results(begin)[0]
+        aside = gather_results(begin, _WHAT)[0]
         assert aside is not None
         file = aside / f"rank{dist.get_rank():05d}.safetensors"
-        _gather_results(lambda: _write_parts(file, parts))
-        _gather_results(lambda: end(aside))
+        gather_results(lambda: _write_parts(file, parts), _WHAT)
+        gather_results(lambda: end(aside), _WHAT)
 
 
 @torch.no_grad()
@@ -217,22 +218,3 @@ def _write_index(
     step = max(each.step for each in every)
     index = {"sizes": asdict(sizes), "step": step, "tensors": tensors, "extra": extra}
     path.write_text(json.dumps(index))
-
-
-def _gather_results(work: Callable[[], T]) -> list[T]:
-    """Run `work` on this rank and return the results of all ranks, in their order. A collective.
-
-    Raises:
-        ConversionError: on all ranks, if `work` failed on any rank.
-    """
-    mine: tuple[T | None, str | None]
-    try:
-        mine = work(), None
-    except (McoreAdapterError, OSError) as error:
-        mine = None, str(error)
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, mine)
-    for rank, (_, problem) in enumerate(every):
-        if problem is not None:
-            raise ConversionError(f"rank {rank} cannot write the checkpoint: {problem}")
-    return [found for found, _ in every]

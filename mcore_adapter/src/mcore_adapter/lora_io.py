@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 
 from mcore_adapter.convert.lora_table import target_modules
 from mcore_adapter.convert.storage.json_file import read_json
-from mcore_adapter.convert.storage.output import complete_or_absent
 from mcore_adapter.convert.storage.peft import CONFIG, WEIGHTS, open_peft, scale_key
 from mcore_adapter.errors import ConversionError
 from mcore_adapter.gather import ShapeAndDtype, ShardTransform, export, exported
@@ -21,7 +19,7 @@ from mcore_adapter.load import load
 from mcore_adapter.local_tensors import Ranks, held_tensors
 from mcore_adapter.modeling.lora import Adapter
 from mcore_adapter.parallel_sizes import ParallelSizes
-from mcore_adapter.write import spec_of, written
+from mcore_adapter.write import spec_of, write_on_rank_0, written
 
 
 def load_adapter(
@@ -63,18 +61,16 @@ def write_adapter(
         src: Hugging Face checkpoint of the model, which the adapter will name as its base.
 
     Raises:
-        ConversionError: on rank 0 only, `dst` exists or the disk is too small; the other ranks then
-            wait in a collective.
+        ConversionError: on all ranks, if `dst` exists or rank 0 could not write.
     """
     metas = exported_factors(chunks, adapter, sizes)
-    writes = dist.get_rank() == 0
-    factors = export(chunks, adapter.table, sizes, wanted=writes)
-    if writes:
-        with complete_or_absent(dst, sum(meta.num_bytes for meta in metas.values())) as folder:
-            write_peft(folder, str(src.resolve()), factors, metas, adapter)
-    else:
-        deque(factors, maxlen=0)
-    dist.barrier()
+    factors = export(chunks, adapter.table, sizes, wanted=dist.get_rank() == 0)
+    num_bytes = sum(meta.num_bytes for meta in metas.values())
+
+    def write(folder: Path) -> None:
+        write_peft(folder, str(src.resolve()), factors, metas, adapter)
+
+    write_on_rank_0(dst, num_bytes, factors, write)
 
 
 def exported_factors(

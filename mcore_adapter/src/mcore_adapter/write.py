@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
@@ -20,6 +20,7 @@ from mcore_adapter.convert.storage.tensor_file import Spec, Writer
 from mcore_adapter.convert.table import ModelTable
 from mcore_adapter.gather import export, exported
 from mcore_adapter.parallel_sizes import ParallelSizes
+from mcore_adapter.shared_results import gather_results
 
 _NAMES = {
     torch.float64: "F64",
@@ -101,6 +102,46 @@ def write_hf(
         write_index(folder / "model.safetensors.index.json", files)
 
 
+def write_on_rank_0(
+    dst: Path,
+    num_bytes: int,
+    tensors: Iterator[tuple[str, Tensor]],
+    write: Callable[[Path], None],
+) -> None:
+    """Let rank 0 write a folder, see `complete_or_absent`, from tensors of all ranks. A collective.
+
+    Args:
+        num_bytes: number of bytes that will be written.
+        tensors: this rank's iterator of an export; on other ranks than 0 it yields nothing.
+        write: function that fills a folder on rank 0, and takes the tensors from `tensors`.
+
+    Raises:
+        ConversionError: on all ranks, if `dst` exists or rank 0 could not write.
+        Exception: on rank 0, any other error of `write`; ConversionError then on the others.
+    """
+    with ExitStack() as stack:
+
+        def begin() -> Path | None:
+            if dist.get_rank() != 0:
+                return None
+            return stack.enter_context(complete_or_absent(dst, num_bytes))
+
+        def fill() -> None:
+            with stack.pop_all():
+                if folder is None or dist.get_rank() != 0:
+                    deque(tensors, maxlen=0)
+                    return
+                try:
+                    write(folder)
+                except Exception:
+                    deque(tensors, maxlen=0)  # the export needs all ranks, to its end
+                    raise
+
+        # Two exchanges, so that a folder that exists is refused before the export.
+        folder = gather_results(begin, str(dst))[0]
+        gather_results(fill, str(dst))
+
+
 def with_repeated_names(
     weights: Iterable[tuple[str, Tensor]], twice: Mapping[str, str]
 ) -> Iterator[tuple[str, Tensor]]:
@@ -133,21 +174,18 @@ def write_model(
         max_shard_bytes: largest size of one safetensors file, as in `write_hf`.
 
     Raises:
-        ConversionError: on rank 0 only, `dst` exists or the disk is too small; the other ranks then
-            wait in a collective.
+        ConversionError: on all ranks, if `dst` exists or rank 0 could not read `src` or write.
     """
-    stored = open_hf(src).tensors
     metas = exported(chunks, table, sizes)
-    writes = dist.get_rank() == 0
-    weights = export(chunks, table, sizes, wanted=writes)
-    if writes:
-        with complete_or_absent(dst, sum(meta.num_bytes for meta in metas.values())) as folder:
-            copy_companions(src, folder, dtype)
-            specs = {name: spec_of(meta.shape, meta.dtype) for name, meta in metas.items()}
-            twice = {n: of for n, of in table.repeats.items() if n in stored and of in specs}
-            specs |= {name: specs[of] for name, of in twice.items()}
-            weights = with_repeated_names(weights, twice)
-            write_hf(folder, weights, specs, max_shard_bytes=max_shard_bytes)
-    else:
-        deque(weights, maxlen=0)
-    dist.barrier()
+    weights = export(chunks, table, sizes, wanted=dist.get_rank() == 0)
+
+    def write(folder: Path) -> None:
+        copy_companions(src, folder, dtype)
+        stored = open_hf(src).tensors
+        specs = {name: spec_of(meta.shape, meta.dtype) for name, meta in metas.items()}
+        twice = {n: of for n, of in table.repeats.items() if n in stored and of in specs}
+        specs |= {name: specs[of] for name, of in twice.items()}
+        again = with_repeated_names(weights, twice)
+        write_hf(folder, again, specs, max_shard_bytes=max_shard_bytes)
+
+    write_on_rank_0(dst, sum(meta.num_bytes for meta in metas.values()), weights, write)

@@ -16,6 +16,7 @@ from mcore_adapter.checkpoint import restore, save
 from mcore_adapter.errors import ConfigError
 from mcore_adapter.lora_io import write_adapter
 from mcore_adapter.modeling.model import seed_dropout
+from mcore_adapter.shared_results import gather_results
 from mcore_adapter.train.data.order import Order
 from mcore_adapter.train.folder import Folder
 from mcore_adapter.train.objective import Objective, evaluate, train_step
@@ -165,9 +166,13 @@ class Run:
         """Write the model, or its adapter alone; replace an earlier export. Collective."""
         policy = self.policy
         target = self.folder.model if policy.adapter is None else self.folder.adapter
-        if dist.get_rank() == 0 and target.exists():
+
+        def forget() -> None:
             # An earlier part of this run, with a smaller number of steps, exported this.
-            shutil.rmtree(target)
+            if dist.get_rank() == 0 and target.exists():
+                shutil.rmtree(target)
+
+        gather_results(forget, str(target))
         src, chunks, sizes = self.settings.model, policy.chunks, policy.sizes
         if policy.adapter is None:
             write_model(target, src, chunks, policy.table, sizes, dtype=self.settings.dtype)
