@@ -63,11 +63,7 @@ class GroupTask:
 
     @property
     def group_id(self) -> str:
-        """Name `<step>/<prompt id>`, with `+<repeat>` if `repeat` is not 0.
-
-        It is unique in training, and in validation. A validation set with the name of a training
-        source has names that training has, too.
-        """
+        """Name `<step>/<prompt id>`, with `+<repeat>` if `repeat` is not 0; unique in a run."""
         again = f"+{self.repeat}" if self.repeat else ""
         return f"{self.step}/{self.prompt.id}{again}"
 

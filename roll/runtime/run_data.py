@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -16,7 +16,7 @@ from roll.config.rlvr_base import RlvrBase
 from roll.core.errors import DataError
 from roll.core.types import Prompt
 from roll.data.chat.templates import DatedTokenizer
-from roll.data.datasets import Dataset, Item, load_prompts
+from roll.data.datasets import Dataset, Item, Source, load_prompts
 from roll.data.tasks import load_tasks
 from roll.models.load import load_tokenizer
 from roll.output_dir.resume import rendering_moment
@@ -57,7 +57,7 @@ def load_data(config: RlvrBase) -> RunData[Prompt]:
     tokenizer, moment = load_tokenizer(config.train_model), rendering_moment(config)
     dated = DatedTokenizer(tokenizer, moment)
     train = load_prompts(config.data.sources, config.data, dated)
-    held_out = load_prompts(config.validation.sets, config.data, dated)
+    held_out = apart(load_prompts(config.validation.sets, config.data, dated), train)
     if config.rewards:
         for dataset in (train, held_out):
             check_tags(dataset, "reward", config.rewards.values())
@@ -75,12 +75,31 @@ def load_task_data(config: AgenticBase) -> RunData[Prompt]:
         DataError: a source cannot be read, or a task has a tag that no environment takes.
     """
     tokenizer, moment = load_tokenizer(config.train_model), rendering_moment(config)
-    train, held_out = load_tasks(config.data.sources), load_tasks(config.validation.sets)
+    train = load_tasks(config.data.sources)
+    held_out = apart(load_tasks(config.validation.sets), train)
     for dataset in (train, held_out):
         check_tags(dataset, "environment", config.environments.values())
     if config.teachers:
         check_tags(train, "teacher", config.teachers.values())
     return RunData(tokenizer, train, held_out, moment)
+
+
+def apart(held_out: Dataset[Prompt], train: Dataset[Prompt]) -> Dataset[Prompt]:
+    """Return the validation sets; ids of a set with the name of a training source begin with
+    `val/`.
+
+    Groups, requests, episodes and seeds have their names from these ids, and validation may run
+    while groups of training do. Other sets keep their ids, and so the seeds of earlier versions.
+    """
+    trained = {source.name for source in train.sources}
+
+    def renamed(source: Source[Prompt]) -> Source[Prompt]:
+        if source.name not in trained:
+            return source
+        items = (replace(item, id=f"val/{item.id}") for item in source.items)
+        return replace(source, items=tuple(items))
+
+    return replace(held_out, sources=tuple(map(renamed, held_out.sources)))
 
 
 def tag_shares(dataset: Dataset[Prompt]) -> dict[str, float]:

@@ -1,0 +1,40 @@
+"""Data of a run: no prompt of validation has the name of one of training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roll.commands.launch import PIPELINES
+from roll.config import load_config
+from roll.runtime.run_data import RunData
+from tests.pipelines.test_agentic import task
+from tests.runs import write_task
+
+
+def loaded(path: Path) -> RunData[Any]:
+    config = load_config(path).config
+    data: RunData[Any] = PIPELINES[config.pipeline].prepare(config)[1]
+    return data
+
+
+@pytest.mark.parametrize(("pipeline", "trained"), [("rlvr", "train"), ("agentic", "words")])
+def test_a_validation_set_with_the_name_of_a_training_source_has_other_ids(
+    pipeline: str, trained: str, tmp_path: Path
+) -> None:
+    """Requests and episodes of training and of validation may run at the same time, by name."""
+    sets: list[Any] = [{"path": str(tmp_path / "held_out.jsonl")}] * 2
+    if pipeline == "agentic":
+        sets = [{"seeds": 3, "first_seed": first, "tag": "words"} for first in (1000, 2000)]
+    write = task if pipeline == "agentic" else write_task
+    validation = {"every": 2, "sets": dict(zip((trained, "other"), sets, strict=True))}
+    data = loaded(write(tmp_path, validation=validation))
+    trained_ids = {one.id for one in data.train.items}
+    assert all(one.startswith(f"{trained}:") for one in trained_ids)
+    assert trained_ids.isdisjoint(one.id for one in data.held_out.items)
+    found = {source.name: source.items for source in data.held_out.sources}
+    assert found.keys() == {trained, "other"}, "metrics keep the names of the config"
+    assert all(one.id.startswith(f"val/{trained}:") for one in found[trained])
+    assert all(one.id.startswith("other:") for one in found["other"]), "as in earlier versions"
