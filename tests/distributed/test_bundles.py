@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from roll.core.errors import DataError, WorkerError, WorkerLostError
 from roll.distributed.cluster import Placement
 from roll.distributed.dispatch import Call
 from roll.distributed.on_ray.actor import RayActor
-from roll.distributed.on_ray.bundle_host import STORED_BYTES, SentCall
+from roll.distributed.on_ray.bundle_host import STORED_BYTES, BundleHost, SentCall
 from roll.distributed.on_ray.bundles import BundledCalls
 from roll.distributed.on_ray.cluster import RayCluster
 from roll.distributed.on_ray.members import Member
@@ -171,6 +172,30 @@ def test_large_parts_of_many_answers_stay_in_the_store(oracle: Any) -> None:
     assert all(one.tokens.tolist() == list(range(len(one.tokens))) for one in written)
     objects = Counter(one.content.content for one in found)
     assert len(objects) >= 20 * 8 * size / STORED_BYTES / 2
+
+
+class Big:
+    """An answer that is large."""
+
+
+def test_a_worker_lets_go_of_answers_that_nobody_missed() -> None:
+    async def make(call: SentCall) -> tuple[Big, None]:
+        return Big(), None
+
+    async def ask() -> None:
+        host = BundleHost(make, kept_s=0.2)
+        host.begin("me", [SentCall(7, "make", (), {})])
+        bundle, _ = await host.collect("me")
+        sent = weakref.ref(bundle.answers[0].value)
+        del bundle
+        assert host.recover("me") == {7}, "a bundle that did not arrive is there again"
+        await host.collect("me")
+        assert sent() is not None
+        await asyncio.sleep(0.4)
+        assert sent() is None
+        assert host.recover("me") == set()
+
+    asyncio.run(ask())
 
 
 def test_calls_under_way_end_with_their_worker(manager: ResourceManager) -> None:

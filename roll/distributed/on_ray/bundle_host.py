@@ -22,6 +22,9 @@ WINDOW_S = 0.001
 INLINE_BYTES = 100 * 1024
 """Size below which the parts that should stay in the object store are sent with the answers, in
 bytes. Ray sends smaller results to the caller in any case, and then it would be asked for them."""
+KEPT_S = 10.0
+"""Time for which answers that were sent are kept, in seconds, unless the next ones are asked for
+earlier: a caller that did not get them says so at once."""
 STORED_BYTES = 4 << 20
 """Size from which a bundle takes no further answers, in bytes of the parts that stay in the object
 store: they are freed together."""
@@ -92,7 +95,17 @@ class _Box:
     some: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while there are answers."""
     last: list[tuple[int, Any, Apart | None]] = field(default_factory=list)
-    """Answers of the bundle that was sent last, until the next one is asked for."""
+    """Answers of the bundle that was sent last, until the next one is asked for; at most for
+    `KEPT_S`."""
+    forgetting: asyncio.TimerHandle | None = None
+    """Timer that clears `last`."""
+
+    def forget_last(self) -> None:
+        """Let go of the answers of the last bundle, at once."""
+        self.last = []
+        if self.forgetting is not None:
+            self.forgetting.cancel()
+            self.forgetting = None
 
 
 @dataclass(eq=False)
@@ -101,6 +114,7 @@ class BundleHost:
 
     run: Callable[[SentCall], Awaitable[tuple[Any, Apart | None]]]
     """Function that makes one call, and returns its result and how to divide it."""
+    kept_s: float = KEPT_S
     _boxes: dict[str, _Box] = field(default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -121,11 +135,14 @@ class BundleHost:
         """Wait until there are answers for a caller, and return them, with the parts that stay in
         the object store. One call of this method at a time."""
         box = self._boxes.setdefault(caller, _Box())
-        box.last = []
+        box.forget_last()
         await box.some.wait()
         if box.running:  # others may end at the same time
             await asyncio.sleep(WINDOW_S)
-        return self._bundle(box)
+        found = self._bundle(box)
+        loop = asyncio.get_running_loop()
+        box.forgetting = loop.call_later(self.kept_s, box.forget_last)
+        return found
 
     def recover(self, caller: str) -> set[int]:
         """Make the answers of the last bundle ready again, because it did not arrive; one that
@@ -136,7 +153,7 @@ class BundleHost:
         """
         box = self._boxes.setdefault(caller, _Box())
         box.ready.extendleft(reversed([_checked(*one) for one in box.last]))
-        box.last = []
+        box.forget_last()
         if box.ready:
             box.some.set()
         return box.running | {number for number, _, _ in box.ready}
