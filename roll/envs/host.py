@@ -83,6 +83,8 @@ class EnvHost:
     """End of the text before the next turn of each running episode."""
     _seats: dict[str, Seats] = field(default_factory=dict, init=False)
     """Players of each running episode."""
+    _opening: dict[str, bool] = field(default_factory=dict, init=False)
+    """Whether each episode that begins just now is still wanted."""
     _threads: DaemonThreads = field(init=False)
     _loop: LoopThread | None = field(default=None, init=False)
     """Event loop of environments with `async` methods."""
@@ -98,6 +100,15 @@ class EnvHost:
         Raises:
             EnvironmentFailedError: it raised, took too long, or answered what is no observation.
         """
+        self._opening[episode] = True
+        try:
+            return await self._open(episode, seed, options)
+        finally:
+            if not self._opening.pop(episode):
+                await self._end(episode)
+
+    async def _open(self, episode: str, seed: int, options: Mapping[str, Any]) -> Observed:
+        """Do what `open` does, for as long as the episode is wanted."""
         limit_s = self.config.reset_timeout_s
 
         async def begin() -> Any:
@@ -105,6 +116,7 @@ class EnvHost:
             `reset`."""
             env = await self._call("making the environment", self.make, limit_s)
             self._running[episode] = env
+            self._require_wanted(episode)
             if isinstance(env, ToldEnv):
                 shown = self.config.special_tokens == "show"
                 env.listen(Hearing(self.turns.tokenizer, special_tokens=shown))
@@ -113,11 +125,19 @@ class EnvHost:
             )
 
         async with self._room:
+            self._require_wanted(episode)
             answer = await begin()
         seats = self._seats[episode] = Seats(self.config.seats)
         first = self._read("reset", answer, lambda found: self._opened(found, seats))
         self._prompt_ends[episode] = first.prompt_end
         return first
+
+    def _require_wanted(self, episode: str) -> None:
+        """Raise EnvironmentFailedError if `close` was called for an episode that begins."""
+        if not self._opening[episode]:
+            raise EnvironmentFailedError(
+                f"environment {self.name!r}: episode {episode} was ended before it began"
+            )
 
     async def act(self, episode: str, action: str | array[int], last: int | None) -> Observed:
         """Give a turn of the policy to the environment of an episode.
@@ -149,7 +169,18 @@ class EnvHost:
 
     async def close(self, episode: str) -> None:
         """End an episode and close its environment; log what goes wrong there. Ignore an unknown
-        episode."""
+        episode.
+
+        If the episode begins just now, `open` ends it: its caller has given it up, but the worker
+        goes on to make its environment, and nobody would close that.
+        """
+        if episode in self._opening:
+            self._opening[episode] = False
+        else:
+            await self._end(episode)
+
+    async def _end(self, episode: str) -> None:
+        """Do what `close` does for an episode that has begun."""
         env = self._running.pop(episode, None)
         self._prompt_ends.pop(episode, None)
         self._seats.pop(episode, None)
@@ -162,7 +193,7 @@ class EnvHost:
 
     async def shut(self) -> None:
         """Close all environments."""
-        await asyncio.gather(*(self.close(episode) for episode in list(self._running)))
+        await asyncio.gather(*(self._end(episode) for episode in list(self._running)))
         self._threads.close()
         if self._loop is not None:
             with suppress(Exception):
