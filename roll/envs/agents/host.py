@@ -78,6 +78,8 @@ class AgentHost:
     _threads: DaemonThreads = field(init=False)
     _server: web.AppRunner | None = field(default=None, init=False)
     _url: str = field(default="", init=False)
+    _serving: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    """Held while the endpoint starts: several episodes may begin at once."""
     _format: Format = field(init=False)
 
     def __post_init__(self) -> None:
@@ -92,9 +94,13 @@ class AgentHost:
             EnvironmentFailedError: the agent raised, ended or took too long before its first
                 request.
         """
-        await self._serve()
         running = _Episode(episode, secrets.token_urlsafe(16))
         self._running[episode] = self._by_key[running.key] = running
+        await self._serve()
+        if episode not in self._running:
+            raise EnvironmentFailedError(
+                f"environment {self.name!r}: episode {episode} was ended before it began"
+            )
         task = AgentTask(self._url, running.key, MODEL, seed, dict(options))
         running.agent = asyncio.ensure_future(self._run(task))
         first = await self._next(running, self.config.reset_timeout_s)
@@ -252,19 +258,20 @@ class AgentHost:
         return Observed(array("i"), "", reward=reward, terminated=True, info=info)
 
     async def _serve(self) -> None:
-        """Start the endpoint, unless it runs."""
-        if self._server is not None:
-            return
-        app = web.Application(client_max_size=64 << 20)
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_post("/v1/responses", self._respond)
-        app.router.add_get("/v1/models", self._models)
-        self._server = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
-        await self._server.setup()
-        site = web.TCPSite(self._server, "127.0.0.1", 0)
-        await site.start()
-        host, port = self._server.addresses[0][:2]
-        self._url = f"http://{host}:{port}/v1"
+        """Start the endpoint, unless it runs; return when it does."""
+        async with self._serving:
+            if self._server is not None:
+                return
+            app = web.Application(client_max_size=64 << 20)
+            app.router.add_post("/v1/chat/completions", self._chat)
+            app.router.add_post("/v1/responses", self._respond)
+            app.router.add_get("/v1/models", self._models)
+            server = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
+            await server.setup()
+            site = web.TCPSite(server, "127.0.0.1", 0)
+            await site.start()
+            host, port = server.addresses[0][:2]
+            self._server, self._url = server, f"http://{host}:{port}/v1"
 
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
