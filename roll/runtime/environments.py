@@ -6,6 +6,7 @@ import asyncio
 import logging
 from array import array
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any
@@ -113,13 +114,18 @@ class ClusterHosts:
         task.add_done_callback(lambda _: self._restarts.pop(rank))
 
     async def _restart(self, rank: int) -> None:
-        """Start another worker of this rank and its environments; a failure is only logged."""
+        """Start another worker of this rank and its environments. A failure is only logged, and the
+        worker then counts as dead: without `start` it has no environments."""
         logger.warning("environment %s: worker %d died and is replaced", self.name, rank)
         try:
             await asyncio.to_thread(self.cluster.restart, rank)
-            await self.cluster.ask(rank, EnvWorker.start)
-        except RollError as error:
-            logger.warning("environment %s: worker %d: %s", self.name, rank, error)
+            async with asyncio.timeout(self.cluster.call_timeout_s):
+                await self.cluster.ask(rank, EnvWorker.start)
+        except (RollError, TimeoutError) as error:
+            why = str(error) or f"it did not start within {self.cluster.call_timeout_s:g} s"
+            logger.warning("environment %s: worker %d: %s", self.name, rank, why)
+            with suppress(RollError):  # it is given up, even if its process does not end
+                await asyncio.to_thread(self.cluster.end, rank)
 
     async def _end(self, rank: int, episode: str) -> None:
         """End an episode in its worker; a failure is only logged."""

@@ -1,0 +1,56 @@
+"""Workers of environments that are replaced, and do not start."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from roll.config.sections.environment import EnvironmentConfig
+from roll.config.sections.roles import Role
+from roll.core.types import WorkerSpec
+from roll.distributed.cluster import Cluster, Placement
+from roll.distributed.local import LocalLauncher
+from roll.envs.host import Observed
+from roll.runtime.environments import ClusterHosts
+from roll.workers.environment import EnvWorker
+from tests.fakes import prompt
+
+
+class Balky(EnvWorker):
+    """The second one does not start."""
+
+    def __init__(self, spec: WorkerSpec, trouble: str, starts: list[str]) -> None:
+        super(EnvWorker, self).__init__(spec)
+        self.host = self._guard = None
+        self.trouble, self.starts = trouble, starts
+        self.started = False
+
+    async def start(self) -> None:
+        self.starts.append(self.trouble)
+        if len(self.starts) == 2 and self.trouble == "raises":
+            raise OSError("no room for the tokenizer")
+        if len(self.starts) == 2:
+            await asyncio.sleep(60)
+        self.started = True
+
+    async def open(self, episode: str, seed: int, options: Mapping[str, Any]) -> Observed:
+        assert self.started
+        return Observed(array("i", [1]), "go")
+
+
+@pytest.mark.parametrize("trouble", ["raises", "hangs"])
+def test_a_worker_that_does_not_start_again_is_replaced_once_more(trouble: str) -> None:
+    place = Placement(Role.ENVIRONMENT, pool="all", workers=1, replaceable=True)
+    starts: list[str] = []
+    with LocalLauncher(call_timeout_s=0.5) as launcher:
+        cluster: Cluster[Any] = launcher.start(Balky, place, trouble, starts)
+        cluster.call(EnvWorker.start)
+        hosts = ClusterHosts("echo", EnvironmentConfig(env="echo"), cluster)
+        cluster.end(0)
+        opened = asyncio.run(asyncio.wait_for(hosts.open("e", 1, prompt("a:1")), 10))
+    assert opened.text == "go"
+    assert len(starts) == 3
