@@ -250,4 +250,4 @@ def test_a_format_that_there_is_not_or_that_nobody_uses_is_refused() -> None:
     with pytest.raises(ConfigError, match="unknown format of calls 'hermse'"):
         played(openai_agent(OpenAIResponsesModel), tool_format="hermse")
     with pytest.raises(ValidationError, match="`tool_format` is for `agent`"):
-        EnvironmentConfig(env="frozen_lake", tool_format="hermes")
+        EnvironmentConfig(env="frozen_lake", tool_format="mistral")

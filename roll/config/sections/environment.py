@@ -12,6 +12,11 @@ from roll.config.sections.data import DataConfig, SourceConfig
 from roll.config.sections.lifecycle import ValidationConfig
 
 
+def _default(config: Config, name: str) -> Any:
+    """Return the default of a setting."""
+    return type(config).model_fields[name].default
+
+
 class EnvironmentConfig(Config):
     """Environment, and the workers that host its episodes."""
 
@@ -104,7 +109,8 @@ class EnvironmentConfig(Config):
             raise ValueError("an agent reports one reward at its end; drop `credit: turns`")
         if self.agent is not None and self.last_word:
             raise ValueError("`last_word` is for `env`: an agent writes its own requests; drop it")
-        if self.agent is None and "tool_format" in self.model_fields_set:
+        # Defaults are no choice of the user: `config.yaml` of a run names every setting.
+        if self.agent is None and self.tool_format != _default(self, "tool_format"):
             raise ValueError("`tool_format` is for `agent`; an environment has its own: drop it")
         if self.agent is not None and self.seats > 1:
             raise ValueError("`seats` is for `env`, whose `info` says whose turn it is; drop it")
