@@ -118,6 +118,11 @@ class EnvironmentConfig(Config):
             raise ValueError("`trained_seats: one` goes with several `seats`; drop it")
         if self.agent is not None and (self.adapter or self.process or self.python):
             raise ValueError("`adapter`, `process` and `python` are for `env`; drop them")
+        if self.agent is not None and self.concurrency != _default(self, "concurrency"):
+            raise ValueError(
+                "`concurrency` is for `env`: an agent runs from its first request to its last, and "
+                "no number of them is held back; drop it"
+            )
         return self
 
     @model_validator(mode="after")
@@ -150,7 +155,7 @@ class TaskSource(SourceConfig):
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
-        """Require exactly one of `path` and `seeds`, and `first_seed` only with `seeds`."""
+        """Require either `path` or `seeds`, each with its own settings, and no `system`."""
         if (self.seeds is None) == (not self.path):
             raise ValueError(
                 "set exactly one of `seeds` (tasks that the environment makes) and `path` (a file "
@@ -158,6 +163,15 @@ class TaskSource(SourceConfig):
             )
         if self.first_seed and self.seeds is None:
             raise ValueError("`first_seed` goes with `seeds`; drop it")
+        if self.system is not None:
+            raise ValueError(
+                "`system` is put before prompts, and in an episode the environment says all that "
+                "the policy reads; let it say this, too, and drop `system`"
+            )
+        of_files = ("format", "subset", "split", "limit", "made_by", "columns")
+        set_too = [name for name in of_files if getattr(self, name) != _default(self, name)]
+        if self.seeds is not None and set_too:
+            raise ValueError(f"`{set_too[0]}` is for a file of tasks, not for `seeds`; drop it")
         last = self.first_seed + (self.seeds or 1) - 1
         if last > MAX_SEED:
             raise ValueError(
