@@ -193,24 +193,35 @@ class GenerateScheduler:
         for prompt_id in reversed(state["running"]):
             self.prompts.put_back(find(prompt_id))
 
+    async def begin_lost_again(self) -> None:
+        """Give back the waiting groups whose tokens are lost with their node: they cannot be
+        saved. Other prompts, or these, take their places."""
+        await self._begin_again([e for e in self.buffer.entries() if e.group is not None])
+
     async def _choose(self, step: int) -> list[Entry]:
         """Wait for the groups of `step`, and return them. A group whose tokens are lost with their
         node is given back, and the next prompt takes its place."""
         while True:
             chosen = self.buffer.choose(await self._wait_for(step))
-            nodes = {node for entry in chosen for node in _nodes(entry)}
-            gone = nodes - set(await asyncio.to_thread(self.living_nodes)) if nodes else nodes
-            lost = [entry for entry in chosen if not gone.isdisjoint(_nodes(entry))]
-            if not lost:
+            if not await self._begin_again(chosen):
                 return chosen
-            logger.warning(
-                "step %d: the tokens of %d groups are lost with node %s; their prompts begin again",
-                step,
-                len(lost),
-                ", ".join(sorted(gone)),
-            )
-            await self._give_back(lost)
-            self._begin_more()
+
+    async def _begin_again(self, entries: Sequence[Entry]) -> bool:
+        """Give back those of these finished groups whose tokens are lost with their node, and start
+        others; return whether there are any."""
+        nodes = {node for entry in entries for node in _nodes(entry)}
+        gone = nodes - set(await asyncio.to_thread(self.living_nodes)) if nodes else nodes
+        lost = [entry for entry in entries if not gone.isdisjoint(_nodes(entry))]
+        if not lost:
+            return False
+        logger.warning(
+            "the tokens of %d groups are lost with node %s; their prompts begin again",
+            len(lost),
+            ", ".join(sorted(gone)),
+        )
+        await self._give_back(lost)
+        self._begin_more()
+        return True
 
     async def _wait_for(self, step: int) -> list[str]:
         """Wait until the groups of `step` are in the buffer; return the source of each group."""

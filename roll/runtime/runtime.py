@@ -68,9 +68,11 @@ class Runtime:
 
     def state(self) -> dict[str, Any]:
         """Return the position in the data and the groups of the scheduler, as JSON objects
-        and arrays."""
+        and arrays. Groups whose tokens are lost begin again first."""
 
-        async def on_loop() -> dict[str, Any]:  # on the loop, no group can end between the two
+        async def on_loop() -> dict[str, Any]:
+            await self.scheduler.begin_lost_again()
+            # Without a wait between the two: no group can end there.
             return {"position": self.prompts.state(), "scheduler": self.scheduler.state()}
 
         return self.inference.run(on_loop())

@@ -411,6 +411,15 @@ def test_what_waits_and_what_runs_goes_on_in_another_scheduler(tmp_path: Path) -
     assert [(one.prompt.id, one.step) for one in finish(second_step())] == [("p2", 0), ("p3", 1)]
 
 
+def on_a_node(one: Group, node: str) -> Group:
+    """The same group of one sample, with its tokens elsewhere."""
+    (scored,) = one.samples
+    content: RemoteValue[Written] = RemoteValue([scored.sample.completion.content.get()], node=node)
+    completion = replace(scored.sample.completion, content=content)
+    sample = replace(scored.sample, completion=completion)
+    return replace(one, samples=(replace(scored, sample=sample),))
+
+
 def test_groups_whose_tokens_are_lost_with_their_node_begin_again() -> None:
     """Prompts p0 to p2; what p1 got first is on a node that is dead when the step takes it."""
     tries: Counter[str] = Counter()
@@ -418,16 +427,7 @@ def test_groups_whose_tokens_are_lost_with_their_node_begin_again() -> None:
     async def elsewhere(task: GroupTask) -> Group:
         tries[task.prompt.id] += 1
         node = "dead" if tries["p1"] == 1 and task.prompt.id == "p1" else "alive"
-        made = group(task.prompt.id, [1.0], step=task.step)
-        (scored,) = made.samples
-        content: RemoteValue[Written] = RemoteValue(
-            [scored.sample.completion.content.get()], node=node
-        )
-        completion = replace(scored.sample.completion, content=content)
-        return replace(
-            made,
-            samples=(replace(scored, sample=replace(scored.sample, completion=completion)),),
-        )
+        return on_a_node(group(task.prompt.id, [1.0], step=task.step), node)
 
     async def collected() -> list[str]:
         made = scheduler(numbered(10), elsewhere, groups=3)
@@ -439,6 +439,31 @@ def test_groups_whose_tokens_are_lost_with_their_node_begin_again() -> None:
 
     assert sorted(finish(collected())) == ["p0", "p1", "p2"]
     assert tries == {"p0": 1, "p1": 2, "p2": 1}
+
+
+def test_lost_groups_that_wait_begin_again_before_the_state_is_saved() -> None:
+    """Of p0 to p3, two are for the step after; p3 waits on a node that dies."""
+    tries: Counter[str] = Counter()
+
+    async def elsewhere(task: GroupTask) -> Group:
+        tries[task.prompt.id] += 1
+        again = tries[task.prompt.id] > 1
+        if again:
+            await asyncio.sleep(5)
+        return on_a_node(group(task.prompt.id, [1.0], step=task.step), task.prompt.id)
+
+    async def saved() -> tuple[list[str], list[str]]:
+        made = scheduler(numbered(4), elsewhere, groups=2, max_staleness=1)
+        made.living_nodes = lambda: ["p0", "p1", "p2"]
+        await made.collect(0)
+        await asyncio.sleep(0.05)
+        await made.begin_lost_again()
+        state = made.state()
+        await made.close()
+        return state["running"], [row["group"]["prompt"] for row in state["waiting"]]
+
+    assert finish(saved()) == (["p3"], ["p2"])
+    assert tries == {"p0": 1, "p1": 1, "p2": 1, "p3": 2}
 
 
 def test_a_saved_group_is_the_same_when_it_is_read_again(tmp_path: Path) -> None:
