@@ -199,12 +199,16 @@ def _ray_reason(text: str) -> str:
 
 
 def last_lines(log: Path) -> str:
-    """Return the last `LAST_LINES` lines of a log file, indented; empty if it is not here."""
-    if not log.is_file():
+    """Return the last `LAST_LINES` lines of a log file, indented; empty if it is not here, or
+    cannot be read."""
+    try:
+        if not log.is_file():
+            return ""
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 16_384))
+            lines = file.read().decode("utf-8", errors="replace").splitlines()
+    except OSError:  # of another user, or removed; the death must be told all the same
         return ""
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - 16_384))
-        lines = file.read().decode("utf-8", errors="replace").splitlines()
     # Leave out the markers that Ray writes into the file for its log reader.
     kept = [
         line for line in lines if not line.startswith((":job_id:", ":actor_name:", ":task_name:"))
