@@ -41,7 +41,8 @@ class Validator:
         # Validation has its own error budget, because training groups may be scored meanwhile if
         # generation runs ahead of training.
         expected = {tag: n * self.config.samples_per_prompt for tag, n in tags.items()}
-        self.begin_step(expected)
+        # In a thread, as below: it waits for other processes.
+        await asyncio.to_thread(self.begin_step, expected)
         room = asyncio.Semaphore(self.max_in_flight)
         results: dict[str, float] = {}
         for name, prompts in self.sets.items():
@@ -51,7 +52,8 @@ class Validator:
                 evaluate, groups, pass_score=self.config.pass_score, extract=self.extract
             )
             results |= {f"val/{name}/{key}": value for key, value in scores.items()}
-        rates = self.reward_router.take_rates(Purpose.VALIDATION).values_by_name()
+        found = await asyncio.to_thread(self.reward_router.take_rates, Purpose.VALIDATION)
+        rates = found.values_by_name()
         return results | {f"val/{key}": rate for key, rate in rates.items() if rate}
 
     async def _one(self, room: asyncio.Semaphore, prompt: Prompt, step: int) -> Group:

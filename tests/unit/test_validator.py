@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from dataclasses import replace
 
 import pytest
 
@@ -48,6 +50,19 @@ def test_the_first_error_is_raised_as_itself_and_ends_the_rest() -> None:
     assert asyncio.run(run()) == set()
     assert len(engine.seen) <= 5  # the failed one made room for one more
     assert not engine.running
+
+
+def test_generation_goes_on_while_the_rewards_begin_a_step() -> None:
+    """Training may run ahead on the same event loop; rewards are other processes."""
+    engine, alive, heard = ScriptedEngine(turns=lambda request: 1), threading.Event(), list[bool]()
+
+    async def run() -> None:
+        asyncio.get_running_loop().call_later(0.05, alive.set)
+        made = validator(engine, prompts=1, max_in_flight=1)
+        await replace(made, begin_step=lambda expected: heard.append(alive.wait(5))).run(0)
+
+    asyncio.run(run())
+    assert heard == [True]
 
 
 @pytest.mark.parametrize(
