@@ -253,8 +253,8 @@ class EnvHost:
             ) from None
 
     def _opened(self, answer: Any, seats: Seats) -> Observed:
-        """Return the first observation of an episode; TypeError or ValueError if it has a wrong
-        form."""
+        """Return the first observation of an episode, and set in `seats` who begins; TypeError or
+        ValueError if it has a wrong form."""
         said, info = _unpacked(answer, "(observation, info)", 2)
         messages = self._said(said, seats)
         tokens, text = self.turns.opening(messages, info.get("tools", ()))

@@ -90,7 +90,8 @@ def insert_adapter(
 
 
 def _targets(model: PreTrainedModel, lora: LoraConfig) -> str | list[str]:
-    """Return `lora.targets` for PEFT; raise ConfigError if an entry is no linear layer's name."""
+    """Return `lora.targets` for PEFT; raise ConfigError if an entry does not name a linear layer,
+    or names a head (`HEADS`)."""
     if isinstance(lora.targets, str):
         return lora.targets
     linear = {
@@ -101,8 +102,8 @@ def _targets(model: PreTrainedModel, lora: LoraConfig) -> str | list[str]:
     for target in lora.targets:
         if target not in linear:
             raise ConfigError(
-                f"model.lora.targets: no linear layer is called {target!r} (there are: "
-                f"{', '.join(sorted(linear))})"
+                f"model.lora.targets: no linear layer is called {target!r}, or it is a head (there "
+                f"are: {', '.join(sorted(linear))})"
             )
     return list(lora.targets)
 

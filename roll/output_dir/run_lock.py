@@ -254,7 +254,7 @@ def _alone(folder: Path, *, make: bool = False, patience_s: float = 10.0) -> Ite
         patience_s: time limit for the wait for other processes, in seconds.
 
     Raises:
-        ConfigError: the wait took longer than `patience_s`.
+        ConfigError: the wait took longer than `patience_s`, or the folder cannot be created.
         FileNotFoundError: the folder does not exist, and `make` is not set.
     """
     deadline = time.monotonic() + patience_s

@@ -94,8 +94,8 @@ def module_of(name: str) -> str:
     """Return the name of the module in which engines may fuse the tensor `name` with others.
 
     It is `model.layers.0.mlp` for `model.layers.0.mlp.up_proj.weight`, and
-    `model.layers.0.mlp.experts` for the tensors of all experts of a layer. A norm or an embedding
-    is a module by itself.
+    `model.layers.0.mlp.experts` for the tensors of all experts of a layer. An embedding, or a norm
+    outside of attention and MLP, is a module by itself.
     """
     parent = name.split(".")[:-1]
     if "experts" in parent:

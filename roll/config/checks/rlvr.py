@@ -172,8 +172,9 @@ def _without_rewards(config: RlvrBase) -> Iterator[str]:
 
 
 def _tags(config: RlvrBase) -> Iterator[str]:
-    """Yield tags of sources without a reward, and tags of rewards without a source; tags from
-    columns are not known here."""
+    """Yield a problem for each tag of a source that no reward takes, and for each tag of a reward
+    that no source has (not checked if a source reads tags from a column). Without rewards, yield
+    the settings that need some instead."""
     if not config.rewards:
         yield from _without_rewards(config)
         return

@@ -116,11 +116,11 @@ def merge_at(
 
 
 def lay_preset(data: dict[str, Any], preset: Layer, origins: Origins) -> dict[str, Any]:
-    """Return `data` with a preset over it. Parts that the preset sets lose their earlier settings.
+    """Return `data` with a preset over it, and record the places of its keys in `origins`.
 
-    A part is a key of the second level, such as `algorithm.loss`, `critic.warmup_steps` or
-    `rollout.filters`. The pool of a role stays as it was; the preset's pool is used only if there
-    is none.
+    Parts that the preset sets lose their earlier settings. A part is a key of the second level,
+    such as `algorithm.loss`, `critic.warmup_steps` or `rollout.filters`. The pool of a role stays
+    as it was; the preset's pool is used only if there is none.
     """
     content: dict[str, Any] = {}
     for section, parts in preset.content.items():

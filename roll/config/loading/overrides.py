@@ -82,13 +82,14 @@ def parse_override(text: str) -> Change:
 def set_key(data: dict[str, Any], change: Change, origins: Origins) -> None:
     """Set one key in `data`, and record its place.
 
-    Missing mappings around the key are made. A number selects an item of a list. A mapping is
-    merged into the one that is there. A changed `kind` empties its mapping. So does a change of a
-    reward from one of its alternatives to another.
+    Missing mappings around the key are made, also in place of a value that is neither list nor
+    mapping. A number selects an item of a list. A mapping is merged into the one that is there. A
+    `kind` that is new or changed empties its mapping. So does a change of a reward from one of its
+    alternatives to another.
 
     Raises:
-        ConfigError: the key leads through a list without such an item, or ends in a value that is
-            neither list nor mapping.
+        ConfigError: the key leads through a list without such an item, or through an item of a list
+            that is neither list nor mapping.
     """
     node: Any = data
     *around, last = change.keys

@@ -9,10 +9,10 @@ from roll.envs.tools.formats.api import Call, loads
 
 
 def typed_arguments(call: Call, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call with the types that the schema of the tool wants.
+    """Return the arguments of a call, each text read as JSON unless the schema allows a text.
 
-    Only formats that write every argument as text need this. A text that is no JSON, or whose
-    parameter may be a text, stays as it is.
+    Only formats that write every argument as text need this. A text that is no JSON stays as it is.
+    Whether a value has the type that the schema wants is not checked.
     """
     if call.typed:
         return dict(call.arguments)

@@ -31,6 +31,8 @@ def start(
 ) -> Any:
     """Build DeepSpeed's engine. Collective; the default process group must exist.
 
+    Sets DeepSpeed's accelerator and the environment variable LOCAL_RANK of this process.
+
     Args:
         model: model with parameters on the CPU. The engine moves the parameters to the device; in
             stage 3 it partitions them over the ranks.

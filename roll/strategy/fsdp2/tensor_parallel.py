@@ -37,7 +37,8 @@ _TOKENS = 1
 def cut(
     model: PreTrainedModel, layer: nn.Module, planned: Mapping[str, str], mesh: DeviceMesh
 ) -> None:
-    """Distribute the matrices of one layer of the model over the ranks of `mesh`.
+    """Distribute the matrices of one layer over the ranks of `mesh`; every rank must hold all of
+    them. Attention and MLP then take and return slices of the tokens.
 
     Args:
         planned: result of `plan` for the model.

@@ -42,6 +42,7 @@ class SglangEngine:
     """Replica of SGLang in another process; implements `InferenceStrategy`."""
 
     def __init__(self, config: SglangConfig, setup: EngineSetup) -> None:
+        """Keep the settings; `start` starts the process."""
         self._config = config
         self._spec = setup.spec
         self._model = setup.model

@@ -307,7 +307,8 @@ def split_files(specs: Mapping[str, Spec], most: int, single: str) -> dict[str, 
 
     Args:
         most: largest number of bytes of one file. A larger tensor gets a file of its own.
-        single: name of the file if one file is enough.
+        single: name of the file if one file is enough; several are called
+            `model-00001-of-00002.safetensors` and so on.
 
     Returns:
         Tensors of each file, by file name.

@@ -57,7 +57,8 @@ def block_spec(
     Args:
         layers: numbers of the layers in the whole model.
         te: whether to use Transformer Engine's modules instead of the local ones.
-        grouped: whether the experts are computed in grouped products.
+        grouped: whether the experts of local layers are computed in grouped products; with `te`,
+            `config.moe_grouped_gemm` says so.
         out_bias: whether the output projection of attention is the only linear layer with a bias.
 
     Raises:

@@ -76,8 +76,9 @@ class Connection:
         return await self._object(self._open().get(f"{self.url}{path}"), path)
 
     async def talk(self, path: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a JSON object through the WebSocket at a path, and return the object that comes
-        back; ServerError as for `post`. The first call opens the WebSocket."""
+        """Send a JSON object through the WebSocket, and return the object that comes back;
+        ServerError as for `post`. The first call opens the WebSocket at its path, and later calls
+        use the same one."""
         import aiohttp
 
         where = f"{self.url}{path}"

@@ -99,7 +99,8 @@ class OpenSandbox:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[Sandbox]:
-        """Wait until fewer than `width` others judge programs that need sessions."""
+        """Yield the sandbox as soon as fewer than `width` others of this event loop judge programs
+        that need sessions."""
         loop = asyncio.get_running_loop()
         gate = self._gates.setdefault(loop, asyncio.Semaphore(self.width))
         async with gate:

@@ -34,7 +34,8 @@ def unshare() -> None:
 def build_root(places: Iterable[str]) -> None:
     """Make a root that holds `places` at their own paths, devices and /tmp, and enter it.
 
-    All is read-only. Nothing else of the machine can be reached afterwards.
+    All is read-only. Nothing else of the machine can be reached afterwards. The host is then called
+    `sandbox`. Call `unshare` first: otherwise this changes the machine itself.
 
     Args:
         places: absolute paths of folders and files; absent ones are left out.
