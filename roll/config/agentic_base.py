@@ -29,6 +29,12 @@ class AgenticBase(RlvrBase):
         return tuple(source for source in every if source.seeds is None)
 
     @property
+    def has_step_rewards(self) -> bool:
+        """True if single turns or steps of an episode may have rewards of their own."""
+        by_turn = any(each.credit == "turns" for each in self.environments.values())
+        return by_turn or super().has_step_rewards
+
+    @property
     def max_sequence_tokens(self) -> int:
         """Largest number of tokens of an episode, its first observation included."""
         return self.data.max_episode_tokens

@@ -97,6 +97,12 @@ class RlvrBase(RunConfig):
         found = {Role.ACTOR_TRAIN: self.actor_train}
         return found | ({Role.CRITIC: self.critic} if self.critic else {})
 
+    @property
+    def has_step_rewards(self) -> bool:
+        """True if single steps of a sample may have rewards of their own, whose places only its
+        tokens tell."""
+        return any(reward.process for reward in self.rewards.values())
+
     def reward_weights(self, tag: str) -> dict[str, float]:
         """Return the weight that each reward of the run has for samples of this tag."""
         own = self.domains[tag].rewards if tag in self.domains else {}

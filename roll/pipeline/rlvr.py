@@ -83,7 +83,7 @@ class RlvrPipeline(Pipeline[RlvrBase]):
             or config.algorithm.correction is not None
             or config.algorithm.old_logprobs == "rollout"
             or bool(config.teachers)
-            or any(reward.process for reward in config.rewards.values())
+            or config.has_step_rewards
         )
         self.runtime = start_runtime(
             config, self.launcher, self.loop, self.data, platform=self.platform

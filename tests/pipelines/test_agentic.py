@@ -237,3 +237,11 @@ def test_both_players_of_a_game_are_trained(tmp_path: Path) -> None:
             assert abs(record["reward/mean"]) < 1e-6, "what one wins, the other loses"
             assert record["advantage/abs_mean"] > 0
             assert record["samples/left_out"] == 0
+
+
+def test_rewards_of_turns_are_learned_from_with_one_advantage_per_sample(tmp_path: Path) -> None:
+    environment = {"cut_turn": "go_on", "credit": "turns"}
+    path = task(tmp_path, environment=environment, validation={})
+    for record in run_local(path, ["max_steps=1"]):
+        if "loss/total" in record:
+            assert record["advantage/abs_mean"] > 0
