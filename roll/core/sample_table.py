@@ -16,8 +16,8 @@ from roll.core.types import Turn
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Further conversation of an episode, which does not continue the others: of a sub-agent, or
-    after a summary."""
+    """Further row of an episode, whose context does not continue the others: of a sub-agent, after
+    a summary, or where the chat template has rewritten earlier turns."""
 
     prompt: Any
     """Token ids before the response, a sequence of int."""
@@ -49,9 +49,10 @@ class SampleTable(Batch):
     """Weight version of each token of each response, as runs; tokens of `NOBODY` are not trained.
     None if the policy wrote all tokens of all responses."""
     turns: list[tuple[Turn, ...]] | None = None
-    """Turns of the policy of each sample; None if no sample is an episode."""
+    """Turns of the policy of each sample, in the order in which they were written, in all of its
+    rows; None if no sample is an episode."""
     branches: list[tuple[Branch, ...]] | None = None
-    """Further conversations of each sample, which are trained as it is; None if there are none."""
+    """Further rows of each sample, which are trained as it is; None if there are none."""
     group_ids: Tensor = tensor("B", required=True)
     """Id of each sample's group, int64 `[B]`; siblings of one prompt have the same id."""
     lengths: Tensor = tensor("B", required=True)
@@ -110,10 +111,14 @@ class SampleTable(Batch):
         )
 
     def trained_tokens(self) -> Tensor:
-        """Return the number of trained tokens of each sample, int64 `[B]`."""
+        """Return the number of trained tokens of each sample, in all of its rows, int64 `[B]`."""
         sampled_B = self.response_tokens
         if self.versions is not None:
             sampled_B = torch.tensor([runs.sampled for runs in self.versions])
+        if self.branches is not None:
+            sampled_B = sampled_B + torch.tensor(
+                [sum(branch.versions.sampled for branch in own) for own in self.branches]
+            )
         return sampled_B * self.trained
 
     def keep(self, kept_B: Tensor) -> Self:

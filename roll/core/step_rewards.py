@@ -25,7 +25,8 @@ class StepRewards:
     """
 
     ends: array[int]
-    """Number of tokens of the response up to the end of each step, int32, ascending."""
+    """Number of tokens of the response up to the end of each step, int32, ascending. Of a sample
+    with branches, the tokens of its rows count as if one row followed the other."""
     values: array[float]
     """Reward of each step, float32."""
 

@@ -186,14 +186,17 @@ class Turn:
     """
 
     begin: int
-    """Place of its first token: of a sample among the tokens after the prompt, in a `RolloutBatch`
-    among all tokens of the row."""
+    """Place of its first token: of a sample among the tokens after the prompt of its row, in a
+    `RolloutBatch` among all tokens of the row."""
     end: int
     """Place after its last token."""
     reward: float = 0.0
     """Reward that the environment gave for it."""
     state: str = ""
     """Name of the state of the environment in which it began; empty if that has none."""
+    row: int = 0
+    """Row of the sample that holds it: 0 is the sample itself, i its branch with the number i -
+    1."""
 
 
 @pickle_by_fields

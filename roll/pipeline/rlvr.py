@@ -18,7 +18,6 @@ from roll.config.algorithm import Aggregation
 from roll.config.rlvr_base import RlvrBase
 from roll.config.sections.roles import Role
 from roll.core.batches import RolloutBatch
-from roll.core.errors import ConfigError
 from roll.core.metrics import Last, Max, Metrics
 from roll.core.sample_table import SampleTable
 from roll.core.types import Prompt
@@ -34,7 +33,7 @@ from roll.pipeline.batch_scoring import (
 from roll.pipeline.collect import collect
 from roll.pipeline.updates import updates
 from roll.rollout.dense import dense
-from roll.rollout.rows import with_rows_of_branches
+from roll.rollout.rows import JoinedRows, with_rows_of_branches
 from roll.runtime.run_data import RunData, load_data
 from roll.runtime.runtime import Runtime, start_runtime
 from roll.runtime.teachers import check_others
@@ -127,17 +126,10 @@ class RlvrPipeline(Pipeline[RlvrBase]):
 
         All tokens come to the driver. The reference, the teachers and the critic, as far as there
         are any, score the batch; advantages and corrections are computed; critic and policy train.
-
-        Raises:
-            ConfigError: an episode has several conversations.
         """
-        if table.branches is not None:
-            raise ConfigError(
-                "algorithm: an episode has several conversations, which need an algorithm that "
-                "gives a sample one advantage; use algorithm.advantage.kind=grpo or rloo, without "
-                "a critic, a correction, kl_in_reward or advantage_shaping"
-            )
-        config, runtime, batch = self.config, self.runtime, dense(table)
+        config, runtime = self.config, self.runtime
+        rows = with_rows_of_branches(table, self._rows_multiple())
+        batch = dense(rows)
         with self.timers.timed("logprob"):
             batch = add_teacher_outputs(add_logprobs(batch, config, runtime), config, runtime)
         if config.algorithm.old_logprobs == "rollout":
@@ -145,7 +137,12 @@ class RlvrPipeline(Pipeline[RlvrBase]):
         if runtime.critic is not None:
             with self.timers.timed("values"):
                 batch = add_values(batch, runtime.critic, runtime.colocation)
-        batch, metrics = self.shaping.add_advantages(batch, self.advantage)
+        if table.branches is None:
+            batch, metrics = self.shaping.add_advantages(batch, self.advantage)
+        else:  # an estimator sees each episode as one row
+            joined = JoinedRows.of(table, rows)
+            samples, metrics = self.shaping.add_advantages(joined.join(batch), self.advantage)
+            batch = joined.part(samples, batch)
         metrics = metrics | teacher_metrics(batch)
         if config.scores_old_logprobs:
             metrics = metrics | mismatch_metrics(batch)
@@ -159,8 +156,11 @@ class RlvrPipeline(Pipeline[RlvrBase]):
         """Return the number that must divide the rows of a step: all ranks score and train equally
         many of them."""
         reference = self.runtime.reference
-        scoring = 1 if reference is None else reference.dp_size
-        return math.lcm(self.config.updates_per_pass() * self.runtime.actor.dp_size, scoring)
+        trained = [
+            self.config.updates_per_pass(role) * cluster.dp_size
+            for role, cluster in self.learners().items()
+        ]
+        return math.lcm(*trained, 1 if reference is None else reference.dp_size)
 
     def train(self, batch: RolloutBatch | SampleTable, step: int) -> Metrics:
         """Do all optimizer steps on the samples of a step: first those of the critic, if there is

@@ -86,9 +86,9 @@ def rollout_metrics(groups: Sequence[Group], *, current_version: int) -> Metrics
     """
     rows = [scored for group in groups for scored in group.samples]
     samples = [scored.sample for scored in rows]
-    response_tokens = [sample.num_response_tokens for sample in samples]
+    response_tokens = list(map(_response_tokens, rows))
     lags = Counter[int]()
-    for sample in samples:
+    for sample in (row for scored in rows for row in scored.rows):
         for version, count in sample.completion.versions.runs:
             if version != NOBODY:
                 lags[current_version - version] += count
@@ -152,7 +152,7 @@ def _group_ids(groups: Sequence[Group]) -> Tensor:
 
 
 def _branches(rows: Sequence[ScoredSample]) -> list[tuple[Branch, ...]] | None:
-    """Return the further conversations of each sample; None if there are none."""
+    """Return the further rows of each sample; None if there are none."""
     if not any(scored.branches for scored in rows):
         return None
     return [
@@ -188,15 +188,20 @@ def _tag_metrics(groups: Sequence[Group]) -> dict[str, Metric]:
     metrics: dict[str, Metric] = {}
     total = sum(len(group.samples) for group in groups)
     for tag, own in sorted(by_tag.items()):
-        samples = [scored.sample for group in own for scored in group.samples]
+        rows = [scored for group in own for scored in group.samples]
         of_tag = {
-            "samples_fraction": Mean(len(samples), total),
-            "response_tokens/mean": _mean(sample.num_response_tokens for sample in samples),
-            "truncated_fraction": _mean(sample.truncated for sample in samples),
+            "samples_fraction": Mean(len(rows), total),
+            "response_tokens/mean": _mean(map(_response_tokens, rows)),
+            "truncated_fraction": _mean(scored.sample.truncated for scored in rows),
             "groups/equal_rewards_fraction": _mean(group.equal_rewards for group in own),
         }
         metrics |= {f"tag/{tag}/{name}": metric for name, metric in of_tag.items()}
     return metrics
+
+
+def _response_tokens(scored: ScoredSample) -> int:
+    """Return the number of tokens after the prompts, in all rows of a sample."""
+    return sum(row.num_response_tokens for row in scored.rows)
 
 
 def _named_rewards(

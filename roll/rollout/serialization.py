@@ -62,7 +62,7 @@ def _sample_to_plain(scored: ScoredSample, prompt: Prompt) -> dict[str, Any]:
         "failed": scored.failed,
         "branches": [_sample_to_plain(ScoredSample(one, 0.0), prompt) for one in scored.branches],
         "seat": scored.seat,
-        "turns": [[turn.begin, turn.end, turn.reward, turn.state] for turn in scored.turns],
+        "turns": [[t.begin, t.end, t.reward, t.state, t.row] for t in scored.turns],
         "steps": None
         if scored.steps is None
         else {"ends": scored.steps.ends, "values": scored.steps.values},

@@ -28,16 +28,21 @@ class ScoredSample:
     """Names of the rewards that gave no score. If there are any, the sample has no reward: it is
     neither trained on nor compared with its siblings."""
     turns: tuple[Turn, ...] = ()
-    """Turns of the policy, if the sample is an episode."""
+    """Turns of the policy, if the sample is an episode, in the order in which they were written, in
+    all of its rows."""
     branches: tuple[Sample, ...] = ()
-    """Further conversations of the episode, each with a prompt of its own; they share the
-    reward."""
+    """Further rows of the episode, each with a prompt of its own; they share the reward."""
     seat: int = 0
     """Player of an episode of several players; samples are compared with those of the same
     player."""
     steps: StepRewards | None = None
     """Weighted sum of the rewards of single steps or tokens, beside `reward`; None if there are
     none."""
+
+    @property
+    def rows(self) -> tuple[Sample, ...]:
+        """All rows of the sample: itself, and its branches."""
+        return (self.sample, *self.branches)
 
     @property
     def has_reward(self) -> bool:
@@ -107,8 +112,7 @@ class Group:
     @property
     def num_sampled_tokens(self) -> int:
         """Number of tokens that the policy wrote, over all samples."""
-        rows = [row for one in self.samples for row in (one.sample, *one.branches)]
-        return sum(row.num_sampled_tokens for row in rows)
+        return sum(row.num_sampled_tokens for one in self.samples for row in one.rows)
 
 
 RunGroup = Callable[[GroupTask], Coroutine[Any, Any, Group]]

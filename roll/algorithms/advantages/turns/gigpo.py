@@ -42,7 +42,7 @@ class Gigpo:
         returns_S = step_returns(
             torch.tensor(rewards, dtype=torch.float64),
             episodes_S,
-            torch.tensor([turn.begin for _, turn in turns]),
+            torch.tensor([number for own in batch.turns for number in range(len(own))]),
             gamma=config.gamma,
         )
         advantages_S = gigpo_advantages(
