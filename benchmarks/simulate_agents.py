@@ -120,7 +120,13 @@ class Environments:
         self._turn[episode] = 0
         return Observed(array("i", [5]), "")
 
-    async def act(self, episode: str, action: str | array[int], last: int | None) -> Observed:
+    async def act(
+        self,
+        episode: str,
+        action: str | array[int],
+        last: int | None,
+        wrote: array[int] | None = None,
+    ) -> Observed:
         self._turn[episode] += 1
         self.answers += 1
         turn = self._turn[episode]

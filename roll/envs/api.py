@@ -88,7 +88,9 @@ class Env(Protocol):
             truncated: True if the environment ends the episode for another reason.
             info: what else there is to know. Numbers and bools in the `info` of the last turn are
                 reported as metrics, such as `success`. `state` (a text or a number) names the state
-                that the next turn begins in, for algorithms that compare turns.
+                that the next turn begins in, for algorithms that compare turns. With `new_context`
+                true, the observation begins a new context: the policy sees nothing of what was said
+                before.
         """
         ...
 

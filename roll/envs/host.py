@@ -7,7 +7,7 @@ import inspect
 import logging
 import math
 from array import array
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,13 +21,17 @@ from roll.core.threads.loop_thread import LoopThread
 from roll.core.types import Message
 from roll.data.chat.turns import Turns
 from roll.envs.api import Action, Env, Hearing, ToldEnv, finite, messages_of
+from roll.envs.contexts import Context, check_history
+from roll.envs.hearing import heard
 from roll.envs.seats import Seats
-from roll.rewards.thinking import without_thoughts
+from roll.rewards.thinking import opened_thought
 
 logger = logging.getLogger(__name__)
 
 MAX_HUNG_THREADS = 32
 """Number of calls that may hang in a thread of one host; once this many hang, every call fails."""
+NEW_CONTEXT = "new_context"
+"""Key of `info` with which an environment lets the policy forget what was said before."""
 CLOSE_TIMEOUT_S = 10.0
 """Time limit for closing an environment, in seconds."""
 
@@ -52,8 +56,11 @@ class Observed:
     state: str = ""
     """Name of the state that the next turn begins in; empty if the environment names none."""
     branch: int = 0
-    """Number of the conversation in which the next turn is written. The tokens continue it; or
-    they begin it, if it is new."""
+    """Number of the row in which the next turn is written. The tokens continue it; or they begin
+    it, if it is new."""
+    follows: int | None = None
+    """Of a row that is new: row before it of the same conversation; None if the conversation is
+    new, too."""
     seat: int = 0
     """Player who has the next turn, if the policy plays several."""
     rewards: Mapping[int, float] = field(default_factory=dict)
@@ -69,6 +76,34 @@ class Observed:
 
 
 @dataclass(eq=False)
+class _Player:
+    """Conversation of a player."""
+
+    tools: Any
+    """Tools that it began with."""
+    said: list[Message]
+    """All messages of the present context; with `history: keep` only those that began it."""
+    context: Context | None
+    """Context that the chat template may rewrite; None with `history: keep`."""
+
+
+@dataclass(eq=False)
+class _Episode:
+    """Environment that runs, and who plays there."""
+
+    env: Env
+    seats: Seats
+    prompt_end: str = ""
+    """End of the text before the next turn."""
+    players: dict[int, _Player] = field(default_factory=dict)
+
+    @property
+    def player(self) -> _Player:
+        """Conversation of the player whose turn it is."""
+        return self.players[self.seats.current]
+
+
+@dataclass(eq=False)
 class EnvHost:
     """Environments of running episodes, by the name of the episode; all calls come from one event
     loop. Calls of one episode must not overlap."""
@@ -78,11 +113,7 @@ class EnvHost:
     config: EnvironmentConfig
     make: Callable[[], Env]
     turns: Turns
-    _running: dict[str, Env] = field(default_factory=dict, init=False)
-    _prompt_ends: dict[str, str] = field(default_factory=dict, init=False)
-    """End of the text before the next turn of each running episode."""
-    _seats: dict[str, Seats] = field(default_factory=dict, init=False)
-    """Players of each running episode."""
+    _running: dict[str, _Episode] = field(default_factory=dict, init=False)
     _opening: dict[str, bool] = field(default_factory=dict, init=False)
     """Whether each episode that begins just now is still wanted."""
     _threads: DaemonThreads = field(init=False)
@@ -91,6 +122,8 @@ class EnvHost:
     _room: asyncio.Semaphore = field(init=False)
 
     def __post_init__(self) -> None:
+        """Raise ConfigError if the chat template cannot do what `history` asks."""
+        check_history(self.name, self.config, self.turns)
         self._threads = DaemonThreads(f"env-{self.name}", max_hung=MAX_HUNG_THREADS)
         self._room = asyncio.Semaphore(self.config.concurrency)
 
@@ -111,25 +144,24 @@ class EnvHost:
         """Do what `open` does, for as long as the episode is wanted."""
         limit_s = self.config.reset_timeout_s
 
-        async def begin() -> Any:
-            """Make the environment and tell it the tokenizer if it wants it; return the answer of
-            `reset`."""
+        async def begin() -> tuple[_Episode, Any]:
+            """Make the environment and tell it the tokenizer if it wants it; return the episode,
+            and the answer of `reset`."""
             env = await self._call("making the environment", self.make, limit_s)
-            self._running[episode] = env
+            made = self._running[episode] = _Episode(env, Seats(self.config.seats))
             self._require_wanted(episode)
             if isinstance(env, ToldEnv):
                 shown = self.config.special_tokens == "show"
                 env.listen(Hearing(self.turns.tokenizer, special_tokens=shown))
-            return await self._call(
+            return made, await self._call(
                 "reset", lambda: env.reset(seed=seed, options=dict(options)), limit_s, of=env.reset
             )
 
         async with self._room:
             self._require_wanted(episode)
-            answer = await begin()
-        seats = self._seats[episode] = Seats(self.config.seats)
-        first = self._read("reset", answer, lambda found: self._opened(found, seats))
-        self._prompt_ends[episode] = first.prompt_end
+            running, answer = await begin()
+        first = self._read("reset", answer, lambda found: self._opened(found, running))
+        running.prompt_end = first.prompt_end
         return first
 
     def _require_wanted(self, episode: str) -> None:
@@ -139,32 +171,44 @@ class EnvHost:
                 f"environment {self.name!r}: episode {episode} was ended before it began"
             )
 
-    async def act(self, episode: str, action: str | array[int], last: int | None) -> Observed:
+    async def act(
+        self,
+        episode: str,
+        action: str | array[int],
+        last: int | None,
+        wrote: array[int] | None = None,
+    ) -> Observed:
         """Give a turn of the policy to the environment of an episode.
 
         Args:
             episode: name of the episode.
             action: text of the turn; or its tokens, if the environment sees special tokens.
             last: last token of the turn; None if the turn was cut.
+            wrote: all tokens of the turn; needed with `history: fork`.
 
         Raises:
             EnvironmentFailedError: as for `open`; or no such episode runs here.
         """
-        env = self._running.get(episode)
-        if env is None:
+        running = self._running.get(episode)
+        if running is None:
             raise EnvironmentFailedError(
                 f"environment {self.name!r} does not run episode {episode}; its worker has been "
                 "replaced"
             )
-        heard = Action(self._heard(episode, action), cut=last is None)
+        text = heard(action, self.turns, self.config, running.prompt_end)
+        env, told = running.env, Action(text, cut=last is None)
         async with self._room:
             answer = await self._call(
-                "step", lambda: env.step(heard), self.config.step_timeout_s, of=env.step
+                "step", lambda: env.step(told), self.config.step_timeout_s, of=env.step
             )
-        seats = self._seats[episode]
-        seats.wrote(last)
-        observed = self._read("step", answer, lambda found: self._stepped(found, seats))
-        self._prompt_ends[episode] = observed.prompt_end
+        if running.player.context is not None:
+            assert wrote is not None
+            running.player.context.wrote(wrote)
+            said = opened_thought(running.prompt_end) + self.turns.said(wrote)
+            running.player.said.append(Message("assistant", said))
+        running.seats.wrote(last)
+        observed = self._read("step", answer, lambda found: self._stepped(found, running))
+        running.prompt_end = observed.prompt_end
         return observed
 
     async def close(self, episode: str) -> None:
@@ -181,13 +225,11 @@ class EnvHost:
 
     async def _end(self, episode: str) -> None:
         """Do what `close` does for an episode that has begun."""
-        env = self._running.pop(episode, None)
-        self._prompt_ends.pop(episode, None)
-        self._seats.pop(episode, None)
-        if env is None:
+        running = self._running.pop(episode, None)
+        if running is None:
             return
         try:
-            await self._call("close", env.close, CLOSE_TIMEOUT_S)
+            await self._call("close", running.env.close, CLOSE_TIMEOUT_S)
         except EnvironmentFailedError as error:
             logger.warning("%s", error)
 
@@ -198,15 +240,6 @@ class EnvHost:
         if self._loop is not None:
             with suppress(Exception):
                 self._loop.close()
-
-    def _heard(self, episode: str, action: str | array[int]) -> str:
-        """Return the text of a turn; of tokens, with special tokens."""
-        if isinstance(action, str):
-            return action
-        text = self.turns.said(action)
-        if self.config.thoughts == "show":
-            return text
-        return without_thoughts(text, prompt=self._prompt_ends.get(episode, "")) or ""
 
     async def _call(
         self, what: str, call: Callable[[], Any], limit_s: float, of: Any = None
@@ -252,21 +285,47 @@ class EnvHost:
                 f"environment {self.name!r}: the result of {what} is wrong: {told}"
             ) from None
 
-    def _opened(self, answer: Any, seats: Seats) -> Observed:
-        """Return the first observation of an episode, and set in `seats` who begins; TypeError or
-        ValueError if it has a wrong form."""
+    def _opened(self, answer: Any, running: _Episode) -> Observed:
+        """Return the first observation of an episode, and set in its `seats` who begins; TypeError
+        or ValueError if it has a wrong form."""
         said, info = _unpacked(answer, "(observation, info)", 2)
-        messages = self._said(said, seats)
-        tokens, text = self.turns.opening(messages, info.get("tools", ()))
-        seats.begins(info)
+        messages = self._said(said, running.seats)
+        running.seats.begins(info)
+        tokens, text = self._begun(running, messages, info.get("tools", ()))
         return Observed(
             tokens,
             text,
             prompt_end=self.turns.prompt_end(),
             info=_numbers(info),
             state=_state(info),
-            seat=seats.current,
+            seat=running.seats.current,
         )
+
+    def _begun(
+        self, running: _Episode, messages: Sequence[Message], tools: Any
+    ) -> tuple[array[int], str]:
+        """Begin a context of the current player; return its tokens and their text."""
+        tokens, text = self.turns.opening(messages, tools)
+        context = Context(self.turns, tokens) if self.config.history == "fork" else None
+        running.players[running.seats.current] = _Player(tools, list(messages), context)
+        return tokens, text
+
+    def _replied(
+        self, running: _Episode, messages: Sequence[Message]
+    ) -> tuple[array[int], int | None]:
+        """Return the tokens with which the conversation of the current player goes on; and if they
+        begin a new row, the one before it."""
+        player, seats = running.player, running.seats
+        if player.context is None:
+            return self.turns.reply(messages, last=seats.last), None
+        player.said += messages
+        tokens, anew = player.context.next(
+            messages, player.said, last=seats.last, tools=player.tools
+        )
+        follows = seats.row if anew else None
+        if anew:
+            seats.begin_row()
+        return tokens, follows
 
     def _said(self, said: Any, seats: Seats) -> tuple[Message, ...]:
         """Return an observation as messages; before the last turn, with the last word."""
@@ -276,33 +335,41 @@ class EnvHost:
         asked = f"{messages[-1].content}\n\n{self.config.last_word}"
         return (*messages[:-1], replace(messages[-1], content=asked))
 
-    def _stepped(self, answer: Any, seats: Seats) -> Observed:
+    def _stepped(self, answer: Any, running: _Episode) -> Observed:
         """Return what an environment answered to a turn of the current player; TypeError or
         ValueError if it has a wrong form."""
         form = "(observation, reward, terminated, truncated, info)"
         said, reward, terminated, truncated, info = _unpacked(answer, form, 5)
-        over, value = bool(terminated) or bool(truncated), float(reward)
+        over, value, seats = bool(terminated) or bool(truncated), float(reward), running.seats
         if not math.isfinite(value):
             raise ValueError(f"the reward must be finite, found {value}")
         messages = () if over and not said else self._said(said, seats)
         text = "\n".join(message.content for message in messages)
         rewards, begins = seats.rewards(info), False if over else seats.begins(info)
+        anew, tokens = begins or bool(info.get(NEW_CONTEXT)), array("i")
+        follows: int | None = None
         if over:
-            tokens = array("i")
+            pass
         elif begins:
-            tokens, text = self.turns.opening(messages, info.get("tools", ()))
+            tokens, text = self._begun(running, messages, info.get("tools", ()))
+        elif anew:
+            follows = seats.row
+            seats.begin_row()
+            tools = info.get("tools", running.player.tools)
+            tokens, _ = self._begun(running, messages, tools)
         else:
-            tokens = self.turns.reply(messages, last=seats.last)
+            tokens, follows = self._replied(running, messages)
         return Observed(
             tokens=tokens,
             text=text,
-            prompt_end=self.turns.prompt_end(() if begins else messages),
+            prompt_end=self.turns.prompt_end(() if anew else messages),
             reward=value,
             terminated=bool(terminated),
             truncated=bool(truncated),
             info=_numbers(info),
             state=_state(info),
-            branch=seats.conversation,
+            branch=seats.row,
+            follows=follows,
             seat=seats.current,
             rewards=rewards,
         )
@@ -331,7 +398,7 @@ def _numbers(info: Mapping[str, Any]) -> dict[str, float]:
     found = {}
     for key, value in info.items():
         number = finite(value)
-        if number is not None and key not in ("state", "seat"):
+        if number is not None and key not in ("state", "seat", NEW_CONTEXT):
             found[str(key)] = number
     return found
 

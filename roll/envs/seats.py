@@ -21,6 +21,10 @@ class Seats:
     _last: dict[int, int | None] = field(default_factory=dict, init=False)
     """Last token of the latest turn of each player that has begun, in the order in which they
     began; None if the turn was cut, or there was none."""
+    _rows: dict[int, int] = field(default_factory=dict, init=False)
+    """Row in which each of them writes."""
+    _begun: int = field(default=0, init=False)
+    """Number of rows that have begun, of all players."""
 
     def begins(self, info: Mapping[str, Any]) -> bool:
         """Read who has the next turn; return whether it is the first one of this player.
@@ -39,7 +43,14 @@ class Seats:
         self.current = seat
         first = seat not in self._last
         self._last.setdefault(seat, None)
+        if first:
+            self.begin_row()
         return first
+
+    def begin_row(self) -> None:
+        """Let the current player go on in a new row."""
+        self._rows[self.current] = self._begun
+        self._begun += 1
 
     def wrote(self, last: int | None) -> None:
         """Keep the last token of a turn of the current player; None if it was cut."""
@@ -52,9 +63,9 @@ class Seats:
         return self._last[self.current]
 
     @property
-    def conversation(self) -> int:
-        """Number of the conversation of the current player, in the order of their beginnings."""
-        return list(self._last).index(self.current)
+    def row(self) -> int:
+        """Row in which the current player writes; rows count in the order of their beginnings."""
+        return self._rows[self.current]
 
     def rewards(self, info: Mapping[str, Any]) -> dict[int, float]:
         """Return what other players than the one who acted get for a turn, by player.

@@ -75,6 +75,17 @@ def final_text(response: str, *, prompt: str = "") -> str | None:
     return response
 
 
+def opened_thought(prompt: str) -> str:
+    """Return the end of a prompt from the mark on that opens a thought there; empty if the prompt
+    ends outside of a thought.
+
+    Example: opened_thought("Which way?<think>\\n") == "<think>\\n"
+    """
+    text = prompt.rstrip()
+    begins = (len(text) - len(opens) for opens in _OPENINGS if text.endswith(opens))
+    return prompt[min(begins, default=len(prompt)) :]
+
+
 def without_thoughts(response: str, *, prompt: str = "") -> str | None:
     """Return a response with its special tokens and without its thoughts, or None if a thought does
     not end.

@@ -59,11 +59,17 @@ class ClusterHosts:
             rank, self.cluster.ask(rank, EnvWorker.open, episode, seed, options)
         )
 
-    async def act(self, episode: str, action: str | array[int], last: int | None) -> Observed:
+    async def act(
+        self,
+        episode: str,
+        action: str | array[int],
+        last: int | None,
+        wrote: array[int] | None = None,
+    ) -> Observed:
         """Give a turn to the worker of the episode; see `Hosts.act`."""
         rank = self._places[episode]
         return await self._answer(
-            rank, self.cluster.ask(rank, EnvWorker.act, episode, action, last)
+            rank, self.cluster.ask(rank, EnvWorker.act, episode, action, last, wrote)
         )
 
     def close(self, episode: str) -> None:

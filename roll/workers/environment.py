@@ -100,9 +100,15 @@ class EnvWorker(Worker):
         """Begin an episode; see `EnvHost.open`."""
         return await self._host.open(episode, seed, options)
 
-    async def act(self, episode: str, action: str | array[int], last: int | None) -> Observed:
+    async def act(
+        self,
+        episode: str,
+        action: str | array[int],
+        last: int | None,
+        wrote: array[int] | None = None,
+    ) -> Observed:
         """Give a turn of the policy to an environment; see `EnvHost.act`."""
-        return await self._host.act(episode, action, last)
+        return await self._host.act(episode, action, last, wrote)
 
     async def end(self, episodes: list[str]) -> None:
         """End episodes; see `EnvHost.close`."""

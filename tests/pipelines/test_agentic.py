@@ -239,6 +239,57 @@ def test_both_players_of_a_game_are_trained(tmp_path: Path) -> None:
             assert record["samples/left_out"] == 0
 
 
+REWRITING = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{{ m.content[-2:] }}"
+    "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+"""Chat template that shortens earlier turns."""
+
+
+def rewriting(folder: Path) -> None:
+    """Give the model of a run a chat template that rewrites earlier turns."""
+    (folder / "model/chat_template.jinja").write_text(REWRITING)
+
+
+def test_what_a_template_rewrites_is_trained_as_the_engine_saw_it(tmp_path: Path) -> None:
+    path = task(
+        tmp_path,
+        environment={"cut_turn": "go_on", "history": "fork"},
+        algorithm={"preset": "gigpo"},
+        reference={"pool": "all"},
+    )
+    rewriting(tmp_path)
+    records = run_local(path, ["max_steps=2", "actor_train.samples_per_update=4"])
+    steps = [record for record in records if "loss/total" in record]
+    assert len(steps) == 2
+    for record in steps:
+        assert record["reward/words/rows"] > 1.5
+        assert record["mismatch/logprob_abs_max"] < 1e-5
+        assert record["advantage/abs_mean"] > 0
+
+
+def test_a_row_for_each_turn_is_trained_with_a_critic_and_a_correction(tmp_path: Path) -> None:
+    critic = {"pool": "all", "optimizer": {"lr": 1e-3}}
+    environment = {"cut_turn": "go_on", "rows": "turns", "credit": "turns"}
+    path = task(
+        tmp_path,
+        environment=environment,
+        algorithm={
+            "advantage": {"kind": "gae"},
+            "loss": [{"kind": "ppo_clip"}],
+            "correction": {"weight": {"upper": 2.0}},
+        },
+        critic=critic,
+        validation={},
+    )
+    for record in run_local(path, ["max_steps=2"]):
+        if "loss/total" in record:
+            assert record["reward/words/rows"] == record["reward/words/turns"] == 3
+            assert record["mismatch/logprob_abs_max"] < 1e-5
+            assert record["critic/loss/total"] > 0
+
+
 def test_rewards_of_turns_are_learned_from_with_one_advantage_per_sample(tmp_path: Path) -> None:
     environment = {"cut_turn": "go_on", "credit": "turns"}
     path = task(tmp_path, environment=environment, validation={})

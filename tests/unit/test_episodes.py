@@ -75,7 +75,13 @@ class ScriptedHosts:
         await asyncio.sleep(0)
         return Observed(OPENING, "the lake", state="begin")
 
-    async def act(self, episode: str, action: str | array[int], last: int | None) -> Observed:
+    async def act(
+        self,
+        episode: str,
+        action: str | array[int],
+        last: int | None,
+        wrote: array[int] | None = None,
+    ) -> Observed:
         assert isinstance(action, str)
         assert episode in self.opened
         assert episode not in self.closed

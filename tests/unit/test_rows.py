@@ -4,19 +4,40 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
+from dataclasses import replace
+from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roll.config.algorithm import Aggregation
-from roll.core.completion import NOBODY, Completion, FinishReason
+from roll.algorithms.advantages.gae import Gae
+from roll.algorithms.advantages.group import Grpo
+from roll.algorithms.advantages.reinforce import Reinforce
+from roll.algorithms.advantages.turns.gigpo import Gigpo
+from roll.algorithms.advantages.turns.turn_gae import TurnGae
+from roll.algorithms.shaping.build import build_shaping
+from roll.config.algorithm import Aggregation, AlgorithmConfig
+from roll.config.algorithm.advantages import (
+    GaeConfig,
+    GigpoConfig,
+    GrpoConfig,
+    ReinforceConfig,
+    TurnGaeConfig,
+)
+from roll.config.sections.environment import EnvironmentConfig
+from roll.core.batches import RolloutBatch
+from roll.core.completion import NOBODY, Completion, FinishReason, VersionRuns, Written
 from roll.core.types import Prompt, Sample
+from roll.envs.host import Observed
 from roll.pipeline.updates import updates
 from roll.rollout.assemble import assemble
 from roll.rollout.dense import dense
-from roll.rollout.rows import with_rows_of_branches
-from roll.rollout.types import Group, ScoredSample
+from roll.rollout.episodes.results import End, samples_of_episode
+from roll.rollout.episodes.transcript import Transcript
+from roll.rollout.rows import JoinedRows, with_rows_of_branches
+from roll.rollout.types import Group, GroupTask, ScoredSample
 
 
 def row_of(name: str, first: int, versions: list[int]) -> Sample:
@@ -87,3 +108,131 @@ def test_a_table_without_branches_is_left_alone() -> None:
     table = assemble([Group(sample.sample.prompt, (sample,), 0)])
     assert with_rows_of_branches(table, 7) is table
     assert table.prompts[0] == array("i", [1])
+
+
+TURN = st.tuples(
+    st.integers(1, 3),
+    st.integers(0, 2),
+    st.sampled_from([0.0, 0.5, -1.0]),
+    st.sampled_from(["a", "b", ""]),
+)
+"""Tokens of a turn, tokens said before the next one, reward, and state in which the turn began."""
+TASK = GroupTask(Prompt("p:0", (), "", "", ""), 0)
+
+
+def episode_of(turns: list[tuple[int, int, float, str]]) -> Transcript:
+    """An episode in one row; the policy writes the tokens from 100 on."""
+    row, token = Transcript(array("i", [7, 8]), ""), 100
+    for number, (size, said, reward, state) in enumerate(turns):
+        tokens = array("i", range(token, token + size))
+        written = Written(tokens, array("f", [-0.5] * size), "x")
+        row.wrote(written, VersionRuns(((3, size),)), state, number)
+        row.paid(reward)
+        token += size
+        if number < len(turns) - 1:
+            row.heard(Observed(array("i", [9] * said), ""))
+    return row
+
+
+def batch_of(
+    episodes: list[Transcript], rows: str, credit: str, failed: int, estimator: Any
+) -> RolloutBatch:
+    """The rows of a step with advantages."""
+    config = EnvironmentConfig.model_validate({"env": "x", "rows": rows, "credit": credit})
+    samples = [
+        one
+        for i, episode in enumerate(episodes)
+        for one in samples_of_episode([episode], End("e", config, {}, False), f"0/{i}", TASK, 0)
+    ]
+    if failed < len(samples) - 1:
+        samples[failed] = replace(samples[failed], failed=("judge",))
+    table = assemble([Group(TASK.prompt, tuple(samples[i : i + 2]), 0) for i in (0, 2)])
+    found = with_rows_of_branches(table, 4)
+    batch = dense(found)
+    batch = replace(
+        batch,
+        values=(batch.tokens % 7).float() / 7,
+        old_logprobs=-(batch.tokens % 5).float() / 5,
+        ref_logprobs=-(batch.tokens % 3).float() / 3,
+    )
+    if table.branches is None:
+        return SHAPING.add_advantages(batch, estimator)[0]
+    joined = JoinedRows.of(table, found)
+    return joined.part(SHAPING.add_advantages(joined.join(batch), estimator)[0], batch)
+
+
+SHAPING = build_shaping(
+    AlgorithmConfig.model_validate(
+        {
+            "masks": [{"kind": "overlong"}],
+            "sample_weights": [{"kind": "length", "max": 2.0, "min": 0.5}],
+            "kl_in_reward": {"coef": 0.1},
+        }
+    ),
+    max_new_tokens=8,
+)
+
+
+def of_tokens(batch: RolloutBatch) -> dict[tuple[int, int], tuple[float, ...]]:
+    """Sampled token and its episode -> what is trained with it."""
+    assert batch.advantages is not None
+    assert batch.sample_weights is not None
+    found: dict[tuple[int, int], tuple[float, ...]] = {}
+    for row, place in batch.loss_mask.nonzero().tolist():
+        key = int(batch.sample_ids[row].rpartition("/")[2]), int(batch.tokens[row, place])
+        assert key not in found, "no token twice"
+        target = 0.0 if batch.returns is None else batch.returns[row, place].item()
+        numbers = batch.advantages[row, place].item(), target, batch.sample_weights[row].item()
+        found[key] = tuple(round(number, 4) for number in numbers)
+    assert bool(((batch.advantages != 0) <= batch.loss_mask).all())
+    return found
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        Gigpo(GigpoConfig(gamma=0.9)),
+        TurnGae(TurnGaeConfig(gamma=0.9, turn_lambda=0.8)),
+        TurnGae(TurnGaeConfig(token_lambda=0.9)),
+        Gae(GaeConfig(gamma=0.9)),
+        Reinforce(ReinforceConfig(gamma=0.9)),
+        Grpo(GrpoConfig()),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+@settings(deadline=None, max_examples=25)
+@given(
+    st.lists(st.lists(TURN, min_size=1, max_size=4), min_size=4, max_size=4),
+    st.sampled_from(["episode", "turns"]),
+    st.integers(0, 9),
+)
+def test_credit_does_not_depend_on_the_rows_that_an_episode_is_cut_into(
+    estimator: Any, turns: list[list[tuple[int, int, float, str]]], credit: str, failed: int
+) -> None:
+    episodes = [episode_of(each) for each in turns]
+    whole = of_tokens(batch_of(episodes, "contexts", credit, failed, estimator))
+    parts = of_tokens(batch_of(episodes, "turns", credit, failed, estimator))
+    assert parts == whole
+    assert whole
+
+
+def test_turns_of_conversations_that_alternate_keep_their_order() -> None:
+    first, second = Transcript(array("i", [1]), ""), Transcript(array("i", [2]), "")
+    for number, row in enumerate([first, second, first]):
+        row.wrote(
+            Written(array("i", [10 + number]), array("f", [0.0]), ""),
+            VersionRuns(((0, 1),)),
+            "",
+            number,
+        )
+        row.paid(float(number))
+        row.heard(Observed(array("i", [3]), ""))
+    config = EnvironmentConfig(env="x")
+    (one,) = samples_of_episode([first, second], End("e", config, {}, False), "0/0", TASK, 0)
+    table = assemble([Group(TASK.prompt, (one,), 0)])
+    found = with_rows_of_branches(table, 1)
+    joined = JoinedRows.of(table, found).join(dense(found))
+    assert joined.tokens.tolist() == [[1, 10, 11, 3, 12, 3, 3]]
+    assert joined.loss_mask.tolist() == [[False, True, True, False, True, False, False]]
+    assert joined.turns is not None
+    assert [(turn.begin, turn.reward) for turn in joined.turns[0]] == [(1, 0), (2, 1), (4, 2)]

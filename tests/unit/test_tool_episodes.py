@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from array import array
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from roll.config.sections.environment import EnvironmentConfig
 from roll.core.completion import NOBODY, FinishReason
+from roll.core.errors import ConfigError
 from roll.core.types import GenerateRequest, Prompt, SamplingParams
 from roll.data.tasks import options_of
 from roll.envs.host import EnvHost, Observed
@@ -18,7 +20,7 @@ from roll.rollout.episodes.episodes import Episodes
 from roll.rollout.episodes.failed import FailedEpisodes
 from roll.rollout.fleet.fleet import Fleet
 from roll.rollout.fleet.replica import Replica
-from roll.rollout.types import Group, GroupTask
+from roll.rollout.types import Group, GroupTask, ScoredSample
 from tests.unit.test_episodes import Writer
 from tests.unit.test_tool_turns import CALLS, encoded, turns_of
 
@@ -37,8 +39,14 @@ class OneHost:
     async def open(self, episode: str, seed: int, prompt: Prompt) -> Observed:
         return await self.host.open(episode, seed, options_of(prompt))
 
-    async def act(self, episode: str, action: str | array[int], last: int | None) -> Observed:
-        return await self.host.act(episode, action, last)
+    async def act(
+        self,
+        episode: str,
+        action: str | array[int],
+        last: int | None,
+        wrote: array[int] | None = None,
+    ) -> Observed:
+        return await self.host.act(episode, action, last, wrote)
 
     def close(self, episode: str) -> None: ...
 
@@ -48,8 +56,8 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-@pytest.mark.parametrize("name", sorted(CALLS))
-def test_an_episode_holds_the_tokens_of_the_policy_and_of_the_template(name: str) -> None:
+def answered(name: str, **options: Any) -> tuple[ScoredSample, Writer, list[list[int]]]:
+    """The sample of an episode with two calls and an answer, the engine, and what it wrote."""
     format_name, call = CALLS[name]
     turns, end = turns_of(name)
     config = EnvironmentConfig.model_validate(
@@ -58,6 +66,7 @@ def test_an_episode_holds_the_tokens_of_the_policy_and_of_the_template(name: str
             "kwargs": {"tools": ["tests.unit.test_tool_episodes:add"], "format": format_name},
             "tags": ("q",),
             "special_tokens": "show",
+            **options,
         }
     )
     written = [call, call, ANSWERS.get(name, "21")]
@@ -88,6 +97,13 @@ def test_an_episode_holds_the_tokens_of_the_policy_and_of_the_template(name: str
             await host.shut()
 
     (one,) = asyncio.run(play()).samples
+    return one, writer, turn_tokens
+
+
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_an_episode_holds_the_tokens_of_the_policy_and_of_the_template(name: str) -> None:
+    one, writer, turn_tokens = answered(name)
+    turns, _ = turns_of(name)
     assert one.reward == 1.0
     assert (one.parts["q/tool_calls"], one.parts["q/malformed"]) == (2, 0)
     completion = one.sample.completion
@@ -100,3 +116,30 @@ def test_an_episode_holds_the_tokens_of_the_policy_and_of_the_template(name: str
     whole = [*one.sample.prompt.tokens, *completion.tokens]
     for request in writer.requests:
         assert list(request.prompt_tokens) == whole[: len(request.prompt_tokens)]
+
+
+REFUSED = ["gpt_oss"]
+"""Templates that take results of tools only behind a call that they know as such."""
+
+
+@pytest.mark.parametrize("name", sorted(set(CALLS) - set(REFUSED)))
+def test_with_fork_results_follow_the_turns_as_the_template_renders_them(name: str) -> None:
+    one, writer, turn_tokens = answered(name, history="fork")
+    assert one.reward == 1.0
+    found = []
+    for turn in one.turns:
+        row = one.rows[turn.row]
+        whole = [*row.prompt.tokens, *row.completion.tokens]
+        begin = len(row.prompt.tokens) + turn.begin
+        found.append((tuple(whole[:begin]), whole[begin : begin + turn.end - turn.begin]))
+    prompts = [tuple(request.prompt_tokens) for request in writer.requests]
+    assert found == list(zip(prompts, turn_tokens, strict=True))
+    turns, _ = turns_of(name)
+    last = turns.tokenizer.decode(list(prompts[-1]), skip_special_tokens=False)
+    assert last.count("21") >= 2
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_with_fork_a_template_that_cannot_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"environments\.q\.history"):
+        answered(name, history="fork")

@@ -74,6 +74,7 @@ def _tasks(config: AgenticBase) -> Iterator[str]:
         )
     yield from _held_out(config)
     yield from _players(config)
+    yield from _several_rows(config)
 
 
 def _players(config: AgenticBase) -> Iterator[str]:
@@ -94,6 +95,20 @@ def _players(config: AgenticBase) -> Iterator[str]:
                     f"validation.sets.{held}.tag: in environments.{name} the policy plays against "
                     "itself, which says nothing of its skill; validate in an environment of one "
                     "player"
+                )
+
+
+def _several_rows(config: AgenticBase) -> Iterator[str]:
+    """Yield rewards of steps of texts whose tokens are in several rows."""
+    for name, environment in config.environments.items():
+        if environment.history == "keep" and environment.rows == "contexts":
+            continue
+        for reward_name, reward in config.rewards.items():
+            if reward.process and not set(environment.tags).isdisjoint(reward.tags):
+                yield (
+                    f"rewards.{reward_name}.process: steps have places in one row of tokens, and "
+                    f"an episode of environments.{name} has several (`history`, `rows`); drop "
+                    "`process`"
                 )
 
 

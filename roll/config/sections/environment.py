@@ -70,6 +70,15 @@ class EnvironmentConfig(Config):
     special_tokens: Literal["hide", "show"] = "hide"
     """Whether the environment sees the special tokens in a turn, without the one that ends it. Some
     models mark calls of tools by them."""
+    history: Literal["keep", "fork"] = "keep"
+    """Earlier turns in the context of the next one. `keep`: the tokens that the policy wrote, also
+    where the chat template would rewrite them, as many drop the thoughts of earlier turns. `fork`:
+    what the template makes of them; where this differs from what was written, the episode goes on
+    in a new row."""
+    rows: Literal["contexts", "turns"] = "contexts"
+    """Rows that an episode is trained in. `contexts`: one for each context, that is a single one
+    unless the context begins anew. `turns`: one for each turn, behind the context in which it was
+    written. All rows of an episode share its reward."""
     credit: Literal["episode", "turns"] = "episode"
     """Place of the rewards of turns. `episode`: their sum is the reward of the sample. `turns`:
     each belongs to the last token of its turn, as a process reward."""

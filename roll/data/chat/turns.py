@@ -28,6 +28,7 @@ from roll.data.chat.tool_messages import (
     PROBE_NAME,
     callers,
     from_user,
+    with_calls_as_text,
     with_description,
 )
 
@@ -55,7 +56,8 @@ class Turns:
         """Return the tokens before the first turn of the policy, and their text.
 
         Args:
-            messages: what the environment said.
+            messages: what the environment said. Results of tools are messages of the user if the
+                template does not know them.
             tools: descriptions of the tools that the policy may call, as chat templates take them.
                 If the template does not show tools, they are described in the system message, or
                 in the user's if the template refuses that.
@@ -63,6 +65,9 @@ class Turns:
         Raises:
             DataError: the template refuses the messages.
         """
+        with_results = any(message.role == "tool" for message in messages)
+        if with_results and self.template.chat_template and not self.knows_results:
+            messages = from_user(messages)
         if tools and not self.shows_tools:
             role = "system" if self.template.chat_template and self._knows_system else "user"
             messages, tools = with_description(messages, tools, role), ()
@@ -73,6 +78,37 @@ class Turns:
             text = self._rendered(messages, tools)
             encoded = self.tokenizer([text], add_special_tokens=False)
         return array(TOKEN_TYPE, encoded["input_ids"][0]), text
+
+    def conversation(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> array[int]:
+        """Return all tokens before the next turn of the policy, with its earlier turns as the
+        template renders them.
+
+        Args:
+            messages: the whole conversation, with the turns of the policy as messages of the
+                assistant.
+            tools: descriptions of the tools that the policy may call.
+
+        Raises:
+            DataError: the template refuses the messages, or leaves out the result of a tool.
+        """
+        if not self.knows_results:
+            messages = tuple(map(with_calls_as_text, messages))
+        tokens, text = self.opening(messages, tools)
+        latest = messages[-1]
+        word = _WORD.search(latest.content) if latest.role == "tool" else None
+        if word is not None and word[0] not in text:
+            raise DataError("the chat template leaves out results of tools behind a text")
+        return tokens
+
+    def text(self, tokens: array[int]) -> str:
+        """Return the text of tokens, with special tokens and as it is."""
+        return str(
+            self.tokenizer.decode(
+                list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+        )
 
     def reply(self, messages: Sequence[Message], *, last: int | None) -> array[int]:
         """Return the tokens between a turn of the policy and its next one.

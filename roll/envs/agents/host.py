@@ -31,6 +31,8 @@ from roll.envs.agents.api import AgentTask
 from roll.envs.agents.conversations import Conversations
 from roll.envs.agents.requests import ChatRequest, RequestError
 from roll.envs.api import finite
+from roll.envs.contexts import Context, check_history
+from roll.envs.hearing import heard
 from roll.envs.host import Observed
 from roll.envs.tools.formats.api import Format
 from roll.envs.tools.formats.loading import FORMATS, check_marks
@@ -55,11 +57,24 @@ class _Episode:
     conversations: Conversations = field(default_factory=Conversations)
     last_tokens: dict[int, int | None] = field(default_factory=dict)
     """Last token of the latest turn in each conversation; None if the turn was cut."""
+    rows: dict[int, int] = field(default_factory=dict)
+    """Row in which the next turn of each conversation is written."""
+    contexts: dict[int, Context] = field(default_factory=dict)
+    """Context of each conversation, with `history: fork`."""
+    begun: int = 0
+    """Number of rows that have begun."""
+    prompt_end: str = ""
+    """End of the text before the next turn."""
     asking: tuple[int, ChatRequest, asyncio.Future[Answer]] | None = None
     """Request that the policy answers now, with the number of its conversation."""
     calls: dict[str, int] = field(default_factory=lambda: {"tool_calls": 0, "malformed": 0})
     """Numbers of calls of tools, for metrics."""
     agent: asyncio.Task[Any] | None = None
+
+    def begin_row(self, number: int) -> None:
+        """Let a conversation go on in a new row."""
+        self.rows[number] = self.begun
+        self.begun += 1
 
 
 @dataclass(eq=False)
@@ -83,7 +98,9 @@ class AgentHost:
     _format: Format = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raise ConfigError if the format of calls does not exist."""
+        """Raise ConfigError if the format of calls does not exist, or the chat template cannot do
+        what `history` asks."""
+        check_history(self.name, self.config, self.turns)
         self._format = FORMATS[self.config.tool_format]
         self._threads = DaemonThreads(f"agent-{self.name}", max_hung=MAX_HUNG_THREADS)
 
@@ -111,13 +128,20 @@ class AgentHost:
             )
         return first
 
-    async def act(self, episode: str, action: str | array[int], last: int | None) -> Observed:
+    async def act(
+        self,
+        episode: str,
+        action: str | array[int],
+        last: int | None,
+        wrote: array[int] | None = None,
+    ) -> Observed:
         """Answer the request of an agent; return its next one, or its end.
 
         Args:
             episode: name of the episode.
             action: text of the turn; or its tokens, if the agent sees special tokens.
             last: last token of the turn; None if the turn was cut.
+            wrote: all tokens of the turn; needed with `history: fork`.
 
         Raises:
             EnvironmentFailedError: the agent raised or took too long; or no such episode runs here.
@@ -130,13 +154,16 @@ class AgentHost:
             )
         number, request, answer = running.asking
         running.asking = None
-        said = action if isinstance(action, str) else self.turns.said(action)
+        said = heard(action, self.turns, self.config, running.prompt_end)
         format = self._format if request.tools else None
         found = answer_of(said, request.stop, format, cut=last is None)
         running.calls["tool_calls"] += len(found.calls) + found.malformed
         running.calls["malformed"] += found.malformed
         running.conversations.answered(number, found, said)
         running.last_tokens[number] = last
+        if number in running.contexts:
+            assert wrote is not None
+            running.contexts[number].wrote(wrote)
         if not answer.done():  # the client may have gone
             answer.set_result(found)
         return await self._next(running, self.config.step_timeout_s)
@@ -203,25 +230,48 @@ class AgentHost:
             check_marks(self.config.tool_format, self.turns.tokenizer)
         number, new, begins = running.conversations.place(request)
         running.asking = (number, request, answer)
+        follows: int | None = None
+        text = "\n".join(message.content for message in new)
         try:
             if begins:
-                tokens, text = self.turns.opening(self._known(request), request.tools)
-            else:
+                tokens, text = self._begun(running, number, request)
+            elif self.config.history == "keep":
                 tokens = self.turns.reply(new, last=running.last_tokens[number])
-                text = "\n".join(message.content for message in new)
+            else:
+                tokens, anew = running.contexts[number].next(
+                    new,
+                    request.messages,
+                    last=running.last_tokens[number],
+                    tools=request.tools,
+                )
+                if anew:
+                    follows = running.rows[number]
+                    running.begin_row(number)
         except (DataError, TypeError, ValueError) as error:  # as templates raise them
             raise EnvironmentFailedError(
                 f"environment {self.name!r}: the chat template of the model does not render what "
                 f"the agent sends: {error}"
             ) from error
+        running.prompt_end = self.turns.prompt_end(() if begins else new)
         return Observed(
             tokens,
             text,
-            prompt_end=self.turns.prompt_end(() if begins else new),
-            branch=number,
+            prompt_end=running.prompt_end,
+            branch=running.rows[number],
+            follows=follows,
             stop=request.stop,
             max_new_tokens=request.max_new_tokens,
         )
+
+    def _begun(
+        self, running: _Episode, number: int, request: ChatRequest
+    ) -> tuple[array[int], str]:
+        """Begin a conversation; return its tokens and their text."""
+        tokens, text = self.turns.opening(self._known(request), request.tools)
+        running.begin_row(number)
+        if self.config.history == "fork":
+            running.contexts[number] = Context(self.turns, tokens)
+        return tokens, text
 
     def _known(self, request: ChatRequest) -> tuple[Message, ...]:
         """Return the messages of a request as the chat template knows them."""

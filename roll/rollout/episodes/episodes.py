@@ -1,8 +1,8 @@
 """Episodes: the policy and an environment take turns, and each episode becomes one sample, or one
 of each player.
 
-Tokens are the truth: the sample is the sequence of the tokens that the policy wrote and of those of
-the environment's messages in between. Nothing that the policy wrote is tokenized again.
+Tokens are the truth: a row of the sample is the sequence of the tokens that the policy wrote and of
+those of the environment's messages in between. Nothing that is trained is tokenized again.
 """
 
 from __future__ import annotations
@@ -56,12 +56,19 @@ class Hosts(Protocol):
         """
         ...
 
-    async def act(self, episode: str, action: str | array[int], last: int | None) -> Observed:
+    async def act(
+        self,
+        episode: str,
+        action: str | array[int],
+        last: int | None,
+        wrote: array[int] | None = None,
+    ) -> Observed:
         """Give a turn to the environment of an episode that was opened; raises as `open` does.
 
         Args:
             action: text of the turn; or its tokens, if the environment sees special tokens.
             last: last token of the turn; None if the turn was cut.
+            wrote: all tokens of the turn, if the chat template may rewrite it (`history: fork`).
         """
         ...
 
@@ -166,15 +173,22 @@ class Episodes:
         end = End(hosts.name, hosts.config, last.info, truncated)
         return samples_of_episode(played, end, name, task, seed)
 
-    def _begun(self, hosts: Hosts, first: Observed) -> Transcript:
-        """Return a conversation that begins; EnvironmentFailedError if it has no room for a
-        turn."""
+    def _begun(
+        self, hosts: Hosts, first: Observed, follows: Transcript | None = None
+    ) -> Transcript:
+        """Return a row that begins; EnvironmentFailedError if it has no room for a turn.
+
+        Args:
+            first: what the row begins with.
+            follows: row before it of the same conversation.
+        """
         if len(first.tokens) >= self.max_tokens:
             raise EnvironmentFailedError(
                 f"environment {hosts.name!r} begins with {len(first.tokens)} tokens, and an "
                 f"episode has at most data.max_episode_tokens = {self.max_tokens}"
             )
-        return Transcript(first.tokens, first.text, first.seat)
+        texts = [] if follows is None else [first.text]
+        return Transcript(first.tokens, first.text, first.seat, follows, texts=texts)
 
     async def _turns(
         self,
@@ -188,7 +202,7 @@ class Episodes:
 
         Args:
             episode: name of the open episode.
-            played: conversations of the episode, of which the first has begun; others are added.
+            played: rows of the episode, of which the first has begun; others are added.
             first: what the environment said before the first turn.
             sampling: parameters of each turn.
 
@@ -212,25 +226,39 @@ class Episodes:
                 request, session=episode.partition("~")[0], timeout_s=self.request_timeout_s
             )
             written = await self._here(turn)
-            current.wrote(written, turn.versions, heard.state)
+            current.wrote(written, turn.versions, heard.state, number)
             cut = turn.finish is FinishReason.LENGTH
             if cut and (limit == room or config.cut_turn == "end"):
                 return heard, True
             last = written.tokens[-1] if written.tokens and not cut else None
-            heard = await hosts.act(episode, _action(written, config, heard.prompt_end), last)
-            current.paid(heard.reward)
-            for other in played:
-                other.paid_later(heard.rewards.get(other.seat, 0.0))
+            action = _action(written, config, heard.prompt_end)
+            wrote = written.tokens if config.history == "fork" else None
+            heard = await hosts.act(episode, action, last, wrote)
+            _pay(heard, current, played)
             if heard.over or number == config.max_turns - 1 or clock() >= ends_s:
                 return heard, not heard.terminated
-            if heard.branch == len(played):
-                played.append(self._begun(hosts, heard))
-                continue
+            if not self._goes_on(hosts, heard, played):
+                return heard, True
+        raise AssertionError("the last turn returns")
+
+    def _goes_on(self, hosts: Hosts, heard: Observed, played: list[Transcript]) -> bool:
+        """Add what an environment says to the rows of an episode; return False if its conversation
+        has no room for a further turn.
+
+        Raises:
+            EnvironmentFailedError: a new conversation has no room for a turn.
+        """
+        if heard.branch < len(played):
             continued = played[heard.branch]
             if continued.length + len(heard.tokens) >= self.max_tokens:
-                return heard, True
+                return False
             continued.heard(heard)
-        raise AssertionError("the last turn returns")
+            return True
+        follows = None if heard.follows is None else played[heard.follows]
+        if follows is not None and len(heard.tokens) >= self.max_tokens:
+            return False
+        played.append(self._begun(hosts, heard, follows))
+        return True
 
     async def _here(self, turn: Completion) -> Written:
         """Return the tokens of a turn with their text; fetch them if they are elsewhere."""
@@ -253,6 +281,16 @@ def _action(written: Written, config: EnvironmentConfig, prompt_end: str) -> str
         return written.tokens
     text = written.text or ""
     return text if config.thoughts == "show" else (final_text(text, prompt=prompt_end) or "")
+
+
+def _pay(heard: Observed, current: Transcript, played: Sequence[Transcript]) -> None:
+    """Give the rewards of a turn: to the row that it is in, and to the latest turns of the other
+    players."""
+    current.paid(heard.reward)
+    latest = {row.seat: row for row in played if row.turns}
+    for seat, reward in heard.rewards.items():
+        if seat in latest:
+            latest[seat].paid_later(reward)
 
 
 def _added(one: ScoredSample, more: ScoredSample) -> ScoredSample:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from roll.config.sections.environment import EnvironmentConfig
 from roll.core.completion import TOKEN_TYPE
@@ -38,7 +39,7 @@ def samples_of_episode(
     """Return the samples of an episode, with the rewards of its environment.
 
     Args:
-        played: conversations of the episode, in the order in which they began.
+        played: rows of the episode, in the order in which they began.
         end: how it ended.
         name: name of the episode.
         task: its task.
@@ -47,12 +48,12 @@ def samples_of_episode(
     config = end.config
     if config.seats == 1:
         return [_scored(played, end, name, task)]
-    by_seat = {one.seat: one for one in played}
     chosen = range(config.seats) if config.trained_seats == "all" else [seed % config.seats]
     found = []
     for seat in chosen:
-        if seat in by_seat and by_seat[seat].turns:
-            found.append(_scored([by_seat[seat]], end, f"{name}/{seat}", task, seat))
+        own = [one for one in played if one.seat == seat and one.turns]
+        if own:
+            found.append(_scored(own, end, f"{name}/{seat}", task, seat))
         else:  # the game was over before
             found.append(_nothing(f"{name}/{seat}", task, end.environment, seat))
     return found
@@ -70,31 +71,65 @@ def without_reward(
 def _scored(
     played: Sequence[Transcript], end: End, name: str, task: GroupTask, seat: int = 0
 ) -> ScoredSample:
-    """Return a sample with its rewards; the conversations behind the first are its branches."""
+    """Return a sample with its rewards; the rows behind the first are its branches.
+
+    The text of the sample is that of its whole first conversation, also if this has several rows.
+    """
     config = end.config
+    rows = list(played)
+    if config.rows == "turns":
+        rows = [row for each in played for row in each.by_turns()] or rows
+        rows.sort(key=lambda row: row.numbers)
+        rows[0].opening_text = played[0].opening_text
+    said = [text for one in played if one.conversation is played[0] for text in one.texts]
     main, *branches = (
-        each.sample(name, task.group_id, task.prompt, truncated=end.truncated) for each in played
+        row.sample(
+            name,
+            task.group_id,
+            task.prompt,
+            text="" if number else "\n".join(filter(None, said)),
+            truncated=end.truncated,
+        )
+        for number, row in enumerate(rows)
     )
-    turns: list[Turn] = [turn for each in played for turn in each.turns]
+    turns = _turns(rows)
     reward = sum(turn.reward for turn in turns)
     apart = config.credit == "turns"
     parts = {"turns": float(len(turns)), "truncated": float(end.truncated), **end.info}
     if config.agent is not None:
-        parts["conversations"] = float(len(played))
+        parts["conversations"] = float(sum(one.follows is None for one in played))
+    if config.rows == "turns" or config.history == "fork":
+        parts["rows"] = float(len(rows))
     return ScoredSample(
         main,
         0.0 if apart else reward,
         parts={f"{end.environment}/{key}": value for key, value in parts.items()},
         by_name={end.environment: reward},
-        turns=tuple(played[0].turns),
+        turns=turns,
         branches=tuple(branches),
         seat=seat,
-        steps=StepRewards.of((t.end, t.reward) for t in played[0].turns) if apart else None,
+        steps=_steps(rows, turns) if apart else None,
     )
+
+
+def _turns(rows: Sequence[Transcript]) -> tuple[Turn, ...]:
+    """Return the turns of all rows, in the order in which they were written."""
+    found = [
+        (number, replace(turn, row=place))
+        for place, row in enumerate(rows)
+        for turn, number in zip(row.turns, row.numbers, strict=True)
+    ]
+    return tuple(turn for _, turn in sorted(found, key=lambda each: each[0]))
+
+
+def _steps(rows: Sequence[Transcript], turns: Sequence[Turn]) -> StepRewards:
+    """Return the rewards of turns, each at the last token of its turn."""
+    starts = list(accumulate((len(row.tokens) for row in rows), initial=0))
+    return StepRewards.of((starts[turn.row] + turn.end, turn.reward) for turn in turns)
 
 
 def _nothing(name: str, task: GroupTask, environment: str, seat: int = 0) -> ScoredSample:
     sample = Transcript(array(TOKEN_TYPE), "").sample(
-        name, task.group_id, task.prompt, truncated=False
+        name, task.group_id, task.prompt, text="", truncated=False
     )
     return ScoredSample(sample, 0.0, failed=(environment,), seat=seat)
