@@ -45,6 +45,7 @@ def try_out(config: RunConfig, folder: Path) -> Trial:
     """
     if isinstance(config, AgenticBase):
         trial = try_tasks(config, folder)
+        _try_template(config, trial)
         _try_sandboxes(config, trial)
         return trial
     trial = try_data(config)
@@ -61,6 +62,32 @@ def _try_sandboxes(config: RlvrBase, trial: Trial) -> None:
     from roll.commands.sandbox_trial import try_sandboxes  # imports what only rewards need
 
     try_sandboxes(config, trial)
+
+
+def _try_template(config: AgenticBase, trial: Trial) -> None:
+    """Tell whether the chat template rewrites earlier turns, where no environment says what is to
+    be done then; and try it where one does. Nothing is tried if the tokenizer is not here."""
+    model = config.train_model
+    if not config.data.chat_template or not _is_here(model):
+        return
+    from roll.data.chat.templates import DatedTokenizer
+    from roll.data.chat.turns import Turns
+    from roll.envs.contexts import check_history, rewrites_turns
+    from roll.models.load import load_tokenizer
+
+    try:
+        tokenizer = DatedTokenizer(load_tokenizer(model, fetch=False), datetime.now())
+        turns = Turns(tokenizer, config.data, frozenset())
+        rewriting = rewrites_turns(turns)
+        for name, environment in config.environments.items():
+            check_history(name, environment, turns)
+            if rewriting and "history" not in environment.model_fields_set:
+                trial.told.append(
+                    f"environments.{name}: the chat template drops the thoughts of earlier turns; "
+                    "they stay in the context (history: keep), `history: fork` would drop them"
+                )
+    except UserError as error:
+        trial.wrong.append(error)
 
 
 def try_data(config: RunConfig) -> Trial:

@@ -13,6 +13,7 @@ from roll.cli import app
 from roll.commands.trial import LOOKED_AT, try_data
 from roll.commands.trial_result import Trial
 from roll.config import load_config
+from tests.pipelines.test_agentic import task as agentic_task
 from tests.runs import write_rows_task, write_task
 from tests.tiny import char_tokenizer
 
@@ -160,3 +161,36 @@ def test_the_template_of_the_tokenizer_is_what_is_tried(task: Path) -> None:
     tokenizer.chat_template = "{{ raise_exception('no') }}"
     tokenizer.save_pretrained(saved)
     assert "refuses this row: no" in str(tried(task, f"model.tokenizer={saved}").wrong[0])
+
+
+DROPS_THOUGHTS = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content.split('</think>')[-1] }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def test_a_chat_template_that_drops_earlier_thoughts_is_told_unless_a_key_decides(
+    tmp_path: Path,
+) -> None:
+    told = "environments.words: the chat template drops the thoughts of earlier turns"
+    path = agentic_task(tmp_path)
+    assert told not in " ".join(check(path)[1].split())
+    (tmp_path / "model/chat_template.jinja").write_text(DROPS_THOUGHTS)
+    code, output = check(path)
+    assert code == 0, output
+    assert told in " ".join(output.split())
+    for history in ("keep", "fork"):
+        code, output = check(path, f"environments.words.history={history}")
+        assert code == 0, output
+        assert told not in " ".join(output.split())
+
+
+def test_a_chat_template_that_cannot_render_earlier_turns_is_refused_with_fork(
+    tmp_path: Path,
+) -> None:
+    path = agentic_task(tmp_path)
+    refuses = "{% if messages|length > 1 %}{{ raise_exception('too long') }}{% endif %}"
+    (tmp_path / "model/chat_template.jinja").write_text(f"{refuses}{DROPS_THOUGHTS}")
+    code, output = check(path, "environments.words.history=fork")
+    assert code != 0
+    assert "environments.words.history: `fork`" in output
