@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from roll.config import load_config
 from roll.config.sections.environment import EnvironmentConfig
 from roll.core.completion import NOBODY, FinishReason
 from roll.core.errors import ConfigError
@@ -18,6 +20,7 @@ from roll.core.types import GenerateRequest, Message, Prompt, SamplingParams
 from roll.data.chat.turns import Turns
 from roll.envs.contexts import rewrites_turns
 from roll.envs.host import EnvHost
+from roll.rewards.thinking import opened_thought
 from roll.rollout.assemble import assemble
 from roll.rollout.dense import dense
 from roll.rollout.episodes.episodes import Episodes
@@ -27,6 +30,7 @@ from roll.rollout.fleet.replica import Replica
 from roll.rollout.rows import with_rows_of_branches
 from roll.rollout.serialization import from_plain, to_plain
 from roll.rollout.types import Group, GroupTask, ScoredSample
+from tests.pipelines.test_agentic import task as task_file
 from tests.unit.test_chat_templates import NAMES
 from tests.unit.test_episodes import Writer
 from tests.unit.test_tool_episodes import OneHost
@@ -358,3 +362,20 @@ def test_a_template_that_takes_thoughts_apart_is_refused() -> None:
     config = EnvironmentConfig.model_validate({"env": "x", "history": "fork"})
     with pytest.raises(ConfigError, match=r"environments\.p\.history.*channels"):
         EnvHost("p", config, lambda: Script([]), turns)
+
+
+@pytest.mark.parametrize("key", ["history: fork", "rows: turns"])
+def test_rewards_of_steps_of_a_text_are_refused_where_it_has_several_rows(
+    key: str, tmp_path: Path
+) -> None:
+    rewards = {"steps": {"fn": "test_run_rewards:steps", "process": True, "tags": ["words"]}}
+    name, _, value = key.partition(": ")
+    assert load_config(task_file(tmp_path / "one", rewards=rewards)).config
+    with pytest.raises(ConfigError, match=r"rewards\.steps\.process.*`history`, `rows`"):
+        load_config(task_file(tmp_path / "two", rewards=rewards, environment={name: value}))
+
+
+def test_a_prompt_opens_a_thought_only_at_its_end() -> None:
+    assert opened_thought("Which way?<think>\n") == "<think>\n"
+    assert opened_thought("<think>\n</think>\n") == ""
+    assert opened_thought("") == ""
