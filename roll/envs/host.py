@@ -20,7 +20,8 @@ from roll.core.threads.daemon_threads import DaemonThreads, TooManyHungError
 from roll.core.threads.loop_thread import LoopThread
 from roll.core.types import Message
 from roll.data.chat.turns import Turns
-from roll.envs.api import Action, Env, Hearing, ToldEnv, finite, messages_of
+from roll.envs.answers import NEW_CONTEXT, numbers, state, unpacked
+from roll.envs.api import Action, Env, Hearing, ToldEnv, messages_of
 from roll.envs.contexts import Context, check_history
 from roll.envs.hearing import heard
 from roll.envs.seats import Seats
@@ -30,8 +31,6 @@ logger = logging.getLogger(__name__)
 
 MAX_HUNG_THREADS = 32
 """Number of calls that may hang in a thread of one host; once this many hang, every call fails."""
-NEW_CONTEXT = "new_context"
-"""Key of `info` with which an environment lets the policy forget what was said before."""
 CLOSE_TIMEOUT_S = 10.0
 """Time limit for closing an environment, in seconds."""
 
@@ -288,7 +287,7 @@ class EnvHost:
     def _opened(self, answer: Any, running: _Episode) -> Observed:
         """Return the first observation of an episode, and set in its `seats` who begins; TypeError
         or ValueError if it has a wrong form."""
-        said, info = _unpacked(answer, "(observation, info)", 2)
+        said, info = unpacked(answer, "(observation, info)", 2)
         messages = self._said(said, running.seats)
         running.seats.begins(info)
         tokens, text = self._begun(running, messages, info.get("tools", ()))
@@ -296,8 +295,8 @@ class EnvHost:
             tokens,
             text,
             prompt_end=self.turns.prompt_end(),
-            info=_numbers(info),
-            state=_state(info),
+            info=numbers(info),
+            state=state(info),
             seat=running.seats.current,
         )
 
@@ -339,7 +338,7 @@ class EnvHost:
         """Return what an environment answered to a turn of the current player; TypeError or
         ValueError if it has a wrong form."""
         form = "(observation, reward, terminated, truncated, info)"
-        said, reward, terminated, truncated, info = _unpacked(answer, form, 5)
+        said, reward, terminated, truncated, info = unpacked(answer, form, 5)
         over, value, seats = bool(terminated) or bool(truncated), float(reward), running.seats
         if not math.isfinite(value):
             raise ValueError(f"the reward must be finite, found {value}")
@@ -366,8 +365,8 @@ class EnvHost:
             reward=value,
             terminated=bool(terminated),
             truncated=bool(truncated),
-            info=_numbers(info),
-            state=_state(info),
+            info=numbers(info),
+            state=state(info),
             branch=seats.row,
             follows=follows,
             seat=seats.current,
@@ -381,29 +380,3 @@ async def _awaited(call: Callable[[], Awaitable[Any]], name: str) -> Any:
         return await call()
     except SystemExit as error:
         raise EnvironmentFailedError(f"{name} raised SystemExit: {error}") from None
-
-
-def _unpacked(answer: Any, form: str, size: int) -> tuple[Any, ...]:
-    """Return an answer of `size` items whose last one is `info`; TypeError, with `form` as what was
-    expected, for anything else."""
-    if not isinstance(answer, tuple | list) or len(answer) != size:
-        raise TypeError(f"expected {form}, found {type(answer).__name__} {repr(answer)[:60]}")
-    if not isinstance(answer[-1], Mapping):
-        raise TypeError(f"`info` must be a dict, found {type(answer[-1]).__name__}")
-    return tuple(answer)
-
-
-def _numbers(info: Mapping[str, Any]) -> dict[str, float]:
-    """Return the finite numbers and bools of `info`, for metrics."""
-    found = {}
-    for key, value in info.items():
-        number = finite(value)
-        if number is not None and key not in ("state", "seat", NEW_CONTEXT):
-            found[str(key)] = number
-    return found
-
-
-def _state(info: Mapping[str, Any]) -> str:
-    """Return the name of the state in `info`; empty if there is none."""
-    state = info.get("state")
-    return "" if state is None else str(state)

@@ -1,0 +1,37 @@
+"""Answers of environments: their form, and what their `info` says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from roll.envs.api import finite
+
+NEW_CONTEXT = "new_context"
+"""Key of `info` with which an environment lets the policy forget what was said before."""
+
+
+def unpacked(answer: Any, form: str, size: int) -> tuple[Any, ...]:
+    """Return an answer of `size` items whose last one is `info`; TypeError, with `form` as what was
+    expected, for anything else."""
+    if not isinstance(answer, tuple | list) or len(answer) != size:
+        raise TypeError(f"expected {form}, found {type(answer).__name__} {repr(answer)[:60]}")
+    if not isinstance(answer[-1], Mapping):
+        raise TypeError(f"`info` must be a dict, found {type(answer[-1]).__name__}")
+    return tuple(answer)
+
+
+def numbers(info: Mapping[str, Any]) -> dict[str, float]:
+    """Return the finite numbers and bools of `info`, for metrics."""
+    found = {}
+    for key, value in info.items():
+        number = finite(value)
+        if number is not None and key not in ("state", "seat", NEW_CONTEXT):
+            found[str(key)] = number
+    return found
+
+
+def state(info: Mapping[str, Any]) -> str:
+    """Return the name of the state in `info`; empty if there is none."""
+    state = info.get("state")
+    return "" if state is None else str(state)
