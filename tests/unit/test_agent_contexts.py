@@ -111,7 +111,7 @@ def test_the_text_of_a_sample_is_its_first_conversation_in_all_rows() -> None:
         await ask(task, [*messages, {"role": "assistant", "content": found}, user("on")])
         return 1.0
 
-    one, _ = play(agent, ["<think>\nwhy\n</think>\n\na", "b", "c"], history="fork")
+    one, told = play(agent, ["<think>\nwhy\n</think>\n\na", "b", "c"], history="fork")
     assert [turn.row for turn in one.turns] == [0, 1, 2]
-    first, last = one.sample.response_text.split("\non\n")
-    assert (first.endswith("a"), last) == (True, "c")
+    first, _, last = (" ".join(map(str, written)) for written in told.written)
+    assert one.sample.response_text == f"{first}\non\n{last}"
