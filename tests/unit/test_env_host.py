@@ -232,27 +232,29 @@ def test_an_episode_that_nobody_opened_here_is_refused() -> None:
 @pytest.mark.parametrize("stage", ["make", "reset"])
 def test_an_episode_that_is_given_up_while_it_begins_leaves_no_environment(stage: str) -> None:
     """The policy gives up spare episodes, and those of stale groups, whose calls run on here."""
-    let_go, made, order = threading.Event(), list[Echo](), list[str]()
+    begun, let_go, made, order = threading.Event(), threading.Event(), list[Echo](), list[str]()
 
     def reset(seed: Any, options: Any) -> Any:
         if stage == "reset":
+            begun.set()
             let_go.wait(10)
         order.append("reset")
         return "go", {}
 
     def make() -> Echo:
         if stage == "make":
+            begun.set()
             let_go.wait(10)
         made.append(Echo(reset=reset, close=lambda: order.append("close")))
         return made[-1]
 
     async def work(host: EnvHost) -> list[Any]:
-        begun = [asyncio.ensure_future(host.open(name, 1, {})) for name in ("runs", "waits")]
-        await asyncio.sleep(0.1)
+        opened = [asyncio.ensure_future(host.open(name, 1, {})) for name in ("runs", "waits")]
+        await asyncio.to_thread(begun.wait, 10)
         for name in ("runs", "waits"):
             await host.close(name)
         let_go.set()
-        found = await asyncio.gather(*begun, return_exceptions=True)
+        found = await asyncio.gather(*opened, return_exceptions=True)
         assert [env.closed for env in made] == [1], "before the host itself ends"
         return found
 

@@ -164,8 +164,8 @@ def batch_of(
 SHAPING = build_shaping(
     AlgorithmConfig.model_validate(
         {
-            "masks": [{"kind": "overlong"}],
-            "sample_weights": [{"kind": "length", "max": 2.0, "min": 0.5}],
+            "masks": ({"kind": "overlong"},),
+            "sample_weights": ({"kind": "length", "max": 2.0, "min": 0.5},),
             "kl_in_reward": {"coef": 0.1},
         }
     ),

@@ -14,6 +14,7 @@ from roll.core.completion import NOBODY, FinishReason
 from roll.core.errors import ConfigError, EnvironmentFailedError
 from roll.core.types import GenerateRequest, Prompt, SamplingParams
 from roll.data.tasks import options_of
+from roll.envs.agents.host import AgentHost
 from roll.envs.host import EnvHost, Observed
 from roll.envs.loading import load_env
 from roll.rollout.episodes.episodes import Episodes
@@ -32,7 +33,7 @@ ANSWERS = {"gpt_oss": "<|channel|>final<|message|>21"}
 class OneHost:
     """One host of environments in this process."""
 
-    host: EnvHost
+    host: EnvHost | AgentHost
     config: EnvironmentConfig
     name: str = "q"
 
