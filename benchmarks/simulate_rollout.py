@@ -17,6 +17,7 @@ Columns of the table:
 * `in flight`: largest number of groups that were begun but not yet trained on.
 * `us/request`: CPU time of the driver per request, in microseconds, without the scripted engines
   and the trainer. `of it GC`: the part of it that Python's garbage collector took.
+* `CPU s/step`: the same per step, in seconds.
 * `resident MB`: resident memory of the process.
 
     python benchmarks/simulate_rollout.py [--replicas 1,64,4096] [--staleness 0,1,2,4]

@@ -11,6 +11,9 @@ new requests and, after new weights, prompts and responses of all running reques
 
 The value of each token is the length of its response. So a request that is continued on another
 replica ends where it would have ended here.
+
+As with real engines, the tokens of a finished response stay elsewhere, and the answer has their
+address; those of a running one are in the heartbeats.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.simulation.clock import Event, virtual_loop
 from benchmarks.simulation.lengths import Lengths
+from benchmarks.simulation.tokens import NO_NEWS, StoredTokens
 from roll.core.completion import Completion, FinishReason, VersionRuns
 from roll.core.errors import EngineDiedError
 from roll.core.types import GenerateRequest, Heartbeat, Piece
@@ -31,8 +35,6 @@ PROMPT_TOKENS = 16
 another replica before."""
 SLACK_TOKENS = 1e-6
 """Tolerance for rounding, in tokens: an end that is at most this far away has been reached."""
-
-NO_NEWS = {finish: Completion.of((), (), (), finish) for finish in FinishReason}
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +323,10 @@ class ScriptedEngine:
         request = sequence.request
         done = finish is not FinishReason.ABORT
         count = sequence.left if done else self._written(sequence)
-        request.done[sequence.sibling] = self._piece(sequence, 0, count, finish)
+        stored = StoredTokens(sequence.length, count)
+        request.done[sequence.sibling] = Completion(
+            stored if done else stored.get(), self._versions(sequence, 0, count), finish
+        )
         request.open -= 1
         if sequence.begin_work >= 0:
             self._batch -= 1
@@ -353,7 +358,12 @@ class ScriptedEngine:
 
     def _piece(self, sequence: _Sequence, begin: int, end: int, finish: FinishReason) -> Completion:
         """Return the tokens from `begin` up to (not including) `end` of those that this engine
-        wrote for the sequence, each with the version of its weights."""
+        wrote for the sequence."""
+        tokens = StoredTokens(sequence.length, end - begin).get()
+        return Completion(tokens, self._versions(sequence, begin, end), finish)
+
+    def _versions(self, sequence: _Sequence, begin: int, end: int) -> VersionRuns:
+        """Return the versions of the weights that wrote the tokens from `begin` to `end`."""
         versions = VersionRuns()
         upper = end
         for switched_at, version in reversed(self._switches):
@@ -363,8 +373,7 @@ class ScriptedEngine:
             upper = lower
             if lower == begin:
                 break
-        count = end - begin
-        return Completion.of((sequence.length,) * count, (-1.0,) * count, versions, finish)
+        return versions
 
     def _is_over(self, sequence: _Sequence) -> bool:
         return sequence.request.done[sequence.sibling] is not None

@@ -11,7 +11,8 @@ from benchmarks.simulation.study import Row
 
 COLUMNS = (
     "replicas", "staleness", "step s", "speedup", "of the oracle", "written", "busy slots",
-    "mean age", "lost", "moved", "in flight", "us/request", "of it GC", "resident MB",
+    "mean age", "lost", "moved", "in flight", "us/request", "of it GC", "CPU s/step",
+    "resident MB",
 )  # fmt: skip
 
 
@@ -32,6 +33,7 @@ def cells(row: Row) -> list[str]:
         f"{max(step.in_flight for step in outcome.steps)}",
         f"{outcome.scheduler_us:.0f}",
         f"{outcome.collector_us:.0f}",
+        f"{outcome.scheduler_step_s:.1f}",
         f"{outcome.steps[-1].resident_mb:.0f}",
     ]
 

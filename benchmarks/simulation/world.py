@@ -121,6 +121,11 @@ class Outcome:
         return self.makespan_s / len(self.steps)
 
     @property
+    def scheduler_step_s(self) -> float:
+        """CPU time of the scheduler per step, in seconds."""
+        return self.scheduler_cpu_s / len(self.steps)
+
+    @property
     def scheduler_us(self) -> float:
         """CPU time of the scheduler per request, in microseconds."""
         return 1e6 * self.scheduler_cpu_s / self.requests
@@ -278,8 +283,9 @@ class World:
     def _check_sample(self, sample: Sample, step: int) -> int:
         written = sample.completion
         length, runs = len(written), written.versions.runs
-        if set(written.tokens) != {length}:
-            raise AssertionError(f"{sample.id} should have {written.tokens[0]} tokens: {written}")
+        tokens = written.tokens
+        if len(tokens) != length or set(tokens) != {length}:
+            raise AssertionError(f"{sample.id} should have {tokens[0]} tokens: {written}")
         if list(runs) != sorted(runs):
             raise AssertionError(f"{sample.id} goes back to older weights: {written.versions}")
         if step - runs[0][0] > self.scenario.staleness:

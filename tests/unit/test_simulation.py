@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from benchmarks.simulation.clock import StuckError, run_virtually
 from benchmarks.simulation.engine import PROMPT_TOKENS, EngineModel, ScriptedEngine
 from benchmarks.simulation.lengths import Fixed, Lengths, LogNormal, Pareto, uniform
-from roll.core.completion import Completion, FinishReason
+from benchmarks.simulation.tokens import StoredTokens
+from roll.core.completion import Completion, FinishReason, Written
 from roll.core.errors import EngineDiedError
 from roll.core.types import GenerateRequest, Piece, SamplingParams
 
@@ -207,6 +208,23 @@ def test_an_abort_gives_back_what_is_written_and_its_place_to_the_next() -> None
     assert [len(one.tokens) for one in completions] == [3] * 4
     assert {one.finish for one in completions} == {FinishReason.ABORT}
     assert busy_slot_s == pytest.approx(8 * 4 + 5 * 2)
+
+
+def test_only_unfinished_responses_bring_their_tokens() -> None:
+    async def main() -> list[Completion]:
+        scripted = engine(Listed(4, 12))
+        going = asyncio.ensure_future(scripted.generate(request("r", n=2)))
+        await asyncio.sleep(1 + 6)  # prefill, six tokens
+        await scripted.abort("r")
+        return await going
+
+    finished, unfinished = virtually(main)
+    assert finished.content == StoredTokens(length=4, count=4)
+    assert list(finished.tokens) == [4] * 4
+    assert len(finished.logprobs) == 4
+    assert isinstance(unfinished.content, Written)
+    assert list(unfinished.tokens) == [12] * 6
+    assert len(unfinished.logprobs) == 6
 
 
 def test_a_response_at_the_limit_is_cut_off_and_says_so() -> None:
