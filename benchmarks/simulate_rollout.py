@@ -1,8 +1,8 @@
 """Simulation of rollouts at any scale: real scheduler, router and buffer with scripted engines.
 
-For each number of replicas the script calibrates a trainer, and then runs synchronous steps and
-asynchronous steps with each staleness, in virtual time. It checks that every sample is complete and
-not too old. A token of the scripted engines stands for 16 real tokens.
+For each number of replicas the script calibrates a trainer (or takes that of `--train`), and then
+runs synchronous steps and asynchronous steps with each staleness, in virtual time. It checks that
+every sample is complete and not too old. A token of the scripted engines stands for 16 real tokens.
 
 Columns of the table:
 
@@ -58,6 +58,7 @@ def scenario(args: argparse.Namespace, replicas: int) -> Scenario:
     return Scenario(
         replicas,
         kinds[args.lengths],
+        train_s=args.train or 0.0,
         steps=args.steps,
         prompts_per_step=max(1, replicas * args.samples_per_replica // args.samples_per_prompt),
         samples_per_prompt=args.samples_per_prompt,
@@ -94,6 +95,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--heartbeat", type=float, default=HealthConfig().heartbeat_s, help="seconds between two")
     add("--push", type=float, default=EngineModel().pause_s, help="seconds that new weights take")
     add("--generation-share", type=float, default=0.7, help="of a synchronous step")
+    add("--train", type=float, help="seconds of training, in place of --generation-share")
     add("--lengths", choices=("lognormal", "pareto", "fixed"), default="lognormal")
     add("--median", type=float, default=64, help="tokens")
     add("--sigma", type=float, default=1.0, help="of lognormal")
@@ -112,7 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = []
     for replicas in map(int, args.replicas.split(",")):
         ages = [int(steps) for steps in args.staleness.split(",")]
-        for row in study(scenario(args, replicas), ages, args.generation_share):
+        share = args.generation_share if args.train is None else None
+        for row in study(scenario(args, replicas), ages, share):
             rows.append(row)
             console.print(f"{len(rows)}: {replicas} replicas, {row.outcome.step_s:.1f} s a step")
     console.print(table(rows))

@@ -53,16 +53,20 @@ def calibrated(scenario: Scenario, generation_share: float) -> Scenario:
     return replace(scenario, train_s=max(0.0, rest_s - scenario.model.pause_s))
 
 
-def study(scenario: Scenario, staleness: Sequence[int], generation_share: float) -> Iterator[Row]:
+def study(
+    scenario: Scenario, staleness: Sequence[int], generation_share: float | None
+) -> Iterator[Row]:
     """Yield the results of a synchronous run, and of a run with each `staleness` above 0, in
     ascending order.
 
     Args:
-        scenario: fleet and workload; its `staleness` and `train_s` are replaced.
+        scenario: fleet and workload; its `staleness` is replaced.
         staleness: numbers of steps that generation may be ahead of training.
-        generation_share: share of generation in a synchronous step, which sets `train_s`.
+        generation_share: share of generation in a synchronous step, which replaces `train_s`; None
+            to keep that.
     """
-    scenario = calibrated(scenario, generation_share)
+    if generation_share is not None:
+        scenario = calibrated(scenario, generation_share)
     synchronous = simulate(replace(scenario, staleness=0))
     for steps in sorted({0, *staleness}):
         outcome = simulate(replace(scenario, staleness=steps)) if steps else synchronous

@@ -34,6 +34,13 @@ def test_generation_takes_the_share_of_a_synchronous_step_that_was_asked_for() -
     assert trained_s / row.outcome.step_s == pytest.approx(0.3, abs=0.02)
 
 
+def test_a_trainer_that_is_given_is_not_calibrated() -> None:
+    (row,) = study(replace(SMALL, train_s=7.0, steps=2), [0], generation_share=None)
+    assert row.outcome.scenario.train_s == 7.0
+    first, _second = row.outcome.steps
+    assert first.end_s - first.begin_s == pytest.approx(7.0 + SMALL.model.pause_s)
+
+
 @pytest.mark.parametrize(("separate", "lengths"), [(False, Pareto(32, 1.2)), (True, LogNormal(32))])
 def test_crashes_hangs_and_stragglers_cost_no_sample(
     separate: bool, lengths: LogNormal | Pareto
