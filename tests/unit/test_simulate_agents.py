@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.simulate_agents import HANG_S, Latency, Setting, lockstep_s, rows
+from benchmarks.simulate_agents import rows
+from benchmarks.simulation.agents import HANG_S, Latency, Setting, lockstep_s
 
 
 def table(sigma: float, hangs: float) -> dict[str, float]:
