@@ -88,6 +88,16 @@ def test_the_longest_unused_session_is_forgotten_first() -> None:
     assert chosen(routing, "b", fleet) == 1
 
 
+def test_a_hundred_thousand_episodes_at_once_all_stay_at_home() -> None:
+    fleet, routing = replicas((0, 0), (5, 1)), Sticky()
+    loads, names = Loads(fleet), [f"0/t:{number}/0" for number in range(100_000)]
+    for name in names:
+        routing.choose(name, loads)
+    fleet[0].in_flight_tokens = 1000
+    loads.update(fleet[0])
+    assert {routing.choose(name, loads) for name in names} == {fleet[0]}
+
+
 @given(st.integers(1, 9), st.lists(st.tuples(st.integers(0, 8), st.integers(0, 40), st.booleans())))
 @settings(max_examples=80)
 def test_the_index_of_loads_finds_what_a_search_finds(

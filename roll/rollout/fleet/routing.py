@@ -96,8 +96,10 @@ class Sticky:
     waiting costs more than computing the prefix again.
     """
 
-    max_sessions: int = 65536
-    """Number of sessions remembered; the one unused for the longest time is forgotten first."""
+    max_sessions: int = 262_144
+    """Number of sessions remembered; the one unused for the longest time is forgotten first. With
+    fewer than there are episodes at once, many turns would go where no prefix of theirs is cached.
+    They take 40 MB."""
     _home: OrderedDict[str, int] = field(default_factory=OrderedDict, repr=False)
     """Index of the replica of each session; the session used last comes last."""
 
