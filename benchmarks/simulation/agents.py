@@ -73,7 +73,7 @@ class Setting:
     replicas: int
     latency: Latency
     capacity: int = 0
-    """Number of turns that a replica writes at the same time; 0 for as many as there are."""
+    """Number of turns that a replica writes at the same time; 0 for all episodes of a step."""
     spare: int = 0
     """Number of episodes of a task beyond `episodes`; those that end first are used."""
     limit_s: float = math.inf
