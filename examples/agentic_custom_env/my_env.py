@@ -49,7 +49,7 @@ class FakeCoin:
             return "", float(right), True, False, self._info(right)
         # Mistakes of the policy (no JSON, an unknown tool, wrong arguments) become results, too.
         results = await run_calls(calls, self.tools, timeout_s=5.0)
-        said: list[Observation] = []
+        said = []
         for result in results:
             self.calls += 1
             self.mistakes += result.failed

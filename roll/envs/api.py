@@ -4,15 +4,21 @@ existing environments have already."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, runtime_checkable
 
 from roll.core.types import Message
 from roll.data.chat.templates import PromptTokenizer
 
-Observation = str | Message | Sequence[Message]
+Said = Message | Mapping[str, Any]
+"""A message, or a mapping with its `role` and `content`."""
+Observation = str | Said | Sequence[Said]
 """What an environment says: a text, which is a message of the user; or messages."""
+Opening = tuple[Observation, dict[str, Any]]
+"""First observation of an episode, and `info`."""
+Step = tuple[Observation, float, bool, bool, dict[str, Any]]
+"""Observation, reward, terminated, truncated, and `info`."""
 
 
 class Action(str):
@@ -60,7 +66,7 @@ class Env(Protocol):
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
+    ) -> Opening | Awaitable[Opening]:
         """Begin the episode; called once.
 
         Args:
@@ -75,7 +81,7 @@ class Env(Protocol):
         """
         ...
 
-    def step(self, action: str) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> Step | Awaitable[Step]:
         """Take what the policy wrote in one turn, without its thoughts.
 
         Args:
@@ -94,7 +100,7 @@ class Env(Protocol):
         """
         ...
 
-    def close(self) -> None:
+    def close(self) -> Awaitable[None] | None:
         """Release all resources; called once, also after a failure."""
         ...
 

@@ -78,6 +78,7 @@ def test_a_mistake_is_told_and_counted(action: str, told: str) -> None:
     game = FakeCoin()
     game.reset(seed=1)
     results, reward, over, cut, info = asyncio.run(game.step(action))
+    assert isinstance(results, list)
     (result,) = results
     assert isinstance(result, dict)
     assert (result["role"], told in result["content"]) == ("tool", True), result
